@@ -1,0 +1,58 @@
+"""Celery tasks that run one at a time per key: leases, an orderly queue, and no held worker slots.
+
+``@app.task(base=LockedTask, lock_key="account:{account_id}")``
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery_singleton_lock.errors import (
+    BackendError,
+    BackendRefused,
+    BackendUnreachable,
+    ConfigurationError,
+    LockConflict,
+    LockError,
+    LockLost,
+    LockNameError,
+    LockNotOwned,
+    LockQueueFull,
+    LockReentered,
+    LockWaitTimeout,
+    SchemaMismatch,
+    SingletonLockError,
+)
+from celery_singleton_lock.gate import current_lock
+from celery_singleton_lock.lock import Lock
+from celery_singleton_lock.task import LockedTask
+
+__all__ = [
+    "BackendError",
+    "BackendRefused",
+    "BackendUnreachable",
+    "ConfigurationError",
+    "Lock",
+    "LockConflict",
+    "LockError",
+    "LockLost",
+    "LockNameError",
+    "LockNotOwned",
+    "LockQueueFull",
+    "LockReentered",
+    "LockWaitTimeout",
+    "LockedTask",
+    "SchemaMismatch",
+    "SingletonLockError",
+    "current_lock",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Read the version only when somebody asks."""
+    if name == "__version__":
+        from importlib.metadata import version  # noqa: PLC0415
+
+        return version("celery-singleton-lock")
+    msg = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(msg)

@@ -1,0 +1,519 @@
+"""The thread of a worker's main process that parks, delivers and sweeps.
+
+The main loop puts orders into a queue and never waits; this thread does their I/O, in order and in
+batches, and answers through the mailbox. A second, tiny thread waits for grants in the worker's
+inbox and puts them into the same queue.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import random
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from celery_singleton_lock.clock import ServerClock, SystemClock
+from celery_singleton_lock.errors import BackendError
+from celery_singleton_lock.gate import claim_of
+from celery_singleton_lock.model import (
+    Claim,
+    Delivery,
+    Ending,
+    Owner,
+    Parcel,
+    Reply,
+    Stray,
+    Verdict,
+)
+from celery_singleton_lock.publisher import Publisher, pack
+from celery_singleton_lock.request import Desk, LockedRequest
+from celery_singleton_lock.settings import LockOptions
+from celery_singleton_lock.stamp import Stamp
+from celery_singleton_lock.store.base import Store
+from celery_singleton_lock.watchdog import Watchdog
+
+logger = logging.getLogger(__name__)
+
+BEAT: Final = 1.0
+"""Seconds between two signs of life, and about as many between two sweeps."""
+
+ALIVE: Final = 3.0
+"""Seconds after its last sign of life for which a worker is given grants."""
+
+SYNC: Final = 30.0
+"""Seconds between two measurements of the server's clock."""
+
+RETRY: Final = 0.5
+"""Seconds before an order that Redis did not answer is tried again."""
+
+GONE: Final = 5.0
+"""Seconds after which a process that was killed, and does not go, is left to its lease."""
+
+BATCH: Final = 100
+"""Most orders that one round takes."""
+
+
+class Queues(Protocol):
+    """What the agent must know of the worker's consumer."""
+
+    def consumed(self) -> Iterable[str]:
+        """Names of the queues that this worker consumes."""
+        ...
+
+    def queue_of(self, request: LockedRequest) -> str:
+        """Name of the queue from which a message came."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """Keep a message."""
+
+    request: LockedRequest
+    hold: bool
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Release for a process that cannot."""
+
+    stamp: Stamp
+    ending: Ending
+    pid: int | None
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Kick:
+    """Grant a lock to who is next."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class LookUp:
+    """See what became of the message of which ``request`` is a copy."""
+
+    request: LockedRequest
+    name: str
+    token: str
+
+
+Order = Park | End | Kick | LookUp | Delivery
+
+
+@dataclass
+class Counts:
+    """What the agent has done since the worker started; shown by ``inspect stats``."""
+
+    parked: int = 0
+    delivered: int = 0
+    swept: int = 0
+    published: int = 0
+    released_for_dead: int = 0
+    backend_errors: int = 0
+    lost: int = field(default=0)
+
+
+class Agent:
+    """Does the I/O of a worker's desk.
+
+    Args:
+        store: the agent's own, with its own connections.
+        worker: id of this worker.
+        realm: hash of the broker.
+        place: the clock that gives arriving messages their place; kept in step here.
+        queues: what the worker consumes.
+        rules: task -> its options.
+        receive: turns a delivery into a request and hands it to the desk; runs in the main loop.
+        post: runs a call in the main loop.
+        publisher: wakes workers through the broker.
+        done_for: seconds for which later copies of an ended attempt end quietly.
+        capacity: tasks that the worker's pool runs at once.
+    """
+
+    def __init__(  # noqa: PLR0913  # the one place where a worker's I/O meets
+        self,
+        store: Store,
+        *,
+        worker: str,
+        realm: str,
+        place: ServerClock,
+        queues: Queues,
+        rules: Callable[[Any], LockOptions],
+        receive: Callable[[Delivery], None],
+        post: Callable[..., None],
+        publisher: Publisher,
+        watchdog: Watchdog,
+        done_for: float,
+        capacity: int,
+    ) -> None:
+        """Prepare; :meth:`start` starts the threads."""
+        self.store = store
+        self.worker = worker
+        self.realm = realm
+        self.desk: Desk | None = None
+        self.counts = Counts()
+        self._place = place
+        self._queues = queues
+        self._rules = rules
+        self._receive = receive
+        self._post = post
+        self._publisher = publisher
+        self._watchdog = watchdog
+        self._done_for = done_for
+        self._capacity = capacity
+        self._clock = SystemClock()
+        self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
+        self._later: list[tuple[float, Order]] = []
+        self._next_beat = 0.0
+        self._next_sync = 0.0
+        self._down = False
+        self._retired = threading.Event()
+        self._stopped = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    # -- orders of the desk: never wait -----------------------------------------------------------
+
+    def park(self, request: LockedRequest, *, hold: bool) -> None:
+        """Keep a message in Redis, then tell the desk."""
+        self._orders.put(Park(request, hold))
+
+    def end(self, stamp: Stamp, ending: Ending, pid: int | None) -> None:
+        """Release for a process that cannot, once ``pid`` is gone."""
+        self._orders.put(End(stamp, ending, pid, self._clock.monotonic() + GONE))
+
+    def kick(self, name: str) -> None:
+        """Grant a lock to who is next."""
+        self._orders.put(Kick(name))
+
+    def look_up(self, request: LockedRequest, name: str, token: str) -> None:
+        """See what became of the message that this one is a copy of."""
+        self._orders.put(LookUp(request, name, token))
+
+    def drop(self, delivery: Delivery) -> None:
+        """Settle a message that this worker cannot run, and has told so."""
+        stamp = Stamp(delivery.name, delivery.token, "", "", self.worker, granted=True)
+        self._orders.put(End(stamp, Ending.FINAL, None, 0.0))
+
+    def watch(self, stamp: Stamp, lease: float, *, held: bool) -> None:
+        """Renew a lease from now on."""
+        self._watchdog.watch(stamp.name, stamp.token, lease, held=held, on_lost=self._on_lost)
+
+    def forget(self, token: str) -> None:
+        """Renew it no more."""
+        self._watchdog.forget(token, patience=0)
+
+    def backend_failed(self) -> None:
+        """Stop what needs Redis until it answers again."""
+        self._set_down()
+
+    # -- life -------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start both threads; harmless if they run."""
+        if self._threads:
+            return
+        for name, loop in (("agent", self._run), ("inbox", self._run_inbox)):
+            thread = threading.Thread(target=loop, name=f"singleton-lock-{name}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def retire(self) -> None:
+        """Take no more grants: the worker is shutting down."""
+        self._retired.set()
+
+    def stop(self, timeout: float) -> None:
+        """Carry out the orders that are left, within ``timeout`` seconds, and end both threads."""
+        self.retire()
+        self._stopped.set()
+        self._orders.put(None)
+        for thread in self._threads:
+            thread.join(timeout / 2)
+        self._publisher.close()
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            self.run_once(self._pause())
+        self._farewell()
+
+    def _run_inbox(self) -> None:
+        while not self._retired.is_set():
+            try:
+                delivery = self.store.receive(self.worker, BEAT)
+            except BackendError:
+                self._retired.wait(RETRY)
+            except Exception:
+                logger.exception("celery-singleton-lock: the inbox failed")
+                self._retired.wait(RETRY)
+            else:
+                if delivery is not None:
+                    self._orders.put(delivery)
+
+    def _pause(self) -> float:
+        now = self._clock.monotonic()
+        look = min([self._next_beat, *(due for due, _ in self._later)])
+        return max(0.0, min(BEAT, look - now))
+
+    # -- one round --------------------------------------------------------------------------------
+
+    def run_once(self, pause: float = 0.0) -> int:
+        """Carry out what has been ordered, and beat and sweep if it is time.
+
+        Args:
+            pause: most seconds to wait for an order.
+
+        Returns:
+            How many orders were carried out.
+        """
+        orders = [*self._due_again(), *self._arrived(pause)]
+        for batch in _alike(orders):
+            try:
+                self._carry_out(batch)
+            except BackendError as error:
+                self._failed(batch, error)
+            except Exception:
+                logger.exception("celery-singleton-lock: the agent failed at %r", batch)
+        if self._clock.monotonic() >= self._next_beat:
+            self._tick()
+        return len(orders)
+
+    def _arrived(self, pause: float) -> Iterator[Order]:
+        try:
+            order = self._orders.get(timeout=pause) if pause > 0 else self._orders.get_nowait()
+            for _ in range(BATCH):
+                if order is not None:
+                    yield order
+                order = self._orders.get_nowait()
+            if order is not None:
+                yield order
+        except queue.Empty:
+            return
+
+    def _due_again(self) -> list[Order]:
+        now = self._clock.monotonic()
+        due = [order for at, order in self._later if at <= now]
+        self._later = [(at, order) for at, order in self._later if at > now]
+        return due
+
+    def _again(self, order: Order, delay: float = RETRY) -> None:
+        self._later.append((self._clock.monotonic() + delay, order))
+
+    def _failed(self, batch: list[Order], error: BackendError) -> None:
+        logger.warning("celery-singleton-lock: %s Trying again.", error)
+        self.counts.backend_errors += 1
+        self._set_down()
+        for order in batch:
+            if not isinstance(order, (Delivery, Kick)):  # these come again by themselves
+                self._again(order)
+
+    def _carry_out(self, batch: list[Order]) -> None:
+        first = batch[0]
+        if isinstance(first, Park):
+            self._park([order for order in batch if isinstance(order, Park)])
+        elif isinstance(first, Kick):
+            self._kick([order.name for order in batch if isinstance(order, Kick)])
+        for order in batch:
+            if isinstance(order, End):
+                self._end(order)
+            elif isinstance(order, LookUp):
+                self._look_up(order)
+            elif isinstance(order, Delivery):
+                self._deliver(order)
+
+    # -- parking ----------------------------------------------------------------------------------
+
+    def _park(self, parks: list[Park]) -> None:
+        replies = self.store.park_many([self._parcel(park) for park in parks])
+        for park, reply in zip(parks, replies, strict=True):
+            if isinstance(reply, BackendError):
+                logger.warning("%s stays with the broker: %s", park.request, reply)
+                self.counts.backend_errors += 1
+                self._again(park)
+            else:
+                self._parked(park.request, reply)
+
+    def _parcel(self, park: Park) -> tuple[Owner, Claim, Parcel]:
+        request, stamp = park.request, park.request.stamp
+        options = self._rules(request.task)
+        parcel = Parcel(
+            body=pack(request.message, request.body),
+            realm=self.realm,
+            queue=self._queues.queue_of(request),
+            deadline=options.wait_timeout,
+            hold=park.hold,
+        )
+        owner = Owner(stamp.token, stamp.attempt, stamp.task, self.worker)
+        return owner, claim_of(stamp, options), parcel
+
+    def _parked(self, request: LockedRequest, reply: Reply) -> None:
+        if reply.verdict is Verdict.FULL:
+            return self._post(self.desk.refused, request)
+        if reply.verdict is Verdict.DONE:
+            return self._post(self.desk.dropped, request)
+        self.counts.parked += 1
+        return self._post(self.desk.parked, request, str(reply.holder or ""), reply.rank)
+
+    # -- delivering -------------------------------------------------------------------------------
+
+    def _deliver(self, delivery: Delivery) -> None:
+        if self._retired.is_set():
+            self.store.release(delivery.name, delivery.token, Ending.AGAIN)
+            return
+        if delivery.body is None:
+            delivery = self._fetched(delivery)
+            if delivery.body is None:
+                return
+        self.counts.delivered += 1
+        self._post(self._receive, delivery)
+
+    def _fetched(self, delivery: Delivery) -> Delivery:
+        return replace(delivery, body=self.store.body(delivery.name, delivery.token))
+
+    def _look_up(self, order: LookUp) -> None:
+        self._kick([order.name])
+        if self.store.body(order.name, order.token) is not None:
+            self._post(self.desk.dropped, order.request)
+        else:
+            self._post(self.desk.redispatch, order.request)
+
+    # -- releasing, sweeping ----------------------------------------------------------------------
+
+    def _end(self, order: End) -> None:
+        if order.pid and not gone(order.pid) and self._clock.monotonic() < order.until:
+            return self._again(order, 0.02)
+        self.store.release(
+            order.stamp.name,
+            order.stamp.token,
+            order.ending,
+            worker=self._own(),
+            done_for=self._done_for,
+            mark=order.stamp.copy,
+        )
+        self.counts.released_for_dead += 1
+        return None
+
+    def _kick(self, names: list[str]) -> None:
+        ready = [name for name in dict.fromkeys(names) if not self._wait_for_flight(name)]
+        strays = self.store.kick_many(ready, worker=self._own(), realm=self.realm)
+        for stray in strays:
+            self._publish(stray)
+
+    def _wait_for_flight(self, name: str) -> bool:
+        """Leave a lock alone while an earlier message of it waits here for its slot."""
+        if self.desk is not None and self.desk.undecided(name):
+            self._again(Kick(name), RETRY)
+            return True
+        return False
+
+    def _publish(self, stray: Stray) -> None:
+        try:
+            self._publisher.publish(stray.body, stray.name, stray.token, stray.queue)
+            self.counts.published += 1
+        except Exception as error:  # noqa: BLE001  # any transport's; a later sweep tries again
+            logger.warning("no copy of a parked task could be published: %r", error)
+
+    def _tick(self) -> None:
+        self._next_beat = self._clock.monotonic() + BEAT * random.uniform(0.8, 1.2)  # noqa: S311
+        try:
+            self._sync()
+            if not self._retired.is_set():
+                self.store.beat(self.worker, self.realm, self._queues.consumed(), ALIVE)
+            self._sweep()
+        except BackendError as error:
+            if not self._down:
+                logger.warning("celery-singleton-lock: %s Locked tasks wait.", error)
+            self.counts.backend_errors += 1
+            self._set_down()
+        except Exception:
+            logger.exception("celery-singleton-lock: the agent's round failed")
+        else:
+            self._set_up()
+
+    def _sync(self) -> None:
+        asked = self._clock.monotonic()
+        if asked < self._next_sync:
+            return
+        server = self.store.time()
+        self._place.sync(server, asked, self._clock.monotonic())
+        self._next_sync = asked + SYNC
+
+    def _sweep(self) -> None:
+        """Look at locks that want it, but take no more grants than the pool can soon run."""
+        room = 4 * self._capacity - (self.desk.backlog() if self.desk else 0)
+        if room > 0 and not self._retired.is_set():
+            names = list(self.store.take_due(min(room, BATCH)))
+            self.counts.swept += len(names)
+            self._kick(names)
+
+    def _own(self) -> str:
+        return "" if self._retired.is_set() else self.worker
+
+    def _on_lost(self, name: str, token: str) -> None:
+        self.counts.lost += 1
+        logger.error(
+            "The lock %r was lost while its task runs: its lease ended or it was taken away. "
+            "The task goes on (lock_on_lost='report'); only its fencing token protects its writes.",
+            name,
+            extra={"lock": name, "token": token},
+        )
+
+    # -- Redis away and back ----------------------------------------------------------------------
+
+    def _set_down(self) -> None:
+        if not self._down:
+            self._down = True
+            self._next_beat = min(self._next_beat, self._clock.monotonic() + RETRY)
+            if self.desk is not None:
+                self._post(self.desk.backend_down)
+
+    def _set_up(self) -> None:
+        if self._down:
+            self._down = False
+            logger.warning("celery-singleton-lock: the lock's Redis answers again.")
+            if self.desk is not None:
+                self._post(self.desk.backend_up)
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def _farewell(self) -> None:
+        """Carry out the rest, tell the fleet, give back what is still in the inbox."""
+        try:
+            while self.run_once():
+                pass
+            self.store.leave(self.worker, self.realm, self._queues.consumed())
+            while (delivery := self.store.receive(self.worker, 0.01)) is not None:
+                self.store.release(delivery.name, delivery.token, Ending.AGAIN)
+        except BackendError as error:
+            logger.warning("celery-singleton-lock: leases are left to end: %s", error)
+
+
+def _alike(orders: list[Order]) -> Iterator[list[Order]]:
+    """Cut orders into runs of the same kind, keeping their order."""
+    batch: list[Order] = []
+    for order in orders:
+        if batch and type(order) is not type(batch[0]):
+            yield batch
+            batch = []
+        batch.append(order)
+    if batch:
+        yield batch
+
+
+def gone(pid: int) -> bool:
+    """Return whether a process has ended; one that only waits to be reaped has."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (OSError, IndexError):
+        return False

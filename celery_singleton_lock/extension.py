@@ -1,0 +1,193 @@
+"""What an app knows of its locks; the one place where a process' parts are built and joined."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import cached_property
+from inspect import getattr_static
+from typing import TYPE_CHECKING, Any, Final
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from celery_singleton_lock.gate import Gate, Run, take_stamp
+from celery_singleton_lock.keys import Keyspace
+from celery_singleton_lock.naming import Namer, compile_name
+from celery_singleton_lock.settings import (
+    LockOptions,
+    Settings,
+    check_unknown,
+    parse_settings,
+    realm_of,
+    resolve_options,
+)
+from celery_singleton_lock.store.redis import RedisStore
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+BUDGET: Final = 0.5
+"""Seconds within which Redis must answer a task that begins or ends."""
+
+PATIENCE: Final = 2.0
+"""Seconds that the agent and the watchdog give Redis."""
+
+_ATTRIBUTE: Final = "_celery_singleton_lock"
+_STEPS: Final = {
+    "worker": "celery_singleton_lock.worker:WorkerStep",
+    "consumer": "celery_singleton_lock.worker:ConsumerStep",
+}
+
+
+class Extension:
+    """The locks of one app.
+
+    Args:
+        app: the Celery app.
+    """
+
+    def __init__(self, app: Celery) -> None:
+        """Know no task yet; settings are read when they are first needed."""
+        self.app = app
+        self.announce: Callable[[str], None] = _nobody
+        self._namers: dict[str, Namer] = {}
+        self._options: dict[str, LockOptions] = {}
+        self._store: RedisStore | None = None
+        self._store_pid = 0
+
+    # -- declarations -----------------------------------------------------------------------------
+
+    def declare(self, task: Any) -> None:
+        """Check what a task declares, as far as that needs no settings.
+
+        Raises:
+            ConfigurationError: it is wrong.
+        """
+        declared = declared_options(task)
+        check_unknown(task.name, declared)
+        resolve_options(task.name, declared, Settings())
+        self._namers[task.name] = compile_name(
+            task.name,
+            task.run,
+            lock_key=declared.get("lock_key"),
+            lock_args=declared.get("lock_args"),
+        )
+
+    def declared(self) -> frozenset[str]:
+        """Return the names of the tasks that take locks."""
+        return frozenset(self._namers)
+
+    def options(self, task: Any) -> LockOptions:
+        """Return a task's options, filled up from the settings.
+
+        Raises:
+            ConfigurationError: an option, or a setting, is wrong.
+        """
+        found = self._options.get(task.name)
+        if found is None:
+            found = resolve_options(task.name, declared_options(task), self.settings)
+            self._options[task.name] = found
+        return found
+
+    def name_of(self, task: Any, args: Any, kwargs: Any) -> str:
+        """Return the name of the lock that a call takes.
+
+        Raises:
+            LockNameError: none can be made.
+        """
+        return self._namers[task.name].name(args, kwargs)
+
+    # -- settings and connections -----------------------------------------------------------------
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The app's settings."""
+        return parse_settings(self.app.conf.get)
+
+    @cached_property
+    def realm(self) -> str:
+        """Which broker the app's messages come from, as a hash."""
+        return realm_of(self.app.connection_for_read().as_uri())
+
+    def store(self) -> RedisStore:
+        """Return this process' store, for the executing context; a fork gets its own."""
+        if self._store is None or self._store_pid != os.getpid():
+            self._store, self._store_pid = self.new_store(BUDGET), os.getpid()
+        return self._store
+
+    def new_store(self, patience: float) -> RedisStore:
+        """Return a store with connections of its own. Nothing is sent yet.
+
+        Args:
+            patience: seconds within which Redis must answer.
+
+        Raises:
+            ConfigurationError: there is no usable URL.
+        """
+        settings = self.settings
+        options = {
+            "socket_timeout": patience,
+            "socket_connect_timeout": patience,
+            # Once more at once: a connection that Redis closed while it was idle is no outage, and
+            # every script may be asked again with the same token.
+            "retry": Retry(NoBackoff(), 1),
+            **{k: v for k, v in settings.backend_options.items() if k not in _OWN_OPTIONS},
+        }
+        client = redis.Redis.from_url(settings.address().url, **options)
+        return RedisStore(client, Keyspace(settings.prefix))
+
+    # -- the executing context --------------------------------------------------------------------
+
+    @cached_property
+    def gate(self) -> Gate:
+        """What takes and gives back locks around tasks."""
+        return Gate(self.store, lambda token: self.announce(token), self.settings.done_for)
+
+    def trace(self, run: Run) -> Any:
+        """Run a task that a worker has received, under its lock.
+
+        Returns:
+            What Celery's tracer returns.
+        """
+        stamp = take_stamp(run.request)
+        if stamp is None:
+            return self.gate.trace_alone(run, self._alone(run), self.options(run.task))
+        return self.gate.trace(run, stamp, self.options(run.task))
+
+    def _alone(self, run: Run) -> Callable[[], str]:
+        return lambda: self.name_of(run.task, run.args, run.kwargs)
+
+
+_OWN_OPTIONS: Final = frozenset({"allow_eviction"})
+"""Backend options that are ours, not redis-py's."""
+
+
+def declared_options(task: Any) -> dict[str, Any]:
+    """Return the ``lock_…`` options that a task declares.
+
+    A plain function given as ``lock_key`` is a method of the generated class, so the attributes are
+    read without binding them.
+    """
+    names = {name for cls in type(task).__mro__ for name in vars(cls) if name.startswith("lock_")}
+    found = {name: getattr_static(task, name) for name in sorted(names)}
+    return {
+        name: value.__func__ if isinstance(value, staticmethod) else value
+        for name, value in found.items()
+    }
+
+
+def install(app: Celery) -> Extension:
+    """Return the app's extension; the first call makes it, and joins it to the app's workers."""
+    found: Extension | None = getattr(app, _ATTRIBUTE, None)
+    if found is None:
+        found = Extension(app)
+        setattr(app, _ATTRIBUTE, found)
+        for blueprint, step in _STEPS.items():
+            app.steps[blueprint].add(step)
+    return found
+
+
+def _nobody(_token: str) -> None:
+    """Stand in where no worker listens."""

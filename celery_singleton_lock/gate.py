@@ -1,0 +1,408 @@
+"""The executing context decides: one acquire before the task, one release after it.
+
+This runs in a pool child, a pool thread, or the solo worker, around Celery's tracer. What is turned
+away here has sent no signal and stored no state yet.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from billiard.einfo import ExceptionInfo
+from celery import states
+from celery.app.task import Context
+from celery.app.trace import TraceInfo, task_has_custom, trace_ok_t
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+
+from celery_singleton_lock.clock import SystemClock
+from celery_singleton_lock.errors import (
+    BackendError,
+    LockConflict,
+    LockLost,
+    LockQueueFull,
+    SingletonLockError,
+)
+from celery_singleton_lock.lock import Lock
+from celery_singleton_lock.model import Claim, Ending, Owner, Reply, Verdict
+from celery_singleton_lock.naming import ArgumentsDoNotBind
+from celery_singleton_lock.settings import LockOptions
+from celery_singleton_lock.stamp import STAMP, Stamp
+from celery_singleton_lock.store.base import Store
+
+logger = logging.getLogger(__name__)
+_clock = SystemClock()
+_current: ContextVar[TaskLock | Lock | None] = ContextVar("celery_singleton_lock", default=None)
+
+
+class Turned(Ignore):
+    """The task was not run; the main process decides what becomes of its message.
+
+    Args:
+        verdict: ``blocked``, ``twin``, ``done``, ``gone``, ``unavailable`` or ``skipped``.
+        reason: for people.
+        rank: place in the queue that it would have, 1 is next.
+    """
+
+    def __init__(self, verdict: str, reason: str = "", rank: int = 0) -> None:
+        """Keep the fields as ``args``, so that the exception travels to the main process."""
+        super().__init__(verdict, reason, rank)
+        self.verdict, self.reason, self.rank = verdict, reason, rank
+
+
+class TaskLock:
+    """The lock of the running task, as the task sees it (``self.lock``, :func:`current_lock`).
+
+    Args:
+        store: where to ask.
+        stamp: the delivery.
+        reply: the grant.
+        lease: seconds.
+        valid_until: monotonic time up to which the grant is known to hold.
+    """
+
+    def __init__(
+        self, store: Store, stamp: Stamp, reply: Reply, lease: float, valid_until: float
+    ) -> None:
+        """Begin with what the grant said."""
+        self.name = stamp.name
+        self.fencing_token = reply.fencing_token
+        self._store = store
+        self._token = stamp.token
+        self._lease = lease
+        self._valid_until = valid_until
+        self._asked_at = valid_until - lease
+        self._lost = False
+
+    @property
+    def held(self) -> bool:
+        """Whether the lock is held: an answer at most a third of a lease old."""
+        if not self._lost and _clock.monotonic() - self._asked_at > self._lease / 3:
+            self._refresh()
+        return not self._lost and _clock.monotonic() < self._valid_until
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lock was lost while the task runs."""
+        return not self.held
+
+    @property
+    def expires_in(self) -> float:
+        """Seconds for which the lock is known to be held; the worker renews it meanwhile."""
+        return max(0.0, self._valid_until - _clock.monotonic()) if not self._lost else 0.0
+
+    def ensure_held(self) -> None:
+        """Ask Redis whether the lock is still held, and renew it.
+
+        Raises:
+            LockLost: it is not; stop writing.
+            BackendError: Redis did not answer, so nobody knows.
+        """
+        if not self._extend():
+            msg = f"The lock {self.name!r} was lost: its lease ended or it was taken away."
+            raise LockLost(msg, self.name)
+
+    def _refresh(self) -> None:
+        try:
+            self._extend()
+        except BackendError:
+            self._asked_at = _clock.monotonic() - self._lease / 4  # ask again soon
+
+    def _extend(self) -> bool:
+        if self._lost:
+            return False
+        asked = _clock.monotonic()
+        held = self._store.extend([(self.name, self._token, self._lease)])[0]
+        self._asked_at, self._lost = asked, not held
+        if held:
+            self._valid_until = asked + self._lease
+        return held
+
+
+class NoLock:
+    """Stands for the lock in an unlocked run: a direct call, ``apply()``, or a plain task."""
+
+    name = ""
+    held = False
+    lost = False
+    fencing_token = 0
+    expires_in = 0.0
+
+    def ensure_held(self) -> None:
+        """Do nothing: there is no lock that could be lost."""
+
+
+def current_lock() -> TaskLock | Lock | NoLock:
+    """Return the lock of the running task; an inert one where no lock is taken."""
+    return _current.get() or NoLock()
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One call of Celery's tracer."""
+
+    task: Any
+    tracer: Callable[..., Any]
+    uuid: str
+    args: Any
+    kwargs: Any
+    request: dict[str, Any]
+
+    def go(self) -> Any:
+        """Run the task as Celery does."""
+        return self.tracer(self.uuid, self.args, self.kwargs, self.request)
+
+    def context(self) -> Context:
+        """Return the request as the task's methods and the result backend want it."""
+        return Context(
+            self.request, args=self.args, kwargs=self.kwargs, called_directly=False
+        )
+
+
+class Gate:
+    """Takes and gives back the locks of one process.
+
+    Args:
+        store: returns this process' store; called anew for each task, since a fork may lie between.
+        announce: tells the main process that a token holds its lock.
+        done_for: seconds for which later copies of an ended attempt end quietly.
+    """
+
+    def __init__(
+        self, store: Callable[[], Store], announce: Callable[[str], None], done_for: float
+    ) -> None:
+        """Keep what joins this process to the rest."""
+        self._store = store
+        self._announce = announce
+        self._done_for = done_for
+
+    def trace(self, run: Run, stamp: Stamp, options: LockOptions) -> Any:
+        """Run a stamped task under its lock, or turn it away.
+
+        Returns:
+            What Celery's tracer returns.
+        """
+        try:
+            lock = self._enter(stamp, options)
+        except Turned as turned:
+            return self._turn_away(run, turned)
+        except (SingletonLockError, SoftTimeLimitExceeded) as error:
+            return fail(run, error)
+        except Exception as error:  # noqa: BLE001  # a key callable's own error, carried here
+            return fail(run, error)
+        if lock is None:
+            return run.go()
+        return self._run_locked(run, stamp, lock)
+
+    def trace_alone(self, run: Run, name_of: Callable[[], str], options: LockOptions) -> Any:
+        """Run a task whose message did not pass a desk: wait for the lock here, in the slot.
+
+        That happens with a ``Request`` class of the user's own, or under an unknown Celery. The
+        lock is then taken late and costs a slot, but it is never skipped.
+        """
+        try:
+            name = name_of()
+        except ArgumentsDoNotBind:
+            return run.go()
+        except Exception as error:  # noqa: BLE001  # the task fails with it
+            return fail(run, error)
+        lock = Lock(self._store(), name, lease=options.lease, limit=options.limit)
+        try:
+            lock.acquire(blocking_timeout=options.wait_timeout)
+        except SingletonLockError as error:
+            return fail(run, error)
+        try:
+            with entered(lock):
+                return run.go()
+        finally:
+            with suppress(SingletonLockError):
+                lock.release()
+
+    def _enter(self, stamp: Stamp, options: LockOptions) -> TaskLock | None:
+        """Return the lock, or None to run without."""
+        if stamp.error is not None:
+            raise stamp.error
+        if not stamp.name:
+            return None
+        asked = _clock.monotonic()
+        try:
+            reply = self._ask(stamp, options)
+        except BackendError as error:
+            return self._without_backend(stamp, options, error)
+        except BaseException:
+            self._leave(stamp, Ending.FINAL)  # interrupted between grant and bookkeeping
+            raise
+        if reply.verdict is not Verdict.GRANTED:
+            raise self._refusal(stamp, options, reply)
+        if stamp.announce:
+            self._announce(stamp.token)
+        return TaskLock(self._store(), stamp, reply, options.lease, asked + reply.lease)
+
+    def _ask(self, stamp: Stamp, options: LockOptions) -> Reply:
+        owner = owner_of(stamp)
+        if stamp.granted:
+            return self._store().claim(owner, stamp.name, options.lease, settle=stamp.settle)
+        return self._store().acquire(owner, claim_of(stamp, options))
+
+    def _without_backend(
+        self, stamp: Stamp, options: LockOptions, error: BackendError
+    ) -> TaskLock | None:
+        if options.on_backend_error == "fail":
+            raise error
+        if options.on_backend_error == "run":
+            logger.warning("%s runs without its lock %r: %s", stamp.task, stamp.name, error)
+            return None
+        raise Turned("unavailable", str(error)) from error
+
+    def _refusal(self, stamp: Stamp, options: LockOptions, reply: Reply) -> Exception:
+        if reply.verdict in {Verdict.TWIN, Verdict.DONE}:
+            return Turned(reply.verdict.value, "another copy of this attempt is here")
+        if stamp.granted:
+            return Turned("gone", "its grant lapsed; the message is delivered again")
+        reason = f"lock {stamp.name!r} is held by {reply.holder or 'another client'}"
+        if options.on_conflict == "skip":
+            return Turned("skipped", reason)
+        if options.on_conflict == "fail":
+            holder = str(reply.holder or "")
+            return LockConflict(f"The {reason}.", stamp.name, holder, reply.next_look)
+        return Turned("blocked", reason, reply.rank)
+
+    def _turn_away(self, run: Run, turned: Turned) -> Any:
+        if turned.verdict == "skipped":
+            mark_skipped(run, turned.reason)
+        return ignored(turned)
+
+    def _run_locked(self, run: Run, stamp: Stamp, lock: TaskLock) -> Any:
+        """Run the task and release, unless the process itself is ending.
+
+        An exit of the process is told by the main process, which knows what became of the message.
+        """
+        ending = Ending.FINAL
+        try:
+            with entered(lock):
+                outcome = run.go()
+            ending = ending_of(outcome)
+        except Reject as reject:
+            ending = Ending.AGAIN if reject.requeue else Ending.FINAL
+            self._leave(stamp, ending)
+            raise
+        except Exception:
+            self._leave(stamp, ending)
+            raise
+        self._leave(stamp, ending)
+        return outcome
+
+    def _leave(self, stamp: Stamp, ending: Ending) -> None:
+        """Release; a soft time limit that strikes meanwhile only makes it start again."""
+        for _ in range(2):
+            try:
+                return self._release(stamp, ending)
+            except SoftTimeLimitExceeded:
+                continue
+            except BackendError as error:
+                logger.warning(
+                    "%s could not release %r, its lease will end: %s", stamp.task, stamp.name, error
+                )
+                return None
+        return None
+
+    def _release(self, stamp: Stamp, ending: Ending) -> None:
+        age = _clock.monotonic() - stamp.stamped_at
+        self._store().release(
+            stamp.name,
+            stamp.token,
+            ending,
+            worker=stamp.worker,
+            done_for=self._done_for,
+            mark=stamp.copy or age > self._done_for / 4,
+        )
+
+
+def owner_of(stamp: Stamp) -> Owner:
+    """Return the owner that a stamp stands for, in this process."""
+    return Owner(
+        stamp.token, stamp.attempt, stamp.task, stamp.worker, os.uname().nodename, os.getpid()
+    )
+
+
+def claim_of(stamp: Stamp, options: LockOptions) -> Claim:
+    """Return what a stamped task asks of its lock."""
+    return Claim(
+        stamp.name,
+        options.lease,
+        options.limit,
+        stamp.place,
+        options.max_waiting,
+        stamp.copy,
+    )
+
+
+@contextmanager
+def entered(lock: TaskLock | Lock) -> Iterator[None]:
+    """Make ``lock`` the current one."""
+    token = _current.set(lock)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def ending_of(outcome: Any) -> Ending:
+    """Return how a traced task ended: for good, or to come back."""
+    info = outcome.info
+    if info is not None and info.state == states.REJECTED and info.retval.requeue:
+        return Ending.AGAIN
+    return Ending.FINAL
+
+
+def ignored(turned: Turned) -> Any:
+    """Return to Celery what a task that raised ``turned`` would."""
+    try:
+        raise turned
+    except Turned:
+        return trace_ok_t(ExceptionInfo(internal=True), TraceInfo(states.IGNORED, turned), 0.0, None)
+
+
+def mark_skipped(run: Run, reason: str) -> None:
+    """Store REVOKED with the reason, and tell the chord, if any."""
+    context = run.context()
+    keep = not run.task.ignore_result if context.ignore_result is None else not context.ignore_result
+    run.task.backend.mark_as_revoked(run.uuid, reason, request=context, store_result=keep)
+
+
+def fail(run: Run, error: Exception) -> Any:
+    """End the task by Celery's own failure path: result, errbacks, chord, hooks and signal."""
+    context = run.context()
+    run.task.request_stack.push(context)
+    try:
+        raise error
+    except type(error):
+        info = TraceInfo(states.FAILURE, error)
+        einfo = info.handle_error_state(run.task, context)
+        if task_has_custom(run.task, "after_return"):
+            run.task.after_return(states.FAILURE, error, run.uuid, run.args, run.kwargs, None)
+        return trace_ok_t(einfo, info, 0.0, None)
+    finally:
+        run.task.request_stack.pop()
+
+
+def take_stamp(request: dict[str, Any]) -> Stamp | None:
+    """Take the stamp out of a request, before the task can see it."""
+    stamp: Stamp | None = request.pop(STAMP, None)
+    headers = request.get("headers")
+    if isinstance(headers, Mapping) and STAMP in headers:
+        request["headers"] = {k: v for k, v in headers.items() if k != STAMP}
+    return stamp
+
+
+def queue_full(stamp: Stamp, options: LockOptions) -> Exception:
+    """Return how a task ends that found its lock's queue full."""
+    reason = f"{options.max_waiting} wait for lock {stamp.name!r} already (lock_max_waiting)"
+    if options.on_full == "skip":
+        return Turned("skipped", reason)
+    return LockQueueFull(f"{reason}.", stamp.name)

@@ -1,0 +1,142 @@
+"""Lock name -> every Redis key (pure).
+
+``<prefix>:{bNN}:<name>:<part>`` - the hash tag puts all keys of a lock, and of its bucket, in one
+Cluster slot, so that each verb stays one script. A name of over :data:`LONGEST_NAME` bytes is shown
+in full and keyed by its digest.
+
+=============  ======  =====================================================================
+part           type    content
+=============  ======  =====================================================================
+``holders``    ZSET    token -> end of the lease, ms
+``queue``      ZSET    token -> place in line (server microseconds of arrival)
+``record``     HASH    token -> JSON: state, attempt, lease, fence, worker, host, pid, since …
+``meta``       HASH    name, schema, last fence, limit, counters
+``bodies``     HASH    base of the token -> parked message, raw
+``deadlines``  ZSET    token -> when a waiter is looked at again, ms
+``adrift``     ZSET    parked messages that no live worker consumes: route, place and token, sorted
+``done``       ZSET    attempt -> until when later copies of it end quietly, ms
+``wake:<t>``   LIST    one element, for a waiting thread; expires
+=============  ======  =====================================================================
+
+Per bucket: ``due`` (ZSET, lock -> when a sweeper looks, ms; only of locks that somebody waits for)
+and ``index`` (HASH, attempt -> lock and token of a task that waits or waited). For the whole installation: ``fleet:route:<realm>:<queue>`` (ZSET,
+worker -> heartbeat deadline, ms), ``fleet:inbox:<worker>`` (LIST of grants), ``fleet:worker:<worker>``
+(HASH), and ``schema``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from dataclasses import dataclass
+from typing import Final
+
+from celery_singleton_lock.errors import ConfigurationError
+
+BUCKETS: Final = 64
+LONGEST_NAME: Final = 200
+
+
+def bucket_of(name: str) -> int:
+    """Return the bucket, 0 to 63, in which the lock ``name`` lives."""
+    return zlib.crc32(name.encode()) % BUCKETS
+
+
+def key_name(name: str) -> str:
+    """Return ``name``, or its digest if it is too long for a key."""
+    encoded = name.encode()
+    if len(encoded) <= LONGEST_NAME:
+        return name
+    return "sha256-" + hashlib.sha256(encoded).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class LockKeys:
+    """The keys of one lock, in the order in which every script takes them."""
+
+    holders: str
+    queue: str
+    record: str
+    meta: str
+    bodies: str
+    deadlines: str
+    adrift: str
+    done: str
+    due: str
+    index: str
+    fleet: str
+
+    def __iter__(self):  # type: ignore[no-untyped-def]  # an iterator of str, for redis-py's *keys
+        """Yield the keys in the scripts' order."""
+        return (getattr(self, part) for part in self.__slots__)
+
+
+@dataclass(frozen=True, slots=True)
+class Keyspace:
+    """All keys below one prefix.
+
+    Args:
+        prefix: first part of every key; may hold no brace, since the hash tag comes after it.
+
+    Raises:
+        ConfigurationError: the prefix is empty or holds a brace.
+    """
+
+    prefix: str = "csl"
+
+    def __post_init__(self) -> None:
+        """Refuse a prefix that would move the hash tag."""
+        if not self.prefix or "{" in self.prefix or "}" in self.prefix:
+            msg = (
+                f"singleton_lock_prefix is {self.prefix!r}: it must not be empty nor hold a brace, "
+                "because the Cluster hash tag comes after it. Use letters, digits and colons."
+            )
+            raise ConfigurationError(msg)
+
+    def bucket(self, number: int) -> str:
+        """Return the common start of the keys of a bucket."""
+        return f"{self.prefix}:{{b{number:02d}}}"
+
+    def lock(self, name: str) -> LockKeys:
+        """Return the keys of the lock ``name``."""
+        bucket = self.bucket(bucket_of(name))
+        base = f"{bucket}:{key_name(name)}"
+        return LockKeys(
+            holders=f"{base}:holders",
+            queue=f"{base}:queue",
+            record=f"{base}:record",
+            meta=f"{base}:meta",
+            bodies=f"{base}:bodies",
+            deadlines=f"{base}:deadlines",
+            adrift=f"{base}:adrift",
+            done=f"{base}:done",
+            due=f"{bucket}:due",
+            index=f"{bucket}:index",
+            fleet=self.fleet,
+        )
+
+    def wake(self, name: str, token: str) -> str:
+        """Return the wake list of a waiting client."""
+        return f"{self.bucket(bucket_of(name))}:{key_name(name)}:wake:{token}"
+
+    def due(self, bucket: int) -> str:
+        """Return the index of locks to look at, of one bucket."""
+        return f"{self.bucket(bucket)}:due"
+
+    def index(self, bucket: int) -> str:
+        """Return the index of parked attempts, of one bucket."""
+        return f"{self.bucket(bucket)}:index"
+
+    @property
+    def fleet(self) -> str:
+        """Common start of what workers share."""
+        return f"{self.prefix}:fleet"
+
+    def inbox(self, worker: str) -> str:
+        """Return the list in which a worker receives its grants."""
+        return f"{self.fleet}:inbox:{worker}"
+
+    @property
+    def schema(self) -> str:
+        """Key that says which version of this data model lives here."""
+        return f"{self.prefix}:schema"

@@ -1,0 +1,243 @@
+"""Frozen values: who asks, what was answered, what is kept.
+
+Seconds everywhere, unless a name ends in ``_ms`` or ``_us``.
+"""
+
+from __future__ import annotations
+
+import enum
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+SCHEMA: Final = "1"
+"""Version of the data model in Redis; a worker refuses another one."""
+
+CLAIM_LEASE: Final = 5.0
+"""Seconds within which a waiter must claim its grant (or its worker renew it) before the sweep."""
+
+
+def new_token() -> str:
+    """Return a new owner token: random, never derived from a task id.
+
+    The number behind the dot counts deliveries: a parked message that goes back to the queue gets
+    the next number, so that a late holder of the former delivery owns nothing.
+    """
+    return f"{secrets.token_urlsafe(16)}.0"
+
+
+def base_of(token: str) -> str:
+    """Return the part of a token that stays the same over deliveries."""
+    base, dot, number = token.rpartition(".")
+    return base if dot and number.isdecimal() else token
+
+
+class Verdict(str, enum.Enum):
+    """What a script answers: closed, so that a new answer breaks the type check."""
+
+    GRANTED = "granted"
+    """The token holds the lock."""
+    WAITING = "waiting"
+    """The token stands in the queue."""
+    BLOCKED = "blocked"
+    """The lock is busy, and the token was not queued."""
+    FULL = "full"
+    """The lock is busy, and its queue is full."""
+    TWIN = "twin"
+    """The same attempt holds or waits already, under another token."""
+    DONE = "done"
+    """The same attempt has ended for good."""
+    RELEASED = "released"
+    """The token held the lock or waited for it, and does not any more."""
+    ABSENT = "absent"
+    """The token neither holds the lock nor waits for it."""
+
+
+class Ending(str, enum.Enum):
+    """How a token gives the lock back."""
+
+    FINAL = "final"
+    """The task is acknowledged and does not come back: its body and its twin go too."""
+    AGAIN = "again"
+    """The task comes back: its body, or its twin, returns to its old place in the queue."""
+    CANCEL = "cancel"
+    """A waiter gives up; if it was granted meanwhile it keeps the grant and is told so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who asks for a lock.
+
+    Args:
+        token: owner token, see :func:`new_token`.
+        attempt: one try of one task (``id/retries/nesting``); an empty string outside of tasks.
+        task: name of the task, for people.
+        worker: id of the worker, of which the inbox receives grants first; may be empty.
+        host: machine, for people.
+        pid: process, for people.
+    """
+
+    token: str
+    attempt: str = ""
+    task: str = ""
+    worker: str = ""
+    host: str = ""
+    pid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What is asked of a lock.
+
+    Args:
+        name: the lock's name.
+        lease: seconds for which an answer "granted" is valid.
+        limit: permits of the lock.
+        place: server microseconds at which the asker arrived, 0 for "now".
+        max_waiting: most that may stand in the queue, None for no bound.
+        copy: the asker may be a copy of an attempt that is here already (redelivered).
+    """
+
+    name: str
+    lease: float = 30.0
+    limit: int = 1
+    place: int = 0
+    max_waiting: int | None = None
+    copy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A holder or waiter, as shown to people.
+
+    Args:
+        token: owner token.
+        task: name of the task, if any.
+        task_id: id of the task, if any.
+        worker: id of its worker, if any.
+        host: machine.
+        pid: process.
+        expires_in: seconds left of the lease; 0 for a waiter.
+        fencing_token: number of the grant; 0 for a waiter.
+        state: ``running``, ``granted``, ``waiting``, ``parked``, ``adrift`` or ``overdue``.
+        since: server seconds at which it came into this state.
+    """
+
+    token: str
+    task: str = ""
+    task_id: str = ""
+    worker: str = ""
+    host: str = ""
+    pid: int = 0
+    expires_in: float = 0.0
+    fencing_token: int = 0
+    state: str = ""
+    since: float = 0.0
+
+    def __str__(self) -> str:
+        """``settle[3f…] on worker-2``, or the client's host and pid."""
+        if self.task:
+            where = f" on {self.worker}" if self.worker else ""
+            return f"{self.task}[{self.task_id}]{where}"
+        return f"pid {self.pid} on {self.host}" if self.pid else self.token[:8]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer of acquire, claim, park and release.
+
+    Args:
+        verdict: what happened.
+        fencing_token: number of the grant, if granted.
+        lease: seconds for which the grant is valid, counted from when it was asked for.
+        rank: place in the queue, 1 is next; 0 if it does not stand there.
+        next_look: seconds until the first lease of a holder ends; when a waiter looks again.
+        holder: one of those who hold the lock, if it is busy.
+        limit: permits in force (the lowest of those declared by who holds or waits).
+    """
+
+    verdict: Verdict
+    fencing_token: int = 0
+    lease: float = 0.0
+    rank: int = 0
+    next_look: float = 0.0
+    holder: Holder | None = None
+    limit: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """A message to park.
+
+    Args:
+        body: the message, packed by :mod:`celery_singleton_lock.parking`.
+        realm: hash of the broker URL without credentials.
+        queue: queue from which the message came.
+        deadline: seconds that it may wait; None for ever.
+        hold: only enqueue, do not grant: somebody who arrived earlier is on its way.
+    """
+
+    body: bytes
+    realm: str
+    queue: str
+    deadline: float | None = None
+    hold: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What arrives in a worker's inbox.
+
+    Args:
+        name: the lock's name.
+        token: the token under which the message now holds the lock.
+        fencing_token: number of the grant; 0 if ``verdict`` is not granted.
+        body: the parked message; None if it was too long for the inbox (fetch it).
+        verdict: ``granted``, or ``overdue``: it waited for too long and must end so.
+        waited: seconds since it arrived.
+    """
+
+    name: str
+    token: str
+    fencing_token: int
+    body: bytes | None
+    verdict: str = "granted"
+    waited: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stray:
+    """A parked message that no live worker consumes; publish a copy of it to the broker."""
+
+    name: str
+    token: str
+    queue: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LockView:
+    """A lock as it stands, for people and for tests.
+
+    Args:
+        name: the lock's name.
+        holders: unexpired holders, by end of lease.
+        waiters: the first of the queue, in order.
+        waiting: how many stand in the queue.
+        adrift: how many of the parked no live worker consumes.
+        bodies: how many bodies are kept.
+        limit: permits in force; 0 if the lock is idle.
+        fencing_token: number of the last grant.
+        counters: grants, lapses … since the lock was last idle for long.
+    """
+
+    name: str
+    holders: tuple[Holder, ...] = ()
+    waiters: tuple[Holder, ...] = ()
+    waiting: int = 0
+    adrift: int = 0
+    bodies: int = 0
+    limit: int = 0
+    fencing_token: int = 0
+    counters: Mapping[str, int] = field(default_factory=dict)

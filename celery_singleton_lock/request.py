@@ -1,0 +1,525 @@
+"""What the worker's main process does with a message: stamp it, dispatch it or have it parked.
+
+Everything here runs in the main loop, or in a pool's callback thread; nothing does I/O on the
+lock's Redis: a Redis that stalls must not stop heartbeats, or other tasks.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol
+
+from billiard.einfo import ExceptionWithTraceback
+from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
+from celery import signals
+from celery.exceptions import TaskRevokedError
+from celery.worker.request import Request
+from celery.worker.state import task_ready, task_reserved
+
+from celery_singleton_lock.clock import ServerClock, SystemClock
+from celery_singleton_lock.errors import LockWaitTimeout
+from celery_singleton_lock.gate import Turned, queue_full
+from celery_singleton_lock.model import CLAIM_LEASE, Delivery, Ending, new_token
+from celery_singleton_lock.naming import ArgumentsDoNotBind
+from celery_singleton_lock.settings import LockOptions
+from celery_singleton_lock.stamp import COPY, STAMP, Stamp, attempt_of
+
+logger = logging.getLogger(__name__)
+_clock = SystemClock()
+
+MOST_SUSPENDED: Final = 1000
+"""Most messages held while Redis is down for which the worker asks the broker for more."""
+
+_PROCESS_GONE: Final = (
+    WorkerLostError,
+    Terminated,
+    TimeLimitExceeded,
+    SystemExit,
+    KeyboardInterrupt,
+)
+
+
+class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
+    """A request that tells its desk how it goes on. Without a desk it is Celery's own.
+
+    Celery derives a class per task that redefines ``execute_using_pool`` and ``on_success``
+    without calling ours (celery issue 4526), so these two are wrapped when that class is made.
+    """
+
+    desk: Desk | None = None
+    stamp: Stamp | None = None
+    delivered = False
+    accepted = False
+    dispatched = False
+    landed = False
+    parking = False
+    requeued = False
+    _withheld = False
+    _ack_due = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Wrap what the derived class redefines."""
+        super().__init_subclass__(**kwargs)
+        if "execute_using_pool" in cls.__dict__:
+            cls.execute_using_pool = _dispatching(cls.__dict__["execute_using_pool"])
+        if "on_success" in cls.__dict__:
+            cls.on_success = _landing(cls.__dict__["on_success"])
+
+    def withhold_ack(self) -> None:
+        """Acknowledge only once the lock is taken: a task that is turned away is not lost."""
+        self._withheld = True
+
+    def decided(self) -> None:
+        """Acknowledge now, if Celery wanted to meanwhile."""
+        self._withheld = False
+        if self._ack_due:
+            self._ack_due = False
+            self.acknowledge()
+
+    def undecide(self) -> None:
+        """Forget that Celery wanted to acknowledge: the task was turned away."""
+        self._withheld = self._ack_due = False
+
+    def acknowledge(self) -> None:
+        """Acknowledge, unless it is not known yet whether the task runs."""
+        if self._withheld:
+            self._ack_due = True
+        else:
+            super().acknowledge()
+
+    def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002  # Celery's signature
+        """Reject, and remember whether the message comes back."""
+        self.requeued = self.requeued or (requeue and not self.acknowledged)
+        super().reject(requeue=requeue)
+
+    def on_accepted(self, pid: int, time_accepted: float) -> None:
+        """Watch the lease from here on."""
+        self.accepted = True
+        if self.desk is not None:
+            self.desk.on_accepted(self)
+        super().on_accepted(pid, time_accepted)
+
+    def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> None:
+        """Hear every end that is no success, a dead process among them."""
+        if self.desk is None:
+            return super().on_failure(exc_info, *args, **kwargs)
+        error = bare(exc_info.exception)
+        if isinstance(error, Turned) and self.desk.on_turned(self, error):
+            return None
+        self.decided()
+        try:
+            return super().on_failure(exc_info, *args, **kwargs)
+        finally:
+            self.desk.on_landed(self, gone=isinstance(error, _PROCESS_GONE))
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001  # Celery's signature
+        """Hear the hard time limit; its process lives on for about 0.1 s."""
+        if not soft:
+            self.decided()
+        super().on_timeout(soft, timeout)
+        if not soft and self.desk is not None:
+            self.desk.on_landed(self, gone=True)
+
+    def ending(self) -> Ending:
+        """Return whether the message comes back."""
+        settled = self.acknowledged and not self.requeued
+        return Ending.FINAL if settled else Ending.AGAIN
+
+
+def bare(error: BaseException) -> BaseException:
+    """Return the exception itself: threads pass it wrapped with its traceback."""
+    return error.exc if isinstance(error, ExceptionWithTraceback) else error
+
+
+def _dispatching(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``execute_using_pool``: a task that is revoked or refused there ends its flight."""
+
+    def execute_using_pool(self: LockedRequest, pool: Any, **kwargs: Any) -> Any:
+        self.dispatched = True
+        try:
+            return original(self, pool, **kwargs)
+        except TaskRevokedError:
+            if self.desk is not None:
+                self.desk.on_landed(self, gone=True)
+            raise
+
+    return execute_using_pool
+
+
+def _landing(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``on_success``, which hears every end of which the pool child told."""
+
+    def on_success(self: LockedRequest, result: Any, **kwargs: Any) -> Any:
+        if self.desk is None:
+            return original(self, result, **kwargs)
+        told = isinstance(result, tuple)
+        if not (told and result[0]):
+            self.decided()
+        try:
+            return original(self, result, **kwargs)
+        finally:
+            if self.stamp is not None and not self.parking:
+                self.desk.on_landed(self, gone=not told)
+
+    return on_success
+
+
+class Clerk(Protocol):
+    """Who does the desk's I/O: the agent."""
+
+    def park(self, request: LockedRequest, *, hold: bool) -> None:
+        """Keep the message in Redis, then tell the desk."""
+        ...
+
+    def end(self, stamp: Stamp, ending: Ending, pid: int | None) -> None:
+        """Release for a process that cannot; not before ``pid`` is gone."""
+        ...
+
+    def kick(self, name: str) -> None:
+        """Grant the lock to who is next."""
+        ...
+
+    def look_up(self, request: LockedRequest, name: str, token: str) -> None:
+        """See what became of the message that this one is a copy of, then tell the desk."""
+        ...
+
+    def watch(self, stamp: Stamp, lease: float, *, held: bool) -> None:
+        """Renew a lease from now on."""
+        ...
+
+    def forget(self, token: str) -> None:
+        """Renew it no more. Does not wait."""
+        ...
+
+    def backend_failed(self) -> None:
+        """Look whether Redis is there, and tell the desk when it is back."""
+        ...
+
+
+@dataclass
+class Flight:
+    """The messages of one lock that this worker has sent to its pool and not heard back of."""
+
+    requests: dict[str, LockedRequest]
+    kick_after: bool = False
+    """Others of this lock were parked meanwhile without looking whether it is free."""
+
+
+class Desk:
+    """Where every locked message passes, once on its way to the pool and once on its way back.
+
+    Args:
+        worker: id of this worker.
+        place: gives each arriving message its place in line.
+        rules: task -> its options; raises what is wrong with them.
+        name_of: task, args, kwargs -> lock name.
+        forward: Celery's own way to the pool.
+        clerk: who does the I/O.
+        prefetch: tells the broker that more (+1) or fewer (-1) messages may be unacknowledged.
+    """
+
+    def __init__(  # noqa: PLR0913  # the one place where a worker's parts meet
+        self,
+        *,
+        worker: str,
+        place: ServerClock,
+        rules: Callable[[Any], LockOptions],
+        name_of: Callable[[Any, Any, Any], str],
+        forward: Callable[[Any], None],
+        clerk: Clerk,
+        prefetch: Callable[[int], None],
+    ) -> None:
+        """Begin with nothing in flight."""
+        self.worker = worker
+        self.place = place
+        self._rules = rules
+        self._name_of = name_of
+        self._forward = forward
+        self._clerk = clerk
+        self._prefetch = prefetch
+        self._flights: dict[str, Flight] = {}
+        self._by_token: dict[str, LockedRequest] = {}
+        self._suspended: list[LockedRequest] = []
+        self._down = False
+        self._mutex = threading.RLock()
+
+    # -- to the pool ------------------------------------------------------------------------------
+
+    def __call__(self, request: Any) -> None:
+        """Take a message from Celery; replaces ``consumer.on_task_request``."""
+        if not isinstance(request, LockedRequest):
+            return self._forward(request)
+        try:
+            self._take(request)
+        except Exception as error:
+            logger.exception("celery-singleton-lock could not handle %s", request)
+            self._send(request, self._unlocked(request, error))
+        return None
+
+    def _take(self, request: LockedRequest) -> None:
+        if request.stamp is None:
+            copy_of = request.request_dict.pop(COPY, None)
+            request.stamp = self._stamped(request, copy=copy_of is not None)
+            if copy_of is not None and request.stamp.name:
+                request.desk = self
+                return self._clerk.look_up(request, *copy_of)
+        self._route(request, request.stamp)
+        return None
+
+    def _stamped(self, request: LockedRequest, *, copy: bool) -> Stamp:
+        try:
+            name = self._name_of(request.task, request.args, request.kwargs)
+        except ArgumentsDoNotBind:
+            return self._unlocked(request, None)  # the call itself fails, and needs no lock
+        except Exception as error:  # noqa: BLE001  # the child fails the task with it
+            return self._unlocked(request, error)
+        late = bool(request.task.acks_late)
+        return Stamp(
+            name=name,
+            token=new_token(),
+            attempt=attempt_of(request.request_dict),
+            task=request.task.name,
+            worker=self.worker,
+            place=self.place.stamp(),
+            stamped_at=_clock.monotonic(),
+            copy=copy or bool(request.delivery_info.get("redelivered")),
+            settle=not late,
+            announce=not late,
+        )
+
+    def _unlocked(self, request: LockedRequest, error: Exception | None) -> Stamp:
+        attempt = attempt_of(request.request_dict)
+        return Stamp("", new_token(), attempt, request.task.name, self.worker, error=error)
+
+    def _route(self, request: LockedRequest, stamp: Stamp) -> None:
+        options = self._rules(request.task)
+        if not stamp.name or stamp.error is not None:
+            return self._send(request, stamp)
+        if self._down and options.on_backend_error == "retry":
+            return self._suspend(request)
+        with self._mutex:
+            flight = self._flights.get(stamp.name)
+            full = flight is not None and len(flight.requests) >= options.limit
+            if full and not stamp.granted and options.on_conflict == "park":
+                flight.kick_after = True  # type: ignore[union-attr]  # full says it is there
+                return self.park(request, hold=True)
+            self._flights.setdefault(stamp.name, Flight({})).requests[stamp.token] = request
+            self._by_token[stamp.token] = request
+        self._send(request, stamp)
+        return None
+
+    def _send(self, request: LockedRequest, stamp: Stamp) -> None:
+        request.desk = self
+        request.stamp = stamp
+        request.landed = False
+        request.request_dict[STAMP] = stamp
+        if stamp.announce:
+            request.withhold_ack()
+        self._forward(request)
+
+    def park(self, request: LockedRequest, *, hold: bool) -> None:
+        """Have a message kept in Redis; it is acknowledged after that."""
+        request.desk = self
+        request.undecide()
+        request.parking = True
+        task_ready(request)
+        self._clerk.park(request, hold=hold)
+
+    # -- what the agent tells ---------------------------------------------------------------------
+
+    def parked(self, request: LockedRequest, reason: str, rank: int) -> None:
+        """The message is safe in Redis (or its like is): acknowledge it."""
+        request.acknowledge()
+        request.send_event(
+            "task-blocked", lock=request.stamp.name, reason=reason, rank=rank, state="BLOCKED"
+        )
+
+    def refused(self, request: LockedRequest) -> None:
+        """The lock's queue is full: fail the task, or skip it, in a pool slot."""
+        request.parking = False
+        options = self._rules(request.task)
+        error = queue_full(request.stamp, options)
+        task_reserved(request)
+        self._send(request, replace(request.stamp, error=error))
+
+    def deliver(self, delivery: Delivery, request: LockedRequest) -> None:
+        """Send a parked message, whose turn has come, to the pool."""
+        if delivery.token in self._by_token:
+            return
+        late = bool(request.task.acks_late)
+        stamp = Stamp(
+            name=delivery.name,
+            token=delivery.token,
+            attempt=attempt_of(request.request_dict),
+            task=request.task.name,
+            worker=self.worker,
+            stamped_at=_clock.monotonic() - delivery.waited,
+            granted=True,
+            settle=not late,
+            error=_verdict(delivery),
+        )
+        request.desk, request.stamp, request.delivered = self, stamp, True
+        self._by_token[stamp.token] = request
+        if request.revoked():
+            return self.on_landed(request, gone=True)
+        lease = min(CLAIM_LEASE, self._rules(request.task).lease)
+        self._clerk.watch(stamp, lease, held=True)  # renewed while it waits for its slot
+        task_reserved(request)
+        request.send_event("task-delivered", lock=stamp.name, state="RECEIVED")
+        self(request)
+        return None
+
+    def redispatch(self, request: LockedRequest) -> None:
+        """Send a copy to the pool: what it is a copy of is not known any more."""
+        task_reserved(request)
+        self._route(request, request.stamp)
+
+    def dropped(self, request: LockedRequest) -> None:
+        """End a copy quietly: the message itself is safe, or has ended."""
+        task_ready(request)
+        request.acknowledge()
+        request.send_event("task-duplicate", lock=request.stamp.name)
+
+    def backend_down(self) -> None:
+        """Stop dispatching locked tasks until Redis is back."""
+        self._down = True
+
+    def backend_up(self) -> None:
+        """Send on what was held."""
+        self._down = False
+        suspended, self._suspended = self._suspended, []
+        for index, request in enumerate(suspended):
+            if index < MOST_SUSPENDED:
+                self._prefetch(-1)
+            task_reserved(request)
+            self(request)
+
+    # -- back from the pool -----------------------------------------------------------------------
+
+    def on_accepted(self, request: LockedRequest) -> None:
+        """The pool begins: renew the lease, which is taken any moment now."""
+        stamp = request.stamp
+        if stamp is not None and stamp.name and stamp.error is None:
+            self._clerk.watch(stamp, self._rules(request.task).lease, held=stamp.granted)
+
+    def on_notice(self, token: str) -> None:
+        """A child took its lock: what waited for that can be acknowledged."""
+        request = self._by_token.get(token)
+        if request is not None:
+            request.decided()
+
+    def on_turned(self, request: LockedRequest, turned: Turned) -> bool:
+        """The task was not run. Returns False if Celery should acknowledge it as ignored."""
+        if turned.verdict == "skipped":
+            self._announce_skipped(request, turned)
+            return False
+        request.parking = True
+        self.on_landed(request, gone=False)
+        request.undecide()
+        if turned.verdict == "gone":
+            task_ready(request)
+        elif turned.verdict == "done":
+            self.dropped(request)
+        elif turned.verdict == "unavailable":
+            self._clerk.backend_failed()
+            self._suspend(request)
+        else:
+            self.park(request, hold=False)
+        return True
+
+    def _announce_skipped(self, request: LockedRequest, turned: Turned) -> None:
+        request.send_event("task-revoked", terminated=False, signum=None, expired=False)
+        signals.task_revoked.send(
+            request.task, request=request._context, terminated=False, signum=None, expired=False
+        )
+        logger.info("Task %s was skipped: %s", request, turned.reason)
+
+    def on_landed(self, request: LockedRequest, *, gone: bool) -> None:
+        """A flight is over.
+
+        Args:
+            request: what was sent.
+            gone: the process that ran it cannot release, so the agent must.
+        """
+        stamp = request.stamp
+        if request.landed or stamp is None:
+            return
+        request.landed = True
+        self._by_token.pop(stamp.token, None)
+        if not stamp.name:
+            return
+        self._clerk.forget(stamp.token)
+        unclaimed = stamp.granted and stamp.error is not None
+        if unclaimed or (gone and (request.accepted or stamp.granted)):
+            self._clerk.end(stamp, request.ending(), request.worker_pid)
+        self._leave_flight(stamp)
+
+    def _leave_flight(self, stamp: Stamp) -> None:
+        with self._mutex:
+            flight = self._flights.get(stamp.name)
+            if flight is None:
+                return
+            flight.requests.pop(stamp.token, None)
+            if flight.kick_after:
+                self._clerk.kick(stamp.name)
+            if not flight.requests:
+                del self._flights[stamp.name]
+
+    # -- the worker's life ------------------------------------------------------------------------
+
+    def abandon(self, *, unless_dispatched: bool) -> None:
+        """Give back what the pool will not run: it was flushed, or is being closed.
+
+        Args:
+            unless_dispatched: leave alone what the pool has taken over already.
+        """
+        for request in list(self._by_token.values()):
+            if request.accepted or (unless_dispatched and request.dispatched):
+                continue
+            self.on_landed(request, gone=request.delivered)
+        self._suspended.clear()
+
+    def unfinished(self) -> Iterable[LockedRequest]:
+        """Return what the pool has accepted and not told the end of."""
+        return [request for request in self._by_token.values() if request.accepted]
+
+    def backlog(self) -> int:
+        """Return how many granted messages wait for a slot."""
+        return sum(request.delivered and not request.accepted for request in self._in_hand())
+
+    def in_flight(self) -> dict[str, int]:
+        """Return how many messages of each lock are in the pool."""
+        with self._mutex:
+            return {name: len(flight.requests) for name, flight in self._flights.items()}
+
+    def undecided(self, name: str) -> bool:
+        """Return whether an earlier message of this lock still waits for its slot."""
+        with self._mutex:
+            flight = self._flights.get(name)
+            return flight is not None and any(not r.accepted for r in flight.requests.values())
+
+    def _in_hand(self) -> list[LockedRequest]:
+        return list(self._by_token.values())
+
+    def _suspend(self, request: LockedRequest) -> None:
+        request.parking = False
+        task_ready(request)
+        self._suspended.append(request)
+        if len(self._suspended) <= MOST_SUSPENDED:
+            self._prefetch(1)
+
+
+def _verdict(delivery: Delivery) -> Exception | None:
+    if delivery.verdict == "granted":
+        return None
+    sentence = f"Waited {delivery.waited:.1f} s for the lock {delivery.name!r} (lock_wait_timeout)."
+    return LockWaitTimeout(sentence, delivery.name)
+
+
+def worker_id(hostname: str) -> str:
+    """Return an id that no other worker has had, a former one of this name included."""
+    return f"{hostname}#{os.urandom(3).hex()}"

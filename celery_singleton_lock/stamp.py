@@ -1,0 +1,59 @@
+"""What a worker's main process tells the executing context about a message.
+
+A stamp travels in the request, under :data:`STAMP`, and is taken out before the task can see it:
+left there, Celery would carry it into retries and children.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+STAMP: Final = "celery_singleton_lock"
+"""Key of the stamp in a request."""
+
+COPY: Final = "csl-copy"
+"""Message header of a copy that was published to wake a worker: the lock's name and the token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """One delivery of one attempt of a task.
+
+    Args:
+        name: the lock's name; empty if the task runs unlocked.
+        token: owner token of this delivery.
+        attempt: ``id/retries/nesting``.
+        task: the task's name.
+        worker: id of the worker that received it.
+        place: server microseconds of arrival.
+        stamped_at: monotonic seconds of arrival on this machine.
+        copy: another copy of the attempt may exist.
+        granted: the lock was handed to this delivery; claim it instead of acquiring.
+        settle: the message counts as acknowledged from its start (early acknowledgement).
+        announce: tell the main process when the lock is taken, so that it acknowledges.
+        error: why the task must fail instead of run.
+    """
+
+    name: str
+    token: str
+    attempt: str
+    task: str
+    worker: str
+    place: int = 0
+    stamped_at: float = 0.0
+    copy: bool = False
+    granted: bool = False
+    settle: bool = False
+    announce: bool = False
+    error: Exception | None = None
+
+
+def attempt_of(request: dict[str, Any]) -> str:
+    """Return the attempt that a request is: one try of one task.
+
+    A retry, and a task that replaced another, keep the id and are other attempts.
+    """
+    retries = request.get("retries") or 0
+    nesting = request.get("replaced_task_nesting") or 0
+    return f"{request['id']}/{retries}/{nesting}"

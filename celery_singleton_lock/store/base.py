@@ -1,0 +1,144 @@
+"""What a store must do: the verbs of a lock, each atomic and idempotent per token.
+
+A store knows tokens, leases and queues; it knows neither threads nor Celery. All times are the
+store's own; a caller gets durations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from celery_singleton_lock.model import (
+    Claim,
+    Delivery,
+    Ending,
+    LockView,
+    Owner,
+    Parcel,
+    Reply,
+    Stray,
+)
+
+
+class Store(Protocol):
+    """The verbs. Every one sweeps first: lapsed leases end, and their successors are granted."""
+
+    def acquire(self, owner: Owner, claim: Claim, *, wait: float | None = None) -> Reply:
+        """Take the lock if a permit is free and nobody who came earlier waits for it.
+
+        Args:
+            owner: who asks. Asking again with the same token changes nothing (idempotent).
+            claim: what is asked.
+            wait: None: do not queue. Otherwise stand in the queue, alive for this many seconds
+                (ask again within them to stay).
+
+        Returns:
+            GRANTED; WAITING (``wait`` given), BLOCKED or FULL; for ``claim.copy`` also TWIN, DONE.
+
+        Raises:
+            BackendError: unreachable, or refused; nothing is held by this call that asking again
+                with the same token would not find.
+        """
+        ...
+
+    def park(self, owner: Owner, claim: Claim, parcel: Parcel) -> Reply:
+        """Put a message into the queue, at its place; grant it at once if its turn has come.
+
+        Returns:
+            WAITING (or granted already: it arrives in an inbox like every grant), FULL, DONE, TWIN
+            (kept, or already safe here).
+
+        Raises:
+            BackendError: the message was not kept; leave it with the broker.
+        """
+        ...
+
+    def claim(self, owner: Owner, name: str, lease: float, *, settle: bool = False) -> Reply:
+        """Begin to use a grant: GRANTED with a full lease, WAITING, or ABSENT if it was lost.
+
+        Args:
+            owner: the granted token, with the process that now uses it.
+            name: the lock's name.
+            lease: seconds.
+            settle: drop the body now (the message counts as acknowledged from its start).
+        """
+        ...
+
+    def release(
+        self, name: str, token: str, ending: Ending, *, worker: str = "", done_for: float = 3600.0, mark: bool = False
+    ) -> Reply:
+        """Give the lock back, or leave its queue, and hand it to who is next.
+
+        Args:
+            name: the lock's name.
+            token: whose. Another's lock is never touched (compare and delete).
+            ending: see :class:`Ending`.
+            worker: id of the releaser's worker, whose inbox is preferred for the next grant.
+            done_for: seconds for which later copies of the attempt end quietly, where copies are
+                known to exist (it was parked, or has a twin).
+            mark: remember the end also where no copy is known.
+
+        Returns:
+            RELEASED, ABSENT, or GRANTED when a CANCEL came after the grant.
+        """
+        ...
+
+    def extend(self, leases: Iterable[tuple[str, str, float]]) -> Sequence[bool]:
+        """Renew many leases; never creates one, never revives a lapsed one.
+
+        Args:
+            leases: (name, token, seconds).
+
+        Returns:
+            For each whether it is held.
+        """
+        ...
+
+    def kick(self, name: str, *, worker: str = "", realm: str = "") -> Sequence[Stray]:
+        """Sweep and grant; return those of ``realm`` whose copy is due to go to the broker."""
+        ...
+
+    def take_due(self, limit: int = 100) -> Sequence[str]:
+        """Return names of locks that want a look; another caller gets them only in a while."""
+        ...
+
+    def inspect(self, name: str, *, waiters: int = 10) -> LockView:
+        """Return the lock as it stands. Changes nothing, and shows lapsed leases as gone."""
+        ...
+
+    def reset(self, name: str) -> int:
+        """Take the lock from all its holders, whoever they are, and grant it to who is next.
+
+        Returns:
+            How many held it. The parked are kept.
+        """
+        ...
+
+    def body(self, name: str, token: str) -> bytes | None:
+        """Return the parked message of ``token``."""
+        ...
+
+    def beat(self, worker: str, realm: str, queues: Iterable[str], ttl: float) -> None:
+        """Tell that ``worker`` lives and consumes ``queues``, for ``ttl`` seconds."""
+        ...
+
+    def leave(self, worker: str, realm: str, queues: Iterable[str]) -> None:
+        """Tell that ``worker`` takes no more grants."""
+        ...
+
+    def receive(self, worker: str, timeout: float) -> Delivery | None:
+        """Wait up to ``timeout`` seconds for a grant in the inbox of ``worker``."""
+        ...
+
+    def wait(self, name: str, token: str, timeout: float) -> bool:
+        """Block until the wake list of ``token`` has an element, or ``timeout`` seconds passed."""
+        ...
+
+    def time(self) -> float:
+        """Return the store's clock, in seconds."""
+        ...
+
+    def describe(self) -> Mapping[str, str]:
+        """Return what this store guarantees: version, eviction, persistence, replicas, or unknown."""
+        ...

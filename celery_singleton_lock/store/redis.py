@@ -1,0 +1,439 @@
+"""The store on a Redis or Valkey server: each verb is one Lua script."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import redis
+from redis import exceptions as failures
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from celery_singleton_lock.errors import (
+    BackendError,
+    BackendRefused,
+    BackendUnreachable,
+    ConfigurationError,
+)
+from celery_singleton_lock.keys import BUCKETS, Keyspace
+from celery_singleton_lock.model import (
+    CLAIM_LEASE,
+    SCHEMA,
+    Claim,
+    Delivery,
+    Ending,
+    LockView,
+    Owner,
+    Parcel,
+    Reply,
+    Stray,
+    base_of,
+    new_token,
+)
+from celery_singleton_lock.store import replies
+from celery_singleton_lock.store.scripts import Argument, Call, Script, load_scripts
+
+DEFER: Final = 2.0
+"""Seconds for which a lock that one sweeper took is not shown to another."""
+
+LONGEST_BLOCK: Final = 30.0
+"""Most seconds for which one blocking call waits; who wants to wait longer asks again."""
+
+SLACK: Final = 5.0
+"""Seconds by which the socket time-out of a blocking call exceeds its block."""
+
+_UNREACHABLE: Final = (
+    failures.ConnectionError,
+    failures.TimeoutError,
+    failures.BusyLoadingError,
+    failures.ReadOnlyError,
+    failures.ClusterDownError,
+    failures.TryAgainError,
+    OSError,
+)
+_REFUSED: Final = {
+    "NOPERM": "the ACL user may not run this; allow it: +@scripting +@read +@write on the keys "
+    "below the prefix",
+    "WRONGTYPE": "a key below the lock's prefix holds another type, so another program uses the "
+    "same names; set singleton_lock_prefix to a prefix of its own",
+    "OOM": "the server has reached maxmemory; nothing was kept",
+    "NOAUTH": "the server wants a password; put it into the URL",
+    "WRONGPASS": "wrong user name or password",
+}
+_CODE: Final = re.compile(rf"\b({'|'.join(_REFUSED)})\b")
+_CODE_OF: Final = (
+    # redis-py takes the code off the sentence of errors for which it has a class.
+    (failures.NoPermissionError, "NOPERM"),
+    (failures.OutOfMemoryError, "OOM"),
+    (failures.AuthenticationError, "WRONGPASS"),
+)
+_NO_SCRIPTS: Final = "this server does not allow scripts (EVALSHA, EVAL), which every lock needs"
+
+LONGEST_LEASE: Final = 366 * 86_400.0
+"""Most seconds for a lease or a wait: beyond it a slip of units is likelier than a plan."""
+
+
+def _milliseconds(duration: float) -> int:
+    return round(duration * 1000)
+
+
+def _span(what: str, duration: float, *, least: float = 0.0) -> int:
+    """Return milliseconds, and refuse what the scripts could only fail on half-way."""
+    if not isinstance(duration, (int, float)) or not least <= duration <= LONGEST_LEASE:
+        msg = f"{what} is {duration!r}: give seconds, from {least:g} to {LONGEST_LEASE:g}."
+        raise ConfigurationError(msg)
+    return _milliseconds(duration)
+
+
+def _lease(duration: float) -> int:
+    return _span("lease", duration, least=0.001)
+
+
+def _number(what: str, number: float, *, least: int = 0) -> int:
+    if not math.isfinite(number) or number != int(number) or number < least:
+        msg = f"{what} is {number!r}: give a whole number, {least} or more."
+        raise ConfigurationError(msg)
+    return int(number)
+
+
+def explain(error: Exception) -> BackendError:
+    """Return our error for one of redis-py's; never quotes an address or a password."""
+    sentence = str(error)
+    found = _CODE.search(sentence)
+    code = found[1] if found else next((c for kind, c in _CODE_OF if isinstance(error, kind)), "")
+    if code:
+        return BackendRefused(f"The lock's Redis refused ({code}): {_REFUSED[code]}.")
+    if "unknown command" in sentence.lower():
+        return BackendRefused(f"The lock's Redis refused: {_NO_SCRIPTS}.")
+    if isinstance(error, _UNREACHABLE):
+        return BackendUnreachable(f"The lock's Redis did not answer ({type(error).__name__}).")
+    return BackendRefused(f"The lock's Redis refused: {sentence}")
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Turn redis-py's errors into ours."""
+    try:
+        yield
+    except (failures.RedisError, OSError) as error:
+        raise explain(error) from error
+
+
+class RedisStore:
+    """Locks on one Redis server.
+
+    Args:
+        client: redis-py client, used for all verbs; replies may be decoded or not.
+        keyspace: where the keys are.
+        scripts: the verbs; test builds pass their own.
+        claim_lease: seconds in which a waiter must claim its grant.
+
+    Raises (all verbs):
+        BackendUnreachable: no answer. The verb may or may not have run; asking again with the same
+            token is safe.
+        BackendRefused: the server answered with a refusal.
+    """
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        keyspace: Keyspace | None = None,
+        *,
+        scripts: Mapping[str, Script] | None = None,
+        claim_lease: float = CLAIM_LEASE,
+    ) -> None:
+        """Prepare; nothing is sent yet."""
+        self.client = client
+        self.keyspace = keyspace or Keyspace()
+        self._scripts = dict(scripts) if scripts else load_scripts()
+        self._claim_ms = _lease(claim_lease)
+        self._blocking: redis.Redis | None = None
+
+    # -- verbs ------------------------------------------------------------------------------------
+
+    def acquire(self, owner: Owner, claim: Claim, *, wait: float | None = None) -> Reply:
+        """Take the lock, or queue for it; see :meth:`Store.acquire`."""
+        call = self._lock_call(
+            "acquire",
+            claim.name,
+            **self._asked(owner, claim),
+            wait_ms="" if wait is None else _span("wait", wait),
+        )
+        return replies.reply(self._run(call))
+
+    def park(self, owner: Owner, claim: Claim, parcel: Parcel) -> Reply:
+        """Keep a message and queue it; see :meth:`Store.park`."""
+        return replies.reply(self._run(self._park_call(owner, claim, parcel)))
+
+    def park_many(
+        self, parcels: Iterable[tuple[Owner, Claim, Parcel]]
+    ) -> Sequence[Reply | BackendError]:
+        """Park several messages in one round trip; each gets its own answer or error."""
+        answers = self._run_many([self._park_call(*parcel) for parcel in parcels])
+        return [a if isinstance(a, BackendError) else replies.reply(a) for a in answers]
+
+    def claim(self, owner: Owner, name: str, lease: float, *, settle: bool = False) -> Reply:
+        """Begin to use a grant; see :meth:`Store.claim`."""
+        call = self._lock_call(
+            "claim",
+            name,
+            token=owner.token,
+            lease_ms=_lease(lease),
+            settle=int(settle),
+            worker=owner.worker,
+            host=owner.host,
+            pid=owner.pid,
+            claim_ms=self._claim_ms,
+        )
+        return replies.reply(self._run(call))
+
+    def release(
+        self,
+        name: str,
+        token: str,
+        ending: Ending,
+        *,
+        worker: str = "",
+        done_for: float = 3600.0,
+        mark: bool = False,
+    ) -> Reply:
+        """Give the lock back; see :meth:`Store.release`."""
+        call = self._lock_call(
+            "release",
+            name,
+            token=token,
+            ending=ending.value,
+            worker=worker,
+            done_ms=_span("done_for", done_for),
+            mark=int(mark),
+            claim_ms=self._claim_ms,
+        )
+        return replies.reply(self._run(call))
+
+    def extend(self, leases: Iterable[tuple[str, str, float]]) -> Sequence[bool]:
+        """Renew many leases; see :meth:`Store.extend`."""
+        asked = list(leases)
+        if not asked:
+            return []
+        keys = [key for name, _, _ in asked for key in self.keyspace.lock(name)]
+        arguments: list[Argument] = []
+        for name, token, lease in asked:
+            arguments += [name, token, _lease(lease)]
+        answers = self._run(Call(self._scripts["extend"], keys, arguments))
+        refused = [answer for answer in answers if not isinstance(answer, int)]
+        if len(refused) == len(asked):
+            raise explain(failures.ResponseError(replies.text(refused[0])))
+        return [answer == 1 for answer in answers]
+
+    def kick(self, name: str, *, worker: str = "", realm: str = "") -> Sequence[Stray]:
+        """Sweep and grant; see :meth:`Store.kick`."""
+        raw = self._run(self._kick_call(name, worker, realm))
+        return replies.strays(name, raw)
+
+    def kick_many(
+        self, names: Sequence[str], *, worker: str = "", realm: str = ""
+    ) -> Sequence[Stray]:
+        """Sweep several locks in one round trip; a lock whose keys are refused is passed by."""
+        answers = self._run_many([self._kick_call(name, worker, realm) for name in names])
+        found: list[Stray] = []
+        for name, answer in zip(names, answers, strict=True):
+            if not isinstance(answer, BackendError):
+                found += replies.strays(name, answer)
+        return found
+
+    def take_due(self, limit: int = 100) -> Sequence[str]:
+        """Return locks that want a look; see :meth:`Store.take_due`."""
+        script = self._scripts["take_due"]
+        keys = [self.keyspace.due(bucket) for bucket in range(BUCKETS)]
+        arguments = script.pack({"most": limit, "defer_ms": _milliseconds(DEFER)})
+        return [replies.text(name) for name in self._run(Call(script, keys, arguments))]
+
+    def inspect(self, name: str, *, waiters: int = 10) -> LockView:
+        """Return the lock as it stands; see :meth:`Store.inspect`."""
+        return replies.view(name, self._run(self._lock_call("inspect", name, waiters=waiters)))
+
+    def reset(self, name: str) -> int:
+        """Take the lock from all its holders; see :meth:`Store.reset`."""
+        return int(self._run(self._lock_call("reset", name, claim_ms=self._claim_ms)))
+
+    # -- parked messages, workers, waits ----------------------------------------------------------
+
+    def body(self, name: str, token: str) -> bytes | None:
+        """Return the parked message of ``token``."""
+        with explained():
+            raw: Any = self.client.hget(self.keyspace.lock(name).bodies, base_of(token))
+        return None if raw is None else bytes(raw)
+
+    def beat(self, worker: str, realm: str, queues: Iterable[str], ttl: float) -> None:
+        """Tell that a worker lives, for ``ttl`` seconds more."""
+        names = sorted(queues)
+        about = json.dumps({"realm": realm, "queues": names})
+        arguments = [worker, realm, _milliseconds(ttl), about, *names]
+        self._run(Call(self._scripts["beat"], [self.keyspace.fleet], arguments))
+
+    def leave(self, worker: str, realm: str, queues: Iterable[str]) -> None:
+        """Tell that a worker takes no more grants."""
+        self.beat(worker, realm, queues, 0)
+
+    def receive(self, worker: str, timeout: float) -> Delivery | None:
+        """Wait up to ``timeout`` seconds for a grant."""
+        raw = self._pop(self.keyspace.inbox(worker), timeout)
+        return None if raw is None else replies.delivery(raw)
+
+    def wait(self, name: str, token: str, timeout: float) -> bool:
+        """Block until the wake list of ``token`` has an element, or ``timeout`` seconds passed."""
+        return self._pop(self.keyspace.wake(name, token), timeout) is not None
+
+    def time(self) -> float:
+        """Return the server's clock, in seconds."""
+        with explained():
+            whole, micro = self.client.time()  # type: ignore[misc]  # sync client
+        return float(whole) + float(micro) / 1_000_000
+
+    def probe(self) -> None:
+        """Take and give back a lock nobody else wants: this server can do all that locks need."""
+        owner, name = Owner(new_token()), "celery-singleton-lock probe"
+        self.acquire(owner, Claim(name, lease=1.0, limit=2**31 - 1))
+        self.release(name, owner.token, Ending.FINAL)
+
+    def schema(self) -> str:
+        """Return the version of the data model that lives here; ours, if none did."""
+        with explained():
+            self.client.set(self.keyspace.schema, SCHEMA, nx=True)
+            return replies.text(self.client.get(self.keyspace.schema))
+
+    def describe(self) -> Mapping[str, str]:
+        """Return what this server guarantees; ``unknown`` where it does not say."""
+        facts = {"version": "unknown", "eviction": "unknown", "persistence": "unknown"}
+        facts["replicas"] = "unknown"
+        try:
+            info: Any = self.client.info()
+        except failures.ResponseError:
+            return facts
+        facts["version"] = str(info.get("redis_version", "unknown"))
+        facts["eviction"] = str(info.get("maxmemory_policy", "unknown"))
+        facts["replicas"] = str(info.get("connected_slaves", "unknown"))
+        facts["persistence"] = self._persistence(info)
+        return facts
+
+    def _persistence(self, info: Mapping[str, Any]) -> str:
+        if "aof_enabled" not in info:
+            return "unknown"
+        if int(info["aof_enabled"]):
+            return "append-only file"
+        try:
+            saves: Any = self.client.config_get("save")
+        except failures.ResponseError:
+            return "unknown"
+        return "snapshots" if saves.get("save") else "none"
+
+    # -- calls ------------------------------------------------------------------------------------
+
+    def _lock_call(self, verb: str, name: str, **arguments: Argument) -> Call:
+        script = self._scripts[verb]
+        return Call(script, list(self.keyspace.lock(name)), script.pack({"name": name, **arguments}))
+
+    def _asked(self, owner: Owner, claim: Claim) -> dict[str, Argument]:
+        most = "" if claim.max_waiting is None else _number("max_waiting", claim.max_waiting)
+        return {
+            "token": owner.token,
+            "lease_ms": _lease(claim.lease),
+            "limit_arg": _number("limit", claim.limit, least=1),
+            "place_us": _number("place", claim.place),
+            "max_waiting": most,
+            "copy": int(claim.copy),
+            "attempt": owner.attempt,
+            "task": owner.task,
+            "worker": owner.worker,
+            "host": owner.host,
+            "pid": owner.pid,
+            "claim_ms": self._claim_ms,
+        }
+
+    def _park_call(self, owner: Owner, claim: Claim, parcel: Parcel) -> Call:
+        return self._lock_call(
+            "park",
+            claim.name,
+            **self._asked(owner, claim),
+            body=parcel.body,
+            realm=parcel.realm,
+            route=parcel.queue,
+            wait_ms="" if parcel.deadline is None else _span("deadline", parcel.deadline),
+            hold=int(parcel.hold),
+        )
+
+    def _kick_call(self, name: str, worker: str, realm: str) -> Call:
+        return self._lock_call(
+            "kick", name, worker=worker, realm=realm, claim_ms=self._claim_ms
+        )
+
+    def _run(self, call: Call) -> Any:
+        """Run a script by its digest; send its text only where the server does not know it."""
+        with explained():
+            try:
+                return self.client.evalsha(
+                    call.script.sha, len(call.keys), *call.keys, *call.arguments
+                )
+            except failures.NoScriptError:
+                return self.client.eval(
+                    call.script.text, len(call.keys), *call.keys, *call.arguments
+                )
+
+    def _run_many(self, calls: Sequence[Call]) -> list[Any]:
+        """Run scripts in one round trip; an answer is a reply, or the error of that call alone."""
+        if not calls:
+            return []
+        pipe = self.client.pipeline(transaction=False)
+        for call in calls:
+            pipe.evalsha(call.script.sha, len(call.keys), *call.keys, *call.arguments)
+        with explained():
+            answers = pipe.execute(raise_on_error=False)
+        return [self._settled(call, answer) for call, answer in zip(calls, answers, strict=True)]
+
+    def _settled(self, call: Call, answer: Any) -> Any:
+        if isinstance(answer, failures.NoScriptError):
+            return self._caught(lambda: self._run(call))
+        return explain(answer) if isinstance(answer, Exception) else answer
+
+    @staticmethod
+    def _caught(run: Callable[[], Any]) -> Any:
+        try:
+            return run()
+        except BackendError as error:
+            return error
+
+    # -- blocking ---------------------------------------------------------------------------------
+
+    def _pop(self, key: str, timeout: float) -> bytes | str | None:
+        """BLPOP on connections of their own, whose socket time-out lies above the block.
+
+        redis-py 8's defaults (a 5 s socket time-out and ten retries) turned ``blpop(key, 7)`` into
+        an error after 58.9 s; a retried BLPOP would also swallow an element.
+        """
+        if self._blocking is None:
+            self._blocking = blocking_twin(self.client)
+        block = min(max(timeout, 0.01), LONGEST_BLOCK)
+        with explained():
+            found: Any = self._blocking.blpop([key], timeout=block)
+        return None if found is None else found[1]
+
+    def close(self) -> None:
+        """Close the connections that this store opened; the caller's client stays open."""
+        if self._blocking is not None:
+            self._blocking.close()
+            self._blocking = None
+
+
+def blocking_twin(client: redis.Redis) -> redis.Redis:
+    """Return a client to the same server for blocking calls: no retries, long socket time-out."""
+    pool = client.connection_pool
+    options = dict(pool.connection_kwargs)
+    options.update(socket_timeout=LONGEST_BLOCK + SLACK, retry=Retry(NoBackoff(), 0), retry_on_error=[])
+    options.pop("retry_on_timeout", None)
+    twin = redis.ConnectionPool(connection_class=pool.connection_class, **options)
+    return redis.Redis(connection_pool=twin)

@@ -1,0 +1,99 @@
+"""Turns what the scripts answer into values (pure)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from celery_singleton_lock.model import Delivery, Holder, LockView, Reply, Stray, Verdict
+
+
+def text(raw: Any) -> str:
+    """Return a reply as text, whether the client decodes replies or not."""
+    return raw.decode("utf-8", "replace") if isinstance(raw, bytes) else str(raw)
+
+
+def seconds(milliseconds: Any) -> float:
+    """Return seconds for a reply in milliseconds."""
+    return float(milliseconds) / 1000
+
+
+def holder(token: str, record: str, expires_in: float = 0.0) -> Holder:
+    """Return who holds or waits, from its record."""
+    rec = json.loads(record)
+    return Holder(
+        token=token,
+        task=rec.get("task", ""),
+        task_id=rec.get("attempt", "").split("/")[0],
+        worker=rec.get("worker", ""),
+        host=rec.get("host", ""),
+        pid=int(rec.get("pid") or 0),
+        expires_in=expires_in,
+        fencing_token=int(rec.get("fence") or 0),
+        state=rec.get("state", ""),
+        since=seconds(rec.get("since") or 0),
+    )
+
+
+def reply(raw: Sequence[Any]) -> Reply:
+    """Return the answer of acquire, park, claim and release."""
+    verdict, fence, left, rank, next_look, described, limit = raw
+    token, _, record = text(described).partition("\n")
+    return Reply(
+        verdict=Verdict(text(verdict)),
+        fencing_token=int(fence),
+        lease=seconds(left),
+        rank=int(rank),
+        next_look=max(0.0, seconds(next_look)),
+        holder=holder(token, record, max(0.0, seconds(next_look))) if record else None,
+        limit=int(limit),
+    )
+
+
+def delivery(raw: bytes | str) -> Delivery:
+    """Return what lay in an inbox."""
+    packed = raw.encode() if isinstance(raw, str) else raw
+    head, _, body = packed.partition(b"\n")
+    fields = json.loads(head)
+    return Delivery(
+        name=fields["lock"],
+        token=fields["token"],
+        fencing_token=int(fields["fence"]),
+        body=body if fields["whole"] == "1" else None,
+        verdict=fields["verdict"],
+        waited=seconds(fields["waited"]),
+    )
+
+
+def strays(name: str, raw: Sequence[Any]) -> list[Stray]:
+    """Return the messages that want a copy in the broker."""
+    return [
+        Stray(name, text(raw[i]), text(raw[i + 1]), bytes(raw[i + 2])) for i in range(0, len(raw), 3)
+    ]
+
+
+def view(name: str, raw: Sequence[Any]) -> LockView:
+    """Return the lock as inspect saw it."""
+    now, pairs, held, queued, waiting, adrift, bodies = raw
+    meta = dict(zip(map(text, pairs[::2]), map(text, pairs[1::2]), strict=True))
+    return LockView(
+        name=name,
+        holders=tuple(
+            holder(text(held[i]), text(held[i + 2]), seconds(float(held[i + 1]) - float(now)))
+            for i in range(0, len(held), 3)
+        ),
+        waiters=tuple(
+            holder(text(queued[i]), text(queued[i + 1])) for i in range(0, len(queued), 2)
+        ),
+        waiting=int(waiting),
+        adrift=int(adrift),
+        bodies=int(bodies),
+        limit=int(meta.get("limit", 0)),
+        fencing_token=int(meta.get("fence", 0)),
+        counters=_counters(meta),
+    )
+
+
+def _counters(meta: Mapping[str, str]) -> dict[str, int]:
+    return {key: int(meta[key]) for key in ("grants", "lapses", "resets") if key in meta}

@@ -1,0 +1,105 @@
+"""Assembles the Lua scripts, and calls them by argument name.
+
+A script's header is its contract and is read by this module: ``-- KEYS:`` says which keys it takes,
+``-- ARGV:`` names its arguments in order. The names become the script's local variables and the
+caller's keywords, so header, body and call site cannot drift apart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import resources
+from typing import Final
+
+VERBS: Final = (
+    "acquire",
+    "park",
+    "claim",
+    "release",
+    "extend",
+    "kick",
+    "take_due",
+    "inspect",
+    "reset",
+    "beat",
+)
+_HEADER: Final = re.compile(r"^-- (KEYS|ARGV): *(.*)$", re.MULTILINE)
+
+Argument = str | int | bytes
+
+
+@dataclass(frozen=True)
+class Script:
+    """One verb.
+
+    Args:
+        verb: its name.
+        text: what Redis runs.
+        keys: ``lock`` (the keys of one lock), ``lock*``, ``due*`` or ``fleet``.
+        arguments: names of its arguments; empty if it takes a list.
+    """
+
+    verb: str
+    text: str
+    keys: str
+    arguments: tuple[str, ...]
+
+    @cached_property
+    def sha(self) -> str:
+        """Digest by which Redis knows the script."""
+        return hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+
+    def pack(self, arguments: Mapping[str, Argument]) -> list[Argument]:
+        """Put the arguments in the header's order.
+
+        Raises:
+            TypeError: a name is missing, or is not in the header.
+        """
+        if arguments.keys() != set(self.arguments):
+            wrong = sorted(arguments.keys() ^ set(self.arguments))
+            msg = f"{self.verb}.lua takes {', '.join(self.arguments)}; differs in {wrong}"
+            raise TypeError(msg)
+        return [arguments[name] for name in self.arguments]
+
+
+def read(file: str) -> str:
+    """Return the text of a file in ``scripts/``."""
+    return resources.files(__package__).joinpath("scripts", file).read_text(encoding="utf-8")
+
+
+def assemble(verb: str, clock: str, shared: str, body: str) -> Script:
+    """Join a verb with what it shares; its named arguments become local variables."""
+    header = dict(_HEADER.findall(body))
+    arguments = tuple(header["ARGV"].split())
+    listed = any("*" in name for name in arguments)
+    fixed = [name for name in arguments if "*" not in name and "(" not in name]
+    names = () if listed and arguments[0].startswith("(") else tuple(fixed)
+    values = ", ".join(f"ARGV[{i}]" for i in range(1, len(names) + 1))
+    unpack = f"local {', '.join(names)} = {values}\n" if names else ""
+    joined = shared if "use(" in body else ""
+    text = f"{unpack}{clock}\n{joined}\n{body}"
+    return Script(verb, text, header["KEYS"].strip(), () if listed else names)
+
+
+def load_scripts(clock: str | None = None) -> dict[str, Script]:
+    """Return all verbs.
+
+    Args:
+        clock: Lua text that replaces ``_clock.lua``; for test builds.
+    """
+    clock = read("_clock.lua") if clock is None else clock
+    shared = read("_lock.lua")
+    return {verb: assemble(verb, clock, shared, read(f"{verb}.lua")) for verb in VERBS}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A script with its keys and packed arguments, ready to be sent alone or in a batch."""
+
+    script: Script
+    keys: Sequence[str]
+    arguments: Sequence[Argument]

@@ -1,0 +1,423 @@
+-- What the verbs share: one lock's state, and the few ways in which it changes.
+--
+-- Lua has no roll-back, so a verb reads (and so checks the type of) everything before it writes.
+-- What is not the lock's own (inboxes, wake lists, routes) is touched with pcall: if another program
+-- owns such a key, a wake-up or a route is missing, and no change of the lock is left half done.
+-- Numbers of 16 digits are written with %.0f: tostring would round them to 14.
+local GRACE_MS = 60000   -- how long keys outlive the last lease, so that fences go on
+local HOLD_MS = 2000     -- a free lock beside a held-back waiter is looked at after this
+local ADRIFT_MS = 5000   -- a lock with messages that nobody consumes is looked at after this
+local PUBLISH_MS = 2000  -- first interval between two copies of such a message; it doubles
+local BATCH = 100        -- most waiters that one script moves
+local INBOX_BODY = 65536 -- longer bodies do not travel through the inbox
+local INBOX_MS = 600000  -- inbox of a worker that went away
+local WAITS = {waiting = 'queue', parked = 'queue', adrift = 'adrift', overdue = 'overdue'}
+
+local now_us = server_time()
+local now = math.floor(now_us / 1000)
+
+local lock, holders, queue, record, meta, bodies, deadlines, adrift, done, due, index, fleet
+local limit, last_fence, grants
+local alone      -- nobody waits and no message is kept: what concerns the queue can be left out
+local remembers  -- some ended attempts are remembered
+local behind     -- more waiters had to be moved than one script may
+
+local function digits(n) return string.format('%.0f', n) end
+
+-- Make the lock whose keys start behind KEYS[offset] the one that the functions below work on.
+local function use(offset, lock_name)
+  lock = lock_name
+  holders, queue, record, meta = KEYS[offset + 1], KEYS[offset + 2], KEYS[offset + 3], KEYS[offset + 4]
+  bodies, deadlines, adrift = KEYS[offset + 5], KEYS[offset + 6], KEYS[offset + 7]
+  done, due, index, fleet = KEYS[offset + 8], KEYS[offset + 9], KEYS[offset + 10], KEYS[offset + 11]
+end
+
+-- Read every key once, so that a key of another type fails the script before it has written.
+local function check()
+  alone = redis.call('EXISTS', queue, bodies, deadlines, adrift) == 0
+  if not alone then
+    redis.call('ZCARD', queue)
+    redis.call('HLEN', bodies)
+    redis.call('ZCARD', deadlines)
+    redis.call('ZCARD', adrift)
+  end
+  redis.call('ZCARD', holders)
+  redis.call('HLEN', record)
+  redis.call('ZCARD', due)
+  redis.call('HLEN', index)
+  remembers = redis.call('ZCARD', done) > 0
+  local m = redis.call('HMGET', meta, 'limit', 'fence', 'grants')
+  limit, last_fence, grants = tonumber(m[1] or 1), tonumber(m[2] or 0), tonumber(m[3] or 0)
+end
+
+-- A full Redis refuses only a script's first write. Verbs that take memory begin with this one ...
+local function refuse_if_full() redis.call('HSET', meta, 'name', lock, 'schema', '1') end
+
+-- ... and verbs that must work on a full Redis with this no-op, which is not refused.
+local function write_though_full() redis.call('PERSIST', holders) end
+
+local function load(token)
+  local raw = redis.call('HGET', record, token)
+  return raw and cjson.decode(raw) or nil
+end
+
+local function save(token, rec) redis.call('HSET', record, token, cjson.encode(rec)) end
+
+local function split(token)
+  local base, n = string.match(token, '^(.*)%.(%d+)$')
+  return base or token, tonumber(n or 0)
+end
+
+local function base_of(token) return (split(token)) end
+
+local function next_token(token)
+  local base, n = split(token)
+  return base .. '.' .. digits(n + 1)
+end
+
+local function has_body(base) return not alone and redis.call('HEXISTS', bodies, base) == 1 end
+
+local function count(what) redis.call('HINCRBY', meta, what, 1) end
+
+-- End of a token's lease, even of a lapsed one; nil if it does not hold the lock.
+local function lease_end(token) return tonumber(redis.call('ZSCORE', holders, token) or nil) end
+
+-- Where a token stands: 'holder', 'queue', 'adrift', 'overdue' or nil.
+local function standing(token, rec)
+  if not rec then return nil end
+  return WAITS[rec.state] or lease_end(token) and 'holder' or nil
+end
+
+-- The lowest limit that any holder or waiter declared; an idle lock takes the newcomer's.
+local function declare(wanted)
+  local idle = alone and redis.call('ZCARD', holders) == 0
+  if wanted < limit or idle and wanted ~= limit then
+    limit = wanted
+    redis.call('HSET', meta, 'limit', limit)
+  end
+end
+
+-- Who names no place goes behind everybody, whatever the clock says.
+local function place_of(wanted)
+  if wanted > 0 then return digits(math.min(wanted, now_us)) end
+  local tail = not alone and redis.call('ZRANGE', queue, -1, -1, 'WITHSCORES')[2]
+  return digits(math.max(now_us, tonumber(tail or 0) + 1))
+end
+
+local function new_fence()
+  last_fence = math.max(last_fence + 1, now_us)
+  grants = grants + 1
+  redis.call('HSET', meta, 'fence', digits(last_fence), 'grants', digits(grants), 'limit', limit)
+  return digits(last_fence)
+end
+
+-- Messages that nobody consumes are sorted by route, then by place: a route whose worker is back is
+-- found without a look at the others.
+local function route_of(rec) return rec.realm .. ':' .. rec.queue end
+
+local function adrift_member(token, rec)
+  return route_of(rec) .. '\n' .. string.format('%016.0f', tonumber(rec.place)) .. '\n' .. token
+end
+
+local function adrift_of(route, most)
+  local members = redis.call('ZRANGEBYLEX', adrift, '[' .. route .. '\n', '(' .. route .. '\n\255', 'LIMIT', 0, most)
+  local tokens = {}
+  for i, member in ipairs(members) do tokens[i] = string.match(member, '[^\n]*$') end
+  return tokens
+end
+
+local function routes_adrift()
+  local routes, from = {}, '-'
+  while #routes < BATCH do
+    local member = redis.call('ZRANGEBYLEX', adrift, from, '+', 'LIMIT', 0, 1)[1]
+    if not member then break end
+    local route = string.match(member, '^(.*)\n%d+\n[^\n]*$')
+    routes[#routes + 1] = route
+    from = '(' .. route .. '\n\255'
+  end
+  return routes
+end
+
+-- Take a token out of the line; its record stays.
+local function unqueue(token, rec)
+  if alone then return end
+  redis.call('ZREM', queue, token)
+  redis.call('ZREM', deadlines, token)
+  if rec and rec.state == 'adrift' then redis.call('ZREM', adrift, adrift_member(token, rec)) end
+end
+
+-- The worker that gets messages of a route: the caller's own, else any live one, else false.
+local chosen = {}
+local function worker_for(route, own)
+  if chosen[route] == nil then
+    local key = fleet .. ':route:' .. route
+    local live = redis.pcall('ZREVRANGEBYSCORE', key, '+inf', '(' .. now, 'LIMIT', 0, 16)
+    chosen[route] = live[1 + now_us % math.max(#live, 1)] or false
+    local till = #live > 0 and own ~= '' and redis.call('ZSCORE', key, own)
+    if till and tonumber(till) > now then chosen[route] = own end
+  end
+  return chosen[route]
+end
+
+-- Hand a parked message to a live worker that consumes its queue, if there is one.
+local function deliver(token, rec, verdict, own)
+  local worker = worker_for(route_of(rec), own)
+  if not worker then return end
+  local body = redis.call('HGET', bodies, base_of(token)) or ''
+  local head = cjson.encode({
+    lock = lock, token = token, fence = rec.fence or '0', verdict = verdict,
+    whole = #body <= INBOX_BODY and '1' or '0',
+    waited = digits(math.max(0, now_us - tonumber(rec.place)) / 1000),
+  })
+  local inbox = fleet .. ':inbox:' .. worker
+  redis.pcall('RPUSH', inbox, head .. '\n' .. (#body <= INBOX_BODY and body or ''))
+  redis.pcall('PEXPIRE', inbox, INBOX_MS)
+  rec.worker = worker
+end
+
+local function wake(token)
+  local list = string.sub(holders, 1, -8) .. 'wake:' .. token
+  redis.pcall('RPUSH', list, '1')
+  redis.pcall('PEXPIRE', list, GRACE_MS)
+end
+
+-- Write a token in as holder.
+local function hold(token, rec, state, lease)
+  unqueue(token, rec)
+  rec.fence = new_fence()
+  rec.state = state
+  rec.since = digits(now)
+  redis.call('ZADD', holders, now + lease, token)
+end
+
+-- Begin to use what is held, with a full lease from now.
+local function start(token, rec)
+  rec.state = 'running'
+  rec.since = digits(now)
+  redis.call('ZADD', holders, now + tonumber(rec.lease), token)
+  save(token, rec)
+end
+
+-- A waiter gets a short lease, in which it must claim (or its worker renew) its grant.
+local function grant(token, rec, own)
+  hold(token, rec, 'granted', math.min(tonumber(claim_ms), tonumber(rec.lease)))
+  if rec.parked then deliver(token, rec, 'granted', own) else wake(token) end
+  save(token, rec)
+end
+
+local function enqueue(token, rec, state)
+  alone = false
+  rec.state = state
+  rec.since = digits(now)
+  redis.call('ZADD', queue, rec.place, token)
+  if rec.deadline then redis.call('ZADD', deadlines, rec.deadline, token) end
+  if rec.attempt ~= '' then
+    rec.indexed = '1'
+    redis.call('HSET', index, rec.attempt, lock .. '\n' .. token)
+  end
+  save(token, rec)
+end
+
+-- The times at which a copy goes to the broker survive a recall: a worker that comes and goes must
+-- not multiply copies.
+local function set_adrift(token, rec)
+  redis.call('ZREM', queue, token)
+  rec.state = 'adrift'
+  rec.publish_at = rec.publish_at or digits(now)
+  rec.publish_every = rec.publish_every or digits(PUBLISH_MS)
+  redis.call('ZADD', adrift, 0, adrift_member(token, rec))
+  save(token, rec)
+end
+
+local function unindex(token, rec)
+  if not rec.indexed then return end
+  local entry = redis.call('HGET', index, rec.attempt)
+  if entry and base_of(entry) == lock .. '\n' .. base_of(token) then
+    redis.call('HDEL', index, rec.attempt)
+  end
+end
+
+-- The delivery `token` is over, the task is not: its body, or its twin, queues at the old place,
+-- under a token that nobody has held yet.
+local function go_back(token, rec)
+  redis.call('HDEL', record, token)
+  local kept = has_body(base_of(token)) and token
+  if not kept and rec.twin and has_body(base_of(rec.twin)) then
+    kept, rec.twin, rec.parked = rec.twin, nil, '1'
+  end
+  unindex(token, rec)
+  if not kept then return end
+  if rec.state == 'running' then -- it waits anew; what was on its way to it has arrived
+    rec.deadline = rec.wait and digits(now + tonumber(rec.wait)) or nil
+    rec.publish_at, rec.publish_every = nil, nil
+  end
+  rec.fence, rec.worker = nil, ''
+  enqueue(next_token(kept), rec, 'parked')
+end
+
+-- The task is settled: drop all that is kept of it, and remember that it was here.
+local function forget(token, rec, done_ms, mark)
+  local base = base_of(token)
+  redis.call('HDEL', record, token)
+  unindex(token, rec)
+  if not alone then redis.call('HDEL', bodies, base, base_of(rec.twin or token)) end
+  if rec.attempt == '' or not (rec.parked or rec.twin or rec.copied or mark) then return end
+  local till = now + done_ms
+  redis.call('ZREMRANGEBYSCORE', done, '-inf', now)
+  redis.call('ZADD', done, till, rec.attempt, till, base)
+  local last = redis.call('ZRANGE', done, -1, -1, 'WITHSCORES')[2]
+  redis.call('PEXPIRE', done, tonumber(last) - now + GRACE_MS)
+end
+
+local function lapse(token)
+  redis.call('ZREM', holders, token)
+  count('lapses')
+  local rec = load(token)
+  if rec then go_back(token, rec) end
+end
+
+-- A waiter whose time has come: a client that went away is dropped; a message is never dropped, it
+-- is delivered with a verdict, again and again until a worker settles it.
+local function expire(token, own)
+  local rec = load(token)
+  unqueue(token, rec)
+  if not rec then return end
+  if not rec.parked then return go_back(token, rec) end
+  rec.state = 'overdue'
+  deliver(token, rec, 'overdue', own)
+  save(token, rec)
+  redis.call('ZADD', deadlines, now + tonumber(claim_ms), token)
+end
+
+-- Messages for which a worker has come (back) queue again at their place.
+local function recall(own)
+  for _, route in ipairs(routes_adrift()) do
+    if worker_for(route, own) then
+      for _, token in ipairs(adrift_of(route, BATCH)) do
+        local rec = load(token)
+        unqueue(token, rec)
+        enqueue(token, rec, 'parked')
+      end
+    end
+  end
+end
+
+local function sweep(own)
+  for _, token in ipairs(redis.call('ZRANGEBYSCORE', holders, '-inf', now)) do lapse(token) end
+  if alone then return end
+  local late = redis.call('ZRANGEBYSCORE', deadlines, '-inf', now, 'LIMIT', 0, BATCH)
+  for _, token in ipairs(late) do expire(token, own) end
+  behind = #late == BATCH
+  recall(own)
+end
+
+-- Grant free permits in order of arrival, passing by only what no live worker consumes.
+-- `me` asks itself in this very call: it gets its full lease, and no wake-up.
+local function grant_waiters(own, me, my_record)
+  if alone then return end
+  local free = limit - redis.call('ZCARD', holders)
+  local moved = 0
+  while free > 0 do
+    local head = redis.call('ZRANGE', queue, 0, 0)[1]
+    if not head then return end
+    local rec = head == me and my_record or load(head)
+    local deadline = redis.call('ZSCORE', deadlines, head)
+    if head == me then
+      hold(head, rec, 'running', tonumber(rec.lease))
+      save(head, rec)
+      free = free - 1
+    elseif moved == BATCH then
+      behind = true
+      return
+    elseif not rec or deadline and tonumber(deadline) <= now then
+      expire(head, own)
+      moved = moved + 1
+    elseif rec.parked and not worker_for(route_of(rec), own) then
+      set_adrift(head, rec)
+      moved = moved + 1
+    else
+      grant(head, rec, own)
+      free = free - 1
+    end
+  end
+end
+
+local function live_until(until_ms, ...)
+  for _, key in ipairs({...}) do redis.call('PEXPIRE', key, until_ms - now + GRACE_MS) end
+end
+
+-- When a sweeper must look again.
+local function next_look(first)
+  local look = tonumber(first or now + ADRIFT_MS)
+  local deadline = redis.call('ZRANGE', deadlines, 0, 0, 'WITHSCORES')[2]
+  if deadline then look = math.min(look, tonumber(deadline)) end
+  if redis.call('ZCARD', adrift) > 0 then look = math.min(look, now + ADRIFT_MS) end
+  if redis.call('ZCARD', queue) > 0 and redis.call('ZCARD', holders) < limit then
+    look = math.min(look, now + HOLD_MS)
+  end
+  return behind and now or look
+end
+
+-- Set until when the keys live, and when a sweeper looks. A kept body keeps them for ever; holders
+-- alone want no sweeper, since whoever asks next sweeps.
+local function finish()
+  local first = redis.call('ZRANGE', holders, 0, 0, 'WITHSCORES')[2]
+  local last = first and tonumber(redis.call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2])
+  if alone or redis.call('EXISTS', queue, deadlines, adrift, bodies) == 0 then
+    if not alone then redis.call('ZREM', due, lock) end
+    if first then return live_until(last, holders, record, meta) end
+    if not alone then redis.call('DEL', record) end
+    return live_until(now, meta)
+  end
+  redis.call('ZADD', due, next_look(first), lock)
+  if redis.call('EXISTS', bodies) == 1 then
+    for _, key in ipairs({holders, queue, record, meta, deadlines, adrift}) do redis.call('PERSIST', key) end
+    return
+  end
+  local deadline = redis.call('ZRANGE', deadlines, -1, -1, 'WITHSCORES')[2]
+  live_until(math.max(last or now, tonumber(deadline or now)), holders, queue, record, meta, deadlines)
+end
+
+local function describe(token)
+  local raw = token and redis.call('HGET', record, token)
+  return raw and token .. '\n' .. raw or ''
+end
+
+local function answer(verdict, token, rec)
+  local first = redis.call('ZRANGE', holders, 0, 0, 'WITHSCORES')
+  local next_look_ms = first[2] and tonumber(first[2]) - now or 0
+  if verdict == 'granted' then
+    return {verdict, rec.fence, lease_end(token) - now, 0, next_look_ms, '', limit}
+  end
+  if verdict == 'released' then return {verdict, '0', 0, 0, next_look_ms, '', limit} end
+  local rank = not alone and redis.call('ZRANK', queue, token)
+  return {verdict, '0', 0, rank and rank + 1 or 0, next_look_ms, describe(first[1]), limit}
+end
+
+-- The token under which an attempt is here already, or nil. `index` knows those who wait or waited,
+-- the records know the holders.
+local function find(attempt)
+  if attempt == '' then return nil end
+  for _, token in ipairs(redis.call('ZRANGE', holders, 0, -1)) do
+    local rec = load(token)
+    if rec and rec.attempt == attempt then return token, rec end
+  end
+  local entry = redis.call('HGET', index, attempt)
+  local of, token = string.match(entry or '', '^(.*)\n([^\n]*)$')
+  local rec = of == lock and load(token)
+  if rec and standing(token, rec) then return token, rec end
+  if of == lock then redis.call('HDEL', index, attempt) end
+  return nil
+end
+
+local function is_done(member)
+  if not remembers or member == '' then return false end
+  local till = redis.call('ZSCORE', done, member)
+  return till and tonumber(till) > now
+end
+
+-- Whether a queue may not take one more.
+local function is_full(most)
+  if most == '' or alone and tonumber(most) > 0 then return false end
+  return redis.call('ZCARD', queue) + redis.call('ZCARD', adrift) >= tonumber(most)
+end

@@ -1,0 +1,78 @@
+-- acquire: take the lock if a permit is free and nobody who came earlier waits; else, if asked, queue.
+-- KEYS: lock
+-- ARGV: name token lease_ms limit_arg place_us wait_ms max_waiting copy attempt task worker host pid claim_ms
+--   place_us 0 = now; wait_ms empty = do not queue; max_waiting empty = no bound; copy 1 or 0
+-- REPLY: answer GRANTED WAITING BLOCKED FULL TWIN DONE
+use(0, name)
+check()
+refuse_if_full()
+sweep(worker)
+
+local rec = load(token)
+local where = standing(token, rec)
+if where == 'holder' then
+  if rec.state == 'granted' then start(token, rec) end
+  grant_waiters(worker)
+  finish()
+  return answer('granted', token, rec)
+end
+
+-- A message that is kept here under a later token, or was settled, does not run a second time.
+local base = base_of(token)
+local verdict
+if not where then
+  if is_done(base) or copy == '1' and is_done(attempt) then
+    verdict = 'done'
+  elseif has_body(base) then
+    verdict = 'twin'
+  elseif copy == '1' then
+    local other, others = find(attempt)
+    if other then
+      verdict = 'twin'
+      others.copied = '1' -- so that its end is remembered, even if it comes before the copy is parked
+      save(other, others)
+    end
+  end
+end
+if verdict then
+  grant_waiters(worker)
+  finish()
+  return answer(verdict, token)
+end
+
+declare(tonumber(limit_arg))
+rec = rec or {
+  attempt = attempt, task = task, worker = worker, host = host, pid = pid,
+  lease = lease_ms, place = place_of(tonumber(place_us)),
+}
+if wait_ms ~= '' and not rec.parked then rec.deadline = digits(now + tonumber(wait_ms)) end
+
+if alone then
+  if redis.call('ZCARD', holders) < limit then
+    hold(token, rec, 'running', tonumber(lease_ms))
+    save(token, rec)
+    verdict = 'granted'
+  end
+elseif where ~= 'adrift' and where ~= 'overdue' then
+  redis.call('ZADD', queue, rec.place, token)
+  grant_waiters(worker, token, rec)
+  if rec.state == 'running' then
+    verdict = 'granted'
+  elseif not where then
+    redis.call('ZREM', queue, token)
+  end
+end
+
+if where and not verdict then
+  verdict = 'waiting'
+  if where == 'queue' then enqueue(token, rec, rec.state) end
+elseif not verdict and wait_ms == '' then
+  verdict = 'blocked'
+elseif not verdict and is_full(max_waiting) then
+  verdict = 'full'
+elseif not verdict then
+  verdict = 'waiting'
+  enqueue(token, rec, 'waiting')
+end
+finish()
+return answer(verdict, token, rec)

@@ -1,0 +1,28 @@
+-- extend: renew many leases. Never creates one, never revives one that has lapsed.
+-- KEYS: lock*
+-- ARGV: (name token lease_ms)*
+-- REPLY: list of 1 (held), 0 (not held) or the error of that lock
+local function renew(offset, lock_name, token, lease_ms)
+  use(offset, lock_name)
+  check()
+  write_though_full()
+  local rec = load(token)
+  local till = lease_end(token)
+  local held = till and till > now
+  if held then
+    redis.call('ZADD', holders, math.max(till, now + lease_ms), token)
+  elseif standing(token, rec) == 'overdue' then -- it waits in a worker for its slot, to be ended there
+    redis.call('ZADD', deadlines, now + lease_ms, token)
+    held = true
+  end
+  finish()
+  return held and 1 or 0
+end
+
+-- One lock whose keys are refused must not end the leases of all others.
+local replies = {}
+for i = 0, #ARGV / 3 - 1 do
+  local ran, held = pcall(renew, 11 * i, ARGV[3 * i + 1], ARGV[3 * i + 2], tonumber(ARGV[3 * i + 3]))
+  replies[i + 1] = ran and held or type(held) == 'table' and held.err or tostring(held)
+end
+return replies

@@ -1,0 +1,62 @@
+-- park: keep a message, queue it at its place, and grant it at once if its turn has come.
+-- KEYS: lock
+-- ARGV: name token lease_ms limit_arg place_us max_waiting copy attempt task worker host pid claim_ms body realm route wait_ms hold
+--   hold 1 = only enqueue: one that arrived earlier is still on its way; wait_ms empty = for ever
+-- REPLY: answer WAITING FULL DONE TWIN
+use(0, name)
+check()
+refuse_if_full()
+sweep(worker)
+
+local base = base_of(token)
+local rec = load(token)
+local where = standing(token, rec)
+local verdict
+if is_done(base) or copy == '1' and is_done(attempt) then
+  verdict = 'done'
+elseif has_body(base) then
+  verdict = 'waiting' -- asked again after a lost reply
+elseif copy == '1' then
+  local other, others = find(attempt)
+  if other and other ~= token then
+    verdict = 'twin'
+    others.copied = '1'
+    if not has_body(base_of(other)) and not (others.twin and has_body(base_of(others.twin))) then
+      alone = false
+      redis.call('HSET', bodies, base, body)
+      others.twin, others.realm, others.queue = token, realm, route
+      others.wait = wait_ms ~= '' and wait_ms or nil
+    end
+    save(other, others)
+  end
+end
+
+if not verdict then
+  declare(tonumber(limit_arg))
+  local room = hold == '0' and redis.call('ZCARD', holders) < limit
+  if not where and not room and is_full(max_waiting) then verdict = 'full' end
+end
+
+if not verdict then
+  verdict = 'waiting'
+  alone = false
+  redis.call('HSET', bodies, base, body)
+  rec = rec or {
+    attempt = attempt, task = task, worker = '', host = host, pid = pid, lease = lease_ms,
+    place = place_of(tonumber(place_us)),
+  }
+  rec.parked, rec.realm, rec.queue = '1', realm, route
+  rec.wait = wait_ms ~= '' and wait_ms or nil
+  rec.deadline = rec.wait and digits(now + tonumber(wait_ms)) or nil
+  if where == 'holder' then
+    deliver(token, rec, 'granted', worker) -- its own acquire was granted, and the reply was lost
+    save(token, rec)
+  else
+    unqueue(token, rec)
+    enqueue(token, rec, 'parked')
+  end
+end
+
+if hold == '0' then grant_waiters(worker) end
+finish()
+return answer(verdict, token)

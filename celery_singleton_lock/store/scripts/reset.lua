@@ -1,0 +1,18 @@
+-- reset: take the lock from all who hold it, whoever they are, and grant it to who is next.
+-- KEYS: lock
+-- ARGV: name claim_ms
+-- REPLY: how many held it
+use(0, name)
+check()
+write_though_full()
+local taken = redis.call('ZRANGE', holders, 0, -1)
+for _, token in ipairs(taken) do
+  redis.call('ZREM', holders, token)
+  local rec = load(token)
+  if rec then go_back(token, rec) end
+end
+count('resets')
+sweep('')
+grant_waiters('')
+finish()
+return #taken

@@ -1,0 +1,70 @@
+"""``LockedTask``: the base class of tasks that run one at a time per key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from celery import Task
+
+from celery_singleton_lock.extension import Extension, install
+from celery_singleton_lock.gate import NoLock, Run, TaskLock, current_lock
+from celery_singleton_lock.lock import Lock
+
+
+class LockedTask(Task):  # type: ignore[misc]  # celery is untyped
+    """A task that takes a lock before it runs: ``@app.task(base=LockedTask, lock_key=…)``.
+
+    Options, all of them optional, are given to the decorator or as class attributes:
+
+    * ``lock_key``: template over the arguments (``"account:{account_id}"``), or a callable with the
+      task's signature; without it each different call has its own lock.
+    * ``lock_args``: instead, names of the arguments that count.
+    * ``lock_lease`` (30 seconds), ``lock_limit`` (1), ``lock_on_conflict`` (``"park"``),
+      ``lock_wait_timeout``, ``lock_max_waiting``, ``lock_on_full``, ``lock_on_retry``,
+      ``lock_on_lost``, ``lock_on_backend_error``: see
+      :class:`~celery_singleton_lock.settings.LockOptions`.
+
+    The lock is taken around Celery's own tracing, so overriding ``__call__``, ``before_start`` or
+    ``after_return`` without ``super`` does not disarm it. Direct calls and ``apply()`` take none.
+
+    Raises:
+        ConfigurationError: when the app is finalized, if an option is wrong.
+    """
+
+    Request = "celery_singleton_lock.request:LockedRequest"
+
+    _lock_extension: Extension | None = None
+    _lock_tracer: Callable[..., Any] | None = None
+
+    @classmethod
+    def on_bound(cls, app: Any) -> None:
+        """Check the declaration, and join the app's workers."""
+        super().on_bound(app)
+        extension = install(app)
+        cls._lock_extension = extension
+        extension.declare(cls())
+
+    @property
+    def lock(self) -> TaskLock | Lock | NoLock:
+        """The lock of the running task; an inert one in an unlocked run."""
+        return current_lock()
+
+    @property
+    def __trace__(self) -> Callable[..., Any] | None:
+        """What a worker calls to run this task: Celery's tracer, behind the gate.
+
+        Here rather than around ``run``: a task that is turned away must not have sent
+        ``task_prerun`` or stored STARTED.
+        """
+        return None if self._lock_tracer is None else self._lock_traced
+
+    @__trace__.setter
+    def __trace__(self, tracer: Callable[..., Any] | None) -> None:
+        self._lock_tracer = tracer
+
+    def _lock_traced(self, uuid: str, args: Any, kwargs: Any, request: Any = None) -> Any:
+        extension, tracer = self._lock_extension, self._lock_tracer
+        if extension is None or tracer is None:
+            return None
+        return extension.trace(Run(self, tracer, uuid, args, kwargs, request or {}))

@@ -1,0 +1,402 @@
+"""Joins an app's locks to a worker: two bootsteps, and the parts that live between them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any, Final
+
+from celery import bootsteps
+from celery.exceptions import ImproperlyConfigured
+from celery.signals import worker_shutdown
+from celery.worker.request import create_request_cls
+from kombu.serialization import prepare_accept_content
+from kombu.utils.imports import symbol_by_name
+
+from celery_singleton_lock.agent import Agent
+from celery_singleton_lock.clock import ServerClock
+from celery_singleton_lock.errors import BackendRefused, BackendUnreachable, SchemaMismatch
+from celery_singleton_lock.extension import PATIENCE, Extension, install
+from celery_singleton_lock.mailbox import Mailbox
+from celery_singleton_lock.model import SCHEMA, Delivery
+from celery_singleton_lock.publisher import Publisher, unpack
+from celery_singleton_lock.request import Desk, LockedRequest, worker_id
+from celery_singleton_lock.settings import check_unknown_settings
+from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.watchdog import Watchdog
+
+logger = logging.getLogger(__name__)
+
+FLUSH: Final = 2.0
+"""Most seconds that a worker's exit waits for the agent."""
+
+_GREEN: Final = ("gevent", "eventlet")
+
+
+class Consumed:
+    """The queues of a consumer.
+
+    Args:
+        consumer: Celery's.
+    """
+
+    def __init__(self, consumer: Any) -> None:
+        """Look at the consumer anew each time: queues come and go."""
+        self._consumer = consumer
+
+    def consumed(self) -> Iterable[str]:
+        """Return the names of the queues that are consumed now."""
+        return list(self._queues())
+
+    def queue_of(self, request: LockedRequest) -> str:
+        """Return the queue from which a message came, as far as the broker tells."""
+        queues = self._queues()
+        info = request.message.delivery_info or {}
+        key, exchange = info.get("routing_key"), info.get("exchange")
+        if key in queues:
+            return str(key)
+        for name, entry in queues.items():
+            bound = entry.exchange.name if entry.exchange else ""
+            if entry.routing_key == key and bound == (exchange or bound):
+                return str(name)
+        return str(next(iter(queues), key or ""))
+
+    def exchange_of(self, queue: str) -> tuple[str, str]:
+        """Return where to publish so that a message reaches ``queue``."""
+        entry = self._consumer.app.amqp.queues[queue]
+        return (entry.exchange.name if entry.exchange else "", entry.routing_key or queue)
+
+    def _queues(self) -> dict[str, Any]:
+        return dict(self._consumer.app.amqp.queues.consume_from)
+
+
+class Crew:
+    """The parts of one worker: desk, agent, watchdog and mailbox.
+
+    Args:
+        extension: the app's locks.
+        consumer: Celery's.
+        mailbox: made before the pool forked.
+    """
+
+    def __init__(self, extension: Extension, consumer: Any, mailbox: Mailbox) -> None:
+        """Build and join the parts; nothing runs yet."""
+        self.extension = extension
+        self.consumer = consumer
+        self.mailbox = mailbox
+        self.hub: Any = None
+        self._request_classes: dict[str, Any] = {}
+        worker = worker_id(consumer.hostname)
+        place = ServerClock()
+        queues = Consumed(consumer)
+        self.watchdog = Watchdog(extension.new_store(PATIENCE))
+        self.agent = Agent(
+            extension.new_store(PATIENCE),
+            worker=worker,
+            realm=extension.realm,
+            place=place,
+            queues=queues,
+            rules=extension.options,
+            receive=self.receive,
+            post=self.post,
+            publisher=Publisher(extension.app.connection_for_write, queues.exchange_of),
+            watchdog=self.watchdog,
+            done_for=extension.settings.done_for,
+            capacity=consumer.pool.limit or 1,
+        )
+        self.desk = Desk(
+            worker=worker,
+            place=place,
+            rules=extension.options,
+            name_of=extension.name_of,
+            forward=consumer.on_task_request,
+            clerk=self.agent,
+            prefetch=self.prefetch,
+        )
+        self.agent.desk = self.desk
+        mailbox.on_notice = self.desk.on_notice
+        consumer.on_task_request = self.desk
+
+    def post(self, call: Any, *args: Any) -> None:
+        """Run a call in the main loop, whichever loop that is."""
+        if self.hub is not None:
+            self.mailbox.post(call, *args)
+        else:
+            self.consumer.call_soon(call, *args)
+
+    def prefetch(self, change: int) -> None:
+        """Tell the broker that one message more, or less, may be unacknowledged."""
+        qos = self.consumer.qos
+        if qos is not None:
+            (qos.increment_eventually if change > 0 else qos.decrement_eventually)()
+
+    def receive(self, delivery: Delivery) -> None:
+        """Make a request of a parked message whose turn has come. Runs in the main loop."""
+        accept = prepare_accept_content(self.extension.app.conf.accept_content)
+        message = unpack(delivery.body or b"", accept)
+        task = self.extension.app.tasks.get(message.headers.get("task"))
+        if task is None or not issubclass(self._request_class(task), LockedRequest):
+            self.consumer.on_unknown_task(None, message, KeyError(message.headers.get("task")))
+            self.agent.drop(delivery)
+            return
+        self.desk.deliver(delivery, self._request(task, message))
+
+    def _request(self, task: Any, message: Any) -> LockedRequest:
+        app, consumer = self.extension.app, self.consumer
+        request: LockedRequest = self._request_class(task)(
+            message,
+            on_ack=lambda *_: message.ack(),
+            on_reject=lambda _log, _errors, requeue: message.reject(requeue),
+            app=app,
+            hostname=consumer.hostname,
+            eventer=consumer.event_dispatcher,
+            task=task,
+            connection_errors=consumer.connection_errors,
+            body=message.body,
+            headers=message.headers,
+            decoded=False,
+            utc=app.uses_utc_timezone(),
+        )
+        return request
+
+    def _request_class(self, task: Any) -> Any:
+        found = self._request_classes.get(task.name)
+        if found is None:
+            found = request_class(task, self.consumer)
+            self._request_classes[task.name] = found
+        return found
+
+    def shut(self) -> None:
+        """End the threads; release for tasks whose processes are gone."""
+        self.watchdog.stop()
+        if not in_this_process(self.consumer):
+            for request in self.desk.unfinished():
+                ending = request.ending()
+                self.agent.end(request.stamp, ending, request.worker_pid)
+        self.agent.stop(FLUSH)
+
+
+def request_class(task: Any, consumer: Any) -> Any:
+    """Return the request class that Celery's strategy derives for a task."""
+    return create_request_cls(
+        symbol_by_name(task.Request),
+        task,
+        consumer.pool,
+        consumer.hostname,
+        consumer.event_dispatcher,
+        app=consumer.app,
+    )
+
+
+def in_this_process(consumer: Any) -> bool:
+    """Return whether tasks run in the main process itself (threads, solo)."""
+    return "prefork" not in type(consumer.pool).__module__
+
+
+class WorkerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is untyped
+    """Checks what can be checked before the worker takes a message, and opens the mailbox."""
+
+    requires = ("celery.worker.components:Timer",)
+
+    def __init__(self, worker: Any, **options: Any) -> None:
+        """Refuse what would not work. The mailbox is opened before the pool forks."""
+        super().__init__(worker, **options)
+        extension = install(worker.app)
+        check_pool(worker)
+        check_app(extension)
+        mailbox = Mailbox()
+        extension.announce = mailbox.announce
+        worker.singleton_lock_mailbox = mailbox
+
+    def start(self, worker: Any) -> None:
+        """Ask the lock's Redis, before any message is taken."""
+        extension = install(worker.app)
+        if extension.declared():
+            check_backend(extension)
+
+
+class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is untyped
+    """Puts the desk before the pool, and ends what a lost connection or a shutdown ends."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def __init__(self, consumer: Any, **options: Any) -> None:
+        """Take the place of Celery's way to the pool, before strategies keep it."""
+        super().__init__(consumer, **options)
+        self.crew: Crew | None = None
+        extension = install(consumer.app)
+        if extension.declared():
+            self.crew = Crew(extension, consumer, consumer.controller.singleton_lock_mailbox)
+            worker_shutdown.connect(self._on_worker_shutdown, weak=False)
+
+    def start(self, consumer: Any) -> None:
+        """Start the agent; look whether Celery still lets us in."""
+        if self.crew is not None:
+            check_wrap(self.crew)
+            self.crew.agent.start()
+
+    def register_with_event_loop(self, consumer: Any, hub: Any) -> None:  # noqa: ARG002  # Celery's
+        """Watch the mailbox; anew after each lost connection, which resets the loop."""
+        if self.crew is not None:
+            self.crew.hub = hub
+            hub.add_reader(self.crew.mailbox.fileno(), self.crew.mailbox.drain)
+
+    def stop(self, consumer: Any) -> None:
+        """Give back what the pool will not run: a lost connection flushes it, a shutdown closes."""
+        if self.crew is None:
+            return
+        closing = consumer.controller.blueprint.state in (bootsteps.CLOSE, bootsteps.TERMINATE)
+        if closing:
+            self.crew.agent.retire()
+        self.crew.desk.abandon(unless_dispatched=closing)
+
+    def info(self, consumer: Any) -> dict[str, Any]:  # noqa: ARG002  # Celery's signature
+        """Return what the worker page of Flower and ``inspect stats`` show."""
+        if self.crew is None:
+            return {}
+        counts = self.crew.agent.counts
+        return {
+            "singleton_lock": {
+                "worker": self.crew.desk.worker,
+                "in_flight": self.crew.desk.in_flight(),
+                **{name: getattr(counts, name) for name in counts.__dataclass_fields__},
+            }
+        }
+
+    def _on_worker_shutdown(self, **_: Any) -> None:
+        if self.crew is not None:
+            crew, self.crew = self.crew, None
+            crew.shut()
+
+
+def check_pool(worker: Any) -> None:
+    """Refuse pools under which a lock cannot be kept yet."""
+    pool = getattr(worker.pool_cls, "__module__", str(worker.pool_cls))
+    for green in _GREEN:
+        if green in pool and install(worker.app).declared():
+            msg = (
+                f"LockedTask does not run under the {green} pool yet: start the worker with "
+                "--pool prefork, threads or solo."
+            )
+            raise ImproperlyConfigured(msg)
+
+
+def check_app(extension: Extension) -> None:
+    """Check settings and options together, now that both are known.
+
+    Raises:
+        ConfigurationError: one is wrong, or a task carries ``lock_…`` options without LockedTask.
+    """
+    app = extension.app
+    check_unknown_settings(name for name in app.conf if "singleton_lock_" in str(name).lower())
+    for task in app.tasks.values():
+        if task.name in extension.declared():
+            extension.options(task)
+        else:
+            refuse_unlocked(task)
+    if extension.declared():
+        extension.settings.address()
+
+
+def refuse_unlocked(task: Any) -> None:
+    """Refuse a task that carries ``lock_…`` options, which only LockedTask reads."""
+    carried = sorted(name for name in vars(type(task)) if name in _OPTION_NAMES)
+    if carried:
+        msg = (
+            f"task {task.name}: {carried[0]} is set, but the task is not a LockedTask, so no lock "
+            "would be taken. Declare it with base=LockedTask, or remove the option."
+        )
+        raise ImproperlyConfigured(msg)
+
+
+_OPTION_NAMES: Final = frozenset(
+    f"lock_{name}"
+    for name in (
+        "key",
+        "args",
+        "lease",
+        "limit",
+        "on_conflict",
+        "wait_timeout",
+        "max_waiting",
+        "on_full",
+        "on_retry",
+        "on_lost",
+        "on_backend_error",
+    )
+)
+
+
+def check_backend(extension: Extension) -> None:
+    """Ask the lock's Redis whether it can keep locks; say what it guarantees.
+
+    Unreachable is no reason not to start: other tasks run, and locked ones do what
+    ``lock_on_backend_error`` says.
+
+    Raises:
+        BackendRefused: it forbids what every lock needs.
+        SchemaMismatch: its data is of another version.
+    """
+    store = extension.new_store(PATIENCE)
+    try:
+        store.probe()
+        check_schema(store)
+        facts = store.describe()
+    except BackendUnreachable as error:
+        logger.warning("celery-singleton-lock: %s Locked tasks wait until it does.", error)
+        return
+    finally:
+        store.client.close()
+    logger.info(
+        "celery-singleton-lock: locks live in Redis %s: eviction %s, persistence %s, replicas %s",
+        *(facts[fact] for fact in ("version", "eviction", "persistence", "replicas")),
+    )
+    refuse_eviction(extension, facts["eviction"])
+
+
+def check_schema(store: RedisStore) -> None:
+    """Refuse data that another schema of this library wrote."""
+    found = store.schema()
+    if found != SCHEMA:
+        msg = (
+            f"The lock's Redis holds data of schema {found}; this version works with {SCHEMA}. "
+            "Upgrade all workers together, or give this one a singleton_lock_prefix of its own."
+        )
+        raise SchemaMismatch(msg)
+
+
+def refuse_eviction(extension: Extension, policy: str) -> None:
+    """Refuse to park where Redis may throw messages away, unless the user said so."""
+    if policy in ("noeviction", "unknown") or extension.settings.backend_options.get(
+        "allow_eviction"
+    ):
+        return
+    msg = (
+        f"The lock's Redis evicts keys when it is full (maxmemory-policy {policy}), so a parked "
+        "task could be lost and a lock taken twice. Set maxmemory-policy noeviction, use another "
+        'Redis (singleton_lock_backend), or accept it: singleton_lock_backend_options = '
+        '{"allow_eviction": True}.'
+    )
+    raise BackendRefused(msg)
+
+
+def check_wrap(crew: Crew) -> None:
+    """See that Celery still lets every locked message pass the desk, on its way out and back.
+
+    Where it does not, nothing is skipped: the pool takes the lock by itself.
+    """
+    app = crew.extension.app
+    for name in crew.extension.declared():
+        cls = crew._request_class(app.tasks[name])  # noqa: SLF001  # a part of this module
+        whole = issubclass(cls, LockedRequest) and all(
+            getattr(getattr(cls, method), "__module__", "") == LockedRequest.__module__
+            for method in ("execute_using_pool", "on_success")
+        )
+        if not whole or crew.consumer.on_task_request is not crew.desk:
+            logger.warning(
+                "celery-singleton-lock: task %s does not pass this worker's desk (another Request "
+                "class, or an unknown Celery): it waits for its lock in its pool slot.",
+                name,
+            )
+
+

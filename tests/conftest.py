@@ -1,0 +1,102 @@
+"""Fixtures that every part of the suite uses: a Redis, and the ends of what tests have started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from celery_singleton_lock.embedded import EmbeddedRedisError, Provider, RedisServer, find_provider
+from support.workers import CeleryWorker
+
+PROVIDER = "CSL_TEST_REDIS"  # e.g. CSL_TEST_REDIS=fakeredis pytest: that kind and no other
+
+
+def in_ci() -> bool:
+    """Whether a missing server is an error, and not a matter of this machine."""
+    return os.environ.get("CI", "").lower() in {"1", "true", "yes"}
+
+
+def skip_or_fail(reason: str) -> None:
+    """Skip on a laptop, fail in CI."""
+    if in_ci():
+        pytest.fail(f"CI=true, so this may not be skipped: {reason}", pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def redis_provider() -> Provider:
+    """The Redis of this run."""
+    try:
+        return find_provider(os.environ.get(PROVIDER) or None)
+    except EmbeddedRedisError as error:
+        skip_or_fail(str(error))
+        raise
+
+
+@pytest.fixture(scope="session")
+def redis_server(redis_provider) -> Iterator[RedisServer]:
+    """One server for all tests of the run; a test that hurts its server takes `make_redis`."""
+    with RedisServer(redis_provider) as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(redis_server) -> str:
+    """URL of the shared server, empty."""
+    with redis_server.client() as client:
+        client.flushall()
+    return redis_server.url
+
+
+@pytest.fixture
+def redis_client(redis_server, redis_url):
+    """A client of the shared server, empty; answers are bytes."""
+    with redis_server.client(decode_responses=False) as client:
+        yield client
+
+
+@pytest.fixture
+def make_redis(redis_provider) -> Iterator[Callable[..., RedisServer]]:
+    """Start private servers: ``make_redis("--maxmemory", "5mb")``. They end with the test."""
+    with contextlib.ExitStack() as servers:
+
+        def make(*args: str, **options) -> RedisServer:
+            if not redis_provider.is_real and (args or options.get("password")):
+                skip_or_fail(f"{redis_provider.kind} takes no server arguments")
+            return servers.enter_context(RedisServer(redis_provider, args=args, **options))
+
+        yield make
+
+
+@pytest.fixture
+def needs_real_redis(redis_provider) -> None:
+    """Ask for this, or mark with it, what fakeredis cannot show."""
+    if not redis_provider.is_real:
+        skip_or_fail(f"needs a real Redis, and this run has {redis_provider}")
+
+
+@pytest.fixture(autouse=True)
+def _needs_real_redis_mark(request) -> None:
+    if request.node.get_closest_marker("needs_real_redis"):
+        request.getfixturevalue("needs_real_redis")
+
+
+@pytest.fixture(autouse=True)
+def _no_worker_stays() -> Iterator[None]:
+    """End all workers that the test has started, with everything below them."""
+    yield
+    while CeleryWorker.started:
+        CeleryWorker.started.pop().forget()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Show the workers' logs with a failure."""
+    report = yield
+    if report.failed:
+        for worker in CeleryWorker.started:
+            report.sections.append((f"log of {worker!r}", worker.log_tail()))
+    return report

@@ -1,0 +1,224 @@
+"""Real Celery workers, as subprocesses.
+
+::
+
+    with CeleryWorker("support_app", broker=redis_url, pool="prefork", concurrency=2) as worker:
+        ...
+        worker.kill()
+
+All that such a worker has started ends with the test. Its log is attached to the report of a test
+that fails (see ``pytest_runtest_makereport`` in conftest.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import psutil
+
+from support.waiting import eventually
+
+TESTS = Path(__file__).parent.parent
+START_TIMEOUT = 30
+STOP_TIMEOUT = 20
+
+
+class CeleryWorker:
+    """One worker process with its pool.
+
+    Args:
+        app: what ``celery -A`` takes; modules in tests/ can be imported.
+        broker: URL, given to the app as CELERY_BROKER_URL.
+        backend: URL, as CELERY_RESULT_BACKEND; the broker's by default.
+        pool: prefork, threads, solo, gevent, eventlet.
+        concurrency: slots of the pool.
+        name: node name before the ``@``; a new one by default.
+        queues: names, for ``-Q``.
+        args: further arguments of ``celery worker``.
+        env: further environment.
+        loglevel: of the worker's log.
+        cwd: working directory; where the test runs by default.
+    """
+
+    started: ClassVar[list[CeleryWorker]] = []
+    _numbers: ClassVar = itertools.count(1)
+
+    def __init__(
+        self,
+        app: str,
+        broker: str,
+        *,
+        backend: str | None = None,
+        pool: str = "prefork",
+        concurrency: int = 2,
+        name: str | None = None,
+        queues: str | Sequence[str] = (),
+        args: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        loglevel: str = "INFO",
+        cwd: str | Path | None = None,
+    ):
+        self.name = name or f"w{next(self._numbers)}"
+        self.app, self.pool, self.concurrency = app, pool, concurrency
+        self._queues = [queues] if isinstance(queues, str) else list(queues)
+        self._args, self._loglevel, self._cwd = tuple(args), loglevel, cwd
+        path = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self._env = {
+            **os.environ,
+            "CELERY_BROKER_URL": broker,
+            "CELERY_RESULT_BACKEND": backend or broker,
+            "PYTHONPATH": os.pathsep.join(path),
+            "PYTHONUNBUFFERED": "1",
+            **(env or {}),
+        }
+        self._log_file = Path(tempfile.mkstemp(prefix=f"csl-{self.name}-", suffix=".log")[1])
+        self._process: subprocess.Popen[bytes] | None = None
+        self._family: list[psutil.Process] = []
+
+    def __repr__(self):
+        return f"<CeleryWorker {self.name} {self.app} -P {self.pool} -c {self.concurrency}>"
+
+    def __enter__(self):
+        return self.start()
+
+    def __exit__(self, *_):
+        self.stop()
+
+    @property
+    def command(self) -> list[str]:
+        """The whole command line."""
+        command = [sys.executable, "-m", "celery", "-A", self.app, "worker", "-P", self.pool]
+        command += ["-c", str(self.concurrency), "-n", f"{self.name}@%h"]
+        command += ["--loglevel", self._loglevel]
+        if self._queues:
+            command += ["-Q", ",".join(self._queues)]
+        return [*command, *self._args]
+
+    @property
+    def pid(self) -> int:
+        """Process id of the worker's main process."""
+        return self._main.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit code of the main process, None while it runs."""
+        return self._main.poll()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the main process runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self, *, wait: bool = True) -> CeleryWorker:
+        """Start it, and return when it says that it is ready."""
+        with self._log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.command,
+                env=self._env,
+                cwd=self._cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.started.append(self)
+        if wait:
+            self.await_ready()
+        return self
+
+    def await_ready(self, timeout: float = START_TIMEOUT) -> None:
+        """Wait for "ready." in the log; fail at once if it has ended."""
+        eventually(
+            lambda: " ready." in self.log() or self._main.poll() is not None,
+            timeout,
+            lambda: f"{self} ready; its log ends with:\n{self.log_tail()}",
+        )
+        if self._main.poll() is not None:
+            text = f"{self} ended with {self.returncode} at start; log:\n{self.log_tail()}"
+            self.end()
+            raise AssertionError(text)
+
+    def await_log(self, text: str, timeout: float = 10) -> None:
+        """Wait until ``text`` is in the log."""
+        eventually(lambda: text in self.log(), timeout, f"{text!r} in the log of {self}")
+
+    def child_pids(self) -> list[int]:
+        """Process ids of the pool's children, without what they started themselves."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return [child.pid for child in psutil.Process(self.pid).children()]
+        return []
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the main process: SIGSTOP, SIGCONT, SIGQUIT, …."""
+        self._remember()
+        self._main.send_signal(number)
+
+    def terminate(self) -> None:
+        """Ask for a warm shutdown (SIGTERM): running tasks may end. Does not wait."""
+        self.signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill the main process alone (SIGKILL), and wait until it is gone."""
+        self.signal(signal.SIGKILL)
+        self._main.wait(STOP_TIMEOUT)
+
+    def wait(self, timeout: float = STOP_TIMEOUT) -> int:
+        """Wait for the main process' end, and return its exit code."""
+        return self._main.wait(timeout)
+
+    def stop(self, timeout: float = STOP_TIMEOUT) -> None:
+        """Warm shutdown, then kill what is left of the whole tree."""
+        if self.is_running:
+            self.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._main.wait(timeout)
+        self.end()
+
+    def end(self) -> None:
+        """Kill the whole process tree, and wait until it is gone. Twice is once."""
+        self._remember()
+        for process in self._family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(self._family, timeout=STOP_TIMEOUT)
+        if self._process is not None:
+            self._process.wait(STOP_TIMEOUT)
+        self._family = []
+
+    def log(self) -> str:
+        """What it has printed so far."""
+        return self._log_file.read_text(errors="replace")
+
+    def log_tail(self, lines: int = 60) -> str:
+        """The last lines of the log."""
+        return "\n".join(self.log().splitlines()[-lines:])
+
+    def forget(self) -> None:
+        """End, and remove the log."""
+        self.end()
+        self._log_file.unlink(missing_ok=True)
+
+    @property
+    def _main(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            text = f"{self} has not been started"
+            raise AssertionError(text)
+        return self._process
+
+    def _remember(self) -> None:
+        """Note the tree while its root is there: orphans of a dead root cannot be found."""
+        if self.is_running:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                root = psutil.Process(self.pid)
+                for process in [root, *root.children(recursive=True)]:
+                    if process not in self._family:
+                        self._family.append(process)

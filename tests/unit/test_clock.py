@@ -1,0 +1,85 @@
+"""Time: durations of this machine, and a guess of the server's clock."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_singleton_lock.clock import ServerClock, SystemClock
+
+
+class SetClock:
+    """A clock that stands where it is put."""
+
+    def __init__(self, now=0.0):
+        self.now = now
+
+    def monotonic(self):
+        return self.now
+
+
+def test_the_machines_clock_never_goes_back():
+    """Two looks at it are in order."""
+    clock = SystemClock()
+    assert clock.monotonic() <= clock.monotonic()
+
+
+def test_without_a_measurement_the_place_is_now_whenever_the_server_sees_it():
+    """0 leaves it to the server."""
+    assert ServerClock(SetClock(5.0)).stamp() == 0
+
+
+def test_a_stamp_is_in_the_servers_microseconds():
+    """The server's time is taken for that of the middle between question and answer."""
+    clock = SetClock(100.0)
+    server = ServerClock(clock)
+    server.sync(1_700_000_000.0, asked=99.0, answered=101.0)
+    assert server.stamp() == 1_700_000_000_000_000
+    clock.now = 102.5
+    assert server.stamp() == 1_700_000_002_500_000
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.just("stamp"),
+            st.tuples(st.just("sync"), st.floats(0, 2e9), st.floats(0, 10)),
+            st.tuples(st.just("wait"), st.floats(0, 100)),
+        )
+    )
+)
+def test_two_messages_of_one_worker_keep_their_order(steps):
+    """Stamps strictly increase, whatever the measurements say, back or forth."""
+    clock = SetClock()
+    server = ServerClock(clock)
+    server.sync(1_000.0, 0.0, 0.0)
+    stamps = [server.stamp()]
+    for step in steps:
+        if step == "stamp":
+            stamps.append(server.stamp())
+        elif step[0] == "sync":
+            server.sync(step[1], clock.now, clock.now + step[2])
+        else:
+            clock.now += step[1]
+    assert all(one < other for one, other in zip(stamps, stamps[1:], strict=False))
+
+
+def test_a_clock_that_was_set_back_moves_stamps_by_one_microsecond():
+    """Until the server's clock has caught up."""
+    server = ServerClock(SetClock())
+    server.sync(1_000.0, 0.0, 0.0)
+    first = server.stamp()
+    server.sync(10.0, 0.0, 0.0)
+    assert [server.stamp(), server.stamp()] == [first + 1, first + 2]
+
+
+@pytest.mark.parametrize("seconds", [1.7e9, 4e9])
+def test_microseconds_are_exact_enough_for_an_order(seconds):
+    """Floats of today's size still tell microseconds apart."""
+    clock = SetClock()
+    server = ServerClock(clock)
+    server.sync(seconds, 0.0, 0.0)
+    first = server.stamp()
+    clock.now = 0.001
+    assert abs(server.stamp() - first - 1_000) <= 2

@@ -1,0 +1,569 @@
+"""Settings of an app and options of a task."""
+
+from __future__ import annotations
+
+import dataclasses
+import decimal
+import warnings
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.settings import (
+    BackendAddress,
+    ConfigurationWarning,
+    LockOptions,
+    Settings,
+    check_unknown,
+    check_unknown_settings,
+    parse_backend_url,
+    parse_settings,
+    realm_of,
+    resolve_options,
+    safe_url,
+)
+
+
+def parsed(conf=None, **values):
+    conf = {**(conf or {}), **{f"singleton_lock_{name}": value for name, value in values.items()}}
+    return parse_settings(conf.get)
+
+
+def resolved(settings=None, **attributes):
+    return resolve_options("shop.settle", attributes, settings or Settings())
+
+
+# --- defaults -------------------------------------------------------------------------------------
+
+
+def test_defaults_are_those_of_the_table_in_the_docs():
+    """An app that says nothing gets a lock that parks, for 30 seconds, and enforces."""
+    settings = parsed()
+    assert dataclasses.replace(settings, backend_source="", backend_options={}) == Settings()
+    assert (settings.lease, settings.on_conflict, settings.wait_timeout) == (30.0, "park", None)
+    assert (settings.max_waiting, settings.on_full, settings.on_retry) == (None, "fail", "release")
+    assert (settings.on_lost, settings.on_backend_error) == ("report", "retry")
+    assert (settings.prefix, settings.eager, settings.mode) == ("csl", False, "enforce")
+    assert resolved(settings) == LockOptions()
+
+
+def test_a_task_overrides_the_settings_and_leaves_the_rest_to_them():
+    """None is a value: it waits for ever, whatever the settings say."""
+    settings = parsed(lease=60, wait_timeout=10, max_waiting=5, on_full="skip")
+    options = resolved(settings, lock_lease=5, lock_wait_timeout=None, lock_limit=3)
+    assert options == LockOptions(
+        lease=5.0, limit=3, wait_timeout=None, max_waiting=5, on_full="skip"
+    )
+
+
+def test_attributes_of_other_kinds_are_left_to_others():
+    """The lock's name is no business of the options, nor is what does not begin with lock_."""
+    assert resolved(lock_key="a:{b}", lock_args=None, name="x") == LockOptions()
+
+
+def test_values_are_frozen():
+    """Nobody changes settings after they were checked."""
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        parsed().lease = 5
+    with pytest.raises(TypeError):
+        parsed(backend_options={"a": 1}).backend_options["a"] = 2
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+NOT_A_DURATION = [
+    0,
+    0.0,
+    -1,
+    float("nan"),
+    float("inf"),
+    float("-inf"),
+    1e300,
+    10**400,
+    True,
+    False,
+    "30",
+    b"30",
+    decimal.Decimal(30),
+    [30],
+]
+
+
+@pytest.mark.parametrize("value", [*NOT_A_DURATION, None, 0.999, 86_400 * 7 + 1], ids=repr)
+def test_L24_a_lease_that_is_no_lease_is_refused(value):
+    """0, negative, NaN, infinite, huge, bool, text, None: never a sentinel, always an error."""
+    with pytest.raises(ConfigurationError, match="task shop.settle: lock_lease is "):
+        resolved(lock_lease=value)
+    with pytest.raises(ConfigurationError, match="^singleton_lock_lease is "):
+        parsed(lease=value)
+
+
+@pytest.mark.parametrize("value", NOT_A_DURATION, ids=repr)
+def test_L24_a_wait_that_is_no_wait_is_refused(value):
+    """Only None waits for ever."""
+    with pytest.raises(ConfigurationError, match="task shop.settle: lock_wait_timeout is "):
+        resolved(lock_wait_timeout=value)
+
+
+def test_L24_the_error_says_what_the_watchdog_needs():
+    """Below a second there is no time to try a renewal again."""
+    with pytest.raises(ConfigurationError, match=r"is 0\.5: below 1 s the watchdog cannot serve"):
+        resolved(lock_lease=0.5)
+    assert resolved(lock_lease=1).lease == 1.0
+
+
+def test_a_long_lease_earns_a_warning_that_says_why():
+    """Once, where it is declared: the lease is renewed, so it need not be long."""
+    with pytest.warns(
+        ConfigurationWarning, match="task shop.settle: lock_lease is 301 s: .*renewed"
+    ):
+        assert resolved(lock_lease=301).lease == 301.0
+    with pytest.warns(ConfigurationWarning, match="singleton_lock_lease is 3600"):
+        settings = parsed(lease=3600)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert resolved(settings).lease == 3600.0
+        assert resolved(lock_lease=300).lease == 300.0
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *(("lock_limit", value) for value in (0, -1, True, 1.0, "1", None, 2**31)),
+        *(("lock_max_waiting", value) for value in (-1, True, 1.0, "1", 2**31, float("inf"))),
+    ],
+    ids=repr,
+)
+def test_counts_are_whole_numbers(option, value):
+    """A bool is none, and neither is 1.0."""
+    with pytest.raises(ConfigurationError, match=f"task shop.settle: {option} is "):
+        resolved(**{option: value})
+
+
+def test_nobody_may_wait_is_a_bound_too():
+    """lock_max_waiting=0."""
+    assert resolved(lock_max_waiting=0).max_waiting == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("on_conflict", "wait"),
+        ("on_conflict", "requeue"),
+        ("on_full", "replace"),
+        ("on_retry", "keep"),
+        ("on_lost", "abort"),
+    ],
+)
+def test_what_comes_later_is_refused_with_what_to_use_now(option, value):
+    """Nothing is accepted and then not done."""
+    for declare, place in (
+        (lambda: resolved(**{f"lock_{option}": value}), f"task shop.settle: lock_{option}"),
+        (lambda: parsed(**{option: value}), f"singleton_lock_{option}"),
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            declare()
+        assert str(caught.value).startswith(f"{place} is {value!r}: that comes in a later version")
+        assert "For now, use " in str(caught.value)
+
+
+@pytest.mark.parametrize("mode", ["observe", "off"])
+def test_modes_that_come_later_are_refused(mode):
+    """Likewise."""
+    with pytest.raises(
+        ConfigurationError, match=f"singleton_lock_mode is '{mode}': .*later version"
+    ):
+        parsed(mode=mode)
+
+
+def test_locks_for_eager_tasks_come_later():
+    """False is accepted; True, and what only looks like it, is not."""
+    assert parsed(eager=False).eager is False
+    with pytest.raises(ConfigurationError, match="singleton_lock_eager is True: .*later version"):
+        parsed(eager=True)
+    with pytest.raises(ConfigurationError, match="singleton_lock_eager is 1: it must be False"):
+        parsed(eager=1)
+
+
+@pytest.mark.parametrize("value", ["parc", "", None, 5, ["park"], True], ids=repr)
+def test_a_policy_that_does_not_exist_is_refused(value):
+    """The error lists what there is."""
+    with pytest.raises(ConfigurationError, match='"park" or "skip" or "fail"'):
+        resolved(lock_on_conflict=value)
+
+
+def test_a_misspelt_policy_is_recognised():
+    """With the one that was meant."""
+    with pytest.raises(ConfigurationError, match=r'Did you mean "skip"\?$'):
+        resolved(lock_on_conflict="skipp")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("prefix", ""),
+        ("prefix", "a{b}"),
+        ("prefix", None),
+        ("backend", 5),
+        ("backend", ""),
+        ("backend_options", None),
+        ("backend_options", [("a", 1)]),
+        ("backend_options", {1: 2}),
+        ("max_body_bytes", 0),
+        ("max_parked_bytes", "1 MB"),
+    ],
+)
+def test_other_settings_are_checked_too(name, value):
+    """Each error begins with the setting."""
+    with pytest.raises(ConfigurationError, match=f"^singleton_lock_{name} is "):
+        parsed(**{name: value})
+
+
+@pytest.mark.parametrize("option", ["lock_wait_timeout", "lock_max_waiting"])
+def test_an_option_that_can_never_matter_earns_a_warning(option):
+    """A task that is skipped never waits."""
+    with pytest.warns(ConfigurationWarning, match=f"{option} has no effect: .*it never waits"):
+        resolved(lock_on_conflict="skip", **{option: 5})
+    with pytest.warns(ConfigurationWarning, match="lock_on_full has no effect: without"):
+        resolved(lock_on_full="skip")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        resolved(parsed(wait_timeout=5), lock_on_conflict="skip")
+        resolved(lock_on_full="skip", lock_max_waiting=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [
+        (None, 3600.0),
+        ({}, 3600.0),
+        ({"visibility_timeout": 60}, 60.0),
+        ({"visibility_timeout": 43200.5}, 43200.5),
+        ({"visibility_timeout": 0}, 3600.0),
+        ({"visibility_timeout": float("nan")}, 3600.0),
+        ({"visibility_timeout": "60"}, 3600.0),
+        ({"visibility_timeout": 10**400}, 366 * 86_400.0),
+    ],
+)
+def test_ends_are_remembered_for_one_visibility_timeout(options, seconds):
+    """As long as the broker may send another copy."""
+    assert parsed({"broker_transport_options": options}).done_for == seconds
+
+
+# --- unknown names --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("lock_leese", "Did you mean 'lock_lease'?"),
+        ("lock_expiry", "Did you mean 'lock_lease'?"),
+        ("lock_ttl", "Did you mean 'lock_lease'?"),
+        ("lock_concurrency", "Did you mean 'lock_limit'?"),
+        ("lock_qqqqqqqq", "There are: lock_key, lock_args, lock_lease"),
+    ],
+)
+def test_an_unknown_option_is_refused_with_the_one_that_was_meant(name, says):
+    """A typo would lock nothing."""
+    with pytest.raises(ConfigurationError) as caught:
+        check_unknown("shop.settle", ["name", "lock_key", name])
+    assert str(caught.value).startswith(f"task shop.settle: there is no option {name!r}. ")
+    assert says in str(caught.value)
+
+
+def test_known_options_and_other_attributes_pass():
+    """Every option of the table, and whatever else a task class has."""
+    options = [f"lock_{field.name}" for field in dataclasses.fields(LockOptions)]
+    check_unknown("t", ["lock_key", "lock_args", "lock", "locked", "rate_limit", *options])
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("singleton_lock_leas", "Did you mean 'singleton_lock_lease'?"),
+        ("CELERY_SINGLETON_LOCK_LEAS", "Did you mean 'singleton_lock_lease'?"),
+        ("singleton_lock_backend_url", "Did you mean 'singleton_lock_backend'?"),
+        ("singleton_lock_qqqqqqqq", "There are: singleton_lock_backend, "),
+        ("singleton_lock_limit", "There is no setting 'singleton_lock_limit'"),
+    ],
+)
+def test_an_unknown_setting_is_refused_with_the_one_that_was_meant(name, says):
+    """Django's namespace included."""
+    with pytest.raises(ConfigurationError) as caught:
+        check_unknown_settings(["broker_url", name])
+    assert says in str(caught.value)
+
+
+def test_known_settings_and_celery_singletons_pass():
+    """`singleton_lock_expiry` is celery-singleton's, and left alone."""
+    check_unknown_settings(
+        [
+            "singleton_lock_expiry",
+            "singleton_backend_url",
+            "CELERY_SINGLETON_LOCK_LEASE",
+            "task_acks_late",
+            *(f"singleton_lock_{name}" for name in ("backend", "mode", "max_body_bytes", "eager")),
+        ]
+    )
+
+
+# --- where the locks live -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("conf", "url", "source"),
+    [
+        ({"broker_url": "redis://b/1"}, "redis://b/1", "broker_url"),
+        ({"broker_url": "rediss://b"}, "rediss://b", "broker_url"),
+        (
+            {"broker_url": "amqp://b", "result_backend": "redis://r/2"},
+            "redis://r/2",
+            "result_backend",
+        ),
+        (
+            {"broker_url": "redis://a;redis://b", "result_backend": "redis://r/2"},
+            "redis://r/2",
+            "result_backend",
+        ),
+        (
+            {"broker_url": "redis://b", "singleton_lock_backend": "redis://l/3"},
+            "redis://l/3",
+            "singleton_lock_backend",
+        ),
+        (
+            {"broker_url": "redis://b", "singleton_lock_backend": None},
+            "redis://b",
+            "broker_url",
+        ),
+        ({"broker_url": "redis+socket:///s"}, "redis+socket:///s", "broker_url"),
+    ],
+)
+def test_locks_live_in_the_brokers_redis_or_in_the_result_backends(conf, url, source):
+    """Unless a setting says where."""
+    settings = parsed(conf)
+    assert (settings.backend, settings.backend_source) == (url, source)
+    assert settings.address()
+
+
+def test_tls_of_the_broker_is_taken_over():
+    """A lock must not go in clear where the broker does not."""
+    settings = parsed(
+        {"broker_url": "redis://b", "broker_use_ssl": {"ssl_ca_certs": "/ca"}},
+        backend_options={"socket_timeout": 1},
+    )
+    assert settings.backend == "rediss://b"
+    assert settings.backend_options == {"ssl_ca_certs": "/ca", "socket_timeout": 1}
+
+
+@pytest.mark.parametrize(
+    "conf",
+    [
+        {},
+        {"broker_url": "amqp://guest:s3cret@b//", "result_backend": "rpc://"},
+        {"broker_url": ["redis://:s3cret@a", "redis://b"]},
+        {"broker_url": "sentinel://:s3cret@a;sentinel://b", "result_backend": "db+sqlite:///x"},
+    ],
+)
+def test_no_redis_is_an_error_only_when_there_is_a_lock(conf):
+    """An app without locked tasks needs none; the error says what to set."""
+    settings = parsed(conf)
+    with pytest.raises(
+        ConfigurationError, match='Set singleton_lock_backend, for .*"redis://'
+    ) as e:
+        settings.address()
+    assert "s3cret" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "address", "spelt"),
+    [
+        ("redis://", BackendAddress(), "redis://localhost:6379/0"),
+        ("REDIS://h", BackendAddress(host="h"), "redis://h:6379/0"),
+        ("redis://h:7/3", BackendAddress(host="h", port=7, db=3), "redis://h:7/3"),
+        ("redis://h/?db=4", BackendAddress(host="h", db=4), "redis://h:6379/4"),
+        (
+            "redis://:p%40ss@h",
+            BackendAddress(host="h", password="p@ss"),
+            "redis://:p%40ss@h:6379/0",
+        ),
+        (
+            "rediss://u%3A:p@[::1]:7/3?ssl_cert_reqs=CERT_NONE&socket_timeout=2",
+            BackendAddress(
+                "rediss", "::1", 7, "", 3, "u:", "p",
+                {"ssl_cert_reqs": "none", "socket_timeout": "2"},
+            ),
+            "rediss://u%3A:p@[::1]:7/3?ssl_cert_reqs=none&socket_timeout=2",
+        ),
+        (
+            "unix://u:p@/run/r.sock?db=2",
+            BackendAddress("unix", "", 0, "/run/r.sock", 2, "u", "p"),
+            "unix://u:p@/run/r.sock?db=2",
+        ),
+        (
+            "redis+socket:///run/r.sock?virtual_host=2",
+            BackendAddress("unix", "", 0, "/run/r.sock", 2),
+            "unix:///run/r.sock?db=2",
+        ),
+    ],
+)  # fmt: skip
+def test_the_parts_of_a_backend_url(url, address, spelt):
+    """ACL users, databases, sockets, TLS; and the URL as redis-py reads it."""
+    found = parse_backend_url(url)
+    assert found == address
+    assert found.url == spelt
+    assert parse_backend_url(found.url) == found
+
+
+def test_redis_py_reads_the_url_as_we_do():
+    """Host, port, database and login are the same to it."""
+    redis = pytest.importorskip("redis")
+    address = parse_backend_url("redis://us%40er:p%2F%23ss@h:7/3?socket_timeout=2.5")
+    found = redis.ConnectionPool.from_url(address.url).connection_kwargs
+    expected = {"host": "h", "port": 7, "db": 3, "username": "us@er", "password": "p/#ss"}
+    assert expected.items() <= found.items()
+    assert found["socket_timeout"] == 2.5
+    address = parse_backend_url("redis+socket://:p@/run/a b.sock?virtual_host=2")
+    found = redis.ConnectionPool.from_url(address.url).connection_kwargs
+    assert {"path": "/run/a b.sock", "db": 2, "password": "p"}.items() <= found.items()
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("sentinel://:s3cret@h", "sentinel:// comes with a later version"),
+        ("redis+cluster://:s3cret@h", "redis+cluster:// comes with a later version"),
+        ("amqp://u:s3cret@h", "use redis://, rediss:// (TLS) or unix://"),
+        ("memory://", "use redis://, rediss:// (TLS) or unix://"),
+        ("h:6379", "use redis://, rediss:// (TLS) or unix://"),
+        ("redis://:s3cret@h;redis://i", "Name one Redis"),
+        ("redis://:s3cret@h,redis://i", "Name one Redis"),
+        ("redis://:s3cret@h,i", "cannot be read"),
+        ("redis://:s3#cret@h", "Percent-encode"),
+        ("redis://:s3/s3cret@h", "Percent-encode"),
+        ("redis://:s3cret@h:x", "cannot be read"),
+        ("redis://:s3cret@h:99999", "cannot be read"),
+        ("redis://:s3cret@[::1", "cannot be read"),
+        ("redis://:s3cret@h/mydb", "the database is not a number"),
+        ("redis://:s3cret@h/-1", "the database is not a number"),
+        ("redis://:s3cret@h?ssl=1", "its option 'ssl' is not known here"),
+        ("unix://:s3cret@", "three slashes"),
+        ("unix://run/redis.sock", "three slashes"),
+    ],
+)
+def test_a_backend_url_that_would_be_misread_is_refused(url, says):
+    """The error names the setting and the remedy, and hides the password."""
+    with pytest.raises(ConfigurationError) as caught:
+        parsed(backend=url)
+    assert str(caught.value).startswith("singleton_lock_backend is '")
+    assert says in str(caught.value)
+    assert "cret" not in str(caught.value)
+
+
+def test_nothing_that_is_shown_holds_the_password():
+    """repr of settings and addresses, str of an address."""
+    settings = parsed(backend="redis://us3r:s3cret@h/1", backend_options={"password": "s3cret"})
+    shown = f"{settings!r}{settings.address()!r}{settings.address()}"
+    assert "s3cret" not in shown
+    assert "us3r" not in shown
+    assert str(settings.address()) == "redis://***@h:6379/1"
+
+
+# --- URLs, leniently ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://h:6379/0", "redis://h:6379/0"),
+        ("redis://:s3cret@h:6379/0", "redis://***@h:6379/0"),
+        ("redis://user:s3cret@h", "redis://***@h"),
+        ("redis://s3cret@h", "redis://***@h"),
+        ("redis://:s3@cret@h", "redis://***@h"),
+        ("redis://:s3/c#re?t@h", "redis://***@h"),
+        ("redis://:a,b;c@h/1", "redis://***@h/1"),
+        ("redis://[::1]:7/1", "redis://[::1]:7/1"),
+        ("unix:///run/redis.sock", "unix:///run/redis.sock"),
+        ("unix://:s3cret@/run/redis.sock?db=1", "unix://***@/run/redis.sock?db=1"),
+        ("redis://h?password=s3cret&db=1", "redis://h?password=***&db=1"),
+        ("unix:///s?db=1&USERNAME=me", "unix:///s?db=1&USERNAME=***"),
+        ("amqp://u:p@a//;amqp://v:q@b//", "amqp://***@a//;amqp://***@b//"),
+        ("sentinel://:p@a:1, sentinel://b:2/x", "sentinel://***@a:1, sentinel://b:2/x"),
+        ("redis://:half,x://b@h", "redis://***,x://***@h"),
+        ("user:p@h", "***@h"),
+        ("h:6379", "h:6379"),
+        ("", ""),
+        (None, ""),
+        (["redis://:p@a", None, "redis://b"], "redis://***@a,,redis://b"),
+        (5, "<int>"),
+        (b"redis://:p@h", "<bytes>"),
+        ("redis://:\ud800@h", "redis://***@h"),
+    ],
+)
+def test_a_url_is_shown_without_secrets(url, shown):
+    """Lists, sockets, query strings and passwords that nobody has encoded included."""
+    assert safe_url(url) == shown
+
+
+@hypothesis_settings(deadline=None)
+@given(secret=st.text(min_size=1).map(lambda text: f"s3{text}cret"), user=st.text())
+def test_no_password_is_ever_shown(secret, user):
+    """Whatever characters it has, encoded or not."""
+    for url in (f"redis://{user}:{secret}@host:6379/0", f"amqp://{secret}@host//"):
+        shown = safe_url(url)
+        assert secret not in shown
+        assert "cret" not in shown
+
+
+@hypothesis_settings(deadline=None)
+@given(st.text() | st.text(alphabet=":/@?#[];,=&%a0").map(lambda text: f"redis://{text}"))
+def test_urls_of_any_shape_are_shown_hashed_or_refused(url):
+    """safe_url and realm_of never raise; parse_backend_url raises nothing but its own error."""
+    assert isinstance(safe_url(url), str)
+    assert len(realm_of(url)) == 12
+    try:
+        address = parse_backend_url(url)
+    except ConfigurationError:
+        return
+    assert parse_backend_url(address.url) == address
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("redis://h", "redis://u:p@H:6379/0"),
+        ("redis://h/1", "rediss://:p%40@h/1?ssl_cert_reqs=none"),
+        ("redis://", "redis://localhost:6379/0"),
+        ("amqp://u:p@h//", "pyamqp://h"),
+        ("amqp://h/my%2Fhost", "amqp://u:p@h:5672/my/host"),
+        (None, "amqp://"),
+        ("redis://a;redis://:p@b", ["redis://b", "redis://a"]),
+        ("redis+socket:///s?virtual_host=1", "redis+socket://:p@/s?virtual_host=1&x=y@z"),
+    ],
+)
+def test_one_broker_is_one_realm(one, other):
+    """Whatever the credentials, the order, and what is left out as default."""
+    assert realm_of(one) == realm_of(other)
+
+
+def test_other_brokers_are_other_realms():
+    """Two applications with two brokers on one Redis do not take each other's tasks."""
+    urls = [
+        "redis://h/0",
+        "redis://h/1",
+        "redis://i/0",
+        "redis://h:7/0",
+        "redis://h?virtual_host=5",
+        "amqp://h//",
+        "amqp://h/other",
+        "amqps://h/other",
+        "redis+socket:///s?virtual_host=1",
+        "redis+socket:///s?virtual_host=2",
+        "redis+socket:///t?virtual_host=1",
+        "sqs://",
+        ["redis://h/0", "redis://i/0"],
+        "",
+    ]
+    assert len({realm_of(url) for url in urls}) == len(urls)

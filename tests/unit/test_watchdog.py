@@ -1,0 +1,499 @@
+"""The watchdog's decisions, on a clock that is turned by hand and a store that does as told."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from celery_singleton_lock import watchdog
+from celery_singleton_lock.errors import BackendRefused, BackendUnreachable
+from celery_singleton_lock.watchdog import Round, Watchdog
+from support.waiting import eventually
+
+
+class HandClock:
+    """A clock that is turned by hand."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+    def turn(self, seconds):
+        self.now += seconds
+
+
+class ScriptedStore:
+    """Knows who holds; takes note of each call; fails as told."""
+
+    def __init__(self, *held):
+        self.held = set(held)
+        self.calls = []
+        self.failures = []
+        self.refused = set()
+        self.during = lambda: None
+
+    def extend(self, leases):
+        leases = list(leases)
+        self.calls.append([token for _, token, _ in leases])
+        answers = [token in self.held for _, token, _ in leases]
+        self.during()
+        if self.failures:
+            raise self.failures.pop(0)
+        if self.refused.intersection(self.calls[-1]):
+            raise BackendRefused("WRONGTYPE")
+        return answers
+
+
+@pytest.fixture
+def clock():
+    return HandClock()
+
+
+@pytest.fixture
+def store():
+    return ScriptedStore("a", "b")
+
+
+@pytest.fixture
+def dog(store, clock, monkeypatch):
+    """A watchdog without its thread: the tests look themselves."""
+    monkeypatch.setattr(Watchdog, "_start", lambda self: None)
+    return Watchdog(store, clock)
+
+
+@pytest.fixture
+def live_dog(store):
+    """A watchdog with its thread, on the real clock."""
+    dog = Watchdog(store)
+    yield dog
+    dog.stop()
+
+
+@pytest.fixture
+def losses():
+    return []
+
+
+@pytest.fixture
+def on_lost(losses):
+    return lambda name, token: losses.append((name, token))
+
+
+# --- when -----------------------------------------------------------------------------------------
+
+
+def test_a_lease_is_renewed_once_it_is_older_than_a_third(dog, store, clock):
+    dog.watch("lock", "a", 30)
+    clock.turn(9.9)
+    assert dog.run_once() == Round()
+    clock.turn(0.2)
+    assert dog.run_once() == Round(renewed=1)
+    clock.turn(9.9)
+    assert dog.run_once() == Round()
+    assert store.calls == [["a"]]
+
+
+def test_all_leases_go_in_one_call_also_those_that_are_due_soon(dog, store, clock):
+    dog.watch("lock", "a", 30)
+    clock.turn(4)
+    dog.watch("other", "b", 30)
+    clock.turn(3)
+    dog.watch("young", "c", 30)
+    clock.turn(3.1)
+    assert dog.run_once() == Round(renewed=2)
+    assert store.calls == [["a", "b"]]
+
+
+def test_validity_counts_from_before_the_call(dog, store, clock):
+    """A slow answer does not make the lease longer than the store keeps it."""
+    lease = dog.watch("lock", "a", 30)
+    clock.turn(10)
+    store.during = lambda: clock.turn(4)
+    dog.run_once()
+    assert lease.valid_until == 1000 + 10 + 30
+
+
+def test_a_lease_that_was_extended_by_hand_is_not_shortened(dog, store, clock):
+    lease = dog.watch("lock", "a", 30)
+    dog.confirm("a", clock.now + 300)
+    clock.turn(275)
+    assert dog.run_once() == Round()
+    clock.turn(10)
+    assert dog.run_once() == Round(renewed=1)
+    assert lease.valid_until == 1000 + 285 + 30
+
+
+# --- losses ---------------------------------------------------------------------------------------
+
+
+def test_T10_a_holder_hears_within_one_renewal_that_its_lock_is_gone(
+    dog, store, clock, on_lost, losses
+):
+    """Lost is reported once, and the lock is forgotten; another is not touched."""
+    lease = dog.watch("lock", "a", 30, on_lost=on_lost)
+    dog.watch("other", "b", 30, on_lost=on_lost)
+    store.held.discard("a")
+    clock.turn(10)
+    assert dog.run_once() == Round(renewed=1, lost=1)
+    assert losses == [("lock", "a")]
+    assert lease.lost
+    clock.turn(10)
+    assert dog.run_once() == Round(renewed=1)
+    assert losses == [("lock", "a")]
+
+
+def test_a_silent_store_is_a_loss_at_the_local_deadline_and_not_before(
+    dog, store, clock, on_lost, losses
+):
+    dog.watch("lock", "a", 30, on_lost=on_lost)
+    store.failures = [BackendUnreachable()] * 1000
+    clock.turn(29.9)
+    assert dog.run_once() == Round(failed=1)
+    assert losses == []
+    clock.turn(0.2)
+    assert dog.run_once().lost == 1
+    assert dog.run_once() == Round()
+    assert losses == [("lock", "a")]
+    assert dog.watching() == ()
+
+
+def test_a_loss_is_noticed_at_the_deadline_although_no_call_is_due(
+    dog, store, clock, on_lost, losses
+):
+    """While retries pause, the deadline does not."""
+    dog.watch("lock", "a", 30, on_lost=on_lost)
+    store.failures = [BackendUnreachable()]
+    clock.turn(29.95)
+    dog.run_once()
+    assert dog._next_pause() == pytest.approx(0.05)
+    clock.turn(0.06)
+    assert dog.run_once() == Round(lost=1)
+
+
+def test_a_token_that_was_never_seen_held_is_no_loss(dog, store, clock, on_lost, losses):
+    """Handed to a pool and not acquired yet: looked at again and again, whatever the store says."""
+    dog.watch("lock", "later", 30, held=False, on_lost=on_lost)
+    for _ in range(10):
+        clock.turn(10)
+        assert dog.run_once() == Round(unknown=1)
+    store.held.add("later")
+    clock.turn(10)
+    assert dog.run_once() == Round(renewed=1)
+    store.held.discard("later")
+    clock.turn(10)
+    assert dog.run_once() == Round(lost=1)
+    assert losses == [("lock", "later")]
+
+
+def test_a_confirmed_token_is_held_from_then_on(dog, store, clock, on_lost, losses):
+    dog.watch("lock", "later", 30, held=False, on_lost=on_lost)
+    clock.turn(25)
+    dog.confirm("later")
+    assert dog.run_once() == Round()
+    clock.turn(10)
+    assert dog.run_once() == Round(lost=1)
+
+
+def test_taking_the_lock_while_a_renewal_is_on_its_way_is_no_loss(
+    dog, store, clock, on_lost, losses
+):
+    """The store was asked before the acquire, and the answer is read after it."""
+    dog.watch("lock", "later", 30, held=False, on_lost=on_lost)
+    clock.turn(10)
+    store.during = lambda: dog.confirm("later")
+    assert dog.run_once() == Round(unknown=1)
+    assert losses == []
+    assert dog.watching() == ("later",)
+
+
+def test_an_answer_for_a_lease_that_was_forgotten_meanwhile_does_not_count(
+    dog, store, clock, on_lost, losses, monkeypatch
+):
+    monkeypatch.setattr(watchdog, "PATIENCE", 0.01)
+    dog.watch("lock", "gone", 30, on_lost=on_lost)
+    clock.turn(10)
+    store.during = lambda: dog.forget("gone")
+    assert dog.run_once() == Round()
+    assert losses == []
+
+
+def test_a_dropped_owner_is_not_renewed(dog, store, clock):
+    """When the object whose method wants to hear of a loss is gone, nobody could ever release."""
+
+    class Owner:
+        def lose(self, name, token):
+            pass
+
+    owner = Owner()
+    dog.watch("lock", "a", 30, on_lost=owner.lose)
+    clock.turn(10)
+    assert dog.run_once() == Round(renewed=1)
+    del owner
+    gc.collect()
+    clock.turn(10)
+    assert dog.run_once() == Round()
+    assert dog.watching() == ()
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+def test_T8_one_store_error_ends_neither_the_lease_nor_the_watchdog(dog, store, clock, losses):
+    """The lease survives by a quick retry, and later locks are renewed too."""
+    dog.watch("lock", "a", 30)
+    clock.turn(10)
+    store.failures = [BackendUnreachable("connection dropped")]
+    assert dog.run_once() == Round(failed=1)
+    clock.turn(watchdog.QUICK_RETRY)
+    assert dog.run_once() == Round(renewed=1)
+    dog.watch("other", "b", 30)
+    clock.turn(10)
+    assert dog.run_once() == Round(renewed=2)
+    assert losses == []
+
+
+def test_T8_retries_are_quick_and_become_rarer(dog, store, clock):
+    dog.watch("lock", "a", 30)
+    clock.turn(10)
+    store.failures = [BackendUnreachable()] * 6
+    pauses = []
+    for _ in range(6):
+        assert dog.run_once().failed == 1
+        pauses.append(round(dog._next_pause(), 3))
+        clock.turn(pauses[-1])
+    assert pauses == [0.1, 0.2, 0.4, 0.5, 0.5, 0.5]
+    assert dog.run_once() == Round(renewed=1)
+    store.failures = [BackendUnreachable()]
+    clock.turn(10)
+    dog.run_once()
+    assert dog._next_pause() == pytest.approx(0.1)
+
+
+def test_T8_a_lock_whose_keys_are_refused_does_not_take_the_others_along(
+    dog, store, clock, on_lost, losses
+):
+    """Another program's key of another type below one lock's name fails that lock alone."""
+    dog.watch("poisoned", "b", 30, on_lost=on_lost)
+    dog.watch("lock", "a", 30, on_lost=on_lost)
+    store.refused = {"b"}
+    clock.turn(10)
+    assert dog.run_once() == Round(renewed=1, failed=1)
+    clock.turn(20.1)
+    assert dog.run_once() == Round(renewed=1, lost=1, failed=1)
+    assert losses == [("poisoned", "b")]
+
+
+def test_a_store_that_answers_too_little_is_asked_again(dog, store, clock, caplog):
+    dog.watch("lock", "a", 30)
+    clock.turn(10)
+    whole, store.extend = store.extend, lambda leases: []
+    assert dog.run_once() == Round(failed=1)
+    store.extend = whole
+    clock.turn(1)
+    assert dog.run_once() == Round(renewed=1)
+    assert "1 leases asked for, 0 answers" in caplog.text
+
+
+KINDS = [
+    BackendUnreachable(),
+    BackendRefused(),
+    ConnectionResetError(),
+    TimeoutError(),
+    ValueError("bad reply"),
+    KeyError("x"),
+    MemoryError(),
+    RecursionError(),
+    UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"),
+    RuntimeError("cannot schedule new futures after shutdown"),
+]
+
+
+@pytest.mark.parametrize("error", KINDS, ids=lambda error: type(error).__name__)
+def test_L12_no_exception_in_the_renewal_ends_the_thread(live_dog, store, error):
+    """The same thread renews on, and the lease survives."""
+    store.failures = [error]
+    lease = live_dog.watch("lock", "a", 0.9)
+    thread = live_dog._thread
+    eventually(lambda: len(store.calls) >= 3)
+    assert live_dog._thread is thread
+    assert thread.is_alive()
+    assert not lease.lost
+
+
+def test_L12_an_exception_outside_the_call_does_not_end_the_thread_either(
+    live_dog, store, monkeypatch, caplog
+):
+    real, failures = live_dog._collect, [ValueError("a bug of ours")]
+
+    def collect(now):
+        if failures:
+            raise failures.pop()
+        return real(now)
+
+    monkeypatch.setattr(live_dog, "_collect", collect)
+    live_dog.watch("lock", "a", 0.9)
+    eventually(lambda: store.calls)
+    assert "the watchdog goes on" in caplog.text
+
+
+def test_L12_an_exception_in_on_lost_does_not_keep_others_from_hearing(
+    dog, store, clock, on_lost, losses, caplog
+):
+    def explode(name, token):
+        raise ValueError("the user's bug")
+
+    dog.watch("first", "x", 30, on_lost=explode)
+    dog.watch("second", "y", 30, on_lost=on_lost)
+    clock.turn(10)
+    assert dog.run_once() == Round(lost=2)
+    assert losses == [("second", "y")]
+    assert "on_lost of lock 'first' raised" in caplog.text
+
+
+# --- forgetting -----------------------------------------------------------------------------------
+
+
+def test_T9_forget_waits_for_a_renewal_on_its_way(live_dog, store):
+    """So the release that follows cannot be overtaken."""
+    sent, answer = threading.Event(), threading.Event()
+    store.during = lambda: (sent.set(), answer.wait(10))
+    live_dog.watch("lock", "a", 0.3)
+    assert sent.wait(10)
+    with ThreadPoolExecutor() as pool:
+        forgetting = pool.submit(live_dog.forget, "a")
+        live_dog.forget("other")  # is not on its way: at once
+        assert not forgetting.done()
+        answer.set()
+        forgetting.result(10)
+
+
+def test_T9_forget_does_not_wait_for_ever(live_dog, store, monkeypatch):
+    """A release must not hang on a store that does not answer."""
+    monkeypatch.setattr(watchdog, "PATIENCE", 0.05)
+    sent, answer = threading.Event(), threading.Event()
+    store.during = lambda: (sent.set(), answer.wait(10))
+    live_dog.watch("lock", "a", 0.3)
+    assert sent.wait(10)
+    live_dog.forget("a")
+    assert not answer.is_set()
+    answer.set()
+
+
+def test_T9_no_renewal_is_sent_or_on_its_way_after_forget(store):
+    """Thousands of watches with random delays, from many threads, beside a busy watchdog."""
+    forgotten, late = set(), []
+
+    class Checked:
+        def extend(self, leases):
+            tokens = [token for _, token, _ in leases]
+            late.extend(forgotten.intersection(tokens))
+            pause.wait(random.random() * 0.001)
+            late.extend(forgotten.intersection(tokens))
+            return [True] * len(tokens)
+
+    def work(seed):
+        rng = random.Random(seed)
+        for i in range(1500):
+            token = f"{seed}-{i}"
+            dog.watch("lock", token, 0.003 * rng.random(), held=False)
+            if rng.random() < 0.5:
+                pause.wait(0.002 * rng.random())
+            dog.forget(token)
+            forgotten.add(token)
+
+    pause = threading.Event()
+    dog = Watchdog(Checked())
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    dog.stop()
+    assert late == []
+    assert len(forgotten) == 8 * 1500
+
+
+# --- the thread -----------------------------------------------------------------------------------
+
+
+def test_a_shorter_lease_wakes_the_thread_earlier(live_dog, store):
+    live_dog.watch("lock", "a", 3000)
+    live_dog.watch("other", "b", 0.15)
+    eventually(lambda: store.calls.count(["b"]) >= 2)
+    assert ["a"] not in store.calls
+
+
+def test_the_thread_ends_when_idle_and_starts_again(live_dog, store, monkeypatch):
+    monkeypatch.setattr(watchdog, "LINGER", 0.05)
+    live_dog.watch("lock", "a", 0.15)
+    first = live_dog._thread
+    live_dog.forget("a")
+    eventually(lambda: live_dog._thread is None)
+    first.join(5)
+    calls = len(store.calls)
+    live_dog.watch("lock", "b", 0.15)
+    eventually(lambda: ["b"] in store.calls[calls:])
+
+
+def test_turns_in_a_row_use_one_thread(live_dog):
+    live_dog.watch("lock", "a", 30)
+    first = live_dog._thread
+    for number in range(100):
+        live_dog.forget("a")
+        live_dog.watch("lock", "a", 30 + number)
+    assert live_dog._thread is first
+
+
+def test_stop_ends_the_thread_and_flush_renews_once_more(live_dog, store):
+    live_dog.watch("lock", "a", 30)
+    thread = live_dog._thread
+    live_dog.stop(flush=True)
+    assert not thread.is_alive()
+    assert store.calls == [["a"]]
+
+
+def test_stop_without_a_thread_does_nothing(store):
+    Watchdog(store).stop()
+    assert store.calls == []
+
+
+def test_on_lost_may_use_the_watchdog(live_dog, store):
+    """The callback runs in the watchdog's thread without its locks."""
+    heard = threading.Event()
+
+    def on_lost(name, token):
+        live_dog.forget(token)
+        live_dog.watch("next", "b", 30)
+        heard.set()
+
+    live_dog.watch("lock", "unknown", 0.15, on_lost=on_lost)
+    assert heard.wait(10)
+    assert live_dog.watching() == ("b",)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_L21_a_forked_child_watches_nothing_and_can_start_anew(live_dog, store):
+    """The parent's leases are the parent's; even if it forked in the middle of a renewal."""
+    sent, answer = threading.Event(), threading.Event()
+    store.during = lambda: (sent.set(), answer.wait(10))
+    live_dog.watch("lock", "a", 0.3)
+    assert sent.wait(10)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            store.during, store.calls = lambda: None, []
+            clean = live_dog.watching() == () and live_dog._thread is None
+            live_dog.forget("a")  # does not wait for the parent's renewal
+            live_dog.watch("lock", "b", 0.15)
+            eventually(lambda: ["b"] in store.calls)
+            code = 0 if clean and ["a"] not in store.calls else 2
+        finally:
+            os._exit(code)
+    answer.set()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert live_dog.watching() == ("a",)
