@@ -13,12 +13,13 @@ import queue
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from celery_singleton_lock.clock import ServerClock, SystemClock
 from celery_singleton_lock.errors import BackendError
+from celery_singleton_lock.events import BackendDown, BackendUp, LeaseLost, Observers
 from celery_singleton_lock.gate import claim_of
 from celery_singleton_lock.model import (
     Claim,
@@ -53,6 +54,9 @@ RETRY: Final = 0.5
 
 GONE: Final = 5.0
 """Seconds after which a process that was killed, and does not go, is left to its lease."""
+
+LANDING: Final = 1.0
+"""Seconds that a task's end may need from its pool to the main loop, after its release."""
 
 BATCH: Final = 100
 """Most orders that one round takes."""
@@ -104,7 +108,20 @@ class LookUp:
     token: str
 
 
-Order = Park | End | Kick | LookUp | Delivery
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Report a loss, unless the task has just ended: its end may be on its way from the pool."""
+
+    name: str
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Tell the fleet that this worker takes no more grants, and give back those in the inbox."""
+
+
+Order = Park | End | Kick | LookUp | Lost | Leave | Delivery
 
 
 @dataclass
@@ -117,7 +134,7 @@ class Counts:
     published: int = 0
     released_for_dead: int = 0
     backend_errors: int = 0
-    lost: int = field(default=0)
+    lost: int = 0
 
 
 class Agent:
@@ -133,9 +150,16 @@ class Agent:
         receive: turns a delivery into a request and hands it to the desk; runs in the main loop.
         post: runs a call in the main loop.
         publisher: wakes workers through the broker.
+        watchdog: renews the leases of what this worker runs, or is about to.
+        observers: who is told what happens.
+        address: of the lock's Redis, without credentials.
         done_for: seconds for which later copies of an ended attempt end quietly.
+        max_body: most bytes of a message that is parked.
         capacity: tasks that the worker's pool runs at once.
     """
+
+    desk: Desk
+    """Whom to tell; joined before :meth:`start`, since each needs the other."""
 
     def __init__(  # noqa: PLR0913  # the one place where a worker's I/O meets
         self,
@@ -150,14 +174,16 @@ class Agent:
         post: Callable[..., None],
         publisher: Publisher,
         watchdog: Watchdog,
+        observers: Observers,
+        address: str,
         done_for: float,
+        max_body: int,
         capacity: int,
     ) -> None:
         """Prepare; :meth:`start` starts the threads."""
         self.store = store
         self.worker = worker
         self.realm = realm
-        self.desk: Desk | None = None
         self.counts = Counts()
         self._place = place
         self._queues = queues
@@ -166,7 +192,10 @@ class Agent:
         self._post = post
         self._publisher = publisher
         self._watchdog = watchdog
+        self._observers = observers
+        self._address = address
         self._done_for = done_for
+        self._max_body = max_body
         self._capacity = capacity
         self._clock = SystemClock()
         self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
@@ -174,6 +203,7 @@ class Agent:
         self._next_beat = 0.0
         self._next_sync = 0.0
         self._down = False
+        self._down_since = 0.0
         self._retired = threading.Event()
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -226,7 +256,9 @@ class Agent:
 
     def retire(self) -> None:
         """Take no more grants: the worker is shutting down."""
-        self._retired.set()
+        if not self._retired.is_set():
+            self._retired.set()
+            self._orders.put(Leave())
 
     def stop(self, timeout: float) -> None:
         """Carry out the orders that are left, within ``timeout`` seconds, and end both threads."""
@@ -325,18 +357,31 @@ class Agent:
                 self._look_up(order)
             elif isinstance(order, Delivery):
                 self._deliver(order)
+            elif isinstance(order, Leave):
+                self._leave()
+            elif isinstance(order, Lost):
+                self._report_loss(order)
 
     # -- parking ----------------------------------------------------------------------------------
 
     def _park(self, parks: list[Park]) -> None:
-        replies = self.store.park_many([self._parcel(park) for park in parks])
-        for park, reply in zip(parks, replies, strict=True):
+        packed = [(park, self._parcel(park)) for park in parks]
+        fitting = [(park, parcel) for park, parcel in packed if self._fits(park, parcel[2])]
+        replies = self.store.park_many([parcel for _, parcel in fitting])
+        for (park, _), reply in zip(fitting, replies, strict=True):
             if isinstance(reply, BackendError):
                 logger.warning("%s stays with the broker: %s", park.request, reply)
                 self.counts.backend_errors += 1
                 self._again(park)
             else:
                 self._parked(park.request, reply)
+
+    def _fits(self, park: Park, parcel: Parcel) -> bool:
+        size = len(parcel.body)
+        if size > self._max_body:
+            reason = f"its message has {size} bytes (singleton_lock_max_body_bytes)"
+            self._post(self.desk.refused, park.request, reason)
+        return size <= self._max_body
 
     def _parcel(self, park: Park) -> tuple[Owner, Claim, Parcel]:
         request, stamp = park.request, park.request.stamp
@@ -353,11 +398,12 @@ class Agent:
 
     def _parked(self, request: LockedRequest, reply: Reply) -> None:
         if reply.verdict is Verdict.FULL:
-            return self._post(self.desk.refused, request)
-        if reply.verdict is Verdict.DONE:
-            return self._post(self.desk.dropped, request)
-        self.counts.parked += 1
-        return self._post(self.desk.parked, request, str(reply.holder or ""), reply.rank)
+            self._post(self.desk.refused, request, "as many wait as lock_max_waiting allows")
+        elif reply.verdict is Verdict.DONE:
+            self._post(self.desk.dropped, request)
+        else:
+            self.counts.parked += 1
+            self._post(self.desk.parked, request, str(reply.holder or ""), reply.rank)
 
     # -- delivering -------------------------------------------------------------------------------
 
@@ -386,7 +432,8 @@ class Agent:
 
     def _end(self, order: End) -> None:
         if order.pid and not gone(order.pid) and self._clock.monotonic() < order.until:
-            return self._again(order, 0.02)
+            self._again(order, 0.02)
+            return
         self.store.release(
             order.stamp.name,
             order.stamp.token,
@@ -396,7 +443,6 @@ class Agent:
             mark=order.stamp.copy,
         )
         self.counts.released_for_dead += 1
-        return None
 
     def _kick(self, names: list[str]) -> None:
         ready = [name for name in dict.fromkeys(names) if not self._wait_for_flight(name)]
@@ -406,8 +452,9 @@ class Agent:
 
     def _wait_for_flight(self, name: str) -> bool:
         """Leave a lock alone while an earlier message of it waits here for its slot."""
-        if self.desk is not None and self.desk.undecided(name):
-            self._again(Kick(name), RETRY)
+        if self.desk.undecided(name):
+            if all(order != Kick(name) for _, order in self._later):
+                self._again(Kick(name), RETRY)
             return True
         return False
 
@@ -445,7 +492,7 @@ class Agent:
 
     def _sweep(self) -> None:
         """Look at locks that want it, but take no more grants than the pool can soon run."""
-        room = 4 * self._capacity - (self.desk.backlog() if self.desk else 0)
+        room = 4 * self._capacity - self.desk.backlog()
         if room > 0 and not self._retired.is_set():
             names = list(self.store.take_due(min(room, BATCH)))
             self.counts.swept += len(names)
@@ -455,12 +502,18 @@ class Agent:
         return "" if self._retired.is_set() else self.worker
 
     def _on_lost(self, name: str, token: str) -> None:
+        self._again(Lost(name, token), LANDING)
+
+    def _report_loss(self, loss: Lost) -> None:
+        if not self.desk.has(loss.token):
+            return
         self.counts.lost += 1
+        self._observers.notify(LeaseLost(loss.name, reason="lapsed or taken away"))
         logger.error(
             "The lock %r was lost while its task runs: its lease ended or it was taken away. "
             "The task goes on (lock_on_lost='report'); only its fencing token protects its writes.",
-            name,
-            extra={"lock": name, "token": token},
+            loss.name,
+            extra={"lock": loss.name},
         )
 
     # -- Redis away and back ----------------------------------------------------------------------
@@ -468,16 +521,18 @@ class Agent:
     def _set_down(self) -> None:
         if not self._down:
             self._down = True
+            self._down_since = self._clock.monotonic()
+            self._observers.notify(BackendDown(self._address))
             self._next_beat = min(self._next_beat, self._clock.monotonic() + RETRY)
-            if self.desk is not None:
-                self._post(self.desk.backend_down)
+            self._post(self.desk.backend_down)
 
     def _set_up(self) -> None:
         if self._down:
             self._down = False
+            down_for = self._clock.monotonic() - self._down_since
+            self._observers.notify(BackendUp(self._address, down_for))
             logger.warning("celery-singleton-lock: the lock's Redis answers again.")
-            if self.desk is not None:
-                self._post(self.desk.backend_up)
+            self._post(self.desk.backend_up)
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -486,11 +541,14 @@ class Agent:
         try:
             while self.run_once():
                 pass
-            self.store.leave(self.worker, self.realm, self._queues.consumed())
-            while (delivery := self.store.receive(self.worker, 0.01)) is not None:
-                self.store.release(delivery.name, delivery.token, Ending.AGAIN)
+            self._leave()
         except BackendError as error:
             logger.warning("celery-singleton-lock: leases are left to end: %s", error)
+
+    def _leave(self) -> None:
+        self.store.leave(self.worker, self.realm, self._queues.consumed())
+        while (delivery := self.store.receive(self.worker, 0.01)) is not None:
+            self.store.release(delivery.name, delivery.token, Ending.AGAIN)
 
 
 def _alike(orders: list[Order]) -> Iterator[list[Order]]:

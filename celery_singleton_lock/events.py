@@ -33,22 +33,6 @@ class TaskBlocked(TaskEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class LockAcquired(TaskEvent):
-    """The lock is held; the body comes next. ``waited``: seconds since the task arrived."""
-
-    fencing_token: int = 0
-    waited: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class LockReleased(TaskEvent):
-    """The lock was given back. ``ending``: value of ``model.Ending``; ``held``: for how long, s."""
-
-    ending: str = "final"
-    held: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class LeaseLost(TaskEvent):
     """The lock is no longer held, though its holder is not done. ``held``: for how long, s."""
 
@@ -72,14 +56,6 @@ class TaskDuplicate(TaskEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class LimitConflict(TaskEvent):
-    """Live declarations of the lock's limit differ. The lowest is in force."""
-
-    declared: int = 1
-    in_force: int = 1
-
-
-@dataclass(frozen=True, slots=True)
 class BackendDown:
     """The locks' Redis does not answer. ``url``: without credentials."""
 
@@ -99,8 +75,6 @@ Event: TypeAlias = TaskEvent | BackendDown | BackendUp
 
 CELERY_EVENTS: Final[dict[type[Event], str]] = {
     TaskBlocked: "task-blocked",
-    LockAcquired: "task-lock-acquired",
-    LockReleased: "task-lock-released",
     LeaseLost: "task-lock-lost",
     TaskDelivered: "task-delivered",
     TaskDuplicate: "task-duplicate",

@@ -12,6 +12,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from celery_singleton_lock.events import Observers
 from celery_singleton_lock.gate import Gate, Run, take_stamp
 from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.naming import Namer, compile_name
@@ -52,6 +53,7 @@ class Extension:
         """Know no task yet; settings are read when they are first needed."""
         self.app = app
         self.announce: Callable[[str], None] = _nobody
+        self.observers = Observers()
         self._namers: dict[str, Namer] = {}
         self._options: dict[str, LockOptions] = {}
         self._store: RedisStore | None = None
@@ -104,7 +106,13 @@ class Extension:
     @cached_property
     def settings(self) -> Settings:
         """The app's settings."""
-        return parse_settings(self.app.conf.get)
+        return parse_settings(self._setting)
+
+    def _setting(self, name: str, default: Any) -> Any:
+        """Read a setting; these two also hear environment variables, as attributes only."""
+        if name in {"broker_url", "result_backend"}:
+            return getattr(self.app.conf, name)
+        return self.app.conf.get(name, default)
 
     @cached_property
     def realm(self) -> str:
@@ -132,7 +140,7 @@ class Extension:
             "socket_connect_timeout": patience,
             # Once more at once: a connection that Redis closed while it was idle is no outage, and
             # every script may be asked again with the same token.
-            "retry": Retry(NoBackoff(), 1),
+            "retry": Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
             **{k: v for k, v in settings.backend_options.items() if k not in _OWN_OPTIONS},
         }
         client = redis.Redis.from_url(settings.address().url, **options)

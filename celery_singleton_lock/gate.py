@@ -40,7 +40,7 @@ _clock = SystemClock()
 _current: ContextVar[TaskLock | Lock | None] = ContextVar("celery_singleton_lock", default=None)
 
 
-class Turned(Ignore):
+class Turned(Ignore):  # type: ignore[misc]  # celery is untyped
     """The task was not run; the main process decides what becomes of its message.
 
     Args:
@@ -191,9 +191,7 @@ class Gate:
             lock = self._enter(stamp, options)
         except Turned as turned:
             return self._turn_away(run, turned)
-        except (SingletonLockError, SoftTimeLimitExceeded) as error:
-            return fail(run, error)
-        except Exception as error:  # noqa: BLE001  # a key callable's own error, carried here
+        except Exception as error:  # noqa: BLE001  # ours, a time limit, or a key callable's own
             return fail(run, error)
         if lock is None:
             return run.go()
@@ -400,9 +398,15 @@ def take_stamp(request: dict[str, Any]) -> Stamp | None:
     return stamp
 
 
-def queue_full(stamp: Stamp, options: LockOptions) -> Exception:
-    """Return how a task ends that found its lock's queue full."""
-    reason = f"{options.max_waiting} wait for lock {stamp.name!r} already (lock_max_waiting)"
+def cannot_wait(stamp: Stamp, options: LockOptions, reason: str) -> Exception:
+    """Return how a blocked task ends that cannot be parked.
+
+    Args:
+        stamp: the delivery.
+        options: the task's; ``on_full`` says whether it is skipped or fails.
+        reason: why, for people.
+    """
+    sentence = f"lock {stamp.name!r} is busy, and the task cannot wait for it: {reason}"
     if options.on_full == "skip":
-        return Turned("skipped", reason)
-    return LockQueueFull(f"{reason}.", stamp.name)
+        return Turned("skipped", sentence)
+    return LockQueueFull(f"The {sentence}.", stamp.name)

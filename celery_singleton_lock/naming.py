@@ -118,7 +118,8 @@ def compile_name(
 
             A callable is called as the task is, with defaults applied. It must do no I/O.
         lock_args: instead of ``lock_key``, the arguments that count; the name is the task's name
-            and their values. An empty list is one lock for the whole task.
+            and their values, as written above (so ``42`` and ``"42"`` are two locks, and None is a
+            value). An empty list is one lock for the whole task.
         bound: ``run`` has a first parameter that is not an argument of the task (``self``).
 
     Returns:

@@ -10,8 +10,9 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from kombu import Connection, Producer
+from kombu.connection import Connection
 from kombu.message import Message
+from kombu.messaging import Producer
 from kombu.utils import json
 
 from celery_singleton_lock.stamp import COPY, STAMP
@@ -23,7 +24,7 @@ _STRIPPED: Final = frozenset({STAMP, COPY, "redelivered"})
 _STALE_PROPERTIES: Final = frozenset({"delivery_info", "delivery_tag", "body_encoding"})
 
 
-class ParkedMessage(Message):  # type: ignore[misc]  # kombu is untyped
+class ParkedMessage(Message):
     """A message that comes from Redis instead of the broker.
 
     What Celery does with an acknowledgement ends here: the release of its lock settles it.
@@ -36,7 +37,7 @@ class ParkedMessage(Message):  # type: ignore[misc]  # kombu is untyped
 
     def __init__(self, body: Any, fields: Mapping[str, Any], accept: Any) -> None:
         """Restore the message; its headers are set last, so that kombu decompresses nothing."""
-        super().__init__(
+        super().__init__(  # type: ignore[no-untyped-call]  # kombu
             body=body,
             content_type=fields["content_type"],
             content_encoding=fields["content_encoding"],
@@ -80,7 +81,8 @@ def pack(message: Message, body: Any = None) -> bytes:
         "text": isinstance(raw, str),
     }
     encoded = raw.encode() if isinstance(raw, str) else bytes(raw)
-    return json.dumps(head).encode() + b"\n" + encoded
+    line: str = json.dumps(head)
+    return line.encode() + b"\n" + encoded
 
 
 def unpack(kept: bytes, accept: Any = None) -> ParkedMessage:

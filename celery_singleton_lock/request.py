@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final, Protocol
 
 from billiard.einfo import ExceptionWithTraceback
@@ -22,11 +23,19 @@ from celery.worker.state import task_ready, task_reserved
 
 from celery_singleton_lock.clock import ServerClock, SystemClock
 from celery_singleton_lock.errors import LockWaitTimeout
-from celery_singleton_lock.gate import Turned, queue_full
+from celery_singleton_lock.events import (
+    Observers,
+    TaskBlocked,
+    TaskDelivered,
+    TaskDuplicate,
+    TaskEvent,
+    celery_event,
+)
+from celery_singleton_lock.gate import Turned, cannot_wait
 from celery_singleton_lock.model import CLAIM_LEASE, Delivery, Ending, new_token
 from celery_singleton_lock.naming import ArgumentsDoNotBind
 from celery_singleton_lock.settings import LockOptions
-from celery_singleton_lock.stamp import COPY, STAMP, Stamp, attempt_of
+from celery_singleton_lock.stamp import COPY, STAMP, UNSTAMPED, Stamp, attempt_of
 
 logger = logging.getLogger(__name__)
 _clock = SystemClock()
@@ -43,6 +52,14 @@ _PROCESS_GONE: Final = (
 )
 
 
+_STATE_OF: Final = {
+    "task-started": "STARTED",
+    "task-revoked": "REVOKED",
+    "task-retried": "RETRY",
+    "task-rejected": "REJECTED",
+}
+
+
 class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
     """A request that tells its desk how it goes on. Without a desk it is Celery's own.
 
@@ -51,13 +68,14 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
     """
 
     desk: Desk | None = None
-    stamp: Stamp | None = None
+    stamp: Stamp = UNSTAMPED
     delivered = False
     accepted = False
     dispatched = False
     landed = False
     parking = False
     requeued = False
+    was_blocked = False
     _withheld = False
     _ack_due = False
 
@@ -96,6 +114,12 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
         self.requeued = self.requeued or (requeue and not self.acknowledged)
         super().reject(requeue=requeue)
 
+    def send_event(self, type: str, **fields: Any) -> None:  # noqa: A002  # Celery's signature
+        """Send an event; after BLOCKED only an explicit state changes what monitors show."""
+        if self.was_blocked and type in _STATE_OF:
+            fields.setdefault("state", _STATE_OF[type])
+        super().send_event(type, **fields)
+
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """Watch the lease from here on."""
         self.accepted = True
@@ -105,16 +129,15 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> None:
         """Hear every end that is no success, a dead process among them."""
-        if self.desk is None:
-            return super().on_failure(exc_info, *args, **kwargs)
         error = bare(exc_info.exception)
-        if isinstance(error, Turned) and self.desk.on_turned(self, error):
-            return None
-        self.decided()
-        try:
-            return super().on_failure(exc_info, *args, **kwargs)
-        finally:
-            self.desk.on_landed(self, gone=isinstance(error, _PROCESS_GONE))
+        if self.desk is None:
+            super().on_failure(exc_info, *args, **kwargs)
+        elif not (isinstance(error, Turned) and self.desk.on_turned(self, error)):
+            self.decided()
+            try:
+                super().on_failure(exc_info, *args, **kwargs)
+            finally:
+                self.desk.on_landed(self, gone=isinstance(error, _PROCESS_GONE))
 
     def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001  # Celery's signature
         """Hear the hard time limit; its process lives on for about 0.1 s."""
@@ -124,10 +147,25 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
         if not soft and self.desk is not None:
             self.desk.on_landed(self, gone=True)
 
+    @cached_property
+    def _context(self) -> Any:
+        """Celery's context, without the stamp: it would be carried into a retry as a header."""
+        stamp = self._request_dict.pop(STAMP, None)
+        try:
+            return super()._context
+        finally:
+            if stamp is not None:
+                self._request_dict[STAMP] = stamp
+
     def ending(self) -> Ending:
         """Return whether the message comes back."""
         settled = self.acknowledged and not self.requeued
         return Ending.FINAL if settled else Ending.AGAIN
+
+
+def about(request: LockedRequest) -> tuple[str, str, str]:
+    """Return what every event about a task tells: lock, task name, task id."""
+    return request.stamp.name, request.task.name, request.id
 
 
 def bare(error: BaseException) -> BaseException:
@@ -162,7 +200,7 @@ def _landing(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return original(self, result, **kwargs)
         finally:
-            if self.stamp is not None and not self.parking:
+            if not self.parking:
                 self.desk.on_landed(self, gone=not told)
 
     return on_success
@@ -219,6 +257,7 @@ class Desk:
         name_of: task, args, kwargs -> lock name.
         forward: Celery's own way to the pool.
         clerk: who does the I/O.
+        observers: who is told what happens.
         prefetch: tells the broker that more (+1) or fewer (-1) messages may be unacknowledged.
     """
 
@@ -231,6 +270,7 @@ class Desk:
         name_of: Callable[[Any, Any, Any], str],
         forward: Callable[[Any], None],
         clerk: Clerk,
+        observers: Observers,
         prefetch: Callable[[int], None],
     ) -> None:
         """Begin with nothing in flight."""
@@ -240,6 +280,7 @@ class Desk:
         self._name_of = name_of
         self._forward = forward
         self._clerk = clerk
+        self._observers = observers
         self._prefetch = prefetch
         self._flights: dict[str, Flight] = {}
         self._by_token: dict[str, LockedRequest] = {}
@@ -261,7 +302,7 @@ class Desk:
         return None
 
     def _take(self, request: LockedRequest) -> None:
-        if request.stamp is None:
+        if request.stamp is UNSTAMPED:
             copy_of = request.request_dict.pop(COPY, None)
             request.stamp = self._stamped(request, copy=copy_of is not None)
             if copy_of is not None and request.stamp.name:
@@ -331,18 +372,17 @@ class Desk:
 
     # -- what the agent tells ---------------------------------------------------------------------
 
-    def parked(self, request: LockedRequest, reason: str, rank: int) -> None:
+    def parked(self, request: LockedRequest, holder: str, rank: int) -> None:
         """The message is safe in Redis (or its like is): acknowledge it."""
         request.acknowledge()
-        request.send_event(
-            "task-blocked", lock=request.stamp.name, reason=reason, rank=rank, state="BLOCKED"
-        )
+        request.was_blocked = True
+        self._tell(request, TaskBlocked(*about(request), holder=holder, rank=rank))
 
-    def refused(self, request: LockedRequest) -> None:
-        """The lock's queue is full: fail the task, or skip it, in a pool slot."""
+    def refused(self, request: LockedRequest, reason: str) -> None:
+        """The message cannot be parked: fail the task, or skip it, in a pool slot."""
         request.parking = False
         options = self._rules(request.task)
-        error = queue_full(request.stamp, options)
+        error = cannot_wait(request.stamp, options, reason)
         task_reserved(request)
         self._send(request, replace(request.stamp, error=error))
 
@@ -369,7 +409,9 @@ class Desk:
         lease = min(CLAIM_LEASE, self._rules(request.task).lease)
         self._clerk.watch(stamp, lease, held=True)  # renewed while it waits for its slot
         task_reserved(request)
-        request.send_event("task-delivered", lock=stamp.name, state="RECEIVED")
+        request.was_blocked = True
+        event = TaskDelivered(*about(request), verdict=delivery.verdict, waited=delivery.waited)
+        self._tell(request, event)
         self(request)
         return None
 
@@ -382,7 +424,7 @@ class Desk:
         """End a copy quietly: the message itself is safe, or has ended."""
         task_ready(request)
         request.acknowledge()
-        request.send_event("task-duplicate", lock=request.stamp.name)
+        self._tell(request, TaskDuplicate(*about(request), verdict="done"))
 
     def backend_down(self) -> None:
         """Stop dispatching locked tasks until Redis is back."""
@@ -403,7 +445,7 @@ class Desk:
     def on_accepted(self, request: LockedRequest) -> None:
         """The pool begins: renew the lease, which is taken any moment now."""
         stamp = request.stamp
-        if stamp is not None and stamp.name and stamp.error is None:
+        if stamp.name and stamp.error is None:
             self._clerk.watch(stamp, self._rules(request.task).lease, held=stamp.granted)
 
     def on_notice(self, token: str) -> None:
@@ -446,7 +488,7 @@ class Desk:
             gone: the process that ran it cannot release, so the agent must.
         """
         stamp = request.stamp
-        if request.landed or stamp is None:
+        if request.landed or stamp is UNSTAMPED:
             return
         request.landed = True
         self._by_token.pop(stamp.token, None)
@@ -455,7 +497,8 @@ class Desk:
         self._clerk.forget(stamp.token)
         unclaimed = stamp.granted and stamp.error is not None
         if unclaimed or (gone and (request.accepted or stamp.granted)):
-            self._clerk.end(stamp, request.ending(), request.worker_pid)
+            own = request.worker_pid == os.getpid()
+            self._clerk.end(stamp, request.ending(), None if own else request.worker_pid)
         self._leave_flight(stamp)
 
     def _leave_flight(self, stamp: Stamp) -> None:
@@ -468,6 +511,15 @@ class Desk:
                 self._clerk.kick(stamp.name)
             if not flight.requests:
                 del self._flights[stamp.name]
+
+    def _tell(self, request: LockedRequest, event: TaskEvent) -> None:
+        """Tell observers, and whoever listens to Celery's events."""
+        self._observers.notify(event)
+        sent = celery_event(event)
+        if sent is not None:
+            name, fields = sent
+            del fields["uuid"]
+            request.send_event(name, **fields)
 
     # -- the worker's life ------------------------------------------------------------------------
 
@@ -486,6 +538,10 @@ class Desk:
     def unfinished(self) -> Iterable[LockedRequest]:
         """Return what the pool has accepted and not told the end of."""
         return [request for request in self._by_token.values() if request.accepted]
+
+    def has(self, token: str) -> bool:
+        """Return whether a delivery is in this worker's hands."""
+        return token in self._by_token
 
     def backlog(self) -> int:
         """Return how many granted messages wait for a slot."""

@@ -92,8 +92,8 @@ class Settings:
         mode: ``enforce``.
         done_for: seconds for which the end of a task is remembered, so that later copies of it end
             quietly: the broker's visibility time-out.
-        max_parked_bytes: most bytes that the parked messages of one lock may have.
-        max_body_bytes: most bytes that one parked message may have.
+        max_body_bytes: most bytes of a message that is parked; a longer one does what
+            ``lock_on_full`` says.
     """
 
     backend: str | None = dataclasses.field(default=None, repr=False)
@@ -111,8 +111,7 @@ class Settings:
     eager: bool = False
     mode: str = "enforce"
     done_for: float = 3600.0
-    max_parked_bytes: int = 64 * 2**20
-    max_body_bytes: int = 2**20
+    max_body_bytes: int = 16 * 2**20
 
     def address(self) -> BackendAddress:
         """Return where the locks live. Ask only when there is a lock: an app without needs none.
@@ -267,10 +266,13 @@ def check_unknown_settings(names: Iterable[str]) -> None:
 
 def _nearest(name: str, prefix: str, known: Iterable[str]) -> str:
     """Say which name was perhaps meant."""
-    known = list(known)
-    meant = prefix + _SYNONYMS.get(name.removeprefix(prefix), "")
-    close = [meant] if meant in known else difflib.get_close_matches(name, known, n=1)
-    return f"Did you mean {close[0]!r}?" if close else f"There are: {', '.join(known)}."
+    options = [option.removeprefix(prefix) for option in known]
+    option = name.removeprefix(prefix)
+    meant = _SYNONYMS.get(option)
+    close = [meant] if meant in options else difflib.get_close_matches(option, options, n=1)
+    if close:
+        return f"Did you mean {prefix}{close[0]}?"
+    return f"There are: {', '.join(prefix + option for option in options)}."
 
 
 # --- values ---------------------------------------------------------------------------------------
@@ -437,9 +439,8 @@ _OPTIONS: Final[Mapping[str, _Check]] = {
     "mode": _choice(
         "enforce",
         observe='use "enforce"',
-        off='use "enforce", and a lock_limit that is never reached',
+        off="leave the lock options out of the tasks",
     ),
-    "max_parked_bytes": _count(1, "the default is 64 MiB"),
     "max_body_bytes": _count(1, "the default is 1 MiB"),
 }
 """Option -> its check. A task has those of :class:`LockOptions`, the settings all but ``limit``."""
@@ -483,7 +484,7 @@ _URL_OPTIONS: Final = frozenset(
 """What may stand behind the ``?``, besides ``ssl_…``, ``db`` and credentials."""
 
 
-_HOST: Final = re.compile(r"[\w.\-:%]*")
+_HOST: Final = re.compile(r"[\w.\-:]*")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -49,6 +49,10 @@ class Stamp:
     error: Exception | None = None
 
 
+UNSTAMPED: Final = Stamp("", "", "", "", "")
+"""Stands in a request that has not passed the desk yet."""
+
+
 def attempt_of(request: dict[str, Any]) -> str:
     """Return the attempt that a request is: one try of one task.
 

@@ -101,7 +101,10 @@ class Crew:
             post=self.post,
             publisher=Publisher(extension.app.connection_for_write, queues.exchange_of),
             watchdog=self.watchdog,
+            observers=extension.observers,
+            address=str(extension.settings.address()),
             done_for=extension.settings.done_for,
+            max_body=extension.settings.max_body_bytes,
             capacity=consumer.pool.limit or 1,
         )
         self.desk = Desk(
@@ -111,6 +114,7 @@ class Crew:
             name_of=extension.name_of,
             forward=consumer.on_task_request,
             clerk=self.agent,
+            observers=extension.observers,
             prefetch=self.prefetch,
         )
         self.agent.desk = self.desk
@@ -263,8 +267,8 @@ class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is 
             }
         }
 
-    def _on_worker_shutdown(self, **_: Any) -> None:
-        if self.crew is not None:
+    def _on_worker_shutdown(self, sender: Any = None, **_: Any) -> None:
+        if self.crew is not None and sender in (None, self.crew.consumer.controller):
             crew, self.crew = self.crew, None
             crew.shut()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
+from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.model import (
     Claim,
     Delivery,
@@ -54,6 +55,12 @@ class Store(Protocol):
         """
         ...
 
+    def park_many(
+        self, parcels: Iterable[tuple[Owner, Claim, Parcel]]
+    ) -> Sequence[Reply | BackendError]:
+        """Park several messages in one round trip; each gets its own answer or error."""
+        ...
+
     def claim(self, owner: Owner, name: str, lease: float, *, settle: bool = False) -> Reply:
         """Begin to use a grant: GRANTED with a full lease, WAITING, or ABSENT if it was lost.
 
@@ -97,6 +104,12 @@ class Store(Protocol):
 
     def kick(self, name: str, *, worker: str = "", realm: str = "") -> Sequence[Stray]:
         """Sweep and grant; return those of ``realm`` whose copy is due to go to the broker."""
+        ...
+
+    def kick_many(
+        self, names: Sequence[str], *, worker: str = "", realm: str = ""
+    ) -> Sequence[Stray]:
+        """Sweep several locks in one round trip; a lock whose keys are refused is passed by."""
         ...
 
     def take_due(self, limit: int = 100) -> Sequence[str]:

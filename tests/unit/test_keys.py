@@ -31,16 +31,16 @@ def hash_tag(key):
 @pytest.mark.parametrize(
     ("part", "key"),
     [
-        ("holders", "csl:{b43}:account:42:holders"),
-        ("queue", "csl:{b43}:account:42:queue"),
-        ("record", "csl:{b43}:account:42:record"),
-        ("meta", "csl:{b43}:account:42:meta"),
-        ("bodies", "csl:{b43}:account:42:bodies"),
-        ("deadlines", "csl:{b43}:account:42:deadlines"),
-        ("adrift", "csl:{b43}:account:42:adrift"),
-        ("done", "csl:{b43}:account:42:done"),
-        ("due", "csl:{b43}:due"),
-        ("index", "csl:{b43}:index"),
+        ("holders", "csl:{b41}:account:42:holders"),
+        ("queue", "csl:{b41}:account:42:queue"),
+        ("record", "csl:{b41}:account:42:record"),
+        ("meta", "csl:{b41}:account:42:meta"),
+        ("bodies", "csl:{b41}:account:42:bodies"),
+        ("deadlines", "csl:{b41}:account:42:deadlines"),
+        ("adrift", "csl:{b41}:account:42:adrift"),
+        ("done", "csl:{b41}:account:42:done"),
+        ("due", "csl:{b41}:due"),
+        ("index", "csl:{b41}:index"),
         ("fleet", "csl:fleet"),
     ],
 )
@@ -52,7 +52,7 @@ def test_the_keys_of_a_lock(part, key):
 def test_the_keys_outside_of_a_lock():
     """Wake lists, indexes, inboxes, and the schema."""
     keys = Keyspace("app")
-    assert keys.wake("account:42", "tok.0") == "app:{b43}:account:42:wake:tok.0"
+    assert keys.wake("account:42", "tok.0") == "app:{b41}:account:42:wake:tok.0"
     assert keys.due(7) == "app:{b07}:due"
     assert keys.index(7) == "app:{b07}:index"
     assert keys.inbox("w1") == "app:fleet:inbox:w1"

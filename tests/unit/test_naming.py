@@ -1,3 +1,4 @@
+# ruff: noqa: N802  # the number of a trap is part of its test's name
 """From a task and its arguments to the name of its lock."""
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Level(enum.IntEnum):
     HIGH = 3
 
 
-class TextRegion(str, enum.Enum):  # noqa: UP042  # StrEnum came with Python 3.11
+class TextRegion(str, enum.Enum):  # StrEnum came with Python 3.11
     EU = "eu"
 
 
@@ -320,7 +321,7 @@ def test_a_missing_item_is_an_error_that_names_it(value):
 )
 def test_a_format_that_does_not_fit_is_an_error_that_names_the_argument(spec, value):
     """At the call, since only then the value is known."""
-    with pytest.raises(LockNameError, match="argument 'account_id' is a .* cannot format"):
+    with pytest.raises(LockNameError, match=r"argument 'account_id' is a .* cannot format"):
         name_of(value, key="o:{account_id:" + spec + "}")
 
 
@@ -390,13 +391,13 @@ def test_lock_args_cannot_run_into_each_other():
 @pytest.mark.parametrize("only", ["account_id", {"account_id"}, [1], 5, ["acount_id"], ["a.b"]])
 def test_wrong_lock_args_are_refused_at_declaration(only):
     """A bare str is the usual slip; a set has no order."""
-    with pytest.raises(ConfigurationError, match="task shop.settle: lock_args is "):
+    with pytest.raises(ConfigurationError, match=r"task shop.settle: lock_args is "):
         compile_name("shop.settle", settle, lock_args=only)
 
 
 def test_lock_key_and_lock_args_together_are_refused():
     """Each is the whole answer."""
-    with pytest.raises(ConfigurationError, match="shop.settle: lock_key and lock_args are both"):
+    with pytest.raises(ConfigurationError, match=r"shop.settle: lock_key and lock_args are both"):
         compile_name("shop.settle", settle, lock_key="a", lock_args=[])
 
 
@@ -429,7 +430,7 @@ def test_T40_what_a_callable_raises_is_wrapped_and_kept_as_the_cause():
     def key(account_id, amount, note):
         return f"a:{account_id['id']}"
 
-    with pytest.raises(LockNameError, match="task shop.settle: the lock_key callable") as caught:
+    with pytest.raises(LockNameError, match=r"task shop.settle: the lock_key callable") as caught:
         name_of(1, key=functools.partial(key, note="x"))
     assert isinstance(caught.value.__cause__, TypeError)
 
@@ -444,7 +445,7 @@ def test_T40_what_a_callable_raises_is_wrapped_and_kept_as_the_cause():
 @pytest.mark.parametrize("returned", ["", None, 5, b"x", ["x"]])
 def test_a_callable_must_return_text(returned):
     """None as a name would be one lock for everybody."""
-    with pytest.raises(LockNameError, match="task shop.settle: the lock_key callable returned"):
+    with pytest.raises(LockNameError, match=r"task shop.settle: the lock_key callable returned"):
         name_of(1, key=lambda *_a, **_k: returned)
 
 
@@ -465,7 +466,7 @@ async def later(account_id, amount, note): ...
 )
 def test_a_callable_with_a_wrong_signature_is_refused_at_declaration(key, says):
     """The error shows the signature to give it."""
-    with pytest.raises(ConfigurationError, match="task shop.settle: lock_key is ") as caught:
+    with pytest.raises(ConfigurationError, match=r"task shop.settle: lock_key is ") as caught:
         compile_name("shop.settle", settle, lock_key=key)
     assert says in str(caught.value)
 
@@ -490,7 +491,7 @@ def test_a_callable_with_a_wrong_signature_is_refused_at_declaration(key, says):
 @pytest.mark.parametrize("declared", [{}, {"lock_key": "one"}, {"lock_args": ["account_id"]}])
 def test_arguments_that_the_task_does_not_take_are_told_apart(declared, args, kwargs):
     """Such a task fails by itself, so it needs no lock: ArgumentsDoNotBind."""
-    with pytest.raises(ArgumentsDoNotBind, match="task shop.settle cannot be called"):
+    with pytest.raises(ArgumentsDoNotBind, match=r"task shop.settle cannot be called"):
         compile_name("shop.settle", settle, **declared).name(args, kwargs)
 
 
@@ -571,7 +572,7 @@ def test_a_task_without_arguments_says_so():
 
 def test_a_function_without_a_signature_is_refused():
     """Some built-in functions have none."""
-    with pytest.raises(ConfigurationError, match="task t: the signature of .* cannot be read"):
+    with pytest.raises(ConfigurationError, match=r"task t: the signature of .* cannot be read"):
         compile_name("t", min)
 
 

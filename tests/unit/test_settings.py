@@ -1,3 +1,4 @@
+# ruff: noqa: N802  # the number of a trap is part of its test's name
 """Settings of an app and options of a task."""
 
 from __future__ import annotations
@@ -95,16 +96,16 @@ NOT_A_DURATION = [
 @pytest.mark.parametrize("value", [*NOT_A_DURATION, None, 0.999, 86_400 * 7 + 1], ids=repr)
 def test_L24_a_lease_that_is_no_lease_is_refused(value):
     """0, negative, NaN, infinite, huge, bool, text, None: never a sentinel, always an error."""
-    with pytest.raises(ConfigurationError, match="task shop.settle: lock_lease is "):
+    with pytest.raises(ConfigurationError, match=r"task shop.settle: lock_lease is "):
         resolved(lock_lease=value)
-    with pytest.raises(ConfigurationError, match="^singleton_lock_lease is "):
+    with pytest.raises(ConfigurationError, match=r"^singleton_lock_lease is "):
         parsed(lease=value)
 
 
 @pytest.mark.parametrize("value", NOT_A_DURATION, ids=repr)
 def test_L24_a_wait_that_is_no_wait_is_refused(value):
     """Only None waits for ever."""
-    with pytest.raises(ConfigurationError, match="task shop.settle: lock_wait_timeout is "):
+    with pytest.raises(ConfigurationError, match=r"task shop.settle: lock_wait_timeout is "):
         resolved(lock_wait_timeout=value)
 
 
@@ -182,7 +183,7 @@ def test_modes_that_come_later_are_refused(mode):
 def test_locks_for_eager_tasks_come_later():
     """False is accepted; True, and what only looks like it, is not."""
     assert parsed(eager=False).eager is False
-    with pytest.raises(ConfigurationError, match="singleton_lock_eager is True: .*later version"):
+    with pytest.raises(ConfigurationError, match=r"singleton_lock_eager is True: .*later version"):
         parsed(eager=True)
     with pytest.raises(ConfigurationError, match="singleton_lock_eager is 1: it must be False"):
         parsed(eager=1)
@@ -259,10 +260,10 @@ def test_ends_are_remembered_for_one_visibility_timeout(options, seconds):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("lock_leese", "Did you mean 'lock_lease'?"),
-        ("lock_expiry", "Did you mean 'lock_lease'?"),
-        ("lock_ttl", "Did you mean 'lock_lease'?"),
-        ("lock_concurrency", "Did you mean 'lock_limit'?"),
+        ("lock_leese", "Did you mean lock_lease?"),
+        ("lock_expiry", "Did you mean lock_lease?"),
+        ("lock_ttl", "Did you mean lock_lease?"),
+        ("lock_concurrency", "Did you mean lock_limit?"),
         ("lock_qqqqqqqq", "There are: lock_key, lock_args, lock_lease"),
     ],
 )
@@ -283,9 +284,9 @@ def test_known_options_and_other_attributes_pass():
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("singleton_lock_leas", "Did you mean 'singleton_lock_lease'?"),
-        ("CELERY_SINGLETON_LOCK_LEAS", "Did you mean 'singleton_lock_lease'?"),
-        ("singleton_lock_backend_url", "Did you mean 'singleton_lock_backend'?"),
+        ("singleton_lock_leas", "Did you mean singleton_lock_lease?"),
+        ("CELERY_SINGLETON_LOCK_LEAS", "Did you mean singleton_lock_lease?"),
+        ("singleton_lock_backend_url", "Did you mean singleton_lock_backend?"),
         ("singleton_lock_qqqqqqqq", "There are: singleton_lock_backend, "),
         ("singleton_lock_limit", "There is no setting 'singleton_lock_limit'"),
     ],
@@ -371,7 +372,7 @@ def test_no_redis_is_an_error_only_when_there_is_a_lock(conf):
     """An app without locked tasks needs none; the error says what to set."""
     settings = parsed(conf)
     with pytest.raises(
-        ConfigurationError, match='Set singleton_lock_backend, for .*"redis://'
+        ConfigurationError, match=r'Set singleton_lock_backend, for .*"redis://'
     ) as e:
         settings.address()
     assert "s3cret" not in str(e.value)
@@ -463,7 +464,7 @@ def test_a_backend_url_that_would_be_misread_is_refused(url, says):
 
 
 def test_nothing_that_is_shown_holds_the_password():
-    """repr of settings and addresses, str of an address."""
+    """Neither by repr nor by str, of settings and of addresses."""
     settings = parsed(backend="redis://us3r:s3cret@h/1", backend_options={"password": "s3cret"})
     shown = f"{settings!r}{settings.address()!r}{settings.address()}"
     assert "s3cret" not in shown

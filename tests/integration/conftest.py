@@ -1,0 +1,73 @@
+"""Fixtures of the integration tests."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from celery_singleton_lock.embedded import RedisServer
+from support.book import Book, standing
+
+_keys = itertools.count(1)
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "/integration/" in str(item.path):
+            item.add_marker(pytest.mark.integration)
+
+
+@pytest.fixture(scope="module")
+def module_redis(redis_provider):
+    """A Redis for all tests of a module, each of which uses keys of its own."""
+    with RedisServer(redis_provider) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def book(module_redis, tmp_path_factory):
+    """The task book on the module's Redis."""
+    with Book(module_redis.url, tmp_path_factory.mktemp("book")) as book:
+        yield book
+
+
+@pytest.fixture(scope="module", params=["prefork", "threads"])
+def worker(request, book):
+    """A worker for all tests of a module; do not hurt it."""
+    with standing(book.worker(pool=request.param, concurrency=4)) as worker:
+        yield worker
+
+
+@pytest.fixture(scope="module")
+def prefork(book):
+    """A prefork worker for all tests of a module; its children may be killed."""
+    with standing(book.worker(pool="prefork", concurrency=4)) as worker:
+        yield worker
+
+
+@pytest.fixture
+def key():
+    """A key that no other test uses."""
+    return f"key{next(_keys)}"
+
+
+@pytest.fixture
+def own_book(redis_url, tmp_path):
+    """The task book on the shared Redis, emptied, for tests that start workers of their own."""
+    with Book(redis_url, tmp_path) as book:
+        yield book
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Show the logs of standing workers too, and the journal."""
+    report = yield
+    if report.failed:
+        for worker in standing.workers:
+            report.sections.append((f"log of {worker!r}", worker.log_tail()))
+        for name in ("book", "own_book"):
+            found = getattr(item, "funcargs", {}).get(name)
+            if found is not None:
+                report.sections.append((f"journal of {name}", found.journal_tail()))
+    return report

@@ -1,0 +1,246 @@
+"""The app under test: one function in many declarations, and the journal in which it writes.
+
+A task does what its arguments say (hold, then end somehow) and notes when it began and ended. The
+journal is a file, so it survives whatever a test does to Redis and to workers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from celery import Celery, Task, chain, group
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+
+from celery_singleton_lock import LockedTask, current_lock
+
+HOLD = 30.0
+"""Most seconds for which a task waits for its gate."""
+
+OURS = ("csl", "singleton_lock")
+
+
+class Journal:
+    """What tasks did, one line of JSON per event; and the gates that hold them."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.path = self.folder / "journal"
+
+    def note(self, event: str, **facts: Any) -> None:
+        """Append an event; a line is written at once, so lines never mix."""
+        line = json.dumps({"e": event, "t": time.monotonic(), "pid": os.getpid(), **facts})
+        with self.path.open("ab", buffering=0) as file:
+            file.write(line.encode() + b"\n")
+
+    def await_gate(self, name: str) -> None:
+        """Wait until the test opens a gate."""
+        deadline = time.monotonic() + HOLD
+        while not (self.folder / f"gate-{name}").exists():
+            if time.monotonic() > deadline:
+                text = f"nobody opened {name}"
+                raise TimeoutError(text)
+            time.sleep(0.01)
+
+    def first_time(self, name: str) -> bool:
+        """Whether this is asked for the first time."""
+        try:
+            (self.folder / f"once-{name}").touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+
+def _leaks(request: Any) -> list[str]:
+    """Return our keys that user code, a retry or a child would see."""
+    seen = [*vars(request), *(request.headers or {}), *request.as_execution_options()]
+    seen += list(request.as_execution_options().get("headers") or {})
+    return sorted({name for name in seen if any(part in name for part in OURS)})
+
+
+def build(broker: str, backend: str, folder: str | Path, conf: Mapping[str, Any]) -> Celery:
+    """Return an app with all tasks of this book."""
+    app = Celery("taskbook", broker=broker, backend=backend, set_as_current=False)
+    app.conf.update(
+        singleton_lock_lease=3.0,
+        broker_connection_retry_on_startup=True,
+        accept_content=["json", "pickle"],
+        result_accept_content=["json", "pickle"],
+        worker_cancel_long_running_tasks_on_connection_loss=False,
+        **conf,
+    )
+    journal = Journal(folder)
+
+    def act(
+        self: Task,
+        key: Any = "",
+        n: Any = 0,
+        hold: float | str | None = None,
+        end: str = "return",
+        extra: Any = None,
+    ) -> Any:
+        """Hold, and end as told."""
+        info, lock = self.request.delivery_info or {}, current_lock()
+        facts = {
+            "task": self.name,
+            "id": self.request.id,
+            "key": str(key),
+            "n": n,
+            "retries": self.request.retries,
+            "fence": lock.fencing_token,
+            "lock": lock.name,
+            "held": lock.held,
+            "redelivered": bool(info.get("redelivered")),
+            "priority": info.get("priority"),
+            "headers": {k: v for k, v in (self.request.headers or {}).items() if k.startswith("x-")},
+            "leaks": _leaks(self.request),
+        }
+        journal.note("start", **facts)
+        try:
+            _hold(hold)
+            return _end(self, end, key, n, extra)
+        finally:
+            journal.note("end", **facts)
+
+    def _hold(hold: float | str | None) -> None:
+        if isinstance(hold, str):
+            journal.await_gate(hold)
+        elif hold:
+            time.sleep(hold)
+
+    def _end(self: Task, end: str, key: Any, n: Any, extra: Any) -> Any:
+        ending: Callable[[], Any] | None = {
+            "raise": lambda: _raise(ValueError("told to")),
+            "ignore": lambda: _raise(Ignore()),
+            "reject": lambda: _raise(Reject("told to", requeue=False)),
+            "exit": lambda: sys.exit(3),
+            "soft": lambda: _outlive_soft_limit(journal, extra),
+            "watch": lambda: _watch_lock(journal, key, extra),
+            "hog": lambda: _hog(extra),
+        }.get(end)
+        if ending is not None:
+            return ending()
+        if end == "replace":
+            return self.replace(self.signature((key, n), {"hold": extra or None}))
+        if end == "chain":
+            return self.replace(chain(self.si(key, f"{n}-1"), self.si(key, f"{n}-2")))
+        if end == "children":
+            group(self.si(key, f"{n}-c{i}") for i in range(int(extra or 2))).apply_async()
+            return n
+        if end == "retry-always":
+            raise self.retry(countdown=0.1, max_retries=int(extra or 1))
+        if end != "return" and journal.first_time(f"{self.request.id}-{end}"):
+            _once(self, end, extra)
+        return n
+
+    def _once(self: Task, end: str, extra: Any) -> None:
+        if end == "retry":
+            raise self.retry(countdown=float(extra or 0.1), max_retries=3)
+        if end == "requeue":
+            raise Reject("told to", requeue=True)  # noqa: EM101
+        if end == "die":
+            journal.note("dying", id=self.request.id)
+            os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(HOLD)
+        if end == "os-exit":
+            journal.note("dying", id=self.request.id)
+            os._exit(7)
+
+    def declare(name: str, base: type[Task] = LockedTask, **options: Any) -> None:
+        options.setdefault("lock_key", "k:{key}")
+        if base is not LockedTask:
+            del options["lock_key"]
+        app.task(bind=True, base=base, name=name, shared=False, **options)(act)
+
+    late = {"acks_late": True, "reject_on_worker_lost": True}
+    declare("plain", Task)
+    declare("plain_late", Task, **late)
+    declare("act")
+    declare("act_again", lock_lease=2)
+    declare("act_late", acks_late=True)
+    declare("act_lost", **late)
+    declare("act_skip", lock_on_conflict="skip")
+    declare("act_fail", lock_on_conflict="fail")
+    declare("act_patient", lock_wait_timeout=1.0)
+    declare("act_bounded", lock_max_waiting=2)
+    declare("act_bounded_skip", lock_max_waiting=2, lock_on_full="skip")
+    declare("act_nobody_waits", lock_max_waiting=0)
+    declare("act_two", lock_limit=2)
+    declare("act_two_lost", lock_limit=2, **late)
+    declare("act_failing", lock_on_backend_error="fail")
+    declare("act_running", lock_on_backend_error="run")
+    declare("act_args", lock_key=None, lock_args=["key"])
+    declare("act_digest", lock_key=None)
+    declare("act_called", lock_key=lambda key, n=0, **_: f"called:{key}")
+    declare("act_raising", lock_key=_raising_key)
+    declare("act_soft", soft_time_limit=1)
+    declare("act_hard", time_limit=1)
+    declare("act_hard_late", time_limit=1, acks_late=True, acks_on_timeout=False)
+
+    @app.task(name="total", shared=False)
+    def total(numbers: list[Any]) -> Any:
+        """End a chord."""
+        return sorted(numbers)
+
+    @app.task(name="total_locked", base=LockedTask, shared=False, lock_key="k:{key}")
+    def total_locked(numbers: list[Any], key: str) -> Any:
+        """End a chord, locked."""
+        journal.note("total", key=key, numbers=numbers)
+        return sorted(numbers)
+
+    @app.task(name="default", base=LockedTask, shared=False, lock_key="k:{key}:{size}")
+    def default(key: Any, size: Any = 7, *, note: str = "") -> str:
+        """Return the lock's name: for T31."""
+        return current_lock().name
+
+    return app
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def _raising_key(key: str, **_: Any) -> str:
+    if key.startswith("bad"):
+        text = f"no lock for {key}"
+        raise KeyError(text)
+    return f"k:{key}"
+
+
+def _outlive_soft_limit(journal: Journal, extra: Any) -> str:
+    try:
+        time.sleep(HOLD)
+    except SoftTimeLimitExceeded:
+        journal.note("soft")
+        if extra == "raise":
+            raise
+    return "tidied up"
+
+
+def _watch_lock(journal: Journal, key: str, extra: Any) -> dict[str, Any]:
+    """Look at the lock until it is lost; tell how long that took from the test's signal."""
+    lock = current_lock()
+    journal.await_gate(str(extra))
+    began, deadline = time.monotonic(), time.monotonic() + HOLD / 2
+    while not lock.lost and time.monotonic() < deadline:
+        time.sleep(0.02)
+    told = time.monotonic() - began
+    journal.note("told", key=key, lost=lock.lost, after=told)
+    try:
+        lock.ensure_held()
+    except Exception as error:  # noqa: BLE001
+        return {"lost": lock.lost, "after": told, "error": type(error).__name__}
+    return {"lost": lock.lost, "after": told, "error": None}
+
+
+def _hog(seconds: Any) -> None:
+    """Keep the interpreter busy."""
+    deadline = time.monotonic() + float(seconds)
+    while time.monotonic() < deadline:
+        sum(range(10_000))

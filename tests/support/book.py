@@ -1,0 +1,261 @@
+"""The tests' side of the task book: send tasks, open gates, read the journal, look at locks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import redis
+from celery import states
+from celery.result import AsyncResult
+
+from celery_singleton_lock.keys import Keyspace
+from celery_singleton_lock.model import LockView
+from celery_singleton_lock.store.redis import RedisStore
+from integration.taskbook import Journal, build
+from support.waiting import eventually
+from support.workers import CeleryWorker
+
+QUICK = ("--without-mingle", "--without-gossip")
+"""Saves a second per start."""
+
+
+class Book:
+    """An app, its journal, and the Redis of its locks.
+
+    Args:
+        url: broker, result backend and, unless ``lock_url`` is given, locks.
+        folder: for the journal and the gates.
+        backend: result backend.
+        lock_url: the Redis of the locks, as the test reaches it.
+        conf: settings of the app, for tests and workers.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        folder: Path,
+        *,
+        backend: str | None = None,
+        lock_url: str | None = None,
+        conf: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.url, self.backend = url, backend or url
+        self.conf = dict(conf or {})
+        self.app = build(self.url, self.backend, folder, self.conf)
+        self.journal = Journal(folder)
+        self.client = redis.Redis.from_url(lock_url or url)
+        self.broker = redis.Redis.from_url(url) if url.startswith("redis") else None
+        self.store = RedisStore(self.client, Keyspace(self.conf.get("singleton_lock_prefix", "csl")))
+
+    def __enter__(self) -> Book:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.store.close()
+        self.client.close()
+        if self.broker is not None:
+            self.broker.close()
+        self.app.pool.force_close_all()
+        self.app.close()
+
+    # -- workers ----------------------------------------------------------------------------------
+
+    def worker(self, *, env: Mapping[str, str] | None = None, **options: Any) -> CeleryWorker:
+        """Return a worker of this book, not started."""
+        conf = {**self.conf, **options.pop("conf", {})}
+        return CeleryWorker(
+            options.pop("app", "integration.worker_app"),
+            options.pop("broker", self.url),
+            backend=self.backend,
+            args=(*QUICK, *options.pop("args", ())),
+            env={
+                "BOOK_FOLDER": str(self.journal.folder),
+                "BOOK_CONF": json.dumps(conf),
+                **(env or {}),
+            },
+            **options,
+        )
+
+    # -- tasks ------------------------------------------------------------------------------------
+
+    def send(self, task: str, key: Any, n: Any = 0, **options: Any) -> AsyncResult:
+        """Send a task; what is no argument of the task is an option of ``apply_async``."""
+        kwargs = {k: options.pop(k) for k in ("hold", "end", "extra") if k in options}
+        return self.app.tasks[task].apply_async((key, n), kwargs, **options)
+
+    def open(self, gate: str) -> None:
+        """Let those go on who wait for a gate."""
+        (self.journal.folder / f"gate-{gate}").touch()
+
+    def state(self, result: AsyncResult | str) -> str:
+        """Return the state that the backend has now."""
+        return str(self._meta(result)["status"])
+
+    def outcome(self, result: AsyncResult | str, timeout: float = 15) -> tuple[str, Any]:
+        """Wait for a task's end, and return its state and result."""
+        meta = eventually(
+            lambda: (m := self._meta(result))["status"] in states.READY_STATES and m,
+            timeout,
+            lambda: f"{result} ready; {self._meta(result)}",
+        )
+        return meta["status"], meta["result"]
+
+    def value(self, result: AsyncResult | str, timeout: float = 15) -> Any:
+        """Wait for a task's success, and return its value."""
+        state, value = self.outcome(result, timeout)
+        assert state == states.SUCCESS, f"{result} ended {state}: {value!r}"
+        return value
+
+    def _meta(self, result: AsyncResult | str) -> dict[str, Any]:
+        backend = self.app.backend
+        backend._cache.clear()
+        return dict(backend.get_task_meta(str(result)))
+
+    # -- journal ----------------------------------------------------------------------------------
+
+    def events(self, event: str | None = None, **facts: Any) -> list[dict[str, Any]]:
+        """Return the events, in order, that have these facts."""
+        if not self.journal.path.exists():
+            return []
+        lines = self.journal.path.read_text().splitlines()
+        found = [json.loads(line) for line in lines]
+        return [
+            entry
+            for entry in found
+            if (event is None or entry["e"] == event)
+            and all(entry.get(name) == value for name, value in facts.items())
+        ]
+
+    def journal_tail(self, lines: int = 60) -> str:
+        """Return the last events."""
+        return "\n".join(str(entry) for entry in self.events()[-lines:])
+
+    def starts(self, key: Any = None, **facts: Any) -> list[dict[str, Any]]:
+        """Return the starts of a key's tasks, in order."""
+        return self.events("start", **({} if key is None else {"key": str(key)}), **facts)
+
+    def started(self, result: AsyncResult | str, timeout: float = 15, times: int = 1) -> dict[str, Any]:
+        """Wait until a task has started (for the n-th time), and return that event."""
+        found = eventually(
+            lambda: len(f := self.starts(id=str(result))) >= times and f,
+            timeout,
+            lambda: f"start {times} of {result}; {self._meta(result)}",
+        )
+        return found[times - 1]
+
+    def order(self, key: Any) -> list[Any]:
+        """Return the ``n`` of a key's tasks in the order in which they started."""
+        return [start["n"] for start in self.starts(key)]
+
+    def runs(self, key: Any) -> list[tuple[float, float, dict[str, Any]]]:
+        """Return (begin, end, start) of each run; one that was killed ends with its process."""
+        entries = self.events()
+        runs = []
+        for index, entry in enumerate(entries):
+            if entry["e"] != "start" or entry["key"] != str(key):
+                continue
+            end = next((e["t"] for e in entries[index:] if _ends(e, entry)), float("inf"))
+            runs.append((entry["t"], end, entry))
+        return runs
+
+    def peak(self, key: Any) -> int:
+        """Return how many tasks of a key ran at once, at most."""
+        steps = sorted(
+            [step for begin, end, _ in self.runs(key) for step in ((begin, 1), (end, -1))]
+        )
+        peak = now = 0
+        for _, step in steps:
+            now += step
+            peak = max(peak, now)
+        return peak
+
+    def kill_child(self, pid: int, number: signal.Signals = signal.SIGKILL) -> float:
+        """Kill a process in which a task runs; return when."""
+        self.journal.note("killed", victim=pid)
+        os.kill(pid, number)
+        return float(self.events("killed", victim=pid)[-1]["t"])
+
+    def kill_worker(self, worker: CeleryWorker) -> float:
+        """Kill a worker's main process; its children die with it. Return when."""
+        pids = [worker.pid, *worker.child_pids()]
+        worker.kill()
+        eventually(lambda: not any(_alive(pid) for pid in pids), 10, "the pool's children are gone")
+        for pid in pids:
+            self.journal.note("killed", victim=pid)
+        return float(self.events("killed", victim=pids[0])[-1]["t"])
+
+    # -- locks ------------------------------------------------------------------------------------
+
+    def view(self, key: Any, lock: str = "k:{}") -> LockView:
+        """Return a key's lock as it stands."""
+        return self.store.inspect(lock.format(key))
+
+    def await_waiting(self, key: Any, count: int, lock: str = "k:{}", timeout: float = 10) -> LockView:
+        """Wait until so many are parked."""
+        return eventually(
+            lambda: (v := self.view(key, lock)).waiting + v.adrift == count and v.bodies >= count and v,
+            timeout,
+            lambda: f"{count} waiting for {key}: {self.view(key, lock)}",
+        )
+
+    def await_free(self, key: Any, timeout: float = 5, lock: str = "k:{}") -> None:
+        """Wait until nobody holds, waits, or is kept."""
+
+        def free() -> bool:
+            view = self.view(key, lock)
+            return not (view.holders or view.waiting or view.adrift or view.bodies)
+
+        eventually(free, timeout, lambda: f"{key} free: {self.view(key, lock)}")
+
+    def unacked(self) -> int:
+        """Return how many messages the broker has given out and not heard of."""
+        return int(self.broker.hlen("unacked"))
+
+    def queued(self, queue: str = "celery") -> int:
+        """Return how many messages lie in the broker."""
+        return int(self.broker.llen(queue))
+
+
+def _ends(entry: dict[str, Any], start: dict[str, Any]) -> bool:
+    if entry["e"] in ("killed", "dying"):
+        return bool(entry.get("victim", entry["pid"]) == start["pid"])
+    return bool(
+        entry["e"] == "end" and entry["id"] == start["id"] and entry["fence"] == start["fence"]
+    ) and entry["pid"] == start["pid"]
+
+
+def _alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+class _Standing:
+    """Workers that serve a whole module."""
+
+    workers: ClassVar[list[CeleryWorker]] = []
+
+    @contextmanager
+    def __call__(self, worker: CeleryWorker) -> Iterator[CeleryWorker]:
+        """Start a worker that outlives a test."""
+        worker.start(wait=False)
+        CeleryWorker.started.remove(worker)
+        self.workers.append(worker)
+        try:
+            worker.await_ready()
+            yield worker
+            worker.stop()
+        finally:
+            self.workers.remove(worker)
+            worker.forget()
+
+
+standing = _Standing()

@@ -1,0 +1,492 @@
+"""The invariants of the design, section 3: one function each, checked after every step.
+
+A function takes the world (with its ledgers: what is known independently of the keys) and the step
+(the keys before and after), and raises :class:`InvariantBroken`, naming itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NoReturn
+
+from celery_singleton_lock.model import Ending, Verdict, base_of
+
+from support.engine.snapshot import LockState
+from support.engine.world import Ledger, Step, World
+
+GRACE = 60_000
+HOLD = 2_000
+ADRIFT = 5_000
+DEFER = 2_000
+GRANTING = {"acquire", "park", "claim", "release", "kick", "reset"}
+QUEUED = {"waiting", "parked"}
+HOLDING = {"running", "granted"}
+
+
+class InvariantBroken(AssertionError):
+    """An invariant does not hold."""
+
+    def __init__(self, invariant: str, message: str) -> None:
+        super().__init__(f"{invariant}: {message}")
+        self.invariant = invariant
+
+
+def verb(step: Step) -> str:
+    return step.verb.removeprefix("again ")
+
+
+def touched(world: World, step: Step) -> Iterator[tuple[str, Ledger, LockState, LockState]]:
+    """Yield the step's lock, if it has one."""
+    if step.lock:
+        name = step.lock
+        yield name, world.ledgers[name], step.before.locks[name], step.after.locks[name]
+
+
+def grants(before: LockState, after: LockState) -> list[str]:
+    """Return the tokens that were granted in this step, in the order of their fences."""
+    new = [
+        token
+        for token in after.holders
+        if token not in before.holders
+        or after.record.get(token, {}).get("fence") != before.record.get(token, {}).get("fence")
+    ]
+    return sorted(new, key=lambda token: int(after.record.get(token, {}).get("fence", 0)))
+
+
+def place_in_line(world: World, name: str, token: str) -> tuple[int, str]:
+    ledger = world.ledgers[name]
+    return ledger.places.get(base_of(token), 0), token
+
+
+# -- I1 to I12 -------------------------------------------------------------------------------------
+
+
+def i1_unexpired_holders_never_exceed_the_limit(world: World, step: Step) -> None:
+    for name, ledger, before, after in touched(world, step):
+        new = grants(before, after)
+        valid = after.valid(world.now)
+        if new and len(valid) > ledger.limit:
+            broken("I1", f"{len(valid)} hold {name}, whose limit is {ledger.limit}: {valid}")
+        if len(valid) > max(ledger.limit, len(before.valid(world.now))):
+            broken("I1", f"{len(valid)} hold {name}: more than before, and than {ledger.limit}")
+
+
+def i2_what_a_client_believes_the_server_keeps(world: World, step: Step) -> None:
+    for name, ledger in world.ledgers.items():
+        holders = step.after.locks[name].holders
+        for token, until in ledger.beliefs.items():
+            if until > world.now and holders.get(token, 0) < until:
+                broken(
+                    "I2",
+                    f"{token} believes to hold {name} until {until}, and the server keeps "
+                    f"{holders.get(token)} (now {world.now})",
+                )
+
+
+def i3_fences_grow_in_grant_order(world: World, step: Step) -> None:
+    for name, ledger, before, after in touched(world, step):
+        for token in grants(before, after):
+            fence = int(after.record.get(token, {}).get("fence", 0))
+            if fence <= ledger.last_fence:
+                broken("I3", f"{token} got fence {fence} of {name} after {ledger.last_fence}")
+            ledger.last_fence = fence
+        if after.holders and int(after.meta.get("fence", 0)) < max(
+            (int(after.record.get(t, {}).get("fence", 0)) for t in after.holders), default=0
+        ):
+            broken("I3", f"{name} remembers a lower fence than its holders have")
+
+
+def i4_full_or_no_live_waiter(world: World, step: Step) -> None:
+    if verb(step) not in GRANTING or verb(step) == "park" and step.hold:
+        return
+    for name, ledger, _, after in touched(world, step):
+        if len(after.valid(world.now)) >= ledger.limit:
+            continue
+        for token in list(after.queue) + list(after.adrift):
+            if step.after.live(name, token, world.now):
+                broken("I4", f"{token} waits for {name}, which is not full, after {step.verb}")
+
+
+def i5_grants_follow_the_line(world: World, step: Step) -> None:
+    for name, ledger, before, after in touched(world, step):
+        new = grants(before, after)
+        places = [place_in_line(world, name, token) for token in new]
+        if places != sorted(places):
+            broken("I5", f"granted out of line in one step: {places}")
+        waiting = [t for t in (*after.queue, *after.adrift) if step.after.live(name, t, world.now)]
+        for token in new:
+            for other in waiting:
+                if place_in_line(world, name, other) < place_in_line(world, name, token):
+                    broken("I5", f"{token} was granted {name} before {other}, who came earlier")
+            deadline = before.deadlines.get(token)
+            if token != step.token and deadline is not None and deadline <= world.now:
+                broken("I5", f"{token} was granted {name} after its deadline")
+        for token, place in after.queue.items():
+            if place != ledger.places.get(base_of(token), place):
+                broken("I5", f"{token} stands at {place}, not at {ledger.places[base_of(token)]}")
+
+
+def i6_nobody_holds_and_waits(world: World, step: Step) -> None:
+    for name, _, _, after in touched(world, step):
+        rows = [set(after.holders), set(after.queue), set(after.adrift), after.overdue]
+        if sum(map(len, rows)) != len(set().union(*rows)):
+            broken("I6", f"a token stands twice at {name}: {rows}")
+        bases = [base_of(token) for row in rows for token in row]
+        twice = {base for base in bases if bases.count(base) > 1}
+        if twice & set(after.bodies):
+            broken("I6", f"one message stands twice at {name}: {twice}")
+
+
+def i7_records_match_what_stands(world: World, step: Step) -> None:
+    if step.after.strays:
+        broken("I7", f"stray keys: {step.after.strays}")
+    for name, _, _, after in touched(world, step):
+        if set(after.record) != after.standing:
+            broken("I7", f"records of {name} {set(after.record)} differ from {after.standing}")
+        if set(after.deadlines) & set(after.holders):
+            broken("I7", f"holders of {name} have deadlines: {after.deadlines}")
+        for token, rec in after.record.items():
+            _state_is(name, after, token, rec["state"])
+        _index_matches(name, after)
+        _keys_live_as_long_as_the_lock(world, name, after)
+
+
+def _state_is(name: str, state: LockState, token: str, said: str) -> None:
+    row = (
+        HOLDING if token in state.holders
+        else QUEUED if token in state.queue
+        else {"adrift"} if token in state.adrift
+        else {"overdue"}
+    )
+    if said not in row:
+        broken("I7", f"{token} of {name} says {said!r}, and stands in {row}")
+    if said in {"parked", "adrift", "overdue"} and base_of(token) not in state.bodies:
+        broken("I7", f"{token} of {name} is {said} without a body")
+
+
+def _index_matches(name: str, state: LockState) -> None:
+    for attempt, token in state.index.items():
+        if state.record.get(token, {}).get("attempt") != attempt:
+            broken("I7", f"the index leads from {attempt} to {token} of {name}, which is not there")
+    for token, rec in state.record.items():
+        if rec["attempt"] and rec["state"] not in HOLDING and rec["attempt"] not in state.index:
+            broken("I7", f"{token} of {name} waits and is not in the index")
+
+
+def _keys_live_as_long_as_the_lock(world: World, name: str, state: LockState) -> None:
+    keys = state.parts - {"bodies", "done"}
+    if state.bodies:
+        if state.ends.keys() & keys:
+            broken("I7", f"keys of {name} would expire beside a body: {state.ends}")
+    elif keys - state.ends.keys():
+        broken("I7", f"keys of {name} would stay for ever: {keys - state.ends.keys()}")
+    elif state.standing:
+        last = max(*state.holders.values(), *state.deadlines.values(), world.now, 0)
+        if any(state.ends[part] < last for part in keys):
+            broken("I7", f"a key of {name} expires before its last lease: {state.ends}, {last}")
+    elif keys - {"meta"}:
+        broken("I7", f"{name} is idle and keeps {keys}")
+    if state.done and state.ends.get("done", 0) < max(state.done.values()):
+        broken("I7", f"done marks of {name} expire early, or never")
+
+
+def i8_a_parked_body_stays_until_its_task_is_settled(world: World, step: Step) -> None:
+    for name, ledger, _, after in touched(world, step):
+        leads = {base_of(token): token for token in after.standing}
+        for token in after.standing:
+            twin = after.record.get(token, {}).get("twin")
+            if twin:
+                leads[base_of(twin)] = token
+        for base in ledger.kept:
+            if after.bodies.get(base) != f"body of {base}".encode():
+                broken("I8", f"the body of {base} is gone from {name}, and its task is not settled")
+            if base not in leads:
+                broken("I8", f"the body of {base} is at {name}, and nothing leads to it")
+        for base in after.bodies:
+            if base not in ledger.kept:
+                broken("I8", f"{name} keeps the body of {base}, whose task is settled")
+
+
+def i9_the_lock_is_free_within_its_longest_lease(world: World, step: Step) -> None:
+    for name, ledger, _, after in touched(world, step):
+        for token, till in after.holders.items():
+            longest = ledger.leases.get(base_of(token), 0)
+            if till > world.now + longest:
+                broken("I9", f"{token} holds {name} for {till - world.now} ms, lease {longest}")
+
+
+def i10_asking_again_changes_nothing(world: World, step: Step) -> None:
+    if not step.verb.startswith("again "):
+        return
+    before, after = dict(step.before.raw), dict(step.after.raw)
+    if before != after:
+        changed = [key for key in before.keys() | after.keys() if before.get(key) != after.get(key)]
+        broken("I10", f"{step.verb} changed {[(k, before.get(k), after.get(k)) for k in changed]}")
+
+
+def i11_extend_never_creates(world: World, step: Step) -> None:
+    if verb(step) != "extend":
+        return
+    for name, _, before, after in touched(world, step):
+        valid = before.valid(world.now)
+        for token, till in after.holders.items():
+            if token not in before.holders:
+                broken("I11", f"extend made {token} a holder of {name}")
+            if till != before.holders[token] and token not in valid:
+                broken("I11", f"extend revived {token} of {name}")
+            if till < before.holders[token]:
+                broken("I11", f"extend shortened the lease of {token} of {name}")
+        lease, *tokens = step.asked
+        for token, held in zip(tokens, step.reply, strict=True):
+            if held != (token in valid or token in before.overdue):
+                broken("I11", f"extend told {token} of {name} {held}")
+            if held and after.holders.get(token, after.deadlines.get(token, 0)) < world.now + lease * 1000:
+                broken("I11", f"extend told {token} of {name} more than it did")
+
+
+def i12_somebody_looks_again_in_time(world: World, step: Step) -> None:
+    if verb(step) == "take_due":
+        for name, state in step.after.locks.items():
+            if state.due is not None and state.due < world.now and len(step.reply) < 100:
+                broken("I12", f"{name} was due at {state.due} and was not taken")
+            if state.due is not None and state.due > max(world.now + DEFER, step.before.locks[name].due or 0):
+                broken("I12", f"{name} was put off to {state.due}")
+        return
+    for name, ledger, _, after in touched(world, step):
+        waits = set(after.queue) | set(after.adrift) | after.overdue
+        if not waits and not after.bodies:
+            if after.due is not None:
+                broken("I12", f"nobody waits for {name}, and it is due at {after.due}")
+            continue
+        ends = [*after.holders.values(), *after.deadlines.values()]
+        if after.adrift:
+            ends.append(world.now + ADRIFT)
+        if after.queue and len(after.holders) < ledger.limit:
+            ends.append(world.now + HOLD)
+        if after.due is None or after.due > min(ends, default=world.now + ADRIFT):
+            broken("I12", f"{name} is looked at at {after.due}, too late for {sorted(ends)}")
+
+
+# -- beyond the list -------------------------------------------------------------------------------
+
+
+def every_token_is_granted_once(world: World, step: Step) -> None:
+    """A late holder of a former delivery must not own the next one (T5)."""
+    for name, ledger, before, after in touched(world, step):
+        for token in grants(before, after):
+            rec = after.record.get(token, {})
+            if token in ledger.granted and rec.get("parked"):
+                broken("T5", f"{token} was granted {name} for a second time")
+            ledger.granted[token] = int(rec.get("fence", 0))
+
+
+def settled_attempts_do_not_come_back(world: World, step: Step) -> None:
+    """A late copy of a task that has ended for good ends quietly (T34)."""
+    if verb(step) not in {"acquire", "park"} or step.asker is None:
+        return
+    for name, ledger, before, _ in touched(world, step):
+        attempt, base = step.asker.owner.attempt, step.asker.base
+        if step.token in before.standing:
+            continue
+        done = ledger.settled.get(base, 0) > world.now or (
+            step.asker.claim.copy and ledger.settled.get(attempt, 0) > world.now
+        )
+        if done != (step.reply.verdict is Verdict.DONE):
+            broken("T34", f"{step.token} of {attempt} at {name} was told {step.reply.verdict}")
+
+
+def answers_tell_what_the_keys_say(world: World, step: Step) -> None:
+    """GRANTED means held, WAITING means in line, and everything else that the token is gone."""
+    if verb(step) not in {"acquire", "park", "claim", "release"}:
+        return
+    for name, _, before, after in touched(world, step):
+        verdict, token = step.reply.verdict, step.token
+        holds = after.holders.get(token, 0) > world.now
+        stands = token in after.standing
+        if verdict is Verdict.GRANTED and not holds:
+            broken("answer", f"{token} was told that it holds {name}")
+        if verdict is Verdict.GRANTED and step.reply.fencing_token != int(after.record[token]["fence"]):
+            broken("answer", f"{token} of {name} was told fence {step.reply.fencing_token}")
+        if verdict is Verdict.WAITING and verb(step) != "park" and (holds or not stands):
+            broken("answer", f"{token} was told that it waits for {name}")
+        if verdict in {Verdict.BLOCKED, Verdict.FULL, Verdict.RELEASED, Verdict.ABSENT} and stands:
+            if not (verdict is Verdict.ABSENT and step.ending is Ending.AGAIN):
+                broken("answer", f"{token} was told {verdict}, and stands at {name}")
+        if verdict is Verdict.ABSENT and verb(step) == "claim" and before.holders.get(token, 0) > world.now:
+            broken("answer", f"{token} held {name} and was told that it is absent")
+        if verdict is Verdict.RELEASED and token not in before.standing:
+            broken("answer", f"{token} did not stand at {name} and was told that it was released")
+        if step.reply.rank and step.reply.rank != 1 + sorted(after.queue, key=lambda t: (after.queue[t], t)).index(token):
+            broken("answer", f"{token} was told rank {step.reply.rank}")
+
+
+ALL: tuple[Callable[[World, Step], None], ...] = (
+    i1_unexpired_holders_never_exceed_the_limit,
+    i6_nobody_holds_and_waits,
+    i2_what_a_client_believes_the_server_keeps,
+    i3_fences_grow_in_grant_order,
+    i4_full_or_no_live_waiter,
+    i5_grants_follow_the_line,
+    i7_records_match_what_stands,
+    i8_a_parked_body_stays_until_its_task_is_settled,
+    i9_the_lock_is_free_within_its_longest_lease,
+    i10_asking_again_changes_nothing,
+    i11_extend_never_creates,
+    i12_somebody_looks_again_in_time,
+    every_token_is_granted_once,
+    settled_attempts_do_not_come_back,
+    answers_tell_what_the_keys_say,
+)
+
+
+def broken(invariant: str, message: str) -> NoReturn:
+    raise InvariantBroken(invariant, message)
+
+
+def check(world: World, step: Step) -> None:
+    """Take note of the step in the ledgers, then check every invariant."""
+    if step.lock:
+        note(world, step)
+    for invariant in ALL:
+        invariant(world, step)
+
+
+# -- what is known independently of the keys -------------------------------------------------------
+
+
+def note(world: World, step: Step) -> None:
+    """Bring the ledger of the step's lock up to date."""
+    ledger = world.ledgers[step.lock]
+    before, after = step.before.locks[step.lock], step.after.locks[step.lock]
+    {
+        "acquire": _note_acquire,
+        "park": _note_park,
+        "claim": _note_claim,
+        "release": _note_release,
+        "extend": _note_extend,
+        "reset": _note_reset,
+    }.get(verb(step), lambda *_: None)(world, step, ledger, before, after)
+    # Successors of a delivery keep the place of the first; a twin takes the place of its attempt.
+    for token, rec in after.record.items():
+        ledger.places.setdefault(base_of(token), int(rec["place"]))
+        ledger.leases.setdefault(base_of(token), int(rec["lease"]))
+    
+
+
+def _note_limit(world: World, step: Step, ledger: Ledger, before: LockState) -> None:
+    if step.token in before.standing or step.reply.verdict in {Verdict.DONE, Verdict.TWIN}:
+        return
+    now = world.now
+    clients = [t for t in before.queue if before.deadlines.get(t, 0) > now]
+    idle = not before.valid(now) and not clients and not before.bodies
+    wanted = step.asker.claim.limit
+    ledger.limit = wanted if idle or not ledger.limit else min(wanted, ledger.limit)
+
+
+def _note_asked(world: World, step: Step, ledger: Ledger, before: LockState) -> None:
+    claim = step.asker.claim
+    lease = round(claim.lease * 1000)
+    ledger.leases[step.asker.base] = max(lease, ledger.leases.get(step.asker.base, 0))
+    if step.token not in before.standing:
+        _note_limit(world, step, ledger, before)
+        if claim.place and step.reply.verdict in {Verdict.GRANTED, Verdict.WAITING}:
+            ledger.places.setdefault(step.asker.base, min(claim.place, world.now_us))
+
+
+def _forget_place(ledger: Ledger, step: Step, before: LockState) -> None:
+    # A client that was swept, or a task that was not parked, comes again as somebody new.
+    base = base_of(step.token)
+    if step.token not in before.standing and base not in before.bodies:
+        ledger.places.pop(base, None)
+
+
+def _note_acquire(world, step, ledger, before, after) -> None:
+    if not step.verb.startswith("again "):
+        _forget_place(ledger, step, before)
+    elif step.token in before.queue and step.token not in after.queue:
+        pass
+    lapsed = before.holders.get(step.token, world.now + 1) <= world.now
+    gone = before.deadlines.get(step.token, world.now + 1) <= world.now
+    if (lapsed or gone) and base_of(step.token) not in before.bodies:
+        ledger.places.pop(base_of(step.token), None)
+    _note_asked(world, step, ledger, before)
+    if (lapsed or gone) and base_of(step.token) not in before.bodies:
+        _note_limit_again(world, step, ledger, before)
+    attempt = step.asker.owner.attempt
+    if step.reply.verdict is Verdict.TWIN:
+        ledger.copied.add(attempt)
+    if step.reply.verdict is Verdict.GRANTED:
+        ledger.beliefs[step.token] = world.now + round(step.reply.lease * 1000)
+
+
+def _note_limit_again(world, step, ledger, before) -> None:
+    """A token that lapsed or was swept in this very step asks as a newcomer."""
+    now = world.now
+    others = [t for t in before.queue if t != step.token and before.deadlines.get(t, 0) > now]
+    idle = not before.valid(now) and not others and not before.bodies
+    wanted = step.asker.claim.limit
+    ledger.limit = wanted if idle else min(wanted, ledger.limit)
+
+
+def _note_park(world, step, ledger, before, after) -> None:
+    base, attempt = step.asker.base, step.asker.owner.attempt
+    if base not in before.bodies:
+        _forget_place(ledger, step, before)
+        _note_asked(world, step, ledger, before)
+    verdict = step.reply.verdict
+    if verdict is Verdict.WAITING:
+        ledger.kept[base] = attempt
+        ledger.copied.add(attempt)
+        if base not in after.bodies:
+            broken("I8", f"{step.token} was told that it is kept")
+    if verdict is Verdict.TWIN:
+        ledger.copied.add(attempt)
+        if base in after.bodies:
+            ledger.kept[base] = attempt
+        elif attempt not in ledger.kept.values():
+            broken("I8", f"{step.token} was told TWIN, and nothing of {attempt} is kept")
+
+
+def _note_claim(world, step, ledger, before, after) -> None:
+    lease, settle = step.asked
+    base = base_of(step.token)
+    if step.reply.verdict is Verdict.GRANTED:
+        ledger.leases[base] = max(ledger.leases.get(base, 0), round(lease * 1000))
+        ledger.beliefs[step.token] = world.now + round(step.reply.lease * 1000)
+        if settle:
+            ledger.kept.pop(base, None)
+
+
+def _note_release(world, step, ledger, before, after) -> None:
+    done_for, mark = step.asked
+    token, base = step.token, base_of(step.token)
+    held = before.holders.get(token, 0) > world.now
+    if step.ending is not Ending.CANCEL or not held:
+        ledger.beliefs.pop(token, None)
+    settles = token in before.standing and (
+        step.ending is Ending.FINAL or step.ending is Ending.CANCEL and not held
+    )
+    if not settles:
+        return
+    rec = before.record[token]
+    attempt, twin = rec["attempt"], rec.get("twin")
+    ledger.kept.pop(base, None)
+    if twin:
+        ledger.kept.pop(base_of(twin), None)
+    if attempt and (mark or rec.get("parked") or twin or attempt in ledger.copied):
+        until = world.now + round(done_for * 1000)
+        ledger.settled[attempt] = ledger.settled[base] = until
+
+
+def _note_extend(world, step, ledger, before, after) -> None:
+    lease, *tokens = step.asked
+    for token, held in zip(tokens, step.reply, strict=True):
+        base = base_of(token)
+        if held:
+            ledger.leases[base] = max(ledger.leases.get(base, 0), round(lease * 1000))
+        if held and token in ledger.beliefs:
+            ledger.beliefs[token] = max(ledger.beliefs[token], world.now + round(lease * 1000))
+
+
+def _note_reset(world, step, ledger, before, after) -> None:
+    ledger.beliefs.clear()

@@ -1,0 +1,166 @@
+"""What lies in Redis, read at one instant, and nothing of it believed without a look."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery_singleton_lock.keys import BUCKETS, Keyspace
+
+ENDS_KEY = "ends-of-the-tests"
+"""Where test builds of the scripts note when a key would expire, on their own clock."""
+
+_READ = """
+local out = {redis.call('HGETALL', KEYS[1])}
+for _, key in ipairs(redis.call('KEYS', ARGV[1] .. ':*')) do
+  local kind, value = redis.call('TYPE', key).ok
+  if kind == 'zset' then value = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
+  elseif kind == 'hash' then value = redis.call('HGETALL', key)
+  elseif kind == 'list' then value = redis.call('LRANGE', key, 0, -1)
+  else value = redis.call('GET', key) end
+  out[#out + 1] = {key, kind, value}
+end
+return out
+"""
+
+
+@dataclass(slots=True)
+class LockState:
+    """The keys of one lock."""
+
+    holders: dict[str, int] = field(default_factory=dict)
+    queue: dict[str, int] = field(default_factory=dict)
+    record: dict[str, dict[str, Any]] = field(default_factory=dict)
+    meta: dict[str, str] = field(default_factory=dict)
+    bodies: dict[str, bytes] = field(default_factory=dict)
+    deadlines: dict[str, int] = field(default_factory=dict)
+    adrift: dict[str, str] = field(default_factory=dict)
+    done: dict[str, int] = field(default_factory=dict)
+    wakes: dict[str, int] = field(default_factory=dict)
+    due: int | None = None
+    index: dict[str, str] = field(default_factory=dict)
+    parts: set[str] = field(default_factory=set)
+    ends: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def overdue(self) -> set[str]:
+        """Tokens that only have a deadline."""
+        return self.deadlines.keys() - self.queue.keys() - self.adrift.keys()
+
+    @property
+    def standing(self) -> set[str]:
+        """Tokens that hold or wait."""
+        return set(self.holders) | set(self.queue) | set(self.adrift) | self.overdue
+
+    def valid(self, now: int) -> dict[str, int]:
+        """Holders whose lease has not ended."""
+        return {token: till for token, till in self.holders.items() if till > now}
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """Everything below the prefix."""
+
+    locks: dict[str, LockState]
+    routes: dict[str, dict[str, int]] = field(default_factory=dict)
+    inboxes: dict[str, list[bytes]] = field(default_factory=dict)
+    strays: list[str] = field(default_factory=list)
+    raw: dict[str, Any] = field(default_factory=dict)
+    ends: dict[str, int] = field(default_factory=dict)
+
+    def live(self, lock: str, token: str, now: int) -> bool:
+        """Whether a waiter is there to be granted: its client lives, or a worker consumes it."""
+        state = self.locks[lock]
+        rec = state.record.get(token, {})
+        deadline = state.deadlines.get(token)
+        if deadline is not None and deadline <= now:
+            return False
+        if not rec.get("parked"):
+            return deadline is not None
+        return any(till > now for till in self.routes.get(f"{rec['realm']}:{rec['queue']}", {}).values())
+
+
+def _scores(flat: list[bytes]) -> dict[str, int]:
+    return {
+        flat[i].decode(): int(float(flat[i + 1])) for i in range(0, len(flat), 2)
+    }
+
+
+def _fields(flat: list[bytes]) -> dict[str, bytes]:
+    return {flat[i].decode(): flat[i + 1] for i in range(0, len(flat), 2)}
+
+
+class Reader:
+    """Reads snapshots of some locks."""
+
+    def __init__(self, client: Any, keyspace: Keyspace, names: list[str]) -> None:
+        self.client = client
+        self.keyspace = keyspace
+        self.names = names
+        self._script = client.register_script(_READ)
+        self._place: dict[str, tuple[str, str]] = {}
+        for name in names:
+            keys = keyspace.lock(name)
+            for part in ("holders", "queue", "record", "meta", "bodies", "deadlines", "adrift", "done"):
+                self._place[getattr(keys, part)] = (name, part)
+        self._wakes = {keyspace.wake(name, ""): name for name in names}
+        self._due = {keyspace.due(b) for b in range(BUCKETS)}
+        self._index = {keyspace.index(b) for b in range(BUCKETS)}
+
+    def read(self) -> Snapshot:
+        """Return what lies there now."""
+        snap = Snapshot({name: LockState() for name in self.names})
+        ends, *found = self._script(keys=[ENDS_KEY], args=[self.keyspace.prefix])
+        snap.ends = {key: int(end) for key, end in _fields(ends).items()}
+        for raw_key, kind, value in found:
+            key = raw_key.decode()
+            snap.raw[key] = (kind, value)
+            self._sort(snap, key, value)
+        return snap
+
+    def _sort(self, snap: Snapshot, key: str, value: Any) -> None:
+        fleet = self.keyspace.fleet
+        if key in self._place:
+            name, part = self._place[key]
+            self._part(snap.locks[name], part, value)
+            snap.locks[name].parts.add(part)
+            if key in snap.ends:
+                snap.locks[name].ends[part] = snap.ends[key]
+        elif key in self._due:
+            for name, score in _scores(value).items():
+                if name in snap.locks:
+                    snap.locks[name].due = score
+                else:
+                    snap.strays.append(f"{key}[{name}]")
+        elif key in self._index:
+            for attempt, entry in _fields(value).items():
+                name, _, token = entry.decode().rpartition("\n")
+                snap.locks[name].index[attempt] = token
+        elif key.startswith(f"{fleet}:route:"):
+            snap.routes[key.removeprefix(f"{fleet}:route:")] = _scores(value)
+        elif key.startswith(f"{fleet}:inbox:"):
+            snap.inboxes[key.removeprefix(f"{fleet}:inbox:")] = value
+        elif key.startswith(f"{fleet}:worker:"):
+            pass
+        else:
+            for start, name in self._wakes.items():
+                if key.startswith(start):
+                    snap.locks[name].wakes[key.removeprefix(start)] = len(value)
+                    return
+            snap.strays.append(key)
+
+    @staticmethod
+    def _part(state: LockState, part: str, value: Any) -> None:
+        if part in {"holders", "queue", "deadlines", "done"}:
+            setattr(state, part, _scores(value))
+        elif part == "record":
+            state.record = {token: json.loads(raw) for token, raw in _fields(value).items()}
+        elif part == "meta":
+            state.meta = {key: raw.decode() for key, raw in _fields(value).items()}
+        elif part == "bodies":
+            state.bodies = _fields(value)
+        elif part == "adrift":
+            for member in _scores(value):
+                route, _, token = member.rsplit("\n", 2)
+                state.adrift[token] = route

@@ -1,0 +1,341 @@
+"""Clients, workers and messages around one store, and what each of them believes.
+
+The scripts are the real ones on a real Redis; only their clock is replaced by one that reads a key,
+so time passes when :meth:`World.advance` says so. Keys expire by the same clock (the world deletes
+what would have expired). After every step all invariants are checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from celery_singleton_lock.keys import Keyspace, bucket_of
+from celery_singleton_lock.model import (
+    Claim,
+    Delivery,
+    Ending,
+    Owner,
+    Parcel,
+    Reply,
+    Verdict,
+    base_of,
+)
+from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.scripts import Script, load_scripts
+
+from support.engine.snapshot import ENDS_KEY, LockState, Reader, Snapshot
+
+CLOCK_KEY = "clock-of-the-tests"
+CLOCK = f"""
+local server = redis
+local function server_time() return tonumber(server.call('GET', '{CLOCK_KEY}')) end
+local function by_this_clock(call)
+  return function(command, key, ...)
+    if command == 'PEXPIRE' then
+      if server.call('EXISTS', key) == 0 then return 0 end
+      server.call('HSET', '{ENDS_KEY}', key, string.format('%.0f', math.floor(server_time() / 1000) + (...)))
+      return 1
+    elseif command == 'PERSIST' then
+      return server.call('HDEL', '{ENDS_KEY}', key)
+    end
+    return call(command, key, ...)
+  end
+end
+local redis = {{call = by_this_clock(server.call), pcall = by_this_clock(server.pcall)}}
+"""
+START_US = 1_763_712_000_000_000
+CLAIM_LEASE = 5.0
+
+# Two locks in one bucket, where one name begins with the other: they share `due` and `index`.
+ONE = "one"
+TWO = next(f"one{i}" for i in range(10_000) if bucket_of(f"one{i}") == bucket_of(ONE))
+MIXED = "mixed"
+LIMITS = {ONE: 1, TWO: 2, MIXED: 2}
+REALMS = ("R", "S")
+QUEUES = ("q", "r")
+WORKERS = {"w1": ("R", ("q", "r")), "w2": ("R", ("q",)), "w3": ("S", ("q",))}
+
+
+@dataclass(frozen=True)
+class Asker:
+    """A token, and what it was asked for with."""
+
+    owner: Owner
+    claim: Claim
+    parcel: Parcel
+
+    @property
+    def token(self) -> str:
+        return self.owner.token
+
+    @property
+    def base(self) -> str:
+        return base_of(self.owner.token)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call of a verb: what was asked, what was answered, and the keys before and after."""
+
+    verb: str
+    lock: str
+    before: Snapshot
+    after: Snapshot
+    token: str = ""
+    reply: Any = None
+    asker: Asker | None = None
+    ending: Ending | None = None
+    hold: bool = False
+    asked: tuple[Any, ...] = ()
+
+
+@dataclass
+class Ledger:
+    """What is known of one lock independently of its keys."""
+
+    beliefs: dict[str, int] = field(default_factory=dict)  # token -> ms until when its client holds
+    places: dict[str, int] = field(default_factory=dict)  # base -> place in line
+    leases: dict[str, int] = field(default_factory=dict)  # base -> longest lease asked for, ms
+    kept: dict[str, str] = field(default_factory=dict)  # base -> attempt, of bodies to be kept
+    copied: set[str] = field(default_factory=set)  # attempts of which copies are known
+    settled: dict[str, int] = field(default_factory=dict)  # attempt or base -> ms until remembered
+    granted: dict[str, int] = field(default_factory=dict)  # token -> fence
+    limit: int = 0
+    last_fence: int = 0
+
+
+class World:
+    """Runs one history."""
+
+    def __init__(
+        self,
+        client: Any,
+        check: Callable[[World, Step], None],
+        scripts: Mapping[str, Script] | None = None,
+    ) -> None:
+        self.client = client
+        self.check = check
+        self.keyspace = Keyspace()
+        self.store = RedisStore(
+            client, self.keyspace, scripts=scripts or load_scripts(CLOCK), claim_lease=CLAIM_LEASE
+        )
+        self.reader = Reader(client, self.keyspace, list(LIMITS))
+        self.now_us = START_US
+        self.numbers = 0
+        self.steps = 0
+        self.history: list[str] = []
+        self.askers: list[Asker] = []
+        self.deliveries: list[Delivery] = []
+        self.ledgers = {name: Ledger() for name in LIMITS}
+        client.flushall()
+        self._set_clock()
+        self.snap = self.reader.read()
+
+    # -- time -------------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> int:
+        """Milliseconds on the scripts' clock."""
+        return self.now_us // 1000
+
+    def _set_clock(self) -> None:
+        self.client.set(CLOCK_KEY, self.now_us)
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass; keys whose time has come expire."""
+        self.history.append(f"advance({seconds})")
+        self.now_us += round(seconds * 1_000_000)
+        self._set_clock()
+        gone = [key for key, end in self.snap.ends.items() if end <= self.now]
+        if gone:
+            self.client.delete(*gone)
+            self.client.hdel(ENDS_KEY, *gone)
+            self.snap = self._look()
+
+    def _look(self) -> Snapshot:
+        """Read the keys; one that is gone has no end any more."""
+        snap = self.reader.read()
+        gone = [key for key in snap.ends if key not in snap.raw]
+        if gone:
+            self.client.hdel(ENDS_KEY, *gone)
+            for key in gone:
+                del snap.ends[key]
+        return snap
+
+    # -- steps ------------------------------------------------------------------------------------
+
+    def _step(self, verb: str, lock: str, call: Callable[[], Any], **facts: Any) -> Any:
+        before = self.snap
+        self.history.append(f"{verb} {lock} {facts.get('token', '')} {facts.get('note', '')}")
+        facts.pop("note", None)
+        reply = call()
+        self.snap = self._look()
+        self.steps += 1
+        step = Step(verb, lock, before, self.snap, reply=reply, **facts)
+        self.check(self, step)
+        return reply
+
+    def _twice(self, verb: str, lock: str, call: Callable[[], Any], lost: bool, **facts: Any) -> Any:
+        """Run a verb; if its reply is lost, run it again, which must change nothing."""
+        reply = self._step(verb, lock, call, **facts)
+        if lost:
+            self._step("again " + verb, lock, call, **facts)
+        return None if lost else reply
+
+    def new_asker(
+        self,
+        lock: str,
+        *,
+        lease: float = 10.0,
+        attempt: str | None = None,
+        place: int = 0,
+        limit: int = 0,
+        max_waiting: int | None = None,
+        copy: bool = False,
+        worker: str = "",
+        realm: str = "R",
+        queue: str = "q",
+        deadline: float | None = None,
+        hold: bool = False,
+    ) -> Asker:
+        """Make a client (no attempt) or a message; `place` is relative to now, 0 none."""
+        self.numbers += 1
+        number = self.numbers
+        asker = Asker(
+            Owner(f"t{number}.0", attempt if attempt is not None else f"a{number}/0/0", "app.task", worker, "host", 1),
+            Claim(
+                lock, lease, limit or LIMITS[lock], place and self.now_us + place, max_waiting, copy
+            ),
+            Parcel(f"body of t{number}".encode(), realm, queue, deadline, hold),
+        )
+        self.askers.append(asker)
+        del self.askers[:-40]
+        return asker
+
+    def acquire(self, asker: Asker, wait: float | None = None, *, lost: bool = False) -> Reply | None:
+        return self._twice(
+            "acquire",
+            asker.claim.name,
+            lambda: self.store.acquire(asker.owner, asker.claim, wait=wait),
+            lost,
+            token=asker.token,
+            asker=asker,
+            note=f"wait={wait} {asker.claim}",
+        )
+
+    def park(self, asker: Asker, *, hold: bool | None = None, lost: bool = False) -> Reply | None:
+        parcel = asker.parcel if hold is None else replace(asker.parcel, hold=hold)
+        return self._twice(
+            "park",
+            asker.claim.name,
+            lambda: self.store.park(asker.owner, asker.claim, parcel),
+            lost,
+            token=asker.token,
+            asker=asker,
+            hold=parcel.hold,
+            note=f"{parcel} {asker.claim}",
+        )
+
+    def claim(
+        self, lock: str, token: str, lease: float = 10.0, *, settle: bool = False, lost: bool = False
+    ) -> Reply | None:
+        owner = Owner(token, worker="w1", host="host", pid=2)
+        return self._twice(
+            "claim",
+            lock,
+            lambda: self.store.claim(owner, lock, lease, settle=settle),
+            lost,
+            token=token,
+            asked=(lease, settle),
+            note=f"settle={settle}",
+        )
+
+    def release(
+        self,
+        lock: str,
+        token: str,
+        ending: Ending = Ending.FINAL,
+        *,
+        worker: str = "",
+        done_for: float = 60.0,
+        mark: bool = False,
+        lost: bool = False,
+    ) -> Reply | None:
+        return self._twice(
+            "release",
+            lock,
+            lambda: self.store.release(
+                lock, token, ending, worker=worker, done_for=done_for, mark=mark
+            ),
+            lost,
+            token=token,
+            ending=ending,
+            asked=(done_for, mark),
+            note=f"{ending} mark={mark}",
+        )
+
+    def extend(self, lock: str, tokens: Iterable[str], lease: float = 10.0, *, lost: bool = False) -> Any:
+        asked = tuple(tokens)
+        return self._twice(
+            "extend",
+            lock,
+            lambda: self.store.extend([(lock, token, lease) for token in asked]),
+            lost,
+            asked=(lease, *asked),
+            note=str(asked),
+        )
+
+    def kick(self, lock: str, worker: str = "w1", *, lost: bool = False) -> Any:
+        realm = WORKERS[worker][0]
+        return self._twice(
+            "kick", lock, lambda: self.store.kick(lock, worker=worker, realm=realm), lost, note=worker
+        )
+
+    def reset(self, lock: str) -> Any:
+        return self._step("reset", lock, lambda: self.store.reset(lock))
+
+    def sweep(self, worker: str = "w1", *, lost: bool = False) -> list[str]:
+        """What an agent does about once a second."""
+        names = self._twice("take_due", "", lambda: self.store.take_due(), lost)
+        for name in names or ():
+            self.kick(name, worker)
+        return list(names or ())
+
+    def beat(self, worker: str) -> None:
+        realm, queues = WORKERS[worker]
+        self._step("beat", "", lambda: self.store.beat(worker, realm, queues, 3.0), note=worker)
+
+    def leave(self, worker: str) -> None:
+        realm, queues = WORKERS[worker]
+        self._step("leave", "", lambda: self.store.leave(worker, realm, queues), note=worker)
+
+    def receive(self, worker: str) -> Delivery | None:
+        """Take one grant from an inbox, if there is one (without blocking)."""
+        if not self.snap.inboxes.get(worker):
+            return None
+        got = self._step("receive", "", lambda: self.store.receive(worker, 0.01), note=worker)
+        if got:
+            self.deliveries.append(got)
+            del self.deliveries[:-20]
+        return got
+
+    def lose_all_data(self) -> None:
+        """FLUSHALL: what clients believe is void, what was parked is gone; fences go on."""
+        self.history.append("flushall")
+        self.client.flushall()
+        self._set_clock()
+        for ledger in self.ledgers.values():
+            ledger.beliefs.clear()
+            ledger.kept.clear()
+            ledger.settled.clear()
+            ledger.copied.clear()
+            ledger.limit = 0
+        self.snap = self._look()
+
+    def state(self, lock: str) -> LockState:
+        return self.snap.locks[lock]
+
+
+__all__ = ["CLOCK", "LIMITS", "MIXED", "ONE", "TWO", "Asker", "Ledger", "Step", "Verdict", "World"]
