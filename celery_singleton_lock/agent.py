@@ -483,12 +483,11 @@ class Agent:
             self._set_up()
 
     def _sync(self) -> None:
-        asked = self._clock.monotonic()
-        if asked < self._next_sync:
+        now = self._clock.monotonic()
+        if now < self._next_sync:
             return
-        server = self.store.time()
-        self._place.sync(server, asked, self._clock.monotonic())
-        self._next_sync = asked + SYNC
+        self._place.sync(self.store.time(), self._clock.monotonic())
+        self._next_sync = now + SYNC
 
     def _sweep(self) -> None:
         """Look at locks that want it, but take no more grants than the pool can soon run."""

@@ -40,9 +40,13 @@ class ServerClock:
         self._offset: float | None = None
         self._last = 0
 
-    def sync(self, server_seconds: float, asked: float, answered: float) -> None:
-        """Take a measurement: the server's time, and the monotonic times around the question."""
-        self._offset = server_seconds - (asked + answered) / 2
+    def sync(self, server_seconds: float, answered: float) -> None:
+        """Take a measurement: the server's time, and the monotonic time when it had arrived.
+
+        Counted from the answer, so that the guess is late by the way back, and never early: a
+        script cuts a place in the future down to its own now, and that would swap two messages.
+        """
+        self._offset = server_seconds - answered
 
     def stamp(self) -> int:
         """Return microseconds on the server's clock, growing with each call; 0 if not synced."""

@@ -171,7 +171,7 @@ class Parcel:
     """A message to park.
 
     Args:
-        body: the message, packed by :mod:`celery_singleton_lock.parking`.
+        body: the message, packed by :mod:`celery_singleton_lock.publisher`.
         realm: hash of the broker URL without credentials.
         queue: queue from which the message came.
         deadline: seconds that it may wait; None for ever.

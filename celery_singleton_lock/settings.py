@@ -441,7 +441,7 @@ _OPTIONS: Final[Mapping[str, _Check]] = {
         observe='use "enforce"',
         off="leave the lock options out of the tasks",
     ),
-    "max_body_bytes": _count(1, "the default is 1 MiB"),
+    "max_body_bytes": _count(1, "the default is 16 MiB"),
 }
 """Option -> its check. A task has those of :class:`LockOptions`, the settings all but ``limit``."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from celery import bootsteps
@@ -14,7 +15,7 @@ from kombu.serialization import prepare_accept_content
 from kombu.utils.imports import symbol_by_name
 
 from celery_singleton_lock.agent import Agent
-from celery_singleton_lock.clock import ServerClock
+from celery_singleton_lock.clock import ServerClock, SystemClock
 from celery_singleton_lock.errors import BackendRefused, BackendUnreachable, SchemaMismatch
 from celery_singleton_lock.extension import PATIENCE, Extension, install
 from celery_singleton_lock.mailbox import Mailbox
@@ -70,31 +71,38 @@ class Consumed:
         return dict(self._consumer.app.amqp.queues.consume_from)
 
 
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What must be there before the pool forks, and before the first message arrives."""
+
+    mailbox: Mailbox
+    place: ServerClock
+
+
 class Crew:
     """The parts of one worker: desk, agent, watchdog and mailbox.
 
     Args:
         extension: the app's locks.
         consumer: Celery's.
-        mailbox: made before the pool forked.
+        link: made before the pool forked.
     """
 
-    def __init__(self, extension: Extension, consumer: Any, mailbox: Mailbox) -> None:
+    def __init__(self, extension: Extension, consumer: Any, link: Link) -> None:
         """Build and join the parts; nothing runs yet."""
         self.extension = extension
         self.consumer = consumer
-        self.mailbox = mailbox
+        self.mailbox = link.mailbox
         self.hub: Any = None
         self._request_classes: dict[str, Any] = {}
         worker = worker_id(consumer.hostname)
-        place = ServerClock()
         queues = Consumed(consumer)
         self.watchdog = Watchdog(extension.new_store(PATIENCE))
         self.agent = Agent(
             extension.new_store(PATIENCE),
             worker=worker,
             realm=extension.realm,
-            place=place,
+            place=link.place,
             queues=queues,
             rules=extension.options,
             receive=self.receive,
@@ -109,7 +117,7 @@ class Crew:
         )
         self.desk = Desk(
             worker=worker,
-            place=place,
+            place=link.place,
             rules=extension.options,
             name_of=extension.name_of,
             forward=consumer.on_task_request,
@@ -118,7 +126,7 @@ class Crew:
             prefetch=self.prefetch,
         )
         self.agent.desk = self.desk
-        mailbox.on_notice = self.desk.on_notice
+        link.mailbox.on_notice = self.desk.on_notice
         consumer.on_task_request = self.desk
 
     def post(self, call: Any, *args: Any) -> None:
@@ -208,15 +216,15 @@ class WorkerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is un
         extension = install(worker.app)
         check_pool(worker)
         check_app(extension)
-        mailbox = Mailbox()
-        extension.announce = mailbox.announce
-        worker.singleton_lock_mailbox = mailbox
+        self.link = Link(Mailbox(), ServerClock())
+        extension.announce = self.link.mailbox.announce
+        worker.singleton_lock_link = self.link
 
     def start(self, worker: Any) -> None:
         """Ask the lock's Redis, before any message is taken."""
         extension = install(worker.app)
         if extension.declared():
-            check_backend(extension)
+            check_backend(extension, self.link.place)
 
 
 class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is untyped
@@ -230,7 +238,7 @@ class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is 
         self.crew: Crew | None = None
         extension = install(consumer.app)
         if extension.declared():
-            self.crew = Crew(extension, consumer, consumer.controller.singleton_lock_mailbox)
+            self.crew = Crew(extension, consumer, consumer.controller.singleton_lock_link)
             worker_shutdown.connect(self._on_worker_shutdown, weak=False)
 
     def start(self, consumer: Any) -> None:
@@ -331,7 +339,7 @@ _OPTION_NAMES: Final = frozenset(
 )
 
 
-def check_backend(extension: Extension) -> None:
+def check_backend(extension: Extension, place: ServerClock) -> None:
     """Ask the lock's Redis whether it can keep locks; say what it guarantees.
 
     Unreachable is no reason not to start: other tasks run, and locked ones do what
@@ -345,6 +353,7 @@ def check_backend(extension: Extension) -> None:
     try:
         store.probe()
         check_schema(store)
+        place.sync(store.time(), SystemClock().monotonic())
         facts = store.describe()
     except BackendUnreachable as error:
         logger.warning("celery-singleton-lock: %s Locked tasks wait until it does.", error)

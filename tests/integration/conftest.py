@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from celery_singleton_lock.embedded import RedisServer
-from support.book import Book, standing
+from integration.book import Book, standing
 
 _keys = itertools.count(1)
 
@@ -18,31 +18,26 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.integration)
 
 
-@pytest.fixture(scope="module")
-def module_redis(redis_provider):
-    """A Redis for all tests of a module, each of which uses keys of its own."""
-    with RedisServer(redis_provider) as server:
-        yield server
+@pytest.fixture(scope="module", params=["prefork", "threads"])
+def pool(request):
+    """The pool of the module's worker; ``@only("prefork")`` narrows it."""
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def book(module_redis, tmp_path_factory):
-    """The task book on the module's Redis."""
-    with Book(module_redis.url, tmp_path_factory.mktemp("book")) as book:
+def book(pool, redis_provider, tmp_path_factory):
+    """A task book on a Redis of its own, for one worker; each test uses keys of its own."""
+    with (
+        RedisServer(redis_provider) as server,
+        Book(server.url, tmp_path_factory.mktemp("book")) as book,
+    ):
         yield book
 
 
-@pytest.fixture(scope="module", params=["prefork", "threads"])
-def worker(request, book):
-    """A worker for all tests of a module; do not hurt it."""
-    with standing(book.worker(pool=request.param, concurrency=4)) as worker:
-        yield worker
-
-
 @pytest.fixture(scope="module")
-def prefork(book):
-    """A prefork worker for all tests of a module; its children may be killed."""
-    with standing(book.worker(pool="prefork", concurrency=4)) as worker:
+def worker(book, pool):
+    """A worker for all tests of a module; its children may be killed, it may not."""
+    with standing(book.worker(pool=pool, concurrency=4)) as worker:
         yield worker
 
 

@@ -177,7 +177,7 @@ def build(broker: str, backend: str, folder: str | Path, conf: Mapping[str, Any]
     declare("act_running", lock_on_backend_error="run")
     declare("act_args", lock_key=None, lock_args=["key"])
     declare("act_digest", lock_key=None)
-    declare("act_called", lock_key=lambda key, n=0, **_: f"called:{key}")
+    declare("act_called", lock_key=_key_of)
     declare("act_raising", lock_key=_raising_key)
     declare("act_soft", soft_time_limit=1)
     declare("act_hard", time_limit=1)
@@ -199,6 +199,7 @@ def build(broker: str, backend: str, folder: str | Path, conf: Mapping[str, Any]
         """Return the lock's name: for T31."""
         return current_lock().name
 
+    app.finalize()
     return app
 
 
@@ -206,7 +207,13 @@ def _raise(error: BaseException) -> None:
     raise error
 
 
-def _raising_key(key: str, **_: Any) -> str:
+def _key_of(key: Any = "", n: Any = 0, hold: Any = None, end: Any = None, extra: Any = None) -> str:
+    return f"called:{key}"
+
+
+def _raising_key(
+    key: Any = "", n: Any = 0, hold: Any = None, end: Any = None, extra: Any = None
+) -> str:
     if key.startswith("bad"):
         text = f"no lock for {key}"
         raise KeyError(text)

@@ -214,7 +214,6 @@ def test_a_misspelt_policy_is_recognised():
         ("backend_options", [("a", 1)]),
         ("backend_options", {1: 2}),
         ("max_body_bytes", 0),
-        ("max_parked_bytes", "1 MB"),
     ],
 )
 def test_other_settings_are_checked_too(name, value):

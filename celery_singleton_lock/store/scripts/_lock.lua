@@ -61,6 +61,11 @@ local function load(token)
   return raw and cjson.decode(raw) or nil
 end
 
+local function become(rec, state)
+  if rec.state ~= state then rec.since = digits(now) end
+  rec.state = state
+end
+
 local function save(token, rec) redis.call('HSET', record, token, cjson.encode(rec)) end
 
 local function split(token)
@@ -90,7 +95,7 @@ end
 
 -- The lowest limit that any holder or waiter declared; an idle lock takes the newcomer's.
 local function declare(wanted)
-  local idle = alone and redis.call('ZCARD', holders) == 0
+  local idle = redis.call('EXISTS', holders) == 0 and (alone or redis.call('EXISTS', queue, bodies, deadlines) == 0)
   if wanted < limit or idle and wanted ~= limit then
     limit = wanted
     redis.call('HSET', meta, 'limit', limit)
@@ -182,33 +187,30 @@ local function wake(token)
 end
 
 -- Write a token in as holder.
-local function hold(token, rec, state, lease)
+local function admit(token, rec, state, lease)
   unqueue(token, rec)
   rec.fence = new_fence()
-  rec.state = state
-  rec.since = digits(now)
+  become(rec, state)
   redis.call('ZADD', holders, now + lease, token)
 end
 
 -- Begin to use what is held, with a full lease from now.
 local function start(token, rec)
-  rec.state = 'running'
-  rec.since = digits(now)
+  become(rec, 'running')
   redis.call('ZADD', holders, now + tonumber(rec.lease), token)
   save(token, rec)
 end
 
 -- A waiter gets a short lease, in which it must claim (or its worker renew) its grant.
 local function grant(token, rec, own)
-  hold(token, rec, 'granted', math.min(tonumber(claim_ms), tonumber(rec.lease)))
+  admit(token, rec, 'granted', math.min(tonumber(claim_ms), tonumber(rec.lease)))
   if rec.parked then deliver(token, rec, 'granted', own) else wake(token) end
   save(token, rec)
 end
 
 local function enqueue(token, rec, state)
   alone = false
-  rec.state = state
-  rec.since = digits(now)
+  become(rec, state)
   redis.call('ZADD', queue, rec.place, token)
   if rec.deadline then redis.call('ZADD', deadlines, rec.deadline, token) end
   if rec.attempt ~= '' then
@@ -222,7 +224,7 @@ end
 -- not multiply copies.
 local function set_adrift(token, rec)
   redis.call('ZREM', queue, token)
-  rec.state = 'adrift'
+  become(rec, 'adrift')
   rec.publish_at = rec.publish_at or digits(now)
   rec.publish_every = rec.publish_every or digits(PUBLISH_MS)
   redis.call('ZADD', adrift, 0, adrift_member(token, rec))
@@ -283,7 +285,7 @@ local function expire(token, own)
   unqueue(token, rec)
   if not rec then return end
   if not rec.parked then return go_back(token, rec) end
-  rec.state = 'overdue'
+  become(rec, 'overdue')
   deliver(token, rec, 'overdue', own)
   save(token, rec)
   redis.call('ZADD', deadlines, now + tonumber(claim_ms), token)
@@ -323,7 +325,7 @@ local function grant_waiters(own, me, my_record)
     local rec = head == me and my_record or load(head)
     local deadline = redis.call('ZSCORE', deadlines, head)
     if head == me then
-      hold(head, rec, 'running', tonumber(rec.lease))
+      admit(head, rec, 'running', tonumber(rec.lease))
       save(head, rec)
       free = free - 1
     elseif moved == BATCH then

@@ -49,11 +49,13 @@ if wait_ms ~= '' and not rec.parked then rec.deadline = digits(now + tonumber(wa
 
 if alone then
   if redis.call('ZCARD', holders) < limit then
-    hold(token, rec, 'running', tonumber(lease_ms))
+    admit(token, rec, 'running', tonumber(lease_ms))
     save(token, rec)
     verdict = 'granted'
   end
-elseif where ~= 'adrift' and where ~= 'overdue' then
+elseif where == 'adrift' or where == 'overdue' then
+  grant_waiters(worker)
+else
   redis.call('ZADD', queue, rec.place, token)
   grant_waiters(worker, token, rec)
   if rec.state == 'running' then

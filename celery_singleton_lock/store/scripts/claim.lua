@@ -1,4 +1,4 @@
--- claim: begin to use a grant, with a full lease from now.
+-- claim: begin to use a grant, with a full lease from now. A waiter whose turn it is may claim too.
 -- KEYS: lock
 -- ARGV: name token lease_ms settle worker host pid claim_ms
 --   settle 1 = the message counts as acknowledged from its start: drop its body
@@ -10,12 +10,12 @@ sweep(worker)
 
 local rec = load(token)
 local where = standing(token, rec)
-local verdict = where == 'holder' and 'granted' or where and 'waiting' or 'absent'
-if verdict == 'granted' then
+if where then
   rec.worker, rec.host, rec.pid, rec.lease = worker, host, pid, lease_ms
-  if settle == '1' then redis.call('HDEL', bodies, base_of(token)) end
-  start(token, rec)
+  if where == 'holder' then start(token, rec) end
 end
-grant_waiters(worker)
+grant_waiters(worker, token, rec)
+local verdict = lease_end(token) and 'granted' or where and 'waiting' or 'absent'
+if verdict == 'granted' and settle == '1' then redis.call('HDEL', bodies, base_of(token)) end
 finish()
 return answer(verdict, token, rec)

@@ -9,16 +9,11 @@ write_though_full()
 
 local rec = load(token)
 local where = standing(token, rec)
-local verdict = 'absent'
+local verdict = where and 'released' or 'absent'
 if where == 'holder' and ending == 'cancel' and lease_end(token) > now then
   verdict = 'granted'
-elseif where == 'holder' then
-  verdict = 'released'
-  redis.call('ZREM', holders, token)
-  if ending == 'again' then go_back(token, rec) else forget(token, rec, tonumber(done_ms), mark == '1') end
-elseif where and not (ending == 'again' and rec.parked) then
-  verdict = 'released'
-  unqueue(token, rec)
+elseif where then
+  if where == 'holder' then redis.call('ZREM', holders, token) else unqueue(token, rec) end
   if ending == 'again' then go_back(token, rec) else forget(token, rec, tonumber(done_ms), mark == '1') end
 end
 sweep(worker)

@@ -147,7 +147,7 @@ def i7_records_match_what_stands(world: World, step: Step) -> None:
             broken("I7", f"holders of {name} have deadlines: {after.deadlines}")
         for token, rec in after.record.items():
             _state_is(name, after, token, rec["state"])
-        _index_matches(name, after)
+        _index_matches(world, name, after)
         _keys_live_as_long_as_the_lock(world, name, after)
 
 
@@ -164,11 +164,16 @@ def _state_is(name: str, state: LockState, token: str, said: str) -> None:
         broken("I7", f"{token} of {name} is {said} without a body")
 
 
-def _index_matches(name: str, state: LockState) -> None:
+def _index_matches(world: World, name: str, state: LockState) -> None:
+    asked = world.bases_of
     for attempt, token in state.index.items():
+        if (attempt, token) in world.ledgers[name].expired:
+            continue
         if state.record.get(token, {}).get("attempt") != attempt:
             broken("I7", f"the index leads from {attempt} to {token} of {name}, which is not there")
     for token, rec in state.record.items():
+        if len(asked.get(rec["attempt"], ())) > 1:
+            continue  # two deliveries of one attempt stand apart: the index knows the later one
         if rec["attempt"] and rec["state"] not in HOLDING and rec["attempt"] not in state.index:
             broken("I7", f"{token} of {name} waits and is not in the index")
 
@@ -255,7 +260,7 @@ def i12_somebody_looks_again_in_time(world: World, step: Step) -> None:
     for name, ledger, _, after in touched(world, step):
         waits = set(after.queue) | set(after.adrift) | after.overdue
         if not waits and not after.bodies:
-            if after.due is not None:
+            if after.due is not None and not (after.due == ledger.expired_due and verb(step) != "kick"):
                 broken("I12", f"nobody waits for {name}, and it is due at {after.due}")
             continue
         ends = [*after.holders.values(), *after.deadlines.values()]
@@ -275,9 +280,10 @@ def every_token_is_granted_once(world: World, step: Step) -> None:
     for name, ledger, before, after in touched(world, step):
         for token in grants(before, after):
             rec = after.record.get(token, {})
-            if token in ledger.granted and rec.get("parked"):
+            if rec.get("parked") and token in ledger.granted:
                 broken("T5", f"{token} was granted {name} for a second time")
-            ledger.granted[token] = int(rec.get("fence", 0))
+            if rec.get("parked"):
+                ledger.granted.add(token)
 
 
 def settled_attempts_do_not_come_back(world: World, step: Step) -> None:
@@ -307,11 +313,12 @@ def answers_tell_what_the_keys_say(world: World, step: Step) -> None:
             broken("answer", f"{token} was told that it holds {name}")
         if verdict is Verdict.GRANTED and step.reply.fencing_token != int(after.record[token]["fence"]):
             broken("answer", f"{token} of {name} was told fence {step.reply.fencing_token}")
-        if verdict is Verdict.WAITING and verb(step) != "park" and (holds or not stands):
+        # A waiter that parks or claims, and is granted by the same call, hears of it by inbox or wake list.
+        kept = verb(step) == "park" and base_of(token) in after.bodies
+        if verdict is Verdict.WAITING and (not (stands or kept) or holds and verb(step) == "acquire"):
             broken("answer", f"{token} was told that it waits for {name}")
         if verdict in {Verdict.BLOCKED, Verdict.FULL, Verdict.RELEASED, Verdict.ABSENT} and stands:
-            if not (verdict is Verdict.ABSENT and step.ending is Ending.AGAIN):
-                broken("answer", f"{token} was told {verdict}, and stands at {name}")
+            broken("answer", f"{token} was told {verdict}, and stands at {name}")
         if verdict is Verdict.ABSENT and verb(step) == "claim" and before.holders.get(token, 0) > world.now:
             broken("answer", f"{token} held {name} and was told that it is absent")
         if verdict is Verdict.RELEASED and token not in before.standing:
@@ -358,89 +365,70 @@ def note(world: World, step: Step) -> None:
     """Bring the ledger of the step's lock up to date."""
     ledger = world.ledgers[step.lock]
     before, after = step.before.locks[step.lock], step.after.locks[step.lock]
-    {
-        "acquire": _note_acquire,
-        "park": _note_park,
-        "claim": _note_claim,
-        "release": _note_release,
-        "extend": _note_extend,
-        "reset": _note_reset,
-    }.get(verb(step), lambda *_: None)(world, step, ledger, before, after)
+    if verb(step) in _NOTES:
+        _NOTES[verb(step)](world, step, ledger, before, after)
     # Successors of a delivery keep the place of the first; a twin takes the place of its attempt.
     for token, rec in after.record.items():
-        ledger.places.setdefault(base_of(token), int(rec["place"]))
-        ledger.leases.setdefault(base_of(token), int(rec["lease"]))
-    
+        base = base_of(token)
+        ledger.leases[base] = max(ledger.leases.get(base, 0), int(rec["lease"]))
+        if base not in ledger.places:
+            placed = step.token == token and step.asker and not step.asker.claim.place
+            ledger.places[base] = max(int(rec["place"]), world.now_us if placed else 0)
 
 
-def _note_limit(world: World, step: Step, ledger: Ledger, before: LockState) -> None:
-    if step.token in before.standing or step.reply.verdict in {Verdict.DONE, Verdict.TWIN}:
-        return
-    now = world.now
-    clients = [t for t in before.queue if before.deadlines.get(t, 0) > now]
-    idle = not before.valid(now) and not clients and not before.bodies
-    wanted = step.asker.claim.limit
-    ledger.limit = wanted if idle or not ledger.limit else min(wanted, ledger.limit)
+def _stands(world: World, step: Step, state: LockState) -> bool:
+    """Whether the step's token held or waited, not counting what its own sweep removed."""
+    token = step.token
+    if token not in state.standing:
+        return False
+    if base_of(token) in state.bodies:
+        return token not in state.holders or state.holders[token] > world.now
+    return state.holders.get(token, state.deadlines.get(token, 0)) > world.now
 
 
 def _note_asked(world: World, step: Step, ledger: Ledger, before: LockState) -> None:
-    claim = step.asker.claim
-    lease = round(claim.lease * 1000)
-    ledger.leases[step.asker.base] = max(lease, ledger.leases.get(step.asker.base, 0))
-    if step.token not in before.standing:
-        _note_limit(world, step, ledger, before)
-        if claim.place and step.reply.verdict in {Verdict.GRANTED, Verdict.WAITING}:
-            ledger.places.setdefault(step.asker.base, min(claim.place, world.now_us))
+    claim, base = step.asker.claim, step.asker.base
+    ledger.leases[base] = max(round(claim.lease * 1000), ledger.leases.get(base, 0))
+    if _stands(world, step, before) or base in before.bodies:
+        return
+    ledger.places.pop(base, None)
+    if step.reply.verdict in {Verdict.DONE, Verdict.TWIN}:
+        return
+    if claim.place and step.reply.verdict in {Verdict.GRANTED, Verdict.WAITING}:
+        ledger.places[base] = min(claim.place, world.now_us)
+    clients = [
+        t for t in before.queue
+        if t not in before.bodies and before.deadlines.get(t, 0) > world.now
+    ]
+    idle = not before.valid(world.now) and not clients and not before.bodies
+    ledger.limit = claim.limit if idle or not ledger.limit else min(claim.limit, ledger.limit)
 
 
-def _forget_place(ledger: Ledger, step: Step, before: LockState) -> None:
-    # A client that was swept, or a task that was not parked, comes again as somebody new.
-    base = base_of(step.token)
-    if step.token not in before.standing and base not in before.bodies:
-        ledger.places.pop(base, None)
+def _note_copy(step: Step, after: LockState) -> None:
+    """Whoever is told TWIN relies on the end of the other being remembered."""
+    attempt = step.asker.owner.attempt
+    known = [r for r in after.record.values() if r["attempt"] == attempt]
+    if not any(r.get("parked") or r.get("twin") or r.get("copied") for r in known):
+        broken("I8", f"{step.token} was told TWIN, and the end of {attempt} will not be remembered")
 
 
 def _note_acquire(world, step, ledger, before, after) -> None:
-    if not step.verb.startswith("again "):
-        _forget_place(ledger, step, before)
-    elif step.token in before.queue and step.token not in after.queue:
-        pass
-    lapsed = before.holders.get(step.token, world.now + 1) <= world.now
-    gone = before.deadlines.get(step.token, world.now + 1) <= world.now
-    if (lapsed or gone) and base_of(step.token) not in before.bodies:
-        ledger.places.pop(base_of(step.token), None)
     _note_asked(world, step, ledger, before)
-    if (lapsed or gone) and base_of(step.token) not in before.bodies:
-        _note_limit_again(world, step, ledger, before)
-    attempt = step.asker.owner.attempt
     if step.reply.verdict is Verdict.TWIN:
-        ledger.copied.add(attempt)
+        _note_copy(step, after)
     if step.reply.verdict is Verdict.GRANTED:
         ledger.beliefs[step.token] = world.now + round(step.reply.lease * 1000)
 
 
-def _note_limit_again(world, step, ledger, before) -> None:
-    """A token that lapsed or was swept in this very step asks as a newcomer."""
-    now = world.now
-    others = [t for t in before.queue if t != step.token and before.deadlines.get(t, 0) > now]
-    idle = not before.valid(now) and not others and not before.bodies
-    wanted = step.asker.claim.limit
-    ledger.limit = wanted if idle else min(wanted, ledger.limit)
-
-
 def _note_park(world, step, ledger, before, after) -> None:
     base, attempt = step.asker.base, step.asker.owner.attempt
-    if base not in before.bodies:
-        _forget_place(ledger, step, before)
-        _note_asked(world, step, ledger, before)
-    verdict = step.reply.verdict
-    if verdict is Verdict.WAITING:
+    _note_asked(world, step, ledger, before)
+    if step.reply.verdict is Verdict.WAITING:
         ledger.kept[base] = attempt
-        ledger.copied.add(attempt)
         if base not in after.bodies:
             broken("I8", f"{step.token} was told that it is kept")
-    if verdict is Verdict.TWIN:
-        ledger.copied.add(attempt)
+    if step.reply.verdict is Verdict.TWIN:
+        _note_copy(step, after)
         if base in after.bodies:
             ledger.kept[base] = attempt
         elif attempt not in ledger.kept.values():
@@ -454,7 +442,12 @@ def _note_claim(world, step, ledger, before, after) -> None:
         ledger.leases[base] = max(ledger.leases.get(base, 0), round(lease * 1000))
         ledger.beliefs[step.token] = world.now + round(step.reply.lease * 1000)
         if settle:
-            ledger.kept.pop(base, None)
+            _is_settled(ledger, base)
+
+
+def _is_settled(ledger: Ledger, base: str) -> None:
+    ledger.kept.pop(base, None)
+    ledger.granted = {token for token in ledger.granted if base_of(token) != base}
 
 
 def _note_release(world, step, ledger, before, after) -> None:
@@ -463,17 +456,15 @@ def _note_release(world, step, ledger, before, after) -> None:
     held = before.holders.get(token, 0) > world.now
     if step.ending is not Ending.CANCEL or not held:
         ledger.beliefs.pop(token, None)
-    settles = token in before.standing and (
-        step.ending is Ending.FINAL or step.ending is Ending.CANCEL and not held
-    )
-    if not settles:
+    settles = step.ending is Ending.FINAL or step.ending is Ending.CANCEL and not held
+    if token not in before.standing or not settles:
         return
     rec = before.record[token]
     attempt, twin = rec["attempt"], rec.get("twin")
-    ledger.kept.pop(base, None)
+    _is_settled(ledger, base)
     if twin:
-        ledger.kept.pop(base_of(twin), None)
-    if attempt and (mark or rec.get("parked") or twin or attempt in ledger.copied):
+        _is_settled(ledger, base_of(twin))
+    if attempt and (mark or rec.get("parked") or twin or rec.get("copied")):
         until = world.now + round(done_for * 1000)
         ledger.settled[attempt] = ledger.settled[base] = until
 
@@ -490,3 +481,13 @@ def _note_extend(world, step, ledger, before, after) -> None:
 
 def _note_reset(world, step, ledger, before, after) -> None:
     ledger.beliefs.clear()
+
+
+_NOTES = {
+    "acquire": _note_acquire,
+    "park": _note_park,
+    "claim": _note_claim,
+    "release": _note_release,
+    "extend": _note_extend,
+    "reset": _note_reset,
+}

@@ -115,8 +115,14 @@ class Reader:
         snap.ends = {key: int(end) for key, end in _fields(ends).items()}
         for raw_key, kind, value in found:
             key = raw_key.decode()
-            snap.raw[key] = (kind, value)
+            snap.raw[key] = value
             self._sort(snap, key, value)
+        for name, state in snap.locks.items():
+            if state.record:  # cjson keeps no order of fields; two deliveries may both have a copy
+                snap.raw[self.keyspace.lock(name).record] = {
+                    token: {key: rec[key] for key in rec.keys() - {"copied"}}
+                    for token, rec in state.record.items()
+                }
         return snap
 
     def _sort(self, snap: Snapshot, key: str, value: Any) -> None:

@@ -99,9 +99,11 @@ class Ledger:
     places: dict[str, int] = field(default_factory=dict)  # base -> place in line
     leases: dict[str, int] = field(default_factory=dict)  # base -> longest lease asked for, ms
     kept: dict[str, str] = field(default_factory=dict)  # base -> attempt, of bodies to be kept
-    copied: set[str] = field(default_factory=set)  # attempts of which copies are known
     settled: dict[str, int] = field(default_factory=dict)  # attempt or base -> ms until remembered
-    granted: dict[str, int] = field(default_factory=dict)  # token -> fence
+    granted: set[str] = field(default_factory=set)  # tokens of parked messages
+    # Keys that expire leave entries in the bucket's index and due, for others to tidy up.
+    expired: set[tuple[str, str]] = field(default_factory=set)
+    expired_due: int | None = None
     limit: int = 0
     last_fence: int = 0
 
@@ -128,6 +130,7 @@ class World:
         self.history: list[str] = []
         self.askers: list[Asker] = []
         self.deliveries: list[Delivery] = []
+        self.bases_of: dict[str, set[str]] = {}
         self.ledgers = {name: Ledger() for name in LIMITS}
         client.flushall()
         self._set_clock()
@@ -152,7 +155,15 @@ class World:
         if gone:
             self.client.delete(*gone)
             self.client.hdel(ENDS_KEY, *gone)
+            self._note_expired()
             self.snap = self._look()
+
+    def _note_expired(self) -> None:
+        for name, ledger in self.ledgers.items():
+            state, record = self.snap.locks[name], self.keyspace.lock(name).record
+            if state.ends.get("record", self.now + 1) <= self.now and record in self.snap.ends:
+                ledger.expired |= set(state.index.items())
+                ledger.expired_due = state.due
 
     def _look(self) -> Snapshot:
         """Read the keys; one that is gone has no end any more."""
@@ -210,6 +221,7 @@ class World:
             ),
             Parcel(f"body of t{number}".encode(), realm, queue, deadline, hold),
         )
+        self.bases_of.setdefault(asker.owner.attempt, set()).add(asker.base)
         self.askers.append(asker)
         del self.askers[:-40]
         return asker
@@ -325,12 +337,13 @@ class World:
         """FLUSHALL: what clients believe is void, what was parked is gone; fences go on."""
         self.history.append("flushall")
         self.client.flushall()
+        self.now_us += 1000  # no server loses its data and starts again within a microsecond
         self._set_clock()
         for ledger in self.ledgers.values():
             ledger.beliefs.clear()
             ledger.kept.clear()
             ledger.settled.clear()
-            ledger.copied.clear()
+            ledger.granted.clear()
             ledger.limit = 0
         self.snap = self._look()
 

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pytest
 import redis
 from celery import states
-from celery.result import AsyncResult
 
 from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.model import LockView
@@ -23,6 +23,11 @@ from support.workers import CeleryWorker
 
 QUICK = ("--without-mingle", "--without-gossip")
 """Saves a second per start."""
+
+
+def only(*pools: str) -> pytest.MarkDecorator:
+    """Run a test that uses the module's worker with these pools alone."""
+    return pytest.mark.parametrize("pool", pools, indirect=True, scope="module")
 
 
 class Book:
@@ -75,6 +80,7 @@ class Book:
             backend=self.backend,
             args=(*QUICK, *options.pop("args", ())),
             env={
+                "C_FORCE_ROOT": "1",  # pickle
                 "BOOK_FOLDER": str(self.journal.folder),
                 "BOOK_CONF": json.dumps(conf),
                 **(env or {}),
@@ -84,20 +90,20 @@ class Book:
 
     # -- tasks ------------------------------------------------------------------------------------
 
-    def send(self, task: str, key: Any, n: Any = 0, **options: Any) -> AsyncResult:
-        """Send a task; what is no argument of the task is an option of ``apply_async``."""
+    def send(self, task: str, key: Any, n: Any = 0, **options: Any) -> str:
+        """Send a task; what is no argument of it is an option of ``apply_async``. Return its id."""
         kwargs = {k: options.pop(k) for k in ("hold", "end", "extra") if k in options}
-        return self.app.tasks[task].apply_async((key, n), kwargs, **options)
+        return str(self.app.tasks[task].apply_async((key, n), kwargs, **options).id)
 
     def open(self, gate: str) -> None:
         """Let those go on who wait for a gate."""
         (self.journal.folder / f"gate-{gate}").touch()
 
-    def state(self, result: AsyncResult | str) -> str:
+    def state(self, result: str) -> str:
         """Return the state that the backend has now."""
         return str(self._meta(result)["status"])
 
-    def outcome(self, result: AsyncResult | str, timeout: float = 15) -> tuple[str, Any]:
+    def outcome(self, result: str, timeout: float = 15) -> tuple[str, Any]:
         """Wait for a task's end, and return its state and result."""
         meta = eventually(
             lambda: (m := self._meta(result))["status"] in states.READY_STATES and m,
@@ -106,16 +112,16 @@ class Book:
         )
         return meta["status"], meta["result"]
 
-    def value(self, result: AsyncResult | str, timeout: float = 15) -> Any:
+    def value(self, result: str, timeout: float = 15) -> Any:
         """Wait for a task's success, and return its value."""
         state, value = self.outcome(result, timeout)
         assert state == states.SUCCESS, f"{result} ended {state}: {value!r}"
         return value
 
-    def _meta(self, result: AsyncResult | str) -> dict[str, Any]:
+    def _meta(self, result: str) -> dict[str, Any]:
         backend = self.app.backend
         backend._cache.clear()
-        return dict(backend.get_task_meta(str(result)))
+        return dict(backend.get_task_meta(result))
 
     # -- journal ----------------------------------------------------------------------------------
 
@@ -140,10 +146,10 @@ class Book:
         """Return the starts of a key's tasks, in order."""
         return self.events("start", **({} if key is None else {"key": str(key)}), **facts)
 
-    def started(self, result: AsyncResult | str, timeout: float = 15, times: int = 1) -> dict[str, Any]:
+    def started(self, result: str, timeout: float = 15, times: int = 1) -> dict[str, Any]:
         """Wait until a task has started (for the n-th time), and return that event."""
         found = eventually(
-            lambda: len(f := self.starts(id=str(result))) >= times and f,
+            lambda: len(f := self.starts(id=result)) >= times and f,
             timeout,
             lambda: f"start {times} of {result}; {self._meta(result)}",
         )

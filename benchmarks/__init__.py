@@ -1,0 +1,1 @@
+"""How fast, how fair, how many round trips: see README.md in this folder."""

@@ -1,0 +1,111 @@
+"""Counts what reaches a Redis server.
+
+Two ways, since each sees what the other cannot. ``INFO commandstats`` costs nothing, but counts
+what a script calls like what a client calls. ``MONITOR`` tells the two apart and names the client's
+port, so each call is known to come from a worker's main process or from a child; it slows the
+server down, so it runs beside a run that is not timed.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import redis
+
+from celery_singleton_lock.embedded import HOST, RedisServer
+from celery_singleton_lock.store.scripts import load_scripts
+
+_LINE = re.compile(rb'^\+?[\d.]+ \[\d+ (lua|\S+?:(\d+))\] "([^"]*)"(?: "([0-9a-f]{40})")?')
+_OUR_VERBS = {script.sha: f"evalsha {verb}" for verb, script in load_scripts().items()}
+
+
+def command_counts(client: redis.Redis) -> dict[str, int]:
+    """Return the calls of each command so far, those inside scripts included."""
+    stats = client.info("commandstats")
+    return {name.removeprefix("cmdstat_"): entry["calls"] for name, entry in stats.items()}
+
+
+def script_cost(client: redis.Redis) -> tuple[int, int]:
+    """Return the calls of scripts so far, and the microseconds that they took in the server."""
+    entry = client.info("commandstats").get("cmdstat_evalsha", {"calls": 0, "usec": 0})
+    return entry["calls"], entry["usec"]
+
+
+def grown(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+    """Return by how much each count grew, leaving out our own look."""
+    growth = {name: after[name] - before.get(name, 0) for name in after if name != "info"}
+    return {name: count for name, count in sorted(growth.items()) if count}
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What one server was asked meanwhile.
+
+    Args:
+        seconds: for how long it was listened to.
+        by: who -> command -> calls by clients; who is ``main``, ``child`` or ``other``.
+        in_scripts: calls made by scripts.
+    """
+
+    seconds: float
+    by: Mapping[str, Counter[str]]
+    in_scripts: int
+
+    def calls(self, *who: str) -> int:
+        return sum(sum(self.by[one].values()) for one in who)
+
+
+class Monitor:
+    """Listens to all that a server is asked. Use :meth:`heard` after the block.
+
+    Args:
+        server: which.
+    """
+
+    def __init__(self, server: RedisServer) -> None:
+        self._socket = socket.create_connection((HOST, server.port))
+        self._chunks: list[bytes] = []
+        self._seconds = 0.0
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+
+    def __enter__(self) -> Monitor:
+        self._socket.sendall(b"MONITOR\r\n")
+        self._socket.recv(5)  # +OK
+        self._thread.start()
+        self._seconds = -time.monotonic()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._seconds += time.monotonic()
+        time.sleep(0.1)  # what is on its way
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._socket.close()
+
+    def _listen(self) -> None:
+        while chunk := self._socket.recv(1 << 20):
+            self._chunks.append(chunk)
+
+    def heard(self, owners: Mapping[int, str]) -> Heard:
+        """Count the calls; ``owners`` says whose port it is."""
+        by: dict[str, Counter[str]] = {who: Counter() for who in ("main", "child", "other")}
+        in_scripts = 0
+        for line in b"".join(self._chunks).split(b"\r\n"):
+            match = _LINE.match(line)
+            if match is None:
+                continue
+            where, port, command, sha = match.groups()
+            if where == b"lua":
+                in_scripts += 1
+                continue
+            name = command.decode().lower()
+            if name == "evalsha" and sha:
+                name = _OUR_VERBS.get(sha.decode(), name)
+            by[owners.get(int(port), "other")][name] += 1
+        return Heard(self._seconds, by, in_scripts)

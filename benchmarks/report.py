@@ -1,0 +1,84 @@
+"""Numbers into tables and JSON."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+from benchmarks.board import Ran
+
+
+def machine(server: str) -> dict[str, Any]:
+    """Return on what this runs."""
+    return {
+        "date": dt.datetime.now(dt.timezone.utc).date().isoformat(),
+        "cores": os.cpu_count(),
+        "load_before": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "celery": version("celery"),
+        "redis_py": version("redis"),
+        "redis": server,
+    }
+
+
+def describe(facts: dict[str, Any]) -> str:
+    return (
+        f"{facts['date']}, {facts['cores']} cores (load before: {facts['load_before']}), "
+        f"Python {facts['python']}, Celery {facts['celery']}, redis-py {facts['redis_py']}, "
+        f"{facts['redis']}"
+    )
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Return a Markdown table with columns of equal width; the first is text."""
+    cells = [[str(cell) for cell in row] for row in [heads, *rows]]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(heads))]
+    lines = [
+        "| "
+        + " | ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        + " |"
+        for row in cells
+    ]
+    rule = "|" + "|".join(
+        "-" * (width + 2) if i == 0 else "-" * (width + 1) + ":" for i, width in enumerate(widths)
+    )
+    return "\n".join([lines[0], rule + "|", *lines[1:]])
+
+
+def target(what: str, value: float | None, *, most: float | None = None, least: float | None = None) -> dict[str, Any]:
+    """Return a target, what was measured, and whether it is met."""
+    met = value is not None
+    met = met and (most is None or value <= most) and (least is None or value >= least)  # type: ignore[operator]
+    bound = f"<= {most:g}" if most is not None else f">= {least:g}"
+    return {"what": what, "value": value, "target": bound, "met": met}
+
+
+def verdicts(targets: Sequence[dict[str, Any]]) -> str:
+    return "\n".join(
+        f"{'met   ' if each['met'] else 'MISSED'}  {each['what']}: {each['value']} "
+        f"(target {each['target']})"
+        for each in targets
+    )
+
+
+def median(values: Sequence[float], digits: int = 3) -> float:
+    return round(statistics.median(values), digits)
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
+
+
+def gaps(chain: Sequence[Ran]) -> list[float]:
+    """Return the milliseconds between one end and the next start, in the order of starts."""
+    ordered = sorted(chain, key=lambda ran: ran.start)
+    return [1000 * (after.start - before.end) for before, after in zip(ordered, ordered[1:])]  # noqa: B905

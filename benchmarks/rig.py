@@ -1,0 +1,231 @@
+"""The servers and workers of a benchmark: private, on free ports, gone when it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import psutil
+from celery import Celery
+
+from benchmarks.board import Board, Ran
+from benchmarks.peers import ENVIRONMENT, Setup
+from celery_singleton_lock.embedded import RedisServer
+
+ROOT = Path(__file__).parent.parent
+START_TIMEOUT = 60.0
+STOP_TIMEOUT = 15.0
+
+Job = tuple[int, str, float]
+"""Arguments of one task: slot on the board, key, seconds to hold (negative: until the gate)."""
+
+
+class Worker:
+    """A real prefork worker that runs one peer's task, from its own queue.
+
+    Args:
+        setup: the peer, and where things are.
+        processes: size of its pool.
+        folder: for its log.
+    """
+
+    def __init__(self, setup: Setup, processes: int, folder: Path) -> None:
+        self.setup = setup
+        self.peer = setup.peer
+        self.board = Board(setup.board)
+        self._processes = processes
+        self._log = folder / f"{setup.peer}.log"
+        self._publisher = Celery("driver", broker=setup.broker, set_as_current=False)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._family: list[psutil.Process] = []
+
+    def __enter__(self) -> Worker:
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        """The main process."""
+        return self._process.pid if self._process else 0
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.pid).children()
+
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    # -- life -------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        command = [sys.executable, "-m", "celery", "-A", "benchmarks.peers", "worker"]
+        command += ["--pool", "prefork", "--concurrency", str(self._processes)]
+        command += ["--queues", self.peer, "--hostname", f"{self.peer}@bench"]
+        command += ["--loglevel", "WARNING"]
+        # What workers tell one another would be counted as commands of the tasks.
+        command += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+        environment = {
+            **os.environ,
+            ENVIRONMENT: json.dumps(dataclasses.asdict(self.setup)),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)]),
+        }
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command,
+                env=environment,
+                cwd=self._log.parent,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._warm_up()
+        self._family = [psutil.Process(self.pid), *self.children()]
+
+    def _warm_up(self) -> None:
+        """Have every child run tasks, so that none connects or imports in a measured run."""
+        self.board.clear()
+        count = 20 * self._processes
+        jobs = [(slot, f"warm{slot}", 0.005) for slot in range(count)]
+        self.publish(jobs)
+        self.wait(count, START_TIMEOUT)
+        for slot in range(2):  # one behind the other: what only a blocked task imports
+            self.publish([(count + slot, "warm", 0.01)])
+        self.wait(count + 2, START_TIMEOUT)
+
+    def stop(self) -> None:
+        """Warm shutdown, then kill what is left."""
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(STOP_TIMEOUT)
+        for process in self._family or [psutil.Process(self._process.pid)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._process.wait(STOP_TIMEOUT)
+        self._process = None
+        self._publisher.close()
+
+    # -- work -------------------------------------------------------------------------------------
+
+    def publish(self, jobs: Iterable[Job]) -> None:
+        """Send tasks, in this order."""
+        with self._publisher.producer_pool.acquire(block=True) as producer:
+            for job in jobs:
+                self._publisher.send_task(
+                    self.setup.task(), job, queue=self.peer, producer=producer
+                )
+
+    @contextlib.contextmanager
+    def held_back(self) -> Iterator[None]:
+        """Stop the main process meanwhile, so that all is there when it begins."""
+        os.kill(self.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self.pid, signal.SIGCONT)
+
+    def run(self, jobs: Sequence[Job], timeout: float = 120.0) -> list[Ran]:
+        """Send tasks all at once, and return what became of them when all have ended."""
+        self.board.clear()
+        with self.held_back():
+            self.publish(jobs)
+        return self.wait(len(jobs), timeout)
+
+    def wait(self, count: int, timeout: float) -> list[Ran]:
+        try:
+            return self.board.await_all(count, timeout)
+        except TimeoutError as error:
+            msg = f"{self.peer}: {error}. Its log ends with:\n{self.log()[-3000:]}"
+            raise RuntimeError(msg) from None
+
+    # -- its processes ----------------------------------------------------------------------------
+
+    def processor_time(self) -> tuple[float, float]:
+        """Return the seconds of CPU that the main process and all children have used so far."""
+        main, *children = [sum(process.cpu_times()[:2]) for process in self._family]
+        return main, sum(children)
+
+    def memory(self) -> int:
+        """Return the bytes that the main process has in memory."""
+        return int(self._family[0].memory_info().rss)
+
+    def ports(self) -> dict[int, str]:
+        """Return who owns which local port: ``main`` or ``child``."""
+        owners: dict[int, str] = {}
+        for process in self._family:
+            role = "main" if process.pid == self.pid else "child"
+            for connection in _connections(process):
+                owners[connection.laddr.port] = role
+        return owners
+
+
+def _connections(process: psutil.Process) -> list[psutil._common.pconn]:
+    ask = getattr(process, "net_connections", None) or process.connections  # before psutil 6
+    return [found for found in ask(kind="inet") if found.laddr]
+
+
+class Rig:
+    """Two Redis servers, a board, and a worker for each peer.
+
+    Args:
+        peers: who takes part.
+        processes: size of each pool.
+        slots: most tasks of one run.
+        store_results: whether workers store the tasks' results, as is Celery's default.
+    """
+
+    def __init__(
+        self, peers: Sequence[str], processes: int, slots: int, *, store_results: bool = True
+    ) -> None:
+        self.broker = RedisServer()
+        self.locks = RedisServer()
+        self.workers: dict[str, Worker] = {}
+        self._peers = peers
+        self._processes = processes
+        self._slots = slots
+        self._store_results = store_results
+        self._exit = contextlib.ExitStack()
+
+    def __enter__(self) -> Rig:
+        with self._exit:
+            folder = Path(tempfile.mkdtemp(prefix="csl-benchmark-"))
+            self._exit.callback(shutil.rmtree, folder, ignore_errors=True)
+            self._exit.enter_context(self.broker)
+            self._exit.enter_context(self.locks)
+            board = folder / "board"
+            Board.create(board, max(self._slots, 1000))
+            for peer in self._peers:
+                setup = Setup(
+                    peer, self.broker.url, self.locks.url, str(board), self._store_results
+                )
+                worker = Worker(setup, self._processes, folder)
+                self.workers[peer] = self._exit.enter_context(worker)
+            self._exit = self._exit.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._exit.close()
+
+    def settle(self) -> None:
+        """Let what the last run left behind come to rest."""
+        time.sleep(0.3)

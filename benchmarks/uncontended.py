@@ -1,0 +1,197 @@
+"""``python -m benchmarks.uncontended``: what a lock costs that nobody else wants.
+
+No-op tasks, each with a key of its own. Every peer has its own worker, all of the same settings;
+their runs take turns, and each is compared with the plain run of its own round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from typing import Any
+
+from benchmarks import report
+from benchmarks.meter import Heard, Monitor, command_counts, grown
+from benchmarks.peers import TITLES, missing
+from benchmarks.rig import Job, Rig, Worker
+
+PEERS = ("plain", "locked", "redis_py", "redis_lock")
+COUNTED = 200
+"""Tasks of the run that MONITOR listens to."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.uncontended", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--tasks", type=int, default=3000, help="of each peer in each round")
+    parser.add_argument("--processes", type=int, default=2, help="of each worker")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--no-results", action="store_true", help="task_ignore_result = True")
+    parser.add_argument("--peers", nargs="+", default=PEERS, choices=PEERS, metavar="PEER")
+    asked = parser.parse_args(arguments)
+    skipped = {peer: why for peer in asked.peers if (why := missing(peer))}
+    peers = [peer for peer in asked.peers if peer not in skipped]
+    rig = Rig(peers, asked.processes, asked.tasks, store_results=not asked.no_results)
+    with rig:
+        found = {
+            "benchmark": "uncontended",
+            "machine": report.machine(rig.locks.describe()),
+            "settings": {key: value for key, value in vars(asked).items() if key != "json"},
+            **measure(rig, asked.tasks, asked.rounds, quiet=asked.json),
+            "skipped": skipped,
+        }
+    found["targets"] = targets(found["peers"])
+    print(json.dumps(found, indent=2) if asked.json else shown(found))
+    return 0
+
+
+def measure(rig: Rig, tasks: int, rounds: int, *, quiet: bool) -> dict[str, Any]:
+    laps: list[dict[str, dict[str, float]]] = []
+    for number in range(rounds):
+        order = list(rig.workers) if number % 2 == 0 else list(reversed(rig.workers))
+        lap = {peer: timed(rig, rig.workers[peer], jobs(tasks, number)) for peer in order}
+        laps.append(lap)
+        if not quiet:
+            rates = "  ".join(f"{peer} {lap[peer]['per_second']:.0f}" for peer in rig.workers)
+            print(f"round {number + 1}: tasks per second: {rates}", file=sys.stderr)
+    counted = {peer: count(rig, worker) for peer, worker in rig.workers.items()}
+    return {"peers": {peer: summed(peer, laps, counted[peer], tasks) for peer in rig.workers}}
+
+
+def jobs(tasks: int, number: int) -> list[Job]:
+    return [(slot, f"{number}-{slot}", 0.0) for slot in range(tasks)]
+
+
+def timed(rig: Rig, worker: Worker, batch: list[Job]) -> dict[str, Any]:
+    """Run a batch; return its speed, and what it took."""
+    rig.settle()
+    with rig.locks.client() as locks:
+        before, spent = command_counts(locks), worker.processor_time()
+        ran = worker.run(batch)
+        elapsed = max(each.end for each in ran) - min(each.start for each in ran)
+        rig.settle()
+        used = worker.processor_time()
+        after = command_counts(locks)
+    if any(each.runs != 1 for each in ran):
+        msg = f"{worker.peer}: a task ran {max(each.runs for each in ran)} times"
+        raise RuntimeError(msg)
+    return {
+        "per_second": len(ran) / elapsed,
+        "main_us": 1e6 * (used[0] - spent[0]) / len(ran),
+        "children_us": 1e6 * (used[1] - spent[1]) / len(ran),
+        "commandstats": grown(before, after),
+    }
+
+
+def count(rig: Rig, worker: Worker) -> dict[str, Heard]:
+    """Listen to both servers during a short run, and for as long while nothing runs."""
+    heard: dict[str, Heard] = {}
+    rig.settle()
+    worker.board.clear()
+    with worker.held_back():
+        worker.publish(jobs(COUNTED, -1))
+        monitors = {"broker": Monitor(rig.broker), "locks": Monitor(rig.locks)}
+        for monitor in monitors.values():
+            monitor.__enter__()
+    worker.wait(COUNTED, 60)
+    time.sleep(2)  # long enough to see what goes on anyway
+    for monitor in monitors.values():
+        monitor.__exit__()
+    with Monitor(rig.locks) as idle, Monitor(rig.broker) as idle_broker:
+        time.sleep(3)
+    owners = worker.ports()
+    for name, monitor in {**monitors, "idle": idle, "idle_broker": idle_broker}.items():
+        heard[name] = monitor.heard(owners)
+    return heard
+
+
+def summed(
+    peer: str, laps: list[dict[str, dict[str, Any]]], heard: dict[str, Heard], tasks: int
+) -> dict[str, Any]:
+    """Return one peer's row."""
+    locks, broker = heard["locks"], heard["broker"]
+    ratios = [lap[peer]["per_second"] / lap["plain"]["per_second"] for lap in laps if "plain" in lap]
+    mean_calls = [sum(lap[peer]["commandstats"].values()) / tasks for lap in laps]
+    return {
+        "title": TITLES[peer],
+        "tasks_per_second": report.median([lap[peer]["per_second"] for lap in laps], 1),
+        "of_plain": report.median(ratios) if ratios else None,
+        "of_plain_each_round": [round(ratio, 3) for ratio in ratios],
+        "main_cpu_us_per_task": report.median([lap[peer]["main_us"] for lap in laps], 0),
+        "children_cpu_us_per_task": report.median([lap[peer]["children_us"] for lap in laps], 0),
+        "lock_calls_per_task": round(per_task(locks, heard["idle"]), 3),
+        "lock_calls_per_task_in_main": round(per_task(locks, heard["idle"], "main"), 3),
+        "lock_calls_in_main_by_verb": dict(locks.by["main"]),
+        "lock_calls_in_children_by_verb": dict(locks.by["child"]),
+        "lock_calls_per_second_idle": round(
+            heard["idle"].calls("main", "child") / heard["idle"].seconds, 2
+        ),
+        "broker_calls_per_task": round(per_task(broker, heard["idle_broker"]), 3),
+        "commands_in_scripts_per_task": round(locks.in_scripts / COUNTED, 1),
+        "lock_commandstats_per_task": round(statistics.median(mean_calls), 2),
+        "lock_commandstats_last_round": laps[-1][peer]["commandstats"],
+    }
+
+
+def per_task(busy: Heard, idle: Heard, *who: str) -> float:
+    """Return the calls per task, less what the worker's threads ask once a second anyway."""
+    who = who or ("main", "child")
+    background = idle.calls(*who) / idle.seconds * busy.seconds
+    return max(0.0, busy.calls(*who) - background) / COUNTED
+
+
+def targets(peers: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    ours, plain = peers.get("locked"), peers.get("plain")
+    if not ours or not plain:
+        return []
+    in_children = sum(ours["lock_calls_in_children_by_verb"].values()) / COUNTED
+    extra = ours["broker_calls_per_task"] - plain["broker_calls_per_task"]
+    about_tasks = ("acquire", "release", "claim", "park")
+    in_main = sum(
+        count
+        for verb, count in ours["lock_calls_in_main_by_verb"].items()
+        if verb.split()[-1] in about_tasks
+    )
+    return [
+        report.target("throughput, of plain", ours["of_plain"], least=0.85),
+        report.target("extra round trips per task, in children, at most", in_children, most=2),
+        report.target("extra round trips per task, in children, at least", in_children, least=2),
+        report.target("extra calls at the broker per task", round(max(0.0, extra), 2), most=0.05),
+        report.target("calls about a task by the main process", in_main, most=0),
+    ]
+
+
+def shown(found: dict[str, Any]) -> str:
+    rows = [
+        [
+            row["title"],
+            f"{row['tasks_per_second']:.0f}",
+            "-" if row["of_plain"] is None else f"{row['of_plain']:.2f}",
+            f"{row['lock_calls_per_task']:.2f}",
+            f"{row['lock_calls_per_task_in_main']:.2f}",
+            f"{row['broker_calls_per_task']:.1f}",
+            f"{row['commands_in_scripts_per_task']:.0f}",
+            f"{row['main_cpu_us_per_task']:.0f} + {row['children_cpu_us_per_task']:.0f}",
+        ]
+        for row in found["peers"].values()
+    ]
+    heads = ["no-op tasks", "tasks/s", "of plain", "lock calls/task", "in main", "broker calls/task"]
+    heads += ["inside scripts", "CPU us/task, main + children"]
+    skipped = [f"skipped: {TITLES[peer]}: {why}" for peer, why in found["skipped"].items()]
+    return "\n".join(
+        [
+            report.describe(found["machine"]),
+            "",
+            report.table(heads, rows),
+            "",
+            *skipped,
+            report.verdicts(found["targets"]),
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,880 @@
+"""What Lock promises, on a real server. The numbers are those of the traps that others fell into."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import redis
+
+from celery_singleton_lock import lock as lock_module
+from celery_singleton_lock import watchdog as watchdog_module
+from celery_singleton_lock.errors import (
+    BackendRefused,
+    BackendUnreachable,
+    LockLost,
+    LockNotOwned,
+    LockReentered,
+    LockWaitTimeout,
+)
+from celery_singleton_lock.lock import Lock
+from celery_singleton_lock.model import Claim, Owner, new_token
+from celery_singleton_lock.store.redis import RedisStore
+from support.waiting import eventually, never
+
+pytestmark = pytest.mark.contract
+
+VERBS = {"acquire", "claim", "release", "extend", "wait", "inspect"}
+LONG_AGO = 30  # a lease that does not end during a test
+
+
+class Troubled:
+    """A real store on a bad line: loses replies, cuts calls, and lets a test act in between."""
+
+    def __init__(self, store):
+        self._store = store
+        self.lost = []  # verbs of which the next reply is lost after the server has done it
+        self.cut = []  # verbs of which the next call does not get there
+        self.before = {}  # verb -> what happens once, just before it
+        self.calls = []
+
+    def __getattr__(self, verb):
+        real = getattr(self._store, verb)
+        return (lambda *args, **kw: self._call(verb, real, args, kw)) if verb in VERBS else real
+
+    def _call(self, verb, real, args, kw):
+        self.calls.append(verb)
+        self.before.pop(verb, lambda: None)()
+        if verb in self.cut:
+            self.cut.remove(verb)
+            raise BackendUnreachable("cut")
+        answer = real(*args, **kw)
+        if verb in self.lost:
+            self.lost.remove(verb)
+            raise BackendUnreachable("reply lost")
+        return answer
+
+
+@pytest.fixture
+def store(redis_client):
+    """The store; grants must be claimed within half a second, so that tests need not wait long."""
+    store = RedisStore(redis_client, claim_lease=0.5)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def troubled(store):
+    return Troubled(store)
+
+
+@pytest.fixture
+def make_lock(store):
+    """Make locks; at the end no thread of theirs stays."""
+    made = []
+
+    def make(name="lock", backend=store, **options):
+        made.append(Lock(backend, name, **options))
+        return made[-1]
+
+    yield make
+    for lock in made:
+        lock._watchdog.stop()
+
+
+@pytest.fixture
+def pool():
+    with ThreadPoolExecutor(16) as pool:
+        yield pool
+
+
+@pytest.fixture
+def brisk(monkeypatch):
+    """Waiters look every 0.2 s, where a test is about a wake-up that does not come."""
+    monkeypatch.setattr(lock_module, "HEARTBEAT", 0.2)
+
+
+def holders(store, name="lock"):
+    return [holder.token for holder in store.inspect(name).holders]
+
+
+def await_waiting(store, number, name="lock"):
+    eventually(lambda: store.inspect(name).waiting == number)
+
+
+def acquire_in(pool, lock, **options):
+    """Acquire in a thread of its own; return the future of (acquired, lock)."""
+    return pool.submit(lambda: lock.acquire(**options))
+
+
+def take_elsewhere(store, name="lock", lease=30.0):
+    """Somebody else, without a Lock: takes it at once; returns the token."""
+    owner = Owner(new_token())
+    assert store.acquire(owner, Claim(name, lease=lease)).verdict == "granted"
+    return owner.token
+
+
+def queue_elsewhere(store, name="lock"):
+    """Somebody else queues, and is not heard of again."""
+    owner = Owner(new_token())
+    assert store.acquire(owner, Claim(name), wait=30).verdict == "waiting"
+    return owner.token
+
+
+def give_back(store, token, name="lock"):
+    from celery_singleton_lock.model import Ending  # noqa: PLC0415  # a helper's only use
+
+    return store.release(name, token, Ending.FINAL).verdict
+
+
+# --- the interface --------------------------------------------------------------------------------
+
+
+def test_a_lock_is_taken_and_given_back(make_lock, store):
+    lock = make_lock()
+    assert lock.acquire()
+    assert (lock.held, lock.lost, lock.locked(), lock.owned()) == (True, False, True, True)
+    assert 29 < lock.expires_in <= 30
+    assert lock.fencing_token > 0
+    assert repr(lock) == "<Lock 'lock', held>"
+    lock.release()
+    assert (lock.held, lock.lost, lock.locked(), lock.owned()) == (False, False, False, False)
+    assert (lock.expires_in, lock.fencing_token) == (0.0, 0)
+    assert holders(store) == []
+
+
+def test_a_busy_lock_is_refused_at_once_without_blocking(make_lock):
+    with make_lock():
+        assert not make_lock().acquire(blocking=False)
+        assert not make_lock(blocking=False).acquire()
+
+
+def test_a_busy_lock_is_waited_for_no_longer_than_allowed(make_lock, store):
+    with make_lock():
+        began = time.monotonic()
+        assert not make_lock().acquire(blocking_timeout=0.3)
+        assert not make_lock(blocking_timeout=0.3).acquire()
+        assert 0.6 <= time.monotonic() - began < 1.5
+    assert store.inspect("lock").waiting == 0
+
+
+def test_a_with_statement_raises_when_the_lock_is_not_to_be_had(make_lock):
+    with make_lock():
+        with (
+            pytest.raises(LockWaitTimeout, match="'lock' is busy") as caught,
+            make_lock(blocking_timeout=0.05),
+        ):
+            pytest.fail("both are in")
+        assert caught.value.name == "lock"
+
+
+def test_an_error_of_the_body_is_not_replaced_by_one_of_the_release(make_lock, store, caplog):
+    """But without an error in the body, a lock that was lost is told."""
+    with pytest.raises(ZeroDivisionError), make_lock():
+        store.reset("lock")
+        raise ZeroDivisionError
+    assert "was not released after an error" in caplog.text
+    lock = make_lock()
+    lock.acquire()
+    store.reset("lock")
+    with pytest.raises(LockNotOwned):
+        lock.__exit__(None, None, None)
+
+
+def test_threads_that_share_one_object_exclude_each_other(make_lock, pool):
+    """Read, pause, write: a thousand times without a lost update."""
+    lock, counter = make_lock(), [0]
+
+    def add():
+        for _ in range(25):
+            with lock:
+                seen = counter[0]
+                threading.Event().wait(0.0005)
+                counter[0] = seen + 1
+
+    for done in [pool.submit(add) for _ in range(8)]:
+        done.result()
+    assert counter == [200]
+
+
+def test_waiters_are_served_in_the_order_of_their_arrival(make_lock, pool, store):
+    served, first = [], make_lock()
+    first.acquire()
+
+    def enter(number):
+        with make_lock():
+            served.append(number)
+
+    entering = []
+    for number in range(8):
+        entering.append(pool.submit(enter, number))
+        await_waiting(store, number + 1)
+    first.release()
+    for done in entering:
+        done.result()
+    assert served == list(range(8))
+
+
+def test_a_newcomer_does_not_pass_a_waiter(make_lock, store):
+    first = make_lock()
+    first.acquire()
+    waiter = queue_elsewhere(store)
+    first.release()
+    assert not make_lock().acquire(blocking=False)
+    assert holders(store) == [waiter]
+
+
+def test_the_fencing_token_grows_with_every_grant(make_lock, redis_client, store):
+    """Also over an expiry, and when the server has lost its data."""
+    fences = []
+    for _ in range(3):
+        with make_lock() as lock:
+            fences.append(lock.fencing_token)
+    redis_client.flushall()
+    with make_lock() as lock:
+        fences.append(lock.fencing_token)
+    assert fences == sorted(set(fences))
+
+
+def test_a_semaphore_admits_its_limit(make_lock, store):
+    first, second, third = (make_lock(limit=2) for _ in range(3))
+    assert first.acquire()
+    assert not first.locked()
+    assert second.acquire()
+    assert first.locked()
+    assert not third.acquire(blocking=False)
+    first.release()
+    assert third.acquire(blocking=False)
+
+
+def test_the_holder_who_asks_again_hears_so(make_lock):
+    """Instead of waiting for itself."""
+    lock = make_lock()
+    with lock:
+        with pytest.raises(LockReentered) as caught:
+            lock.acquire()
+        assert caught.value.name == "lock"
+        assert lock.held
+    assert lock.acquire(blocking=False)
+
+
+def test_a_thread_does_not_release_what_another_holds(make_lock, pool):
+    lock = make_lock()
+    lock.acquire()
+    with pytest.raises(LockNotOwned):
+        pool.submit(lock.release).result()
+    assert lock.owned()
+
+
+def test_one_thread_may_release_for_another_if_the_lock_says_so(make_lock, pool):
+    lock = make_lock(thread_local=False)
+    pool.submit(lock.acquire).result()
+    assert lock.owned()
+    lock.release()
+    assert not lock.locked()
+
+
+def test_prefixes_are_worlds_of_their_own(redis_client, make_lock):
+    one, other = (make_lock(backend=redis_client, prefix=prefix) for prefix in ("a", "b"))
+    with one, other:
+        assert {key.split(b":")[0] for key in redis_client.keys()} == {b"a", b"b"}
+
+
+def test_a_client_that_decodes_replies_will_do(redis_server, redis_url, make_lock, pool):
+    with redis_server.client(decode_responses=True) as client:
+        lock = make_lock(backend=client)
+        lock.acquire()
+        waiting = acquire_in(pool, make_lock(backend=client))
+        await_waiting(lock._store, 1)
+        lock.release()
+        assert waiting.result(10)
+        lock._store.close()
+
+
+def test_nothing_stays_in_redis_for_ever(make_lock, redis_client, store):
+    """Every key has an expiry, also while held, and after a waiter came and went."""
+    with make_lock():
+        make_lock().acquire(blocking_timeout=0.05)
+        assert [key for key in redis_client.keys() if redis_client.ttl(key) < 0] in (
+            [],
+            [store.keyspace.lock("lock").due.encode()],
+        )
+    assert [key for key in redis_client.keys() if redis_client.ttl(key) < 0] == []
+
+
+# --- leases ---------------------------------------------------------------------------------------
+
+
+def test_a_held_lock_is_renewed_for_as_long_as_it_is_held(make_lock, store):
+    with make_lock(lease=0.6) as lock:
+        never(lambda: lock.lost or holders(store) == [], during=2)
+        assert lock.owned()
+
+
+def test_without_renewal_the_lease_ends(make_lock, store):
+    lock = make_lock(lease=0.3, renew=False)
+    lock.acquire()
+    eventually(lambda: lock.lost)
+    eventually(lambda: holders(store) == [])
+    assert not lock.held
+    assert not lock.owned()
+
+
+def test_a_lock_object_that_is_dropped_is_not_renewed(make_lock, store):
+    """Nobody is left who could release it: the lease ends as it would with a dead process."""
+    lock = Lock(store, "lock", lease=0.6)
+    lock.acquire()
+    dog = lock._watchdog
+    del lock
+    gc.collect()
+    eventually(lambda: holders(store) == [], timeout=3)
+    dog.stop()
+
+
+def test_a_thread_that_ends_without_release_is_not_renewed(make_lock, store):
+    lock = make_lock(lease=0.6)
+    taker = threading.Thread(target=lock.acquire)
+    taker.start()
+    taker.join()
+    eventually(lambda: holders(store) == [], timeout=3)
+
+
+def test_extend_adds_to_what_is_left(make_lock, store):
+    lock = make_lock(lease=10, renew=False)
+    lock.acquire()
+    assert lock.extend(5)
+    assert 14.5 < lock.expires_in <= 15
+    assert lock.expires_in <= store.inspect("lock").holders[0].expires_in + 0.01
+    assert lock.extend(20, replace_ttl=True)
+    assert 19.5 < lock.expires_in <= 20
+    assert lock.reacquire()
+    assert 19 < lock.expires_in <= 20  # never shortened
+
+
+def test_what_the_client_believes_the_server_keeps_for_at_least_as_long(make_lock, troubled, store):
+    """Validity counts from before the request was sent, however slow the reply."""
+    lock = make_lock(backend=troubled, lease=10, renew=False)
+    pause = threading.Event()
+    for verb, call in [("acquire", lock.acquire), ("extend", lock.reacquire)]:
+        troubled.before[verb] = lambda: pause.wait(0.2)
+        call()
+        left = lock.expires_in
+        assert left <= 9.8 + 0.01
+        assert left <= store.inspect("lock").holders[0].expires_in
+
+
+def test_ensure_held_asks_the_store(make_lock, store):
+    lock = make_lock()
+    with pytest.raises(LockNotOwned):
+        lock.ensure_held()
+    lock.acquire()
+    lock.ensure_held()
+    store.reset("lock")
+    assert lock.held  # as far as it knows
+    with pytest.raises(LockLost) as caught:
+        lock.ensure_held()
+    assert caught.value.name == "lock"
+    assert lock.lost
+
+
+def test_T10_a_holder_hears_of_its_loss_within_one_renewal(make_lock, store):
+    """The flag is set, and the callback called once, from another thread."""
+    heard = []
+    lock = make_lock(lease=0.9, on_lost=lambda name, token: heard.append((name, token)))
+    lock.acquire()
+    (token,) = holders(store)
+    store.reset("lock")
+    eventually(lambda: lock.lost, timeout=1)
+    eventually(lambda: heard == [("lock", token)])
+    assert not lock.held
+    with pytest.raises(LockNotOwned):
+        lock.release()
+    assert not lock.lost
+    assert lock.acquire(blocking=False)
+
+
+def test_T8_a_dropped_connection_costs_no_lease(make_lock, redis_client, store):
+    """All connections are cut again and again for three leases."""
+    with make_lock(lease=0.9) as lock:
+        ended = time.monotonic() + 2.7
+        while time.monotonic() < ended:
+            redis_client.client_kill_filter(_type="normal", skipme=True)
+            assert not lock.lost
+            threading.Event().wait(0.1)
+        assert lock.owned()
+
+
+test_T8_a_dropped_connection_costs_no_lease = pytest.mark.needs_real_redis("CLIENT KILL")(
+    test_T8_a_dropped_connection_costs_no_lease
+)
+
+
+def test_T9_no_lease_is_extended_after_its_release(make_lock, troubled, pool):
+    """Many short locks beside a busy watchdog: a renewal never speaks of a released token."""
+    released, late = set(), []
+    extend = troubled._store.extend
+
+    def checked(leases):
+        tokens = {token for _, token, _ in leases}
+        late.extend(tokens & released)
+        answers = extend(leases)
+        late.extend(tokens & released)
+        return answers
+
+    troubled.extend = checked
+
+    def work(name):
+        lock = make_lock(name, backend=troubled, lease=0.1)
+        for turn in range(150):
+            lock.acquire()
+            token = lock._hold.lease.token
+            threading.Event().wait(0.04 if turn % 10 == 0 else 0)
+            lock.release()
+            released.add(token)
+
+    for done in [pool.submit(work, f"lock-{number}") for number in range(4)]:
+        done.result()
+    assert late == []
+    assert len(released) == 600
+
+
+# --- lost replies ---------------------------------------------------------------------------------
+
+
+def test_L1_a_release_of_which_the_reply_was_lost_wakes_one_waiter(
+    make_lock, troubled, store, pool
+):
+    """The second release finds it done, says so, and hands over nothing more."""
+    lock = make_lock(backend=troubled)
+    lock.acquire()
+    first = queue_elsewhere(store)
+    queue_elsewhere(store)
+    troubled.lost = ["release"]
+    lock.release()
+    assert troubled.calls.count("release") == 2
+    assert holders(store) == [first]
+    assert store.inspect("lock").waiting == 1
+
+
+@pytest.mark.parametrize("trouble", ["lost", "cut"])
+@pytest.mark.parametrize("verb", ["acquire", "release", "extend", "inspect"])
+def test_L1_one_bad_moment_changes_no_outcome(make_lock, troubled, store, verb, trouble):
+    lock = make_lock(backend=troubled)
+    getattr(troubled, trouble).append(verb)
+    assert lock.acquire()
+    assert lock.extend(1)
+    assert lock.owned()
+    lock.release()
+    assert getattr(troubled, trouble) == []
+    assert holders(store) == []
+
+
+@pytest.mark.parametrize("trouble", ["lost", "cut"])
+@pytest.mark.parametrize("verb", ["claim", "acquire", "wait"])
+def test_L1_one_bad_moment_in_the_queue_changes_no_outcome(
+    make_lock, troubled, store, pool, verb, trouble, brisk
+):
+    """Also a wake-up whose reply was lost: the grant is in the holder record."""
+    token = take_elsewhere(store)
+    lock = make_lock(backend=troubled, thread_local=False)
+    waiting = acquire_in(pool, lock)
+    await_waiting(store, 1)
+    getattr(troubled, trouble).append(verb)
+    if verb != "claim":
+        eventually(lambda: getattr(troubled, trouble) == [])
+    give_back(store, token)
+    assert waiting.result(10)
+    assert lock.owned()
+    assert len(holders(store)) == 1
+
+
+@pytest.mark.parametrize("trouble", ["lost", "cut"])
+def test_L1_one_bad_moment_in_a_cancel_leaves_no_place_in_the_queue(
+    make_lock, troubled, store, trouble
+):
+    take_elsewhere(store)
+    getattr(troubled, trouble).append("release")
+    assert not make_lock(backend=troubled).acquire(blocking_timeout=0.1)
+    assert getattr(troubled, trouble) == []
+    assert store.inspect("lock").waiting == 0
+
+
+def test_L13_an_acquire_of_which_the_reply_was_lost_is_ours(make_lock, troubled, store):
+    """It is asked again with the same token, and is one grant."""
+    lock = make_lock(backend=troubled)
+    troubled.lost = ["acquire"]
+    assert lock.acquire(blocking=False)
+    assert holders(store) == [lock._hold.lease.token]
+    assert store.inspect("lock").counters["grants"] == 1
+
+
+def test_L13_who_gives_up_leaves_nothing_behind(make_lock, troubled, store):
+    """No answer twice: an error, not "not acquired", and the lock is free for others."""
+    lock = make_lock(backend=troubled)
+    troubled.lost = ["acquire", "acquire"]
+    with pytest.raises(BackendUnreachable):
+        lock.acquire()
+    assert not lock.held
+    assert holders(store) == []
+    assert lock.acquire(blocking=False)
+
+
+def test_L13_who_gives_up_in_the_queue_leaves_it(make_lock, troubled, store, pool):
+    take_elsewhere(store)
+    troubled.lost = ["acquire", "acquire"]
+    with pytest.raises(BackendUnreachable):
+        make_lock(backend=troubled).acquire()
+    assert store.inspect("lock").waiting == 0
+
+
+def test_L13_an_attempt_may_be_taken_up_again_with_its_token(make_lock, troubled, store):
+    """When even the clean-up did not get there, the token finds what it left."""
+    lock, token = make_lock(backend=troubled), new_token()
+    troubled.lost, troubled.cut = ["acquire", "acquire"], ["release"]
+    with pytest.raises(BackendUnreachable):
+        lock.acquire(token=token)
+    assert holders(store) == [token]
+    assert lock.acquire(blocking=False, token=token)
+    lock.release()
+    assert holders(store) == []
+
+
+@pytest.mark.parametrize("trouble", ["lost", "cut"])
+def test_L19_a_release_that_failed_can_be_tried_again(make_lock, troubled, store, trouble):
+    """The token is kept until the store has answered; done twice is done."""
+    lock = make_lock(backend=troubled)
+    lock.acquire()
+    getattr(troubled, trouble).extend(["release", "release"])
+    with pytest.raises(BackendUnreachable):
+        lock.release()
+    lock.release()
+    assert holders(store) == []
+    with pytest.raises(LockNotOwned):
+        lock.release()
+
+
+def test_L19_a_lock_of_which_the_release_failed_is_not_renewed(make_lock, troubled, store):
+    """Its lease ends by itself, if nobody tries again."""
+    lock = make_lock(backend=troubled, lease=0.6)
+    lock.acquire()
+    troubled.cut = ["release", "release"]
+    with pytest.raises(BackendUnreachable):
+        lock.release()
+    eventually(lambda: holders(store) == [], timeout=2)
+
+
+# --- hand-over ------------------------------------------------------------------------------------
+
+
+def test_L2_a_late_release_hands_over_nothing(make_lock, store):
+    """The lease ended and another is in: comparison and hand-over are one script."""
+    lock = make_lock(lease=0.2, renew=False)
+    lock.acquire()
+    eventually(lambda: holders(store) == [])
+    successor = take_elsewhere(store)
+    queue_elsewhere(store)
+    with pytest.raises(LockNotOwned):
+        lock.release()
+    assert holders(store) == [successor]
+    assert store.inspect("lock").waiting == 1
+
+
+def test_L3_L9_a_waiter_that_dies_with_its_grant_delays_the_next_by_the_claim_lease(
+    make_lock, store, pool, brisk
+):
+    """The grant lives in the holder record and lapses; the element in the list only wakes."""
+    token = take_elsewhere(store)
+    queue_elsewhere(store)
+    await_waiting(store, 1)
+    waiting = acquire_in(pool, make_lock())
+    await_waiting(store, 2)
+    began = time.monotonic()
+    give_back(store, token)
+    assert waiting.result(10)
+    assert 0.4 < time.monotonic() - began < 1.5
+
+
+def test_L4_a_slow_waiter_does_not_overwrite_the_new_owner(make_lock, troubled, store, pool, brisk):
+    """Woken, it sleeps past its grant; another is in when it claims. It queues again."""
+    token = take_elsewhere(store)
+    lock = make_lock(backend=troubled)
+    woken, go_on = threading.Event(), threading.Event()
+    troubled.before["claim"] = lambda: (woken.set(), go_on.wait(10))
+    waiting = acquire_in(pool, lock)
+    await_waiting(store, 1)
+    give_back(store, token)
+    assert woken.wait(10)
+    eventually(lambda: holders(store) == [])
+    successor = take_elsewhere(store)
+    go_on.set()
+    await_waiting(store, 1)
+    assert holders(store) == [successor]
+    assert not waiting.done()
+    give_back(store, successor)
+    assert waiting.result(10)
+
+
+@pytest.mark.parametrize("lease", [0.3, 0.9])
+def test_L5_L6_a_lapsed_lease_leaves_neither_two_holders_nor_a_dead_lock(
+    make_lock, store, pool, lease
+):
+    """Holder and queue expire as data of one script, not as two keys."""
+    take_elsewhere(store, lease=lease)
+    waiting = [acquire_in(pool, make_lock(lease=lease, renew=False)) for _ in range(3)]
+    seen = []
+    eventually(lambda: seen.append(len(holders(store))) or all(w.done() for w in waiting))
+    assert [w.result() for w in waiting] == [True] * 3
+    assert max(seen) == 1
+    eventually(lambda: make_lock().acquire(blocking=False))
+
+
+def test_L7_a_grant_that_comes_just_before_the_cancel_is_kept(make_lock, troubled, store):
+    """The waiter's time is up, and the releaser is quicker: not "busy" on a free lock."""
+    token = take_elsewhere(store)
+    lock = make_lock(backend=troubled)
+    troubled.before["release"] = lambda: give_back(store, token)
+    assert lock.acquire(blocking_timeout=0.1)
+    assert lock.owned()
+    assert lock.expires_in > 25  # claimed: a full lease, not that of the grant
+
+
+def test_L8_L11_a_waiter_looks_when_the_crashed_holders_lease_ends(make_lock, store):
+    """It does not sleep its own time-out, which is far away."""
+    take_elsewhere(store, lease=0.5)
+    began = time.monotonic()
+    assert make_lock().acquire(blocking_timeout=30)
+    assert 0.4 < time.monotonic() - began < 1
+
+
+def test_L10_a_release_between_busy_and_wait_is_not_slept_through(make_lock, troubled, store):
+    token = take_elsewhere(store)
+    troubled.before["wait"] = lambda: give_back(store, token)
+    began = time.monotonic()
+    assert make_lock(backend=troubled).acquire()
+    assert time.monotonic() - began < 1
+
+
+def test_L10_a_wake_up_that_has_expired_is_not_missed(
+    make_lock, troubled, store, redis_client, brisk
+):
+    """The waiter's sign of life finds the grant without it."""
+    token = take_elsewhere(store)
+
+    def hand_over_and_lose_the_wake_up():
+        give_back(store, token)
+        (waiter,) = holders(store)
+        assert redis_client.delete(store.keyspace.wake("lock", waiter)) == 1
+
+    troubled.before["wait"] = hand_over_and_lose_the_wake_up
+    assert make_lock(backend=troubled).acquire()
+
+
+def test_L14_every_attempt_has_a_token_of_its_own(make_lock, store):
+    """Two locks of one name, thread and process are two owners."""
+    first, second, tokens = make_lock(), make_lock(), set()
+    for _ in range(10):
+        first.acquire()
+        tokens.update(holders(store))
+        assert not second.acquire(blocking=False)
+        with pytest.raises(LockNotOwned):
+            second.release()
+        assert first.owned()
+        first.release()
+    assert len(tokens) == 10
+
+
+@pytest.mark.slow
+@pytest.mark.needs_real_redis("socket time-outs")
+def test_L16_a_long_wait_with_a_default_client_is_no_error(redis_url, make_lock, pool):
+    """redis-py 8's defaults turned blpop(key, 7) into a TimeoutError after 58.9 s."""
+    with redis.Redis.from_url(redis_url) as client:
+        lock, waiter = make_lock(backend=client), make_lock(backend=client)
+        with lock:
+            began = time.monotonic()
+            blocked = pool.submit(lock._store.wait, "lock", new_token(), 8)
+            assert waiter.acquire(blocking_timeout=12) is False
+            assert 12 <= time.monotonic() - began < 12.5
+            assert blocked.result() is False
+        lock._store.close()
+
+
+def test_L28_client_clocks_play_no_part(make_lock, store, pool, monkeypatch):
+    """Each look at the wall clock is hours from the last: order and leases stay as they are."""
+    offsets = iter(range(0, 10**9, 7200))
+    monkeypatch.setattr(time, "time", lambda: float(next(offsets)))
+    token, served = take_elsewhere(store), []
+
+    def enter(number):
+        with make_lock(lease=0.9) as lock:
+            served.append(number)
+            never(lambda: lock.lost, during=0.4)
+
+    entering = []
+    for number in range(4):
+        entering.append(pool.submit(enter, number))
+        await_waiting(store, number + 1)
+    give_back(store, token)
+    for done in entering:
+        done.result()
+    assert served == [0, 1, 2, 3]
+
+
+def test_L23_a_lapsed_lease_is_not_created_again(make_lock, redis_client, store):
+    """Neither while nobody else is in, nor after the server has lost its data."""
+    for lose in (lambda: eventually(lambda: holders(store) == []), redis_client.flushall):
+        lock = make_lock(lease=0.2, renew=False)
+        lock.acquire()
+        lose()
+        for late in (lambda lock=lock: lock.extend(30), lock.reacquire):
+            with pytest.raises(LockNotOwned):
+                late()
+        assert holders(store) == []
+        with pytest.raises((LockNotOwned, LockLost)):
+            lock.ensure_held()
+
+
+def test_L24_what_is_refused_changes_nothing(make_lock, store):
+    """redis-py's extend(0) deletes the key."""
+    lock = make_lock()
+    lock.acquire()
+    with pytest.raises(ValueError, match="additional_time"):
+        lock.extend(0)
+    assert lock.owned()
+
+
+def test_a_key_of_another_program_is_named(make_lock, redis_client, store):
+    redis_client.set(store.keyspace.lock("lock").holders, "theirs")
+    with pytest.raises(BackendRefused, match="prefix"):
+        make_lock().acquire()
+
+
+# --- processes and asynchronous exceptions --------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_L21_a_forked_child_owns_nothing(make_lock, store):
+    """Its release frees nothing of its parent's, and it can take locks of its own."""
+    lock = make_lock(lease=0.9)
+    lock.acquire()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            assert not lock.held
+            assert not lock.owned()
+            with pytest.raises(LockNotOwned):
+                lock.release()
+            assert not lock.acquire(blocking=False)
+            assert not lock.acquire(blocking_timeout=0.2)
+            with make_lock("other", lease=0.9) as other:
+                never(lambda: other.lost, during=1.2)
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert lock.owned()
+    lock.release()
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="POSIX timers")
+def test_L18_an_interrupted_wait_leaves_the_queue(make_lock, store):
+    """Ctrl-C or a soft time limit while the thread blocks in the socket."""
+
+    def interrupt(number, frame):
+        raise InterruptedError
+
+    take_elsewhere(store)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(InterruptedError):
+            make_lock().acquire()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert store.inspect("lock").waiting == 0
+    assert not make_lock().acquire(blocking_timeout=0.1)
+
+
+class SoftTimeLimit(Exception):
+    """As Celery raises it from a signal handler, anywhere."""
+
+
+class Injected:
+    """Raises at the n-th line that the main thread executes in lock.py or watchdog.py."""
+
+    FILES = frozenset({Path(lock_module.__file__), Path(watchdog_module.__file__)})
+
+    def __init__(self, at):
+        self.left = at
+        self.where = None
+
+    def __enter__(self):
+        self._before = sys.gettrace()
+        sys.settrace(self._enter_frame)
+        return self
+
+    def __exit__(self, *exc):
+        sys.settrace(self._before)
+
+    def _enter_frame(self, frame, event, arg):
+        return self._in_frame if Path(frame.f_code.co_filename) in self.FILES else None
+
+    def _in_frame(self, frame, event, arg):
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                self.where = f"{frame.f_code.co_name}:{frame.f_lineno}"
+                raise SoftTimeLimit(self.where)
+        return self._in_frame
+
+
+def just_acquire(lock):
+    lock.acquire()
+
+
+def acquire_and_release(lock):
+    lock.acquire()
+    lock.release()
+
+
+def use_with(lock):
+    with lock:
+        pass
+
+
+@pytest.mark.parametrize("contended", [False, True], ids=["free", "handed over"])
+@pytest.mark.parametrize("work", [just_acquire, acquire_and_release, use_with])
+def test_L18_an_asynchronous_exception_at_any_line_leaks_nothing(
+    make_lock, troubled, store, work, contended
+):
+    """Released, or tracked: then the holder can release it. Never queued, nor renewed unseen."""
+    at, interrupted = 0, True
+    while interrupted:
+        at += 1
+        lock = make_lock(backend=troubled)
+        if contended:
+            token = take_elsewhere(store)
+            troubled.before["wait"] = lambda token=token: give_back(store, token)
+        with Injected(at) as injected:
+            try:
+                work(lock)
+            except SoftTimeLimit:
+                pass
+        interrupted = injected.where is not None
+        if contended and holders(store) == [token]:
+            troubled.before.clear()
+            give_back(store, token)
+        if lock.held:
+            assert holders(store) == [lock._hold.lease.token], injected.where
+            lock.release()
+        assert holders(store) == [], injected.where
+        assert store.inspect("lock").waiting == 0, injected.where
+        assert lock._watchdog.watching() == (), injected.where
+    assert at > 30  # it did interrupt

@@ -1,0 +1,219 @@
+"""What can happen in a world: moves with a few small arguments, for Hypothesis and for random walks.
+
+A move picks its token by number among those that stand, were delivered, or asked lately, whatever
+their state: so late, double and mistaken calls are as frequent as right ones.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from celery_singleton_lock.model import Ending, Verdict, base_of
+
+from support.engine.world import LIMITS, MIXED, ONE, TWO, WORKERS, Asker, World
+
+LOCKS = (ONE, ONE, TWO, MIXED)
+WHO = tuple(range(8))
+LOST = (False, False, False, True)
+PLACES = (0, 0, 1_500_000, -1, -2_000_000, -2_000_000, -7_000_000)
+Move = Callable[..., None]
+MOVES: dict[str, tuple[Move, Mapping[str, Sequence[Any]], int]] = {}
+
+
+def move(weight: int = 1, **choices: Sequence[Any]) -> Callable[[Move], Move]:
+    """Register a move, how often it happens, and the values of its arguments."""
+
+    def register(function: Move) -> Move:
+        MOVES[function.__name__] = (function, choices, weight)
+        return function
+
+    return register
+
+
+def token_of(world: World, lock: str, who: int) -> str:
+    state = world.state(lock)
+    found = [
+        *state.holders,
+        *sorted(state.queue, key=state.queue.__getitem__),
+        *state.adrift,
+        *sorted(state.overdue),
+        *(d.token for d in world.deliveries[-3:] if d.name == lock),
+        *(a.token for a in world.askers[-8:] if a.claim.name == lock),
+    ]
+    return found[who % len(found)] if found else "nobody.0"
+
+
+def asker_of(world: World, lock: str, who: int) -> Asker | None:
+    found = [asker for asker in reversed(world.askers) if asker.claim.name == lock]
+    return found[who % len(found)] if found else None
+
+
+def _limit(lock: str, who: int) -> int:
+    return 1 + who % 3 if lock == MIXED else 0
+
+
+@move(3, lock=LOCKS, who=WHO, lease=(1.0, 10.0, 30.0), wait=(None, 2.0, 20.0), place=PLACES, lost=LOST)
+def client_tries(world, lock, who, lease, wait, place, lost):
+    asker = world.new_asker(
+        lock, lease=lease, attempt="", place=place, limit=_limit(lock, who),
+        max_waiting=2 if who == 7 else None,
+    )
+    world.acquire(asker, wait, lost=lost)
+
+
+@move(2, lock=LOCKS, who=WHO, wait=(None, 2.0, 20.0), lost=LOST)
+def asks_again(world, lock, who, wait, lost):
+    asker = asker_of(world, lock, who)
+    if asker:
+        world.acquire(asker, wait, lost=lost)
+
+
+@move(
+    4, lock=LOCKS, who=WHO, place=PLACES, first=("acquire", "acquire", "park", "hold", "wait"),
+    worker=tuple(WORKERS), deadline=(None, None, 3.0, 20.0), lost=LOST,
+)
+def message_arrives(world, lock, who, place, first, worker, deadline, lost):
+    realm, queues = WORKERS[worker]
+    asker = world.new_asker(
+        lock, place=place, worker=worker, realm=realm, queue=queues[who % len(queues)],
+        deadline=deadline, limit=_limit(lock, who), max_waiting=2 if who == 7 else None,
+        lease=(1.0, 10.0)[who % 2],
+    )
+    if first == "wait":
+        world.acquire(asker, 4.0, lost=lost)
+        return
+    reply = world.acquire(asker, lost=lost) if first == "acquire" else None
+    if first != "acquire" or (reply and reply.verdict is Verdict.BLOCKED) or lost and who % 2:
+        world.park(asker, hold=first == "hold", lost=lost)
+
+
+@move(2, lock=LOCKS, who=WHO, copy=(True, False), hold=(False, True), lost=LOST)
+def is_parked_late(world, lock, who, copy, hold, lost):
+    asker = asker_of(world, lock, who)
+    if asker and asker.owner.attempt:
+        world.park(asker, hold=hold, lost=lost)
+
+
+@move(3, lock=LOCKS, who=WHO, then=("", "park", "end", "park"), lost=LOST)
+def copy_arrives(world, lock, who, then, lost):
+    """A redelivered copy of an attempt; its first may end between its two calls."""
+    first = asker_of(world, lock, who)
+    if not first or not first.owner.attempt:
+        return
+    copy = world.new_asker(
+        lock, attempt=first.owner.attempt, copy=True, realm=first.parcel.realm,
+        queue=first.parcel.queue, limit=first.claim.limit,
+    )
+    reply = world.acquire(copy, lost=lost)
+    if then == "end":
+        world.release(lock, first.token)
+    if then and (lost or reply.verdict in {Verdict.BLOCKED, Verdict.TWIN}):
+        world.park(copy, lost=lost)
+
+
+@move(4, lock=LOCKS, who=WHO, settle=(False, False, True), lease=(1.0, 10.0), lost=LOST)
+def claims(world, lock, who, settle, lease, lost):
+    world.claim(lock, token_of(world, lock, who), lease, settle=settle, lost=lost)
+
+
+@move(
+    7, lock=LOCKS, who=(0, 0, 0, *WHO), ending=(Ending.FINAL, Ending.FINAL, Ending.AGAIN, Ending.CANCEL),
+    worker=("", *WORKERS), mark=(False, True), lost=LOST,
+)
+def ends(world, lock, who, ending, worker, mark, lost):
+    world.release(lock, token_of(world, lock, who), ending, worker=worker, mark=mark, lost=lost)
+
+
+@move(1, lock=LOCKS, who=WHO, number=(0, 1, 2))
+def late_delivery_ends(world, lock, who, number):
+    """A holder of some delivery of a message ends, whether or not that delivery is the present one."""
+    world.release(lock, f"{base_of(token_of(world, lock, who))}.{number}")
+
+
+@move(3, lock=LOCKS, who=WHO, lease=(1.0, 10.0), lost=LOST)
+def renews(world, lock, who, lease, lost):
+    world.extend(lock, [token_of(world, lock, who), token_of(world, lock, who + 1)], lease, lost=lost)
+
+
+@move(3, worker=tuple(WORKERS), then=("claim", "claim", "die", "end"), who=WHO)
+def worker_receives(world, worker, then, who):
+    got = world.receive(worker)
+    if got is None or then == "die":
+        return
+    if got.verdict == "overdue" or then == "end":
+        world.release(got.name, got.token, worker=worker)
+    else:
+        world.claim(got.name, got.token, settle=who == 7)
+
+
+@move(2, lock=LOCKS, worker=tuple(WORKERS), lost=LOST)
+def kick(world, lock, worker, lost):
+    world.kick(lock, worker, lost=lost)
+
+
+@move(2, worker=tuple(WORKERS), lost=LOST)
+def tick(world, worker, lost):
+    world.sweep(worker, lost=lost)
+
+
+@move(5, worker=tuple(WORKERS))
+def worker_joins(world, worker):
+    world.beat(worker)
+
+
+@move(1, worker=tuple(WORKERS))
+def worker_leaves(world, worker):
+    world.leave(worker)
+
+
+@move(6, seconds=(0.000001, 0.001, 0.5, 1.0, 2.0, 2.5, 5.0, 12.0, 31.0))
+def time_passes(world, seconds):
+    world.advance(seconds)
+
+
+@move(1, rarely=(True, *(False,) * 5), seconds=(70.0, 4000.0))
+def long_time_passes(world, rarely, seconds):
+    if rarely:
+        world.advance(seconds)
+
+
+@move(1, rarely=(True, *(False,) * 5))
+def all_data_is_lost(world, rarely):
+    if rarely:
+        world.lose_all_data()
+
+
+@move(1, lock=LOCKS)
+def is_reset(world, lock):
+    world.reset(lock)
+
+
+def everybody_dies(world: World) -> None:
+    """The last move: all clients and workers die; each lock must be free within its longest lease (I9)."""
+    from support.engine.invariants import broken  # noqa: PLC0415  # the invariants know the world
+
+    for worker in WORKERS:
+        world.leave(worker)
+    world.advance(31.0)
+    for lock, limit in LIMITS.items():
+        for permit in range(limit + 1):
+            newcomer = world.new_asker(lock, attempt="", limit=limit)
+            reply = world.acquire(newcomer)
+            in_force = world.ledgers[lock].limit
+            expected = Verdict.GRANTED if permit < in_force else Verdict.BLOCKED
+            if reply.verdict is not expected:
+                broken("I9", f"a longest lease after all died, {lock} says {reply}")
+
+
+def walk(world: World, seed: int, steps: int) -> None:
+    """A random history of about so many steps."""
+    chance = random.Random(seed)
+    names = [name for name, (_, _, weight) in MOVES.items() for _ in range(weight)]
+    end = world.steps + steps
+    while world.steps < end:
+        name = chance.choice(names)
+        function, choices, _ = MOVES[name]
+        function(world, **{key: chance.choice(values) for key, values in choices.items()})
+    everybody_dies(world)
