@@ -114,6 +114,7 @@ class Lost:
 
     name: str
     token: str
+    until: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +150,7 @@ class Agent:
         rules: task -> its options.
         receive: turns a delivery into a request and hands it to the desk; runs in the main loop.
         post: runs a call in the main loop.
+        reap: lets the pool look for children that have ended; runs in the main loop.
         publisher: wakes workers through the broker.
         watchdog: renews the leases of what this worker runs, or is about to.
         observers: who is told what happens.
@@ -172,6 +174,7 @@ class Agent:
         rules: Callable[[Any], LockOptions],
         receive: Callable[[Delivery], None],
         post: Callable[..., None],
+        reap: Callable[[], None],
         publisher: Publisher,
         watchdog: Watchdog,
         observers: Observers,
@@ -190,6 +193,7 @@ class Agent:
         self._rules = rules
         self._receive = receive
         self._post = post
+        self._reap = reap
         self._publisher = publisher
         self._watchdog = watchdog
         self._observers = observers
@@ -467,6 +471,7 @@ class Agent:
 
     def _tick(self) -> None:
         self._next_beat = self._clock.monotonic() + BEAT * random.uniform(0.8, 1.2)  # noqa: S311
+        self._look_after_children()
         try:
             self._sync()
             if not self._retired.is_set():
@@ -481,6 +486,14 @@ class Agent:
             logger.exception("celery-singleton-lock: the agent's round failed")
         else:
             self._set_up()
+
+    def _look_after_children(self) -> None:
+        """Have the pool look again: a child's sentinel closes before the child can be reaped.
+
+        If Celery looks in between, it looks again after 5 s only, and the lock is kept for as long.
+        """
+        if any(gone(pid) for pid in self.desk.children()):
+            self._post(self._reap)
 
     def _sync(self) -> None:
         now = self._clock.monotonic()
@@ -501,10 +514,13 @@ class Agent:
         return "" if self._retired.is_set() else self.worker
 
     def _on_lost(self, name: str, token: str) -> None:
-        self._again(Lost(name, token), LANDING)
+        self._orders.put(Lost(name, token, self._clock.monotonic() + LANDING))
 
     def _report_loss(self, loss: Lost) -> None:
         if not self.desk.has(loss.token):
+            return
+        if self._clock.monotonic() < loss.until:
+            self._again(loss, LANDING / 4)
             return
         self.counts.lost += 1
         self._observers.notify(LeaseLost(loss.name, reason="lapsed or taken away"))

@@ -543,6 +543,10 @@ class Desk:
         """Return whether a delivery is in this worker's hands."""
         return token in self._by_token
 
+    def children(self) -> set[int]:
+        """Return the processes in which locked tasks run, this one aside."""
+        return {r.worker_pid for r in self._in_hand() if r.accepted} - {os.getpid()}
+
     def backlog(self) -> int:
         """Return how many granted messages wait for a slot."""
         return sum(request.delivered and not request.accepted for request in self._in_hand())

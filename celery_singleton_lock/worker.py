@@ -107,6 +107,7 @@ class Crew:
             rules=extension.options,
             receive=self.receive,
             post=self.post,
+            reap=self.reap,
             publisher=Publisher(extension.app.connection_for_write, queues.exchange_of),
             watchdog=self.watchdog,
             observers=extension.observers,
@@ -135,6 +136,12 @@ class Crew:
             self.mailbox.post(call, *args)
         else:
             self.consumer.call_soon(call, *args)
+
+    def reap(self) -> None:
+        """Have a prefork pool look for children that have ended. Runs in the main loop."""
+        maintain = getattr(getattr(self.consumer.pool, "_pool", None), "maintain_pool", None)
+        if maintain is not None:
+            maintain()
 
     def prefetch(self, change: int) -> None:
         """Tell the broker that one message more, or less, may be unacknowledged."""

@@ -66,7 +66,6 @@ class Book:
         self.client.close()
         if self.broker is not None:
             self.broker.close()
-        self.app.pool.force_close_all()
         self.app.close()
 
     # -- workers ----------------------------------------------------------------------------------

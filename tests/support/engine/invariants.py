@@ -263,6 +263,10 @@ def i12_somebody_looks_again_in_time(world: World, step: Step) -> None:
             if after.due is not None and not (after.due == ledger.expired_due and verb(step) != "kick"):
                 broken("I12", f"nobody waits for {name}, and it is due at {after.due}")
             continue
+        if verb(step) in GRANTING:
+            late = [t for t in waits if after.deadlines.get(t, world.now + 1) <= world.now]
+            if late:
+                broken("I12", f"{late} stand at {name} after their deadline")
         ends = [*after.holders.values(), *after.deadlines.values()]
         if after.adrift:
             ends.append(world.now + ADRIFT)
@@ -282,7 +286,7 @@ def every_token_is_granted_once(world: World, step: Step) -> None:
             rec = after.record.get(token, {})
             if rec.get("parked") and token in ledger.granted:
                 broken("T5", f"{token} was granted {name} for a second time")
-            if rec.get("parked"):
+            if base_of(token) in ledger.kept:
                 ledger.granted.add(token)
 
 
@@ -319,6 +323,12 @@ def answers_tell_what_the_keys_say(world: World, step: Step) -> None:
             broken("answer", f"{token} was told that it waits for {name}")
         if verdict in {Verdict.BLOCKED, Verdict.FULL, Verdict.RELEASED, Verdict.ABSENT} and stands:
             broken("answer", f"{token} was told {verdict}, and stands at {name}")
+        if step.ending is Ending.CANCEL and before.holders.get(token, 0) > world.now:
+            if verdict is not Verdict.GRANTED:
+                broken("answer", f"{token} held {name}, cancelled, and was told {verdict}")
+        if verb(step) == "claim" and verdict is Verdict.GRANTED:
+            if after.holders[token] < world.now + step.asked[0] * 1000:
+                broken("answer", f"{token} claimed {name} for {step.asked[0]} s, and got less")
         if verdict is Verdict.ABSENT and verb(step) == "claim" and before.holders.get(token, 0) > world.now:
             broken("answer", f"{token} held {name} and was told that it is absent")
         if verdict is Verdict.RELEASED and token not in before.standing:
@@ -475,7 +485,7 @@ def _note_extend(world, step, ledger, before, after) -> None:
         base = base_of(token)
         if held:
             ledger.leases[base] = max(ledger.leases.get(base, 0), round(lease * 1000))
-        if held and token in ledger.beliefs:
+        if held and token in after.holders and token in ledger.beliefs:
             ledger.beliefs[token] = max(ledger.beliefs[token], world.now + round(lease * 1000))
 
 

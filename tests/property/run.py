@@ -1,0 +1,69 @@
+"""Look for broken invariants for longer: ``python -m tests.property.run --steps 200000``."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from hypothesis import HealthCheck, Phase, settings  # noqa: E402
+
+from celery_singleton_lock.embedded import RedisServer, find_provider  # noqa: E402
+from support.engine.invariants import InvariantBroken, check  # noqa: E402
+from support.engine.machine import machine_on  # noqa: E402
+from support.engine.moves import walk  # noqa: E402
+from support.engine.world import World  # noqa: E402
+
+WALK = 150
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=20_000, help="calls of a verb, about")
+    parser.add_argument("--seed", type=int, default=None, help="repeat a run")
+    parser.add_argument(
+        "--by", choices=("walk", "hypothesis"), default="walk",
+        help="walk: more steps in a second; hypothesis: found histories are shrunk",
+    )
+    options = parser.parse_args()
+    seed = random.SystemRandom().randrange(10**9) if options.seed is None else options.seed
+    print(f"--by {options.by} --seed {seed} --steps {options.steps}", flush=True)
+    began = time.monotonic()
+    with RedisServer(find_provider()) as server, server.client(decode_responses=False) as client:
+        look = by_walk if options.by == "walk" else by_hypothesis
+        steps = look(client, seed, options.steps)
+    if steps:
+        print(f"{steps} steps in {time.monotonic() - began:.0f} s; all invariants held")
+    return 0 if steps else 1
+
+
+def by_walk(client, seed: int, most: int) -> int:
+    steps = 0
+    while steps < most:
+        world = World(client, check)
+        try:
+            walk(world, seed, WALK)
+        except InvariantBroken as found:
+            print("\n".join(world.history))
+            print(f"walk {seed}, step {world.steps}: {found}")
+            return 0
+        steps += world.steps
+        seed += 1
+    return steps
+
+
+def by_hypothesis(client, seed: int, most: int) -> int:
+    each = 60
+    how = settings(
+        max_examples=max(1, most // 45), stateful_step_count=each, deadline=None, database=None,
+        phases=[Phase.generate, Phase.shrink], suppress_health_check=list(HealthCheck), print_blob=True,
+    )
+    return machine_on(client)(how, seed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""Directed histories, and what they say about wrong scripts."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.engine.histories import HISTORIES
+from support.engine.invariants import InvariantBroken, check
+from support.engine.moves import walk
+from support.engine.mutants import MUTANTS, Mutant
+from support.engine.world import World
+
+pytestmark = [pytest.mark.property, pytest.mark.needs_real_redis("the invariants are the scripts'")]
+
+WALKS = 12
+"""Random walks tried at a mutant that survives the histories."""
+
+
+@pytest.mark.parametrize("name", HISTORIES)
+def test_history_keeps_the_invariants(name, redis_client):
+    HISTORIES[name](World(redis_client, check))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_walk_keeps_the_invariants(seed, redis_client):
+    walk(World(redis_client, check), seed, 200)
+
+
+def test_there_are_enough_mutants():
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 15
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_mutant_is_killed_by_an_invariant(mutant, redis_client):
+    """A script error or a failed assertion of a history does not count."""
+    assert killer(mutant, redis_client), f"the mutant {mutant.name!r} survives"
+
+
+def killer(mutant: Mutant, client) -> str | None:
+    """Return the invariant that notices the mutant first, and in which history."""
+    scripts = mutant.scripts()
+    runs = {name: (history, ()) for name, history in HISTORIES.items()}
+    runs |= {f"walk {seed}": (walk, (seed, 150)) for seed in range(WALKS)}
+    for name, (run, arguments) in runs.items():
+        try:
+            run(World(client, check, scripts), *arguments)
+        except InvariantBroken as found:
+            return f"{found.invariant} in {name}"
+        except Exception:  # noqa: BLE001, S112  # another history may show it more clearly
+            continue
+    return None

@@ -1,0 +1,34 @@
+"""Random histories, made and shrunk by Hypothesis, on the real scripts on a real Redis.
+
+Longer: ``python -m tests.property.run --steps 200000``.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, Phase, seed, settings
+
+from support.engine.machine import machine_on
+
+pytestmark = [pytest.mark.property, pytest.mark.needs_real_redis("the invariants are the scripts'")]
+
+EXAMPLES = 300
+STEPS = 60
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_machine_keeps_the_invariants(redis_client):
+    """No sequence of calls, losses and deaths breaks an invariant."""
+    run = machine_on(redis_client)
+    run_settings = settings(
+        max_examples=EXAMPLES,
+        stateful_step_count=STEPS,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )
+    steps = run(run_settings, None)
+    assert steps > EXAMPLES, "the machine did not move"

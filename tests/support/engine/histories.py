@@ -1,0 +1,489 @@
+"""Short directed histories: what went wrong elsewhere, or here, as a few moves each.
+
+Each is run with all invariants checked after every step: on the real scripts nothing may break, and
+of each mutant at least one must break.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from celery_singleton_lock.model import Ending, Verdict
+
+from support.engine.moves import everybody_dies
+from support.engine.world import MIXED, ONE, TWO, World
+
+History = Callable[[World], None]
+HISTORIES: dict[str, History] = {}
+
+
+def history(function: History) -> History:
+    HISTORIES[function.__name__] = function
+    return function
+
+
+@history
+def a_crashed_holder_is_followed_by_the_waiter(world):
+    first, second = world.new_asker(ONE, attempt=""), world.new_asker(ONE, attempt="")
+    world.acquire(first)
+    world.acquire(second, 30.0)
+    world.advance(11.0)
+    world.kick(ONE)
+    assert world.claim(ONE, second.token).verdict is Verdict.GRANTED
+    world.release(ONE, first.token)
+    world.release(ONE, second.token)
+    everybody_dies(world)
+
+
+@history
+def a_lapsed_holder_is_followed_by_a_newcomer_who_only_tries(world):
+    first, second = world.new_asker(ONE, attempt=""), world.new_asker(ONE, attempt="")
+    world.acquire(first)
+    world.advance(11.0)
+    assert world.acquire(second).verdict is Verdict.GRANTED
+
+
+@history
+def waiters_are_granted_in_order_and_newcomers_wait(world):
+    holder, *waiters = (world.new_asker(ONE, attempt="") for _ in range(4))
+    world.acquire(holder)
+    for waiter in waiters:
+        world.acquire(waiter, 60.0, lost=True)
+        world.advance(0.001)
+    world.release(ONE, holder.token, lost=True)
+    for waiter in waiters:
+        assert world.acquire(world.new_asker(ONE, attempt="")).verdict is Verdict.BLOCKED
+        assert world.claim(ONE, waiter.token).verdict is Verdict.GRANTED
+        world.release(ONE, waiter.token, lost=True)
+
+
+@history
+def a_newcomer_meets_a_held_back_message(world):
+    """Parked with hold, the lock is free: who comes later may not pass it."""
+    world.beat("w1")
+    parked = world.new_asker(ONE, realm="R", hold=True)
+    world.park(parked)
+    world.advance(0.001)
+    assert world.acquire(world.new_asker(ONE, attempt="")).verdict is Verdict.BLOCKED
+    assert world.receive("w1").token == parked.token
+
+
+@history
+def a_message_that_arrived_before_a_held_back_one_comes_first(world):
+    world.beat("w1")
+    early = world.new_asker(ONE, place=-2000)
+    world.park(world.new_asker(ONE, place=-1000), hold=True)
+    assert world.acquire(early).verdict is Verdict.GRANTED
+    world.kick(ONE)
+    world.release(ONE, early.token)
+    assert world.receive("w1") is not None
+
+
+@history
+def parking_at_a_free_lock_is_granted_at_once(world):
+    """Found by the state machine: a local function hid the argument `hold`, and nothing was granted."""
+    world.beat("w1")
+    world.park(world.new_asker(ONE))
+    assert world.receive("w1").verdict == "granted"
+
+
+@history
+def a_message_is_parked_delivered_claimed_and_ends(world):
+    world.beat("w1")
+    holder, parked = world.new_asker(ONE), world.new_asker(ONE)
+    world.acquire(holder)
+    world.acquire(parked)
+    world.park(parked, lost=True)
+    world.park(parked)
+    world.release(ONE, holder.token, worker="w1")
+    got = world.receive("w1")
+    world.claim(ONE, got.token, lost=True)
+    world.extend(ONE, [got.token], 30.0, lost=True)
+    world.release(ONE, got.token, lost=True)
+    late = world.new_asker(ONE, attempt=parked.owner.attempt, copy=True)
+    assert world.acquire(late).verdict is Verdict.DONE
+    assert world.park(late).verdict is Verdict.DONE
+    assert world.acquire(parked).verdict is Verdict.DONE
+    everybody_dies(world)
+
+
+@history
+def a_worker_dies_with_a_grant_and_another_gets_it_under_the_next_token(world):
+    world.beat("w1")
+    parked, later = world.new_asker(ONE, place=-9), world.new_asker(ONE)
+    world.park(parked)
+    world.park(later)
+    first = world.receive("w1")
+    world.advance(6.0)
+    world.beat("w2")
+    world.kick(ONE, "w2")
+    second = world.receive("w2")
+    assert second.token == f"{parked.base}.1"
+    world.release(ONE, first.token)  # late, and frees nothing
+    world.claim(ONE, second.token)
+    world.release(ONE, second.token, Ending.AGAIN, lost=True)
+    world.release(ONE, second.token)
+    assert world.receive("w2").token == f"{parked.base}.2"
+
+
+@history
+def a_stopped_holder_wakes_up_after_its_successor_began(world):
+    first, second = world.new_asker(ONE, attempt=""), world.new_asker(ONE, attempt="")
+    world.acquire(first)
+    world.acquire(second, 60.0)
+    world.advance(12.0)
+    world.extend(ONE, [first.token])
+    world.claim(ONE, second.token)
+    world.release(ONE, first.token)
+    world.extend(ONE, [first.token, second.token])
+    world.claim(ONE, first.token)
+
+
+@history
+def dead_waiters_are_passed_by(world):
+    holder, *dead = (world.new_asker(ONE, attempt="") for _ in range(4))
+    world.acquire(holder)
+    for waiter in dead:
+        world.acquire(waiter, 2.0)
+    alive = world.new_asker(ONE, attempt="")
+    world.acquire(alive, 60.0)
+    world.advance(3.0)
+    world.release(ONE, holder.token)
+    assert world.claim(ONE, alive.token).verdict is Verdict.GRANTED
+
+
+@history
+def cancel_and_grant_cross(world):
+    holder, waiter = world.new_asker(ONE, attempt=""), world.new_asker(ONE, attempt="")
+    world.acquire(holder)
+    world.acquire(waiter, 60.0)
+    world.release(ONE, holder.token)
+    assert world.release(ONE, waiter.token, Ending.CANCEL).verdict is Verdict.GRANTED
+    world.claim(ONE, waiter.token)
+    assert world.release(ONE, waiter.token, Ending.CANCEL).verdict is Verdict.GRANTED
+    world.release(ONE, waiter.token)
+
+
+@history
+def a_waiter_gives_up(world):
+    holder, waiter = world.new_asker(ONE), world.new_asker(ONE)
+    world.acquire(holder)
+    world.acquire(waiter, 60.0)
+    world.release(ONE, waiter.token, Ending.CANCEL, lost=True)
+    world.release(ONE, holder.token)
+    everybody_dies(world)
+
+
+@history
+def a_copy_is_the_twin_of_a_running_attempt(world):
+    world.beat("w1")
+    first = world.new_asker(ONE)
+    world.acquire(first)
+    copy = world.new_asker(ONE, attempt=first.owner.attempt, copy=True)
+    assert world.acquire(copy).verdict is Verdict.TWIN
+    assert world.park(copy, lost=True) is None
+    third = world.new_asker(ONE, attempt=first.owner.attempt, copy=True)
+    assert world.park(third).verdict is Verdict.TWIN
+    world.release(ONE, first.token, Ending.AGAIN)  # worker lost, requeued: the twin is all there is
+    got = world.receive("w1")
+    assert got.body == copy.parcel.body
+    world.claim(ONE, got.token)
+    world.release(ONE, got.token)
+    assert world.acquire(world.new_asker(ONE, attempt=first.owner.attempt, copy=True)).verdict is Verdict.DONE
+
+
+@history
+def a_twin_takes_over_from_a_lapsed_holder(world):
+    world.beat("w1")
+    first = world.new_asker(ONE)
+    world.acquire(first)
+    world.park(world.new_asker(ONE, attempt=first.owner.attempt, copy=True))
+    world.advance(11.0)
+    world.beat("w1")
+    world.sweep()
+    assert world.receive("w1") is not None
+
+
+@history
+def the_first_ends_between_the_copys_two_calls(world):
+    first = world.new_asker(ONE)
+    world.acquire(first)
+    copy = world.new_asker(ONE, attempt=first.owner.attempt, copy=True)
+    assert world.acquire(copy).verdict is Verdict.TWIN
+    world.release(ONE, first.token)
+    assert world.park(copy).verdict is Verdict.DONE
+
+
+@history
+def a_twin_of_a_client_that_waits_in_its_slot(world):
+    """Found by the state machine: the twin inherited the dead client's deadline, and was overdue."""
+    world.beat("w1")
+    holder, waits = world.new_asker(ONE), world.new_asker(ONE)
+    world.acquire(holder)
+    world.acquire(waits, 4.0)
+    copy = world.new_asker(ONE, attempt=waits.owner.attempt, copy=True)
+    assert world.acquire(copy).verdict is Verdict.TWIN
+    world.park(copy)
+    world.advance(5.0)  # the slot dies
+    world.beat("w1")
+    world.release(ONE, holder.token)
+    got = world.receive("w1")
+    assert (got.body, got.verdict) == (copy.parcel.body, "granted")
+
+
+@history
+def messages_without_a_worker_go_adrift_and_come_back_in_order(world):
+    first, second, other = (world.new_asker(ONE, place=place) for place in (-30, -20, -10))
+    world.park(second)
+    world.park(first)
+    world.park(world.new_asker(ONE, realm="S"))
+    assert [s.token for s in world.kick(ONE, "w1")] == [first.token]
+    assert [s.queue for s in world.kick(ONE, "w3")] == ["q"]  # another realm has a wake-up of its own
+    client = world.new_asker(ONE, attempt="")
+    assert world.acquire(client).verdict is Verdict.GRANTED  # passes only who cannot run
+    world.advance(1.0)
+    world.beat("w1")
+    world.release(ONE, client.token)
+    assert world.receive("w1").token == first.token
+    world.park(other)
+    world.release(ONE, first.token)
+    assert world.receive("w1").token == second.token
+
+
+@history
+def asking_again_while_adrift_grants_others(world):
+    """Found by the state machine: a token adrift asked, and a live waiter stayed at a free lock."""
+    adrift, held = world.new_asker(TWO, realm="S"), world.new_asker(TWO, hold=True)
+    world.park(adrift)
+    world.beat("w1")
+    world.park(held)
+    world.acquire(adrift)
+    assert world.receive("w1").token == held.token
+
+
+@history
+def a_message_waits_for_too_long_and_is_delivered_with_a_verdict(world):
+    world.beat("w1")
+    holder, parked = world.new_asker(ONE, lease=30.0), world.new_asker(ONE, deadline=3.0)
+    world.acquire(holder)
+    world.park(parked)
+    world.advance(4.0)
+    world.beat("w1")
+    world.sweep()
+    assert world.receive("w1").verdict == "overdue"
+    world.extend(ONE, [parked.token])
+    world.advance(11.0)  # that worker dies
+    world.beat("w2")
+    world.sweep("w2")
+    got = world.receive("w2")
+    world.release(ONE, got.token, Ending.AGAIN)  # it retires
+    assert world.receive("w2").verdict == "overdue"
+    world.release(ONE, f"{parked.base}.1", lost=True)
+    assert not world.state(ONE).bodies
+
+
+@history
+def the_wait_starts_anew_for_a_message_that_ran(world):
+    world.beat("w1")
+    parked = world.new_asker(ONE, deadline=3.0)
+    world.park(parked)
+    world.claim(ONE, world.receive("w1").token)
+    world.advance(8.0)
+    world.release(ONE, parked.token, Ending.AGAIN)
+    world.advance(1.0)
+    assert world.state(ONE).deadlines == {f"{parked.base}.1": world.now + 2000}
+    world.advance(2.0)
+    world.beat("w1")
+    world.sweep()
+    assert world.receive("w1").verdict == "overdue"
+
+
+@history
+def a_grant_that_nobody_took_does_not_prolong_the_wait(world):
+    world.beat("w1")
+    parked = world.new_asker(ONE, deadline=4.0)
+    world.park(parked)
+    world.advance(6.0)  # the worker died with the grant
+    world.beat("w2")
+    world.kick(ONE, "w2")
+    assert world.receive("w2").verdict == "overdue"
+
+
+@history
+def early_acknowledgement_drops_the_body(world):
+    world.beat("w1")
+    parked = world.new_asker(ONE)
+    world.park(parked)
+    world.claim(ONE, world.receive("w1").token, settle=True, lost=True)
+    world.advance(11.0)
+    world.kick(ONE)
+    assert not world.state(ONE).record
+
+
+@history
+def a_late_ask_for_a_message_that_went_back(world):
+    """The body waits under its second token: the first token must not run beside it."""
+    world.beat("w1")
+    parked = world.new_asker(ONE)
+    world.park(parked)
+    world.advance(6.0)
+    world.kick(ONE)
+    assert world.acquire(parked).verdict is Verdict.TWIN
+
+
+@history
+def a_claim_of_a_waiter_whose_turn_it_is(world):
+    """Found by the state machine: WAITING, and granted by the very same call."""
+    parked = world.new_asker(ONE)
+    world.park(parked)
+    world.beat("w1")
+    assert world.claim(ONE, parked.token).verdict is Verdict.GRANTED
+    assert world.receive("w1") is None
+    world.claim(ONE, parked.token, lost=True)
+
+
+@history
+def a_waiter_that_is_not_next_claims(world):
+    world.beat("w1")
+    holder, parked = world.new_asker(ONE), world.new_asker(ONE)
+    world.acquire(holder)
+    world.park(parked)
+    assert world.claim(ONE, parked.token).verdict is Verdict.WAITING
+
+
+@history
+def a_limit_of_two(world):
+    world.beat("w1")
+    askers = [world.new_asker(TWO) for _ in range(5)]
+    for asker in askers:
+        if world.acquire(asker).verdict is Verdict.BLOCKED:
+            world.park(asker)
+    world.release(TWO, askers[1].token, worker="w1", lost=True)
+    world.claim(TWO, world.receive("w1").token)
+    world.advance(11.0)
+    world.beat("w1")
+    world.sweep()
+    assert len(world.state(TWO).holders) == 2
+
+
+@history
+def the_lowest_declared_limit_wins_until_the_lock_is_idle(world):
+    first, second, third = (world.new_asker(MIXED, attempt="", limit=limit) for limit in (3, 1, 3))
+    world.acquire(first)
+    assert world.acquire(second).verdict is Verdict.BLOCKED
+    assert world.acquire(third).verdict is Verdict.BLOCKED
+    world.release(MIXED, first.token)
+    assert world.acquire(third).verdict is Verdict.GRANTED
+    assert world.acquire(first).verdict is Verdict.GRANTED
+
+
+@history
+def a_reset_goes_through_the_normal_path(world):
+    world.beat("w1")
+    parked, waiter = world.new_asker(ONE), world.new_asker(ONE, attempt="")
+    world.park(parked)
+    world.claim(ONE, world.receive("w1").token)
+    world.acquire(waiter, 60.0)
+    world.reset(ONE)
+    assert world.receive("w1").token == f"{parked.base}.1"
+    world.release(ONE, parked.token)
+    world.reset(ONE)
+
+
+@history
+def fences_grow_over_idleness_and_data_loss(world):
+    for pause in (0.0, 1.0, 100.0):
+        for _ in range(3):
+            asker = world.new_asker(ONE, attempt="")
+            world.acquire(asker)
+            world.release(ONE, asker.token)
+        world.advance(pause)
+    world.acquire(world.new_asker(ONE, attempt=""))
+    world.lose_all_data()
+    world.acquire(world.new_asker(ONE, attempt=""))
+
+
+@history
+def fences_and_places_in_one_microsecond(world):
+    askers = [world.new_asker(TWO, attempt="") for _ in range(6)]
+    for asker in askers:
+        world.acquire(asker, 60.0)
+    for asker in askers:
+        world.claim(TWO, asker.token)
+        world.release(TWO, asker.token)
+
+
+@history
+def two_messages_with_the_same_place(world):
+    world.beat("w1")
+    holder = world.new_asker(ONE)
+    world.acquire(holder)
+    for _ in range(3):
+        world.park(world.new_asker(ONE, place=-5))
+    world.release(ONE, holder.token)
+    for _ in range(3):
+        got = world.receive("w1")
+        world.claim(ONE, got.token)
+        world.release(ONE, got.token)
+
+
+@history
+def two_locks_in_one_bucket_share_nothing(world):
+    """One name begins with the other, and an attempt has the same id at both."""
+    world.beat("w1")
+    for lock in (ONE, TWO):
+        world.acquire(world.new_asker(lock, attempt="same/0/0"))
+    copy = world.new_asker(ONE, attempt="same/0/0", copy=True)
+    assert world.acquire(copy).verdict is Verdict.TWIN
+    world.reset(TWO)
+
+
+@history
+def a_lapsed_holder_that_nobody_swept_ends(world):
+    world.beat("w1")
+    parked = world.new_asker(ONE)
+    world.park(parked)
+    got = world.receive("w1")
+    world.claim(ONE, got.token)
+    world.advance(11.0)
+    assert world.release(ONE, got.token).verdict is Verdict.RELEASED  # nobody took it meanwhile
+    assert not world.state(ONE).bodies
+
+
+@history
+def a_full_queue(world):
+    for number in range(4):
+        asker = world.new_asker(ONE, max_waiting=2)
+        reply = world.acquire(asker)
+        if reply.verdict is Verdict.BLOCKED:
+            reply = world.park(asker)
+        assert (reply.verdict is Verdict.FULL) == (number == 3)
+
+
+@history
+def a_full_queue_of_messages_adrift(world):
+    """Those that nobody consumes count too: the bound is there for the memory."""
+    replies = [world.park(world.new_asker(ONE, max_waiting=2)) for _ in range(4)]
+    assert [reply.verdict for reply in replies].count(Verdict.FULL) == 2
+
+
+@history
+def a_grant_is_acquired_and_its_reply_lost_then_it_is_parked(world):
+    world.beat("w1")
+    asker = world.new_asker(ONE)
+    world.acquire(asker, lost=True)
+    world.park(asker, lost=True)
+    got = world.receive("w1")
+    assert world.claim(ONE, got.token).verdict is Verdict.GRANTED
+    assert world.receive("w1") is None
+
+
+@history
+def everybody_dies_at_the_worst_time(world):
+    world.beat("w1")
+    for lock in (ONE, TWO, MIXED):
+        for wait in (None, 20.0):
+            world.acquire(world.new_asker(lock, attempt="", lease=30.0), wait)
+        world.park(world.new_asker(lock))
+        world.park(world.new_asker(lock, deadline=5.0))
+    everybody_dies(world)

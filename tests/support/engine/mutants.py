@@ -1,0 +1,140 @@
+"""Script mutants: each takes one guarantee away, and must be noticed by an invariant.
+
+(name, file, old text, new text): a patch that does not apply is an error, so the list cannot rot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from celery_singleton_lock.store.scripts import VERBS, Script, assemble, read
+
+from support.engine.world import CLOCK
+
+LIBRARY = "_lock.lua"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One wrong line.
+
+    Args:
+        name: what is wrong.
+        file: the script that is patched.
+        old: text that must be there exactly once.
+        new: what stands there instead.
+        also: further (old, new) of the same file, where one line has a second one behind it.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    also: tuple[tuple[str, str], ...] = ()
+
+    def patched(self) -> str:
+        text = read(self.file)
+        for old, new in ((self.old, self.new), *self.also):
+            if text.count(old) != 1:
+                msg = f"{self.name}: {old!r} is {text.count(old)} times in {self.file}"
+                raise LookupError(msg)
+            text = text.replace(old, new)
+        return text
+
+    def scripts(self) -> dict[str, Script]:
+        texts = {f: read(f) for f in (LIBRARY, *(f"{verb}.lua" for verb in VERBS))}
+        texts[self.file] = self.patched()
+        return {v: assemble(v, CLOCK, texts[LIBRARY], texts[f"{v}.lua"]) for v in VERBS}
+
+
+MUTANTS = (
+    Mutant("no sweep of lapsed holders", LIBRARY, "do lapse(token) end", "do local _ = token end"),
+    Mutant(
+        "a newcomer barges in", "acquire.lua",
+        "if alone then\n", "if alone or redis.call('ZCARD', holders) < limit then\n",
+    ),
+    Mutant(
+        "last in, first out", LIBRARY,
+        "local head = redis.call('ZRANGE', queue, 0, 0)[1]", "local head = redis.call('ZRANGE', queue, -1, -1)[1]",
+    ),
+    Mutant(
+        "release does not look whose it is", "release.lua",
+        "local where = standing(token, rec)",
+        "local first = redis.call('ZRANGE', holders, 0, 0)[1]\n"
+        "if not rec and first then token = first; rec = load(token) end\n"
+        "local where = standing(token, rec)",
+    ),
+    Mutant("extend revives a lapsed lease", "extend.lua", "local held = till and till > now", "local held = till"),
+    Mutant("extend creates a lease", "extend.lua", "local held = till and till > now", "local held = true; till = till or 0"),
+    Mutant("extend shortens", "extend.lua", "math.max(till, now + lease_ms)", "now + math.min(lease_ms, 500)"),
+    Mutant("no grant on release", "release.lua", "grant_waiters(worker)\n", ""),
+    Mutant(
+        "a dead waiter is granted", LIBRARY,
+        "redis.call('ZRANGEBYSCORE', deadlines, '-inf', now, 'LIMIT', 0, BATCH)", "{}",
+        also=(("elseif not rec or deadline and tonumber(deadline) <= now then", "elseif not rec then"),),
+    ),
+    Mutant(
+        "nobody is told that a wait is over", LIBRARY,
+        "redis.call('ZRANGEBYSCORE', deadlines, '-inf', now, 'LIMIT', 0, BATCH)", "{}",
+    ),
+    Mutant(
+        "back to the tail", LIBRARY,
+        "  rec.fence, rec.worker = nil, ''\n", "  rec.fence, rec.worker = nil, ''\n  rec.place = digits(now_us)\n",
+    ),
+    Mutant(
+        "a record is leaked", LIBRARY,
+        "local base = base_of(token)\n  redis.call('HDEL', record, token)\n", "local base = base_of(token)\n",
+    ),
+    Mutant("the fence starts anew", LIBRARY, "math.max(last_fence + 1, now_us)", "math.max(last_fence % 1000 + 1, 1)"),
+    Mutant("the fence stands still", LIBRARY, "math.max(last_fence + 1, now_us)", "math.max(last_fence, now_us)"),
+    Mutant(
+        "a waiter claims without a grant", "claim.lua",
+        "if where == 'holder' then start(token, rec) end",
+        "rec.fence = rec.fence or digits(last_fence); start(token, rec)",
+    ),
+    Mutant("the body is dropped at the claim", "claim.lua", "and settle == '1'", "and settle"),
+    Mutant(
+        "the twin is dropped at a requeue", LIBRARY,
+        "if not kept and rec.twin and has_body(base_of(rec.twin)) then",
+        "if rec.twin then redis.call('HDEL', bodies, base_of(rec.twin)) end\n  if false then",
+    ),
+    Mutant(
+        "no done mark", LIBRARY,
+        "if rec.attempt == '' or not (rec.parked or rec.twin or rec.copied or mark) then return end",
+        "if done_ms then return end",
+    ),
+    Mutant(
+        "the end of a copied attempt is not remembered", "acquire.lua",
+        "save(other, others)\n", "",
+    ),
+    Mutant(
+        "the token is used again", LIBRARY,
+        "enqueue(next_token(kept), rec, 'parked')", "enqueue(kept, rec, 'parked')",
+    ),
+    Mutant("one permit too many", LIBRARY, "local free = limit - redis", "local free = limit + 1 - redis"),
+    Mutant(
+        "one permit too many for newcomers", "acquire.lua",
+        "if redis.call('ZCARD', holders) < limit then", "if redis.call('ZCARD', holders) <= limit then",
+    ),
+    Mutant(
+        "an overdue message is dropped", LIBRARY,
+        "if not rec.parked then return go_back(token, rec) end",
+        "redis.call('HDEL', bodies, base_of(token))\n  redis.call('HDEL', record, token)\n  if true then return end",
+    ),
+    Mutant("a cancel drops the grant", "release.lua", "ending == 'cancel' and lease_end(token) > now", "false"),
+    Mutant(
+        "an acquire without wait stays in the queue", "acquire.lua",
+        "    redis.call('ZREM', queue, token)\n", "    local _ = token\n",
+    ),
+    Mutant("asking again takes a new place", "acquire.lua", "rec = rec or {\n", "rec = {\n"),
+    Mutant("parking twice enqueues twice", "park.lua", "elseif has_body(base) then", "elseif false then"),
+    Mutant("a held-back park grants", "park.lua", "if hold == '0' then grant_waiters(worker) end", "if hold == '1' then grant_waiters(worker) end"),
+    Mutant("messages adrift are not recalled", LIBRARY, "  recall(own)\nend", "end"),
+    Mutant("nobody looks again", LIBRARY, "redis.call('ZADD', due, next_look(first), lock)", "redis.call('ZADD', due, next_look(first) + 60000, lock)"),
+    Mutant("keys expire beside a body", LIBRARY, "if redis.call('EXISTS', bodies) == 1 then", "if false then"),
+    Mutant("keys stay for ever", LIBRARY, "if first then return live_until(last, holders, record, meta) end", "if first then return end"),
+    Mutant("the index leaks", LIBRARY, "  redis.call('HDEL', record, token)\n  unindex(token, rec)\n  if not alone", "  redis.call('HDEL', record, token)\n  if not alone"),
+    Mutant("a lease without end", LIBRARY, "redis.call('ZADD', holders, now + lease, token)", "redis.call('ZADD', holders, now + lease * 100, token)"),
+    Mutant("a claim keeps the short lease", "claim.lua", "if where == 'holder' then start(token, rec) end", "if where == 'holder' then rec.state = 'running' end"),
+    Mutant("a reset drops the parked", "reset.lua", "if rec then go_back(token, rec) end", "if rec then redis.call('HDEL', record, token) end"),
+)
