@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import struct
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,11 +88,13 @@ class Board:
             time.sleep(_POLL)
         return ran
 
-    def await_all(self, count: int, timeout: float) -> list[Ran]:
+    def await_all(
+        self, count: int, timeout: float, alive: Callable[[], bool] = lambda: True
+    ) -> list[Ran]:
         """Wait until the first ``count`` tasks have ended."""
         deadline = time.monotonic() + timeout
         while self.complete(count) < count:
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or not alive():
                 msg = f"{self.complete(count)} of {count} tasks ended within {timeout:g} s"
                 raise TimeoutError(msg)
             time.sleep(_POLL)

@@ -113,12 +113,13 @@ class Worker:
         """Warm shutdown, then kill what is left."""
         if self._process is None:
             return
-        if self._process.poll() is None:
+        if self._is_running():
             self._process.send_signal(signal.SIGCONT)
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_TIMEOUT)
-        for process in self._family or [psutil.Process(self._process.pid)]:
+        self._process.kill()  # its children die with it
+        for process in self._family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         self._process.wait(STOP_TIMEOUT)
@@ -152,11 +153,15 @@ class Worker:
         return self.wait(len(jobs), timeout)
 
     def wait(self, count: int, timeout: float) -> list[Ran]:
+        """Wait until the first ``count`` tasks on the board have ended."""
         try:
-            return self.board.await_all(count, timeout)
+            return self.board.await_all(count, timeout, self._is_running)
         except TimeoutError as error:
             msg = f"{self.peer}: {error}. Its log ends with:\n{self.log()[-3000:]}"
             raise RuntimeError(msg) from None
+
+    def _is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
 
     # -- its processes ----------------------------------------------------------------------------
 

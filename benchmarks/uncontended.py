@@ -11,7 +11,10 @@ import json
 import statistics
 import sys
 import time
+from contextlib import ExitStack
 from typing import Any
+
+import psutil
 
 from benchmarks import report
 from benchmarks.meter import Heard, Monitor, command_counts, grown
@@ -19,6 +22,7 @@ from benchmarks.peers import TITLES, missing
 from benchmarks.rig import Job, Rig, Worker
 
 PEERS = ("plain", "locked", "redis_py", "redis_lock")
+PARTS = ("main", "children", "broker", "locks")
 COUNTED = 200
 """Tasks of the run that MONITOR listens to."""
 
@@ -69,43 +73,53 @@ def timed(rig: Rig, worker: Worker, batch: list[Job]) -> dict[str, Any]:
     """Run a batch; return its speed, and what it took."""
     rig.settle()
     with rig.locks.client() as locks:
-        before, spent = command_counts(locks), worker.processor_time()
+        before, spent = command_counts(locks), processor_time(rig, worker)
         ran = worker.run(batch)
         elapsed = max(each.end for each in ran) - min(each.start for each in ran)
         rig.settle()
-        used = worker.processor_time()
+        used = processor_time(rig, worker)
         after = command_counts(locks)
     if any(each.runs != 1 for each in ran):
         msg = f"{worker.peer}: a task ran {max(each.runs for each in ran)} times"
         raise RuntimeError(msg)
     return {
         "per_second": len(ran) / elapsed,
-        "main_us": 1e6 * (used[0] - spent[0]) / len(ran),
-        "children_us": 1e6 * (used[1] - spent[1]) / len(ran),
+        **{name: 1e6 * (used[name] - spent[name]) / len(ran) for name in used},
         "commandstats": grown(before, after),
+    }
+
+
+def processor_time(rig: Rig, worker: Worker) -> dict[str, float]:
+    """Return the seconds of CPU that each part has used so far."""
+    main, children = worker.processor_time()
+    return {
+        "main": main,
+        "children": children,
+        "broker": sum(psutil.Process(rig.broker.pid).cpu_times()[:2]),
+        "locks": sum(psutil.Process(rig.locks.pid).cpu_times()[:2]),
     }
 
 
 def count(rig: Rig, worker: Worker) -> dict[str, Heard]:
     """Listen to both servers during a short run, and for as long while nothing runs."""
-    heard: dict[str, Heard] = {}
     rig.settle()
     worker.board.clear()
-    with worker.held_back():
-        worker.publish(jobs(COUNTED, -1))
-        monitors = {"broker": Monitor(rig.broker), "locks": Monitor(rig.locks)}
-        for monitor in monitors.values():
-            monitor.__enter__()
-    worker.wait(COUNTED, 60)
-    time.sleep(2)  # long enough to see what goes on anyway
-    for monitor in monitors.values():
-        monitor.__exit__()
-    with Monitor(rig.locks) as idle, Monitor(rig.broker) as idle_broker:
+    with ExitStack() as listening:
+        with worker.held_back():
+            worker.publish(jobs(COUNTED, -1))
+            locks = listening.enter_context(Monitor(rig.locks))
+            broker = listening.enter_context(Monitor(rig.broker))
+        worker.wait(COUNTED, 60)
+        time.sleep(2)  # long enough to see what goes on anyway
+    with Monitor(rig.locks) as idle_locks, Monitor(rig.broker) as idle_broker:
         time.sleep(3)
     owners = worker.ports()
-    for name, monitor in {**monitors, "idle": idle, "idle_broker": idle_broker}.items():
-        heard[name] = monitor.heard(owners)
-    return heard
+    return {
+        "locks": locks.heard(owners),
+        "broker": broker.heard(owners),
+        "idle": idle_locks.heard(owners),
+        "idle_broker": idle_broker.heard(owners),
+    }
 
 
 def summed(
@@ -120,8 +134,9 @@ def summed(
         "tasks_per_second": report.median([lap[peer]["per_second"] for lap in laps], 1),
         "of_plain": report.median(ratios) if ratios else None,
         "of_plain_each_round": [round(ratio, 3) for ratio in ratios],
-        "main_cpu_us_per_task": report.median([lap[peer]["main_us"] for lap in laps], 0),
-        "children_cpu_us_per_task": report.median([lap[peer]["children_us"] for lap in laps], 0),
+        "cpu_us_per_task": {
+            part: round(statistics.median(lap[peer][part] for lap in laps)) for part in PARTS
+        },
         "lock_calls_per_task": round(per_task(locks, heard["idle"]), 3),
         "lock_calls_per_task_in_main": round(per_task(locks, heard["idle"], "main"), 3),
         "lock_calls_in_main_by_verb": dict(locks.by["main"]),
@@ -174,12 +189,12 @@ def shown(found: dict[str, Any]) -> str:
             f"{row['lock_calls_per_task_in_main']:.2f}",
             f"{row['broker_calls_per_task']:.1f}",
             f"{row['commands_in_scripts_per_task']:.0f}",
-            f"{row['main_cpu_us_per_task']:.0f} + {row['children_cpu_us_per_task']:.0f}",
+            " + ".join(str(row["cpu_us_per_task"][part]) for part in PARTS),
         ]
         for row in found["peers"].values()
     ]
     heads = ["no-op tasks", "tasks/s", "of plain", "lock calls/task", "in main", "broker calls/task"]
-    heads += ["inside scripts", "CPU us/task, main + children"]
+    heads += ["inside scripts", "CPU us/task: main + children + broker + locks"]
     skipped = [f"skipped: {TITLES[peer]}: {why}" for peer, why in found["skipped"].items()]
     return "\n".join(
         [

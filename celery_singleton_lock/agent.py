@@ -239,6 +239,10 @@ class Agent:
         """Renew a lease from now on."""
         self._watchdog.watch(stamp.name, stamp.token, lease, held=held, on_lost=self._on_lost)
 
+    def confirm(self, token: str) -> None:
+        """Note that its lock was taken: if the store does not know it, it was lost."""
+        self._watchdog.confirm(token, 0.0)  # valid for no longer than was known before
+
     def forget(self, token: str) -> None:
         """Renew it no more."""
         self._watchdog.forget(token, patience=0)

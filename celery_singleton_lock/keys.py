@@ -19,13 +19,14 @@ part           type    content
 =============  ======  =====================================================================
 
 Per bucket: ``due`` (ZSET, lock -> when a sweeper looks, ms; only of locks that somebody waits for)
-and ``index`` (HASH, attempt -> lock and token of a task that waits or waited). For the whole installation: ``fleet:route:<realm>:<queue>`` (ZSET,
-worker -> heartbeat deadline, ms), ``fleet:inbox:<worker>`` (LIST of grants), ``fleet:worker:<worker>``
-(HASH), and ``schema``.
+and ``index`` (HASH, attempt -> lock and token of a task that waits or waited). For the whole
+installation: ``fleet:route:<realm>:<queue>`` (ZSET, worker -> heartbeat deadline, ms),
+``fleet:inbox:<worker>`` (LIST of grants), ``fleet:worker:<worker>`` (string, JSON), and ``schema``.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import zlib
 from dataclasses import dataclass
@@ -69,6 +70,12 @@ class LockKeys:
     def __iter__(self):  # type: ignore[no-untyped-def]  # an iterator of str, for redis-py's *keys
         """Yield the keys in the scripts' order."""
         return (getattr(self, part) for part in self.__slots__)
+
+
+@functools.lru_cache(maxsize=4096)
+def encoded(prefix: str, name: str) -> tuple[bytes, ...]:
+    """Return the keys of a lock as they are sent, in the scripts' order; a name comes often."""
+    return tuple(key.encode() for key in Keyspace(prefix).lock(name))
 
 
 @dataclass(frozen=True, slots=True)

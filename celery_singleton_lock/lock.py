@@ -383,14 +383,13 @@ class Lock:
     @property
     def held(self) -> bool:
         """Whether this thread certainly holds the lock now, as far as it knows without asking."""
-        hold = self._hold
-        return hold is not None and hold.left(self._clock) > 0
+        return self.expires_in > 0
 
     @property
     def lost(self) -> bool:
         """Whether this thread held the lock, lost it, and did not release it yet."""
         hold = self._hold
-        return hold is not None and hold.left(self._clock) <= 0
+        return hold is not None and not hold.leaving and hold.left(self._clock) <= 0
 
     @property
     def fencing_token(self) -> int:
@@ -405,7 +404,7 @@ class Lock:
         Counted from before the request was sent: the server holds it for at least as long.
         """
         hold = self._hold
-        return 0.0 if hold is None else hold.left(self._clock)
+        return 0.0 if hold is None or hold.leaving else hold.left(self._clock)
 
     def ensure_held(self) -> None:
         """Ask the store whether the lock is still ours, and hold it for a lease from now.
@@ -524,9 +523,9 @@ class Lock:
             self._undo(hold.lease.token)
 
     def _prolong(self, hold: _Hold, seconds: float) -> bool:
-        """Extend; return whether it is held. What was reported as lost stays lost."""
+        """Extend; return whether it is held. What was reported lost, or let go, stays so."""
         lease = hold.lease
-        if lease.lost:
+        if lease.lost or hold.leaving:
             return False
         asked = self._clock.monotonic()
         held = _twice(lambda: self._store.extend([(lease.name, lease.token, seconds)]))[0]

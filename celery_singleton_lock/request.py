@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, Protocol
 
@@ -75,6 +75,9 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
     landed = False
     parking = False
     requeued = False
+    took = False
+    at_clerk = False
+    job: Any = None
     was_blocked = False
     _withheld = False
     _ack_due = False
@@ -123,6 +126,7 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """Watch the lease from here on."""
         self.accepted = True
+        self.job = None  # it knows this request, and nothing breaks that circle
         if self.desk is not None:
             self.desk.on_accepted(self)
         super().on_accepted(pid, time_accepted)
@@ -157,6 +161,10 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
             if stamp is not None:
                 self._request_dict[STAMP] = stamp
 
+    def unsent(self) -> bool:
+        """Whether no child has got it yet: a prefork pool that is closing throws such jobs away."""
+        return self.job is not None and getattr(self.job, "_write_to", self.job) is None
+
     def ending(self) -> Ending:
         """Return whether the message comes back."""
         settled = self.acknowledged and not self.requeued
@@ -179,11 +187,14 @@ def _dispatching(original: Callable[..., Any]) -> Callable[..., Any]:
     def execute_using_pool(self: LockedRequest, pool: Any, **kwargs: Any) -> Any:
         self.dispatched = True
         try:
-            return original(self, pool, **kwargs)
+            job = original(self, pool, **kwargs)
         except TaskRevokedError:
             if self.desk is not None:
                 self.desk.on_landed(self, gone=True)
             raise
+        if self.delivered and not self.accepted:
+            self.job = job
+        return job
 
     return execute_using_pool
 
@@ -229,6 +240,10 @@ class Clerk(Protocol):
         """Renew a lease from now on."""
         ...
 
+    def confirm(self, token: str) -> None:
+        """Note that its lock was taken: if the store does not know it, it was lost."""
+        ...
+
     def forget(self, token: str) -> None:
         """Renew it no more. Does not wait."""
         ...
@@ -240,11 +255,21 @@ class Clerk(Protocol):
 
 @dataclass
 class Flight:
-    """The messages of one lock that this worker has sent to its pool and not heard back of."""
+    """The messages of one lock that are on their way here: to the pool and back, or into Redis."""
 
-    requests: dict[str, LockedRequest]
-    kick_after: bool = False
-    """Others of this lock were parked meanwhile without looking whether it is free."""
+    requests: dict[str, LockedRequest] = field(default_factory=dict)
+    parking: int = 0
+    """So many are being parked; who arrives now comes behind them."""
+    followers: list[LockedRequest] = field(default_factory=list)
+    """They arrived behind one of which it is not known yet whether it takes the lock."""
+
+    def undecided(self) -> bool:
+        """Return whether one of the requests has neither taken its lock nor been turned away."""
+        return any(not request.took for request in self.requests.values())
+
+    def over(self) -> bool:
+        """Return whether nothing is on its way any more."""
+        return not (self.requests or self.parking or self.followers)
 
 
 class Desk:
@@ -329,7 +354,7 @@ class Desk:
             stamped_at=_clock.monotonic(),
             copy=copy or bool(request.delivery_info.get("redelivered")),
             settle=not late,
-            announce=not late,
+            announce=True,
         )
 
     def _unlocked(self, request: LockedRequest, error: Exception | None) -> Stamp:
@@ -343,43 +368,55 @@ class Desk:
         if self._down and options.on_backend_error == "retry":
             return self._suspend(request)
         with self._mutex:
-            flight = self._flights.get(stamp.name)
-            full = flight is not None and len(flight.requests) >= options.limit
-            if full and not stamp.granted and options.on_conflict == "park":
-                flight.kick_after = True  # type: ignore[union-attr]  # full says it is there
-                return self.park(request, hold=True)
-            self._flights.setdefault(stamp.name, Flight({})).requests[stamp.token] = request
+            flight = self._flights.setdefault(stamp.name, Flight())
+            full = flight.parking > 0 or len(flight.requests) >= options.limit
+            parks = options.on_conflict == "park" and not stamp.granted and not self._down
+            if full and parks:
+                return self._follow(flight, request)
+            flight.requests[stamp.token] = request
             self._by_token[stamp.token] = request
         self._send(request, stamp)
         return None
+
+    def _follow(self, flight: Flight, request: LockedRequest) -> None:
+        """Park a message, but not before those that arrived earlier: a release could grant it."""
+        request.desk = self
+        if flight.undecided():
+            flight.followers.append(request)
+        else:
+            self.park(request)
 
     def _send(self, request: LockedRequest, stamp: Stamp) -> None:
         request.desk = self
         request.stamp = stamp
         request.landed = False
         request.request_dict[STAMP] = stamp
-        if stamp.announce:
+        if stamp.settle:
             request.withhold_ack()
         self._forward(request)
 
-    def park(self, request: LockedRequest, *, hold: bool) -> None:
+    def park(self, request: LockedRequest) -> None:
         """Have a message kept in Redis; it is acknowledged after that."""
         request.desk = self
         request.undecide()
-        request.parking = True
+        request.parking = request.at_clerk = True
+        with self._mutex:
+            self._flights.setdefault(request.stamp.name, Flight()).parking += 1
         task_ready(request)
-        self._clerk.park(request, hold=hold)
+        self._clerk.park(request, hold=False)
 
     # -- what the agent tells ---------------------------------------------------------------------
 
     def parked(self, request: LockedRequest, holder: str, rank: int) -> None:
         """The message is safe in Redis (or its like is): acknowledge it."""
+        self._back_from_clerk(request)
         request.acknowledge()
         request.was_blocked = True
         self._tell(request, TaskBlocked(*about(request), holder=holder, rank=rank))
 
     def refused(self, request: LockedRequest, reason: str) -> None:
         """The message cannot be parked: fail the task, or skip it, in a pool slot."""
+        self._back_from_clerk(request)
         request.parking = False
         options = self._rules(request.task)
         error = cannot_wait(request.stamp, options, reason)
@@ -402,7 +439,8 @@ class Desk:
             settle=not late,
             error=_verdict(delivery),
         )
-        request.desk, request.stamp, request.delivered = self, stamp, True
+        request.desk, request.stamp = self, stamp
+        request.delivered = request.took = True
         self._by_token[stamp.token] = request
         if request.revoked():
             return self.on_landed(request, gone=True)
@@ -422,9 +460,18 @@ class Desk:
 
     def dropped(self, request: LockedRequest) -> None:
         """End a copy quietly: the message itself is safe, or has ended."""
+        self._back_from_clerk(request)
         task_ready(request)
         request.acknowledge()
         self._tell(request, TaskDuplicate(*about(request), verdict="done"))
+
+    def _back_from_clerk(self, request: LockedRequest) -> None:
+        with self._mutex:
+            flight = self._flights.get(request.stamp.name)
+            if request.at_clerk and flight is not None:
+                flight.parking -= 1
+            request.at_clerk = False
+        self._advance(request.stamp.name)
 
     def backend_down(self) -> None:
         """Stop dispatching locked tasks until Redis is back."""
@@ -449,10 +496,13 @@ class Desk:
             self._clerk.watch(stamp, self._rules(request.task).lease, held=stamp.granted)
 
     def on_notice(self, token: str) -> None:
-        """A child took its lock: what waited for that can be acknowledged."""
+        """A child took its lock: it can be lost from now on, and the message be acknowledged."""
         request = self._by_token.get(token)
         if request is not None:
+            self._clerk.confirm(token)
             request.decided()
+            request.took = True
+            self._advance(request.stamp.name)
 
     def on_turned(self, request: LockedRequest, turned: Turned) -> bool:
         """The task was not run. Returns False if Celery should acknowledge it as ignored."""
@@ -460,17 +510,18 @@ class Desk:
             self._announce_skipped(request, turned)
             return False
         request.parking = True
-        self.on_landed(request, gone=False)
         request.undecide()
         if turned.verdict == "gone":
             task_ready(request)
         elif turned.verdict == "done":
             self.dropped(request)
         elif turned.verdict == "unavailable":
+            self._down = True
             self._clerk.backend_failed()
             self._suspend(request)
         else:
-            self.park(request, hold=False)
+            self.park(request)
+        self.on_landed(request, gone=False)  # last: it lets those go on who arrived later
         return True
 
     def _announce_skipped(self, request: LockedRequest, turned: Turned) -> None:
@@ -504,13 +555,22 @@ class Desk:
     def _leave_flight(self, stamp: Stamp) -> None:
         with self._mutex:
             flight = self._flights.get(stamp.name)
+            if flight is not None:
+                flight.requests.pop(stamp.token, None)
+        self._advance(stamp.name)
+
+    def _advance(self, name: str) -> None:
+        """Let followers go on, once it is known who comes before them."""
+        with self._mutex:
+            flight = self._flights.get(name)
             if flight is None:
                 return
-            flight.requests.pop(stamp.token, None)
-            if flight.kick_after:
-                self._clerk.kick(stamp.name)
-            if not flight.requests:
-                del self._flights[stamp.name]
+            if not flight.undecided():
+                followers, flight.followers = flight.followers, []
+                for request in followers:
+                    self._suspend(request) if self._down else self.park(request)
+            if flight.over():
+                del self._flights[name]
 
     def _tell(self, request: LockedRequest, event: TaskEvent) -> None:
         """Tell observers, and whoever listens to Celery's events."""
@@ -529,8 +589,13 @@ class Desk:
         Args:
             unless_dispatched: leave alone what the pool has taken over already.
         """
+        with self._mutex:
+            for flight in self._flights.values():
+                flight.followers.clear()  # the broker delivers them again
         for request in list(self._by_token.values()):
-            if request.accepted or (unless_dispatched and request.dispatched):
+            if request.accepted:
+                continue
+            if unless_dispatched and request.dispatched and not request.unsent():
                 continue
             self.on_landed(request, gone=request.delivered)
         self._suspended.clear()
@@ -554,7 +619,7 @@ class Desk:
     def in_flight(self) -> dict[str, int]:
         """Return how many messages of each lock are in the pool."""
         with self._mutex:
-            return {name: len(flight.requests) for name, flight in self._flights.items()}
+            return {n: len(flight.requests) for n, flight in self._flights.items()}
 
     def undecided(self, name: str) -> bool:
         """Return whether an earlier message of this lock still waits for its slot."""

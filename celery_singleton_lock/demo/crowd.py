@@ -49,8 +49,8 @@ class Crowd:
         kills: processes that are killed in the third run.
     """
 
-    orders: int = 250
-    rush: float = 5.5
+    orders: int = 300
+    rush: float = 7.0
     work: float = 0.075
     kills: int = 10
 

@@ -45,14 +45,14 @@ app.conf.update(
 # --- the tasks ------------------------------------------------------------------------------------
 
 
-@app.task
-def buy(run: str, order: int, product: str, units: int, work: float) -> None:
+@app.task  # type: ignore[untyped-decorator]  # celery is untyped
+def buy(*, run: str, order: int, product: str, units: int, work: float) -> None:
     """Buy as most first versions do: look at the stock, work, write the stock back."""
     sell(run, order, product, units, work, fence=0)
 
 
-@app.task(base=LockedTask, lock_key=LOCK_KEY, bind=True)
-def buy_locked(self: Any, run: str, order: int, product: str, units: int, work: float) -> None:
+@app.task(base=LockedTask, lock_key=LOCK_KEY, bind=True)  # type: ignore[untyped-decorator]
+def buy_locked(self: Any, *, run: str, order: int, product: str, units: int, work: float) -> None:
     """Buy, one order at a time per product. That line above is the whole difference."""
     sell(run, order, product, units, work, fence=self.lock.fencing_token)
 

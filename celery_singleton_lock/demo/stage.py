@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 PROCESSES: Final = 4
 TICK: Final = 0.02
 START_TIMEOUT: Final = 30.0
-STOP_TIMEOUT: Final = 5.0
+STOP_TIMEOUT: Final = 0.5
+"""Seconds after SIGKILL, which nobody survives: what is left only waits for init to reap it."""
 
 STALLED: Final = 12.0
 """Seconds without any sign of work after which a run is given up; what is open then is lost."""
@@ -291,7 +292,7 @@ class Run:
         # The URL is given here, because CELERY_BROKER_URL may name the broker of the user's own.
         with app.connection_for_write(self._url) as connection, connection.Producer() as producer:
             while not self._is_over(until):
-                self._admit(lambda *order: self.scene.task.apply_async(order, producer=producer))
+                self._admit(lambda order: self.scene.task.apply_async((), order, producer=producer))
                 self._look()
                 audience.watch(self)
                 time.sleep(TICK)
@@ -303,10 +304,18 @@ class Run:
         served = not self._outside and len(self.history.finished()) == len(self.orders)
         return served or now > until or now - self._stirred > STALLED
 
-    def _admit(self, send: Callable[..., object]) -> None:
+    def _admit(self, send: Callable[[dict[str, object]], object]) -> None:
         while self._outside and self._outside[0].arrives <= self.seconds:
             order = self._outside.popleft()
-            send(self.scene.name, order.number, order.product, order.units, order.work)
+            send(
+                {
+                    "run": self.scene.name,
+                    "order": order.number,
+                    "product": order.product,
+                    "units": order.units,
+                    "work": order.work,
+                }
+            )
             self._stirred = time.monotonic()
 
     def _look(self) -> None:

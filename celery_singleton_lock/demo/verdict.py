@@ -135,7 +135,7 @@ def count_inversions(lane: Iterable[Hold]) -> int:
 
 
 def recovery_of(history: History) -> Recovery | None:
-    """Return how long products stood still after kills; None without kills, or if one still does."""
+    """Return how long products stood still after kills; None if one still does, or none did."""
     times = [kill.recovery for kill in history.kills]
     known = [time for time in times if time is not None]
     if not known or len(known) < len(times):

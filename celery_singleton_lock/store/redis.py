@@ -20,7 +20,7 @@ from celery_singleton_lock.errors import (
     BackendUnreachable,
     ConfigurationError,
 )
-from celery_singleton_lock.keys import BUCKETS, Keyspace
+from celery_singleton_lock.keys import BUCKETS, Keyspace, encoded
 from celery_singleton_lock.model import (
     CLAIM_LEASE,
     SCHEMA,
@@ -152,6 +152,7 @@ class RedisStore:
         self.keyspace = keyspace or Keyspace()
         self._scripts = dict(scripts) if scripts else load_scripts()
         self._claim_ms = _lease(claim_lease)
+        self._loaded: set[str] = set()
         self._blocking: redis.Redis | None = None
 
     # -- verbs ------------------------------------------------------------------------------------
@@ -220,7 +221,8 @@ class RedisStore:
         asked = list(leases)
         if not asked:
             return []
-        keys = [key for name, _, _ in asked for key in self.keyspace.lock(name)]
+        prefix = self.keyspace.prefix
+        keys = [key for name, _, _ in asked for key in encoded(prefix, name)]
         arguments: list[Argument] = []
         for name, token, lease in asked:
             arguments += [name, token, _lease(lease)]
@@ -336,7 +338,8 @@ class RedisStore:
 
     def _lock_call(self, verb: str, name: str, **arguments: Argument) -> Call:
         script = self._scripts[verb]
-        return Call(script, list(self.keyspace.lock(name)), script.pack({"name": name, **arguments}))
+        keys = encoded(self.keyspace.prefix, name)
+        return Call(script, keys, script.pack({"name": name, **arguments}))
 
     def _asked(self, owner: Owner, claim: Claim) -> dict[str, Argument]:
         most = "" if claim.max_waiting is None else _number("max_waiting", claim.max_waiting)
@@ -388,12 +391,24 @@ class RedisStore:
         """Run scripts in one round trip; an answer is a reply, or the error of that call alone."""
         if not calls:
             return []
-        pipe = self.client.pipeline(transaction=False)
-        for call in calls:
-            pipe.evalsha(call.script.sha, len(call.keys), *call.keys, *call.arguments)
         with explained():
+            self._load({call.script for call in calls})
+            pipe = self.client.pipeline(transaction=False)
+            for call in calls:
+                pipe.evalsha(call.script.sha, len(call.keys), *call.keys, *call.arguments)
             answers = pipe.execute(raise_on_error=False)
         return [self._settled(call, answer) for call, answer in zip(calls, answers, strict=True)]
+
+    def _load(self, scripts: set[Script]) -> None:
+        """Send scripts that this store has not sent yet.
+
+        A batch of unknown scripts would be answered by as many errors; and fakeredis closes the
+        connection after the first.
+        """
+        for script in scripts:
+            if script.sha not in self._loaded:
+                self.client.script_load(script.text)
+                self._loaded.add(script.sha)
 
     def _settled(self, call: Call, answer: Any) -> Any:
         if isinstance(answer, failures.NoScriptError):

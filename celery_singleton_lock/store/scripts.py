@@ -3,6 +3,11 @@
 A script's header is its contract and is read by this module: ``-- KEYS:`` says which keys it takes,
 ``-- ARGV:`` names its arguments in order. The names become the script's local variables and the
 caller's keywords, so header, body and call site cannot drift apart.
+
+Redis runs a script from its first line at each call, and each function in it is made anew. So a verb
+gets only those blocks (set apart by blank lines) of ``_lock.lua`` that it uses; and what comes behind
+its line ``-- REST`` gets its own only there, so that the usual case, which returns before, is spared
+the others.
 """
 
 from __future__ import annotations
@@ -28,6 +33,10 @@ VERBS: Final = (
     "beat",
 )
 _HEADER: Final = re.compile(r"^-- (KEYS|ARGV): *(.*)$", re.MULTILINE)
+
+_DEFINED: Final = re.compile(r"^local (?:function )?(\w+(?:, \w+)*)", re.MULTILINE)
+_WORD: Final = re.compile(r"\w+")
+_COMMENT: Final = re.compile(r"\s*--.*")
 
 Argument = str | int | bytes
 
@@ -59,11 +68,15 @@ class Script:
         Raises:
             TypeError: a name is missing, or is not in the header.
         """
-        if arguments.keys() != set(self.arguments):
+        try:
+            packed = [arguments[name] for name in self.arguments]
+        except KeyError:
+            packed = []
+        if len(packed) != len(arguments):
             wrong = sorted(arguments.keys() ^ set(self.arguments))
             msg = f"{self.verb}.lua takes {', '.join(self.arguments)}; differs in {wrong}"
             raise TypeError(msg)
-        return [arguments[name] for name in self.arguments]
+        return packed
 
 
 def read(file: str) -> str:
@@ -80,9 +93,34 @@ def assemble(verb: str, clock: str, shared: str, body: str) -> Script:
     names = () if listed and arguments[0].startswith("(") else tuple(fixed)
     values = ", ".join(f"ARGV[{i}]" for i in range(1, len(names) + 1))
     unpack = f"local {', '.join(names)} = {values}\n" if names else ""
-    joined = shared if "use(" in body else ""
-    text = f"{unpack}{clock}\n{joined}\n{body}"
+    text = f"{unpack}{clock}\n{link(shared, body)}"
     return Script(verb, text, header["KEYS"].strip(), () if listed else names)
+
+
+def link(shared: str, body: str) -> str:
+    """Put before each part of ``body`` those blocks of ``shared`` that it is the first to use."""
+    if "use(" not in _code(body):
+        return body
+    blocks, linked = [_code(block) for block in shared.split("\n\n")], []
+    for part in body.split("-- REST\n"):
+        needed = used(blocks, _code(part))
+        blocks = [block for block in blocks if block not in needed]
+        linked += [*needed, part]
+    return "\n".join(linked)
+
+
+def used(blocks: Sequence[str], code: str) -> list[str]:
+    """Return the blocks that ``code`` uses, itself or by another; each stands behind what it uses."""
+    kept: list[str] = []
+    for block in reversed(blocks):
+        defined = {name for names in _DEFINED.findall(block) for name in re.split(r",\s*", names)}
+        if defined & set(_WORD.findall("\n".join([code, *kept]))):
+            kept.insert(0, block)
+    return kept
+
+
+def _code(text: str) -> str:
+    return "\n".join(line for line in _COMMENT.sub("", text).splitlines() if line.strip())
 
 
 def load_scripts(clock: str | None = None) -> dict[str, Script]:
@@ -101,5 +139,5 @@ class Call:
     """A script with its keys and packed arguments, ready to be sent alone or in a batch."""
 
     script: Script
-    keys: Sequence[str]
+    keys: Sequence[str | bytes]
     arguments: Sequence[Argument]

@@ -1,6 +1,6 @@
 """Random histories, made and shrunk by Hypothesis, on the real scripts on a real Redis.
 
-Longer: ``python -m tests.property.run --steps 200000``.
+A found history is printed unshrunk as calls of the verbs, then shrunk. Longer: ``python -m tests.property.run --steps 200000``.
 """
 
 from __future__ import annotations

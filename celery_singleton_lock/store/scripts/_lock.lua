@@ -186,9 +186,8 @@ local function wake(token)
   redis.pcall('PEXPIRE', list, GRACE_MS)
 end
 
--- Write a token in as holder.
-local function admit(token, rec, state, lease)
-  unqueue(token, rec)
+-- Write a token in as holder, with the next fence.
+local function write_in(token, rec, state, lease)
   rec.fence = new_fence()
   become(rec, state)
   redis.call('ZADD', holders, now + lease, token)
@@ -203,9 +202,16 @@ end
 
 -- A waiter gets a short lease, in which it must claim (or its worker renew) its grant.
 local function grant(token, rec, own)
-  admit(token, rec, 'granted', math.min(tonumber(claim_ms), tonumber(rec.lease)))
+  unqueue(token, rec)
+  write_in(token, rec, 'granted', math.min(tonumber(claim_ms), tonumber(rec.lease)))
   if rec.parked then deliver(token, rec, 'granted', own) else wake(token) end
   save(token, rec)
+end
+
+local function put_in_index(token, rec)
+  if rec.attempt == '' then return end
+  rec.indexed = '1'
+  redis.call('HSET', index, rec.attempt, lock .. '\n' .. token)
 end
 
 local function enqueue(token, rec, state)
@@ -213,10 +219,7 @@ local function enqueue(token, rec, state)
   become(rec, state)
   redis.call('ZADD', queue, rec.place, token)
   if rec.deadline then redis.call('ZADD', deadlines, rec.deadline, token) end
-  if rec.attempt ~= '' then
-    rec.indexed = '1'
-    redis.call('HSET', index, rec.attempt, lock .. '\n' .. token)
-  end
+  put_in_index(token, rec)
   save(token, rec)
 end
 
@@ -239,16 +242,20 @@ local function unindex(token, rec)
   end
 end
 
+local function drop_record(token, rec)
+  redis.call('HDEL', record, token)
+  unindex(token, rec)
+end
+
 -- The delivery `token` is over, the task is not: its body, or its twin, queues at the old place,
 -- under a token that nobody has held yet.
 local function go_back(token, rec)
-  redis.call('HDEL', record, token)
+  drop_record(token, rec)
   local kept = has_body(base_of(token)) and token
   local anew = rec.state == 'running'
   if not kept and rec.twin and has_body(base_of(rec.twin)) then
     kept, rec.twin, rec.parked, anew = rec.twin, nil, '1', true
   end
-  unindex(token, rec)
   if not kept then return end
   if anew then -- its wait is another one; copies that were on their way have arrived
     rec.deadline = rec.wait and digits(now + tonumber(rec.wait)) or nil
@@ -258,18 +265,20 @@ local function go_back(token, rec)
   enqueue(next_token(kept), rec, 'parked')
 end
 
--- The task is settled: drop all that is kept of it, and remember that it was here.
-local function forget(token, rec, done_ms, mark)
-  local base = base_of(token)
-  redis.call('HDEL', record, token)
-  unindex(token, rec)
-  if not alone then redis.call('HDEL', bodies, base, base_of(rec.twin or token)) end
-  if rec.attempt == '' or not (rec.parked or rec.twin or rec.copied or mark) then return end
+-- Remember that an attempt has ended for good, where copies of it are known or feared.
+local function remember_end(token, rec, done_ms, feared)
+  if rec.attempt == '' or not (rec.parked or rec.twin or rec.copied or feared) then return end
   local till = now + done_ms
   redis.call('ZREMRANGEBYSCORE', done, '-inf', now)
-  redis.call('ZADD', done, till, rec.attempt, till, base)
+  redis.call('ZADD', done, till, rec.attempt, till, base_of(token))
   local last = redis.call('ZRANGE', done, -1, -1, 'WITHSCORES')[2]
   redis.call('PEXPIRE', done, tonumber(last) - now + GRACE_MS)
+end
+
+-- The task is settled: drop all that is kept of it.
+local function forget(token, rec)
+  drop_record(token, rec)
+  if not alone then redis.call('HDEL', bodies, base_of(token), base_of(rec.twin or token)) end
 end
 
 local function lapse(token)
@@ -326,7 +335,8 @@ local function grant_waiters(own, me, my_record)
     local rec = head == me and my_record or load(head)
     local deadline = redis.call('ZSCORE', deadlines, head)
     if head == me then
-      admit(head, rec, 'running', tonumber(rec.lease))
+      unqueue(head, rec)
+      write_in(head, rec, 'running', tonumber(rec.lease))
       save(head, rec)
       free = free - 1
     elseif moved == BATCH then
@@ -361,24 +371,29 @@ local function next_look(first)
   return behind and now or look
 end
 
--- Set until when the keys live, and when a sweeper looks. A kept body keeps them for ever; holders
--- alone want no sweeper, since whoever asks next sweeps.
+-- The keys of a lock for which nobody waits live a while longer than its last lease. No sweeper
+-- wants to look at it, since whoever asks next sweeps.
+local function finish_alone()
+  local last = redis.call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2]
+  if last then live_until(tonumber(last), holders, record, meta) else live_until(now, meta) end
+end
+
+-- Set until when the keys live, and when a sweeper looks. A kept body keeps them for ever.
 local function finish()
-  local first = redis.call('ZRANGE', holders, 0, 0, 'WITHSCORES')[2]
-  local last = first and tonumber(redis.call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2])
-  if alone or redis.call('EXISTS', queue, deadlines, adrift, bodies) == 0 then
-    if not alone then redis.call('ZREM', due, lock) end
-    if first then return live_until(last, holders, record, meta) end
-    if not alone then redis.call('DEL', record) end
-    return live_until(now, meta)
+  if alone then return finish_alone() end
+  if redis.call('EXISTS', queue, deadlines, adrift, bodies) == 0 then
+    redis.call('ZREM', due, lock)
+    return finish_alone()
   end
+  local first = redis.call('ZRANGE', holders, 0, 0, 'WITHSCORES')[2]
   redis.call('ZADD', due, next_look(first), lock)
   if redis.call('EXISTS', bodies) == 1 then
     for _, key in ipairs({holders, queue, record, meta, deadlines, adrift}) do redis.call('PERSIST', key) end
     return
   end
-  local deadline = redis.call('ZRANGE', deadlines, -1, -1, 'WITHSCORES')[2]
-  live_until(math.max(last or now, tonumber(deadline or now)), holders, queue, record, meta, deadlines)
+  local last = redis.call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2] or now
+  local deadline = redis.call('ZRANGE', deadlines, -1, -1, 'WITHSCORES')[2] or now
+  live_until(math.max(tonumber(last), tonumber(deadline)), holders, queue, record, meta, deadlines)
 end
 
 local function describe(token)
@@ -397,20 +412,33 @@ local function answer(verdict, token, rec)
   return {verdict, '0', 0, rank and rank + 1 or 0, next_look_ms, describe(first[1]), limit}
 end
 
--- The token under which an attempt is here already, or nil. `index` knows those who wait or waited,
--- the records know the holders.
+-- The token and record of an attempt that waits, or waited before it was granted, or nil.
+local function indexed(attempt)
+  local entry = attempt ~= '' and redis.call('HGET', index, attempt)
+  if not entry then return nil end
+  local of, token = string.match(entry, '^(.*)\n([^\n]*)$')
+  if of ~= lock then return nil end
+  local rec = load(token)
+  if rec and standing(token, rec) then return token, rec end
+  redis.call('HDEL', index, attempt) -- of a lock whose keys have expired
+  return nil
+end
+
+-- The token and record under which an attempt is here already, or nil.
 local function find(attempt)
   if attempt == '' then return nil end
   for _, token in ipairs(redis.call('ZRANGE', holders, 0, -1)) do
     local rec = load(token)
     if rec and rec.attempt == attempt then return token, rec end
   end
-  local entry = redis.call('HGET', index, attempt)
-  local of, token = string.match(entry or '', '^(.*)\n([^\n]*)$')
-  local rec = of == lock and load(token)
-  if rec and standing(token, rec) then return token, rec end
-  if of == lock then redis.call('HDEL', index, attempt) end
-  return nil
+  return indexed(attempt)
+end
+
+-- Whether a message is here already, under this or another number of its token.
+local function is_kept(token, attempt)
+  if has_body(base_of(token)) then return true end
+  local other, rec = indexed(attempt)
+  return other and rec.parked and base_of(other) == base_of(token)
 end
 
 local function is_done(member)

@@ -6,6 +6,21 @@
 use(0, name)
 check()
 refuse_if_full()
+
+local first = alone and not remembers and copy == '0' and redis.call('EXISTS', holders) == 0
+if first then -- the usual case: nobody else is here, nor was lately
+  local rec = {
+    attempt = attempt, task = task, worker = worker, host = host, pid = pid,
+    lease = lease_ms, place = place_of(tonumber(place_us)),
+  }
+  limit = tonumber(limit_arg)
+  write_in(token, rec, 'running', tonumber(lease_ms))
+  save(token, rec)
+  finish_alone()
+  return {'granted', rec.fence, tonumber(lease_ms), 0, tonumber(lease_ms), '', limit}
+end
+
+-- REST
 sweep(worker)
 
 local rec = load(token)
@@ -18,12 +33,11 @@ if where == 'holder' then
 end
 
 -- A message that is kept here under a later token, or was settled, does not run a second time.
-local base = base_of(token)
 local verdict
 if not where then
-  if is_done(base) or copy == '1' and is_done(attempt) then
+  if is_done(base_of(token)) or copy == '1' and is_done(attempt) then
     verdict = 'done'
-  elseif has_body(base) then
+  elseif is_kept(token, attempt) then
     verdict = 'twin'
   elseif copy == '1' then
     local other, others = find(attempt)
@@ -49,7 +63,7 @@ if wait_ms ~= '' and not rec.parked then rec.deadline = digits(now + tonumber(wa
 
 if alone then
   if redis.call('ZCARD', holders) < limit then
-    admit(token, rec, 'running', tonumber(lease_ms))
+    write_in(token, rec, 'running', tonumber(lease_ms))
     save(token, rec)
     verdict = 'granted'
   end

@@ -14,7 +14,7 @@ local where = standing(token, rec)
 local verdict
 if is_done(base) or copy == '1' and is_done(attempt) then
   verdict = 'done'
-elseif has_body(base) then
+elseif is_kept(token, attempt) then
   verdict = 'waiting' -- asked again after a lost reply
 elseif copy == '1' then
   local other, others = find(attempt)
@@ -49,6 +49,7 @@ if not verdict then
   rec.wait = wait_ms ~= '' and wait_ms or nil
   rec.deadline = rec.wait and digits(now + tonumber(wait_ms)) or nil
   if where == 'holder' then
+    put_in_index(token, rec)
     deliver(token, rec, 'granted', worker) -- its own acquire was granted, and the reply was lost
     save(token, rec)
   else

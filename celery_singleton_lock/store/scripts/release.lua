@@ -9,12 +9,27 @@ write_though_full()
 
 local rec = load(token)
 local where = standing(token, rec)
+local only = alone and where == 'holder' and redis.call('ZCARD', holders) == 1
+if only and ending ~= 'cancel' then -- the usual case: nobody is next
+  redis.call('ZREM', holders, token)
+  drop_record(token, rec)
+  if ending == 'final' then remember_end(token, rec, tonumber(done_ms), mark == '1') end
+  finish_alone()
+  return {'released', '0', 0, 0, 0, '', limit}
+end
+
+-- REST
 local verdict = where and 'released' or 'absent'
 if where == 'holder' and ending == 'cancel' and lease_end(token) > now then
   verdict = 'granted'
 elseif where then
   if where == 'holder' then redis.call('ZREM', holders, token) else unqueue(token, rec) end
-  if ending == 'again' then go_back(token, rec) else forget(token, rec, tonumber(done_ms), mark == '1') end
+  if ending == 'again' then
+    go_back(token, rec)
+  else
+    remember_end(token, rec, tonumber(done_ms), mark == '1')
+    forget(token, rec)
+  end
 end
 sweep(worker)
 grant_waiters(worker)

@@ -321,6 +321,25 @@ def early_acknowledgement_drops_the_body(world):
 
 
 @history
+def parking_again_while_the_early_acknowledged_task_runs(world):
+    """Found by the state machine: the first reply was lost, and the task ran twice at once."""
+    world.beat("w1")
+    for number, again in enumerate((False, True)):
+        parked = world.new_asker(TWO, lease=30.0)
+        world.park(parked)
+        got = world.receive("w1")
+        if again:
+            world.release(TWO, got.token, Ending.AGAIN)
+            got = world.receive("w1")
+        world.claim(TWO, got.token, 30.0, settle=True)
+        assert world.park(parked).verdict is Verdict.WAITING
+        assert world.receive("w1") is None
+        asked = world.acquire(parked)
+        assert asked.verdict is (Verdict.TWIN if again else Verdict.GRANTED)
+        assert len(world.state(TWO).holders) == number + 1
+
+
+@history
 def a_late_ask_for_a_message_that_went_back(world):
     """The body waits under its second token: the first token must not run beside it."""
     world.beat("w1")
@@ -474,7 +493,8 @@ def a_grant_is_acquired_and_its_reply_lost_then_it_is_parked(world):
     world.acquire(asker, lost=True)
     world.park(asker, lost=True)
     got = world.receive("w1")
-    assert world.claim(ONE, got.token).verdict is Verdict.GRANTED
+    assert world.claim(ONE, got.token, settle=True).verdict is Verdict.GRANTED
+    world.park(asker)  # found by Hypothesis: kept a second time, and delivered beside the first
     assert world.receive("w1") is None
 
 

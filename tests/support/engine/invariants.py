@@ -260,7 +260,9 @@ def i12_somebody_looks_again_in_time(world: World, step: Step) -> None:
     for name, ledger, _, after in touched(world, step):
         waits = set(after.queue) | set(after.adrift) | after.overdue
         if not waits and not after.bodies:
-            if after.due is not None and not (after.due == ledger.expired_due and verb(step) != "kick"):
+            if after.due is None or verb(step) == "kick":
+                ledger.expired_due = None
+            if after.due is not None and ledger.expired_due is None:
                 broken("I12", f"nobody waits for {name}, and it is due at {after.due}")
             continue
         if verb(step) in GRANTING:
@@ -318,10 +320,12 @@ def answers_tell_what_the_keys_say(world: World, step: Step) -> None:
         if verdict is Verdict.GRANTED and step.reply.fencing_token != int(after.record[token]["fence"]):
             broken("answer", f"{token} of {name} was told fence {step.reply.fencing_token}")
         # A waiter that parks or claims, and is granted by the same call, hears of it by inbox or wake list.
-        kept = verb(step) == "park" and base_of(token) in after.bodies
+        kept = verb(step) == "park" and base_of(token) in {*after.bodies, *map(base_of, after.standing)}
         if verdict is Verdict.WAITING and (not (stands or kept) or holds and verb(step) == "acquire"):
             broken("answer", f"{token} was told that it waits for {name}")
         if verdict in {Verdict.BLOCKED, Verdict.FULL, Verdict.RELEASED, Verdict.ABSENT} and stands:
+            if verdict is Verdict.ABSENT and token not in before.standing:
+                continue  # a token that this very sweep made, and nobody knew
             broken("answer", f"{token} was told {verdict}, and stands at {name}")
         if step.ending is Ending.CANCEL and before.holders.get(token, 0) > world.now:
             if verdict is not Verdict.GRANTED:
@@ -377,6 +381,7 @@ def note(world: World, step: Step) -> None:
     before, after = step.before.locks[step.lock], step.after.locks[step.lock]
     if verb(step) in _NOTES:
         _NOTES[verb(step)](world, step, ledger, before, after)
+    ledger.accepted &= {base_of(token) for token in after.standing}
     # Successors of a delivery keep the place of the first; a twin takes the place of its attempt.
     for token, rec in after.record.items():
         base = base_of(token)
@@ -433,7 +438,8 @@ def _note_acquire(world, step, ledger, before, after) -> None:
 def _note_park(world, step, ledger, before, after) -> None:
     base, attempt = step.asker.base, step.asker.owner.attempt
     _note_asked(world, step, ledger, before)
-    if step.reply.verdict is Verdict.WAITING:
+    runs = {base_of(t) for t in before.valid(world.now)} & ledger.accepted
+    if step.reply.verdict is Verdict.WAITING and base not in runs:
         ledger.kept[base] = attempt
         if base not in after.bodies:
             broken("I8", f"{step.token} was told that it is kept")
@@ -453,6 +459,8 @@ def _note_claim(world, step, ledger, before, after) -> None:
         ledger.beliefs[step.token] = world.now + round(step.reply.lease * 1000)
         if settle:
             _is_settled(ledger, base)
+            if after.record[step.token].get("parked"):
+                ledger.accepted.add(base)
 
 
 def _is_settled(ledger: Ledger, base: str) -> None:

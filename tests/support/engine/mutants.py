@@ -52,6 +52,7 @@ MUTANTS = (
     Mutant(
         "a newcomer barges in", "acquire.lua",
         "if alone then\n", "if alone or redis.call('ZCARD', holders) < limit then\n",
+        also=(("local first = alone and", "local first ="),),
     ),
     Mutant(
         "last in, first out", LIBRARY,
@@ -83,7 +84,7 @@ MUTANTS = (
     ),
     Mutant(
         "a record is leaked", LIBRARY,
-        "local base = base_of(token)\n  redis.call('HDEL', record, token)\n", "local base = base_of(token)\n",
+        "  redis.call('HDEL', record, token)\n  unindex(token, rec)\n", "  unindex(token, rec)\n",
     ),
     Mutant("the fence starts anew", LIBRARY, "math.max(last_fence + 1, now_us)", "math.max(last_fence % 1000 + 1, 1)"),
     Mutant("the fence stands still", LIBRARY, "math.max(last_fence + 1, now_us)", "math.max(last_fence, now_us)"),
@@ -100,7 +101,7 @@ MUTANTS = (
     ),
     Mutant(
         "no done mark", LIBRARY,
-        "if rec.attempt == '' or not (rec.parked or rec.twin or rec.copied or mark) then return end",
+        "if rec.attempt == '' or not (rec.parked or rec.twin or rec.copied or feared) then return end",
         "if done_ms then return end",
     ),
     Mutant(
@@ -127,13 +128,13 @@ MUTANTS = (
         "    redis.call('ZREM', queue, token)\n", "    local _ = token\n",
     ),
     Mutant("asking again takes a new place", "acquire.lua", "rec = rec or {\n", "rec = {\n"),
-    Mutant("parking twice enqueues twice", "park.lua", "elseif has_body(base) then", "elseif false then"),
+    Mutant("parking twice enqueues twice", "park.lua", "elseif is_kept(token, attempt) then", "elseif false then"),
     Mutant("a held-back park grants", "park.lua", "if hold == '0' then grant_waiters(worker) end", "if hold == '1' then grant_waiters(worker) end"),
     Mutant("messages adrift are not recalled", LIBRARY, "  recall(own)\nend", "end"),
     Mutant("nobody looks again", LIBRARY, "redis.call('ZADD', due, next_look(first), lock)", "redis.call('ZADD', due, next_look(first) + 60000, lock)"),
     Mutant("keys expire beside a body", LIBRARY, "if redis.call('EXISTS', bodies) == 1 then", "if false then"),
-    Mutant("keys stay for ever", LIBRARY, "if first then return live_until(last, holders, record, meta) end", "if first then return end"),
-    Mutant("the index leaks", LIBRARY, "  redis.call('HDEL', record, token)\n  unindex(token, rec)\n  if not alone", "  redis.call('HDEL', record, token)\n  if not alone"),
+    Mutant("keys stay for ever", LIBRARY, "live_until(tonumber(last), holders, record, meta)", "return"),
+    Mutant("the index leaks", LIBRARY, "  redis.call('HDEL', record, token)\n  unindex(token, rec)\n", "  redis.call('HDEL', record, token)\n"),
     Mutant("a lease without end", LIBRARY, "redis.call('ZADD', holders, now + lease, token)", "redis.call('ZADD', holders, now + lease * 100, token)"),
     Mutant("a claim keeps the short lease", "claim.lua", "if where == 'holder' then start(token, rec) end", "if where == 'holder' then rec.state = 'running' end"),
     Mutant("a reset drops the parked", "reset.lua", "if rec then go_back(token, rec) end", "if rec then redis.call('HDEL', record, token) end"),

@@ -104,6 +104,7 @@ class Ledger:
     # Keys that expire leave entries in the bucket's index and due, for others to tidy up.
     expired: set[tuple[str, str]] = field(default_factory=set)
     expired_due: int | None = None
+    accepted: set[str] = field(default_factory=set)  # bases that were acknowledged at their start
     limit: int = 0
     last_fence: int = 0
 
@@ -189,9 +190,12 @@ class World:
         return reply
 
     def _twice(self, verb: str, lock: str, call: Callable[[], Any], lost: bool, **facts: Any) -> Any:
-        """Run a verb; if its reply is lost, run it again, which must change nothing."""
+        """Run a verb; if its reply is lost, run it again, which must change nothing.
+
+        FULL kept nothing and promised nothing: asked again it may well find room.
+        """
         reply = self._step(verb, lock, call, **facts)
-        if lost:
+        if lost and getattr(reply, "verdict", None) is not Verdict.FULL:
             self._step("again " + verb, lock, call, **facts)
         return None if lost else reply
 

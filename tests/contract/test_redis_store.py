@@ -1,0 +1,410 @@
+"""What the Redis store promises beyond the common contract: cost, refusals, loss of data."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from celery_singleton_lock.errors import BackendError, BackendRefused, BackendUnreachable
+from celery_singleton_lock.keys import Keyspace
+from celery_singleton_lock.model import Claim, Ending, Owner, Parcel, Verdict, new_token
+from celery_singleton_lock.store.redis import RedisStore
+
+pytestmark = pytest.mark.contract
+
+NAME = "account:42"
+REMEDY = "singleton_lock_prefix"
+
+
+@pytest.fixture
+def store(redis_client):
+    store = RedisStore(redis_client, claim_lease=0.25)
+    yield store
+    store.close()
+
+
+def owner(attempt=""):
+    return Owner(new_token(), attempt, "app.task", "w", "host", 1)
+
+
+def claim(lease=30.0, **more):
+    return Claim(NAME, lease, **more)
+
+
+def dump(client):
+    """All keys but the worker's registry: how long they live does not matter here."""
+    found = {}
+    for key in client.scan_iter("*"):
+        found[key] = client.dump(key)
+    return found
+
+
+def verbs(store, holder, waiter):
+    """Every verb that touches a lock's keys, as calls that would change something."""
+    message, copy = owner("new/0/0"), owner("new/0/0")
+    return {
+        "acquire": lambda: store.acquire(owner(), claim(), wait=30.0),
+        "acquire a copy": lambda: store.acquire(copy, claim(copy=True)),
+        "park": lambda: store.park(message, claim(), Parcel(b"body", "R", "q", 30.0)),
+        "claim": lambda: store.claim(holder, NAME, 60.0),
+        "release": lambda: store.release(NAME, holder.token, Ending.FINAL, mark=True),
+        "release again": lambda: store.release(NAME, holder.token, Ending.AGAIN),
+        "cancel": lambda: store.release(NAME, waiter.token, Ending.CANCEL),
+        "extend": lambda: store.extend([(NAME, holder.token, 60.0)]),
+        "kick": lambda: store.kick(NAME, realm="R"),
+        "reset": lambda: store.reset(NAME),
+    }
+
+
+# -- loss ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.needs_real_redis("fakeredis closes a connection after an error")
+def test_t24_scripts_that_the_server_forgot_are_sent_again(store, redis_client):
+    who = owner()
+    store.acquire(who, claim())
+    redis_client.script_flush()
+    assert store.extend([(NAME, who.token, 30.0)]) == [True]
+    redis_client.script_flush()
+    parcel = Parcel(b"body", "R", "q")
+    replies = store.park_many([(owner(f"{n}/0/0"), claim(), parcel) for n in range(3)])
+    assert [reply.verdict for reply in replies] == [Verdict.WAITING] * 3
+    redis_client.script_flush()
+    assert store.release(NAME, who.token, Ending.FINAL).verdict is Verdict.RELEASED
+
+
+def test_t24_l29_after_a_flushall_holders_own_nothing_and_fences_still_grow(store, redis_client):
+    who = owner()
+    fence = store.acquire(who, claim()).fencing_token
+    redis_client.flushall()
+    assert store.extend([(NAME, who.token, 30.0)]) == [False]
+    assert store.claim(who, NAME, 30.0).verdict is Verdict.ABSENT
+    assert store.release(NAME, who.token, Ending.FINAL).verdict is Verdict.ABSENT
+    assert store.acquire(owner(), claim()).fencing_token > fence
+
+
+def test_l29_an_idle_lock_leaves_only_what_expires(store, redis_client):
+    store.beat("w", "R", ["q"], 3.0)
+    holder, waiter = owner(), owner("id/0/0")
+    store.acquire(holder, claim())
+    store.acquire(waiter, claim(), wait=30.0)
+    store.park(owner("other/0/0"), claim(), Parcel(b"body", "R", "q"))
+    for token in (holder.token, waiter.token):
+        store.release(NAME, token, Ending.FINAL)
+    store.release(NAME, store.receive("w", 1.0).token, Ending.FINAL)
+    for key in redis_client.scan_iter("*"):
+        assert 0 < redis_client.pttl(key) <= 3_700_000, key
+
+
+def test_a_server_clock_that_steps_back_repeats_no_fence(redis_client):
+    from celery_singleton_lock.store.scripts import load_scripts  # noqa: PLC0415
+
+    clock = "local function server_time() return tonumber(redis.call('GET', 'now')) end"
+    store = RedisStore(redis_client, scripts=load_scripts(clock))
+    fences = []
+    for now in (1_800_000_000_000_000, 1_799_999_990_000_000, 1_799_999_980_000_000):
+        redis_client.set("now", now)
+        who = owner()
+        fences.append(store.acquire(who, claim()).fencing_token)
+        store.release(NAME, who.token, Ending.FINAL)
+    assert fences == sorted(set(fences))
+
+
+# -- cost ------------------------------------------------------------------------------------------
+
+
+def crowd(store, client, size):
+    """Put `size` waiters into the queue: one by the script, the others as copies of it."""
+    keys = Keyspace().lock(NAME)
+    model = owner()
+    store.acquire(model, claim(), wait=10_000.0)
+    place = int(client.zscore(keys.queue, model.token))
+    record = json.dumps({**json.loads(client.hget(keys.record, model.token)), "deadline": None})
+    record = record.replace(', "deadline": null', "")
+    ends = client.zscore(keys.deadlines, model.token)
+    pipe = client.pipeline(transaction=False)
+    for start in range(1, size, 5000):
+        made = {f"w{number}.0": number for number in range(start, min(start + 5000, size))}
+        pipe.zadd(keys.queue, {token: place + number for token, number in made.items()})
+        pipe.zadd(keys.deadlines, dict.fromkeys(made, ends))
+        pipe.hset(keys.record, mapping=dict.fromkeys(made, record))
+        pipe.execute()
+
+
+def cost(store, client):
+    """Return, for each verb, the commands and microseconds of one call."""
+    spent = {}
+    holder = store.inspect(NAME, waiters=0).holders[0]
+    who = Owner(holder.token)
+    newcomer = owner()
+    calls = {
+        "acquire": lambda: store.acquire(owner(), claim()),
+        "wait": lambda: store.acquire(newcomer, claim(), wait=10_000.0),
+        "park": lambda: store.park(owner("p/0/0"), claim(), Parcel(b"body", "R", "q")),
+        "claim": lambda: store.claim(who, NAME, 30.0),
+        "extend": lambda: store.extend([(NAME, who.token, 30.0)]),
+        "kick": lambda: store.kick(NAME),
+        "cancel": lambda: store.release(NAME, newcomer.token, Ending.CANCEL),
+        "release": lambda: store.release(NAME, who.token, Ending.FINAL),
+    }
+    for verb, call in calls.items():
+        client.config_resetstat()
+        call()
+        stats = client.info("commandstats")
+        script = stats["cmdstat_evalsha"]
+        commands = sum(each["calls"] for name, each in stats.items() if "config" not in name)
+        spent[verb] = (commands - 1, script["usec"])
+    return spent
+
+
+@pytest.mark.needs_real_redis("INFO commandstats")
+def test_t25_a_call_costs_the_same_at_any_length_of_the_queue(redis_client):
+    store = RedisStore(redis_client, claim_lease=60.0)
+    commands, time_spent = {}, {}
+    for size in (10, 1_000, 100_000):
+        redis_client.flushall()
+        store.acquire(owner(), claim())
+        crowd(store, redis_client, size)
+        cost(store, redis_client)  # the scripts are loaded, and the release is the one under load
+        samples = [cost(store, redis_client) for _ in range(5)]
+        commands[size] = {verb: n for verb, (n, _) in samples[0].items()}
+        time_spent[size] = {verb: min(s[verb][1] for s in samples) for verb in samples[0]}
+    assert commands[10] == commands[1_000] == commands[100_000]
+    assert max(commands[10].values()) <= 60
+    for verb, spent in time_spent[100_000].items():
+        assert spent <= 3 * time_spent[10][verb] + 50, (verb, time_spent)
+
+
+@pytest.mark.needs_real_redis("INFO commandstats")
+def test_an_uncontended_pair_is_two_calls_of_few_commands(store, redis_client):
+    who = owner()
+    store.acquire(who, claim())
+    store.release(NAME, who.token, Ending.FINAL)
+    redis_client.config_resetstat()
+    store.acquire(who, claim())
+    store.release(NAME, who.token, Ending.FINAL)
+    stats = redis_client.info("commandstats")
+    assert stats["cmdstat_evalsha"]["calls"] == 2
+    assert sum(each["calls"] for each in stats.values()) <= 46
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+PARTS = ("holders", "queue", "record", "meta", "bodies", "deadlines", "adrift", "done", "due", "index")
+VERBS = (
+    "acquire", "acquire a copy", "park", "claim", "release", "release again", "cancel", "extend",
+    "kick", "reset",
+)
+
+
+def staged(store):
+    """A lock on which every verb has something to do."""
+    holder, waiter = owner("h/0/0"), owner("w/0/0")
+    store.acquire(holder, claim())
+    store.acquire(waiter, claim(), wait=30.0)
+    store.park(owner("m/0/0"), claim(), Parcel(b"body", "R", "q", 20.0))
+    return holder, waiter
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("part", PARTS)
+def test_a_key_of_another_type_is_an_error_and_nothing_is_written(store, redis_client, part, verb):
+    """Lua has no roll-back: everything is checked before anything is written."""
+    call = verbs(store, *staged(store))[verb]
+    key = getattr(Keyspace().lock(NAME), part)
+    redis_client.delete(key)
+    redis_client.lpush(key, "somebody else's")
+    before = dump(redis_client)
+    with pytest.raises(BackendRefused, match=REMEDY):
+        call()
+    assert dump(redis_client) == before
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_key_of_another_type_at_an_idle_lock(store, redis_client, part):
+    key = getattr(Keyspace().lock(NAME), part)
+    redis_client.lpush(key, "somebody else's")
+    before = dump(redis_client)
+    for call in (
+        lambda: store.acquire(owner(), claim()),
+        lambda: store.park(owner("p/0/0"), claim(), Parcel(b"body", "R", "q")),
+    ):
+        with pytest.raises(BackendRefused, match=REMEDY):
+            call()
+        assert dump(redis_client) == before
+
+
+def test_foreign_keys_around_the_lock_cost_a_wake_up_and_no_grant(store, redis_client):
+    """A wake list, an inbox or a route of another type leaves no change half done."""
+    keyspace = Keyspace()
+    holder, waiter = owner(), owner()
+    store.acquire(holder, claim())
+    store.acquire(waiter, claim(), wait=30.0)
+    store.park(owner("m/0/0"), claim(), Parcel(b"body", "R", "q"))
+    store.beat("w", "R", ["q"], 10.0)
+    redis_client.set(keyspace.wake(NAME, waiter.token), "x")
+    redis_client.set(keyspace.inbox("w"), "x")
+    assert store.release(NAME, holder.token, Ending.FINAL).verdict is Verdict.RELEASED
+    assert store.claim(waiter, NAME, 30.0).verdict is Verdict.GRANTED
+    assert store.release(NAME, waiter.token, Ending.FINAL).verdict is Verdict.RELEASED
+    redis_client.delete(f"{keyspace.fleet}:route:R:q")
+    redis_client.set(f"{keyspace.fleet}:route:R:q", "x")
+    time.sleep(0.3)
+    store.kick(NAME)
+    assert store.inspect(NAME).adrift == 1
+
+
+def test_one_refused_lock_does_not_end_the_leases_of_others(store, redis_client):
+    fine, other = owner(), owner()
+    store.acquire(fine, claim())
+    store.acquire(other, Claim("other"))
+    redis_client.set(Keyspace().lock("other").done, "x")
+    asked = [("other", other.token, 60.0), (NAME, fine.token, 60.0)]
+    assert store.extend(asked) == [False, True]
+    assert store.inspect(NAME).holders[0].expires_in > 50
+    with pytest.raises(BackendRefused, match=REMEDY):
+        store.extend(asked[:1])
+
+
+@pytest.mark.needs_real_redis("fakeredis closes a connection after an error")
+def test_a_refused_lock_in_a_batch_is_its_own_error(store, redis_client):
+    redis_client.set(Keyspace().lock(NAME).queue, "x")
+    parcel = Parcel(b"body", "R", "q")
+    refused, kept = store.park_many(
+        [(owner("a/0/0"), claim(), parcel), (owner("b/0/0"), Claim("other"), parcel)]
+    )
+    assert isinstance(refused, BackendRefused)
+    assert kept.verdict is Verdict.WAITING
+
+
+@pytest.mark.needs_real_redis("maxmemory")
+def test_t39_on_a_full_redis_leases_go_on_and_end_and_nothing_new_begins(make_redis):
+    server = make_redis("--maxmemory-policy", "noeviction")
+    with server.client(decode_responses=False) as client:
+        store = RedisStore(client, claim_lease=5.0)
+        store.beat("w", "R", ["q"], 60.0)
+        holder, waiter, message = owner(), owner(), owner("m/0/0")
+        store.acquire(holder, claim())
+        store.acquire(waiter, claim(), wait=60.0)
+        store.park(message, claim(), Parcel(b"body", "R", "q"))
+        lapsing = owner()
+        store.acquire(lapsing, Claim("lapsed", 0.05))
+        time.sleep(0.1)
+        client.config_set("maxmemory", "1")  # whatever is there is too much
+
+        before = dump(client)
+        refused = {
+            "a free lock": lambda: store.acquire(owner(), Claim("free")),
+            "a busy lock": lambda: store.acquire(owner(), claim(), wait=60.0),
+            "a lapsed lock": lambda: store.acquire(owner(), Claim("lapsed")),
+            "park": lambda: store.park(owner("n/0/0"), claim(), Parcel(b"b", "R", "q")),
+            "park at a lapsed lock": lambda: store.park(owner("o/0/0"), Claim("lapsed"), Parcel(b"b", "R", "q")),
+        }
+        for what, call in refused.items():
+            with pytest.raises(BackendRefused, match="maxmemory"):
+                call()
+            assert dump(client) == before, what
+
+        assert store.extend([(NAME, holder.token, 60.0)]) == [True]
+        assert store.claim(holder, NAME, 60.0).verdict is Verdict.GRANTED
+        assert store.release(NAME, holder.token, Ending.FINAL, mark=True).verdict is Verdict.RELEASED
+        assert store.wait(NAME, waiter.token, 1.0)
+        assert store.claim(waiter, NAME, 60.0).verdict is Verdict.GRANTED
+        assert store.release(NAME, waiter.token, Ending.FINAL).verdict is Verdict.RELEASED
+        delivery = store.receive("w", 1.0)
+        assert delivery.token == message.token
+        assert store.claim(Owner(delivery.token), NAME, 60.0).verdict is Verdict.GRANTED
+        assert store.release(NAME, delivery.token, Ending.AGAIN).verdict is Verdict.RELEASED
+        assert store.kick(NAME) == []
+        assert store.reset(NAME) == 1
+        store.close()
+
+
+@pytest.mark.needs_real_redis("ACL")
+def test_a_user_who_may_not_run_scripts_is_told_what_to_allow(make_redis):
+    server = make_redis()
+    with server.client(decode_responses=False) as admin:
+        admin.acl_setuser(
+            "app", enabled=True, passwords=["+s3cret-word"], keys=["*"],
+            categories=["+@all", "-@scripting"],
+        )
+        with server.client(decode_responses=False, username="app", password="s3cret-word") as client:
+            with pytest.raises(BackendRefused, match=r"NOPERM.*\+@scripting") as caught:
+                RedisStore(client).acquire(owner(), claim())
+            assert "s3cret-word" not in str(caught.value)
+        with server.client(decode_responses=False, username="app", password="wr0ng-word") as client:
+            with pytest.raises(BackendRefused) as caught:
+                RedisStore(client).acquire(owner(), claim())
+            assert "wr0ng-word" not in f"{caught.value} {caught.value.__cause__}"
+
+
+@pytest.mark.needs_real_redis("ACL")
+def test_a_user_without_the_lock_keys_is_refused_and_nothing_is_written(make_redis):
+    server = make_redis()
+    with server.client(decode_responses=False) as admin:
+        admin.acl_setuser(
+            "app", enabled=True, passwords=["+pw"], keys=["mine:*"], categories=["+@all"]
+        )
+        with server.client(decode_responses=False, username="app", password="pw") as client:
+            with pytest.raises(BackendRefused, match="NOPERM"):
+                RedisStore(client).acquire(owner(), claim())
+            assert dump(admin) == {}
+            mine = RedisStore(client, Keyspace("mine"))
+            assert mine.acquire(owner(), claim()).verdict is Verdict.GRANTED
+
+
+def test_an_unreachable_server_is_told_quickly_and_without_a_password():
+    client = redis.Redis.from_url(
+        "redis://user:s3cret-word@127.0.0.1:1/0",
+        socket_connect_timeout=0.5, retry=Retry(NoBackoff(), 0),
+    )
+    store = RedisStore(client)
+    began = time.monotonic()
+    calls = [
+        lambda: store.acquire(owner(), claim()),
+        lambda: store.extend([(NAME, "t.0", 5.0)]),
+        lambda: store.park_many([(owner(), claim(), Parcel(b"b", "R", "q"))]),
+        lambda: store.body(NAME, "t.0"),
+        lambda: store.time(),
+        lambda: store.receive("w", 5.0),
+        lambda: store.wait(NAME, "t.0", 5.0),
+    ]
+    for call in calls:
+        with pytest.raises(BackendUnreachable) as caught:
+            call()
+        assert "s3cret-word" not in f"{caught.value} {caught.value.__cause__}"
+    assert time.monotonic() - began < 2
+
+
+def test_errors_are_ours():
+    from celery_singleton_lock.store.redis import explain  # noqa: PLC0415
+
+    errors = {
+        "WRONGTYPE Operation against a key": BackendRefused,
+        "NOPERM this user has no permissions": BackendRefused,
+        "user_script: no room for blooms": BackendRefused,
+        "unknown command 'EVALSHA'": BackendRefused,
+    }
+    for sentence, kind in errors.items():
+        assert isinstance(explain(redis.ResponseError(sentence)), kind)
+    assert "maxmemory" not in str(explain(redis.ResponseError("no room for blooms")))
+    assert isinstance(explain(redis.exceptions.BusyLoadingError("loading")), BackendUnreachable)
+    assert isinstance(explain(redis.exceptions.AuthenticationError("x")), BackendRefused)
+    assert isinstance(explain(ConnectionResetError("x")), BackendError)
+
+
+def test_a_client_that_decodes_replies_serves_locks_too(redis_server, redis_url):
+    with redis_server.client(decode_responses=True) as client:
+        store = RedisStore(client)
+        holder, waiter = owner(), owner()
+        assert store.acquire(holder, claim()).verdict is Verdict.GRANTED
+        assert store.acquire(waiter, claim(), wait=5.0).holder.token == holder.token
+        assert store.release(NAME, holder.token, Ending.FINAL).verdict is Verdict.RELEASED
+        assert store.wait(NAME, waiter.token, 1.0)
+        assert store.inspect(NAME).holders[0].token == waiter.token
+        store.close()

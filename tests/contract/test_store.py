@@ -1,0 +1,647 @@
+"""What every store promises; the numbers are those of the traps others fell into.
+
+Only the protocol of :mod:`celery_singleton_lock.store.base` is used here, so that memory and Redis
+cannot drift apart. What concerns Redis alone is in ``test_redis_store.py``.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.model import Claim, Ending, Owner, Parcel, Verdict, base_of, new_token
+from celery_singleton_lock.store.redis import RedisStore
+from support.waiting import eventually
+
+pytestmark = pytest.mark.contract
+
+NAME = "account:42"
+LEASE = 30.0
+SHORT = 0.25
+"""A lease that a test outwaits."""
+
+
+@pytest.fixture(params=["redis"])
+def store(request):
+    """Each store there is; a grant must be claimed within a quarter of a second."""
+    client = request.getfixturevalue("redis_client")
+    store = RedisStore(client, claim_lease=SHORT)
+    yield store
+    store.close()
+
+
+def owner(attempt="", **more):
+    return Owner(new_token(), attempt, "app.task", host="host", pid=1, **more)
+
+
+def claim(lease=LEASE, name=NAME, **more):
+    return Claim(name, lease, **more)
+
+
+def parcel(body=b"body \xff\n", realm="R", queue="q", **more):
+    return Parcel(body, realm, queue, **more)
+
+
+def held_by(store, lease=LEASE, **more):
+    """Take the lock for somebody new."""
+    who = owner(**more)
+    assert store.acquire(who, claim(lease)).verdict is Verdict.GRANTED
+    return who
+
+
+def waits(store, seconds=LEASE, lease=LEASE):
+    who = owner()
+    assert store.acquire(who, claim(lease), wait=seconds).verdict is Verdict.WAITING
+    return who
+
+
+def lapse(store):
+    """Wait until a short lease has ended."""
+    store.wait(NAME, "nobody", SHORT + 0.05)
+
+
+def tokens(store, name=NAME):
+    return [holder.token for holder in store.inspect(name).holders]
+
+
+# -- taking and giving back ------------------------------------------------------------------------
+
+
+def test_t3_a_refused_client_takes_nothing_with_it(store):
+    first = held_by(store)
+    refused = owner()
+    assert store.acquire(refused, claim()).verdict is Verdict.BLOCKED
+    assert store.release(NAME, refused.token, Ending.FINAL).verdict is Verdict.ABSENT
+    assert store.acquire(owner(), claim()).verdict is Verdict.BLOCKED
+    assert tokens(store) == [first.token]
+
+
+def test_t5_a_stale_holder_frees_nothing(store):
+    stale = held_by(store, SHORT)
+    lapse(store)
+    successor = held_by(store)
+    assert store.release(NAME, stale.token, Ending.FINAL).verdict is Verdict.ABSENT
+    assert store.extend([(NAME, stale.token, LEASE)]) == [False]
+    assert store.claim(stale, NAME, LEASE).verdict is Verdict.ABSENT
+    assert tokens(store) == [successor.token]
+
+
+def test_t7_after_a_crash_never_two_and_free_within_one_lease(store):
+    held_by(store, SHORT)
+    restarted, began = owner(), time.monotonic()
+    assert store.acquire(restarted, claim()).verdict is Verdict.BLOCKED
+    eventually(lambda: store.acquire(restarted, claim()).verdict is Verdict.GRANTED)
+    assert time.monotonic() - began < 2 * SHORT
+
+
+def test_t12_l23_extend_never_creates_and_never_revives(store):
+    assert store.extend([(NAME, owner().token, LEASE)]) == [False]
+    lapsed = held_by(store, SHORT)
+    lapse(store)
+    assert store.extend([(NAME, lapsed.token, LEASE)]) == [False]
+    waiter = owner()
+    held_by(store)
+    store.acquire(waiter, claim(), wait=LEASE)
+    assert store.extend([(NAME, waiter.token, LEASE)]) == [False]
+    assert waiter.token not in tokens(store)
+
+
+def test_extend_renews_many_locks_and_never_shortens(store):
+    owners = [(f"lock:{number}", owner()) for number in range(20)]
+    for name, who in owners:
+        store.acquire(who, claim(1.0, name))
+    asked = [(name, who.token, LEASE) for name, who in owners] + [("lock:0", "nobody.0", LEASE)]
+    assert store.extend(asked) == [True] * 20 + [False]
+    store.extend([("lock:3", owners[3][1].token, 0.01)])
+    assert store.inspect("lock:3").holders[0].expires_in > LEASE - 1
+
+
+def test_t13_capacity_is_whole_again_within_one_lease(store):
+    for lease in (SHORT, LEASE, LEASE):
+        assert store.acquire(owner(), claim(lease, limit=3)).verdict is Verdict.GRANTED
+    assert store.acquire(owner(), claim(limit=3)).verdict is Verdict.BLOCKED
+    lapse(store)
+    assert store.acquire(owner(), claim(limit=3)).verdict is Verdict.GRANTED
+    assert store.acquire(owner(), claim(limit=3)).verdict is Verdict.BLOCKED
+
+
+def test_t22_many_clients_never_exceed_the_limit(store):
+    inside, peak, guard = [0], [0], threading.Lock()
+
+    def client(_):
+        for _ in range(6):
+            who = owner()
+            reply = store.acquire(who, claim(limit=2), wait=10.0)
+            while reply.verdict is not Verdict.GRANTED:
+                store.wait(NAME, who.token, 0.2)
+                reply = store.claim(who, NAME, LEASE)
+                if reply.verdict is Verdict.ABSENT:
+                    reply = store.acquire(who, claim(limit=2), wait=10.0)
+            with guard:
+                inside[0] += 1
+                peak[0] = max(peak[0], inside[0])
+            with guard:
+                inside[0] -= 1
+            store.release(NAME, who.token, Ending.FINAL)
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(client, range(16)))
+    assert 1 <= peak[0] <= 2
+    assert store.inspect(NAME).holders == ()
+
+
+def test_l1_l13_every_verb_may_be_asked_again(store):
+    first, second = owner(), owner()
+    grants = [store.acquire(first, claim()) for _ in range(2)]
+    assert grants[0].verdict is grants[1].verdict is Verdict.GRANTED
+    assert grants[0].fencing_token == grants[1].fencing_token
+    ranks = [store.acquire(second, claim(), wait=LEASE).rank for _ in range(2)]
+    assert ranks == [1, 1]
+    verdicts = [store.release(NAME, first.token, Ending.FINAL).verdict for _ in range(2)]
+    assert verdicts == [Verdict.RELEASED, Verdict.ABSENT]
+    assert tokens(store) == [second.token]
+    claims = [store.claim(second, NAME, LEASE) for _ in range(2)]
+    assert claims[0].fencing_token == claims[1].fencing_token > grants[0].fencing_token
+    assert store.wait(NAME, second.token, 0.01)
+    assert not store.wait(NAME, second.token, 0.01)
+
+
+def test_l2_l4_a_claim_needs_its_own_grant(store):
+    held_by(store)
+    waiter = waits(store)
+    assert store.claim(waiter, NAME, LEASE).verdict is Verdict.WAITING
+    assert store.claim(owner(), NAME, LEASE).verdict is Verdict.ABSENT
+    assert waiter.token not in tokens(store)
+
+
+def test_l3_l9_l17_a_woken_waiter_that_dies_delays_the_next_by_its_claim_lease_only(store):
+    holder = held_by(store)
+    dead, alive = waits(store), waits(store)
+    store.release(NAME, holder.token, Ending.FINAL)
+    assert store.wait(NAME, dead.token, 1.0)  # it popped its wake-up, and died
+    assert store.claim(alive, NAME, LEASE).verdict is Verdict.WAITING
+    lapse(store)
+    assert store.claim(alive, NAME, LEASE).verdict is Verdict.GRANTED
+
+
+def test_l10_a_grant_needs_no_signal(store):
+    holder = held_by(store)
+    waiter = waits(store)
+    store.release(NAME, holder.token, Ending.FINAL)
+    assert store.claim(waiter, NAME, LEASE).verdict is Verdict.GRANTED
+
+
+def test_l5_l6_a_lapsed_lease_leaves_a_usable_lock(store):
+    held_by(store, SHORT)
+    waiter = waits(store)
+    lapse(store)
+    assert store.claim(waiter, NAME, LEASE).verdict is Verdict.GRANTED
+    assert store.acquire(owner(), claim()).verdict is Verdict.BLOCKED
+
+
+def test_l7_a_cancel_that_comes_after_the_grant_says_so(store):
+    holder = held_by(store)
+    waiter = waits(store)
+    store.release(NAME, holder.token, Ending.FINAL)
+    assert store.release(NAME, waiter.token, Ending.CANCEL).verdict is Verdict.GRANTED
+    assert tokens(store) == [waiter.token]
+
+
+def test_a_cancel_in_time_leaves_the_queue(store):
+    holder = held_by(store)
+    waiter = waits(store)
+    assert store.release(NAME, waiter.token, Ending.CANCEL).verdict is Verdict.RELEASED
+    store.release(NAME, holder.token, Ending.FINAL)
+    assert tokens(store) == []
+
+
+def test_l8_l11_a_waiter_is_told_when_the_first_lease_ends(store):
+    held_by(store, 2.0)
+    reply = store.acquire(owner(), claim(), wait=LEASE)
+    assert 1.5 < reply.next_look <= 2.0
+    assert reply.rank == 1
+    assert reply.holder is not None
+
+
+def test_l14_tokens_are_random_and_number_their_deliveries():
+    made = {new_token() for _ in range(1000)}
+    assert len(made) == 1000
+    assert all(token == f"{base_of(token)}.0" for token in made)
+    assert base_of("without-number") == "without-number"
+
+
+@pytest.mark.parametrize("lease", [0, -1, float("nan"), float("inf"), None, 1e300, 0.0001, "5"])
+def test_l24_odd_leases_are_refused_before_anything_is_written(store, lease):
+    holder = held_by(store)
+    waiter = owner()
+    calls = [
+        lambda: store.acquire(waiter, claim(lease, "other")),
+        lambda: store.extend([(NAME, holder.token, lease)]),
+        lambda: store.claim(holder, NAME, lease),
+        lambda: store.park(waiter, claim(lease, "other"), parcel()),
+    ]
+    for call in calls:
+        with pytest.raises(ConfigurationError, match="lease"):
+            call()
+    assert store.inspect("other").fencing_token == 0
+    assert store.inspect(NAME).holders[0].expires_in > LEASE - 5
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"limit": 0}, {"limit": -1}, {"limit": 1.5}, {"place": -1}, {"max_waiting": -1}]
+)
+def test_odd_claims_are_refused(store, wrong):
+    with pytest.raises(ConfigurationError):
+        store.acquire(owner(), claim(**wrong))
+
+
+@pytest.mark.parametrize("wait", [-1.0, float("nan"), float("inf"), 1e300])
+def test_odd_waits_are_refused(store, wait):
+    with pytest.raises(ConfigurationError):
+        store.acquire(owner(), claim(), wait=wait)
+    with pytest.raises(ConfigurationError):
+        store.park(owner(), claim(), parcel(deadline=wait))
+
+
+@pytest.mark.parametrize(
+    "name", ["a", "a:b", "ä ü", "{x}", "a\nb", "x" * 300, "wake:t.0", "%d %s", 'quo"te', "due"]
+)
+def test_any_name_is_one_lock(store, name):
+    who = owner("id/0/0")
+    store.beat("w", "R", ["q"], 10.0)
+    assert store.acquire(who, claim(name=name)).verdict is Verdict.GRANTED
+    assert store.acquire(owner(), claim(name=f"{name}.")).verdict is Verdict.GRANTED
+    assert store.park(owner("two/0/0"), claim(name=name), parcel()).verdict is Verdict.WAITING
+    copy = owner("two/0/0")
+    assert store.acquire(copy, claim(name=name, copy=True)).verdict is Verdict.TWIN
+    store.release(name, who.token, Ending.FINAL)
+    delivery = store.receive("w", 1.0)
+    assert (delivery.name, delivery.body) == (name, parcel().body)
+    store.release(name, delivery.token, Ending.FINAL)
+    assert store.inspect(name).bodies == 0
+
+
+# -- fences ----------------------------------------------------------------------------------------
+
+
+def test_l28_l29_fences_grow_and_client_clocks_do_not_matter(store, monkeypatch):
+    fences = []
+    for hours in (0, 5, -5):
+        monkeypatch.setattr(time, "time", lambda shift=hours: 1e9 + shift * 3600)
+        who = owner()
+        reply = store.acquire(who, claim(5.0))
+        fences.append(reply.fencing_token)
+        assert 4.9 < reply.lease <= 5.0
+        store.release(NAME, who.token, Ending.FINAL)
+    assert fences == sorted(set(fences))
+
+
+# -- waiting ---------------------------------------------------------------------------------------
+
+
+def test_waiters_are_granted_in_order_of_arrival_and_newcomers_wait(store):
+    holder = held_by(store)
+    waiters = [waits(store) for _ in range(5)]
+    store.release(NAME, holder.token, Ending.FINAL)
+    for waiter in waiters:
+        assert store.acquire(owner(), claim()).verdict is Verdict.BLOCKED
+        assert store.claim(waiter, NAME, LEASE).verdict is Verdict.GRANTED
+        store.release(NAME, waiter.token, Ending.FINAL)
+
+
+def test_who_arrived_earlier_stands_before(store):
+    now = round(store.time() * 1_000_000)
+    holder = held_by(store)
+    late, early, future = owner(), owner(), owner()
+    store.acquire(late, claim(place=now - 1000), wait=LEASE)
+    store.acquire(early, claim(place=now - 2000), wait=LEASE)
+    store.acquire(future, claim(place=now + 10**12), wait=LEASE)  # nobody arrives in the future
+    last = waits(store)
+    ranks = [store.acquire(w, claim(), wait=LEASE).rank for w in (early, late, future, last)]
+    assert ranks == [1, 2, 3, 4]
+    store.release(NAME, holder.token, Ending.FINAL)
+    assert tokens(store) == [early.token]
+
+
+def test_t23_dead_waiters_delay_a_newcomer_by_nothing(store):
+    holder = held_by(store)
+    for _ in range(250):  # more than one script removes
+        waits(store, SHORT)
+    lapse(store)
+    alive = waits(store)
+    store.release(NAME, holder.token, Ending.FINAL)
+
+    def granted():
+        store.kick(NAME)
+        return store.claim(alive, NAME, LEASE).verdict is Verdict.GRANTED
+
+    eventually(granted, 1.0)
+    assert store.inspect(NAME).waiting == 0
+
+
+def test_a_waiter_that_asks_again_stays(store):
+    holder = held_by(store)
+    waiter = waits(store, SHORT)
+    for _ in range(4):
+        store.wait(NAME, waiter.token, SHORT / 2)
+        assert store.acquire(waiter, claim(), wait=SHORT).verdict is Verdict.WAITING
+    store.release(NAME, holder.token, Ending.FINAL)
+    assert tokens(store) == [waiter.token]
+
+
+def test_a_full_queue_refuses_the_next(store):
+    held_by(store)
+    bound = claim(max_waiting=1)
+    assert store.acquire(owner(), bound, wait=LEASE).verdict is Verdict.WAITING
+    assert store.acquire(owner(), bound, wait=LEASE).verdict is Verdict.FULL
+    assert store.park(owner("p/0/0"), bound, parcel()).verdict is Verdict.FULL
+    assert store.inspect(NAME).waiting == 1
+    assert store.inspect(NAME).bodies == 0
+
+
+def test_the_lowest_declared_limit_wins(store):
+    store.acquire(owner(), claim(limit=3))
+    assert store.acquire(owner(), claim(limit=1)).verdict is Verdict.BLOCKED
+    reply = store.acquire(owner(), claim(limit=3))
+    assert (reply.verdict, reply.limit) == (Verdict.BLOCKED, 1)
+
+
+# -- parked messages -------------------------------------------------------------------------------
+
+
+def parked(store, attempt="id/0/0", **more):
+    who = owner(attempt)
+    assert store.park(who, claim(), parcel(**more)).verdict is Verdict.WAITING
+    return who
+
+
+def test_a_parked_message_is_delivered_whole_and_kept_until_it_is_settled(store):
+    store.beat("w", "R", ["q"], 10.0)
+    body = bytes(range(256)) * 10
+    holder = held_by(store)
+    who = parked(store, body=body)
+    store.release(NAME, holder.token, Ending.FINAL)
+    delivery = store.receive("w", 1.0)
+    assert (delivery.token, delivery.body, delivery.verdict) == (who.token, body, "granted")
+    reply = store.claim(Owner(delivery.token), NAME, LEASE)
+    assert reply.fencing_token == delivery.fencing_token
+    assert store.body(NAME, delivery.token) == body
+    store.release(NAME, delivery.token, Ending.FINAL)
+    assert store.body(NAME, delivery.token) is None
+
+
+def test_a_long_message_is_fetched(store):
+    store.beat("w", "R", ["q"], 10.0)
+    body = b"x" * 200_000
+    who = parked(store, body=body)
+    assert store.receive("w", 1.0).body is None
+    assert store.body(NAME, who.token) == body
+
+
+def test_a_message_parked_at_a_free_lock_is_delivered_at_once_unless_held_back(store):
+    store.beat("w", "R", ["q"], 10.0)
+    who = parked(store, hold=True)
+    assert tokens(store) == []
+    store.kick(NAME)
+    assert store.receive("w", 1.0).token == who.token
+
+
+def test_the_releasers_own_worker_is_preferred(store):
+    for worker in ("w1", "w2", "w3"):
+        store.beat(worker, "R", ["q"], 10.0)
+    for number, worker in enumerate(("w2", "w1", "w3", "w2")):
+        holder = held_by(store)
+        parked(store, f"id{number}/0/0")
+        store.release(NAME, holder.token, Ending.FINAL, worker=worker)
+        delivery = store.receive(worker, 1.0)
+        store.release(NAME, delivery.token, Ending.FINAL, worker=worker)
+
+
+def test_t34_every_late_copy_of_a_finished_task_ends_quietly(store):
+    store.beat("w", "R", ["q"], 10.0)
+    who = parked(store)
+    store.claim(store_owner(store.receive("w", 1.0)), NAME, LEASE)
+    store.release(NAME, who.token, Ending.FINAL)
+    for _ in range(5):
+        copy = owner("id/0/0")
+        assert store.acquire(copy, claim(copy=True)).verdict is Verdict.DONE
+        assert store.park(copy, claim(copy=True), parcel()).verdict is Verdict.DONE
+    assert store.acquire(who, claim()).verdict is Verdict.DONE  # its own message, once more
+    assert store.inspect(NAME).holders == ()
+    assert store.inspect(NAME).bodies == 0
+
+
+def store_owner(delivery):
+    return Owner(delivery.token, host="host", pid=1)
+
+
+def test_a_done_mark_ends(store):
+    who = parked(store)
+    store.release(NAME, who.token, Ending.FINAL, done_for=SHORT)
+    other = parked(store, "other/0/0")
+    store.release(NAME, other.token, Ending.FINAL, done_for=LEASE)
+    assert store.acquire(owner("id/0/0"), claim(copy=True)).verdict is Verdict.DONE
+    lapse(store)
+    assert store.acquire(owner("other/0/0"), claim(copy=True)).verdict is Verdict.DONE
+    assert store.acquire(owner("id/0/0"), claim(copy=True)).verdict is Verdict.GRANTED
+
+
+def test_an_end_is_remembered_where_the_caller_wants_it(store):
+    who = held_by(store, attempt="id/0/0")
+    store.release(NAME, who.token, Ending.FINAL, mark=True)
+    assert store.acquire(owner("id/0/0"), claim(copy=True)).verdict is Verdict.DONE
+
+
+def test_t35_the_only_copy_left_runs_after_the_dead_lease(store):
+    store.beat("w", "R", ["q"], 10.0)
+    held_by(store, SHORT, attempt="id/0/0")  # and its worker is killed
+    copy = owner("id/0/0")
+    assert store.acquire(copy, claim(copy=True)).verdict is Verdict.TWIN
+    assert store.park(copy, claim(copy=True), parcel(b"copy")).verdict is Verdict.TWIN
+    lapse(store)
+    store.kick(NAME)
+    delivery = store.receive("w", 1.0)
+    assert delivery.body == b"copy"
+    assert store.claim(store_owner(delivery), NAME, LEASE).verdict is Verdict.GRANTED
+
+
+def test_t36_a_twin_runs_if_the_end_is_a_requeue(store):
+    store.beat("w", "R", ["q"], 10.0)
+    first = held_by(store, attempt="id/0/0")
+    copy = owner("id/0/0")
+    store.park(copy, claim(copy=True), parcel(b"copy"))
+    store.release(NAME, first.token, Ending.AGAIN)
+    assert store.receive("w", 1.0).body == b"copy"
+
+
+def test_t14_a_twin_is_dropped_by_a_final_end(store):
+    store.beat("w", "R", ["q"], 10.0)
+    first = held_by(store, attempt="id/0/0")
+    store.park(owner("id/0/0"), claim(copy=True), parcel(b"copy"))
+    assert store.inspect(NAME).bodies == 1
+    store.release(NAME, first.token, Ending.FINAL)
+    assert store.inspect(NAME).bodies == 0
+    assert store.receive("w", 0.05) is None
+
+
+def test_a_copy_that_is_parked_after_its_first_has_ended_is_done(store):
+    first = held_by(store, attempt="id/0/0")
+    copy = owner("id/0/0")
+    assert store.acquire(copy, claim(copy=True)).verdict is Verdict.TWIN
+    store.release(NAME, first.token, Ending.FINAL)
+    assert store.park(copy, claim(copy=True), parcel()).verdict is Verdict.DONE
+
+
+def test_a_retry_is_no_twin(store):
+    held_by(store, attempt="id/0/0")
+    retry = owner("id/1/0")
+    assert store.acquire(retry, claim(copy=True)).verdict is Verdict.BLOCKED
+    assert store.park(retry, claim(copy=True), parcel()).verdict is Verdict.WAITING
+
+
+def test_a_delivery_that_its_worker_lost_comes_again_under_another_token(store):
+    store.beat("w", "R", ["q"], 10.0)
+    who = parked(store)
+    assert store.receive("w", 1.0).token == who.token
+    lapse(store)
+    store.kick(NAME)
+    again = store.receive("w", 1.0)
+    assert again.token == f"{base_of(who.token)}.1"
+    assert store.release(NAME, who.token, Ending.FINAL).verdict is Verdict.ABSENT
+    assert store.acquire(who, claim()).verdict is Verdict.TWIN  # kept under its later token
+    assert tokens(store) == [again.token]
+
+
+def test_a_message_without_a_worker_does_not_block_others_and_is_asked_for(store):
+    who = parked(store)
+    client = held_by(store)
+    assert [stray.token for stray in store.kick(NAME, realm="R")] == [who.token]
+    assert store.kick(NAME, realm="R") == []  # its copy is on its way
+    store.beat("w", "R", ["q"], 10.0)
+    store.release(NAME, client.token, Ending.FINAL)
+    assert store.receive("w", 1.0).token == who.token
+
+
+def test_t38_a_realm_gets_only_its_own_back(store):
+    mine, other = parked(store, "a/0/0", realm="R"), parked(store, "b/0/0", realm="S")
+    assert [stray.token for stray in store.kick(NAME, realm="S")] == [other.token]
+    assert [stray.token for stray in store.kick(NAME, realm="R")] == [mine.token]
+    store.beat("w", "S", ["q"], 10.0)
+    store.kick(NAME)
+    assert store.receive("w", 1.0).token == other.token
+    assert store.receive("w", 0.05) is None
+
+
+def test_t38_many_messages_of_a_dead_realm_do_not_hide_those_of_a_living_one(store):
+    for number in range(250):
+        store.park(owner(f"dead{number}/0/0"), claim(), parcel(realm="dead"))
+    mine = parked(store, "mine/0/0")
+    store.beat("w", "R", ["q"], 10.0)
+    store.kick(NAME)
+    assert store.receive("w", 1.0).token == mine.token
+
+
+def test_messages_that_nobody_consumes_are_passed_in_the_end_however_many(store):
+    store.beat("w", "R", ["q"], 10.0)
+    holder = held_by(store)
+    for number in range(250):
+        store.park(owner(f"dead{number}/0/0"), claim(), parcel(realm="dead"))
+    mine = parked(store, "mine/0/0")
+    store.release(NAME, holder.token, Ending.FINAL)
+    for _ in range(3):
+        assert store.take_due() in ([NAME], [])
+        store.kick(NAME)
+    assert store.receive("w", 1.0).token == mine.token
+
+
+def test_a_worker_that_left_gets_nothing(store):
+    store.beat("w1", "R", ["q"], 10.0)
+    store.leave("w1", "R", ["q"])
+    parked(store)
+    assert store.inspect(NAME).adrift == 1
+    store.beat("w2", "R", ["q"], 10.0)
+    store.kick(NAME)
+    assert store.receive("w2", 1.0) is not None
+
+
+def test_a_deadline_delivers_with_a_verdict_until_it_is_settled(store):
+    store.beat("w", "R", ["q"], 60.0)
+    held_by(store)
+    who = parked(store, deadline=SHORT)
+    for _ in range(2):
+        lapse(store)
+        assert NAME in store.take_due()
+        store.kick(NAME)
+        assert store.receive("w", 1.0).verdict == "overdue"
+        store.wait(NAME, "nobody", 2.0)  # take_due shows it to another only after a while
+    assert store.extend([(NAME, who.token, LEASE)]) == [True]
+    store.release(NAME, who.token, Ending.FINAL)
+    assert store.inspect(NAME).bodies == 0
+
+
+def test_early_acknowledgement_drops_the_body_at_the_start(store):
+    store.beat("w", "R", ["q"], 10.0)
+    parked(store)
+    delivery = store.receive("w", 1.0)
+    store.claim(store_owner(delivery), NAME, SHORT, settle=True)
+    assert store.inspect(NAME).bodies == 0
+    lapse(store)
+    store.kick(NAME)
+    assert store.receive("w", 0.05) is None
+
+
+# -- looking after ---------------------------------------------------------------------------------
+
+
+def test_t28_a_reset_is_fenced_and_admits_by_the_normal_path(store):
+    store.beat("w", "R", ["q"], 10.0)
+    holder = held_by(store)
+    who = parked(store)
+    before = store.inspect(NAME).fencing_token
+    assert store.reset(NAME) == 1
+    assert store.release(NAME, holder.token, Ending.FINAL).verdict is Verdict.ABSENT
+    delivery = store.receive("w", 1.0)
+    assert delivery.token == who.token
+    assert delivery.fencing_token > before
+    assert store.inspect(NAME).counters["resets"] == 1
+    assert store.reset("never used") == 0
+
+
+def test_due_locks_are_shown_to_one_caller_and_none_starves(store):
+    names = [f"lock:{number}" for number in range(300)]
+    for name in names:
+        store.park(owner(f"{name}/0/0"), claim(name=name), parcel(hold=True, deadline=SHORT))
+    lapse(store)
+    seen: set[str] = set()
+    for _ in range(4):
+        taken = store.take_due(100)
+        assert not seen & set(taken)
+        seen |= set(taken)
+    assert seen == set(names)
+
+
+def test_inspect_changes_nothing_and_shows_lapsed_leases_as_gone(store):
+    held_by(store, SHORT, attempt="id/0/0")
+    waiter = waits(store)
+    view = store.inspect(NAME)
+    assert view.holders[0].task_id == "id"
+    assert [w.token for w in view.waiters] == [waiter.token]
+    assert view.waiting == 1
+    lapse(store)
+    assert store.inspect(NAME).holders == ()
+    assert store.inspect(NAME).waiting == 1
+
+
+def test_a_pool_of_threads_shares_a_store(store):
+    def one(number):
+        who = owner()
+        name = f"lock:{number % 5}"
+        granted = store.acquire(who, claim(name=name)).verdict is Verdict.GRANTED
+        return granted == (store.release(name, who.token, Ending.FINAL).verdict is Verdict.RELEASED)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(one, range(200)))

@@ -1,0 +1,292 @@
+"""The README's first command: the flash sale, from its figures to what it leaves behind."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from xml.etree import ElementTree as ET
+
+import psutil
+import pytest
+
+from celery_singleton_lock.demo.crowd import FULL, SMALL, STOCK, Order
+from celery_singleton_lock.demo.history import History, Hold
+from celery_singleton_lock.demo.picture import bricks, slots_of
+from celery_singleton_lock.demo.verdict import judge
+from support.waiting import eventually
+
+COMMAND = [sys.executable, "-m", "celery_singleton_lock"]
+WITHOUT_RICH = (
+    "import sys, runpy; sys.modules['rich'] = None; "
+    "runpy.run_module('celery_singleton_lock', run_name='__main__')"
+)
+
+
+def run(*arguments, cwd, **options):
+    options = {"capture_output": True, "text": True, "timeout": 80, **options}
+    return subprocess.run([*COMMAND, *arguments], check=False, cwd=cwd, **options)
+
+
+# --- the whole play -------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(90)
+def test_the_demo_oversells_without_locks_and_is_exact_with_them(redis_provider, tmp_path):
+    """One JSON object on stdout, exit 0; exact to the unit, also with children killed."""
+    # A broker of the user's own is left alone: nothing listens there, so using it would fail.
+    env = {**os.environ, "CELERY_BROKER_URL": "redis://127.0.0.1:1/0"}
+    done = run("demo", "--json", "--redis", redis_provider.kind, cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    told = json.loads(done.stdout)
+    assert told["redis"] == str(redis_provider)
+
+    plain, locked, killed = told["plain"], told["locked"], told["killed"]
+    assert plain["oversold"] > 0
+    assert plain["overlaps"] > 0
+    assert plain["lost"] == 0
+    for exact in (locked, killed):
+        assert exact["orders"] == plain["orders"]
+        assert exact["units_sold"] == sum(STOCK.values())
+        wrong = ("oversold", "overlaps", "lost", "mismatch", "out_of_order", "stock_left")
+        assert {name: exact[name] for name in wrong} == dict.fromkeys(wrong, 0)
+    assert killed["kills"] >= 8
+    assert 0 < killed["recovery_seconds"]["median"] <= killed["recovery_seconds"]["max"] < 2
+    assert sum(run["seconds"] for run in (plain, locked, killed)) < 57
+
+    picture = ET.parse(tmp_path / told["picture"])
+    titles = [title.text for title in picture.iter("{http://www.w3.org/2000/svg}title")]
+    assert sum("killed in order" in title for title in titles) == killed["kills"]
+
+
+# --- nothing stays --------------------------------------------------------------------------------
+
+
+@contextmanager
+def playing(tmp_path, kind, until):
+    """A demo that has printed a line which matches `until`, with all processes below it."""
+    log = (tmp_path / "demo.log").open("w+")
+    demo = subprocess.Popen(
+        [*COMMAND, "demo", "--redis", kind],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=log,
+        stderr=subprocess.STDOUT,
+    )
+    family = []
+
+    def text():
+        return (tmp_path / "demo.log").read_text()
+
+    try:
+        eventually(lambda: re.search(until, text()), 50, lambda: f"{until!r} in:\n{text()}")
+        family += psutil.Process(demo.pid).children(recursive=True)
+        yield demo, family, text
+    finally:
+        demo.kill()
+        demo.wait()
+        for process in family:
+            if process.is_running():
+                process.kill()
+        log.close()
+
+
+def lives(process):
+    """Whether a process runs; one that only waits to be reaped by init does not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def left(tmp_path):
+    return [path.name for path in tmp_path.iterdir() if path.name.startswith("csl-")]
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "sigterm"]
+)
+def test_an_interrupted_demo_leaves_no_process_and_no_file_behind(
+    redis_provider, tmp_path, number, code
+):
+    """Worker, pool children and Redis are gone when the command has ended."""
+    with playing(tmp_path, redis_provider.kind, "1. Plain tasks") as (demo, family, text):
+        assert len(family) >= 7, "supervisor, server, worker, and four children"
+        demo.send_signal(number)
+        demo.send_signal(number)  # an impatient person
+        assert demo.wait(10) == code
+        assert [process for process in family if lives(process)] == []
+        assert left(tmp_path) == []
+        assert "Interrupted" in text()
+        assert "Traceback" not in text()
+
+
+def test_an_interrupt_while_the_worker_starts_leaves_nothing(redis_provider, tmp_path):
+    """Also before the first run."""
+    with playing(tmp_path, redis_provider.kind, "Redis: ") as (demo, family, text):
+        eventually(lambda: len(psutil.Process(demo.pid).children()) == 2, 5, "a worker")
+        family.extend(psutil.Process(demo.pid).children(recursive=True))
+        demo.send_signal(signal.SIGINT)
+        assert demo.wait(10) == 130
+        assert [process for process in family if lives(process)] == []
+        assert left(tmp_path) == []
+        assert "Traceback" not in text()
+
+
+def test_a_killed_demo_takes_its_worker_and_redis_along(redis_provider, tmp_path):
+    """`kill -9` of the demo runs no clean-up; its processes end because their lifelines do."""
+    with playing(tmp_path, redis_provider.kind, "1. Plain tasks") as (demo, family, _):
+        demo.kill()
+        demo.wait()
+        eventually(lambda: not any(map(lives, family)), 5, lambda: f"left: {family}")
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+def test_without_a_command_there_is_help(tmp_path):
+    """`python -m celery_singleton_lock` says what there is."""
+    done = run(cwd=tmp_path)
+    assert done.returncode == 0
+    assert "demo" in done.stdout
+
+
+def test_an_unknown_command_is_an_error_of_usage(tmp_path):
+    """Exit 2, as every command line does."""
+    done = run("dmeo", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "dmeo" in done.stderr
+
+
+def test_without_rich_the_demo_says_what_to_install(tmp_path):
+    """An installation without the extra gets a remedy, not a traceback."""
+    command = [sys.executable, "-c", WITHOUT_RICH, "demo"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert 'pip install "celery-singleton-lock[demo]"' in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("extra", [(), ("--json",)], ids=["lines", "json"])
+def test_without_a_redis_the_demo_says_what_to_install(tmp_path, extra):
+    """The wanted one is not on the PATH."""
+    env = {**os.environ, "PATH": str(tmp_path)}
+    done = run("demo", "--redis", "valkey-server", *extra, cwd=tmp_path, env=env)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "Install one of" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_picture_that_cannot_be_written_is_refused_at_once(tmp_path):
+    """Not after half a minute of play."""
+    done = run("demo", "--picture", "no/such/directory/sale.svg", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "--picture PATH" in done.stderr
+
+
+# --- the verdict can fail -------------------------------------------------------------------------
+
+HOT, OTHER = list(STOCK)[:2]
+
+
+def history(*marks):
+    found = History()
+    found.add([list(mark) for mark in marks])
+    return found
+
+
+def verdict(found, served, left_over=None, orders=2):
+    published = [Order(number, HOT, 3, 0.0, 0.0) for number in range(1, orders + 1)]
+    left_over = STOCK[HOT] - sum(served.values()) if left_over is None else left_over
+    return judge(published, served, {**STOCK, HOT: left_over}, found, 1.0)
+
+
+IN_TURN = [
+    ("start", 1.0, 11, 1, HOT, 100),
+    ("end", 2.0, 11, 1, HOT, 100),
+    ("start", 2.0, 12, 2, HOT, 101),
+    ("end", 3.0, 12, 2, HOT, 101),
+]
+
+
+def test_a_run_in_turn_is_exact():
+    """Nothing to find."""
+    assert verdict(history(*IN_TURN), {1: 3, 2: 3}).is_exact
+
+
+def test_two_at_the_same_time_are_an_overlap():
+    """On one product; two products may be sold at the same time."""
+    first, end, second, last = IN_TURN
+    at_once = (second[0], 1.9, *second[2:])
+    found = verdict(history(first, at_once, end, last), {1: 3, 2: 3})
+    assert (found.overlaps, found.is_exact) == (1, False)
+    elsewhere = [(*mark[:4], OTHER, 0) for mark in (at_once, last)]
+    assert verdict(history(first, elsewhere[0], end, elsewhere[1]), {1: 3, 2: 3}).overlaps == 0
+
+
+def test_a_killed_task_ends_when_it_is_killed():
+    """It holds its lock until then, and has to be followed by another."""
+    first, end, *_ = IN_TURN
+    found = history(first)
+    found.kill(11, 1.5)
+    assert not verdict(found, {1: 3}, orders=1).is_exact, "nobody followed"
+    again = [("start", 1.4, 12, 1, HOT, 101), ("end", 1.8, 12, 1, HOT, 101)]
+    found.add([list(mark) for mark in again])
+    judged = verdict(found, {1: 3}, orders=1)
+    assert (judged.overlaps, judged.kills, judged.lost) == (1, 1, 0)
+    assert end[1] > judged.recovery.longest
+
+
+@pytest.mark.parametrize(
+    ("served", "left_over", "what"),
+    [
+        ({1: 3}, None, "lost"),
+        ({1: 3, 2: 3}, STOCK[HOT] - 3, "mismatch"),
+        ({1: STOCK[HOT], 2: 1}, 0, "oversold"),
+    ],
+)
+def test_what_does_not_add_up_is_found(served, left_over, what):
+    """An order without an end, an update that was overwritten, a unit that was not there."""
+    found = verdict(history(*IN_TURN), served, left_over)
+    assert getattr(found, what) > 0
+    assert not found.is_exact
+
+
+def test_a_grant_with_a_lower_fencing_token_is_out_of_order():
+    """Fencing tokens grow with every grant."""
+    first, end, second, last = IN_TURN
+    lower = [(*mark[:5], 99) for mark in (second, last)]
+    found = verdict(history(first, end, *lower), {1: 3, 2: 3})
+    assert (found.out_of_order, found.is_exact) == (1, False)
+
+
+# --- the picture ----------------------------------------------------------------------------------
+
+
+def test_a_new_process_takes_the_colour_of_the_one_that_was_killed():
+    """Four colours for four places in the pool, whoever sits there."""
+    found = history(IN_TURN[0], ("start", 1.0, 12, 2, OTHER, 0))
+    found.kill(12, 2.0)
+    found.add([["start", 3.0, 13, 2, OTHER, 0]])
+    assert slots_of([found]) == {11: 0, 12: 1, 13: 1}
+
+
+def test_bars_that_overlap_share_the_height_of_their_lane():
+    """Two at once: two rows; then one alone again: one."""
+    times = [(0, 2), (1, 3), (2, 4), (5, 6)]
+    holds = [Hold(HOT, number, number, 0, *time) for number, time in enumerate(times)]
+    assert [(row, rows) for _, row, rows in bricks(holds)] == [(0, 2), (1, 2), (0, 2), (0, 1)]
+
+
+def test_the_crowd_wants_more_of_everything_than_there_is():
+    """Else a shop that forgets sales could not oversell. The same seed is the same crowd."""
+    for crowd in (FULL, SMALL):
+        orders = crowd.gather(seed=1)
+        assert orders == crowd.gather(seed=1)
+        for product, stock in STOCK.items():
+            assert sum(order.units for order in orders if order.product == product) > stock
