@@ -180,6 +180,7 @@ class Gate:
         self._store = store
         self._announce = announce
         self._done_for = done_for
+        self._warned: set[str] = set()
 
     def trace(self, run: Run, stamp: Stamp, options: LockOptions) -> Any:
         """Run a stamped task under its lock, or turn it away.
@@ -239,6 +240,8 @@ class Gate:
             raise self._refusal(stamp, options, reply)
         if stamp.announce:
             self._announce(stamp.token)
+        if reply.limit != options.limit:
+            self._warn_of_limit(stamp, options, reply)
         return TaskLock(self._store(), stamp, reply, options.lease, asked + reply.lease)
 
     def _ask(self, stamp: Stamp, options: LockOptions) -> Reply:
@@ -246,6 +249,19 @@ class Gate:
         if stamp.granted:
             return self._store().claim(owner, stamp.name, options.lease, settle=stamp.settle)
         return self._store().acquire(owner, claim_of(stamp, options))
+
+    def _warn_of_limit(self, stamp: Stamp, options: LockOptions, reply: Reply) -> None:
+        """Say once per task that live declarations of a lock's limit differ."""
+        if stamp.task not in self._warned:
+            self._warned.add(stamp.task)
+            logger.warning(
+                "%s declares lock_limit=%d, but %d is in force for lock %r: another task that shares "
+                "it declares less, and the lowest wins. Declare the same limit.",
+                stamp.task,
+                options.limit,
+                reply.limit,
+                stamp.name,
+            )
 
     def _without_backend(
         self, stamp: Stamp, options: LockOptions, error: BackendError

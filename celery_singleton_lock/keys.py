@@ -29,6 +29,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -67,7 +68,7 @@ class LockKeys:
     index: str
     fleet: str
 
-    def __iter__(self):  # type: ignore[no-untyped-def]  # an iterator of str, for redis-py's *keys
+    def __iter__(self) -> Iterator[str]:
         """Yield the keys in the scripts' order."""
         return (getattr(self, part) for part in self.__slots__)
 

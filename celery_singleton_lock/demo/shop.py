@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import threading
@@ -195,7 +196,7 @@ class Marks:
 
 @signals.worker_init.connect  # type: ignore[untyped-decorator]  # celery is untyped
 def end_with_the_demo(**_: object) -> None:
-    """End when standard input ends: the demo holds its other side, and may be killed itself."""
+    """End when standard input ends: the demo holds its other side, and has been killed itself."""
     if DIRECTORY in os.environ and os.getpgrp() == os.getpid():
         threading.Thread(target=_await_the_end, name="demo-lifeline", daemon=True).start()
 
@@ -203,6 +204,7 @@ def end_with_the_demo(**_: object) -> None:
 def _await_the_end() -> None:
     while os.read(0, 64):
         pass
+    shutil.rmtree(os.environ[DIRECTORY], ignore_errors=True)
     os.killpg(os.getpid(), signal.SIGKILL)
 
 

@@ -23,7 +23,10 @@ from celery_singleton_lock.model import (
 
 
 class Store(Protocol):
-    """The verbs. Every one sweeps first: lapsed leases end, and their successors are granted."""
+    """The verbs of a lock.
+
+    All but ``extend`` and ``inspect`` sweep: lapsed leases end, and their successors are granted.
+    """
 
     def acquire(self, owner: Owner, claim: Claim, *, wait: float | None = None) -> Reply:
         """Take the lock if a permit is free and nobody who came earlier waits for it.
@@ -35,7 +38,9 @@ class Store(Protocol):
                 (ask again within them to stay).
 
         Returns:
-            GRANTED; WAITING (``wait`` given), BLOCKED or FULL; for ``claim.copy`` also TWIN, DONE.
+            GRANTED; WAITING (``wait`` given), BLOCKED or FULL. TWIN if the same attempt is here
+            already and DONE if it has ended for good: for ``claim.copy``, and for a message that
+            was parked and is kept here under a later number of its token, or was settled.
 
         Raises:
             BackendError: unreachable, or refused; nothing is held by this call that asking again
@@ -64,6 +69,8 @@ class Store(Protocol):
     def claim(self, owner: Owner, name: str, lease: float, *, settle: bool = False) -> Reply:
         """Begin to use a grant: GRANTED with a full lease, WAITING, or ABSENT if it was lost.
 
+        A waiter that is next at a free lock is granted by its claim, without a delivery.
+
         Args:
             owner: the granted token, with the process that now uses it.
             name: the lock's name.
@@ -73,7 +80,14 @@ class Store(Protocol):
         ...
 
     def release(
-        self, name: str, token: str, ending: Ending, *, worker: str = "", done_for: float = 3600.0, mark: bool = False
+        self,
+        name: str,
+        token: str,
+        ending: Ending,
+        *,
+        worker: str = "",
+        done_for: float = 3600.0,
+        mark: bool = False,
     ) -> Reply:
         """Give the lock back, or leave its queue, and hand it to who is next.
 
@@ -153,5 +167,5 @@ class Store(Protocol):
         ...
 
     def describe(self) -> Mapping[str, str]:
-        """Return what this store guarantees: version, eviction, persistence, replicas, or unknown."""
+        """Return what this store guarantees: version, eviction, persistence, replicas."""
         ...

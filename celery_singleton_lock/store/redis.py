@@ -57,8 +57,8 @@ _UNREACHABLE: Final = (
     OSError,
 )
 _REFUSED: Final = {
-    "NOPERM": "the ACL user may not run this; allow it: +@scripting +@read +@write on the keys "
-    "below the prefix",
+    "NOPERM": "the ACL user may not run this; allow it: +@read +@write +eval +evalsha +time on the "
+    "keys below the prefix (and +info +config|get, to be told what this server guarantees)",
     "WRONGTYPE": "a key below the lock's prefix holds another type, so another program uses the "
     "same names; set singleton_lock_prefix to a prefix of its own",
     "OOM": "the server has reached maxmemory; nothing was kept",
@@ -66,6 +66,8 @@ _REFUSED: Final = {
     "WRONGPASS": "wrong user name or password",
 }
 _CODE: Final = re.compile(rf"\b({'|'.join(_REFUSED)})\b")
+_DENIED_INSIDE: Final = "executing the script can't"
+"""How Redis says, without a code, that a user may run a script and not what is in it."""
 _CODE_OF: Final = (
     # redis-py takes the code off the sentence of errors for which it has a class.
     (failures.NoPermissionError, "NOPERM"),
@@ -84,7 +86,8 @@ def _milliseconds(duration: float) -> int:
 
 def _span(what: str, duration: float, *, least: float = 0.0) -> int:
     """Return milliseconds, and refuse what the scripts could only fail on half-way."""
-    if not isinstance(duration, (int, float)) or not least <= duration <= LONGEST_LEASE:
+    given: object = duration  # may be anything, whatever the annotation says
+    if not isinstance(given, (int, float)) or not least <= given <= LONGEST_LEASE:
         msg = f"{what} is {duration!r}: give seconds, from {least:g} to {LONGEST_LEASE:g}."
         raise ConfigurationError(msg)
     return _milliseconds(duration)
@@ -95,7 +98,7 @@ def _lease(duration: float) -> int:
 
 
 def _number(what: str, number: float, *, least: int = 0) -> int:
-    if not math.isfinite(number) or number != int(number) or number < least:
+    if not math.isfinite(number) or number % 1 or number < least:
         msg = f"{what} is {number!r}: give a whole number, {least} or more."
         raise ConfigurationError(msg)
     return int(number)
@@ -106,6 +109,8 @@ def explain(error: Exception) -> BackendError:
     sentence = str(error)
     found = _CODE.search(sentence)
     code = found[1] if found else next((c for kind, c in _CODE_OF if isinstance(error, kind)), "")
+    if _DENIED_INSIDE in sentence:
+        code = "NOPERM"
     if code:
         return BackendRefused(f"The lock's Redis refused ({code}): {_REFUSED[code]}.")
     if "unknown command" in sentence.lower():
@@ -275,7 +280,7 @@ class RedisStore:
         """Tell that a worker lives, for ``ttl`` seconds more."""
         names = sorted(queues)
         about = json.dumps({"realm": realm, "queues": names})
-        arguments = [worker, realm, _milliseconds(ttl), about, *names]
+        arguments: list[Argument] = [worker, realm, _milliseconds(ttl), about, *names]
         self._run(Call(self._scripts["beat"], [self.keyspace.fleet], arguments))
 
     def leave(self, worker: str, realm: str, queues: Iterable[str]) -> None:
@@ -294,7 +299,7 @@ class RedisStore:
     def time(self) -> float:
         """Return the server's clock, in seconds."""
         with explained():
-            whole, micro = self.client.time()  # type: ignore[misc]  # sync client
+            whole, micro = self.client.time()
         return float(whole) + float(micro) / 1_000_000
 
     def probe(self) -> None:
@@ -371,9 +376,7 @@ class RedisStore:
         )
 
     def _kick_call(self, name: str, worker: str, realm: str) -> Call:
-        return self._lock_call(
-            "kick", name, worker=worker, realm=realm, claim_ms=self._claim_ms
-        )
+        return self._lock_call("kick", name, worker=worker, realm=realm, claim_ms=self._claim_ms)
 
     def _run(self, call: Call) -> Any:
         """Run a script by its digest; send its text only where the server does not know it."""
@@ -448,7 +451,9 @@ def blocking_twin(client: redis.Redis) -> redis.Redis:
     """Return a client to the same server for blocking calls: no retries, long socket time-out."""
     pool = client.connection_pool
     options = dict(pool.connection_kwargs)
-    options.update(socket_timeout=LONGEST_BLOCK + SLACK, retry=Retry(NoBackoff(), 0), retry_on_error=[])
+    options.update(
+        socket_timeout=LONGEST_BLOCK + SLACK, retry=Retry(NoBackoff(), 0), retry_on_error=[]
+    )
     options.pop("retry_on_timeout", None)
     twin = redis.ConnectionPool(connection_class=pool.connection_class, **options)
     return redis.Redis(connection_pool=twin)

@@ -69,7 +69,8 @@ def delivery(raw: bytes | str) -> Delivery:
 def strays(name: str, raw: Sequence[Any]) -> list[Stray]:
     """Return the messages that want a copy in the broker."""
     return [
-        Stray(name, text(raw[i]), text(raw[i + 1]), bytes(raw[i + 2])) for i in range(0, len(raw), 3)
+        Stray(name, text(raw[i]), text(raw[i + 1]), bytes(raw[i + 2]))
+        for i in range(0, len(raw), 3)
     ]
 
 

@@ -4,10 +4,10 @@ A script's header is its contract and is read by this module: ``-- KEYS:`` says 
 ``-- ARGV:`` names its arguments in order. The names become the script's local variables and the
 caller's keywords, so header, body and call site cannot drift apart.
 
-Redis runs a script from its first line at each call, and each function in it is made anew. So a verb
-gets only those blocks (set apart by blank lines) of ``_lock.lua`` that it uses; and what comes behind
-its line ``-- REST`` gets its own only there, so that the usual case, which returns before, is spared
-the others.
+Redis runs a script from its first line at each call, and makes each function in it anew. So a verb
+gets only those blocks (set apart by blank lines) of ``_lock.lua`` that it uses; and what comes
+behind its line ``-- REST`` gets its own only there, so that the usual case, which returns before,
+is spared the others.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Script:
 
 def read(file: str) -> str:
     """Return the text of a file in ``scripts/``."""
-    return resources.files(__package__).joinpath("scripts", file).read_text(encoding="utf-8")
+    return (resources.files(__package__) / "scripts" / file).read_text(encoding="utf-8")
 
 
 def assemble(verb: str, clock: str, shared: str, body: str) -> Script:
@@ -110,7 +110,7 @@ def link(shared: str, body: str) -> str:
 
 
 def used(blocks: Sequence[str], code: str) -> list[str]:
-    """Return the blocks that ``code`` uses, itself or by another; each stands behind what it uses."""
+    """Return the blocks that ``code`` uses, itself or by another, in their order."""
     kept: list[str] = []
     for block in reversed(blocks):
         defined = {name for names in _DEFINED.findall(block) for name in re.split(r",\s*", names)}

@@ -195,10 +195,29 @@ def test_an_uncontended_pair_is_two_calls_of_few_commands(store, redis_client):
 
 # -- refusals --------------------------------------------------------------------------------------
 
-PARTS = ("holders", "queue", "record", "meta", "bodies", "deadlines", "adrift", "done", "due", "index")
+PARTS = (
+    "holders",
+    "queue",
+    "record",
+    "meta",
+    "bodies",
+    "deadlines",
+    "adrift",
+    "done",
+    "due",
+    "index",
+)
 VERBS = (
-    "acquire", "acquire a copy", "park", "claim", "release", "release again", "cancel", "extend",
-    "kick", "reset",
+    "acquire",
+    "acquire a copy",
+    "park",
+    "claim",
+    "release",
+    "release again",
+    "cancel",
+    "extend",
+    "kick",
+    "reset",
 )
 
 
@@ -303,7 +322,9 @@ def test_t39_on_a_full_redis_leases_go_on_and_end_and_nothing_new_begins(make_re
             "a busy lock": lambda: store.acquire(owner(), claim(), wait=60.0),
             "a lapsed lock": lambda: store.acquire(owner(), Claim("lapsed")),
             "park": lambda: store.park(owner("n/0/0"), claim(), Parcel(b"b", "R", "q")),
-            "park at a lapsed lock": lambda: store.park(owner("o/0/0"), Claim("lapsed"), Parcel(b"b", "R", "q")),
+            "park at a lapsed lock": lambda: store.park(
+                owner("o/0/0"), Claim("lapsed"), Parcel(b"b", "R", "q")
+            ),
         }
         for what, call in refused.items():
             with pytest.raises(BackendRefused, match="maxmemory"):
@@ -312,7 +333,9 @@ def test_t39_on_a_full_redis_leases_go_on_and_end_and_nothing_new_begins(make_re
 
         assert store.extend([(NAME, holder.token, 60.0)]) == [True]
         assert store.claim(holder, NAME, 60.0).verdict is Verdict.GRANTED
-        assert store.release(NAME, holder.token, Ending.FINAL, mark=True).verdict is Verdict.RELEASED
+        assert (
+            store.release(NAME, holder.token, Ending.FINAL, mark=True).verdict is Verdict.RELEASED
+        )
         assert store.wait(NAME, waiter.token, 1.0)
         assert store.claim(waiter, NAME, 60.0).verdict is Verdict.GRANTED
         assert store.release(NAME, waiter.token, Ending.FINAL).verdict is Verdict.RELEASED
@@ -330,10 +353,15 @@ def test_a_user_who_may_not_run_scripts_is_told_what_to_allow(make_redis):
     server = make_redis()
     with server.client(decode_responses=False) as admin:
         admin.acl_setuser(
-            "app", enabled=True, passwords=["+s3cret-word"], keys=["*"],
+            "app",
+            enabled=True,
+            passwords=["+s3cret-word"],
+            keys=["*"],
             categories=["+@all", "-@scripting"],
         )
-        with server.client(decode_responses=False, username="app", password="s3cret-word") as client:
+        with server.client(
+            decode_responses=False, username="app", password="s3cret-word"
+        ) as client:
             with pytest.raises(BackendRefused, match=r"NOPERM.*\+@scripting") as caught:
                 RedisStore(client).acquire(owner(), claim())
             assert "s3cret-word" not in str(caught.value)
@@ -361,7 +389,8 @@ def test_a_user_without_the_lock_keys_is_refused_and_nothing_is_written(make_red
 def test_an_unreachable_server_is_told_quickly_and_without_a_password():
     client = redis.Redis.from_url(
         "redis://user:s3cret-word@127.0.0.1:1/0",
-        socket_connect_timeout=0.5, retry=Retry(NoBackoff(), 0),
+        socket_connect_timeout=0.5,
+        retry=Retry(NoBackoff(), 0),
     )
     store = RedisStore(client)
     began = time.monotonic()
@@ -370,7 +399,7 @@ def test_an_unreachable_server_is_told_quickly_and_without_a_password():
         lambda: store.extend([(NAME, "t.0", 5.0)]),
         lambda: store.park_many([(owner(), claim(), Parcel(b"b", "R", "q"))]),
         lambda: store.body(NAME, "t.0"),
-        lambda: store.time(),
+        store.time,
         lambda: store.receive("w", 5.0),
         lambda: store.wait(NAME, "t.0", 5.0),
     ]

@@ -53,7 +53,12 @@ class Book:
         self.url, self.backend = url, backend or url
         self.conf = dict(conf or {})
         self.app = build(self.url, self.backend, folder, self.conf)
+        # No subscription per task: these outlive their server, and complain of it.
+        self.app.backend.on_task_call = lambda *_: None
+        self.app.backend.remove_pending_result = lambda result: result
         self.journal = Journal(folder)
+        self._entries: list[dict[str, Any]] = []
+        self._offset = 0
         self.client = redis.Redis.from_url(lock_url or url)
         self.broker = redis.Redis.from_url(url) if url.startswith("redis") else None
         self.store = RedisStore(self.client, Keyspace(self.conf.get("singleton_lock_prefix", "csl")))
@@ -126,16 +131,24 @@ class Book:
 
     def events(self, event: str | None = None, **facts: Any) -> list[dict[str, Any]]:
         """Return the events, in order, that have these facts."""
-        if not self.journal.path.exists():
-            return []
-        lines = self.journal.path.read_text().splitlines()
-        found = [json.loads(line) for line in lines]
+        found = self._read()
         return [
             entry
             for entry in found
             if (event is None or entry["e"] == event)
             and all(entry.get(name) == value for name, value in facts.items())
         ]
+
+    def _read(self) -> list[dict[str, Any]]:
+        """Return all events; only what is new is read."""
+        if self.journal.path.exists():
+            with self.journal.path.open("rb") as file:
+                file.seek(self._offset)
+                for line in file:
+                    if line.endswith(b"\n"):
+                        self._entries.append(json.loads(line))
+                        self._offset += len(line)
+        return self._entries
 
     def journal_tail(self, lines: int = 60) -> str:
         """Return the last events."""

@@ -57,9 +57,14 @@ def client(redis_url):
 
 
 @pytest.fixture
-def waiting(redis_client):
-    """How many wait for a lock: ``waiting("account:2")``."""
-    return lambda name: RedisStore(redis_client).inspect(name).waiting
+def held_and_waited_for(redis_client):
+    """Whether one task runs and one waits: ``held_and_waited_for("account:2")``."""
+
+    def look(name):
+        view = RedisStore(redis_client).inspect(name)
+        return [holder.state for holder in view.holders] == ["running"] and view.waiting == 1
+
+    return look
 
 
 def run(example, script, environment):
@@ -97,14 +102,14 @@ def test_L33_the_ledger_refuses_a_holder_that_paused_past_its_lease(environment)
 
 @pytest.mark.chaos
 def test_L33_the_ledger_refuses_a_worker_that_was_stopped_past_its_lease(
-    worker, client, environment, waiting
+    worker, client, environment, held_and_waited_for
 ):
     """SIGSTOP the holder's whole worker: another one goes on, and the late write is refused."""
     run("ledger", "paused.py", environment)  # makes the ledger
     first = worker("ledger", concurrency=2)
     late = client.send_task("tasks.settle", [2, -1000, 3.0])
     successor = client.send_task("tasks.settle", [2, 70])
-    eventually(lambda: waiting("account:2") == 1)
+    eventually(lambda: held_and_waited_for("account:2"))
     stopped = [first.pid, *first.child_pids()]
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from integration.book import standing
 from celery_singleton_lock.embedded import RedisServer
 from celery_singleton_lock.keys import Keyspace, bucket_of
 from celery_singleton_lock.settings import PREFIX, LockOptions, Settings
-from support.waiting import eventually
+from support.waiting import eventually, never
 from support.workers import CeleryWorker
 
 ROOT = Path(__file__).parents[2]
@@ -92,19 +93,25 @@ SNIPPETS = {
 }
 
 PRELUDE = '''
-import json, os, time
+import json, os, pathlib, time
 from types import SimpleNamespace
 from celery import Celery
 from celery_singleton_lock import LockedTask
 
 app = Celery("tasks")
+folder = pathlib.Path(os.environ["README_FOLDER"])
 
 def work(*args, **facts):
-    """Stands for whatever the snippets call: takes a while, and tells when it ran."""
-    begun = time.monotonic()
-    time.sleep(0.3)
-    line = json.dumps({"args": args, "begun": begun, "ended": time.monotonic(), **facts})
-    with open(os.environ["README_JOURNAL"], "a") as journal:
+    """Stands for whatever the snippets call: tells when it runs, and can be held."""
+    note("begin", args, **facts)
+    deadline = time.monotonic() + 20
+    while (folder / "hold").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    note("end", args)
+
+def note(event, args, **facts):
+    line = json.dumps({"event": event, "args": args, **facts})
+    with open(folder / "journal", "a") as journal:
         journal.write(line + "\\n")
 
 build_report = send = render = load_file = index = close_books = work
@@ -126,117 +133,140 @@ def test_each_use_has_a_snippet_of_four_lines():
 class Shop:
     """The snippets' app, as their callers see it."""
 
-    def __init__(self, app, journal):
-        self.app, self.journal = app, journal
+    def __init__(self, app, folder):
+        self.app, self.folder = app, folder
 
     def send(self, task, *args):
         return self.app.send_task(f"tasks.{task}", args)
 
-    def runs(self, task_args, count):
-        """Wait for so many runs with these first arguments; return them by their beginning."""
-        found = eventually(
-            lambda: len(runs := self._runs(task_args)) >= count and runs,
-            message=lambda: f"{count} runs of {task_args}; {self._runs([])}",
-        )
-        assert len(found) == count
-        return sorted(found, key=lambda run: run["begun"])
+    @contextmanager
+    def holding(self):
+        """Let nothing end that begins meanwhile."""
+        hold = self.folder / "hold"
+        hold.touch()
+        try:
+            yield
+        finally:
+            hold.unlink()
 
-    def _runs(self, task_args):
-        lines = self.journal.read_text().splitlines() if self.journal.exists() else []
-        every = [json.loads(line) for line in lines]
-        return [run for run in every if run["args"][: len(task_args)] == list(task_args)]
+    def events(self, event, *args):
+        """Return the events of the calls that begin with these arguments, in order."""
+        journal = self.folder / "journal"
+        lines = journal.read_text().splitlines() if journal.exists() else []
+        found = [json.loads(line) for line in lines]
+        return [
+            entry
+            for entry in found
+            if entry["event"] == event and entry["args"][: len(args)] == list(args)
+        ]
+
+    def await_events(self, count, event, *args):
+        """Wait until there are so many; return them."""
+        return eventually(
+            lambda: len(found := self.events(event, *args)) >= count and found,
+            message=lambda: f"{count} x {event} {args}",
+        )
 
 
 @pytest.fixture(scope="module")
 def shop(redis_provider, tmp_path_factory):
     """One worker that runs the snippets of all eight uses."""
     folder = tmp_path_factory.mktemp("readme")
-    journal = folder / "journal"
     code = [PRELUDE, *(block for use in SNIPPETS for block in blocks(use))]
     (folder / "tasks.py").write_text("\n".join(code))
     with RedisServer(redis_provider) as server:
-        url, env = server.url, {"README_JOURNAL": str(journal)}
+        url, env = server.url, {"README_FOLDER": str(folder)}
         worker = CeleryWorker("tasks", url, cwd=folder, concurrency=6, args=QUICK, env=env)
         with standing(worker):
             app = Celery("client", broker=url, backend=url, set_as_current=False)
-            yield Shop(app, journal)
+            yield Shop(app, folder)
             app.pool.force_close_all()
             app.close()
 
 
-def most_at_once(runs):
-    """Return how many ran at the same time at most."""
-    return max(sum(a["begun"] <= b["begun"] < a["ended"] for a in runs) for b in runs)
+def by_state(results, ended):
+    """Wait until so many have ended, then return those that have, by their state."""
+    found = eventually(
+        lambda: len(ready := [result for result in results if result.ready()]) >= ended and ready
+    )
+    states = [result.state for result in found]
+    return {state: [r for r in found if r.state == state] for state in states}
 
 
 def test_the_report_from_beat_is_left_out_while_one_runs(shop):
-    reports = {outcome(result): result for result in [shop.send("report"), shop.send("report")]}
-    assert set(reports) == {"SUCCESS", "REVOKED"}
+    with shop.holding():
+        sent = [shop.send("report") for _ in range(2)]
+        (left_out,) = by_state(sent, ended=1)["REVOKED"]
     with pytest.raises(TaskRevokedError, match=r"lock 'tasks\.report' is held by"):
-        reports["REVOKED"].get()
+        left_out.get()
+    assert set(by_state(sent, ended=2)) == {"SUCCESS", "REVOKED"}
 
 
 def test_the_webhooks_of_a_tenant_go_in_order_and_delay_no_other_tenant(shop):
-    for event in range(4):
-        shop.send("deliver_webhook", "slow", event)
-    shop.send("deliver_webhook", "other", 0)
-    runs = shop.runs(["slow"], 4)
-    assert most_at_once(runs) == 1
-    assert [run["args"][1] for run in runs] == [0, 1, 2, 3]
-    (other,) = shop.runs(["other"], 1)
-    assert other["begun"] < runs[1]["ended"]
+    with shop.holding():
+        sent = [shop.send("deliver_webhook", "slow", event) for event in range(4)]
+        shop.await_events(1, "begin", "slow")
+        sent.append(shop.send("deliver_webhook", "other", 0))
+        shop.await_events(1, "begin", "other")
+        assert len(shop.events("begin", "slow")) == 1
+    assert set(by_state(sent, ended=5)) == {"SUCCESS"}
+    assert [entry["args"][1] for entry in shop.events("begin", "slow")] == [0, 1, 2, 3]
 
 
 def test_the_ledger_gets_a_growing_fencing_token(shop):
-    for amount in (1, 2, 3):
-        shop.send("book", "account", amount)
-    runs = shop.runs(["account"], 3)
-    fences = [run["fence"] for run in runs]
-    assert most_at_once(runs) == 1
+    sent = [shop.send("book", "account", amount) for amount in (1, 2, 3)]
+    assert set(by_state(sent, ended=3)) == {"SUCCESS"}
+    fences = [entry["fence"] for entry in shop.events("begin", "account")]
     assert 0 < fences[0] < fences[1] < fences[2]
 
 
 def test_the_cache_entry_is_rebuilt_once(shop):
-    asked = [shop.send("rebuild_page", "/home") for _ in range(4)]
-    states = [outcome(result) for result in asked]
-    assert sorted(states) == ["REVOKED", "REVOKED", "REVOKED", "SUCCESS"]
-    shop.runs(["/home"], 1)
+    with shop.holding():
+        sent = [shop.send("rebuild_page", "/home") for _ in range(4)]
+        assert set(by_state(sent, ended=3)) == {"REVOKED"}
+    by_state(sent, ended=4)
+    assert len(shop.events("end", "/home")) == 1
 
 
 def test_the_files_of_an_aircraft_are_imported_in_turn(shop):
-    for path in ("a.csv", "b.csv", "c.csv"):
-        shop.send("import_flights", "D-AIXA", path)
-    runs = [shop.runs([path], 1)[0] for path in ("a.csv", "b.csv", "c.csv")]
-    assert most_at_once(runs) == 1
+    files = ("a.csv", "b.csv", "c.csv")
+    with shop.holding():
+        sent = [shop.send("import_flights", "D-AIXA", path) for path in files]
+        shop.await_events(1, "begin", "a.csv")
+        assert not shop.events("begin", "b.csv")
+    assert set(by_state(sent, ended=3)) == {"SUCCESS"}
+    assert [len(shop.events("end", path)) for path in files] == [1, 1, 1]
 
 
 def test_the_index_is_built_at_most_once_more(shop):
-    asked = [shop.send("reindex", "doc") for _ in range(4)]
-    states = [outcome(result) for result in asked]
-    assert sorted(states) == ["REVOKED", "REVOKED", "SUCCESS", "SUCCESS"]
-    assert most_at_once(shop.runs(["doc"], 2)) == 1
+    with shop.holding():
+        sent = [shop.send("reindex", "doc") for _ in range(4)]
+        assert set(by_state(sent, ended=2)) == {"REVOKED"}
+        assert len(shop.events("begin", "doc")) == 1
+    assert len(by_state(sent, ended=4)["SUCCESS"]) == 2
 
 
 def test_the_third_party_api_is_called_three_times_at_once_and_not_four(shop):
-    for contact in range(6):
-        shop.send("push_contact", ["contact", contact])
-    runs = [shop.runs([["contact", contact]], 1)[0] for contact in range(6)]
-    assert most_at_once(runs) == 3
+    with shop.holding():
+        sent = [shop.send("push_contact", f"contact {number}") for number in range(6)]
+        eventually(lambda: calls(shop) == 3)
+        never(lambda: calls(shop) > 3, during=0.3)
+    assert set(by_state(sent, ended=6)) == {"SUCCESS"}
+
+
+def calls(shop):
+    """Return how many calls of the API have begun."""
+    return sum(str(entry["args"][:1]).startswith("['contact ") for entry in shop.events("begin"))
 
 
 def test_the_nightly_job_fails_loudly(shop):
-    sent = [shop.send("close_of_day", "monday") for _ in range(2)]
-    jobs = {outcome(result): result for result in sent}
-    assert set(jobs) == {"SUCCESS", "FAILURE"}
+    with shop.holding():
+        sent = [shop.send("close_of_day", "monday") for _ in range(2)]
+        (failed,) = by_state(sent, ended=1)["FAILURE"]
     with pytest.raises(Exception, match=r"lock 'tasks\.close_of_day' is held by") as caught:
-        jobs["FAILURE"].get()
+        failed.get()
     assert type(caught.value).__name__ == "LockConflict"
-
-
-def outcome(result):
-    """Wait for a task's end, and return its state."""
-    result.get(timeout=10, propagate=False)
-    return result.state
+    assert set(by_state(sent, ended=2)) == {"SUCCESS", "FAILURE"}
 
 
 # --- tables, blocks, links ------------------------------------------------------------------------

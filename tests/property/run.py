@@ -10,13 +10,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from hypothesis import HealthCheck, Phase, settings  # noqa: E402
+from hypothesis import HealthCheck, Phase, settings
 
-from celery_singleton_lock.embedded import RedisServer, find_provider  # noqa: E402
-from support.engine.invariants import InvariantBroken, check  # noqa: E402
-from support.engine.machine import machine_on  # noqa: E402
-from support.engine.moves import walk  # noqa: E402
-from support.engine.world import World  # noqa: E402
+from celery_singleton_lock.embedded import RedisServer, find_provider
+from support.engine.invariants import InvariantBroken, check
+from support.engine.machine import machine_on
+from support.engine.moves import walk
+from support.engine.world import World
 
 WALK = 150
 
@@ -26,7 +26,9 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=20_000, help="calls of a verb, about")
     parser.add_argument("--seed", type=int, default=None, help="repeat a run")
     parser.add_argument(
-        "--by", choices=("walk", "hypothesis"), default="walk",
+        "--by",
+        choices=("walk", "hypothesis"),
+        default="walk",
         help="walk: more steps in a second; hypothesis: found histories are shrunk",
     )
     options = parser.parse_args()
@@ -53,14 +55,21 @@ def by_walk(client, seed: int, most: int) -> int:
             return 0
         steps += world.steps
         seed += 1
+        if seed % 100 == 0:
+            print(f"{steps} steps, next seed {seed}", flush=True)
     return steps
 
 
 def by_hypothesis(client, seed: int, most: int) -> int:
     each = 60
     how = settings(
-        max_examples=max(1, most // 45), stateful_step_count=each, deadline=None, database=None,
-        phases=[Phase.generate, Phase.shrink], suppress_health_check=list(HealthCheck), print_blob=True,
+        max_examples=max(1, most // 45),
+        stateful_step_count=each,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+        print_blob=True,
     )
     return machine_on(client)(how, seed)
 

@@ -42,10 +42,20 @@ def killer(mutant: Mutant, client) -> str | None:
     runs = {name: (history, ()) for name, history in HISTORIES.items()}
     runs |= {f"walk {seed}": (walk, (seed, 150)) for seed in range(WALKS)}
     for name, (run, arguments) in runs.items():
-        try:
-            run(World(client, check, scripts), *arguments)
-        except InvariantBroken as found:
-            return f"{found.invariant} in {name}"
-        except Exception:  # noqa: BLE001, S112  # another history may show it more clearly
-            continue
+        found = broken_by(
+            lambda run=run, with_=arguments: run(World(client, check, scripts), *with_)
+        )
+        if found:
+            return f"{found} in {name}"
+    return None
+
+
+def broken_by(run) -> str | None:
+    """Return the invariant that a run breaks; another error is no answer, a later run may be."""
+    try:
+        run()
+    except InvariantBroken as found:
+        return found.invariant
+    except Exception:  # noqa: BLE001
+        pass
     return None

@@ -1,18 +1,19 @@
 """Random histories, made and shrunk by Hypothesis, on the real scripts on a real Redis.
 
-A found history is printed unshrunk as calls of the verbs, then shrunk. Longer: ``python -m tests.property.run --steps 200000``.
+A found history is printed as calls of the verbs, and shrunk. Longer:
+``python -m tests.property.run --steps 200000``.
 """
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from support.engine.machine import machine_on
 
 pytestmark = [pytest.mark.property, pytest.mark.needs_real_redis("the invariants are the scripts'")]
 
-EXAMPLES = 300
+EXAMPLES = 200
 STEPS = 60
 
 

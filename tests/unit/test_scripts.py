@@ -1,4 +1,4 @@
-"""A script's header is its contract: header, body and call site agree, and the body is clean Lua."""
+"""A script's header is its contract: header, body and call site agree; the body is clean Lua."""
 
 from __future__ import annotations
 
@@ -11,14 +11,24 @@ from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.model import Verdict
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.store.redis import RedisStore
-from celery_singleton_lock.store.scripts import VERBS, load_scripts, link, read, used
+from celery_singleton_lock.store.scripts import VERBS, link, load_scripts, read, used
 
 FILES = [f"{verb}.lua" for verb in VERBS]
 LIBRARY = read("_lock.lua")
 KEYS_OF = {"lock": 11, "lock*": None, "due*": None, "fleet": 1}
 ALLOWED = {
     # what Redis offers to scripts
-    "redis", "cjson", "KEYS", "ARGV", "tonumber", "tostring", "type", "ipairs", "math", "string", "pcall",
+    "redis",
+    "cjson",
+    "KEYS",
+    "ARGV",
+    "tonumber",
+    "tostring",
+    "type",
+    "ipairs",
+    "math",
+    "string",
+    "pcall",
     "string.format",
 }
 
@@ -70,7 +80,9 @@ def test_arguments_are_named_used_and_hidden_by_nothing(verb):
     body = code(read(f"{verb}.lua"))
     for name in script.arguments:
         assert re.search(rf"\b{name}\b", body + shared(verb)), f"{verb}.lua does not use {name}"
-        hidden = re.search(rf"^local (function )?([\w, ]*\b)?{name}\b", shared(verb) + body, re.MULTILINE)
+        hidden = re.search(
+            rf"^local (function )?([\w, ]*\b)?{name}\b", shared(verb) + body, re.MULTILINE
+        )
         assert not hidden, f"{verb}.lua: {hidden[0]!r} hides the argument {name}"
     if not script.arguments:
         assert "*" in " ".join(header(verb, "ARGV"))
@@ -104,7 +116,11 @@ def test_everything_is_checked_before_anything_is_written(verb):
     body = read(f"{verb}.lua")
     writes = re.search(r"redis\.call\('(HSET|HDEL|ZADD|ZREM|DEL|PERSIST|PEXPIRE|RPUSH)'", body)
     first = min(
-        [match.start() for match in (writes, re.search(r"(refuse_if_full|write_though_full)\(\)", body)) if match]
+        [
+            match.start()
+            for match in (writes, re.search(r"(refuse_if_full|write_though_full)\(\)", body))
+            if match
+        ]
     )
     assert body.index("check()") < first
 
@@ -151,8 +167,8 @@ def globals_of(text):
     for names in re.findall(r"\bfunction \w*\(([\w, .]*)\)", text):
         local |= {name.strip() for name in names.split(",")}
     keywords = set(
-        "and break do else elseif end false for function if in local nil not or repeat return then true "
-        "until while".split()
+        "and break do else elseif end false for function if in local nil not or repeat return "  # noqa: SIM905
+        "then true until while".split()
     )
     used = set()
     for match in re.finditer(r"(?<![\w.])([A-Za-z_]\w*)(?!\w)(?!\s*=[^=])", text):
@@ -169,14 +185,20 @@ def test_the_search_for_globals_finds_them():
 
 
 def test_a_script_takes_of_the_library_what_it_uses():
-    library = "local A = 1\n\n-- b\nlocal function b() return A end\n\nlocal function c() return b() end"
+    library = (
+        "local A = 1\n\n-- b\nlocal function b() return A end\n\nlocal function c() return b() end"
+    )
     blocks = library.replace("-- b\n", "").split("\n\n")
     assert used(blocks, "return b()") == ["local A = 1", "local function b() return A end"]
     assert used(blocks, "return 1") == []
     linked = link(library, "use(0)\nlocal x = A\n-- REST\nreturn c()")
     assert [line for line in linked.splitlines() if line] == [
-        "local A = 1", "use(0)", "local x = A", "local function b() return A end",
-        "local function c() return b() end", "return c()",
+        "local A = 1",
+        "use(0)",
+        "local x = A",
+        "local function b() return A end",
+        "local function c() return b() end",
+        "return c()",
     ]
     assert link(library, "return b()") == "return b()"
 

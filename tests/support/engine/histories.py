@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from celery_singleton_lock.model import Ending, Verdict
-
 from support.engine.moves import everybody_dies
 from support.engine.world import MIXED, ONE, TWO, World
 
@@ -81,7 +80,7 @@ def a_message_that_arrived_before_a_held_back_one_comes_first(world):
 
 @history
 def parking_at_a_free_lock_is_granted_at_once(world):
-    """Found by the state machine: a local function hid the argument `hold`, and nothing was granted."""
+    """Found by the state machine: a local function hid the argument `hold`."""
     world.beat("w1")
     world.park(world.new_asker(ONE))
     assert world.receive("w1").verdict == "granted"
@@ -189,7 +188,10 @@ def a_copy_is_the_twin_of_a_running_attempt(world):
     assert got.body == copy.parcel.body
     world.claim(ONE, got.token)
     world.release(ONE, got.token)
-    assert world.acquire(world.new_asker(ONE, attempt=first.owner.attempt, copy=True)).verdict is Verdict.DONE
+    assert (
+        world.acquire(world.new_asker(ONE, attempt=first.owner.attempt, copy=True)).verdict
+        is Verdict.DONE
+    )
 
 
 @history
@@ -216,7 +218,7 @@ def the_first_ends_between_the_copys_two_calls(world):
 
 @history
 def a_twin_of_a_client_that_waits_in_its_slot(world):
-    """Found by the state machine: the twin inherited the dead client's deadline, and was overdue."""
+    """Found by the state machine: the twin inherited the dead client's deadline."""
     world.beat("w1")
     holder, waits = world.new_asker(ONE), world.new_asker(ONE)
     world.acquire(holder)
@@ -238,7 +240,9 @@ def messages_without_a_worker_go_adrift_and_come_back_in_order(world):
     world.park(first)
     world.park(world.new_asker(ONE, realm="S"))
     assert [s.token for s in world.kick(ONE, "w1")] == [first.token]
-    assert [s.queue for s in world.kick(ONE, "w3")] == ["q"]  # another realm has a wake-up of its own
+    assert [s.queue for s in world.kick(ONE, "w3")] == [
+        "q"
+    ]  # another realm has a wake-up of its own
     client = world.new_asker(ONE, attempt="")
     assert world.acquire(client).verdict is Verdict.GRANTED  # passes only who cannot run
     world.advance(1.0)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 from celery_singleton_lock.model import Ending, Verdict, base_of
-
 from support.engine.snapshot import LockState
 from support.engine.world import Ledger, Step, World
 
@@ -97,7 +96,7 @@ def i3_fences_grow_in_grant_order(world: World, step: Step) -> None:
 
 
 def i4_full_or_no_live_waiter(world: World, step: Step) -> None:
-    if verb(step) not in GRANTING or verb(step) == "park" and step.hold:
+    if verb(step) not in GRANTING or (verb(step) == "park" and step.hold):
         return
     for name, ledger, _, after in touched(world, step):
         if len(after.valid(world.now)) >= ledger.limit:
@@ -107,7 +106,9 @@ def i4_full_or_no_live_waiter(world: World, step: Step) -> None:
                 broken("I4", f"{token} waits for {name}, which is not full, after {step.verb}")
 
 
-def i5_grants_follow_the_line(world: World, step: Step) -> None:
+def i5_grants_follow_the_line(  # noqa: C901  # a list of facts
+    world: World, step: Step
+) -> None:
     for name, ledger, before, after in touched(world, step):
         new = grants(before, after)
         places = [place_in_line(world, name, token) for token in new]
@@ -153,9 +154,12 @@ def i7_records_match_what_stands(world: World, step: Step) -> None:
 
 def _state_is(name: str, state: LockState, token: str, said: str) -> None:
     row = (
-        HOLDING if token in state.holders
-        else QUEUED if token in state.queue
-        else {"adrift"} if token in state.adrift
+        HOLDING
+        if token in state.holders
+        else QUEUED
+        if token in state.queue
+        else {"adrift"}
+        if token in state.adrift
         else {"overdue"}
     )
     if said not in row:
@@ -195,7 +199,9 @@ def _keys_live_as_long_as_the_lock(world: World, name: str, state: LockState) ->
         broken("I7", f"done marks of {name} expire early, or never")
 
 
-def i8_a_parked_body_stays_until_its_task_is_settled(world: World, step: Step) -> None:
+def i8_a_parked_body_stays_until_its_task_is_settled(  # noqa: C901  # a list of facts
+    world: World, step: Step
+) -> None:
     for name, ledger, _, after in touched(world, step):
         leads = {base_of(token): token for token in after.standing}
         for token in after.standing:
@@ -229,7 +235,9 @@ def i10_asking_again_changes_nothing(world: World, step: Step) -> None:
         broken("I10", f"{step.verb} changed {[(k, before.get(k), after.get(k)) for k in changed]}")
 
 
-def i11_extend_never_creates(world: World, step: Step) -> None:
+def i11_extend_never_creates(  # noqa: C901  # a list of facts
+    world: World, step: Step
+) -> None:
     if verb(step) != "extend":
         return
     for name, _, before, after in touched(world, step):
@@ -245,16 +253,24 @@ def i11_extend_never_creates(world: World, step: Step) -> None:
         for token, held in zip(tokens, step.reply, strict=True):
             if held != (token in valid or token in before.overdue):
                 broken("I11", f"extend told {token} of {name} {held}")
-            if held and after.holders.get(token, after.deadlines.get(token, 0)) < world.now + lease * 1000:
+            if (
+                held
+                and after.holders.get(token, after.deadlines.get(token, 0))
+                < world.now + lease * 1000
+            ):
                 broken("I11", f"extend told {token} of {name} more than it did")
 
 
-def i12_somebody_looks_again_in_time(world: World, step: Step) -> None:
+def i12_somebody_looks_again_in_time(  # noqa: C901, PLR0912  # a list of facts
+    world: World, step: Step
+) -> None:
     if verb(step) == "take_due":
         for name, state in step.after.locks.items():
             if state.due is not None and state.due < world.now and len(step.reply) < 100:
                 broken("I12", f"{name} was due at {state.due} and was not taken")
-            if state.due is not None and state.due > max(world.now + DEFER, step.before.locks[name].due or 0):
+            if state.due is not None and state.due > max(
+                world.now + DEFER, step.before.locks[name].due or 0
+            ):
                 broken("I12", f"{name} was put off to {state.due}")
         return
     for name, ledger, _, after in touched(world, step):
@@ -307,7 +323,9 @@ def settled_attempts_do_not_come_back(world: World, step: Step) -> None:
             broken("T34", f"{step.token} of {attempt} at {name} was told {step.reply.verdict}")
 
 
-def answers_tell_what_the_keys_say(world: World, step: Step) -> None:
+def answers_tell_what_the_keys_say(  # noqa: C901  # a list of facts
+    world: World, step: Step
+) -> None:
     """GRANTED means held, WAITING means in line, and everything else that the token is gone."""
     if verb(step) not in {"acquire", "park", "claim", "release"}:
         return
@@ -317,27 +335,40 @@ def answers_tell_what_the_keys_say(world: World, step: Step) -> None:
         stands = token in after.standing
         if verdict is Verdict.GRANTED and not holds:
             broken("answer", f"{token} was told that it holds {name}")
-        if verdict is Verdict.GRANTED and step.reply.fencing_token != int(after.record[token]["fence"]):
+        if verdict is Verdict.GRANTED and step.reply.fencing_token != int(
+            after.record[token]["fence"]
+        ):
             broken("answer", f"{token} of {name} was told fence {step.reply.fencing_token}")
-        # A waiter that parks or claims, and is granted by the same call, hears of it by inbox or wake list.
-        kept = verb(step) == "park" and base_of(token) in {*after.bodies, *map(base_of, after.standing)}
-        if verdict is Verdict.WAITING and (not (stands or kept) or holds and verb(step) == "acquire"):
+        # Who parks, and is granted by the same call, hears of it by inbox.
+        kept = verb(step) == "park" and base_of(token) in {
+            *after.bodies,
+            *map(base_of, after.standing),
+        }
+        if verdict is Verdict.WAITING and (
+            not (stands or kept) or (holds and verb(step) == "acquire")
+        ):
             broken("answer", f"{token} was told that it waits for {name}")
         if verdict in {Verdict.BLOCKED, Verdict.FULL, Verdict.RELEASED, Verdict.ABSENT} and stands:
             if verdict is Verdict.ABSENT and token not in before.standing:
                 continue  # a token that this very sweep made, and nobody knew
             broken("answer", f"{token} was told {verdict}, and stands at {name}")
-        if step.ending is Ending.CANCEL and before.holders.get(token, 0) > world.now:
-            if verdict is not Verdict.GRANTED:
-                broken("answer", f"{token} held {name}, cancelled, and was told {verdict}")
-        if verb(step) == "claim" and verdict is Verdict.GRANTED:
-            if after.holders[token] < world.now + step.asked[0] * 1000:
-                broken("answer", f"{token} claimed {name} for {step.asked[0]} s, and got less")
-        if verdict is Verdict.ABSENT and verb(step) == "claim" and before.holders.get(token, 0) > world.now:
+        cancels = step.ending is Ending.CANCEL and before.holders.get(token, 0) > world.now
+        if cancels and verdict is not Verdict.GRANTED:
+            broken("answer", f"{token} held {name}, cancelled, and was told {verdict}")
+        claims = verb(step) == "claim" and verdict is Verdict.GRANTED
+        if claims and after.holders[token] < world.now + step.asked[0] * 1000:
+            broken("answer", f"{token} claimed {name} for {step.asked[0]} s, and got less")
+        if (
+            verdict is Verdict.ABSENT
+            and verb(step) == "claim"
+            and before.holders.get(token, 0) > world.now
+        ):
             broken("answer", f"{token} held {name} and was told that it is absent")
         if verdict is Verdict.RELEASED and token not in before.standing:
             broken("answer", f"{token} did not stand at {name} and was told that it was released")
-        if step.reply.rank and step.reply.rank != 1 + sorted(after.queue, key=lambda t: (after.queue[t], t)).index(token):
+        if step.reply.rank and step.reply.rank != 1 + sorted(
+            after.queue, key=lambda t: (after.queue[t], t)
+        ).index(token):
             broken("answer", f"{token} was told rank {step.reply.rank}")
 
 
@@ -381,7 +412,8 @@ def note(world: World, step: Step) -> None:
     before, after = step.before.locks[step.lock], step.after.locks[step.lock]
     if verb(step) in _NOTES:
         _NOTES[verb(step)](world, step, ledger, before, after)
-    ledger.accepted &= {base_of(token) for token in after.standing}
+    # One that lapsed after its start and asks anew is a task like any other.
+    ledger.accepted &= {base_of(t) for t, rec in after.record.items() if rec.get("parked")}
     # Successors of a delivery keep the place of the first; a twin takes the place of its attempt.
     for token, rec in after.record.items():
         base = base_of(token)
@@ -412,8 +444,7 @@ def _note_asked(world: World, step: Step, ledger: Ledger, before: LockState) -> 
     if claim.place and step.reply.verdict in {Verdict.GRANTED, Verdict.WAITING}:
         ledger.places[base] = min(claim.place, world.now_us)
     clients = [
-        t for t in before.queue
-        if t not in before.bodies and before.deadlines.get(t, 0) > world.now
+        t for t in before.queue if t not in before.bodies and before.deadlines.get(t, 0) > world.now
     ]
     idle = not before.valid(world.now) and not clients and not before.bodies
     ledger.limit = claim.limit if idle or not ledger.limit else min(claim.limit, ledger.limit)
@@ -474,7 +505,7 @@ def _note_release(world, step, ledger, before, after) -> None:
     held = before.holders.get(token, 0) > world.now
     if step.ending is not Ending.CANCEL or not held:
         ledger.beliefs.pop(token, None)
-    settles = step.ending is Ending.FINAL or step.ending is Ending.CANCEL and not held
+    settles = step.ending is Ending.FINAL or (step.ending is Ending.CANCEL and not held)
     if token not in before.standing or not settles:
         return
     rec = before.record[token]

@@ -36,7 +36,9 @@ def machine_on(client: Any) -> Callable[[settings, int | None], int]:
 
     for name, (function, choices, weight) in MOVES.items():
         for number in range(weight):
-            given = {key: st.sampled_from(list(dict.fromkeys(values))) for key, values in choices.items()}
+            given = {
+                key: st.sampled_from(list(dict.fromkeys(values))) for key, values in choices.items()
+            }
             made = rule(**given)(_as_method(function, f"{name}_{number}" if number else name))
             setattr(Machine, f"{name}_{number}" if number else name, made)
 

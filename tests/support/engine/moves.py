@@ -1,4 +1,4 @@
-"""What can happen in a world: moves with a few small arguments, for Hypothesis and for random walks.
+"""What can happen in a world: moves with small arguments, for Hypothesis and random walks.
 
 A move picks its token by number among those that stand, were delivered, or asked lately, whatever
 their state: so late, double and mistaken calls are as frequent as right ones.
@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from celery_singleton_lock.model import Ending, Verdict, base_of
-
 from support.engine.world import LIMITS, MIXED, ONE, TWO, WORKERS, Asker, World
 
 LOCKS = (ONE, ONE, TWO, MIXED)
@@ -54,10 +53,16 @@ def _limit(lock: str, who: int) -> int:
     return 1 + who % 3 if lock == MIXED else 0
 
 
-@move(3, lock=LOCKS, who=WHO, lease=(1.0, 10.0, 30.0), wait=(None, 2.0, 20.0), place=PLACES, lost=LOST)
+@move(
+    3, lock=LOCKS, who=WHO, lease=(1.0, 10.0, 30.0), wait=(None, 2.0, 20.0), place=PLACES, lost=LOST
+)
 def client_tries(world, lock, who, lease, wait, place, lost):
     asker = world.new_asker(
-        lock, lease=lease, attempt="", place=place, limit=_limit(lock, who),
+        lock,
+        lease=lease,
+        attempt="",
+        place=place,
+        limit=_limit(lock, who),
         max_waiting=2 if who == 7 else None,
     )
     world.acquire(asker, wait, lost=lost)
@@ -71,21 +76,33 @@ def asks_again(world, lock, who, wait, lost):
 
 
 @move(
-    4, lock=LOCKS, who=WHO, place=PLACES, first=("acquire", "acquire", "park", "hold", "wait"),
-    worker=tuple(WORKERS), deadline=(None, None, 3.0, 20.0), lost=LOST,
+    4,
+    lock=LOCKS,
+    who=WHO,
+    place=PLACES,
+    first=("acquire", "acquire", "park", "hold", "wait"),
+    worker=tuple(WORKERS),
+    deadline=(None, None, 3.0, 20.0),
+    lost=LOST,
 )
 def message_arrives(world, lock, who, place, first, worker, deadline, lost):
     realm, queues = WORKERS[worker]
     asker = world.new_asker(
-        lock, place=place, worker=worker, realm=realm, queue=queues[who % len(queues)],
-        deadline=deadline, limit=_limit(lock, who), max_waiting=2 if who == 7 else None,
+        lock,
+        place=place,
+        worker=worker,
+        realm=realm,
+        queue=queues[who % len(queues)],
+        deadline=deadline,
+        limit=_limit(lock, who),
+        max_waiting=2 if who == 7 else None,
         lease=(1.0, 10.0)[who % 2],
     )
     if first == "wait":
         world.acquire(asker, 4.0, lost=lost)
         return
     reply = world.acquire(asker, lost=lost) if first == "acquire" else None
-    if first != "acquire" or (reply and reply.verdict is Verdict.BLOCKED) or lost and who % 2:
+    if first != "acquire" or (reply and reply.verdict is Verdict.BLOCKED) or (lost and who % 2):
         world.park(asker, hold=first == "hold", lost=lost)
 
 
@@ -103,8 +120,12 @@ def copy_arrives(world, lock, who, then, lost):
     if not first or not first.owner.attempt:
         return
     copy = world.new_asker(
-        lock, attempt=first.owner.attempt, copy=True, realm=first.parcel.realm,
-        queue=first.parcel.queue, limit=first.claim.limit,
+        lock,
+        attempt=first.owner.attempt,
+        copy=True,
+        realm=first.parcel.realm,
+        queue=first.parcel.queue,
+        limit=first.claim.limit,
     )
     reply = world.acquire(copy, lost=lost)
     if then == "end":
@@ -119,8 +140,13 @@ def claims(world, lock, who, settle, lease, lost):
 
 
 @move(
-    7, lock=LOCKS, who=(0, 0, 0, *WHO), ending=(Ending.FINAL, Ending.FINAL, Ending.AGAIN, Ending.CANCEL),
-    worker=("", *WORKERS), mark=(False, True), lost=LOST,
+    7,
+    lock=LOCKS,
+    who=(0, 0, 0, *WHO),
+    ending=(Ending.FINAL, Ending.FINAL, Ending.AGAIN, Ending.CANCEL),
+    worker=("", *WORKERS),
+    mark=(False, True),
+    lost=LOST,
 )
 def ends(world, lock, who, ending, worker, mark, lost):
     world.release(lock, token_of(world, lock, who), ending, worker=worker, mark=mark, lost=lost)
@@ -128,13 +154,15 @@ def ends(world, lock, who, ending, worker, mark, lost):
 
 @move(1, lock=LOCKS, who=WHO, number=(0, 1, 2))
 def late_delivery_ends(world, lock, who, number):
-    """A holder of some delivery of a message ends, whether or not that delivery is the present one."""
+    """A holder of some delivery of a message ends, be it the present one or not."""
     world.release(lock, f"{base_of(token_of(world, lock, who))}.{number}")
 
 
 @move(3, lock=LOCKS, who=WHO, lease=(1.0, 10.0), lost=LOST)
 def renews(world, lock, who, lease, lost):
-    world.extend(lock, [token_of(world, lock, who), token_of(world, lock, who + 1)], lease, lost=lost)
+    world.extend(
+        lock, [token_of(world, lock, who), token_of(world, lock, who + 1)], lease, lost=lost
+    )
 
 
 @move(3, worker=tuple(WORKERS), then=("claim", "claim", "die", "end"), who=WHO)
@@ -191,7 +219,7 @@ def is_reset(world, lock):
 
 
 def everybody_dies(world: World) -> None:
-    """The last move: all clients and workers die; each lock must be free within its longest lease (I9)."""
+    """The last move: all die; each lock must be free within its longest lease (I9)."""
     from support.engine.invariants import broken  # noqa: PLC0415  # the invariants know the world
 
     for worker in WORKERS:

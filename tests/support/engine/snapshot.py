@@ -78,13 +78,13 @@ class Snapshot:
             return False
         if not rec.get("parked"):
             return deadline is not None
-        return any(till > now for till in self.routes.get(f"{rec['realm']}:{rec['queue']}", {}).values())
+        return any(
+            till > now for till in self.routes.get(f"{rec['realm']}:{rec['queue']}", {}).values()
+        )
 
 
 def _scores(flat: list[bytes]) -> dict[str, int]:
-    return {
-        flat[i].decode(): int(float(flat[i + 1])) for i in range(0, len(flat), 2)
-    }
+    return {flat[i].decode(): int(float(flat[i + 1])) for i in range(0, len(flat), 2)}
 
 
 def _fields(flat: list[bytes]) -> dict[str, bytes]:
@@ -102,7 +102,16 @@ class Reader:
         self._place: dict[str, tuple[str, str]] = {}
         for name in names:
             keys = keyspace.lock(name)
-            for part in ("holders", "queue", "record", "meta", "bodies", "deadlines", "adrift", "done"):
+            for part in (
+                "holders",
+                "queue",
+                "record",
+                "meta",
+                "bodies",
+                "deadlines",
+                "adrift",
+                "done",
+            ):
                 self._place[getattr(keys, part)] = (name, part)
         self._wakes = {keyspace.wake(name, ""): name for name in names}
         self._due = {keyspace.due(b) for b in range(BUCKETS)}
@@ -113,7 +122,7 @@ class Reader:
         snap = Snapshot({name: LockState() for name in self.names})
         ends, *found = self._script(keys=[ENDS_KEY], args=[self.keyspace.prefix])
         snap.ends = {key: int(end) for key, end in _fields(ends).items()}
-        for raw_key, kind, value in found:
+        for raw_key, _kind, value in found:
             key = raw_key.decode()
             snap.raw[key] = value
             self._sort(snap, key, value)
@@ -125,7 +134,9 @@ class Reader:
                 }
         return snap
 
-    def _sort(self, snap: Snapshot, key: str, value: Any) -> None:
+    def _sort(  # noqa: C901, PLR0912  # a table of what keys there are
+        self, snap: Snapshot, key: str, value: Any
+    ) -> None:
         fleet = self.keyspace.fleet
         if key in self._place:
             name, part = self._place[key]

@@ -24,7 +24,6 @@ from celery_singleton_lock.model import (
 )
 from celery_singleton_lock.store.redis import RedisStore
 from celery_singleton_lock.store.scripts import Script, load_scripts
-
 from support.engine.snapshot import ENDS_KEY, LockState, Reader, Snapshot
 
 CLOCK_KEY = "clock-of-the-tests"
@@ -35,7 +34,8 @@ local function by_this_clock(call)
   return function(command, key, ...)
     if command == 'PEXPIRE' then
       if server.call('EXISTS', key) == 0 then return 0 end
-      server.call('HSET', '{ENDS_KEY}', key, string.format('%.0f', math.floor(server_time() / 1000) + (...)))
+      local at = math.floor(server_time() / 1000) + (...)
+      server.call('HSET', '{ENDS_KEY}', key, string.format('%.0f', at))
       return 1
     elseif command == 'PERSIST' then
       return server.call('HDEL', '{ENDS_KEY}', key)
@@ -189,7 +189,9 @@ class World:
         self.check(self, step)
         return reply
 
-    def _twice(self, verb: str, lock: str, call: Callable[[], Any], lost: bool, **facts: Any) -> Any:
+    def _twice(
+        self, verb: str, lock: str, call: Callable[[], Any], lost: bool, **facts: Any
+    ) -> Any:
         """Run a verb; if its reply is lost, run it again, which must change nothing.
 
         FULL kept nothing and promised nothing: asked again it may well find room.
@@ -219,7 +221,14 @@ class World:
         self.numbers += 1
         number = self.numbers
         asker = Asker(
-            Owner(f"t{number}.0", attempt if attempt is not None else f"a{number}/0/0", "app.task", worker, "host", 1),
+            Owner(
+                f"t{number}.0",
+                attempt if attempt is not None else f"a{number}/0/0",
+                "app.task",
+                worker,
+                "host",
+                1,
+            ),
             Claim(
                 lock, lease, limit or LIMITS[lock], place and self.now_us + place, max_waiting, copy
             ),
@@ -230,7 +239,9 @@ class World:
         del self.askers[:-40]
         return asker
 
-    def acquire(self, asker: Asker, wait: float | None = None, *, lost: bool = False) -> Reply | None:
+    def acquire(
+        self, asker: Asker, wait: float | None = None, *, lost: bool = False
+    ) -> Reply | None:
         return self._twice(
             "acquire",
             asker.claim.name,
@@ -255,7 +266,13 @@ class World:
         )
 
     def claim(
-        self, lock: str, token: str, lease: float = 10.0, *, settle: bool = False, lost: bool = False
+        self,
+        lock: str,
+        token: str,
+        lease: float = 10.0,
+        *,
+        settle: bool = False,
+        lost: bool = False,
     ) -> Reply | None:
         owner = Owner(token, worker="w1", host="host", pid=2)
         return self._twice(
@@ -292,7 +309,9 @@ class World:
             note=f"{ending} mark={mark}",
         )
 
-    def extend(self, lock: str, tokens: Iterable[str], lease: float = 10.0, *, lost: bool = False) -> Any:
+    def extend(
+        self, lock: str, tokens: Iterable[str], lease: float = 10.0, *, lost: bool = False
+    ) -> Any:
         asked = tuple(tokens)
         return self._twice(
             "extend",
@@ -306,7 +325,11 @@ class World:
     def kick(self, lock: str, worker: str = "w1", *, lost: bool = False) -> Any:
         realm = WORKERS[worker][0]
         return self._twice(
-            "kick", lock, lambda: self.store.kick(lock, worker=worker, realm=realm), lost, note=worker
+            "kick",
+            lock,
+            lambda: self.store.kick(lock, worker=worker, realm=realm),
+            lost,
+            note=worker,
         )
 
     def reset(self, lock: str) -> Any:
@@ -314,7 +337,7 @@ class World:
 
     def sweep(self, worker: str = "w1", *, lost: bool = False) -> list[str]:
         """What an agent does about once a second."""
-        names = self._twice("take_due", "", lambda: self.store.take_due(), lost)
+        names = self._twice("take_due", "", self.store.take_due, lost)
         for name in names or ():
             self.kick(name, worker)
         return list(names or ())

@@ -1,0 +1,136 @@
+"""The locks' Redis is away: at worker start, at a call, in mid-task; and comes back."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from celery import states
+
+from celery_singleton_lock.errors import BackendUnreachable
+from integration.book import Book
+from support.waiting import eventually, never
+
+pytestmark = pytest.mark.chaos
+
+LEASE = 3.0
+
+
+@pytest.fixture
+def locks(make_redis):
+    return make_redis()
+
+
+@pytest.fixture
+def book(redis_url, locks, tmp_path):
+    conf = {"singleton_lock_backend": locks.url}
+    with Book(redis_url, tmp_path, lock_url=locks.url, conf=conf) as book:
+        yield book
+
+
+def ping(book) -> float:
+    """Return how long the worker took to answer, in seconds."""
+    began = time.monotonic()
+    assert book.app.control.ping(timeout=4, limit=1)
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_unreachable_at_worker_start(book, locks, pool):
+    """The worker starts, plain tasks run, and locked ones run as soon as Redis is there."""
+    locks.kill()
+    with book.worker(pool=pool):
+        waiting = [book.send("act", "a", n) for n in range(5)]
+        assert book.value(book.send("plain", "p", 1)) == 1
+        failing = book.send("act_failing", "b", 1)
+        running = book.send("act_running", "c", 1)
+        state, error = book.outcome(failing)
+        assert (state, type(error)) == (states.FAILURE, BackendUnreachable)
+        assert book.value(running) == 1
+        assert book.starts("c")[0]["held"] is False
+        assert ping(book) < 2
+        assert not book.starts("a")
+        locks.restart(keep_data=False)
+        assert [book.value(r) for r in waiting] == list(range(5))
+        assert book.peak("a") == 1
+        book.await_free("a", LEASE + 3)
+
+
+@pytest.mark.parametrize("keep_data", [False, True])
+def test_killed_and_restarted_in_mid_task(book, locks, keep_data):
+    """The running task ends, what was with the broker runs, and others are served meanwhile."""
+    with book.worker(concurrency=4):
+        first = book.send("act", "a", 1, hold="a-1")
+        book.started(first)
+        with locks.client() as client:
+            client.bgsave() if False else client.save()
+        locks.kill()
+        later = book.send("act", "a", 2)
+        assert book.value(book.send("plain", "p", 1)) == 1
+        assert isinstance(book.outcome(book.send("act_failing", "b", 1))[1], BackendUnreachable)
+        assert book.value(book.send("act_running", "c", 1)) == 1
+        assert ping(book) < 2
+        never(lambda: book.starts("a", n=2), during=0.5)
+        book.open("a-1")
+        assert book.value(first) == 1
+        locks.restart(keep_data=keep_data)
+        assert book.value(later, LEASE + 12) == 2
+        assert book.order("a") == [1, 2]
+        book.await_free("a", LEASE + 3)
+        assert book.value(book.send("act", "d", 3)) == 3
+
+
+def test_parked_tasks_survive_a_restart_with_data(book, locks):
+    """What was parked before the restart runs after it, in order."""
+    with book.worker():
+        first = book.send("act", "a", 1, hold="a-1")
+        book.started(first)
+        parked = [book.send("act", "a", n) for n in (2, 3, 4)]
+        book.await_waiting("a", 3)
+        with locks.client() as client:
+            client.save()
+        locks.restart(keep_data=True)
+        book.open("a-1")
+        assert book.value(first) == 1
+        assert [book.value(r, LEASE + 15) for r in parked] == [2, 3, 4]
+        assert book.order("a") == [1, 2, 3, 4]
+        assert book.peak("a") == 1
+        book.await_free("a", LEASE + 3)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_stalled_redis_stalls_nothing_else(book, locks, pool):
+    """Redis hangs (it accepts, and does not answer): ping within 2 s, plain tasks run."""
+    with book.worker(pool=pool, concurrency=3):
+        book.value(book.send("act", "a", 0))
+        locks.pause()
+        try:
+            waiting = [book.send("act", f"k{n}", n) for n in range(6)]
+            for n in range(5):
+                assert book.value(book.send("plain", "p", n), 5) == n
+                assert ping(book) < 2
+        finally:
+            locks.resume()
+        assert [book.value(r) for r in waiting] == list(range(6))
+        eventually(lambda: book.unacked() == 0, 10)
+        for n in range(6):
+            assert len(book.starts(f"k{n}")) == 1
+            book.await_free(f"k{n}", LEASE + 3)
+
+
+def test_a_short_outage_costs_no_lease(book, locks):
+    """Redis hangs for half a lease while a task runs: it keeps its lock (T8)."""
+    with book.worker():
+        first = book.send("act", "a", 1, hold="a-1")
+        fence = book.started(first)["fence"]
+        locks.pause()
+        never(lambda: False, during=LEASE / 2)
+        locks.resume()
+        second = book.send("act", "a", 2)
+        book.await_waiting("a", 1)
+        never(lambda: book.starts("a", n=2), during=LEASE + 0.5)
+        assert book.view("a").fencing_token == fence
+        book.open("a-1")
+        assert [book.value(first), book.value(second)] == [1, 2]
+        assert book.order("a") == [1, 2]
+        book.await_free("a")

@@ -1,0 +1,141 @@
+"""Message -> parked body -> message again, or the broker."""
+
+from __future__ import annotations
+
+import pytest
+from kombu import Connection, Consumer, Producer, Queue
+from kombu.message import Message
+
+from celery_singleton_lock.publisher import Publisher, pack, unpack
+from celery_singleton_lock.stamp import COPY, STAMP
+
+
+def message(**changes) -> Message:
+    fields = {
+        "body": b"[[1], {}, {}]",
+        "content_type": "application/json",
+        "content_encoding": "utf-8",
+        "headers": {"id": "x", "task": "t", "x-tenant": "acme"},
+        "properties": {"priority": 6, "correlation_id": "x", "reply_to": "r", "delivery_mode": 2},
+        "delivery_info": {"exchange": "e", "routing_key": "k"},
+    }
+    made = Message(**{**fields, **changes})
+    made.headers = {**fields, **changes}["headers"]
+    return made
+
+
+@pytest.mark.parametrize(
+    "body", [b"[[1], {}]", "[[2], {}]", b"\x80\n\x00\xff", b"", "\u00e9"], ids=repr
+)
+def test_the_raw_body_comes_back_as_it_was(body):
+    """Bytes stay bytes and text stays text, newlines and all."""
+    again = unpack(pack(message(body=body)))
+    assert again.body == body
+    assert type(again.body) is type(body)
+
+
+def test_headers_properties_route_and_type_come_back():
+    """Whatever the next worker needs to run it like the first."""
+    original = message()
+    again = unpack(pack(original))
+    assert again.headers == original.headers
+    assert again.properties == original.properties
+    assert again.delivery_info == {"exchange": "e", "routing_key": "k"}
+    assert (again.content_type, again.content_encoding) == ("application/json", "utf-8")
+
+
+@pytest.mark.parametrize("name", [STAMP, COPY, "redelivered", "x-death", "x-death-count"])
+def test_what_belongs_to_one_delivery_is_left_out(name):
+    """Neither our own marks nor the broker's history of this delivery come back."""
+    assert name not in unpack(pack(message(headers={"id": "x", name: "stale"}))).headers
+
+
+@pytest.mark.parametrize("name", ["delivery_info", "delivery_tag", "body_encoding"])
+def test_what_belongs_to_one_channel_is_left_out(name):
+    """kombu's virtual transports put them into the properties."""
+    assert name not in unpack(pack(message(properties={name: "stale"}))).properties
+
+
+def test_another_body_can_be_given():
+    """Celery's request keeps the body that was decompressed."""
+    assert unpack(pack(message(body=b"packed"), b"plain")).body == b"plain"
+
+
+def test_what_a_parked_message_is_told_stays_with_it():
+    """It has no channel: acknowledging and rejecting are notes."""
+    again = unpack(pack(message()))
+    assert not again.acknowledged
+    again.ack()
+    assert again.acknowledged
+    for requeue in (True, False):
+        again = unpack(pack(message()))
+        again.reject(requeue)
+        assert again.acknowledged
+
+
+def test_a_refused_content_type_stays_refused():
+    """Parking is no way round ``accept_content``."""
+    from kombu.exceptions import ContentDisallowed
+
+    again = unpack(pack(message(content_type="application/x-python-serialize")), {"application/json"})
+    with pytest.raises(ContentDisallowed):
+        again.decode()
+
+
+def test_garbage_is_an_error():
+    """Bytes that are no packed message are refused."""
+    with pytest.raises((ValueError, KeyError)):
+        unpack(b"not json\nbody")
+
+
+@pytest.fixture
+def broker():
+    with Connection("memory://publisher") as connection:
+        yield connection
+
+
+def received(connection, queue):
+    found = []
+    with Consumer(connection, [queue], on_message=found.append, accept=["json", "pickle"]):
+        connection.drain_events(timeout=2)
+    return found[0]
+
+
+@pytest.mark.parametrize("compression", [None, "zlib"])
+def test_a_copy_in_the_broker_is_the_message_and_says_of_what_it_is_a_copy(broker, compression):
+    """Body, headers, priority and compression arrive as from the first sender."""
+    queue = Queue("q", routing_key="q")(broker.default_channel)
+    queue.declare()
+    Producer(broker.default_channel).publish(
+        {"a": 1}, routing_key="q", serializer="json", compression=compression,
+        headers={"id": "x"}, priority=6, correlation_id="x",
+    )  # fmt: skip
+    first = received(broker, queue)
+    first.ack()
+    publisher = Publisher(lambda: Connection("memory://publisher"), lambda name: ("", name))
+    publisher.publish(pack(first), "account:1", "token.0", "q")
+    second = received(broker, queue)
+    second.ack()
+    assert second.payload == {"a": 1}
+    assert second.headers[COPY] == ["account:1", "token.0"]
+    assert second.headers["id"] == "x"
+    assert second.headers.get("compression") == first.headers.get("compression")
+    assert second.properties["priority"] == 6
+    assert second.properties["correlation_id"] == "x"
+    publisher.close()
+    publisher.close()
+
+
+def test_after_an_error_the_next_copy_opens_a_new_connection():
+    """A broker that went away is asked again, not given up."""
+    opened = []
+
+    def connect():
+        opened.append(Connection("memory://publisher"))
+        return opened[-1]
+
+    publisher = Publisher(connect, lambda queue: 1 / 0)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            publisher.publish(pack(message()), "a", "t.0", "q")
+    publisher.close()

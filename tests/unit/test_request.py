@@ -1,0 +1,503 @@
+"""The desk: what becomes of a message, step by step, without a worker.
+
+A pool, a broker and an agent of paper: each notes what it is told.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from billiard.einfo import ExceptionInfo
+from billiard.exceptions import Terminated, WorkerLostError
+from celery import Celery
+from celery.worker.request import create_request_cls
+from kombu.message import Message
+from kombu.utils.json import dumps
+
+from celery_singleton_lock import LockedTask
+from celery_singleton_lock.clock import ServerClock
+from celery_singleton_lock.events import Observers
+from celery_singleton_lock.extension import install
+from celery_singleton_lock.gate import Turned
+from celery_singleton_lock.model import Delivery, Ending
+from celery_singleton_lock.request import Desk, LockedRequest, bare, worker_id
+from celery_singleton_lock.stamp import COPY, STAMP
+
+
+class Paper:
+    """Notes each call as (name, arguments)."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __getattr__(self, name):
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: self.calls.append((name, args, kwargs))
+
+    def names(self):
+        return [name for name, _, _ in self.calls]
+
+    def requests(self, verb):
+        return [args[0] for name, args, _ in self.calls if name == verb]
+
+
+@pytest.fixture
+def app():
+    app = Celery("desk", broker="memory://", backend="cache+memory://", set_as_current=False)
+
+    def run(key, n=0):
+        return n
+
+    for name, options in {
+        "early": {},
+        "late": {"acks_late": True},
+        "two": {"lock_limit": 2},
+        "fails": {"lock_on_conflict": "fail"},
+        "runs": {"lock_on_backend_error": "run"},
+    }.items():
+        app.task(name=name, base=LockedTask, shared=False, lock_key="k:{key}", **options)(run)
+    app.finalize()
+    app.conf.singleton_lock_backend = "redis://localhost:1/0"
+    return app
+
+
+@pytest.fixture
+def office(app):
+    """A desk, its clerk, and what has been sent to the pool."""
+    extension, clerk, sent, prefetch = install(app), Paper(), [], []
+    desk = Desk(
+        worker="w#1",
+        place=ServerClock(),
+        rules=extension.options,
+        name_of=extension.name_of,
+        forward=sent.append,
+        clerk=clerk,
+        observers=Observers(),
+        prefetch=prefetch.append,
+    )
+
+    def message(task, *args, request_id=None, **headers):
+        tag = f"{len(made)}"
+        made.append(tag)
+        fields = {"id": request_id or f"id{tag}", "task": task, **headers}
+        note = Message(
+            body=dumps([args, {}, {}]), content_type="application/json", content_encoding="utf-8",
+            headers=fields, delivery_info={"redelivered": headers.get("redelivered", False)},
+        )  # fmt: skip
+        pool = SimpleNamespace(apply_async=lambda *a, **k: None)
+        cls = create_request_cls(LockedRequest, app.tasks[task], pool, "w", None, app=app)
+        request = cls(
+            note, app=app, task=app.tasks[task], hostname="w",
+            on_ack=lambda *_: acked.append(request.id),
+            on_reject=lambda *_: rejected.append(request.id),
+        )  # fmt: skip
+        return request
+
+    made, acked, rejected = [], [], []
+    return SimpleNamespace(
+        desk=desk, clerk=clerk, sent=sent, prefetch=prefetch, message=message, acked=acked,
+        rejected=rejected,
+    )  # fmt: skip
+
+
+def take(office, request):
+    """A child has taken the lock."""
+    request.on_accepted(4711, 0.0)
+    office.desk.on_notice(request.stamp.token)
+
+
+def end(request):
+    """A child has told of a success."""
+    request.on_success((0, None, 0.1))
+
+
+def turn(request, verdict="blocked"):
+    """A child was turned away."""
+    request.on_failure(SimpleNamespace(exception=Turned(verdict, "held"), traceback=""))
+
+
+def die(request, error):
+    """A child is gone."""
+    try:
+        raise error
+    except type(error):
+        request.on_failure(ExceptionInfo())
+
+
+def test_a_message_of_a_free_lock_goes_to_the_pool_with_a_stamp(office):
+    """It is stamped with lock, token and attempt; nobody is asked."""
+    request = office.message("early", "a")
+    office.desk(request)
+    assert office.sent == [request]
+    stamp = request.request_dict[STAMP]
+    assert (stamp.name, stamp.attempt, stamp.worker) == ("k:a", f"{request.id}/0/0", "w#1")
+    assert office.clerk.calls == []
+
+
+def test_tokens_are_never_the_task_id(office):
+    """L14: two deliveries of one task have two tokens."""
+    one, two = (office.message("early", "a", request_id="same") for _ in range(2))
+    office.desk(one)
+    office.desk(two)
+    assert one.stamp.token != two.stamp.token
+    assert "same" not in one.stamp.token
+
+
+def test_places_grow_with_the_order_of_arrival(office):
+    """A message that arrived later never has the smaller place."""
+    office.desk.place.sync(1000.0, 0.0)
+    requests = [office.message("early", key) for key in "abc"]
+    for request in requests:
+        office.desk(request)
+    places = [request.stamp.place for request in requests]
+    assert places == sorted(set(places))
+
+
+def test_other_tasks_pass_untouched(office):
+    """What is no locked request goes Celery's own way."""
+    office.desk("anything")
+    assert office.sent == ["anything"]
+
+
+def test_the_second_of_a_key_is_parked_without_a_slot(office):
+    """The first holds the lock: the second goes to the clerk."""
+    first, second = office.message("early", "a"), office.message("early", "a")
+    office.desk(first)
+    take(office, first)
+    office.desk(second)
+    assert office.sent == [first]
+    assert office.clerk.requests("park") == [second]
+
+
+def test_a_follower_is_not_parked_before_it_is_known_who_comes_first(office):
+    """Else a release elsewhere could grant it while the first is on its way to a slot."""
+    requests = [office.message("early", "a") for _ in range(3)]
+    for request in requests:
+        office.desk(request)
+    assert office.clerk.requests("park") == []
+    take(office, requests[0])
+    assert office.clerk.requests("park") == requests[1:]
+
+
+def test_who_is_turned_away_is_parked_before_its_followers(office):
+    """Order of arrival, also if the first finds its lock busy."""
+    requests = [office.message("early", "a") for _ in range(3)]
+    for request in requests:
+        office.desk(request)
+    requests[0].on_accepted(4711, 0.0)
+    turn(requests[0])
+    assert office.clerk.requests("park") == requests
+
+
+def test_who_arrives_while_one_is_being_parked_comes_behind_it(office):
+    """It is not sent to the pool, where it could overtake."""
+    first, second, third = (office.message("early", "a") for _ in range(3))
+    office.desk(first)
+    first.on_accepted(4711, 0.0)
+    turn(first)
+    office.desk(second)
+    assert office.clerk.requests("park") == [first, second]
+    office.desk.parked(first, "", 1)
+    office.desk.parked(second, "", 2)
+    office.desk(third)
+    assert office.sent == [first, third]
+
+
+def test_nothing_is_kept_of_a_lock_when_all_is_over(office):
+    """The table of flights does not grow."""
+    requests = [office.message("early", "a") for _ in range(3)]
+    for request in requests:
+        office.desk(request)
+    take(office, requests[0])
+    end(requests[0])
+    for request in requests[1:]:
+        office.desk.parked(request, "", 1)
+    assert office.desk._flights == {}
+    assert office.desk._by_token == {}
+
+
+def test_a_limit_of_two_lets_two_into_the_pool(office):
+    """The third is parked."""
+    requests = [office.message("two", "a") for _ in range(3)]
+    for request in requests:
+        office.desk(request)
+    for request in requests[:2]:
+        take(office, request)
+    assert office.sent == requests[:2]
+    assert office.clerk.requests("park") == [requests[2]]
+
+
+def test_a_policy_that_does_not_wait_is_decided_in_the_pool(office):
+    """lock_on_conflict="fail": each goes to the pool, and is refused there."""
+    requests = [office.message("fails", "a") for _ in range(2)]
+    for request in requests:
+        office.desk(request)
+    assert office.sent == requests
+
+
+def test_an_early_ack_waits_for_the_lock(office):
+    """Accepted is not acknowledged: a blocked task would be lost with its worker."""
+    request = office.message("early", "a")
+    office.desk(request)
+    request.on_accepted(4711, 0.0)
+    assert office.acked == []
+    office.desk.on_notice(request.stamp.token)
+    assert office.acked == [request.id]
+
+
+def test_a_turned_away_early_ack_waits_for_redis(office):
+    """It is acknowledged only when the agent says that it is parked."""
+    request = office.message("early", "a")
+    office.desk(request)
+    request.on_accepted(4711, 0.0)
+    turn(request)
+    assert office.acked == []
+    office.desk.parked(request, "holder", 1)
+    assert office.acked == [request.id]
+
+
+def test_a_lost_notice_is_made_up_for_by_the_end(office):
+    """The pipe was full: the task's end acknowledges."""
+    request = office.message("early", "a")
+    office.desk(request)
+    request.on_accepted(4711, 0.0)
+    end(request)
+    assert office.acked == [request.id]
+
+
+def test_a_late_ack_comes_with_the_end(office):
+    """acks_late: neither acceptance nor the lock acknowledges."""
+    request = office.message("late", "a")
+    office.desk(request)
+    take(office, request)
+    assert office.acked == []
+    end(request)
+    assert office.acked == [request.id]
+
+
+def test_the_lease_is_watched_from_acceptance_to_the_end(office):
+    """Watch, confirm, forget."""
+    request = office.message("early", "a")
+    office.desk(request)
+    take(office, request)
+    end(request)
+    assert office.clerk.names() == ["watch", "confirm", "forget"]
+
+
+@pytest.mark.parametrize("error", [WorkerLostError("gone"), Terminated(9)])
+def test_the_agent_releases_for_a_dead_child(office, error):
+    """With its pid, so that it does so only once the process is gone."""
+    request = office.message("early", "a")
+    office.desk(request)
+    take(office, request)
+    die(request, error)
+    (stamp, ending, pid), _ = next((a, k) for name, a, k in office.clerk.calls if name == "end")
+    assert (stamp, ending, pid) == (request.stamp, Ending.FINAL, 4711)
+
+
+def test_a_notice_of_somebody_unknown_is_ignored(office):
+    """A child that was flushed may still announce."""
+    office.desk.on_notice("unknown")
+    assert office.clerk.calls == []
+
+
+def test_a_redelivered_message_is_stamped_as_a_copy(office):
+    """Only then the script looks for its twin."""
+    request = office.message("late", "a", redelivered=True)
+    office.desk(request)
+    assert request.stamp.copy
+
+
+def test_a_copy_that_we_published_is_looked_up(office):
+    """It says of what it is a copy, and that header does not reach the task."""
+    request = office.message("early", "a", **{COPY: ["k:a", "token.0"]})
+    office.desk(request)
+    assert [(n, a[1:]) for n, a, _ in office.clerk.calls] == [("look_up", ("k:a", "token.0"))]
+    assert COPY not in request.request_dict
+    office.desk.redispatch(request)
+    assert office.sent == [request]
+
+
+def test_a_key_that_cannot_be_made_travels_to_the_child_as_an_error(office):
+    """T40: nothing is raised into the main loop; the task fails in its slot."""
+    request = office.message("early", None)
+    office.desk(request)
+    assert office.sent == [request]
+    assert request.stamp.error is not None
+
+
+def test_arguments_that_do_not_bind_go_unlocked(office):
+    """The call itself fails, and needs no lock for that."""
+    request = office.message("early")
+    office.desk(request)
+    assert office.sent == [request]
+    assert (request.stamp.name, request.stamp.error) == ("", None)
+
+
+def test_while_redis_is_down_messages_are_held_and_the_window_grows(office):
+    """One more may be unacknowledged for each; when Redis is back they go on, in order."""
+    office.desk.backend_down()
+    requests = [office.message("early", key) for key in "abc"]
+    for request in requests:
+        office.desk(request)
+    assert office.sent == []
+    assert office.prefetch == [1, 1, 1]
+    office.desk.backend_up()
+    assert office.sent == requests
+    assert sum(office.prefetch) == 0
+
+
+def test_while_redis_is_down_a_task_that_may_run_unlocked_does(office):
+    """lock_on_backend_error="run" and "fail" are decided in the pool."""
+    office.desk.backend_down()
+    requests = [office.message("runs", "a") for _ in range(2)]
+    for request in requests:
+        office.desk(request)
+    assert office.sent == requests
+
+
+def test_who_finds_redis_away_is_held_with_its_followers(office):
+    """They go on in the order of arrival when Redis is back."""
+    requests = [office.message("early", "a") for _ in range(3)]
+    for request in requests:
+        office.desk(request)
+    requests[0].on_accepted(4711, 0.0)
+    turn(requests[0], "unavailable")
+    assert office.clerk.requests("park") == []
+    assert "backend_failed" in office.clerk.names()
+    assert office.desk._suspended == requests
+    assert office.acked == []
+
+
+def deliver(office, task="early", key="a", verdict="granted"):
+    request = office.message(task, key)
+    delivery = Delivery(f"k:{key}", "token.0", 7, b"", verdict, 1.5)
+    office.desk.deliver(delivery, request)
+    return request
+
+
+def test_a_delivered_message_goes_to_the_pool_with_its_grant(office):
+    """Its lease is renewed while it waits for its slot; a second delivery of it is nothing."""
+    request = deliver(office)
+    assert office.sent == [request]
+    assert (request.stamp.granted, request.stamp.token) == (True, "token.0")
+    assert office.clerk.names() == ["watch"]
+    deliver(office)
+    assert office.sent == [request]
+    assert office.desk.backlog() == 1
+
+
+def test_who_comes_behind_a_delivered_message_is_parked_at_once(office):
+    """It holds its lock already."""
+    deliver(office)
+    request = office.message("early", "a")
+    office.desk(request)
+    assert office.clerk.requests("park") == [request]
+
+
+def test_an_overdue_message_goes_to_the_pool_to_fail_there(office):
+    """Celery's own failure path ends it."""
+    request = deliver(office, verdict="overdue")
+    assert type(request.stamp.error).__name__ == "LockWaitTimeout"
+    assert office.sent == [request]
+
+
+def test_a_grant_that_lapsed_is_dropped_here(office):
+    """The message is delivered again under its next token, so nothing is parked or acknowledged."""
+    request = deliver(office)
+    request.on_accepted(4711, 0.0)
+    turn(request, "gone")
+    assert office.clerk.requests("park") == []
+    assert office.desk._by_token == {}
+
+
+def test_connection_loss_gives_back_what_the_pool_has_flushed(office):
+    """Delivered messages are released to come again; those of the broker come by themselves."""
+    own, delivered = office.message("early", "a"), deliver(office, key="b")
+    office.desk(own)
+    follower = office.message("early", "a")
+    office.desk(follower)
+    office.desk.abandon(unless_dispatched=False)
+    ended = [args for name, args, _ in office.clerk.calls if name == "end"]
+    assert [(stamp.name, ending) for stamp, ending, _ in ended] == [("k:b", Ending.AGAIN)]
+    assert office.desk._by_token == {}
+    assert office.clerk.requests("park") == []
+    assert delivered.landed
+
+
+def test_a_shutdown_gives_back_what_no_child_has_got(office):
+    """A closing prefork pool throws away what it has not written to a child."""
+    unsent, written, threaded = (deliver_as(office, key) for key in "abc")
+    unsent.dispatched = written.dispatched = threaded.dispatched = True
+    unsent.job = SimpleNamespace(_write_to=None)
+    written.job = SimpleNamespace(_write_to="a process")
+    threaded.job = object()
+    office.desk.abandon(unless_dispatched=True)
+    assert [unsent.landed, written.landed, threaded.landed] == [True, False, False]
+
+
+def deliver_as(office, key):
+    request = office.message("early", key)
+    office.desk.deliver(Delivery(f"k:{key}", f"{key}.0", 7, b""), request)
+    return request
+
+
+def test_refused_for_a_full_queue_it_fails_in_the_pool(office):
+    """LockQueueFull travels in the stamp."""
+    first, second = office.message("early", "a"), office.message("early", "a")
+    office.desk(first)
+    take(office, first)
+    office.desk(second)
+    office.desk.refused(second, "as many wait")
+    assert office.sent == [first, second]
+    assert type(second.stamp.error).__name__ == "LockQueueFull"
+
+
+def test_a_reject_with_requeue_is_no_final_end(office):
+    """T36: what comes back keeps its body."""
+    request = office.message("late", "a")
+    office.desk(request)
+    assert request.ending() is Ending.AGAIN
+    request.reject(requeue=True)
+    assert request.ending() is Ending.AGAIN
+    other = office.message("late", "b")
+    office.desk(other)
+    other.reject(requeue=False)
+    assert other.ending() is Ending.FINAL
+
+
+def test_children_are_other_processes(office):
+    """Threads run here, so nobody waits for this process to be gone."""
+    import os
+
+    one, two = office.message("early", "a"), office.message("early", "b")
+    for request in (one, two):
+        office.desk(request)
+    one.on_accepted(4711, 0.0)
+    two.on_accepted(os.getpid(), 0.0)
+    assert office.desk.children() == {4711}
+
+
+def test_without_a_desk_a_request_is_celerys_own(app, office):
+    """Nothing breaks if a worker has no desk."""
+    request = office.message("early", "a")
+    request.on_accepted(4711, 0.0)
+    assert office.acked == [request.id]
+    end(request)
+
+
+def test_threads_wrap_their_errors():
+    """The error itself counts."""
+    from billiard.einfo import ExceptionWithTraceback
+
+    error = ValueError("x")
+    assert bare(error) is error
+    wrapped = ExceptionWithTraceback(error, "")
+    assert bare(wrapped) is error
+
+
+def test_a_worker_id_is_never_given_twice():
+    """T16: a namesake is another worker."""
+    assert len({worker_id("w@host") for _ in range(100)}) == 100

@@ -1,0 +1,36 @@
+"""The stamp: what the main process tells the executing context."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from celery_singleton_lock.stamp import UNSTAMPED, Stamp, attempt_of
+
+
+def test_a_stamp_travels_to_a_pool_child_with_its_error():
+    """It pickles, whatever is in it."""
+    stamp = Stamp("a", "t.0", "id/0/0", "task", "w", place=7, copy=True, error=KeyError("x"))
+    again = pickle.loads(pickle.dumps(stamp))
+    assert (again.name, again.place, again.copy) == ("a", 7, True)
+    assert isinstance(again.error, KeyError)
+
+
+def test_no_stamp_names_no_lock():
+    """What has not passed the desk is unlocked."""
+    assert UNSTAMPED.name == ""
+
+
+@pytest.mark.parametrize(
+    ("request_dict", "attempt"),
+    [
+        ({"id": "x"}, "x/0/0"),
+        ({"id": "x", "retries": None}, "x/0/0"),
+        ({"id": "x", "retries": 2}, "x/2/0"),
+        ({"id": "x", "retries": 2, "replaced_task_nesting": 1}, "x/2/1"),
+    ],
+)
+def test_a_retry_and_a_replacement_are_other_attempts(request_dict, attempt):
+    """The id alone is no attempt: retries and replaced tasks keep it."""
+    assert attempt_of(request_dict) == attempt
