@@ -494,9 +494,10 @@ class Agent:
     def _look_after_children(self) -> None:
         """Have the pool look again: a child's sentinel closes before the child can be reaped.
 
-        If Celery looks in between, it looks again after 5 s only, and the lock is kept for as long.
+        If Celery looks in between, it looks again after 5 s only. For as long the child's lock is
+        kept, and a message that was written to the dying child waits in its pipe.
         """
-        if any(gone(pid) for pid in self.desk.children()):
+        if self.desk.busy():
             self._post(self._reap)
 
     def _sync(self) -> None:

@@ -608,9 +608,9 @@ class Desk:
         """Return whether a delivery is in this worker's hands."""
         return token in self._by_token
 
-    def children(self) -> set[int]:
-        """Return the processes in which locked tasks run, this one aside."""
-        return {r.worker_pid for r in self._in_hand() if r.accepted} - {os.getpid()}
+    def busy(self) -> bool:
+        """Return whether anything is in the pool, or on its way there."""
+        return bool(self._by_token)
 
     def backlog(self) -> int:
         """Return how many granted messages wait for a slot."""

@@ -20,7 +20,15 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 from celery_singleton_lock.demo import picture
 from celery_singleton_lock.demo.crowd import FULL, SMALL, Crowd
 from celery_singleton_lock.demo.shop import buy, buy_locked
-from celery_singleton_lock.demo.stage import DemoError, Run, Scene, Worker
+from celery_singleton_lock.demo.stage import (
+    ENDING,
+    PROCESSES,
+    DemoError,
+    Run,
+    Scene,
+    Worker,
+    undisturbed,
+)
 from celery_singleton_lock.demo.verdict import Figures
 from celery_singleton_lock.embedded import EmbeddedRedisError, RedisServer, find_provider
 from celery_singleton_lock.store.redis import RedisStore
@@ -145,33 +153,36 @@ def refuse_what_cannot_work(chosen: argparse.Namespace) -> None:
 
 def play(chosen: argparse.Namespace) -> int:
     """Play the three runs, show them, and return the exit code."""
-    began = time.monotonic()
+    until = time.monotonic() + BUDGET
     seed = random.randrange(10_000) if chosen.seed is None else chosen.seed  # noqa: S311  # a play
+    server = RedisServer(find_provider(chosen.redis))
+    crowd = FULL if server.is_real else SMALL
     with contextlib.ExitStack() as props:
-        server = RedisServer(find_provider(chosen.redis))
         # First in, last out: the shops go when nobody writes into them any more.
         shops = tempfile.TemporaryDirectory(prefix="csl-demo-", ignore_cleanup_errors=True)
         directory = Path(props.enter_context(shops))
-        props.enter_context(server)
+        with undisturbed():
+            props.enter_context(server)
         stage = props.enter_context(_stage(chosen, server))
         stage.say(f"Redis: {server.describe()}")
         worker = props.enter_context(Worker(server.url, directory))
-        stage.say("Worker: Celery, prefork, 4 processes")
-        crowd = FULL if server.is_real else SMALL
-        runs: dict[Run, Figures] = {}
-        for scene in scenes(crowd):
-            run = Run(
-                scene,
-                crowd.gather(seed),
-                worker,
-                url=server.url,
-                directory=directory,
-                seed=seed,
-            )
-            stage.begin(run)
-            runs[run] = run.play(stage, began + BUDGET)
-            stage.end(run, runs[run])
-    return report(chosen, runs, {"redis": server.describe(), "seed": seed})
+        stage.say(f"Worker: Celery, prefork, {PROCESSES} processes")
+        runs = [
+            Run(scene, crowd.gather(seed), worker, url=server.url, directory=directory, seed=seed)
+            for scene in scenes(crowd)
+        ]
+        figures = {run: perform(run, stage, until) for run in runs}
+        with undisturbed():
+            props.close()
+    return report(chosen, figures, {"redis": server.describe(), "seed": seed})
+
+
+def perform(run: Run, stage: Stage, until: float) -> Figures:
+    """Play one run before everybody's eyes."""
+    stage.begin(run)
+    figures = run.play(stage, until)
+    stage.end(run, figures)
+    return figures
 
 
 def scenes(crowd: Crowd) -> list[Scene]:
@@ -242,9 +253,8 @@ def interruptible() -> Iterator[None]:
     The second Ctrl-C of an impatient person would otherwise strike while processes are being ended.
     A signal that was ignored before (``nohup``) stays so.
     """
-    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-    before = {number: signal.getsignal(number) for number in numbers}
-    heeded = [number for number in numbers if before[number] != signal.SIG_IGN]
+    before = {number: signal.getsignal(number) for number in ENDING}
+    heeded = [number for number in ENDING if before[number] != signal.SIG_IGN]
 
     def unwind(number: int, _frame: object) -> NoReturn:
         for each in heeded:

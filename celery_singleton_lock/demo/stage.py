@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Protocol
@@ -31,6 +31,11 @@ TICK: Final = 0.02
 START_TIMEOUT: Final = 30.0
 STOP_TIMEOUT: Final = 0.5
 """Seconds after SIGKILL, which nobody survives: what is left only waits for init to reap it."""
+
+ENDING: Final = [
+    number for number in signal.Signals if number.name in {"SIGINT", "SIGTERM", "SIGHUP"}
+]
+"""Signals on which the demo cleans up and ends; all those of them that this system has."""
 
 STALLED: Final = 12.0
 """Seconds without any sign of work after which a run is given up; what is open then is lost."""
@@ -67,7 +72,7 @@ class Worker:
     def __enter__(self) -> Self:
         """Start, and return when it takes orders."""
         try:
-            with self._log.open("wb") as log:
+            with self._log.open("wb") as log, undisturbed():
                 self._process = self._launch(log)
             self._await_ready()
         except BaseException:
@@ -145,6 +150,27 @@ def _kill_group(leader: int) -> bool:
         os.killpg(leader, signal.SIGKILL)
         return True
     return False
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Keep signals until the end of the block: a process that starts now must not get out of sight.
+
+    ``subprocess.Popen`` that is interrupted has made a child that nobody knows. Masks would not do:
+    the child inherits them.
+    """
+    kept: list[int] = []
+    before = {number: signal.getsignal(number) for number in ENDING}
+    heeded = [number for number in ENDING if callable(before[number])]
+    for each in heeded:
+        signal.signal(each, lambda number, _frame: kept.append(number))
+    try:
+        yield
+    finally:
+        for each in heeded:
+            signal.signal(each, before[each])
+        for number in kept:
+            signal.raise_signal(number)
 
 
 # --- the killer -----------------------------------------------------------------------------------

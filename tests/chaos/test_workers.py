@@ -5,6 +5,7 @@ Leases last 3 s here, so "within one lease plus 2 s" is 5 s.
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 
@@ -42,7 +43,7 @@ def pool(request):
 
 
 def test_T7_a_killed_workers_next_task_starts_on_another_worker(book, pool):
-    """kill -9 of a whole worker: the next of the key starts elsewhere within a lease plus 2 s."""
+    """Kill -9 of a whole worker: the next of the key starts elsewhere within a lease plus 2 s."""
     one = book.worker(pool=pool).start()
     first = book.send("act", "a", 1, hold="never")
     book.started(first)
@@ -58,7 +59,7 @@ def test_T7_a_killed_workers_next_task_starts_on_another_worker(book, pool):
 
 
 def test_T7_a_worker_restarted_at_once_keeps_the_parked_and_never_runs_two(book, pool):
-    """kill -9 of the only worker, restarted at once: its parked tasks run, one at a time."""
+    """Kill -9 of the only worker, restarted at once: its parked tasks run, one at a time."""
     one = book.worker(pool=pool, name="same").start()
     first = book.send("act_lost", "a", 1, hold="a-1")
     book.started(first)
@@ -177,7 +178,7 @@ def test_T12_a_paused_and_evicted_holder_does_not_re_insert_itself(book):
 
 
 def test_T13_a_killed_holder_of_two_gives_its_permit_back_under_load(book):
-    """limit 2, one of two workers killed under steady load: two at once again within a lease."""
+    """Limit 2, one of two workers killed under steady load: two at once again within a lease."""
     one = book.worker(concurrency=1, name="one", conf=IMPATIENT).start()
     first = book.send("act_two", "a", 0, hold="never")
     book.started(first)
@@ -310,6 +311,4 @@ def test_a_message_is_acknowledged_only_once_redis_keeps_it(make_redis, redis_ur
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
-    import os
-
     os.kill(pid, number)

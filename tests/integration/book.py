@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import pytest
 import redis
 from celery import states
+from typing_extensions import Self
 
 from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.model import LockView
@@ -61,9 +62,11 @@ class Book:
         self._offset = 0
         self.client = redis.Redis.from_url(lock_url or url)
         self.broker = redis.Redis.from_url(url) if url.startswith("redis") else None
-        self.store = RedisStore(self.client, Keyspace(self.conf.get("singleton_lock_prefix", "csl")))
+        self.store = RedisStore(
+            self.client, Keyspace(self.conf.get("singleton_lock_prefix", "csl"))
+        )
 
-    def __enter__(self) -> Book:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -214,10 +217,14 @@ class Book:
         """Return a key's lock as it stands."""
         return self.store.inspect(lock.format(key))
 
-    def await_waiting(self, key: Any, count: int, lock: str = "k:{}", timeout: float = 10) -> LockView:
+    def await_waiting(
+        self, key: Any, count: int, lock: str = "k:{}", timeout: float = 10
+    ) -> LockView:
         """Wait until so many are parked."""
         return eventually(
-            lambda: (v := self.view(key, lock)).waiting + v.adrift == count and v.bodies >= count and v,
+            lambda: (
+                (v := self.view(key, lock)).waiting + v.adrift == count and v.bodies >= count and v
+            ),
             timeout,
             lambda: f"{count} waiting for {key}: {self.view(key, lock)}",
         )
@@ -243,9 +250,12 @@ class Book:
 def _ends(entry: dict[str, Any], start: dict[str, Any]) -> bool:
     if entry["e"] in ("killed", "dying"):
         return bool(entry.get("victim", entry["pid"]) == start["pid"])
-    return bool(
-        entry["e"] == "end" and entry["id"] == start["id"] and entry["fence"] == start["fence"]
-    ) and entry["pid"] == start["pid"]
+    return (
+        bool(
+            entry["e"] == "end" and entry["id"] == start["id"] and entry["fence"] == start["fence"]
+        )
+        and entry["pid"] == start["pid"]
+    )
 
 
 def _alive(pid: int) -> bool:

@@ -64,7 +64,9 @@ def _leaks(request: Any) -> list[str]:
     return sorted({name for name in seen if any(part in name for part in OURS)})
 
 
-def build(broker: str, backend: str, folder: str | Path, conf: Mapping[str, Any]) -> Celery:
+def build(  # noqa: C901, PLR0915  # a list of declarations, made anew for each app
+    broker: str, backend: str, folder: str | Path, conf: Mapping[str, Any]
+) -> Celery:
     """Return an app with all tasks of this book."""
     app = Celery("taskbook", broker=broker, backend=backend, set_as_current=False)
     app.conf.update(
@@ -98,7 +100,9 @@ def build(broker: str, backend: str, folder: str | Path, conf: Mapping[str, Any]
             "held": lock.held,
             "redelivered": bool(info.get("redelivered")),
             "priority": info.get("priority"),
-            "headers": {k: v for k, v in (self.request.headers or {}).items() if k.startswith("x-")},
+            "headers": {
+                k: v for k, v in (self.request.headers or {}).items() if k.startswith("x-")
+            },
             "leaks": _leaks(self.request),
         }
         journal.note("start", **facts)
@@ -143,7 +147,7 @@ def build(broker: str, backend: str, folder: str | Path, conf: Mapping[str, Any]
         if end == "retry":
             raise self.retry(countdown=float(extra or 0.1), max_retries=3)
         if end == "requeue":
-            raise Reject("told to", requeue=True)  # noqa: EM101
+            raise Reject("told to", requeue=True)
         if end == "die":
             journal.note("dying", id=self.request.id)
             os.kill(os.getpid(), signal.SIGKILL)

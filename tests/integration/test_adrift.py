@@ -17,7 +17,7 @@ def adrift(book, count=1):
 
 
 def test_a_worker_that_comes_later_runs_them(own_book):
-    """Their turn comes while nobody consumes their queue: the first that does runs them in order."""
+    """Their turn came while nobody consumed their queue: who does now runs them in order."""
     holder, first, parked = adrift(own_book, 3)
     own_book.open("a-0")
     assert own_book.value(first) == 0

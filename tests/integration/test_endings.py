@@ -303,7 +303,7 @@ def test_T30_a_parked_and_delivered_task_survives_its_child_too(book, worker, ke
 
 @only("prefork")
 def test_a_child_killed_from_outside_frees_its_lock(book, worker, key):
-    """kill -9 of the pool child that runs a task: the next of its key starts within 2 s."""
+    """Kill -9 of the pool child that runs a task: the next of its key starts within 2 s."""
     first = book.send("act", key, 1, hold="never")
     child = book.started(first)["pid"]
     following = book.send("act", key, 2)

@@ -70,7 +70,9 @@ def test_T25_a_parked_task_costs_no_command_while_it_waits(book, worker, key):
             time.sleep(0.05)
         after = book.client.info("commandstats")
         names = ("cmdstat_evalsha", "cmdstat_eval")
-        return sum(after[n]["calls"] - before.get(n, {"calls": 0})["calls"] for n in names if n in after)
+        return sum(
+            after[n]["calls"] - before.get(n, {"calls": 0})["calls"] for n in names if n in after
+        )
 
     first = book.send("act", key, 0, hold=f"{key}-0")
     book.started(first)

@@ -200,7 +200,9 @@ def test_T33_direct_call_apply_and_eager_neither_take_nor_free(book, worker, key
         assert task.delay(key, 3).get() == 3
     finally:
         book.app.conf.task_always_eager = False
-    assert [(s["held"], s["lock"], s["fence"]) for s in book.starts(key)[1:]] == [(False, "", 0)] * 3
+    assert [(s["held"], s["lock"], s["fence"]) for s in book.starts(key)[1:]] == [
+        (False, "", 0)
+    ] * 3
     after = book.view(key)
     assert [h.token for h in after.holders] == [h.token for h in before.holders]
     assert after.waiting == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import subprocess
 
 import pytest
@@ -60,7 +61,9 @@ def test_rediss(redis_url, make_redis, tmp_path):
     except Exception as error:  # noqa: BLE001  # a server that was built without TLS
         pytest.skip(f"this server has no TLS: {error}")
     url = f"rediss://127.0.0.1:{port}/0?ssl_cert_reqs=required&ssl_ca_certs={cert}"
-    with Book(redis_url, tmp_path, lock_url=locks.url, conf={"singleton_lock_backend": url}) as book:
+    with Book(
+        redis_url, tmp_path, lock_url=locks.url, conf={"singleton_lock_backend": url}
+    ) as book:
         works(book)
         assert book.client.keys("csl:*")
 
@@ -79,7 +82,7 @@ def test_unix_socket(redis_url, make_redis, tmp_path):
 
 @pytest.mark.needs_real_redis
 def test_an_acl_user_of_its_own_needs_only_the_prefix(redis_url, make_redis, tmp_path):
-    """A user that may touch the prefix alone, without INFO and CONFIG; its password stays hidden."""
+    """A user that may touch the prefix alone, no INFO, no CONFIG; its password stays hidden."""
     locks = make_redis()
     with locks.client() as client:
         client.execute_command(
@@ -107,8 +110,6 @@ def test_each_pool_serves(redis_url, tmp_path, pool):
 
 
 def _free_port() -> int:
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from kombu import Connection, Consumer, Producer, Queue
+from kombu.exceptions import ContentDisallowed
 from kombu.message import Message
 
 from celery_singleton_lock.publisher import Publisher, pack, unpack
@@ -52,7 +53,7 @@ def test_what_belongs_to_one_delivery_is_left_out(name):
 
 @pytest.mark.parametrize("name", ["delivery_info", "delivery_tag", "body_encoding"])
 def test_what_belongs_to_one_channel_is_left_out(name):
-    """kombu's virtual transports put them into the properties."""
+    """The virtual transports put them into the properties."""
     assert name not in unpack(pack(message(properties={name: "stale"}))).properties
 
 
@@ -75,9 +76,9 @@ def test_what_a_parked_message_is_told_stays_with_it():
 
 def test_a_refused_content_type_stays_refused():
     """Parking is no way round ``accept_content``."""
-    from kombu.exceptions import ContentDisallowed
-
-    again = unpack(pack(message(content_type="application/x-python-serialize")), {"application/json"})
+    again = unpack(
+        pack(message(content_type="application/x-python-serialize")), {"application/json"}
+    )
     with pytest.raises(ContentDisallowed):
         again.decode()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from billiard.einfo import ExceptionInfo
+from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from billiard.exceptions import Terminated, WorkerLostError
 from celery import Celery
 from celery.worker.request import create_request_cls
@@ -468,16 +468,14 @@ def test_a_reject_with_requeue_is_no_final_end(office):
     assert other.ending() is Ending.FINAL
 
 
-def test_children_are_other_processes(office):
-    """Threads run here, so nobody waits for this process to be gone."""
-    import os
-
-    one, two = office.message("early", "a"), office.message("early", "b")
-    for request in (one, two):
-        office.desk(request)
-    one.on_accepted(4711, 0.0)
-    two.on_accepted(os.getpid(), 0.0)
-    assert office.desk.children() == {4711}
+def test_the_desk_is_busy_while_something_is_in_the_pool(office):
+    """Then dead children are looked for."""
+    assert not office.desk.busy()
+    request = office.message("early", "a")
+    office.desk(request)
+    assert office.desk.busy()
+    end(request)
+    assert not office.desk.busy()
 
 
 def test_without_a_desk_a_request_is_celerys_own(app, office):
@@ -490,8 +488,6 @@ def test_without_a_desk_a_request_is_celerys_own(app, office):
 
 def test_threads_wrap_their_errors():
     """The error itself counts."""
-    from billiard.einfo import ExceptionWithTraceback
-
     error = ValueError("x")
     assert bare(error) is error
     wrapped = ExceptionWithTraceback(error, "")
