@@ -163,7 +163,7 @@ class Agent:
     desk: Desk
     """Whom to tell; joined before :meth:`start`, since each needs the other."""
 
-    def __init__(  # noqa: PLR0913  # the one place where a worker's I/O meets
+    def __init__(  # the one place where a worker's I/O meets
         self,
         store: Store,
         *,
@@ -352,23 +352,29 @@ class Agent:
             if not isinstance(order, (Delivery, Kick)):  # these come again by themselves
                 self._again(order)
 
-    def _carry_out(self, batch: list[Order]) -> None:
-        first = batch[0]
-        if isinstance(first, Park):
-            self._park([order for order in batch if isinstance(order, Park)])
-        elif isinstance(first, Kick):
-            self._kick([order.name for order in batch if isinstance(order, Kick)])
-        for order in batch:
-            if isinstance(order, End):
+    def _carry_out(self, batch: list[Any]) -> None:
+        """Carry out a run of like orders: together where one round trip does, else one by one."""
+        match batch[0]:
+            case Park():
+                self._park(batch)
+            case Kick():
+                self._kick([order.name for order in batch])
+            case _:
+                for order in batch:
+                    self._carry_out_one(order)
+
+    def _carry_out_one(self, order: End | LookUp | Delivery | Lost | Leave) -> None:
+        match order:
+            case End():
                 self._end(order)
-            elif isinstance(order, LookUp):
+            case LookUp():
                 self._look_up(order)
-            elif isinstance(order, Delivery):
+            case Delivery():
                 self._deliver(order)
-            elif isinstance(order, Leave):
-                self._leave()
-            elif isinstance(order, Lost):
+            case Lost():
                 self._report_loss(order)
+            case Leave():
+                self._leave()
 
     # -- parking ----------------------------------------------------------------------------------
 

@@ -132,5 +132,5 @@ class Observers:
         for observer in self._observers:
             try:
                 observer.notify(event)
-            except Exception:  # noqa: BLE001, PERF203  # each observer on its own
+            except Exception:  # noqa: BLE001  # each observer on its own
                 _log.exception("An observer of locks failed on %r", event)

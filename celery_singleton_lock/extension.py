@@ -151,7 +151,11 @@ class Extension:
     @cached_property
     def gate(self) -> Gate:
         """What takes and gives back locks around tasks."""
-        return Gate(self.store, lambda token: self.announce(token), self.settings.done_for)
+        return Gate(self.store, self._announced, self.settings.done_for)
+
+    def _announced(self, token: str) -> None:
+        """Tell whoever listens by now; a worker joins after the gate may have been made."""
+        self.announce(token)
 
     def trace(self, run: Run) -> Any:
         """Run a task that a worker has received, under its lock.

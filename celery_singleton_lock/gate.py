@@ -159,9 +159,7 @@ class Run:
 
     def context(self) -> Context:
         """Return the request as the task's methods and the result backend want it."""
-        return Context(
-            self.request, args=self.args, kwargs=self.kwargs, called_directly=False
-        )
+        return Context(self.request, args=self.args, kwargs=self.kwargs, called_directly=False)
 
 
 class Gate:
@@ -255,8 +253,8 @@ class Gate:
         if stamp.task not in self._warned:
             self._warned.add(stamp.task)
             logger.warning(
-                "%s declares lock_limit=%d, but %d is in force for lock %r: another task that shares "
-                "it declares less, and the lowest wins. Declare the same limit.",
+                "%s declares lock_limit=%d, but %d is in force for lock %r: another task that "
+                "shares it declares less, and the lowest wins. Declare the same limit.",
                 stamp.task,
                 options.limit,
                 reply.limit,
@@ -271,7 +269,7 @@ class Gate:
         if options.on_backend_error == "run":
             logger.warning("%s runs without its lock %r: %s", stamp.task, stamp.name, error)
             return None
-        raise Turned("unavailable", str(error)) from error
+        raise Turned(verdict="unavailable", reason=str(error)) from error
 
     def _refusal(self, stamp: Stamp, options: LockOptions, reply: Reply) -> Exception:
         if reply.verdict in {Verdict.TWIN, Verdict.DONE}:
@@ -379,13 +377,17 @@ def ignored(turned: Turned) -> Any:
     try:
         raise turned
     except Turned:
-        return trace_ok_t(ExceptionInfo(internal=True), TraceInfo(states.IGNORED, turned), 0.0, None)
+        return trace_ok_t(
+            ExceptionInfo(internal=True), TraceInfo(states.IGNORED, turned), 0.0, None
+        )
 
 
 def mark_skipped(run: Run, reason: str) -> None:
     """Store REVOKED with the reason, and tell the chord, if any."""
     context = run.context()
-    keep = not run.task.ignore_result if context.ignore_result is None else not context.ignore_result
+    keep = (
+        not run.task.ignore_result if context.ignore_result is None else not context.ignore_result
+    )
     run.task.backend.mark_as_revoked(run.uuid, reason, request=context, store_result=keep)
 
 

@@ -47,11 +47,11 @@ class ParkedMessage(Message):
         )
         self.headers = dict(fields["headers"])
 
-    def ack(self, multiple: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002  # kombu's
+    def ack(self, multiple: bool = False) -> None:  # noqa: ARG002  # kombu's
         """Note the acknowledgement."""
         self._state = "ACK"
 
-    def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002  # kombu's signature
+    def reject(self, requeue: bool = False) -> None:  # kombu's signature
         """Note the rejection; the request tells whether it is to come back."""
         self._state = "REQUEUED" if requeue else "REJECTED"
 

@@ -112,7 +112,7 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
         else:
             super().acknowledge()
 
-    def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002  # Celery's signature
+    def reject(self, requeue: bool = False) -> None:  # Celery's signature
         """Reject, and remember whether the message comes back."""
         self.requeued = self.requeued or (requeue and not self.acknowledged)
         super().reject(requeue=requeue)
@@ -143,7 +143,7 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
             finally:
                 self.desk.on_landed(self, gone=isinstance(error, _PROCESS_GONE))
 
-    def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001  # Celery's signature
+    def on_timeout(self, soft: bool, timeout: float) -> None:  # Celery's signature
         """Hear the hard time limit; its process lives on for about 0.1 s."""
         if not soft:
             self.decided()
@@ -286,7 +286,7 @@ class Desk:
         prefetch: tells the broker that more (+1) or fewer (-1) messages may be unacknowledged.
     """
 
-    def __init__(  # noqa: PLR0913  # the one place where a worker's parts meet
+    def __init__(  # the one place where a worker's parts meet
         self,
         *,
         worker: str,
@@ -426,7 +426,7 @@ class Desk:
     def deliver(self, delivery: Delivery, request: LockedRequest) -> None:
         """Send a parked message, whose turn has come, to the pool."""
         if delivery.token in self._by_token:
-            return
+            return None
         late = bool(request.task.acks_late)
         stamp = Stamp(
             name=delivery.name,
@@ -527,7 +527,11 @@ class Desk:
     def _announce_skipped(self, request: LockedRequest, turned: Turned) -> None:
         request.send_event("task-revoked", terminated=False, signum=None, expired=False)
         signals.task_revoked.send(
-            request.task, request=request._context, terminated=False, signum=None, expired=False
+            request.task,
+            request=request._context,  # noqa: SLF001  # what Celery itself sends
+            terminated=False,
+            signum=None,
+            expired=False,
         )
         logger.info("Task %s was skipped: %s", request, turned.reason)
 

@@ -248,7 +248,7 @@ class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is 
             self.crew = Crew(extension, consumer, consumer.controller.singleton_lock_link)
             worker_shutdown.connect(self._on_worker_shutdown, weak=False)
 
-    def start(self, consumer: Any) -> None:
+    def start(self, consumer: Any) -> None:  # noqa: ARG002  # Celery's
         """Start the agent; look whether Celery still lets us in."""
         if self.crew is not None:
             check_wrap(self.crew)
@@ -394,7 +394,7 @@ def refuse_eviction(extension: Extension, policy: str) -> None:
     msg = (
         f"The lock's Redis evicts keys when it is full (maxmemory-policy {policy}), so a parked "
         "task could be lost and a lock taken twice. Set maxmemory-policy noeviction, use another "
-        'Redis (singleton_lock_backend), or accept it: singleton_lock_backend_options = '
+        "Redis (singleton_lock_backend), or accept it: singleton_lock_backend_options = "
         '{"allow_eviction": True}.'
     )
     raise BackendRefused(msg)
@@ -418,5 +418,3 @@ def check_wrap(crew: Crew) -> None:
                 "class, or an unknown Celery): it waits for its lock in its pool slot.",
                 name,
             )
-
-

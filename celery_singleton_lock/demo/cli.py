@@ -1,4 +1,4 @@
-# ruff: noqa: T201, TID251  # it talks to a person at a terminal, and keeps to a minute
+# it talks to a person at a terminal, and keeps to a minute
 """The command: ``python -m celery_singleton_lock demo``."""
 
 from __future__ import annotations

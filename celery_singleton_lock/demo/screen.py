@@ -1,4 +1,4 @@
-# ruff: noqa: T201, TID251  # it talks to a person at a terminal, now and then
+# it talks to a person at a terminal, now and then
 """Shows a run while it is played, and the three runs at the end.
 
 Only this file needs ``rich``.

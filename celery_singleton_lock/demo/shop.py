@@ -1,4 +1,4 @@
-# ruff: noqa: TID251  # it plays work by sleeping; no lock decision is made here
+# it plays work by sleeping; no lock decision is made here
 """The flash sale's Celery app: a shop that can oversell, and the two tasks that buy in it.
 
 The worker is started with ``celery -A celery_singleton_lock.demo.shop worker``; it finds its broker

@@ -1,4 +1,4 @@
-# ruff: noqa: TID251  # it waits for processes, in seconds of the real clock
+# it waits for processes, in seconds of the real clock
 """Plays one run: a worker, a crowd of orders, and a killer."""
 
 from __future__ import annotations

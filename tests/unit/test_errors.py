@@ -1,4 +1,4 @@
-# ruff: noqa: N802  # the number of a trap is part of its test's name
+# the number of a trap is part of its test's name
 """Every error, wherever it travels."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# ruff: noqa: N802  # the number of a trap is part of its test's name
+# the number of a trap is part of its test's name
 """From a task and its arguments to the name of its lock."""
 
 from __future__ import annotations

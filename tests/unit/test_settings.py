@@ -1,4 +1,4 @@
-# ruff: noqa: N802  # the number of a trap is part of its test's name
+# the number of a trap is part of its test's name
 """Settings of an app and options of a task."""
 
 from __future__ import annotations
