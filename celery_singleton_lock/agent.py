@@ -43,6 +43,9 @@ logger = logging.getLogger(__name__)
 BEAT: Final = 1.0
 """Seconds between two signs of life, and about as many between two sweeps."""
 
+LOOK: Final = 0.2
+"""Seconds between two looks whether a child that runs a locked task has died."""
+
 ALIVE: Final = 3.0
 """Seconds after its last sign of life for which a worker is given grants."""
 
@@ -206,6 +209,7 @@ class Agent:
         self._later: list[tuple[float, Order]] = []
         self._next_beat = 0.0
         self._next_sync = 0.0
+        self._next_look = 0.0
         self._down = False
         self._down_since = 0.0
         self._retired = threading.Event()
@@ -298,7 +302,7 @@ class Agent:
     def _pause(self) -> float:
         now = self._clock.monotonic()
         look = min([self._next_beat, *(due for due, _ in self._later)])
-        return max(0.0, min(BEAT, look - now))
+        return max(0.0, min(LOOK, look - now))
 
     # -- one round --------------------------------------------------------------------------------
 
@@ -319,6 +323,7 @@ class Agent:
                 self._failed(batch, error)
             except Exception:
                 logger.exception("celery-singleton-lock: the agent failed at %r", batch)
+        self._look_after_children()
         if self._clock.monotonic() >= self._next_beat:
             self._tick()
         return len(orders)
@@ -481,7 +486,6 @@ class Agent:
 
     def _tick(self) -> None:
         self._next_beat = self._clock.monotonic() + BEAT * random.uniform(0.8, 1.2)  # noqa: S311
-        self._look_after_children()
         try:
             self._sync()
             if not self._retired.is_set():
@@ -503,7 +507,9 @@ class Agent:
         If Celery looks in between, it looks again after 5 s only. For as long the child's lock is
         kept, and a message that was written to the dying child waits in its pipe.
         """
-        if self.desk.busy():
+        now = self._clock.monotonic()
+        if now >= self._next_look and self.desk.busy():
+            self._next_look = now + LOOK
             self._post(self._reap)
 
     def _sync(self) -> None:

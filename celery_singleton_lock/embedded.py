@@ -561,8 +561,26 @@ def _repaired(handler: Any) -> Any:
             patient.close()  # the file keeps it open
             dump = self.writer.dump
             self.writer.dump = lambda value: dump(_on_one_line(value))
+            # It hangs up on an error reply, and what a pipeline has sent behind it is lost.
+            self.current_client.read_response = _returning_errors(self.current_client.read_response)
 
     return Handler
+
+
+def _returning_errors(read: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``read``, with a server's error as a reply; a lost connection stays an error."""
+
+    def read_response(**kwargs: Any) -> Any:
+        try:
+            return read(**kwargs)
+        except ConnectionError:
+            raise
+        except Exception as error:  # noqa: BLE001  # whatever fakeredis answers with
+            if type(error).__name__ == "ConnectionError":
+                raise
+            return error
+
+    return read_response
 
 
 def _on_one_line(reply: Any) -> Any:

@@ -16,7 +16,7 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import resources
 from typing import Final
 
@@ -123,8 +123,9 @@ def _code(text: str) -> str:
     return "\n".join(line for line in _COMMENT.sub("", text).splitlines() if line.strip())
 
 
-def load_scripts(clock: str | None = None) -> dict[str, Script]:
-    """Return all verbs.
+@cache
+def load_scripts(clock: str | None = None) -> Mapping[str, Script]:
+    """Return all verbs. They are put together once per process, and forks inherit them.
 
     Args:
         clock: Lua text that replaces ``_clock.lua``; for test builds.

@@ -8,12 +8,11 @@ import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 import redis
 from celery import states
-from typing_extensions import Self
 
 from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.model import LockView
@@ -21,6 +20,9 @@ from celery_singleton_lock.store.redis import RedisStore
 from integration.taskbook import Journal, build
 from support.waiting import eventually
 from support.workers import CeleryWorker
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 QUICK = ("--without-mingle", "--without-gossip")
 """Saves a second per start."""

@@ -158,7 +158,7 @@ def test_a_redis_that_forbids_scripts_is_refused(own_book, make_redis):
     url = server.url.replace("redis://", f"redis://joe:{SECRET}@")
     log = refused(own_book, {"conf": {"singleton_lock_backend": url}})
     assert "NOPERM" in log
-    assert "+@scripting" in log
+    assert "+evalsha" in log
     assert SECRET not in log
 
 
