@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from celery_singleton_lock.clock import ServerClock, SystemClock
-from celery_singleton_lock.errors import BackendError
+from celery_singleton_lock.errors import BackendError, BackendUnreachable
 from celery_singleton_lock.events import BackendDown, BackendUp, LeaseLost, Observers
 from celery_singleton_lock.gate import claim_of
 from celery_singleton_lock.model import (
@@ -55,6 +55,9 @@ SYNC: Final = 30.0
 RETRY: Final = 0.5
 """Seconds before an order that Redis did not answer is tried again."""
 
+REFUSED_RETRY: Final = 5.0
+"""Seconds before an order that Redis refused is tried again: somebody must change something."""
+
 GONE: Final = 5.0
 """Seconds after which a process that was killed, and does not go, is left to its lease."""
 
@@ -82,7 +85,6 @@ class Park:
     """Keep a message."""
 
     request: LockedRequest
-    hold: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +95,6 @@ class End:
     ending: Ending
     pid: int | None
     until: float
-
-
-@dataclass(frozen=True, slots=True)
-class Kick:
-    """Grant a lock to who is next."""
-
-    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +120,7 @@ class Leave:
     """Tell the fleet that this worker takes no more grants, and give back those in the inbox."""
 
 
-Order = Park | End | Kick | LookUp | Lost | Leave | Delivery
+Order = Park | End | LookUp | Lost | Leave | Delivery
 
 
 @dataclass
@@ -218,17 +213,13 @@ class Agent:
 
     # -- orders of the desk: never wait -----------------------------------------------------------
 
-    def park(self, request: LockedRequest, *, hold: bool) -> None:
+    def park(self, request: LockedRequest) -> None:
         """Keep a message in Redis, then tell the desk."""
-        self._orders.put(Park(request, hold))
+        self._orders.put(Park(request))
 
     def end(self, stamp: Stamp, ending: Ending, pid: int | None) -> None:
         """Release for a process that cannot, once ``pid`` is gone."""
         self._orders.put(End(stamp, ending, pid, self._clock.monotonic() + GONE))
-
-    def kick(self, name: str) -> None:
-        """Grant a lock to who is next."""
-        self._orders.put(Kick(name))
 
     def look_up(self, request: LockedRequest, name: str, token: str) -> None:
         """See what became of the message that this one is a copy of."""
@@ -352,18 +343,17 @@ class Agent:
     def _failed(self, batch: list[Order], error: BackendError) -> None:
         logger.warning("celery-singleton-lock: %s Trying again.", error)
         self.counts.backend_errors += 1
-        self._set_down()
+        if isinstance(error, BackendUnreachable):
+            self._set_down()
         for order in batch:
-            if not isinstance(order, (Delivery, Kick)):  # these come again by themselves
-                self._again(order)
+            if not isinstance(order, Delivery):  # that lapses, and is granted again
+                self._again(order, delay_after(error))
 
     def _carry_out(self, batch: list[Any]) -> None:
         """Carry out a run of like orders: together where one round trip does, else one by one."""
         match batch[0]:
             case Park():
                 self._park(batch)
-            case Kick():
-                self._kick([order.name for order in batch])
             case _:
                 for order in batch:
                     self._carry_out_one(order)
@@ -391,7 +381,7 @@ class Agent:
             if isinstance(reply, BackendError):
                 logger.warning("%s stays with the broker: %s", park.request, reply)
                 self.counts.backend_errors += 1
-                self._again(park)
+                self._again(park, delay_after(reply))
             else:
                 self._parked(park.request, reply)
 
@@ -410,7 +400,6 @@ class Agent:
             realm=self.realm,
             queue=self._queues.queue_of(request),
             deadline=options.wait_timeout,
-            hold=park.hold,
         )
         owner = Owner(stamp.token, stamp.attempt, stamp.task, self.worker)
         return owner, claim_of(stamp, options), parcel
@@ -464,18 +453,10 @@ class Agent:
         self.counts.released_for_dead += 1
 
     def _kick(self, names: list[str]) -> None:
-        ready = [name for name in dict.fromkeys(names) if not self._wait_for_flight(name)]
+        ready = [name for name in names if not self.desk.undecided(name)]
         strays = self.store.kick_many(ready, worker=self._own(), realm=self.realm)
         for stray in strays:
             self._publish(stray)
-
-    def _wait_for_flight(self, name: str) -> bool:
-        """Leave a lock alone while an earlier message of it waits here for its slot."""
-        if self.desk.undecided(name):
-            if all(order != Kick(name) for _, order in self._later):
-                self._again(Kick(name), RETRY)
-            return True
-        return False
 
     def _publish(self, stray: Stray) -> None:
         try:
@@ -495,7 +476,8 @@ class Agent:
             if not self._down:
                 logger.warning("celery-singleton-lock: %s Locked tasks wait.", error)
             self.counts.backend_errors += 1
-            self._set_down()
+            if isinstance(error, BackendUnreachable):
+                self._set_down()
         except Exception:
             logger.exception("celery-singleton-lock: the agent's round failed")
         else:
@@ -581,6 +563,11 @@ class Agent:
         self.store.leave(self.worker, self.realm, self._queues.consumed())
         while (delivery := self.store.receive(self.worker, 0.01)) is not None:
             self.store.release(delivery.name, delivery.token, Ending.AGAIN)
+
+
+def delay_after(error: BackendError) -> float:
+    """Return the seconds after which to try again."""
+    return RETRY if isinstance(error, BackendUnreachable) else REFUSED_RETRY
 
 
 def _alike(orders: list[Order]) -> Iterator[list[Order]]:

@@ -575,7 +575,7 @@ def _returning_errors(read: Callable[..., Any]) -> Callable[..., Any]:
             return read(**kwargs)
         except ConnectionError:
             raise
-        except Exception as error:  # noqa: BLE001  # whatever fakeredis answers with
+        except Exception as error:  # whatever fakeredis answers with
             if type(error).__name__ == "ConnectionError":
                 raise
             return error

@@ -220,16 +220,12 @@ def _landing(original: Callable[..., Any]) -> Callable[..., Any]:
 class Clerk(Protocol):
     """Who does the desk's I/O: the agent."""
 
-    def park(self, request: LockedRequest, *, hold: bool) -> None:
+    def park(self, request: LockedRequest) -> None:
         """Keep the message in Redis, then tell the desk."""
         ...
 
     def end(self, stamp: Stamp, ending: Ending, pid: int | None) -> None:
         """Release for a process that cannot; not before ``pid`` is gone."""
-        ...
-
-    def kick(self, name: str) -> None:
-        """Grant the lock to who is next."""
         ...
 
     def look_up(self, request: LockedRequest, name: str, token: str) -> None:
@@ -403,7 +399,7 @@ class Desk:
         with self._mutex:
             self._flights.setdefault(request.stamp.name, Flight()).parking += 1
         task_ready(request)
-        self._clerk.park(request, hold=False)
+        self._clerk.park(request)
 
     # -- what the agent tells ---------------------------------------------------------------------
 
@@ -629,7 +625,7 @@ class Desk:
         """Return whether an earlier message of this lock still waits for its slot."""
         with self._mutex:
             flight = self._flights.get(name)
-            return flight is not None and any(not r.accepted for r in flight.requests.values())
+            return flight is not None and flight.undecided()
 
     def _in_hand(self) -> list[LockedRequest]:
         return list(self._by_token.values())
