@@ -100,7 +100,7 @@ def timed(rig: Rig, worker: Worker, batch: list[Job], best: float) -> dict[str, 
         "of_optimum": makespan / best,
         "last_cold": max((each.end for each in cold), default=began) - began,
         "overlaps": overlaps(hot),
-        "inversions": inversions(hot),
+        "inversions": report.inversions(hot),
         "overtaken": overtaken(hot),
         "not_run_once": sum(each.runs != 1 for each in ran),
         "gap_p50_ms": report.percentile(gaps, 50),
@@ -116,12 +116,6 @@ def overlaps(chain: Sequence[Ran]) -> int:
         found += ran.start < busy_until
         busy_until = max(busy_until, ran.end)
     return found
-
-
-def inversions(chain: Sequence[Ran]) -> int:
-    """Return how often a task ran right after one that was published later."""
-    order = [ran.slot for ran in sorted(chain, key=lambda each: each.start)]
-    return sum(after < before for before, after in zip(order, order[1:]))  # noqa: B905
 
 
 def overtaken(chain: Sequence[Ran]) -> int:

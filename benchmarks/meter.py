@@ -15,11 +15,15 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import redis
 
 from celery_singleton_lock.embedded import HOST, RedisServer
 from celery_singleton_lock.store.scripts import load_scripts
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _LINE = re.compile(rb'^\+?[\d.]+ \[\d+ (lua|\S+?:(\d+))\] "([^"]*)"(?: "([0-9a-f]{40})")?')
 _OUR_VERBS = {script.sha: f"evalsha {verb}" for verb, script in load_scripts().items()}
@@ -74,7 +78,7 @@ class Monitor:
         self._seconds = 0.0
         self._thread = threading.Thread(target=self._listen, daemon=True)
 
-    def __enter__(self) -> Monitor:
+    def __enter__(self) -> Self:
         self._socket.sendall(b"MONITOR\r\n")
         self._socket.recv(5)  # +OK
         self._thread.start()

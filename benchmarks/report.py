@@ -8,6 +8,7 @@ import platform
 import statistics
 from collections.abc import Sequence
 from importlib.metadata import version
+from itertools import pairwise
 from typing import Any
 
 from benchmarks.board import Ran
@@ -53,7 +54,9 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return "\n".join([lines[0], rule + "|", *lines[1:]])
 
 
-def target(what: str, value: float | None, *, most: float | None = None, least: float | None = None) -> dict[str, Any]:
+def target(
+    what: str, value: float | None, *, most: float | None = None, least: float | None = None
+) -> dict[str, Any]:
     """Return a target, what was measured, and whether it is met."""
     met = value is not None
     met = met and (most is None or value <= most) and (least is None or value >= least)  # type: ignore[operator]
@@ -81,4 +84,10 @@ def percentile(values: Sequence[float], percent: float) -> float:
 def gaps(chain: Sequence[Ran]) -> list[float]:
     """Return the milliseconds between one end and the next start, in the order of starts."""
     ordered = sorted(chain, key=lambda ran: ran.start)
-    return [1000 * (after.start - before.end) for before, after in zip(ordered, ordered[1:])]  # noqa: B905
+    return [1000 * (after.start - before.end) for before, after in pairwise(ordered)]
+
+
+def inversions(chain: Sequence[Ran]) -> int:
+    """Return how often a task ran right after one that was published later."""
+    order = [ran.slot for ran in sorted(chain, key=lambda ran: ran.start)]
+    return sum(after < before for before, after in pairwise(order))

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 from celery import Celery
@@ -21,6 +22,9 @@ from celery import Celery
 from benchmarks.board import Board, Ran
 from benchmarks.peers import ENVIRONMENT, Setup
 from celery_singleton_lock.embedded import RedisServer
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 ROOT = Path(__file__).parent.parent
 START_TIMEOUT = 60.0
@@ -49,7 +53,7 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._family: list[psutil.Process] = []
 
-    def __enter__(self) -> Worker:
+    def __enter__(self) -> Self:
         try:
             self._start()
         except BaseException:
@@ -211,7 +215,7 @@ class Rig:
         self._store_results = store_results
         self._exit = contextlib.ExitStack()
 
-    def __enter__(self) -> Rig:
+    def __enter__(self) -> Self:
         with self._exit:
             folder = Path(tempfile.mkdtemp(prefix="csl-benchmark-"))
             self._exit.callback(shutil.rmtree, folder, ignore_errors=True)

@@ -30,9 +30,9 @@ COUNTED = 200
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.uncontended", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--tasks", type=int, default=3000, help="of each peer in each round")
+    parser.add_argument("--tasks", type=int, default=1000, help="of each peer in each round")
     parser.add_argument("--processes", type=int, default=2, help="of each worker")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--no-results", action="store_true", help="task_ignore_result = True")
     parser.add_argument("--peers", nargs="+", default=PEERS, choices=PEERS, metavar="PEER")
     asked = parser.parse_args(arguments)
@@ -73,7 +73,7 @@ def timed(rig: Rig, worker: Worker, batch: list[Job]) -> dict[str, Any]:
     """Run a batch; return its speed, and what it took."""
     rig.settle()
     with rig.locks.client() as locks:
-        before, spent = command_counts(locks), processor_time(rig, worker)
+        before, began = command_counts(locks), processor_time(rig, worker)
         ran = worker.run(batch)
         elapsed = max(each.end for each in ran) - min(each.start for each in ran)
         rig.settle()
@@ -84,7 +84,7 @@ def timed(rig: Rig, worker: Worker, batch: list[Job]) -> dict[str, Any]:
         raise RuntimeError(msg)
     return {
         "per_second": len(ran) / elapsed,
-        **{name: 1e6 * (used[name] - spent[name]) / len(ran) for name in used},
+        **{name: 1e6 * (used[name] - began[name]) / len(ran) for name in used},
         "commandstats": grown(before, after),
     }
 
@@ -127,13 +127,17 @@ def summed(
 ) -> dict[str, Any]:
     """Return one peer's row."""
     locks, broker = heard["locks"], heard["broker"]
-    ratios = [lap[peer]["per_second"] / lap["plain"]["per_second"] for lap in laps if "plain" in lap]
+    ratios = [
+        lap[peer]["per_second"] / lap["plain"]["per_second"] for lap in laps if "plain" in lap
+    ]
+    by_cpu = [spent(lap["plain"]) / spent(lap[peer]) for lap in laps if "plain" in lap]
     mean_calls = [sum(lap[peer]["commandstats"].values()) / tasks for lap in laps]
     return {
         "title": TITLES[peer],
         "tasks_per_second": report.median([lap[peer]["per_second"] for lap in laps], 1),
         "of_plain": report.median(ratios) if ratios else None,
         "of_plain_each_round": [round(ratio, 3) for ratio in ratios],
+        "of_plain_by_cpu": report.median(by_cpu) if by_cpu else None,
         "cpu_us_per_task": {
             part: round(statistics.median(lap[peer][part] for lap in laps)) for part in PARTS
         },
@@ -149,6 +153,11 @@ def summed(
         "lock_commandstats_per_task": round(statistics.median(mean_calls), 2),
         "lock_commandstats_last_round": laps[-1][peer]["commandstats"],
     }
+
+
+def spent(lap: dict[str, Any]) -> float:
+    """Return the microseconds of CPU per task of the worker and both servers."""
+    return sum(lap[part] for part in PARTS)
 
 
 def per_task(busy: Heard, idle: Heard, *who: str) -> float:
@@ -185,6 +194,7 @@ def shown(found: dict[str, Any]) -> str:
             row["title"],
             f"{row['tasks_per_second']:.0f}",
             "-" if row["of_plain"] is None else f"{row['of_plain']:.2f}",
+            "-" if row["of_plain_by_cpu"] is None else f"{row['of_plain_by_cpu']:.2f}",
             f"{row['lock_calls_per_task']:.2f}",
             f"{row['lock_calls_per_task_in_main']:.2f}",
             f"{row['broker_calls_per_task']:.1f}",
@@ -193,7 +203,8 @@ def shown(found: dict[str, Any]) -> str:
         ]
         for row in found["peers"].values()
     ]
-    heads = ["no-op tasks", "tasks/s", "of plain", "lock calls/task", "in main", "broker calls/task"]
+    heads = ["no-op tasks", "tasks/s", "of plain", "by CPU", "lock calls/task", "in main"]
+    heads += ["broker calls/task"]
     heads += ["inside scripts", "CPU us/task: main + children + broker + locks"]
     skipped = [f"skipped: {TITLES[peer]}: {why}" for peer, why in found["skipped"].items()]
     return "\n".join(

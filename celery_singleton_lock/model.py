@@ -175,14 +175,12 @@ class Parcel:
         realm: hash of the broker URL without credentials.
         queue: queue from which the message came.
         deadline: seconds that it may wait; None for ever.
-        hold: only enqueue, do not grant: somebody who arrived earlier is on its way.
     """
 
     body: bytes
     realm: str
     queue: str
     deadline: float | None = None
-    hold: bool = False
 
 
 @dataclass(frozen=True, slots=True)

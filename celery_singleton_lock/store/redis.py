@@ -157,7 +157,6 @@ class RedisStore:
         self.keyspace = keyspace or Keyspace()
         self._scripts = dict(scripts) if scripts else load_scripts()
         self._claim_ms = _lease(claim_lease)
-        self._loaded: set[str] = set()
         self._blocking: redis.Redis | None = None
 
     # -- verbs ------------------------------------------------------------------------------------
@@ -372,7 +371,6 @@ class RedisStore:
             realm=parcel.realm,
             route=parcel.queue,
             wait_ms="" if parcel.deadline is None else _span("deadline", parcel.deadline),
-            hold=int(parcel.hold),
         )
 
     def _kick_call(self, name: str, worker: str, realm: str) -> Call:
@@ -391,27 +389,20 @@ class RedisStore:
                 )
 
     def _run_many(self, calls: Sequence[Call]) -> list[Any]:
-        """Run scripts in one round trip; an answer is a reply, or the error of that call alone."""
+        """Run scripts in one round trip; an answer is a reply, or the error of that call alone.
+
+        Those that the server did not know run again, in their order and one by one: the first
+        takes the text along, which the others then need not. SCRIPT LOAD would want a permission
+        of its own.
+        """
         if not calls:
             return []
         with explained():
-            self._load({call.script for call in calls})
             pipe = self.client.pipeline(transaction=False)
             for call in calls:
                 pipe.evalsha(call.script.sha, len(call.keys), *call.keys, *call.arguments)
             answers = pipe.execute(raise_on_error=False)
         return [self._settled(call, answer) for call, answer in zip(calls, answers, strict=True)]
-
-    def _load(self, scripts: set[Script]) -> None:
-        """Send scripts that this store has not sent yet.
-
-        A batch of unknown scripts would be answered by as many errors; and fakeredis closes the
-        connection after the first.
-        """
-        for script in scripts:
-            if script.sha not in self._loaded:
-                self.client.script_load(script.text)
-                self._loaded.add(script.sha)
 
     def _settled(self, call: Call, answer: Any) -> Any:
         if isinstance(answer, failures.NoScriptError):

@@ -796,7 +796,7 @@ def test_L18_an_interrupted_wait_leaves_the_queue(make_lock, store, pool, redis_
         raise SoftTimeLimit
 
     def interrupt_once_it_waits(main):
-        # Not merely queued: interrupted while it connects, redis-py leaves a socket to the collector.
+        # Not merely queued: interrupted while it connects, redis-py leaves an open socket behind.
         eventually(lambda: redis_client.info("clients")["blocked_clients"] == 1)
         signal.pthread_kill(main, signal.SIGUSR1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 
 import pytest
@@ -13,7 +14,7 @@ from redis.retry import Retry
 from celery_singleton_lock.errors import BackendError, BackendRefused, BackendUnreachable
 from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.model import Claim, Ending, Owner, Parcel, Verdict, new_token
-from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.redis import RedisStore, explain
 
 pytestmark = pytest.mark.contract
 
@@ -64,7 +65,6 @@ def verbs(store, holder, waiter):
 # -- loss ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.needs_real_redis("fakeredis closes a connection after an error")
 def test_t24_scripts_that_the_server_forgot_are_sent_again(store, redis_client):
     who = owner()
     store.acquire(who, claim())
@@ -76,6 +76,23 @@ def test_t24_scripts_that_the_server_forgot_are_sent_again(store, redis_client):
     assert [reply.verdict for reply in replies] == [Verdict.WAITING] * 3
     redis_client.script_flush()
     assert store.release(NAME, who.token, Ending.FINAL).verdict is Verdict.RELEASED
+
+
+@pytest.mark.needs_real_redis("INFO commandstats")
+def test_t24_a_batch_on_a_server_that_knows_no_script_sends_the_text_once(store, redis_client):
+    redis_client.script_flush()
+    redis_client.config_resetstat()
+    askers = [owner(f"{n}/0/0") for n in range(20)]
+    parcel = Parcel(b"body", "R", "q")
+    replies = store.park_many([(who, claim(), parcel) for who in askers])
+    assert [reply.verdict for reply in replies] == [Verdict.WAITING] * 20
+    assert store.inspect(NAME).bodies == 20
+    store.beat("w", "R", ["q"], 10.0)
+    store.kick_many([NAME])
+    assert store.receive("w", 1.0).token == askers[0].token  # in the order of the batch
+    stats = redis_client.info("commandstats")
+    assert stats["cmdstat_eval"]["calls"] == 4  # park, inspect, beat, kick
+    assert "cmdstat_script|load" not in stats
 
 
 def test_t24_l29_after_a_flushall_holders_own_nothing_and_fences_still_grow(store, redis_client):
@@ -290,7 +307,6 @@ def test_one_refused_lock_does_not_end_the_leases_of_others(store, redis_client)
         store.extend(asked[:1])
 
 
-@pytest.mark.needs_real_redis("fakeredis closes a connection after an error")
 def test_a_refused_lock_in_a_batch_is_its_own_error(store, redis_client):
     redis_client.set(Keyspace().lock(NAME).queue, "x")
     parcel = Parcel(b"body", "R", "q")
@@ -362,13 +378,49 @@ def test_a_user_who_may_not_run_scripts_is_told_what_to_allow(make_redis):
         with server.client(
             decode_responses=False, username="app", password="s3cret-word"
         ) as client:
-            with pytest.raises(BackendRefused, match=r"NOPERM.*\+@scripting") as caught:
+            with pytest.raises(BackendRefused, match=r"NOPERM.*\+evalsha") as caught:
                 RedisStore(client).acquire(owner(), claim())
             assert "s3cret-word" not in str(caught.value)
         with server.client(decode_responses=False, username="app", password="wr0ng-word") as client:
             with pytest.raises(BackendRefused) as caught:
                 RedisStore(client).acquire(owner(), claim())
             assert "wr0ng-word" not in f"{caught.value} {caught.value.__cause__}"
+
+
+@pytest.mark.needs_real_redis("ACL")
+def test_a_user_who_may_do_just_what_the_error_advises_can_use_every_verb(make_redis):
+    server = make_redis()
+    advice = re.search(r"allow it: (.*?) on the keys", str(explain(redis.ResponseError("NOPERM"))))
+    allowed = advice[1].split()
+    assert allowed == ["+@read", "+@write", "+eval", "+evalsha", "+time"]
+    with server.client(decode_responses=False) as admin:
+        admin.execute_command("ACL", "SETUSER", "app", "on", ">pw", "~csl:*", *allowed)
+    with server.client(decode_responses=False, username="app", password="pw") as client:
+        store, other = RedisStore(client), Claim("other")
+        parcel = Parcel(b"body", "R", "q")
+        store.beat("w", "R", ["q"], 10.0)
+        holder, waiter = owner(), owner()
+        assert store.acquire(holder, claim()).verdict is Verdict.GRANTED
+        assert store.acquire(waiter, claim(), wait=30.0).verdict is Verdict.WAITING
+        replies = store.park_many([(owner(f"{n}/0/0"), other, parcel) for n in range(3)])
+        assert [reply.verdict for reply in replies] == [Verdict.WAITING] * 3
+        assert store.park(owner("3/0/0"), other, parcel).verdict is Verdict.WAITING
+        assert store.kick_many([NAME, "other"], realm="S") == []
+        assert store.kick(NAME) == []
+        assert store.extend([(NAME, holder.token, 30.0)]) == [True]
+        assert store.release(NAME, holder.token, Ending.FINAL).verdict is Verdict.RELEASED
+        assert store.wait(NAME, waiter.token, 1.0)
+        assert store.claim(waiter, NAME, 30.0).verdict is Verdict.GRANTED
+        assert store.body("other", store.receive("w", 1.0).token) == b"body"
+        assert store.inspect("other").waiting == 3
+        assert store.reset("other") == 1
+        assert store.take_due() in ([], ["other"])
+        assert store.time() > 0
+        assert store.schema()
+        store.probe()
+        store.leave("w", "R", ["q"])
+        assert store.describe()["version"] == "unknown"  # that wants more, and is not needed
+        store.close()
 
 
 @pytest.mark.needs_real_redis("ACL")
@@ -411,8 +463,6 @@ def test_an_unreachable_server_is_told_quickly_and_without_a_password():
 
 
 def test_errors_are_ours():
-    from celery_singleton_lock.store.redis import explain  # noqa: PLC0415
-
     errors = {
         "WRONGTYPE Operation against a key": BackendRefused,
         "NOPERM this user has no permissions": BackendRefused,

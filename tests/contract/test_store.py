@@ -402,11 +402,10 @@ def test_a_long_message_is_fetched(store):
     assert store.body(NAME, who.token) == body
 
 
-def test_a_message_parked_at_a_free_lock_is_delivered_at_once_unless_held_back(store):
+def test_a_message_parked_at_a_free_lock_is_delivered_at_once(store):
     store.beat("w", "R", ["q"], 10.0)
-    who = parked(store, hold=True)
-    assert tokens(store) == []
-    store.kick(NAME)
+    who = parked(store)
+    assert tokens(store) == [who.token]
     assert store.receive("w", 1.0).token == who.token
 
 
@@ -558,6 +557,17 @@ def test_messages_that_nobody_consumes_are_passed_in_the_end_however_many(store)
     assert store.receive("w", 1.0).token == mine.token
 
 
+def test_a_free_permit_beside_waiters_is_looked_at_at_once_even_after_an_extend(store):
+    """One script moves only so many waiters; an extend moves none, and sets the next look."""
+    holder = held_by(store)
+    for number in range(250):
+        store.park(owner(f"dead{number}/0/0"), claim(), parcel(realm="dead"))
+    store.release(NAME, holder.token, Ending.FINAL)
+    assert store.inspect(NAME).waiting > 0
+    assert store.extend([(NAME, "nobody.0", LEASE)]) == [False]
+    assert store.take_due() == [NAME]
+
+
 def test_a_worker_that_left_gets_nothing(store):
     store.beat("w1", "R", ["q"], 10.0)
     store.leave("w1", "R", ["q"])
@@ -614,7 +624,7 @@ def test_t28_a_reset_is_fenced_and_admits_by_the_normal_path(store):
 def test_due_locks_are_shown_to_one_caller_and_none_starves(store):
     names = [f"lock:{number}" for number in range(300)]
     for name in names:
-        store.park(owner(f"{name}/0/0"), claim(name=name), parcel(hold=True, deadline=SHORT))
+        store.park(owner(f"{name}/0/0"), claim(name=name), parcel(deadline=SHORT))
     lapse(store)
     seen: set[str] = set()
     for _ in range(4):

@@ -75,7 +75,7 @@ def test_the_library_takes_the_keys_in_the_order_of_keyspace():
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_arguments_are_named_used_and_hidden_by_nothing(verb):
-    """Found by the state machine: a function of the library hid the argument `hold` of park."""
+    """Found by the state machine: a function of the library hid an argument of park."""
     script = load_scripts()[verb]
     body = code(read(f"{verb}.lua"))
     for name in script.arguments:

@@ -5,7 +5,6 @@
 -- owns such a key, a wake-up or a route is missing, and no change of the lock is left half done.
 -- Numbers of 16 digits are written with %.0f: tostring would round them to 14.
 local GRACE_MS = 60000   -- how long keys outlive the last lease, so that fences go on
-local HOLD_MS = 2000     -- a free lock beside a held-back waiter is looked at after this
 local ADRIFT_MS = 5000   -- a lock with messages that nobody consumes is looked at after this
 local PUBLISH_MS = 2000  -- first interval between two copies of such a message; it doubles
 local BATCH = 100        -- most waiters that one script moves
@@ -20,7 +19,6 @@ local lock, holders, queue, record, meta, bodies, deadlines, adrift, done, due, 
 local limit, last_fence, grants
 local alone      -- nobody waits and no message is kept: what concerns the queue can be left out
 local remembers  -- some ended attempts are remembered
-local behind     -- more waiters had to be moved than one script may
 
 local function digits(n) return string.format('%.0f', n) end
 
@@ -319,7 +317,6 @@ local function sweep(own)
   if alone then return end
   local late = redis.call('ZRANGEBYSCORE', deadlines, '-inf', now, 'LIMIT', 0, BATCH)
   for _, token in ipairs(late) do expire(token, own) end
-  behind = #late == BATCH
   recall(own)
 end
 
@@ -340,8 +337,7 @@ local function grant_waiters(own, me, my_record)
       save(head, rec)
       free = free - 1
     elseif moved == BATCH then
-      behind = true
-      return
+      return -- the next one goes on: see next_look
     elseif not rec or deadline and tonumber(deadline) <= now then
       expire(head, own)
       moved = moved + 1
@@ -365,10 +361,11 @@ local function next_look(first)
   local deadline = redis.call('ZRANGE', deadlines, 0, 0, 'WITHSCORES')[2]
   if deadline then look = math.min(look, tonumber(deadline)) end
   if redis.call('ZCARD', adrift) > 0 then look = math.min(look, now + ADRIFT_MS) end
+  -- A free permit beside waiters: more had to be moved than one script may.
   if redis.call('ZCARD', queue) > 0 and redis.call('ZCARD', holders) < limit then
-    look = math.min(look, now + HOLD_MS)
+    look = math.min(look, now)
   end
-  return behind and now or look
+  return look
 end
 
 -- The keys of a lock for which nobody waits live a while longer than its last lease. No sweeper

@@ -1,7 +1,7 @@
 -- park: keep a message, queue it at its place, and grant it at once if its turn has come.
 -- KEYS: lock
--- ARGV: name token lease_ms limit_arg place_us max_waiting copy attempt task worker host pid claim_ms body realm route wait_ms hold
---   hold 1 = only enqueue: one that arrived earlier is still on its way; wait_ms empty = for ever
+-- ARGV: name token lease_ms limit_arg place_us max_waiting copy attempt task worker host pid claim_ms body realm route wait_ms
+--   wait_ms empty = for ever
 -- REPLY: answer WAITING FULL DONE TWIN
 use(0, name)
 check()
@@ -33,7 +33,7 @@ end
 
 if not verdict then
   declare(tonumber(limit_arg))
-  local room = hold == '0' and redis.call('ZCARD', holders) < limit and worker_for(realm .. ':' .. route, worker)
+  local room = redis.call('ZCARD', holders) < limit and worker_for(realm .. ':' .. route, worker)
   if not where and not room and is_full(max_waiting) then verdict = 'full' end
 end
 
@@ -58,6 +58,6 @@ if not verdict then
   end
 end
 
-if hold == '0' then grant_waiters(worker) end
+grant_waiters(worker)
 finish()
 return answer(verdict, token)

@@ -57,21 +57,21 @@ def waiters_are_granted_in_order_and_newcomers_wait(world):
 
 
 @history
-def a_newcomer_meets_a_held_back_message(world):
-    """Parked with hold, the lock is free: who comes later may not pass it."""
-    world.beat("w1")
-    parked = world.new_asker(ONE, realm="R", hold=True)
+def a_newcomer_meets_a_message_whose_worker_has_just_come(world):
+    """The lock is still free, and the message adrift: who comes later may not pass it."""
+    parked = world.new_asker(ONE)
     world.park(parked)
+    world.beat("w1")
     world.advance(0.001)
     assert world.acquire(world.new_asker(ONE, attempt="")).verdict is Verdict.BLOCKED
     assert world.receive("w1").token == parked.token
 
 
 @history
-def a_message_that_arrived_before_a_held_back_one_comes_first(world):
-    world.beat("w1")
+def a_message_that_arrived_before_a_recalled_one_comes_first(world):
     early = world.new_asker(ONE, place=-2000)
-    world.park(world.new_asker(ONE, place=-1000), hold=True)
+    world.park(world.new_asker(ONE, place=-1000))
+    world.beat("w1")
     assert world.acquire(early).verdict is Verdict.GRANTED
     world.kick(ONE)
     world.release(ONE, early.token)
@@ -80,7 +80,7 @@ def a_message_that_arrived_before_a_held_back_one_comes_first(world):
 
 @history
 def parking_at_a_free_lock_is_granted_at_once(world):
-    """Found by the state machine: a local function hid the argument `hold`."""
+    """Found by the state machine: a local function hid an argument of park."""
     world.beat("w1")
     world.park(world.new_asker(ONE))
     assert world.receive("w1").verdict == "granted"
@@ -257,12 +257,12 @@ def messages_without_a_worker_go_adrift_and_come_back_in_order(world):
 @history
 def asking_again_while_adrift_grants_others(world):
     """Found by the state machine: a token adrift asked, and a live waiter stayed at a free lock."""
-    adrift, held = world.new_asker(TWO, realm="S"), world.new_asker(TWO, hold=True)
+    adrift, other = world.new_asker(TWO, realm="S"), world.new_asker(TWO)
     world.park(adrift)
+    world.park(other)
     world.beat("w1")
-    world.park(held)
     world.acquire(adrift)
-    assert world.receive("w1").token == held.token
+    assert world.receive("w1").token == other.token
 
 
 @history

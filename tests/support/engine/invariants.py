@@ -14,7 +14,6 @@ from support.engine.snapshot import LockState
 from support.engine.world import Ledger, Step, World
 
 GRACE = 60_000
-HOLD = 2_000
 ADRIFT = 5_000
 DEFER = 2_000
 GRANTING = {"acquire", "park", "claim", "release", "kick", "reset"}
@@ -96,7 +95,7 @@ def i3_fences_grow_in_grant_order(world: World, step: Step) -> None:
 
 
 def i4_full_or_no_live_waiter(world: World, step: Step) -> None:
-    if verb(step) not in GRANTING or (verb(step) == "park" and step.hold):
+    if verb(step) not in GRANTING:
         return
     for name, ledger, _, after in touched(world, step):
         if len(after.valid(world.now)) >= ledger.limit:
@@ -289,7 +288,7 @@ def i12_somebody_looks_again_in_time(  # noqa: C901, PLR0912  # a list of facts
         if after.adrift:
             ends.append(world.now + ADRIFT)
         if after.queue and len(after.holders) < ledger.limit:
-            ends.append(world.now + HOLD)
+            ends.append(world.now)
         if after.due is None or after.due > min(ends, default=world.now + ADRIFT):
             broken("I12", f"{name} is looked at at {after.due}, too late for {sorted(ends)}")
 

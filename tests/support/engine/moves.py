@@ -80,7 +80,7 @@ def asks_again(world, lock, who, wait, lost):
     lock=LOCKS,
     who=WHO,
     place=PLACES,
-    first=("acquire", "acquire", "park", "hold", "wait"),
+    first=("acquire", "acquire", "park", "park", "wait"),
     worker=tuple(WORKERS),
     deadline=(None, None, 3.0, 20.0),
     lost=LOST,
@@ -103,14 +103,14 @@ def message_arrives(world, lock, who, place, first, worker, deadline, lost):
         return
     reply = world.acquire(asker, lost=lost) if first == "acquire" else None
     if first != "acquire" or (reply and reply.verdict is Verdict.BLOCKED) or (lost and who % 2):
-        world.park(asker, hold=first == "hold", lost=lost)
+        world.park(asker, lost=lost)
 
 
-@move(2, lock=LOCKS, who=WHO, copy=(True, False), hold=(False, True), lost=LOST)
-def is_parked_late(world, lock, who, copy, hold, lost):
+@move(2, lock=LOCKS, who=WHO, copy=(True, False), lost=LOST)
+def is_parked_late(world, lock, who, copy, lost):
     asker = asker_of(world, lock, who)
     if asker and asker.owner.attempt:
-        world.park(asker, hold=hold, lost=lost)
+        world.park(asker, lost=lost)
 
 
 @move(3, lock=LOCKS, who=WHO, then=("", "park", "end", "park"), lost=LOST)

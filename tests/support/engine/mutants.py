@@ -200,12 +200,7 @@ MUTANTS = (
         "elseif is_kept(token, attempt) then",
         "elseif false then",
     ),
-    Mutant(
-        "a held-back park grants",
-        "park.lua",
-        "if hold == '0' then grant_waiters(worker) end",
-        "if hold == '1' then grant_waiters(worker) end",
-    ),
+    Mutant("park does not grant", "park.lua", "grant_waiters(worker)\n", ""),
     Mutant("messages adrift are not recalled", LIBRARY, "  recall(own)\nend", "end"),
     Mutant(
         "nobody looks again",

@@ -8,7 +8,7 @@ what would have expired). After every step all invariants are checked.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from celery_singleton_lock.keys import Keyspace, bucket_of
@@ -87,7 +87,6 @@ class Step:
     reply: Any = None
     asker: Asker | None = None
     ending: Ending | None = None
-    hold: bool = False
     asked: tuple[Any, ...] = ()
 
 
@@ -215,7 +214,6 @@ class World:
         realm: str = "R",
         queue: str = "q",
         deadline: float | None = None,
-        hold: bool = False,
     ) -> Asker:
         """Make a client (no attempt) or a message; `place` is relative to now, 0 none."""
         self.numbers += 1
@@ -232,7 +230,7 @@ class World:
             Claim(
                 lock, lease, limit or LIMITS[lock], place and self.now_us + place, max_waiting, copy
             ),
-            Parcel(f"body of t{number}".encode(), realm, queue, deadline, hold),
+            Parcel(f"body of t{number}".encode(), realm, queue, deadline),
         )
         self.bases_of.setdefault(asker.owner.attempt, set()).add(asker.base)
         self.askers.append(asker)
@@ -252,17 +250,15 @@ class World:
             note=f"wait={wait} {asker.claim}",
         )
 
-    def park(self, asker: Asker, *, hold: bool | None = None, lost: bool = False) -> Reply | None:
-        parcel = asker.parcel if hold is None else replace(asker.parcel, hold=hold)
+    def park(self, asker: Asker, *, lost: bool = False) -> Reply | None:
         return self._twice(
             "park",
             asker.claim.name,
-            lambda: self.store.park(asker.owner, asker.claim, parcel),
+            lambda: self.store.park(asker.owner, asker.claim, asker.parcel),
             lost,
             token=asker.token,
             asker=asker,
-            hold=parcel.hold,
-            note=f"{parcel} {asker.claim}",
+            note=f"{asker.parcel} {asker.claim}",
         )
 
     def claim(
