@@ -229,7 +229,7 @@ def shown(found: dict[str, Any]) -> str:
         "waiting_broker_calls_per_second": "calls/s at the broker meanwhile",
         "unrelated_sent_while_they_wait_seconds": "start of an unrelated task, s, median of 20",
         "unrelated_worst_seconds": "the same, worst",
-        "unrelated_sent_behind_them_seconds": "the same, sent right behind them (received after them)",
+        "unrelated_sent_behind_them_seconds": "the same, sent right behind them, received after",
         "usec_per_script": "us per script while they run, all verbs",
         "gap_p50_ms": "end of one to start of the next, p50, ms",
         "gap_p99_ms": "the same, p99",
