@@ -117,7 +117,7 @@ class TaskLock:
         if self._lost:
             return False
         asked = _clock.monotonic()
-        held = self._store.extend([(self.name, self._token, self._lease)])[0]
+        held = bool(self._store.extend([(self.name, self._token, self._lease)])[0])
         self._asked_at, self._lost = asked, not held
         if held:
             self._valid_until = asked + self._lease

@@ -528,7 +528,7 @@ class Lock:
         if lease.lost or hold.leaving:
             return False
         asked = self._clock.monotonic()
-        held = _twice(lambda: self._store.extend([(lease.name, lease.token, seconds)]))[0]
+        held = bool(_twice(lambda: self._store.extend([(lease.name, lease.token, seconds)]))[0])
         if held:
             lease.confirm(asked + seconds)
         else:

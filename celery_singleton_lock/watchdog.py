@@ -353,7 +353,7 @@ class Watchdog:
             logger.exception("renewing %d leases failed, trying again", len(leases))
         return [None] * len(leases)
 
-    def _ask(self, leases: Sequence[Lease]) -> Sequence[bool]:
+    def _ask(self, leases: Sequence[Lease]) -> Sequence[bool | None]:
         """Return the store's answers, one for each lease."""
         if not leases:
             return ()

@@ -105,14 +105,15 @@ class Store(Protocol):
         """
         ...
 
-    def extend(self, leases: Iterable[tuple[str, str, float]]) -> Sequence[bool]:
+    def extend(self, leases: Iterable[tuple[str, str, float]]) -> Sequence[bool | None]:
         """Renew many leases; never creates one, never revives a lapsed one.
 
         Args:
             leases: (name, token, seconds).
 
         Returns:
-            For each whether it is held.
+            For each whether it is held; None if the store refused to say (the keys of that lock
+            hold something else), while it answered for others.
         """
         ...
 

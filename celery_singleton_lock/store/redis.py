@@ -41,10 +41,10 @@ from celery_singleton_lock.store.scripts import Argument, Call, Script, load_scr
 DEFER: Final = 2.0
 """Seconds for which a lock that one sweeper took is not shown to another."""
 
-LONGEST_BLOCK: Final = 30.0
-"""Most seconds for which one blocking call waits; who wants to wait longer asks again."""
+BLOCKS: Final = (1.0, 3.0, 10.0, 30.0)
+"""Lengths of blocking calls, in seconds, that have a client each; who wants longer asks again."""
 
-SLACK: Final = 5.0
+SLACK: Final = 2.0
 """Seconds by which the socket time-out of a blocking call exceeds its block."""
 
 _UNREACHABLE: Final = (
@@ -157,7 +157,7 @@ class RedisStore:
         self.keyspace = keyspace or Keyspace()
         self._scripts = dict(scripts) if scripts else load_scripts()
         self._claim_ms = _lease(claim_lease)
-        self._blocking: redis.Redis | None = None
+        self._blocking: dict[float, redis.Redis] = {}
 
     # -- verbs ------------------------------------------------------------------------------------
 
@@ -220,7 +220,7 @@ class RedisStore:
         )
         return replies.reply(self._run(call))
 
-    def extend(self, leases: Iterable[tuple[str, str, float]]) -> Sequence[bool]:
+    def extend(self, leases: Iterable[tuple[str, str, float]]) -> Sequence[bool | None]:
         """Renew many leases; see :meth:`Store.extend`."""
         asked = list(leases)
         if not asked:
@@ -234,7 +234,7 @@ class RedisStore:
         refused = [answer for answer in answers if not isinstance(answer, int)]
         if len(refused) == len(asked):
             raise explain(failures.ResponseError(replies.text(refused[0])))
-        return [answer == 1 for answer in answers]
+        return [answer == 1 if isinstance(answer, int) else None for answer in answers]
 
     def kick(self, name: str, *, worker: str = "", realm: str = "") -> Sequence[Stray]:
         """Sweep and grant; see :meth:`Store.kick`."""
@@ -424,27 +424,37 @@ class RedisStore:
         redis-py 8's defaults (a 5 s socket time-out and ten retries) turned ``blpop(key, 7)`` into
         an error after 58.9 s; a retried BLPOP would also swallow an element.
         """
-        if self._blocking is None:
-            self._blocking = blocking_twin(self.client)
-        block = min(max(timeout, 0.01), LONGEST_BLOCK)
+        block = min(max(timeout, 0.01), BLOCKS[-1])
         with explained():
-            found: Any = self._blocking.blpop([key], timeout=block)
+            found: Any = self._blocking_client(block).blpop([key], timeout=block)
         return None if found is None else found[1]
+
+    def _blocking_client(self, block: float) -> redis.Redis:
+        """Return the client for blocks of about this length, so that a stalled server is noticed.
+
+        Threads that come together may each make one; the dictionary keeps the first, and the others
+        have not connected yet.
+        """
+        longest = next(most for most in BLOCKS if block <= most)
+        found = self._blocking.get(longest)
+        return found or self._blocking.setdefault(longest, blocking_twin(self.client, longest))
 
     def close(self) -> None:
         """Close the connections that this store opened; the caller's client stays open."""
-        if self._blocking is not None:
-            self._blocking.close()
-            self._blocking = None
+        while self._blocking:
+            self._blocking.popitem()[1].close()
 
 
-def blocking_twin(client: redis.Redis) -> redis.Redis:
-    """Return a client to the same server for blocking calls: no retries, long socket time-out."""
+def blocking_twin(client: redis.Redis, longest: float) -> redis.Redis:
+    """Return a client to the same server for calls that block: no retries, a socket time-out above.
+
+    Args:
+        client: the client to copy.
+        longest: most seconds for which a call blocks.
+    """
     pool = client.connection_pool
     options = dict(pool.connection_kwargs)
-    options.update(
-        socket_timeout=LONGEST_BLOCK + SLACK, retry=Retry(NoBackoff(), 0), retry_on_error=[]
-    )
+    options.update(socket_timeout=longest + SLACK, retry=Retry(NoBackoff(), 0), retry_on_error=[])
     options.pop("retry_on_timeout", None)
     twin = redis.ConnectionPool(connection_class=pool.connection_class, **options)
     return redis.Redis(connection_pool=twin)

@@ -301,7 +301,7 @@ def test_one_refused_lock_does_not_end_the_leases_of_others(store, redis_client)
     store.acquire(other, Claim("other"))
     redis_client.set(Keyspace().lock("other").done, "x")
     asked = [("other", other.token, 60.0), (NAME, fine.token, 60.0)]
-    assert store.extend(asked) == [False, True]
+    assert store.extend(asked) == [None, True]
     assert store.inspect(NAME).holders[0].expires_in > 50
     with pytest.raises(BackendRefused, match=REMEDY):
         store.extend(asked[:1])
@@ -486,4 +486,21 @@ def test_a_client_that_decodes_replies_serves_locks_too(redis_server, redis_url)
         assert store.release(NAME, holder.token, Ending.FINAL).verdict is Verdict.RELEASED
         assert store.wait(NAME, waiter.token, 1.0)
         assert store.inspect(NAME).holders[0].token == waiter.token
+        store.close()
+
+
+@pytest.mark.needs_real_redis("a server process to stop")
+def test_a_wait_on_a_stalled_server_ends_soon_after_its_time(make_redis):
+    """The socket time-out follows the block: a waiter with a deadline is not held for half a minute."""
+    server = make_redis()
+    store = RedisStore(server.client())
+    assert store.wait(NAME, "nobody.0", 0.01) is False
+    server.pause()
+    try:
+        began = time.monotonic()
+        with pytest.raises(BackendUnreachable):
+            store.wait(NAME, "nobody.0", 1.0)
+        assert time.monotonic() - began < 6
+    finally:
+        server.resume()
         store.close()

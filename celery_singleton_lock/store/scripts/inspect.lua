@@ -11,7 +11,8 @@ for i = 1, #found, 2 do
   held[#held + 1] = redis.call('HGET', record, found[i]) or '{}'
 end
 local waiting = {}
-for _, token in ipairs(redis.call('ZRANGE', queue, 0, tonumber(waiters) - 1)) do
+local most = tonumber(waiters)
+for _, token in ipairs(most > 0 and redis.call('ZRANGE', queue, 0, most - 1) or {}) do
   waiting[#waiting + 1] = token
   waiting[#waiting + 1] = redis.call('HGET', record, token) or '{}'
 end
