@@ -491,7 +491,7 @@ def test_a_client_that_decodes_replies_serves_locks_too(redis_server, redis_url)
 
 @pytest.mark.needs_real_redis("a server process to stop")
 def test_a_wait_on_a_stalled_server_ends_soon_after_its_time(make_redis):
-    """The socket time-out follows the block: a waiter with a deadline is not held for half a minute."""
+    """The socket time-out follows the block: no waiter is held far past its deadline."""
     server = make_redis()
     store = RedisStore(server.client())
     assert store.wait(NAME, "nobody.0", 0.01) is False
