@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from billiard.einfo import ExceptionInfo
 from celery import states
@@ -37,6 +37,7 @@ from celery_singleton_lock.store.base import Store
 
 logger = logging.getLogger(__name__)
 _clock = SystemClock()
+_HOST: Final = os.uname().nodename
 _current: ContextVar[TaskLock | Lock | None] = ContextVar("celery_singleton_lock", default=None)
 
 
@@ -337,9 +338,7 @@ class Gate:
 
 def owner_of(stamp: Stamp) -> Owner:
     """Return the owner that a stamp stands for, in this process."""
-    return Owner(
-        stamp.token, stamp.attempt, stamp.task, stamp.worker, os.uname().nodename, os.getpid()
-    )
+    return Owner(stamp.token, stamp.attempt, stamp.task, stamp.worker, _HOST, os.getpid())
 
 
 def claim_of(stamp: Stamp, options: LockOptions) -> Claim:
