@@ -122,14 +122,15 @@ class Extension:
     def store(self) -> RedisStore:
         """Return this process' store, for the executing context; a fork gets its own."""
         if self._store is None or self._store_pid != os.getpid():
-            self._store, self._store_pid = self.new_store(BUDGET), os.getpid()
+            self._store, self._store_pid = self.new_store(BUDGET, direct=True), os.getpid()
         return self._store
 
-    def new_store(self, patience: float) -> RedisStore:
+    def new_store(self, patience: float, *, direct: bool = False) -> RedisStore:
         """Return a store with connections of its own. Nothing is sent yet.
 
         Args:
             patience: seconds within which Redis must answer.
+            direct: run single scripts past redis-py's client: cheaper by half around a short task.
 
         Raises:
             ConfigurationError: there is no usable URL.
@@ -144,7 +145,7 @@ class Extension:
             **{k: v for k, v in settings.backend_options.items() if k not in _OWN_OPTIONS},
         }
         client = redis.Redis.from_url(settings.address().url, **options)
-        return RedisStore(client, Keyspace(settings.prefix))
+        return RedisStore(client, Keyspace(settings.prefix), direct=direct)
 
     # -- the executing context --------------------------------------------------------------------
 

@@ -73,10 +73,16 @@ class LockKeys:
         return (getattr(self, part) for part in self.__slots__)
 
 
+_PARTS_OF_A_LOCK: Final = tuple(part.encode() for part in LockKeys.__slots__[:8])
+
+
 @functools.lru_cache(maxsize=4096)
 def encoded(prefix: str, name: str) -> tuple[bytes, ...]:
     """Return the keys of a lock as they are sent, in the scripts' order; a name comes often."""
-    return tuple(key.encode() for key in Keyspace(prefix).lock(name))
+    bucket = f"{prefix}:{{b{bucket_of(name):02d}}}:".encode()
+    base = bucket + key_name(name).encode() + b":"
+    own = [base + part for part in _PARTS_OF_A_LOCK]
+    return (*own, bucket + b"due", bucket + b"index", f"{prefix}:fleet".encode())
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, Protocol
 
@@ -417,7 +417,7 @@ class Desk:
         options = self._rules(request.task)
         error = cannot_wait(request.stamp, options, reason)
         task_reserved(request)
-        self._send(request, replace(request.stamp, error=error))
+        self._send(request, request.stamp._replace(error=error))
 
     def deliver(self, delivery: Delivery, request: LockedRequest) -> None:
         """Send a parked message, whose turn has come, to the pool."""

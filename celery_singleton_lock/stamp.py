@@ -6,8 +6,7 @@ left there, Celery would carry it into retries and children.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 STAMP: Final = "celery_singleton_lock"
 """Key of the stamp in a request."""
@@ -16,9 +15,8 @@ COPY: Final = "csl-copy"
 """Message header of a copy that was published to wake a worker: the lock's name and the token."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
-    """One delivery of one attempt of a task.
+class Stamp(NamedTuple):
+    """One delivery of one attempt of a task; a tuple, since it is pickled for each task.
 
     Args:
         name: the lock's name; empty if the task runs unlocked.

@@ -18,7 +18,7 @@ from celery_singleton_lock.agent import Agent
 from celery_singleton_lock.clock import ServerClock, SystemClock
 from celery_singleton_lock.errors import BackendRefused, BackendUnreachable, SchemaMismatch
 from celery_singleton_lock.extension import PATIENCE, Extension, install
-from celery_singleton_lock.mailbox import Mailbox
+from celery_singleton_lock.mailbox import HEAR, Mailbox
 from celery_singleton_lock.model import SCHEMA, Delivery
 from celery_singleton_lock.publisher import Publisher, unpack
 from celery_singleton_lock.request import Desk, LockedRequest, worker_id
@@ -259,6 +259,7 @@ class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is 
         if self.crew is not None:
             self.crew.hub = hub
             hub.add_reader(self.crew.mailbox.fileno(), self.crew.mailbox.drain)
+            hub.call_repeatedly(HEAR, self.crew.mailbox.hear)  # a lost connection clears it
 
     def stop(self, consumer: Any) -> None:
         """Give back what the pool will not run: a lost connection flushes it, a shutdown closes."""

@@ -37,6 +37,7 @@ from celery_singleton_lock.model import (
 )
 from celery_singleton_lock.store import replies
 from celery_singleton_lock.store.scripts import Argument, Call, Script, load_scripts
+from celery_singleton_lock.store.wire import Wire
 
 DEFER: Final = 2.0
 """Seconds for which a lock that one sweeper took is not shown to another."""
@@ -137,6 +138,7 @@ class RedisStore:
         keyspace: where the keys are.
         scripts: the verbs; test builds pass their own.
         claim_lease: seconds in which a waiter must claim its grant.
+        direct: run single scripts past redis-py's client, see :class:`Wire`.
 
     Raises (all verbs):
         BackendUnreachable: no answer. The verb may or may not have run; asking again with the same
@@ -151,9 +153,11 @@ class RedisStore:
         *,
         scripts: Mapping[str, Script] | None = None,
         claim_lease: float = CLAIM_LEASE,
+        direct: bool = False,
     ) -> None:
         """Prepare; nothing is sent yet."""
         self.client = client
+        self._wire = Wire(client) if direct else None
         self.keyspace = keyspace or Keyspace()
         self._scripts = dict(scripts) if scripts else load_scripts()
         self._claim_ms = _lease(claim_lease)
@@ -380,6 +384,8 @@ class RedisStore:
         """Run a script by its digest; send its text only where the server does not know it."""
         with explained():
             try:
+                if self._wire is not None:
+                    return self._wire.ask(call)
                 return self.client.evalsha(
                     call.script.sha, len(call.keys), *call.keys, *call.arguments
                 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from celery_singleton_lock.model import Delivery, Holder, LockView, Reply, Stray, Verdict
 
@@ -38,17 +38,21 @@ def holder(token: str, record: str, expires_in: float = 0.0) -> Holder:
 
 def reply(raw: Sequence[Any]) -> Reply:
     """Return the answer of acquire, park, claim and release."""
-    verdict, fence, left, rank, next_look, described, limit = raw
-    token, _, record = text(described).partition("\n")
+    verdict, fence, left, rank, look, described, limit = raw
+    next_look = max(0.0, look / 1000)
+    token, _, record = text(described).partition("\n") if described else ("", "", "")
     return Reply(
-        verdict=Verdict(text(verdict)),
-        fencing_token=int(fence),
-        lease=seconds(left),
-        rank=int(rank),
-        next_look=max(0.0, seconds(next_look)),
-        holder=holder(token, record, max(0.0, seconds(next_look))) if record else None,
-        limit=int(limit),
+        _VERDICTS[text(verdict)],
+        int(fence),
+        left / 1000,
+        rank,
+        next_look,
+        holder(token, record, next_look) if record else None,
+        int(limit),
     )
+
+
+_VERDICTS: Final = {verdict.value: verdict for verdict in Verdict}
 
 
 def delivery(raw: bytes | str) -> Delivery:

@@ -17,6 +17,7 @@ local now = math.floor(now_us / 1000)
 
 local lock, holders, queue, record, meta, bodies, deadlines, adrift, done, due, index, fleet
 local limit, last_fence, grants
+local held       -- how many held it when the script began
 local alone      -- nobody waits and no message is kept: what concerns the queue can be left out
 local remembers  -- some ended attempts are remembered
 
@@ -24,28 +25,33 @@ local function digits(n) return string.format('%.0f', n) end
 
 -- Make the lock whose keys start behind KEYS[offset] the one that the functions below work on.
 local function use(offset, lock_name)
-  lock = lock_name
+  lock, held = lock_name, nil
   holders, queue, record, meta = KEYS[offset + 1], KEYS[offset + 2], KEYS[offset + 3], KEYS[offset + 4]
   bodies, deadlines, adrift = KEYS[offset + 5], KEYS[offset + 6], KEYS[offset + 7]
   done, due, index, fleet = KEYS[offset + 8], KEYS[offset + 9], KEYS[offset + 10], KEYS[offset + 11]
 end
 
+-- What the usual cases need to know, who touch no more keys than these.
+local function look()
+  alone = redis.call('EXISTS', queue, bodies, deadlines, adrift) == 0
+  held = redis.call('ZCARD', holders)
+  redis.call('HLEN', record)
+  remembers = redis.call('ZCARD', done) > 0
+  local m = redis.call('HMGET', meta, 'limit', 'fence', 'grants')
+  limit, last_fence, grants = tonumber(m[1] or 1), tonumber(m[2] or 0), tonumber(m[3] or 0)
+end
+
 -- Read every key once, so that a key of another type fails the script before it has written.
 local function check()
-  alone = redis.call('EXISTS', queue, bodies, deadlines, adrift) == 0
+  if not held then look() end
   if not alone then
     redis.call('ZCARD', queue)
     redis.call('HLEN', bodies)
     redis.call('ZCARD', deadlines)
     redis.call('ZCARD', adrift)
   end
-  redis.call('ZCARD', holders)
-  redis.call('HLEN', record)
   redis.call('ZCARD', due)
   redis.call('HLEN', index)
-  remembers = redis.call('ZCARD', done) > 0
-  local m = redis.call('HMGET', meta, 'limit', 'fence', 'grants')
-  limit, last_fence, grants = tonumber(m[1] or 1), tonumber(m[2] or 0), tonumber(m[3] or 0)
 end
 
 -- A full Redis refuses only a script's first write. Verbs that take memory begin with this one ...

@@ -4,23 +4,23 @@
 --   place_us 0 = now; wait_ms empty = do not queue; max_waiting empty = no bound; copy 1 or 0
 -- REPLY: answer GRANTED WAITING BLOCKED FULL TWIN DONE
 use(0, name)
+look()
+if alone and not remembers and copy == '0' and held == 0 then
+  -- the usual case: nobody else is here, nor was lately
+  limit = tonumber(limit_arg)
+  local lease, fence = tonumber(lease_ms), string.format('%.0f', math.max(last_fence + 1, now_us))
+  redis.call('HSET', meta, 'name', lock, 'schema', '1', 'limit', limit, 'fence', fence, 'grants', string.format('%.0f', grants + 1))
+  redis.call('ZADD', holders, now + lease, token)
+  redis.call('HSET', record, token, cjson.encode({
+    attempt = attempt, task = task, worker = worker, host = host, pid = pid, lease = lease_ms,
+    place = place_of(tonumber(place_us)), fence = fence, state = 'running', since = string.format('%.0f', now),
+  }))
+  live_until(now + lease, holders, record, meta)
+  return {'granted', fence, lease, 0, lease, '', limit}
+end
+-- REST
 check()
 refuse_if_full()
-
-local first = alone and not remembers and copy == '0' and redis.call('EXISTS', holders) == 0
-if first then -- the usual case: nobody else is here, nor was lately
-  local rec = {
-    attempt = attempt, task = task, worker = worker, host = host, pid = pid,
-    lease = lease_ms, place = place_of(tonumber(place_us)),
-  }
-  limit = tonumber(limit_arg)
-  write_in(token, rec, 'running', tonumber(lease_ms))
-  save(token, rec)
-  finish_alone()
-  return {'granted', rec.fence, tonumber(lease_ms), 0, tonumber(lease_ms), '', limit}
-end
-
--- REST
 sweep(worker)
 
 local rec = load(token)

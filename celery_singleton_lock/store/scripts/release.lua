@@ -4,21 +4,19 @@
 --   ending final, again or cancel; mark 1 = remember the attempt even where no copy is known
 -- REPLY: answer RELEASED ABSENT GRANTED
 use(0, name)
-check()
-write_though_full()
-
+look()
 local rec = load(token)
 local where = standing(token, rec)
-local only = alone and where == 'holder' and redis.call('ZCARD', holders) == 1
-if only and ending ~= 'cancel' then -- the usual case: nobody is next
-  redis.call('ZREM', holders, token)
+if alone and where == 'holder' and held == 1 and ending ~= 'cancel' then -- the usual case: nobody is next
+  redis.call('ZREM', holders, token) -- also on a full Redis: it takes no memory, and what follows may
   drop_record(token, rec)
   if ending == 'final' then remember_end(token, rec, tonumber(done_ms), mark == '1') end
-  finish_alone()
+  live_until(now, meta)
   return {'released', '0', 0, 0, 0, '', limit}
 end
-
 -- REST
+check()
+write_though_full()
 local verdict = where and 'released' or 'absent'
 if where == 'holder' and ending == 'cancel' and lease_end(token) > now then
   verdict = 'granted'

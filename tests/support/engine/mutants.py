@@ -53,7 +53,7 @@ MUTANTS = (
         "acquire.lua",
         "if alone then\n",
         "if alone or redis.call('ZCARD', holders) < limit then\n",
-        also=(("local first = alone and", "local first ="),),
+        also=(("if alone and not remembers", "if not remembers"),),
     ),
     Mutant(
         "last in, first out",
