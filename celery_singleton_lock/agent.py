@@ -232,7 +232,7 @@ class Agent:
 
     def watch(self, stamp: Stamp, lease: float, *, held: bool) -> None:
         """Renew a lease from now on."""
-        self._watchdog.watch(stamp.name, stamp.token, lease, held=held, on_lost=self._on_lost)
+        self._watchdog.watch_later(stamp.name, stamp.token, lease, held=held, on_lost=self._on_lost)
 
     def confirm(self, token: str) -> None:
         """Note that its lock was taken: if the store does not know it, it was lost."""

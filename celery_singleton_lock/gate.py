@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from billiard.einfo import ExceptionInfo
 from celery import states
@@ -66,6 +65,17 @@ class TaskLock:
         lease: seconds.
         valid_until: monotonic time up to which the grant is known to hold.
     """
+
+    __slots__ = (
+        "_asked_at",
+        "_lease",
+        "_lost",
+        "_store",
+        "_token",
+        "_valid_until",
+        "fencing_token",
+        "name",
+    )
 
     def __init__(
         self, store: Store, stamp: Stamp, reply: Reply, lease: float, valid_until: float
@@ -143,8 +153,7 @@ def current_lock() -> TaskLock | Lock | NoLock:
     return _current.get() or NoLock()
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """One call of Celery's tracer."""
 
     task: Any
@@ -215,8 +224,7 @@ class Gate:
         except SingletonLockError as error:
             return fail(run, error)
         try:
-            with entered(lock):
-                return run.go()
+            return under(lock, run)
         finally:
             with suppress(SingletonLockError):
                 lock.release()
@@ -227,9 +235,9 @@ class Gate:
             raise stamp.error
         if not stamp.name:
             return None
-        asked = _clock.monotonic()
+        asked, store = _clock.monotonic(), self._store()
         try:
-            reply = self._ask(stamp, options)
+            reply = ask(store, stamp, options)
         except BackendError as error:
             return self._without_backend(stamp, options, error)
         except BaseException:
@@ -241,13 +249,7 @@ class Gate:
             self._announce(stamp.token)
         if reply.limit != options.limit:
             self._warn_of_limit(stamp, options, reply)
-        return TaskLock(self._store(), stamp, reply, options.lease, asked + reply.lease)
-
-    def _ask(self, stamp: Stamp, options: LockOptions) -> Reply:
-        owner = owner_of(stamp)
-        if stamp.granted:
-            return self._store().claim(owner, stamp.name, options.lease, settle=stamp.settle)
-        return self._store().acquire(owner, claim_of(stamp, options))
+        return TaskLock(store, stamp, reply, options.lease, asked + reply.lease)
 
     def _warn_of_limit(self, stamp: Stamp, options: LockOptions, reply: Reply) -> None:
         """Say once per task that live declarations of a lock's limit differ."""
@@ -297,8 +299,7 @@ class Gate:
         """
         ending = Ending.FINAL
         try:
-            with entered(lock):
-                outcome = run.go()
+            outcome = under(lock, run)
             ending = ending_of(outcome)
         except Reject as reject:
             ending = Ending.AGAIN if reject.requeue else Ending.FINAL
@@ -336,6 +337,14 @@ class Gate:
         )
 
 
+def ask(store: Store, stamp: Stamp, options: LockOptions) -> Reply:
+    """Take the lock for a stamped task, or claim it if it was handed over."""
+    owner = owner_of(stamp)
+    if stamp.granted:
+        return store.claim(owner, stamp.name, options.lease, settle=stamp.settle)
+    return store.acquire(owner, claim_of(stamp, options))
+
+
 def owner_of(stamp: Stamp) -> Owner:
     """Return the owner that a stamp stands for, in this process."""
     return Owner(stamp.token, stamp.attempt, stamp.task, stamp.worker, _HOST, os.getpid())
@@ -353,14 +362,13 @@ def claim_of(stamp: Stamp, options: LockOptions) -> Claim:
     )
 
 
-@contextmanager
-def entered(lock: TaskLock | Lock) -> Iterator[None]:
-    """Make ``lock`` the current one."""
-    token = _current.set(lock)
+def under(lock: TaskLock | Lock, run: Run) -> Any:
+    """Run a task with ``lock`` as the current one."""
+    entered = _current.set(lock)
     try:
-        yield
+        return run.go()
     finally:
-        _current.reset(token)
+        _current.reset(entered)
 
 
 def ending_of(outcome: Any) -> Ending:

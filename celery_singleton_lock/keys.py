@@ -73,9 +73,6 @@ class LockKeys:
         return (getattr(self, part) for part in self.__slots__)
 
 
-_PARTS_OF_A_LOCK: Final = tuple(part.encode() for part in LockKeys.__slots__[:8])
-
-
 @functools.lru_cache(maxsize=4096)
 def encoded(prefix: str, name: str) -> tuple[bytes, ...]:
     """Return the keys of a lock as they are sent, in the scripts' order; a name comes often."""
@@ -83,6 +80,9 @@ def encoded(prefix: str, name: str) -> tuple[bytes, ...]:
     base = bucket + key_name(name).encode() + b":"
     own = [base + part for part in _PARTS_OF_A_LOCK]
     return (*own, bucket + b"due", bucket + b"index", f"{prefix}:fleet".encode())
+
+
+_PARTS_OF_A_LOCK: Final = tuple(part.encode() for part in LockKeys.__slots__[:8])
 
 
 @dataclass(frozen=True, slots=True)

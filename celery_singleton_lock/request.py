@@ -10,7 +10,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, Protocol
 
@@ -249,15 +248,22 @@ class Clerk(Protocol):
         ...
 
 
-@dataclass
 class Flight:
-    """The messages of one lock that are on their way here: to the pool and back, or into Redis."""
+    """The messages of one lock that are on their way here: to the pool and back, or into Redis.
 
-    requests: dict[str, LockedRequest] = field(default_factory=dict)
-    parking: int = 0
-    """So many are being parked; who arrives now comes behind them."""
-    followers: list[LockedRequest] = field(default_factory=list)
-    """They arrived behind one of which it is not known yet whether it takes the lock."""
+    Attributes:
+        requests: on their way to the pool or back, by token.
+        parking: so many are being parked; who arrives now comes behind them.
+        followers: arrived behind one of which it is not known yet whether it takes the lock.
+    """
+
+    __slots__ = ("followers", "parking", "requests")
+
+    def __init__(self) -> None:
+        """Begin with nothing on its way."""
+        self.requests: dict[str, LockedRequest] = {}
+        self.parking = 0
+        self.followers: list[LockedRequest] = []
 
     def undecided(self) -> bool:
         """Return whether one of the requests has neither taken its lock nor been turned away."""
@@ -339,17 +345,17 @@ class Desk:
             return self._unlocked(request, None)  # the call itself fails, and needs no lock
         except Exception as error:  # noqa: BLE001  # the child fails the task with it
             return self._unlocked(request, error)
-        late = bool(request.task.acks_late)
+        task = request.task
         return Stamp(
-            name=name,
-            token=new_token(),
-            attempt=attempt_of(request.request_dict),
-            task=request.task.name,
-            worker=self.worker,
+            name,
+            new_token(),
+            attempt_of(request.request_dict),
+            task.name,
+            self.worker,
             place=self.place.stamp(),
             stamped_at=_clock.monotonic(),
             copy=copy or bool(request.delivery_info.get("redelivered")),
-            settle=not late,
+            settle=not task.acks_late,
             announce=True,
         )
 
@@ -364,7 +370,9 @@ class Desk:
         if self._down and options.on_backend_error == "retry":
             return self._suspend(request)
         with self._mutex:
-            flight = self._flights.setdefault(stamp.name, Flight())
+            flight = self._flights.get(stamp.name)
+            if flight is None:
+                flight = self._flights[stamp.name] = Flight()
             full = flight.parking > 0 or len(flight.requests) >= options.limit
             parks = options.on_conflict == "park" and not stamp.granted and not self._down
             if full and parks:
@@ -557,7 +565,10 @@ class Desk:
             flight = self._flights.get(stamp.name)
             if flight is not None:
                 flight.requests.pop(stamp.token, None)
-        self._advance(stamp.name)
+                if flight.over():
+                    del self._flights[stamp.name]
+                else:
+                    self._advance(stamp.name)
 
     def _advance(self, name: str) -> None:
         """Let followers go on, once it is known who comes before them."""

@@ -17,6 +17,7 @@ maintenance services).
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import weakref
@@ -45,6 +46,12 @@ SLOW_RETRY: Final = 0.5
 
 LINGER: Final = 5.0
 """Seconds for which the thread stays when nothing is left to watch."""
+
+LONG: Final = 10.0
+"""Seconds; :meth:`Watchdog.watch_later` only notes a lease that is at least as long."""
+
+NOTES_READ: Final = 1.0
+"""Most seconds for which a lease is only noted: well before a tenth of it has passed."""
 
 PATIENCE: Final = 1.0
 """Most seconds for which :meth:`Watchdog.forget` waits for a renewal that is on its way."""
@@ -210,6 +217,7 @@ class Watchdog:
         self._mutex = threading.RLock()
         self._changed = threading.Condition(self._mutex)
         self._leases: dict[str, Lease] = {}
+        self._noted: dict[str, tuple[str, str, float, bool, float, OnLost]] = {}
         self._aloft: set[str] = set()
         self._retry_at = 0.0
         self._failures = 0
@@ -250,6 +258,25 @@ class Watchdog:
         self.keep(watched)
         return watched
 
+    def watch_later(
+        self, name: str, token: str, lease: float, *, held: bool, on_lost: OnLost
+    ) -> None:
+        """Like :meth:`watch`, for what has mostly ended before its first renewal.
+
+        A long lease is noted, without a lock or a call to the thread, which reads the notes once a
+        second. To forget it before that takes as little.
+        """
+        until = self.clock.monotonic() + lease
+        if lease < LONG:
+            self.watch(name, token, lease, held=held, valid_until=until, on_lost=on_lost)
+            return
+        self._noted[token] = (name, token, lease, held, until, on_lost)
+        # Asked behind the note, since a thread that ends looks for notes after it has said so.
+        if self._thread is None or self._stopping:
+            with self._mutex:
+                self._stopping = False
+                self._start()
+
     def keep(self, lease: Lease) -> None:
         """Renew a lease that is known already; see :meth:`watch`."""
         with self._mutex:
@@ -270,6 +297,8 @@ class Watchdog:
             token: owner token; unknown ones are ignored.
             patience: most seconds to wait; 0 for a caller that must not wait (an event loop).
         """
+        if self._noted.pop(token, None) is not None:
+            return
         with self._mutex:
             self._leases.pop(token, None)
             if patience > 0:
@@ -283,6 +312,7 @@ class Watchdog:
             valid_until: monotonic time up to which it is held; None: one lease from now.
         """
         with self._mutex:
+            self._read_notes()
             lease = self._leases.get(token)
             if lease is not None:
                 until = self.clock.monotonic() + lease.seconds
@@ -293,6 +323,7 @@ class Watchdog:
     def watching(self) -> tuple[str, ...]:
         """Return the tokens that are renewed."""
         with self._mutex:
+            self._read_notes()
             return tuple(self._leases)
 
     def stop(self, *, flush: bool = False, timeout: float = 2.0) -> None:
@@ -326,6 +357,7 @@ class Watchdog:
     def _collect(self, now: float) -> list[tuple[Lease, bool]]:
         """Return what is to be renewed, each with whether it was seen held before the call."""
         with self._mutex:
+            self._read_notes()
             self._drop_abandoned()
             idle = [lease for lease in self._leases.values() if lease.token not in self._aloft]
             if now < self._retry_at or not any(lease.renew_at <= now for lease in idle):
@@ -333,6 +365,14 @@ class Watchdog:
             batch = [(lease, lease.held) for lease in idle if lease.goes_along(now)]
             self._aloft.update(lease.token for lease, _ in batch)
             return batch
+
+    def _read_notes(self) -> None:
+        """Watch what was only noted. Who forgets meanwhile finds it in one place or the other."""
+        while self._noted:
+            _, (name, token, seconds, held, until, on_lost) = self._noted.popitem()
+            self._leases[token] = Lease(
+                name, token, seconds, valid_until=until, held=held, on_lost=on_lost
+            )
 
     def _drop_abandoned(self) -> None:
         """Forget the leases whose owner is gone: nobody would ever release them."""
@@ -411,6 +451,7 @@ class Watchdog:
     def _make_all_due(self) -> None:
         """Renew everything at the next look."""
         with self._mutex:
+            self._read_notes()
             self._retry_at = 0.0
             for lease in self._leases.values():
                 lease.renew_at = self.clock.monotonic()
@@ -443,21 +484,30 @@ class Watchdog:
     def _rest(self) -> bool:
         """Wait until something is due; False when the thread is to end."""
         with self._mutex:
+            idle_since = self.clock.monotonic()
             while not self._stopping:
-                pause = self._next_pause()
-                if pause <= 0:
+                self._read_notes()
+                pause = self._next_pause(idle_since + LINGER)
+                if pause <= 0 and self._leases:
                     return True
-                if not self._changed.wait(pause) and not self._leases:
-                    break
+                if pause <= 0 and self._ends():
+                    return False
+                self._changed.wait(min(max(pause, 0.0), NOTES_READ))
             self._thread = None
             return False
 
-    def _next_pause(self) -> float:
+    def _ends(self) -> bool:
+        """Let the thread end, unless a lease is noted at this moment."""
+        me, self._thread = self._thread, None
+        if self._noted:
+            self._thread = me
+        return self._thread is None
+
+    def _next_pause(self, idle_until: float = math.inf) -> float:
         """Return seconds until something is due, and remember when that is."""
-        now = self.clock.monotonic()
         looks = [lease.next_look(self._retry_at) for lease in self._leases.values()]
-        self._wakes_at = min(looks, default=now + LINGER)
-        return self._wakes_at - now
+        self._wakes_at = min(looks, default=idle_until)
+        return self._wakes_at - self.clock.monotonic()
 
     def _dismiss(self) -> threading.Thread | None:
         """Tell the thread to end, and return it."""

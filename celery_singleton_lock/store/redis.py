@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -37,7 +38,14 @@ from celery_singleton_lock.model import (
 )
 from celery_singleton_lock.store import replies
 from celery_singleton_lock.store.scripts import Argument, Call, Script, load_scripts
-from celery_singleton_lock.store.wire import Wire
+from celery_singleton_lock.store.wire import Wire, packed
+
+ACQUIRE: Final = (
+    "name token attempt place_us copy "
+    "lease_ms limit_arg max_waiting wait_ms task worker host pid claim_ms"
+)
+RELEASE: Final = "name token ending mark worker done_ms claim_ms"
+"""What the two verbs around each task take, in order; see :func:`packed`."""
 
 DEFER: Final = 2.0
 """Seconds for which a lock that one sweeper took is not shown to another."""
@@ -85,6 +93,7 @@ def _milliseconds(duration: float) -> int:
     return round(duration * 1000)
 
 
+@functools.lru_cache(maxsize=1024)
 def _span(what: str, duration: float, *, least: float = 0.0) -> int:
     """Return milliseconds, and refuse what the scripts could only fail on half-way."""
     given: object = duration  # may be anything, whatever the annotation says
@@ -96,6 +105,15 @@ def _span(what: str, duration: float, *, least: float = 0.0) -> int:
 
 def _lease(duration: float) -> int:
     return _span("lease", duration, least=0.001)
+
+
+def _place(number: float) -> int:
+    return number if type(number) is int and number >= 0 else _number("place", number)
+
+
+@functools.lru_cache(maxsize=1024)
+def _limit(number: float) -> int:
+    return _number("limit", number, least=1)
 
 
 def _number(what: str, number: float, *, least: int = 0) -> int:
@@ -160,6 +178,8 @@ class RedisStore:
         self._wire = Wire(client) if direct else None
         self.keyspace = keyspace or Keyspace()
         self._scripts = dict(scripts) if scripts else load_scripts()
+        self._acquire = self._scripts["acquire"].taking(ACQUIRE)
+        self._release = self._scripts["release"].taking(RELEASE)
         self._claim_ms = _lease(claim_lease)
         self._blocking: dict[float, redis.Redis] = {}
 
@@ -167,13 +187,19 @@ class RedisStore:
 
     def acquire(self, owner: Owner, claim: Claim, *, wait: float | None = None) -> Reply:
         """Take the lock, or queue for it; see :meth:`Store.acquire`."""
-        call = self._lock_call(
-            "acquire",
-            claim.name,
-            **self._asked(owner, claim),
-            wait_ms="" if wait is None else _span("wait", wait),
+        own = (claim.name, owner.token, owner.attempt, _place(claim.place), int(claim.copy))
+        usual = (
+            _lease(claim.lease),
+            _limit(claim.limit),
+            "" if claim.max_waiting is None else _number("max_waiting", claim.max_waiting),
+            "" if wait is None else _span("wait", wait),
+            owner.task,
+            owner.worker,
+            owner.host,
+            owner.pid,
+            self._claim_ms,
         )
-        return replies.reply(self._run(call))
+        return replies.reply(self._ask(self._acquire, claim.name, own, usual))
 
     def park(self, owner: Owner, claim: Claim, parcel: Parcel) -> Reply:
         """Keep a message and queue it; see :meth:`Store.park`."""
@@ -212,17 +238,9 @@ class RedisStore:
         mark: bool = False,
     ) -> Reply:
         """Give the lock back; see :meth:`Store.release`."""
-        call = self._lock_call(
-            "release",
-            name,
-            token=token,
-            ending=ending.value,
-            worker=worker,
-            done_ms=_span("done_for", done_for),
-            mark=int(mark),
-            claim_ms=self._claim_ms,
-        )
-        return replies.reply(self._run(call))
+        own = (name, token, ending.value, int(mark))
+        usual = (worker, _span("done_for", done_for), self._claim_ms)
+        return replies.reply(self._ask(self._release, name, own, usual))
 
     def extend(self, leases: Iterable[tuple[str, str, float]]) -> Sequence[bool | None]:
         """Renew many leases; see :meth:`Store.extend`."""
@@ -354,8 +372,8 @@ class RedisStore:
         return {
             "token": owner.token,
             "lease_ms": _lease(claim.lease),
-            "limit_arg": _number("limit", claim.limit, least=1),
-            "place_us": _number("place", claim.place),
+            "limit_arg": _limit(claim.limit),
+            "place_us": _place(claim.place),
             "max_waiting": most,
             "copy": int(claim.copy),
             "attempt": owner.attempt,
@@ -380,12 +398,23 @@ class RedisStore:
     def _kick_call(self, name: str, worker: str, realm: str) -> Call:
         return self._lock_call("kick", name, worker=worker, realm=realm, claim_ms=self._claim_ms)
 
+    def _ask(
+        self, script: Script, name: str, own: tuple[Argument, ...], usual: tuple[Argument, ...]
+    ) -> Any:
+        """Run a lock's script the short way, if that is open; see :func:`packed`."""
+        if self._wire is not None:
+            try:
+                return self._wire.ask(packed(script, self.keyspace.prefix, name, own, usual))
+            except failures.NoScriptError:
+                pass  # as below, with its text
+            except (failures.RedisError, OSError) as error:
+                raise explain(error) from error
+        return self._run(Call(script, encoded(self.keyspace.prefix, name), [*own, *usual]))
+
     def _run(self, call: Call) -> Any:
         """Run a script by its digest; send its text only where the server does not know it."""
         with explained():
             try:
-                if self._wire is not None:
-                    return self._wire.ask(call)
                 return self.client.evalsha(
                     call.script.sha, len(call.keys), *call.keys, *call.arguments
                 )

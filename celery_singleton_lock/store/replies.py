@@ -36,16 +36,16 @@ def holder(token: str, record: str, expires_in: float = 0.0) -> Holder:
     )
 
 
-def reply(raw: Sequence[Any]) -> Reply:
+def reply(raw: bytes | str) -> Reply:
     """Return the answer of acquire, park, claim and release."""
-    verdict, fence, left, rank, look, described, limit = raw
-    next_look = max(0.0, look / 1000)
-    token, _, record = text(described).partition("\n") if described else ("", "", "")
+    verdict, fence, left, rank, look, limit, who = text(raw).split("\n", 6)
+    next_look = max(0.0, int(look) / 1000)
+    token, _, record = who.partition("\n")
     return Reply(
-        _VERDICTS[text(verdict)],
+        _VERDICTS[verdict],
         int(fence),
-        left / 1000,
-        rank,
+        int(left) / 1000,
+        int(rank),
         next_look,
         holder(token, record, next_look) if record else None,
         int(limit),

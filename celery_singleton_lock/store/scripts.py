@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import resources
-from typing import Final
+from typing import Final, NamedTuple
+
+from celery_singleton_lock.keys import LockKeys
 
 VERBS: Final = (
     "acquire",
@@ -62,6 +64,13 @@ class Script:
         """Digest by which Redis knows the script."""
         return hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
+    @cached_property
+    def head(self) -> bytes:
+        """How the EVALSHA of a lock's verb begins on the wire: all that comes before its keys."""
+        keys = len(LockKeys.__slots__)
+        count = 3 + keys + len(self.arguments)
+        return b"*%d\r\n" % count + words(["EVALSHA", self.sha, keys])
+
     def pack(self, arguments: Mapping[str, Argument]) -> list[Argument]:
         """Put the arguments in the header's order.
 
@@ -77,6 +86,23 @@ class Script:
             msg = f"{self.verb}.lua takes {', '.join(self.arguments)}; differs in {wrong}"
             raise TypeError(msg)
         return packed
+
+    def taking(self, arguments: str) -> Script:
+        """Return this script, for callers that give its arguments by place.
+
+        Raises:
+            TypeError: those are not the header's.
+        """
+        if tuple(arguments.split()) != self.arguments:
+            msg = f"{self.verb}.lua takes {' '.join(self.arguments)}; not {arguments}"
+            raise TypeError(msg)
+        return self
+
+
+def words(values: Iterable[Argument]) -> bytes:
+    """Return the words of a command as the server reads them."""
+    raw = [value if isinstance(value, bytes) else str(value).encode() for value in values]
+    return b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in raw])
 
 
 def read(file: str) -> str:
@@ -135,8 +161,7 @@ def load_scripts(clock: str | None = None) -> Mapping[str, Script]:
     return {verb: assemble(verb, clock, shared, read(f"{verb}.lua")) for verb in VERBS}
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """A script with its keys and packed arguments, ready to be sent alone or in a batch."""
 
     script: Script

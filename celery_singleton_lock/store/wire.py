@@ -7,12 +7,15 @@ nothing, this was half of what a lock cost a pool child.
 
 from __future__ import annotations
 
+import functools
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 import redis
 
-from celery_singleton_lock.store.scripts import Call
+from celery_singleton_lock.keys import encoded
+from celery_singleton_lock.store.scripts import Argument, Script, words
 
 
 class Wire:
@@ -31,22 +34,26 @@ class Wire:
         self._pool = client.connection_pool
         self._here = threading.local()
 
-    def ask(self, call: Call) -> Any:
-        """Run a script by its digest, again as often as the client's options say.
+    def ask(self, command: bytes) -> Any:
+        """Send a packed command and return the answer.
+
+        A connection that turns out to be closed is opened again as often as the client's options
+        say.
 
         Raises:
             redis.RedisError: what redis-py's client would raise.
         """
-        command, connection = packed(call), self._connection()
-        return connection.retry.call_with_retry(
-            lambda: self._exchange(connection, command), lambda _error: None
-        )
+        connection = getattr(self._here, "connection", None) or self._connect()
+        try:
+            return self._exchange(connection, command)
+        except redis.ConnectionError:
+            return connection.retry.call_with_retry(
+                lambda: self._exchange(connection, command), lambda _error: None
+            )
 
-    def _connection(self) -> Any:
-        connection = getattr(self._here, "connection", None)
-        if connection is None:
-            connection = self._pool.connection_class(**self._pool.connection_kwargs)
-            self._here.connection = connection
+    def _connect(self) -> Any:
+        connection = self._pool.connection_class(**self._pool.connection_kwargs)
+        self._here.connection = connection
         return connection
 
     @staticmethod
@@ -61,11 +68,24 @@ class Wire:
             raise
 
 
-def packed(call: Call) -> bytes:
-    """Return the EVALSHA of a script as the server reads it."""
-    words = [b"EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.arguments]
-    parts = [b"*%d\r\n" % len(words)]
-    for word in words:
-        raw = word if isinstance(word, bytes) else str(word).encode()
-        parts.append(b"$%d\r\n%b\r\n" % (len(raw), raw))
-    return b"".join(parts)
+def packed(
+    script: Script, prefix: str, name: str, own: Iterable[Argument], usual: tuple[Argument, ...]
+) -> bytes:
+    """Return the EVALSHA of a lock's script as the server reads it.
+
+    Args:
+        script: what to run; its keys are those of one lock.
+        prefix: of the keys.
+        name: the lock's name.
+        own: the arguments that differ from call to call.
+        usual: those behind them, which are the same for all calls of a task in a process.
+    """
+    return b"".join((script.head, _keys(prefix, name), words(own), _usual(usual)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _keys(prefix: str, name: str) -> bytes:
+    return words(encoded(prefix, name))
+
+
+_usual = functools.lru_cache(maxsize=1024)(words)

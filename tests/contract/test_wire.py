@@ -10,12 +10,16 @@ import redis
 from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_singleton_lock.embedded import RedisServer
-from celery_singleton_lock.store.scripts import Call, Script
+from celery_singleton_lock.store.scripts import Script
 from celery_singleton_lock.store.wire import Wire, packed
 
-ECHO = Script("echo", "return ARGV[1]", "", ())
-SLOW = Script("slow", "local n = 0 for i = 1, 2e7 do n = n + i end return 'slow'", "", ())
-BAD = Script("bad", "return redis.error_reply('OOM no')", "", ())
+ECHO = Script("echo", "return ARGV[1]", "lock", ("said", "again", "once_more"))
+SLOW = Script("slow", "local n = 0 for i = 1, 2e7 do n = n + i end return 'slow'", "lock", ())
+BAD = Script("bad", "return redis.error_reply('OOM no')", "lock", ())
+
+
+def said(what):
+    return packed(ECHO, "csl", "lock", (what,), ("again", "once more"))
 
 
 @pytest.fixture(scope="module")
@@ -28,17 +32,15 @@ def client():
 
 def test_a_call_is_packed_as_the_server_reads_it():
     """Text, bytes and numbers, with their lengths in bytes."""
-    call = Call(ECHO, ["k"], ["é", b"\x00\r\n", 7])
-    assert packed(call).startswith(b"*7\r\n$7\r\nEVALSHA\r\n$40\r\n")
-    assert packed(call).endswith(
-        b"$1\r\n1\r\n$1\r\nk\r\n$2\r\n\xc3\xa9\r\n$3\r\n\x00\r\n\r\n$1\r\n7\r\n"
-    )
+    command = packed(ECHO, "csl", "lock", ("é", b"\x00\r\n"), (7,))
+    assert command.startswith(b"*17\r\n$7\r\nEVALSHA\r\n$40\r\n")
+    assert command.endswith(b"$2\r\n\xc3\xa9\r\n$3\r\n\x00\r\n\r\n$1\r\n7\r\n")
 
 
 def test_an_answer_that_was_not_read_is_not_taken_for_the_next(client):
     """A soft time limit strikes while Redis works."""
     wire = Wire(client)
-    wire.ask(Call(ECHO, [], ["0"]))
+    wire.ask(said("0"))
 
     def strike(*_):
         raise SoftTimeLimitExceeded
@@ -48,8 +50,8 @@ def test_an_answer_that_was_not_read_is_not_taken_for_the_next(client):
         for number in range(1, 6):
             signal.setitimer(signal.ITIMER_REAL, 0.01 * number)
             with pytest.raises(SoftTimeLimitExceeded):
-                wire.ask(Call(SLOW, [], []))
-            assert wire.ask(Call(ECHO, [], [number])) == str(number).encode()
+                wire.ask(packed(SLOW, "csl", "lock", (), ()))
+            assert wire.ask(said(number)) == str(number).encode()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -58,17 +60,17 @@ def test_an_answer_that_was_not_read_is_not_taken_for_the_next(client):
 def test_a_connection_that_the_server_closed_is_opened_again(client):
     """Idle connections are dropped by servers and proxies; that is no outage."""
     wire = Wire(client)
-    wire.ask(Call(ECHO, [], ["0"]))
+    wire.ask(said("0"))
     client.client_kill_filter(_type="normal", skipme=True)
-    assert wire.ask(Call(ECHO, [], ["1"])) == b"1"
+    assert wire.ask(said("1")) == b"1"
 
 
 def test_a_refusal_is_an_answer(client):
     """The connection stays, and the next call works."""
     wire = Wire(client)
     with pytest.raises(redis.ResponseError):
-        wire.ask(Call(BAD, [], []))
-    assert wire.ask(Call(ECHO, [], ["1"])) == b"1"
+        wire.ask(packed(BAD, "csl", "lock", (), ()))
+    assert wire.ask(said("1")) == b"1"
 
 
 def test_threads_do_not_share_a_connection(client):
@@ -77,9 +79,9 @@ def test_threads_do_not_share_a_connection(client):
 
     def work(name):
         for number in range(300):
-            said = f"{name}-{number}"
-            if wire.ask(Call(ECHO, [], [said])) != said.encode():
-                wrong.append(said)
+            word = f"{name}-{number}"
+            if wire.ask(said(word)) != word.encode():
+                wrong.append(word)
 
     threads = [threading.Thread(target=work, args=(name,)) for name in range(8)]
     for thread in threads:

@@ -29,6 +29,7 @@ ALLOWED = {
     "math",
     "string",
     "pcall",
+    "table",
     "string.format",
 }
 

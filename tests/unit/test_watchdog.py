@@ -497,3 +497,28 @@ def test_L21_a_forked_child_watches_nothing_and_can_start_anew(live_dog, store):
     answer.set()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert live_dog.watching() == ("a",)
+
+
+def test_a_long_lease_is_only_noted_and_renewed_all_the_same(live_dog, store, on_lost):
+    """Most tasks end before; those that do not are watched like any other."""
+    live_dog.watch_later("lock", "a", 30, held=True, on_lost=on_lost)
+    live_dog.watch_later("lock", "b", 30, held=True, on_lost=on_lost)
+    live_dog.forget("b")
+    assert live_dog.watching() == ("a",)
+
+
+def test_a_short_lease_is_watched_at_once(dog, on_lost):
+    """A second without a look would be too much of it."""
+    dog.watch_later("lock", "a", 1, held=True, on_lost=on_lost)
+    assert dog._leases.keys() == {"a"}
+
+
+def test_a_thread_that_ends_reads_the_last_notes(dog, on_lost):
+    """Whoever notes a lease while the thread is ending need not start another."""
+    dog._thread = threading.current_thread()
+    dog._noted["a"] = ("lock", "a", 30.0, True, 30.0, on_lost)
+    assert not dog._ends()
+    assert dog._thread is threading.current_thread()
+    dog._noted.clear()
+    assert dog._ends()
+    assert dog._thread is None

@@ -23,6 +23,11 @@ local remembers  -- some ended attempts are remembered
 
 local function digits(n) return string.format('%.0f', n) end
 
+-- One text, since a client reads that in one go.
+local function line(verdict, fence, left_ms, rank, look_ms, who)
+  return table.concat({verdict, fence, left_ms, rank, look_ms, limit, who}, '\n')
+end
+
 -- Make the lock whose keys start behind KEYS[offset] the one that the functions below work on.
 local function use(offset, lock_name)
   lock, held = lock_name, nil
@@ -408,11 +413,11 @@ local function answer(verdict, token, rec)
   local first = redis.call('ZRANGE', holders, 0, 0, 'WITHSCORES')
   local next_look_ms = first[2] and tonumber(first[2]) - now or 0
   if verdict == 'granted' then
-    return {verdict, rec.fence, lease_end(token) - now, 0, next_look_ms, '', limit}
+    return line(verdict, rec.fence, lease_end(token) - now, 0, next_look_ms, '')
   end
-  if verdict == 'released' then return {verdict, '0', 0, 0, next_look_ms, '', limit} end
+  if verdict == 'released' then return line(verdict, '0', 0, 0, next_look_ms, '') end
   local rank = not alone and redis.call('ZRANK', queue, token)
-  return {verdict, '0', 0, rank and rank + 1 or 0, next_look_ms, describe(first[1]), limit}
+  return line(verdict, '0', 0, rank and rank + 1 or 0, next_look_ms, describe(first[1]))
 end
 
 -- The token and record of an attempt that waits, or waited before it was granted, or nil.

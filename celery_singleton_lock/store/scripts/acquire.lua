@@ -1,6 +1,6 @@
 -- acquire: take the lock if a permit is free and nobody who came earlier waits; else, if asked, queue.
 -- KEYS: lock
--- ARGV: name token lease_ms limit_arg place_us wait_ms max_waiting copy attempt task worker host pid claim_ms
+-- ARGV: name token attempt place_us copy lease_ms limit_arg max_waiting wait_ms task worker host pid claim_ms
 --   place_us 0 = now; wait_ms empty = do not queue; max_waiting empty = no bound; copy 1 or 0
 -- REPLY: answer GRANTED WAITING BLOCKED FULL TWIN DONE
 use(0, name)
@@ -16,7 +16,7 @@ if alone and not remembers and copy == '0' and held == 0 then
     place = place_of(tonumber(place_us)), fence = fence, state = 'running', since = string.format('%.0f', now),
   }))
   live_until(now + lease, holders, record, meta)
-  return {'granted', fence, lease, 0, lease, '', limit}
+  return line('granted', fence, lease, 0, lease, '')
 end
 -- REST
 check()

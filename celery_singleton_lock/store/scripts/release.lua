@@ -1,6 +1,6 @@
 -- release: give the lock back or leave its queue, and hand it to who is next.
 -- KEYS: lock
--- ARGV: name token ending worker done_ms mark claim_ms
+-- ARGV: name token ending mark worker done_ms claim_ms
 --   ending final, again or cancel; mark 1 = remember the attempt even where no copy is known
 -- REPLY: answer RELEASED ABSENT GRANTED
 use(0, name)
@@ -12,7 +12,7 @@ if alone and where == 'holder' and held == 1 and ending ~= 'cancel' then -- the 
   drop_record(token, rec)
   if ending == 'final' then remember_end(token, rec, tonumber(done_ms), mark == '1') end
   live_until(now, meta)
-  return {'released', '0', 0, 0, 0, '', limit}
+  return line('released', '0', 0, 0, 0, '')
 end
 -- REST
 check()
