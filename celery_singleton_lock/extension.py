@@ -12,6 +12,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from celery_singleton_lock.eager import EagerGate
 from celery_singleton_lock.events import Observers
 from celery_singleton_lock.gate import Gate, Run, take_stamp
 from celery_singleton_lock.keys import Keyspace
@@ -20,6 +21,7 @@ from celery_singleton_lock.settings import (
     LockOptions,
     Settings,
     check_unknown,
+    is_eager,
     parse_settings,
     realm_of,
     resolve_options,
@@ -146,6 +148,21 @@ class Extension:
         }
         client = redis.Redis.from_url(settings.address().url, **options)
         return RedisStore(client, Keyspace(settings.prefix), direct=direct)
+
+    # -- tasks that run where they are called ------------------------------------------------------
+
+    @cached_property
+    def eager(self) -> EagerGate:
+        """What takes and gives back locks around eager tasks."""
+        return EagerGate(self.store, self.name_of, self.options)
+
+    def is_eager(self) -> bool:
+        """Return whether eager tasks take locks (``singleton_lock_eager``).
+
+        Raises:
+            ConfigurationError: the setting is no bool.
+        """
+        return is_eager(self._setting)
 
     # -- the executing context --------------------------------------------------------------------
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, Final, NamedTuple
 
@@ -369,6 +369,16 @@ def under(lock: TaskLock | Lock, run: Run) -> Any:
         return run.go()
     finally:
         _current.reset(entered)
+
+
+@contextmanager
+def entered(lock: TaskLock | Lock | None) -> Iterator[None]:
+    """Make ``lock`` the current one; None in a run without. Not on the hot path: see ``under``."""
+    token = _current.set(lock)
+    try:
+        yield
+    finally:
+        _current.reset(token)
 
 
 def ending_of(outcome: Any) -> Ending:

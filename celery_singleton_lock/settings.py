@@ -88,7 +88,7 @@ class Settings:
         on_retry: default of ``lock_on_retry``.
         on_lost: default of ``lock_on_lost``.
         on_backend_error: default of ``lock_on_backend_error``.
-        eager: whether eager tasks take locks.
+        eager: whether ``apply()`` and ``task_always_eager`` take locks; see :func:`is_eager`.
         mode: ``enforce``.
         done_for: seconds for which the end of a task is remembered, so that later copies of it end
             quietly: the broker's visibility time-out.
@@ -160,6 +160,19 @@ def parse_settings(get: Callable[[str, Any], Any]) -> Settings:
             "done_for": _visibility_timeout(get("broker_transport_options", None)),
         }
     )
+
+
+def is_eager(get: Callable[[str, Any], Any]) -> bool:
+    """Return whether eager tasks take locks now: tests turn that on and off, as they do eagerness.
+
+    Args:
+        get: ``(name, default) -> value``, such as ``app.conf.get``.
+
+    Raises:
+        ConfigurationError: the setting is no bool.
+    """
+    name = f"{PREFIX}eager"
+    return _eager(_Place(name), get(name, False))
 
 
 def resolve_options(
@@ -378,15 +391,9 @@ def _choice(*now: str, **later: str) -> _Check:
 
 def _eager(place: _Place, value: Any) -> bool:
     """Check whether eager tasks take locks."""
-    if value is True:
-        remedy = (
-            "locks for eager tasks come in a later version. For now, leave it False: eager tasks "
-            "run unlocked"
-        )
-        place.refuse(value, remedy)
-    if value is not False:
-        place.refuse(value, "it must be False")
-    return False
+    if not isinstance(value, bool):
+        place.refuse(value, "it must be True or False")
+    return value
 
 
 def _prefix(place: _Place, value: Any) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from celery import Task
 
 from celery_singleton_lock.extension import Extension, install
-from celery_singleton_lock.gate import NoLock, Run, TaskLock, current_lock
+from celery_singleton_lock.gate import NoLock, Run, TaskLock, current_lock, entered
 from celery_singleton_lock.lock import Lock
 
 
@@ -26,7 +27,8 @@ class LockedTask(Task):  # type: ignore[misc]  # celery is untyped
       :class:`~celery_singleton_lock.settings.LockOptions`.
 
     The lock is taken around Celery's own tracing, so overriding ``__call__``, ``before_start`` or
-    ``after_return`` without ``super`` does not disarm it. Direct calls and ``apply()`` take none.
+    ``after_return`` without ``super`` does not disarm it. A direct call takes none; ``apply()`` and
+    ``task_always_eager`` take one if ``singleton_lock_eager`` is set.
 
     Raises:
         ConfigurationError: when the app is finalized, if an option is wrong.
@@ -48,7 +50,40 @@ class LockedTask(Task):  # type: ignore[misc]  # celery is untyped
     @property
     def lock(self) -> TaskLock | Lock | NoLock:
         """The lock of the running task; an inert one in an unlocked run."""
-        return current_lock()
+        return NoLock() if self.request.called_directly else current_lock()
+
+    def apply(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
+        """Run the task here and now; under its lock if ``singleton_lock_eager`` is set.
+
+        Args:
+            args: positional arguments of the task.
+            kwargs: keyword arguments of the task.
+            rest: as Celery's.
+            options: as Celery's.
+
+        Returns:
+            Celery's ``EagerResult``. A task that found its lock busy has waited in place; or, as
+            its policy says, failed with a :class:`~celery_singleton_lock.errors.LockError`, or was
+            skipped (REVOKED).
+
+        Raises:
+            LockReentered: a task that holds the lock calls this one, and would wait for itself.
+        """
+        extension = self._lock_extension
+        if extension is not None and extension.is_eager():
+            go = partial(super().apply, args, kwargs, *rest, **options)
+            return extension.eager.apply(self.app.tasks[self.name], args, kwargs, go)
+        with entered(None):  # this run holds nothing, whatever the one around it does
+            return super().apply(args, kwargs, *rest, **options)
+
+    def on_replace(self, sig: Any) -> Any:
+        """Give the lock of an eager run back: its replacement runs inside of it, and takes its own.
+
+        In a worker that goes without saying.
+        """
+        if self._lock_extension is not None and self.request.is_eager:
+            self._lock_extension.eager.leave(self.request.id)
+        return super().on_replace(sig)
 
     @property
     def __trace__(self) -> Callable[..., Any] | None:

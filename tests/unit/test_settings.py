@@ -180,13 +180,13 @@ def test_modes_that_come_later_are_refused(mode):
         parsed(mode=mode)
 
 
-def test_locks_for_eager_tasks_come_later():
-    """False is accepted; True, and what only looks like it, is not."""
+def test_eager_is_a_bool():
+    """Neither a number nor a text, which an environment variable would give."""
     assert parsed(eager=False).eager is False
-    with pytest.raises(ConfigurationError, match=r"singleton_lock_eager is True: .*later version"):
-        parsed(eager=True)
-    with pytest.raises(ConfigurationError, match="singleton_lock_eager is 1: it must be False"):
-        parsed(eager=1)
+    assert parsed(eager=True).eager is True
+    for wrong in (1, "true", None):
+        with pytest.raises(ConfigurationError, match=r"singleton_lock_eager is .*True or False"):
+            parsed(eager=wrong)
 
 
 @pytest.mark.parametrize("value", ["parc", "", None, 5, ["park"], True], ids=repr)
