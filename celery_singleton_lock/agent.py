@@ -396,7 +396,7 @@ class Agent:
         request, stamp = park.request, park.request.stamp
         options = self._rules(request.task)
         parcel = Parcel(
-            body=pack(request.message, request.body),
+            body=pack(request.message),
             realm=self.realm,
             queue=self._queues.queue_of(request),
             deadline=options.wait_timeout,

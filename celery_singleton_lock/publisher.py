@@ -60,14 +60,13 @@ class ParkedMessage(Message):
         self._state = "REQUEUED"
 
 
-def pack(message: Message, body: Any = None) -> bytes:
+def pack(message: Message) -> bytes:
     """Return a message as the bytes to keep.
 
     Args:
         message: from the broker, or parked before.
-        body: its raw body, if it is not ``message.body``.
     """
-    raw = message.body if body is None else body
+    raw = message.body
     head = {
         "content_type": message.content_type,
         "content_encoding": message.content_encoding,

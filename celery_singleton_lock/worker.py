@@ -11,6 +11,7 @@ from celery import bootsteps
 from celery.exceptions import ImproperlyConfigured
 from celery.signals import worker_shutdown
 from celery.worker.request import create_request_cls
+from celery.worker.strategy import hybrid_to_proto2, proto1_to_proto2
 from kombu.serialization import prepare_accept_content
 from kombu.utils.imports import symbol_by_name
 
@@ -153,14 +154,16 @@ class Crew:
         """Make a request of a parked message whose turn has come. Runs in the main loop."""
         accept = prepare_accept_content(self.extension.app.conf.accept_content)
         message = unpack(delivery.body or b"", accept)
-        task = self.extension.app.tasks.get(message.headers.get("task"))
+        read = read_as_celery(message, utc=self.extension.app.uses_utc_timezone())
+        name = read["headers"].get("task")
+        task = self.extension.app.tasks.get(name)
         if task is None or not issubclass(self._request_class(task), LockedRequest):
-            self.consumer.on_unknown_task(None, message, KeyError(message.headers.get("task")))
+            self.consumer.on_unknown_task(None, message, KeyError(name))
             self.agent.drop(delivery)
             return
-        self.desk.deliver(delivery, self._request(task, message))
+        self.desk.deliver(delivery, self._request(task, message, read))
 
-    def _request(self, task: Any, message: Any) -> LockedRequest:
+    def _request(self, task: Any, message: Any, read: dict[str, Any]) -> LockedRequest:
         app, consumer = self.extension.app, self.consumer
         request: LockedRequest = self._request_class(task)(
             message,
@@ -171,10 +174,7 @@ class Crew:
             eventer=consumer.event_dispatcher,
             task=task,
             connection_errors=consumer.connection_errors,
-            body=message.body,
-            headers=message.headers,
-            decoded=False,
-            utc=app.uses_utc_timezone(),
+            **read,
         )
         return request
 
@@ -193,6 +193,23 @@ class Crew:
                 ending = request.ending()
                 self.agent.end(request.stamp, ending, request.worker_pid)
         self.agent.stop(FLUSH)
+
+
+def read_as_celery(message: Any, *, utc: bool) -> dict[str, Any]:
+    """Return what Celery's strategy gives a request of a message, whichever its protocol.
+
+    Args:
+        message: the message.
+        utc: whether the app uses UTC.
+    """
+    payload = message.payload
+    if "args" in payload:  # protocol 1, also with the headers of protocol 2
+        body, headers, decoded, utc = hybrid_to_proto2(message, payload)
+    elif "task" not in message.headers:
+        body, headers, decoded, utc = proto1_to_proto2(message, payload)
+    else:
+        body, headers, decoded = message.body, message.headers, False
+    return {"body": body, "headers": headers, "decoded": decoded, "utc": utc}
 
 
 def request_class(task: Any, consumer: Any) -> Any:

@@ -57,11 +57,6 @@ def test_what_belongs_to_one_channel_is_left_out(name):
     assert name not in unpack(pack(message(properties={name: "stale"}))).properties
 
 
-def test_another_body_can_be_given():
-    """Celery's request keeps the body that was decompressed."""
-    assert unpack(pack(message(body=b"packed"), b"plain")).body == b"plain"
-
-
 def test_what_a_parked_message_is_told_stays_with_it():
     """It has no channel: acknowledging and rejecting are notes."""
     again = unpack(pack(message()))
