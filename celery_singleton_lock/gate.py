@@ -401,11 +401,10 @@ def ignored(turned: Turned) -> Any:
 
 def mark_skipped(run: Run, reason: str) -> None:
     """Store REVOKED with the reason, and tell the chord, if any."""
-    context = run.context()
-    keep = (
-        not run.task.ignore_result if context.ignore_result is None else not context.ignore_result
-    )
-    run.task.backend.mark_as_revoked(run.uuid, reason, request=context, store_result=keep)
+    context, task = run.context(), run.task
+    ignored = task.ignore_result if context.ignore_result is None else context.ignore_result
+    keep = not ignored or task.store_errors_even_if_ignored
+    task.backend.mark_as_revoked(run.uuid, reason, request=context, store_result=keep)
 
 
 def fail(run: Run, error: Exception) -> Any:

@@ -80,6 +80,7 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
     was_blocked = False
     _withheld = False
     _ack_due = False
+    _start_due = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Wrap what the derived class redefines."""
@@ -94,15 +95,21 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
         self._withheld = True
 
     def decided(self) -> None:
-        """Acknowledge now, if Celery wanted to meanwhile."""
+        """Acknowledge, and say that it has started, if Celery wanted to meanwhile."""
         self._withheld = False
         if self._ack_due:
             self._ack_due = False
             self.acknowledge()
+        if self.__dict__.pop("_start_due", False):  # at once: under threads two may come here
+            super().send_event("task-started", timestamp=self.time_start)
 
     def undecide(self) -> None:
-        """Forget that Celery wanted to acknowledge: the task was turned away."""
-        self._withheld = self._ack_due = False
+        """Forget what Celery wanted to say meanwhile: the task was turned away."""
+        self._withheld = self._ack_due = self._start_due = False
+
+    def forget_start(self) -> None:
+        """Do not say that it has started: it was skipped."""
+        self._start_due = False
 
     def acknowledge(self) -> None:
         """Acknowledge, unless it is not known yet whether the task runs."""
@@ -117,7 +124,13 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
         super().reject(requeue=requeue)
 
     def send_event(self, type: str, **fields: Any) -> None:  # noqa: A002  # Celery's signature
-        """Send an event; after BLOCKED only an explicit state changes what monitors show."""
+        """Send an event; after BLOCKED only an explicit state changes what monitors show.
+
+        The pool accepts a task before its lock is asked for: that it has started is said after.
+        """
+        if type == "task-started" and self.desk is not None and not self._runs():
+            self._start_due = True
+            return
         if self.was_blocked and type in _STATE_OF:
             fields.setdefault("state", _STATE_OF[type])
         super().send_event(type, **fields)
@@ -159,6 +172,10 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
         finally:
             if stamp is not None:
                 self._request_dict[STAMP] = stamp
+
+    def _runs(self) -> bool:
+        """Whether it is known that no busy lock can turn the task away."""
+        return self.took or not self.stamp.name or self.stamp.error is not None
 
     def unsent(self) -> bool:
         """Whether no child has got it yet: a prefork pool that is closing throws such jobs away."""
@@ -511,6 +528,7 @@ class Desk:
     def on_turned(self, request: LockedRequest, turned: Turned) -> bool:
         """The task was not run. Returns False if Celery should acknowledge it as ignored."""
         if turned.verdict == "skipped":
+            request.forget_start()
             self._announce_skipped(request, turned)
             return False
         request.parking = True
