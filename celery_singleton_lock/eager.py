@@ -114,7 +114,7 @@ class EagerGate:
         if not waits(self._rules(task)):
             return
         try:
-            name = self._name_of(task, args, kwargs)
+            name = self._name_of(task, *as_sent(task, args, kwargs))
         except Exception:  # noqa: BLE001  # the run itself comes to it, and fails with it
             return
         if name in _held():
@@ -162,7 +162,7 @@ class EagerGate:
 
     def _name(self, task: Any, request: Any) -> str:
         try:
-            return self._name_of(task, request.args or (), request.kwargs or {})
+            return self._name_of(task, *as_sent(task, request.args or (), request.kwargs or {}))
         except ArgumentsDoNotBind:
             return ""  # the call itself fails, and needs no lock
 
@@ -202,6 +202,12 @@ class EagerGate:
             lock.release()
         except SingletonLockError as error:
             logger.warning("the eager task could not release %r: %s", frame.name, error)
+
+
+def as_sent(task: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Return the arguments as a message would carry them: pydantic models as Celery dumps them."""
+    dump = getattr(task, "_dump_pydantic_arguments", None)  # from Celery 5.7 on
+    return dump(args, kwargs) if dump is not None else (args, kwargs)
 
 
 def waits(options: LockOptions) -> bool:

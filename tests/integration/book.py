@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -96,6 +98,21 @@ class Book:
             },
             **options,
         )
+
+    @contextmanager
+    def beat(self, schedule: Mapping[str, Any], folder: Path) -> Iterator[None]:
+        """Run a beat process with a schedule; it ends with the block."""
+        conf = {**self.conf, "beat_schedule": schedule, "beat_max_loop_interval": 0.2}
+        command = [sys.executable, "-m", "celery", "-A", "integration.worker_app", "beat"]
+        command += ["--schedule", str(folder / "schedule"), "--pidfile", "", "-l", "INFO"]
+        env = self.worker(conf=conf).environment
+        with (folder / "beat.log").open("wb") as log:
+            beat = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT)
+            try:
+                yield
+            finally:
+                beat.kill()
+                beat.wait(10)
 
     # -- tasks ------------------------------------------------------------------------------------
 

@@ -127,6 +127,8 @@ def build(  # noqa: C901, PLR0915  # a list of declarations, made anew for each 
             "soft": lambda: _outlive_soft_limit(journal, extra),
             "watch": lambda: _watch_lock(journal, key, extra),
             "hog": lambda: _hog(extra),
+            "nest": lambda: self.apply((key, f"{n}-nested")).get(disable_sync_subtasks=False),
+            "replace-other": lambda: self.replace(self.signature((f"{key}-other", n))),
         }.get(end)
         if ending is not None:
             return ending()

@@ -421,3 +421,25 @@ def test_without_redis_an_eager_task_fails_or_runs_unlocked(scene, policy, error
     result = scene.task("act", lock_on_backend_error=policy).apply(("a",))
     assert isinstance(result.result, BackendUnreachable) is error
     assert scene.seen == ([] if error else [unlocked("act")])
+
+
+def test_a_pydantic_task_is_named_by_what_would_be_sent(scene):
+    """A model, given to ``apply`` or ``delay``, and the dict of the wire name the same lock."""
+    pydantic = pytest.importorskip("pydantic")
+    if not hasattr(scene.task("act"), "_dump_pydantic_arguments"):
+        pytest.skip("this Celery does not dump the models that a caller passes")
+
+    class Order(pydantic.BaseModel):
+        account: str
+
+    @scene.app.task(
+        base=LockedTask, lock_key="k:{order[account]}", pydantic=True, name="order", shared=False
+    )
+    def settle(order: Order):
+        return current_lock().name
+
+    settle.run.__annotations__["order"] = Order
+    scene.app.conf.task_always_eager = True
+    for order in (Order(account="a"), {"account": "a"}):
+        assert settle.apply((order,)).get() == "k:a"
+        assert settle.delay(order=order).get() == "k:a"

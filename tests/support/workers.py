@@ -104,6 +104,11 @@ class CeleryWorker:
         return [*command, *self._args]
 
     @property
+    def environment(self) -> dict[str, str]:
+        """Its environment, for other commands of the same app."""
+        return dict(self._env)
+
+    @property
     def pid(self) -> int:
         """Process id of the worker's main process."""
         return self._main.pid

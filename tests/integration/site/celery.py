@@ -1,0 +1,11 @@
+"""The Celery app, as Celery's documentation for Django has it."""
+
+import os
+
+from celery import Celery
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "integration.site.settings")
+
+app = Celery("site")
+app.config_from_object("django.conf:settings", namespace="CELERY")
+app.autodiscover_tasks()

@@ -1,0 +1,22 @@
+"""A locked task with Django's ``delay_on_commit``."""
+
+from celery import shared_task
+from celery.contrib.django.task import DjangoTask
+
+from celery_singleton_lock import LockedTask
+from integration.site.ledger.models import Entry
+
+
+class SiteTask(LockedTask, DjangoTask):
+    """Locked, and sent when the transaction commits."""
+
+    abstract = True
+
+
+@shared_task(bind=True, base=SiteTask, lock_key="account:{account}")
+def settle(self, entry_id, account):
+    """Write the fencing token into the entry; it must be there, and committed."""
+    entry = Entry.objects.get(pk=entry_id, account=account)
+    entry.fence = self.lock.fencing_token
+    entry.save()
+    return [self.lock.name, self.lock.held, entry.amount]

@@ -1,0 +1,22 @@
+"""Settings of the project; Celery's stand among them, in the namespace CELERY."""
+
+import os
+
+SECRET_KEY = "for tests"
+USE_TZ = True
+INSTALLED_APPS = ["integration.site.ledger"]
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+DATABASES = {
+    "default": {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": os.environ["SITE_DATABASE"],
+        "OPTIONS": {"timeout": 10},
+    }
+}
+
+CELERY_BROKER_URL = os.environ["CELERY_BROKER_URL"]
+CELERY_RESULT_BACKEND = os.environ["CELERY_RESULT_BACKEND"]
+CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_SINGLETON_LOCK_LEASE = 3
+CELERY_SINGLETON_LOCK_PREFIX = "site"
+CELERY_SINGLETON_LOCK_EAGER = True

@@ -1,0 +1,277 @@
+"""A message that was parked arrives as it was sent: headers, stamps, options, whatever protocol."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from celery import Celery, group, states
+from celery.canvas import StampingVisitor
+from celery.result import AsyncResult
+from kombu import Connection
+
+from celery_singleton_lock import Lock, LockConflict
+from celery_singleton_lock.embedded import RedisServer
+from integration.book import Book, standing
+from support.waiting import eventually
+
+CONF = {
+    "task_inherit_parent_priority": True,
+    "task_send_sent_event": True,
+    "task_track_started": True,
+    "result_extended": True,
+}
+
+OF_ITS_OWN = {"id", "root_id", "correlation_id", "task", "args", "kwargs", "argsrepr", "expires"}
+"""What differs between any two messages, and ``args``, which name the key."""
+
+
+@pytest.fixture(scope="module")
+def book(pool, redis_provider, tmp_path_factory):
+    """A book whose app sends and stores as much as Celery can."""
+    with (
+        RedisServer(redis_provider) as server,
+        Book(server.url, tmp_path_factory.mktemp("book"), conf=CONF) as book,
+    ):
+        yield book
+
+
+@pytest.fixture(scope="module")
+def worker(book, pool):
+    """A worker that knows the tasks that mirror their request."""
+    with standing(book.worker(app="integration.doors_app:app", pool=pool, args=["-E"])) as worker:
+        yield worker
+
+
+@pytest.fixture
+def held(book, worker, key):
+    """A key that another client holds."""
+    lock = Lock(book.client, f"k:{key}", lease=3, thread_local=False)
+    lock.acquire()
+    yield lock
+    if lock.held:
+        lock.release()
+
+
+class Stamp(StampingVisitor):
+    """Stamps each signature, as tracing and tenancy libraries do."""
+
+    def on_signature(self, sig, **headers):
+        return {"tenant": "acme", "stamped_headers": ["tenant"]}
+
+
+def mirrored(book, result, timeout=15, times=1):
+    """Return what a task saw of its request, the last of so many runs."""
+    found = eventually(
+        lambda: len(f := book.events("mirror", id=result)) >= times and f,
+        timeout,
+        lambda: f"{result} ran; {book._meta(result)}",
+    )
+    return found[times - 1]
+
+
+def comparable(seen):
+    """Leave out what no two messages share."""
+    return {name: value for name, value in seen.items() if name not in OF_ITS_OWN}
+
+
+OPTIONS = {
+    "nothing": {},
+    "headers": {"headers": {"x-tenant": "acme", "traceparent": "00-4bf9-01", "deep": {"a": [1]}}},
+    "priority": {"priority": 6},
+    "pickle": {"serializer": "pickle"},
+    "zlib": {"compression": "zlib"},
+    "pickle and zlib": {"serializer": "pickle", "compression": "zlib", "headers": {"x-a": "b"}},
+    "limits": {"time_limit": 30, "soft_time_limit": 20},
+    "shadow": {"shadow": "another-name"},
+    "ignore_result": {"ignore_result": True},
+    "retries": {"retries": 2},
+    "parents": {"root_id": "root", "parent_id": "parent", "group_id": "g", "group_index": 3},
+    "properties": {"app_id": "billing", "user_id": "guest", "content_encoding": "utf-8"},
+    "reply_to": {"reply_to": "somewhere"},
+    "replaced": {"replaced_task_nesting": 2},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_a_parked_task_sees_the_request_that_an_unlocked_one_sees(book, held, key, options):
+    """Every attribute of ``self.request``, and what a retry would carry, is as without a lock."""
+    plain = mirrored(book, book.app.send_task("mirror_plain", (key,), **options).id)
+    parked = book.app.send_task("mirror", (key,), **options).id
+    book.await_waiting(key, 1)
+    held.release()
+    seen = mirrored(book, parked)
+    assert comparable(seen["seen"]) == comparable(plain["seen"])
+    assert comparable(seen["options"]) == comparable(plain["options"])
+    assert seen["seen"]["correlation_id"] == parked
+    book.await_free(key)
+
+
+def test_expires_and_eta_of_a_parked_task_are_kept(book, held, key):
+    """As they were sent, to the microsecond."""
+    expires = datetime.now(timezone.utc) + timedelta(seconds=60)
+    result = book.app.send_task("mirror", (key,), expires=expires, countdown=0.2).id
+    book.await_waiting(key, 1)
+    held.release()
+    seen = mirrored(book, result)["seen"]
+    assert datetime.fromisoformat(seen["expires"]) == expires
+    assert datetime.fromisoformat(seen["eta"]) < expires
+    assert book.value(result)
+
+
+def test_stamps_travel_with_a_parked_task_and_its_retry(book, held, key):
+    """A stamping visitor on a group: each member has its stamp, also in its second attempt."""
+    task = book.app.signature("mirror")
+    members = group(task.clone((key, n, "retry")) for n in (1, 2))
+    members.stamp(Stamp())
+    results = [member.id for member in members.apply_async().results]
+    book.await_waiting(key, 2)
+    held.release()
+    for result in results:
+        for times in (1, 2):
+            seen = mirrored(book, result, times=times)["seen"]
+            assert (seen["stamped_headers"], seen["stamps"]) == (["tenant"], {"tenant": ["acme"]})
+            assert seen["retries"] == times - 1
+    assert all(book.value(result) for result in results)
+    book.await_free(key)
+
+
+def test_t17_a_parked_task_can_be_revoked_by_its_stamp(book, held, key):
+    """``revoke_by_stamped_headers`` ends it as REVOKED; it does not run."""
+    sig = book.app.signature("mirror", (key,))
+    stamp = f"stamp-{key}"
+    result = sig.apply_async(stamped_headers=["tenant"], tenant=stamp).id
+    book.await_waiting(key, 1)
+    book.app.control.revoke_by_stamped_headers({"tenant": [stamp]}, reply=True, timeout=2)
+    held.release()
+    assert book.outcome(result)[0] == states.REVOKED
+    assert book.events("mirror", id=result) == []
+    book.await_free(key)
+
+
+@pytest.mark.parametrize("terminate", [False, True])
+def test_t17_a_parked_task_can_be_revoked_by_its_result(book, held, key, terminate):
+    """``AsyncResult.revoke()``: REVOKED, it does not run, and who is behind it does."""
+    result = book.app.send_task("mirror", (key,)).id
+    behind = book.app.send_task("mirror", (key, 1)).id
+    book.await_waiting(key, 2)
+    AsyncResult(result, app=book.app).revoke(terminate=terminate, wait=True, timeout=2)
+    held.release()
+    assert book.outcome(result)[0] == states.REVOKED
+    assert book.value(behind)
+    assert book.events("mirror", id=result) == []
+    book.await_free(key)
+
+
+def test_states_and_extended_results_are_those_of_the_run(book, held, key):
+    """PENDING while parked, STARTED in the body, and then the meta data of ``result_extended``."""
+    result = book.app.send_task("mirror", (key,), {"n": 1}).id
+    book.await_waiting(key, 1)
+    assert book.state(result) == states.PENDING
+    held.release()
+    assert mirrored(book, result)["state"] == states.STARTED
+    assert book.value(result)
+    meta = book._meta(result)
+    assert (meta["name"], meta["args"], meta["kwargs"]) == ("mirror", [key], {"n": 1})
+    assert (meta["retries"], meta["queue"]) == (0, "celery")
+
+
+@pytest.mark.parametrize("stores", [False, True])
+@pytest.mark.parametrize(
+    ("task", "state"), [("mirror_skip", states.REVOKED), ("mirror_fail", states.FAILURE)]
+)
+def test_ignored_results_are_kept_only_if_errors_are_to_be(own_book, key, task, state, stores):
+    """A task with ``ignore_result`` that is turned away heeds ``store_errors_even_if_ignored``."""
+    own_book.conf["task_store_errors_even_if_ignored"] = stores
+    with (
+        own_book.worker(app="integration.doors_app:app", pool="threads"),
+        Lock(own_book.client, f"k:{key}", lease=3),
+    ):
+        result = own_book.app.send_task(task, (key,)).id
+        other = own_book.app.send_task("mirror_plain", (key,)).id
+        assert own_book.value(other)
+        expected = state if stores else states.PENDING
+        eventually(lambda: own_book.state(result) == expected, 5)
+
+
+# -- protocol 1, and messages of other languages ---------------------------------------------------
+
+
+def send_protocol_1(book, key, n=1, **options):
+    """Send as Celery 3 did: everything is in the body."""
+    with Celery("old", broker=book.url, backend=book.backend, set_as_current=False) as app:
+        app.conf.task_protocol = 1
+        return app.send_task("act", (key, n), **options).id
+
+
+def send_hybrid(book, key, n=1, **options):
+    """Send as clients in other languages do: a JSON object, without headers."""
+    task_id = f"hybrid-{key}-{n}"
+    body = {"id": task_id, "task": "act", "args": [key, n], "kwargs": {}, **options}
+    with Connection(book.url) as connection, connection.SimpleQueue("celery") as queue:
+        queue.put(
+            json.dumps(body),
+            serializer=None,
+            content_type="application/json",
+            content_encoding="utf-8",
+        )
+    return task_id
+
+
+SENDERS = {"protocol 1": send_protocol_1, "hybrid": send_hybrid}
+
+
+@pytest.mark.parametrize("send", SENDERS.values(), ids=SENDERS)
+def test_old_messages_are_parked_and_run(book, held, key, send):
+    """Messages without headers are kept too, blocked in the pool or before it, and run in order."""
+    first = send(book, key, 1)
+    book.await_waiting(key, 1)
+    results = [first, send(book, key, 2), send(book, key, 3)]
+    book.await_waiting(key, 3)
+    held.release()
+    assert [book.value(result) for result in results] == [1, 2, 3]
+    assert [(start["held"], start["leaks"]) for start in book.starts(key)] == [(True, [])] * 3
+    assert book.order(key) == [1, 2, 3]
+    book.await_free(key)
+
+
+@pytest.mark.parametrize("send", SENDERS.values(), ids=SENDERS)
+def test_copies_of_old_messages_wake_a_worker_and_end_quietly(own_book, key, send):
+    """Parked when no worker was left: one that comes later runs each once, whatever copies came."""
+    app = "integration.doors_app:app"
+    with own_book.worker(app=app, pool="threads", queues=["celery"]) as first:
+        holder = own_book.send("act", key, 0, hold=f"{key}-0")
+        own_book.started(holder)
+        results = [send(own_book, key, n) for n in (1, 2)]
+        own_book.await_waiting(key, 2)
+        with own_book.worker(app=app, pool="threads", queues=["elsewhere"]):
+            first.terminate()
+            own_book.open(f"{key}-0")
+            first.wait()
+            eventually(lambda: own_book.queued() >= 1, 15)
+    with own_book.worker(app=app, pool="threads"):
+        assert [own_book.value(result, 20) for result in results] == [1, 2]
+        own_book.await_free(key)
+        eventually(lambda: own_book.queued() == 0 and own_book.unacked() == 0, 10)
+    assert own_book.order(key) == [0, 1, 2]
+    assert all(start["leaks"] == [] for start in own_book.starts(key))
+
+
+# -- exceptions ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("serializer", ["json", "pickle"])
+def test_t29_our_errors_arrive_whole_from_a_prefork_worker(own_book, key, serializer):
+    """LockConflict, with its fields, through the pool and either result serializer."""
+    own_book.conf["result_serializer"] = serializer
+    own_book.app.conf.result_serializer = serializer
+    with own_book.worker() as worker, Lock(own_book.client, f"k:{key}", lease=3):
+        for n in range(3):
+            state, error = own_book.outcome(own_book.send("act_fail", key, n))
+            assert (state, type(error)) == (states.FAILURE, LockConflict)
+            assert error.name == f"k:{key}"
+            assert 0 < error.expires_in <= 3
+            assert "pid" in error.holder
+        assert own_book.value(own_book.send("act", f"{key}-x", 7)) == 7
+        assert worker.is_running
