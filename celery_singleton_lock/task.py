@@ -50,7 +50,8 @@ class LockedTask(Task):  # type: ignore[misc]  # celery is untyped
     @property
     def lock(self) -> TaskLock | Lock | NoLock:
         """The lock of the running task; an inert one in an unlocked run."""
-        return NoLock() if self.request.called_directly else current_lock()
+        request = self.request_stack.top  # None in a thread that the task has started
+        return NoLock() if request is not None and request.called_directly else current_lock()
 
     def apply(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
         """Run the task here and now; under its lock if ``singleton_lock_eager`` is set.

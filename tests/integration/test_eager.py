@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextvars import copy_context
 from types import SimpleNamespace
 
 import pytest
@@ -146,6 +147,20 @@ def test_t33_a_direct_call_of_itself_frees_nothing(scene):
     assert act.apply(("a",)).get() == (1, 1, 1)
     assert scene.seen == [held("act", n) for n in (0, 1, 2)]
     assert not scene.holders()
+
+
+def test_a_thread_with_the_tasks_context_sees_its_lock(scene):
+    """As with ``asyncio.to_thread``: what the task hands on is no direct call."""
+
+    def ask(task, *_):
+        seen = []
+        context = copy_context()
+        thread = threading.Thread(target=lambda: seen.append(context.run(lambda: task.lock.name)))
+        thread.start()
+        thread.join()
+        return seen
+
+    assert scene.task("act", ask).apply(("a",)).get() == ["k:a"]
 
 
 def test_t33_an_unlocked_apply_inside_of_a_locked_run_holds_nothing(scene):
@@ -432,13 +447,12 @@ def test_a_pydantic_task_is_named_by_what_would_be_sent(scene):
     class Order(pydantic.BaseModel):
         account: str
 
-    @scene.app.task(
-        base=LockedTask, lock_key="k:{order[account]}", pydantic=True, name="order", shared=False
-    )
-    def settle(order: Order):
+    def run(order):
         return current_lock().name
 
-    settle.run.__annotations__["order"] = Order
+    run.__annotations__["order"] = Order  # text would not be resolved from in here
+    options = {"lock_key": "k:{order[account]}", "pydantic": True, "shared": False}
+    settle = scene.app.task(base=LockedTask, name="order", **options)(run)
     scene.app.conf.task_always_eager = True
     for order in (Order(account="a"), {"account": "a"}):
         assert settle.apply((order,)).get() == "k:a"
