@@ -499,9 +499,13 @@ class Desk:
         self._down = True
 
     def backend_up(self) -> None:
-        """Send on what was held."""
+        """Send on what was held, in the order of arrival.
+
+        One that was in the pool when the outage was noticed is held after those behind it.
+        """
         self._down = False
         suspended, self._suspended = self._suspended, []
+        suspended.sort(key=lambda request: request.stamp.stamped_at)
         for index, request in enumerate(suspended):
             if index < MOST_SUSPENDED:
                 self._prefetch(-1)
@@ -538,6 +542,8 @@ class Desk:
         elif turned.verdict == "done":
             self.dropped(request)
         elif turned.verdict == "unavailable":
+            if not self._down:
+                logger.warning("celery-singleton-lock: %s Locked tasks wait.", turned.reason)
             self._down = True
             self._clerk.backend_failed()
             self._suspend(request)

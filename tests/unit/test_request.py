@@ -371,6 +371,32 @@ def test_who_finds_redis_away_is_held_with_its_followers(office):
     assert office.acked == []
 
 
+def test_who_was_in_the_pool_when_redis_went_away_is_still_the_first(office):
+    """The agent notices the outage before the child: arrival decides, not who is held first."""
+    first, second, third = (office.message("late", "a", n) for n in range(3))
+    office.desk(first)
+    office.desk.backend_down()
+    office.desk(second)
+    turn(first, "unavailable")
+    office.desk(third)
+    assert office.desk._suspended == [second, first, third]
+    office.desk.backend_up()
+    assert office.sent == [first, first]
+    take(office, first)
+    assert office.clerk.requests("park") == [second, third]
+
+
+def test_why_locked_tasks_wait_is_logged_once(office, caplog):
+    """By whoever notices first."""
+    for key in "ab":
+        request = office.message("late", key)
+        office.desk(request)
+        turn(request, "unavailable")
+    assert [record.message for record in caplog.records] == [
+        "celery-singleton-lock: held Locked tasks wait."
+    ]
+
+
 def deliver(office, task="early", key="a", verdict="granted"):
     request = office.message(task, key)
     delivery = Delivery(f"k:{key}", "token.0", 7, b"", verdict, 1.5)
