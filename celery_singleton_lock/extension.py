@@ -8,10 +8,6 @@ from functools import cached_property
 from inspect import getattr_static
 from typing import TYPE_CHECKING, Any, Final
 
-import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
-
 from celery_singleton_lock.eager import EagerGate
 from celery_singleton_lock.events import Observers
 from celery_singleton_lock.gate import Gate, Run, take_stamp
@@ -26,6 +22,7 @@ from celery_singleton_lock.settings import (
     realm_of,
     resolve_options,
 )
+from celery_singleton_lock.store.connect import connect
 from celery_singleton_lock.store.redis import RedisStore
 
 if TYPE_CHECKING:
@@ -119,7 +116,9 @@ class Extension:
     @cached_property
     def realm(self) -> str:
         """Which broker the app's messages come from, as a hash."""
-        return realm_of(self.app.connection_for_read().as_uri())
+        connection = self.app.connection_for_read()
+        name = str(connection.transport_options.get("master_name", ""))
+        return realm_of(connection.alt or connection.as_uri(), name)
 
     def store(self) -> RedisStore:
         """Return this process' store, for the executing context; a fork gets its own."""
@@ -138,15 +137,7 @@ class Extension:
             ConfigurationError: there is no usable URL.
         """
         settings = self.settings
-        options = {
-            "socket_timeout": patience,
-            "socket_connect_timeout": patience,
-            # Once more at once: a connection that Redis closed while it was idle is no outage, and
-            # every script may be asked again with the same token.
-            "retry": Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
-            **{k: v for k, v in settings.backend_options.items() if k not in _OWN_OPTIONS},
-        }
-        client = redis.Redis.from_url(settings.address().url, **options)
+        client = connect(settings.address(), settings.backend_options, patience=patience)
         return RedisStore(client, Keyspace(settings.prefix), direct=direct)
 
     # -- tasks that run where they are called ------------------------------------------------------
@@ -188,10 +179,6 @@ class Extension:
 
     def _alone(self, run: Run) -> Callable[[], str]:
         return lambda: self.name_of(run.task, run.args, run.kwargs)
-
-
-_OWN_OPTIONS: Final = frozenset({"allow_eviction"})
-"""Backend options that are ours, not redis-py's."""
 
 
 def declared_options(task: Any) -> dict[str, Any]:

@@ -125,7 +125,15 @@ class Settings:
                 f'Set {PREFIX}backend, for example to "redis://localhost:6379/0".'
             )
             raise ConfigurationError(msg)
-        return parse_backend_url(self.backend, self.backend_source)
+        address = parse_backend_url(self.backend, self.backend_source)
+        if address.sentinels and not self.backend_options.get("master_name"):
+            place = _SENTINEL_OPTIONS.get(self.backend_source, f"{PREFIX}backend_options")
+            msg = (
+                f"{self.backend_source} is {address!s}: Sentinel must be asked for a master by "
+                f'name. Set {place} = {{"master_name": "mymaster"}}, with your master\'s name.'
+            )
+            raise ConfigurationError(msg)
+        return address
 
 
 def parse_settings(get: Callable[[str, Any], Any]) -> Settings:
@@ -134,7 +142,7 @@ def parse_settings(get: Callable[[str, Any], Any]) -> Settings:
     Args:
         get: ``(name, default) -> value``, such as ``app.conf.get``. It is also asked for Celery's
             ``broker_url`` and ``result_backend`` (environment variables included, if they are to
-            count), for their TLS options and for ``broker_transport_options``.
+            count), for their TLS options and for their transport options.
 
     Returns:
         The settings. A missing backend is no error yet, see :meth:`Settings.address`.
@@ -150,13 +158,13 @@ def parse_settings(get: Callable[[str, Any], Any]) -> Settings:
         value = get(PREFIX + field.name, _NOT_GIVEN)
         if value is not _NOT_GIVEN:
             values[field.name] = check(_Place(PREFIX + field.name), value)
-    url, source, tls = _find_backend(get, values.get("backend"))
+    url, source, found = _find_backend(get, values.get("backend"))
     return Settings(
         **{
             **values,
             "backend": url,
             "backend_source": source,
-            "backend_options": MappingProxyType({**tls, **values.get("backend_options", {})}),
+            "backend_options": MappingProxyType({**found, **values.get("backend_options", {})}),
             "done_for": _visibility_timeout(get("broker_transport_options", None)),
         }
     )
@@ -417,7 +425,7 @@ def _backend(place: _Place, value: Any) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str):
-        msg = f"{place} is a {type(value).__name__}: it must be the URL of one Redis."
+        msg = f"{place} is a {type(value).__name__}: it must be a URL."
         raise ConfigurationError(msg)
     parse_backend_url(value, place.option)
     return value
@@ -470,11 +478,22 @@ _SCHEMES: Final = {
     "unix": "unix",
     "redis+socket": "unix",  # as Celery writes it
     "socket": "unix",
+    "sentinel": "sentinel",
 }
 
-_LATER: Final = frozenset(
-    {"sentinel", "sentinels", "redis+sentinel", "redis+cluster", "rediss+cluster"}
-)
+_LATER: Final = frozenset({"redis+cluster", "rediss+cluster"})
+
+SENTINEL: Final = "sentinel"
+"""Scheme of URLs that name Sentinels, which know the master."""
+
+_SENTINEL_OPTIONS: Final = {
+    "broker_url": "broker_transport_options",
+    "result_backend": "result_backend_transport_options",
+}
+"""Where Celery keeps ``master_name`` and its like, beside the URL."""
+
+_SENTINEL_NAMES: Final = ("master_name", "min_other_sentinels", "sentinel_kwargs")
+"""What is taken from there."""
 
 _URL_OPTIONS: Final = frozenset(
     {
@@ -499,14 +518,15 @@ class BackendAddress:
     """Where the locks live; shown without credentials.
 
     Args:
-        scheme: ``redis``, ``rediss`` (TLS) or ``unix``.
-        host: machine; empty for ``unix``.
+        scheme: ``redis``, ``rediss`` (TLS), ``unix`` or ``sentinel``.
+        host: machine; empty for ``unix``; the first Sentinel's for ``sentinel``.
         port: TCP port; 0 for ``unix``.
         path: path of the socket; empty unless ``unix``.
         db: number of the database.
         username: ACL user; empty for Redis' default user.
         password: may be empty.
         options: what stood behind the ``?``, as text.
+        sentinels: host and port of each Sentinel; user, password and database are the master's.
     """
 
     scheme: str = "redis"
@@ -517,19 +537,22 @@ class BackendAddress:
     username: str = dataclasses.field(default="", repr=False)
     password: str = dataclasses.field(default="", repr=False)
     options: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
+    sentinels: tuple[tuple[str, int], ...] = ()
 
     @property
     def url(self) -> str:
-        """The URL in redis-py's spelling, for ``redis.Redis.from_url``. Holds the credentials."""
+        """The URL in redis-py's spelling, or in kombu's for Sentinels. Holds the credentials."""
         user = quote(self.username, safe="")
         secret = f":{quote(self.password, safe='')}" if self.password else ""
         login = f"{user}{secret}@" if user or secret else ""
         if self.scheme == "unix":
             query = urlencode({"db": str(self.db), **self.options})
             return f"unix://{login}{quote(self.path)}?{query}"
-        host = f"[{self.host}]" if ":" in self.host else self.host
         query = f"?{urlencode(self.options)}" if self.options else ""
-        return f"{self.scheme}://{login}{host}:{self.port}/{self.db}{query}"
+        return ";".join(
+            f"{self.scheme}://{login}{f'[{host}]' if ':' in host else host}:{port}/{self.db}{query}"
+            for host, port in self.sentinels or ((self.host, self.port),)
+        )
 
     def __str__(self) -> str:
         return safe_url(self.url)
@@ -541,7 +564,8 @@ def parse_backend_url(url: str, source: str = f"{PREFIX}backend") -> BackendAddr
     Args:
         url: ``redis://[user][:password]@host[:port][/db]``, ``rediss://…`` for TLS,
             ``unix://[user][:password]@/path/of/socket[?db=0]``; Celery's ``redis+socket://`` is
-            understood.
+            understood. ``sentinel://[user][:password]@host[:port][/db]``, of which there may be
+            several, separated by ``;``.
         source: the setting from which it came, for errors.
 
     Raises:
@@ -549,12 +573,30 @@ def parse_backend_url(url: str, source: str = f"{PREFIX}backend") -> BackendAddr
     """
     wrong = _WrongUrl(source, safe_url(url))
     scheme = _backend_scheme(url, wrong)
+    if scheme == SENTINEL:
+        return _joined([_one_address(each, scheme, wrong) for each in _addresses(url)], wrong)
+    return _one_address(url, scheme, wrong)
+
+
+def _joined(found: list[BackendAddress], wrong: _WrongUrl) -> BackendAddress:
+    """Return one address for all Sentinels; what only some say about the master counts for all."""
+    said: dict[str, Any] = {}
+    for name in ("db", "username", "password", "options"):
+        values = [value for each in found if (value := getattr(each, name))]
+        if any(value != values[0] for value in values):
+            wrong.refuse(f"its addresses differ in {name}, and that is the one master's")
+        if values:
+            said[name] = values[0]
+    sentinels = tuple((each.host, each.port) for each in found)
+    return dataclasses.replace(found[0], **said, sentinels=sentinels)
+
+
+def _one_address(url: str, scheme: str, wrong: _WrongUrl) -> BackendAddress:
+    """Take one address apart."""
     parts, host, port = _parts(url, wrong)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    login = {
-        "username": options.pop("username", unquote(parts.username or "")),
-        "password": options.pop("password", unquote(parts.password or "")),
-    }
+    username = options.pop("username", unquote(parts.username or ""))
+    password = options.pop("password", unquote(parts.password or ""))
     path = unquote(parts.path)
     database = options.pop("virtual_host", "")
     database = options.pop("db", database)
@@ -567,9 +609,10 @@ def parse_backend_url(url: str, source: str = f"{PREFIX}backend") -> BackendAddr
     known = MappingProxyType({name: _option(name, value) for name, value in options.items()})
     if scheme == "unix":
         db = _database(database, wrong)
-        return BackendAddress(scheme, "", 0, path, db, **login, options=known)
+        return BackendAddress(scheme, "", 0, path, db, username, password, known)
     db = _database(database or path, wrong)
-    return BackendAddress(scheme, host or "localhost", port, "", db, **login, options=known)
+    host = host or "localhost"
+    return BackendAddress(scheme, host, port, "", db, username, password, known)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -586,13 +629,16 @@ class _WrongUrl:
 
 
 def _backend_scheme(url: str, wrong: _WrongUrl) -> str:
-    """Return ``redis``, ``rediss`` or ``unix``."""
+    """Return ``redis``, ``rediss``, ``unix`` or ``sentinel``."""
     scheme = _scheme_of(url)
     if scheme in _LATER:
         wrong.refuse(f"{scheme}:// comes with a later version. For now, use redis:// or rediss://")
     if scheme not in _SCHEMES:
-        wrong.refuse("locks live in Redis: use redis://, rediss:// (TLS) or unix://")
-    if len(_addresses(url)) > 1:
+        wrong.refuse("locks live in Redis: use redis://, rediss:// (TLS), unix:// or sentinel://")
+    addresses = _addresses(url)
+    if scheme == SENTINEL and {_scheme_of(each) for each in addresses} != {SENTINEL}:
+        wrong.refuse("write each of its addresses as sentinel://host:port")
+    if scheme != SENTINEL and len(addresses) > 1:
         wrong.refuse("a lock has one authority, and these are several. Name one Redis")
     return _SCHEMES[scheme]
 
@@ -601,9 +647,11 @@ def _parts(url: str, wrong: _WrongUrl) -> tuple[SplitResult, str, int]:
     """Return the parts of a URL, its host and its port."""
     try:
         parts = urlsplit(url)
-        host, port = unquote(parts.hostname or ""), parts.port or _PORTS["redis"]
+        port = parts.port or _PORTS[SENTINEL if _scheme_of(url) == SENTINEL else "redis"]
+        host = unquote(parts.hostname or "")
     except ValueError:
-        wrong.refuse("it cannot be read. Percent-encode special characters of the password")
+        again = " and begin each address with sentinel://" if _scheme_of(url) == SENTINEL else ""
+        wrong.refuse(f"it cannot be read. Percent-encode special characters of the password{again}")
     if parts.fragment or not _HOST.fullmatch(host):
         wrong.refuse("it cannot be read. Percent-encode special characters of the password")
     return parts, host, port
@@ -625,20 +673,42 @@ def _option(name: str, value: str) -> str:
 def _find_backend(
     get: Callable[[str, Any], Any], explicit: str | None
 ) -> tuple[str | None, str, dict[str, Any]]:
-    """Return URL, where it was found (or why it was not), and TLS options."""
+    """Return URL, where it was found (or why it was not), and options that belong to it."""
     if explicit is not None:
         return explicit, f"{PREFIX}backend", {}
     candidates = {"broker_url": "broker_use_ssl", "result_backend": "redis_backend_use_ssl"}
     seen: list[str] = []
     for setting, tls_setting in candidates.items():
-        url = get(setting, None)
-        if isinstance(url, str) and _scheme_of(url) in _SCHEMES and len(_addresses(url)) == 1:
+        given = get(setting, None)
+        url = _one_authority(given)
+        if url is not None:
             tls = get(tls_setting, None)
+            if _scheme_of(url) == SENTINEL:
+                return url, setting, _sentinel_options(get, setting, tls)
             if not isinstance(tls, Mapping):
                 return url, setting, {}
             return re.sub("^redis://", "rediss://", url), setting, dict(tls)
-        seen.append(f"{setting} is {safe_url(url)!r}" if url else f"{setting} is not set")
+        seen.append(f"{setting} is {safe_url(given)!r}" if given else f"{setting} is not set")
     return None, " and ".join(seen), {}
+
+
+def _one_authority(url: Any) -> str | None:
+    """Return the URL if it leads to one Redis: several Sentinels do, several servers do not."""
+    if isinstance(url, (list, tuple)) and all(isinstance(each, str) for each in url):
+        url = ";".join(url)
+    if not isinstance(url, str):
+        return None
+    schemes = [_scheme_of(each) for each in _addresses(url)]
+    one = len(schemes) == 1 or set(schemes) == {SENTINEL}
+    return url if one and schemes[0] in _SCHEMES else None
+
+
+def _sentinel_options(get: Callable[[str, Any], Any], setting: str, tls: Any) -> dict[str, Any]:
+    """Return what Celery's own options say about a Sentinel URL, as backend options of ours."""
+    given = get(_SENTINEL_OPTIONS[setting], None)
+    options = given if isinstance(given, Mapping) else {}
+    found = {name: options[name] for name in _SENTINEL_NAMES if name in options}
+    return {**found, "ssl": True, **tls} if isinstance(tls, Mapping) else found
 
 
 # --- URLs, leniently ------------------------------------------------------------------------------
@@ -650,7 +720,14 @@ _QUERY: Final = re.compile(r"\?(?=[\w.\-]+=)")
 _SECRET: Final = re.compile(r"(?i)([?&;][^=&;]*(?:pass|secret|token|cred|user|key)[^=&;]*=)[^&;]*")
 
 _ALIASES: Final = {"pyamqp": "amqp", "librabbitmq": "amqp", "amqps": "amqp", "rediss": "redis"}
-_PORTS: Final = {"redis": 6379, "rediss": 6379, "amqp": 5672, "pyamqp": 5672, "amqps": 5671}
+_PORTS: Final = {
+    "redis": 6379,
+    "rediss": 6379,
+    "sentinel": 26379,
+    "amqp": 5672,
+    "pyamqp": 5672,
+    "amqps": 5671,
+}
 
 
 def safe_url(url: object) -> str:
@@ -683,11 +760,12 @@ def _safe_address(address: str) -> str:
     return start + _SECRET.sub(r"\1***", place)
 
 
-def realm_of(broker_url: str | Iterable[str] | None) -> str:
+def realm_of(broker_url: str | Iterable[str] | None, master_name: str = "") -> str:
     """Return a short hash of the broker, the same for all who use it under whatever credentials.
 
     Args:
         broker_url: Celery's ``broker_url``: one, several in one text, or a list.
+        master_name: which master the Sentinels are asked for; empty for other brokers.
 
     Returns:
         12 hex digits. Order, credentials, TLS, default ports and aliases make no difference.
@@ -695,7 +773,8 @@ def realm_of(broker_url: str | Iterable[str] | None) -> str:
     if isinstance(broker_url, str) or broker_url is None:
         broker_url = [broker_url or "amqp://"]
     bare = {_bare_address(address) for url in broker_url for address in _addresses(url)}
-    return hashlib.sha256(" ".join(sorted(bare)).encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    said = " ".join([*sorted(bare), *filter(None, [master_name])])
+    return hashlib.sha256(said.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
 def _bare_address(address: str) -> str:
@@ -709,9 +788,9 @@ def _bare_address(address: str) -> str:
     path = unquote(path).strip("/")
     database = options.get("virtual_host", options.get("db", ""))
     name = _ALIASES.get(scheme, scheme)
-    if name == "redis":
-        path = database or path or "0"
-        host = host or "localhost:6379"
+    if name in {"redis", SENTINEL}:
+        path, database = database or path or "0", ""
+        host = host or f"localhost:{_PORTS[name]}"
     return f"{name}://{host.lower()}/{path} {database}"
 
 

@@ -14,6 +14,7 @@ import redis
 from redis import exceptions as failures
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+from redis.sentinel import MasterNotFoundError
 
 from celery_singleton_lock.errors import (
     BackendError,
@@ -38,7 +39,7 @@ from celery_singleton_lock.model import (
 )
 from celery_singleton_lock.store import replies
 from celery_singleton_lock.store.scripts import Argument, Call, Script, load_scripts
-from celery_singleton_lock.store.wire import Wire, packed
+from celery_singleton_lock.store.wire import Wire, demoted, packed
 
 ACQUIRE: Final = (
     "name token attempt place_us copy "
@@ -65,6 +66,8 @@ _UNREACHABLE: Final = (
     failures.TryAgainError,
     OSError,
 )
+_TEMPORARY: Final = re.compile(r"\b(READONLY|UNBLOCKED|NOREPLICAS|MASTERDOWN|BUSY)\b")
+"""Refusals that pass by themselves: a failover, too few replicas, another client's long script."""
 _REFUSED: Final = {
     "NOPERM": "the ACL user may not run this; allow it: +@read +@write +eval +evalsha +time on the "
     "keys below the prefix (and +info +config|get, to be told what this server guarantees)",
@@ -82,6 +85,10 @@ _CODE_OF: Final = (
     (failures.NoPermissionError, "NOPERM"),
     (failures.OutOfMemoryError, "OOM"),
     (failures.AuthenticationError, "WRONGPASS"),
+)
+_NO_MASTER: Final = (
+    "No Sentinel that answers names a master. If that lasts, check the addresses, master_name and "
+    "the password of the Sentinels (sentinel_kwargs)."
 )
 _NO_SCRIPTS: Final = "this server does not allow scripts (EVALSHA, EVAL), which every lock needs"
 
@@ -134,17 +141,24 @@ def explain(error: Exception) -> BackendError:
         return BackendRefused(f"The lock's Redis refused ({code}): {_REFUSED[code]}.")
     if "unknown command" in sentence.lower():
         return BackendRefused(f"The lock's Redis refused: {_NO_SCRIPTS}.")
+    if isinstance(error, MasterNotFoundError):
+        return BackendUnreachable(_NO_MASTER)
+    temporary = _TEMPORARY.search(sentence)
+    if temporary and not isinstance(error, _UNREACHABLE):
+        return BackendUnreachable(f"The lock's Redis cannot serve now ({temporary[1]}).")
     if isinstance(error, _UNREACHABLE):
         return BackendUnreachable(f"The lock's Redis did not answer ({type(error).__name__}).")
     return BackendRefused(f"The lock's Redis refused: {sentence}")
 
 
 @contextmanager
-def explained() -> Iterator[None]:
-    """Turn redis-py's errors into ours."""
+def explained(reconnect: Callable[[], None]) -> Iterator[None]:
+    """Turn redis-py's errors into ours; have a demoted master's connections closed."""
     try:
         yield
     except (failures.RedisError, OSError) as error:
+        if demoted(error):
+            reconnect()
         raise explain(error) from error
 
 
@@ -293,7 +307,7 @@ class RedisStore:
 
     def body(self, name: str, token: str) -> bytes | None:
         """Return the parked message of ``token``."""
-        with explained():
+        with explained(self.reconnect):
             raw: Any = self.client.hget(self.keyspace.lock(name).bodies, base_of(token))
         return None if raw is None else bytes(raw)
 
@@ -319,7 +333,7 @@ class RedisStore:
 
     def time(self) -> float:
         """Return the server's clock, in seconds."""
-        with explained():
+        with explained(self.reconnect):
             whole, micro = self.client.time()
         return float(whole) + float(micro) / 1_000_000
 
@@ -331,7 +345,7 @@ class RedisStore:
 
     def schema(self) -> str:
         """Return the version of the data model that lives here; ours, if none did."""
-        with explained():
+        with explained(self.reconnect):
             self.client.set(self.keyspace.schema, SCHEMA, nx=True)
             return replies.text(self.client.get(self.keyspace.schema))
 
@@ -413,7 +427,7 @@ class RedisStore:
 
     def _run(self, call: Call) -> Any:
         """Run a script by its digest; send its text only where the server does not know it."""
-        with explained():
+        with explained(self.reconnect):
             try:
                 return self.client.evalsha(
                     call.script.sha, len(call.keys), *call.keys, *call.arguments
@@ -432,7 +446,7 @@ class RedisStore:
         """
         if not calls:
             return []
-        with explained():
+        with explained(self.reconnect):
             pipe = self.client.pipeline(transaction=False)
             for call in calls:
                 pipe.evalsha(call.script.sha, len(call.keys), *call.keys, *call.arguments)
@@ -442,6 +456,8 @@ class RedisStore:
     def _settled(self, call: Call, answer: Any) -> Any:
         if isinstance(answer, failures.NoScriptError):
             return self._caught(lambda: self._run(call))
+        if isinstance(answer, Exception) and demoted(answer):
+            self.reconnect()
         return explain(answer) if isinstance(answer, Exception) else answer
 
     @staticmethod
@@ -460,7 +476,7 @@ class RedisStore:
         an error after 58.9 s; a retried BLPOP would also swallow an element.
         """
         block = min(max(timeout, 0.01), BLOCKS[-1])
-        with explained():
+        with explained(self.reconnect):
             found: Any = self._blocking_client(block).blpop([key], timeout=block)
         return None if found is None else found[1]
 
@@ -473,6 +489,11 @@ class RedisStore:
         longest = next(most for most in BLOCKS if block <= most)
         found = self._blocking.get(longest)
         return found or self._blocking.setdefault(longest, blocking_twin(self.client, longest))
+
+    def reconnect(self) -> None:
+        """Close what is idle, so that the next call asks anew where the server is."""
+        for client in (self.client, *self._blocking.values()):
+            client.connection_pool.disconnect(inuse_connections=False)
 
     def close(self) -> None:
         """Close the connections that this store opened; the caller's client stays open."""

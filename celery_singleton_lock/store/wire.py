@@ -7,15 +7,21 @@ nothing, this was half of what a lock cost a pool child.
 
 from __future__ import annotations
 
+import copy
 import functools
+import re
 import threading
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from celery_singleton_lock.keys import encoded
 from celery_singleton_lock.store.scripts import Argument, Script, words
+
+_DEMOTED: Final = re.compile(r"\b(READONLY|UNBLOCKED)\b")
 
 
 class Wire:
@@ -32,6 +38,7 @@ class Wire:
     def __init__(self, client: redis.Redis) -> None:
         """Connect with the first call of each thread."""
         self._pool = client.connection_pool
+        self._retry = self._pool.connection_kwargs.get("retry") or Retry(NoBackoff(), 1)
         self._here = threading.local()
 
     def ask(self, command: bytes) -> Any:
@@ -43,29 +50,45 @@ class Wire:
         Raises:
             redis.RedisError: what redis-py's client would raise.
         """
-        connection = getattr(self._here, "connection", None) or self._connect()
         try:
-            return self._exchange(connection, command)
+            return self._exchange(command)
         except redis.ConnectionError:
-            return connection.retry.call_with_retry(
-                lambda: self._exchange(connection, command), lambda _error: None
+            return copy.deepcopy(self._retry).call_with_retry(
+                lambda: self._exchange(command), lambda _error: None
             )
 
-    def _connect(self) -> Any:
-        connection = self._pool.connection_class(**self._pool.connection_kwargs)
-        self._here.connection = connection
-        return connection
-
-    @staticmethod
-    def _exchange(connection: Any, command: bytes) -> Any:
+    def _exchange(self, command: bytes) -> Any:
+        connection = getattr(self._here, "connection", None) or self._connect()
         try:
             connection.send_packed_command([command])
             return connection.read_response()
-        except redis.ResponseError:
+        except redis.ResponseError as error:
+            if demoted(error):
+                self._close(connection)
             raise  # that is an answer, and it was read
         except BaseException:
-            connection.disconnect()
+            self._close(connection)
             raise
+
+    def _connect(self) -> Any:
+        """Connect. Sending would do it too, but to where it was: no Sentinel would be asked."""
+        connection = self._pool.connection_class(**self._pool.connection_kwargs)
+        connection.connect()
+        self._here.connection = connection
+        return connection
+
+    def _close(self, connection: Any) -> None:
+        self._here.connection = None
+        connection.disconnect()
+
+
+def demoted(error: Exception) -> bool:
+    """Return whether a server says that it is no master any more.
+
+    Its connections must be closed: who connects anew is led to the new master, by a Sentinel, or
+    by an address that has moved. Redis 6.2 says it in the sentence of a script's error.
+    """
+    return isinstance(error, redis.ReadOnlyError) or bool(_DEMOTED.search(str(error)))
 
 
 def packed(

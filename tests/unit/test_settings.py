@@ -364,7 +364,7 @@ def test_tls_of_the_broker_is_taken_over():
         {},
         {"broker_url": "amqp://guest:s3cret@b//", "result_backend": "rpc://"},
         {"broker_url": ["redis://:s3cret@a", "redis://b"]},
-        {"broker_url": "sentinel://:s3cret@a;sentinel://b", "result_backend": "db+sqlite:///x"},
+        {"broker_url": "sentinel://:s3cret@a;redis://b", "result_backend": "db+sqlite:///x"},
     ],
 )
 def test_no_redis_is_an_error_only_when_there_is_a_lock(conf):
@@ -433,11 +433,14 @@ def test_redis_py_reads_the_url_as_we_do():
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("sentinel://:s3cret@h", "sentinel:// comes with a later version"),
+        ("sentinel://:s3cret@h;redis://i", "write each of its addresses as sentinel://host:port"),
+        ("sentinel://:s3cret@h:1;i:2", "begin each address with sentinel://"),
+        ("sentinel://:s3cret@h/1;sentinel://i/2", "its addresses differ in db"),
+        ("sentinel://:s3cret@h;sentinel://:other@i", "its addresses differ in password"),
         ("redis+cluster://:s3cret@h", "redis+cluster:// comes with a later version"),
-        ("amqp://u:s3cret@h", "use redis://, rediss:// (TLS) or unix://"),
-        ("memory://", "use redis://, rediss:// (TLS) or unix://"),
-        ("h:6379", "use redis://, rediss:// (TLS) or unix://"),
+        ("amqp://u:s3cret@h", "use redis://, rediss:// (TLS), unix:// or sentinel://"),
+        ("memory://", "use redis://, rediss:// (TLS), unix:// or sentinel://"),
+        ("h:6379", "use redis://, rediss:// (TLS), unix:// or sentinel://"),
         ("redis://:s3cret@h;redis://i", "Name one Redis"),
         ("redis://:s3cret@h,redis://i", "Name one Redis"),
         ("redis://:s3cret@h,i", "cannot be read"),
@@ -459,6 +462,57 @@ def test_a_backend_url_that_would_be_misread_is_refused(url, says):
         parsed(backend=url)
     assert str(caught.value).startswith("singleton_lock_backend is '")
     assert says in str(caught.value)
+    assert "cret" not in str(caught.value)
+
+
+def test_sentinel_urls_name_several_sentinels_and_one_master():
+    """Port 26379 if none is said; login and database are the master's, wherever they stand."""
+    found = parse_backend_url("sentinel://a; sentinel://:p%40ss@b:7/3")
+    assert found == BackendAddress(
+        "sentinel", "a", 26379, db=3, password="p@ss", sentinels=(("a", 26379), ("b", 7))
+    )
+    assert parse_backend_url(found.url) == found
+    assert str(found) == "sentinel://***@a:26379/3;sentinel://***@b:7/3"
+    assert "p@ss" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("setting", "options"),
+    [
+        ("broker_url", "broker_transport_options"),
+        ("result_backend", "result_backend_transport_options"),
+    ],
+)
+@pytest.mark.parametrize("url", ["sentinel://a;sentinel://b:7", ["sentinel://a", "sentinel://b:7"]])
+def test_celerys_sentinels_serve_with_their_options(setting, options, url):
+    """``master_name``, ``sentinel_kwargs`` and TLS come along; ours win."""
+    theirs = {"master_name": "m", "sentinel_kwargs": {"password": "s3cret"}, "unrelated": 1}
+    tls = "broker_use_ssl" if setting == "broker_url" else "redis_backend_use_ssl"
+    conf = {setting: url, options: theirs, tls: {"ssl_ca_certs": "/ca"}}
+    settings = parsed(conf, backend_options={"master_name": "other"})
+    assert settings.backend_source == setting
+    assert settings.address().sentinels == (("a", 26379), ("b", 7))
+    assert settings.backend_options == {
+        "master_name": "other",
+        "sentinel_kwargs": {"password": "s3cret"},
+        "ssl": True,
+        "ssl_ca_certs": "/ca",
+    }
+    assert "s3cret" not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("conf", "says"),
+    [
+        ({"broker_url": "sentinel://:s3cret@a"}, "broker_transport_options"),
+        ({"result_backend": "sentinel://:s3cret@a"}, "result_backend_transport_options"),
+        ({"singleton_lock_backend": "sentinel://:s3cret@a"}, "singleton_lock_backend_options"),
+    ],
+)
+def test_a_sentinel_url_without_master_name_is_refused(conf, says):
+    """The error names the setting that lacks it, and hides the password."""
+    with pytest.raises(ConfigurationError, match=says) as caught:
+        parsed(conf).address()
     assert "cret" not in str(caught.value)
 
 

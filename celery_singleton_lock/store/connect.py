@@ -1,0 +1,75 @@
+"""A client for the locks' Redis: one server, or whichever the Sentinels call the master."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from redis.sentinel import Sentinel, SentinelConnectionPool
+
+from celery_singleton_lock.settings import BackendAddress
+
+OWN: Final = frozenset({"allow_eviction"})
+"""Backend options that are ours, not redis-py's."""
+
+SENTINEL: Final = frozenset({"master_name", "min_other_sentinels", "sentinel_kwargs"})
+"""Backend options that speak of Sentinels, and mean nothing to a server."""
+
+QUICK: Final = 0.1
+"""Seconds that a Sentinel gets at least."""
+
+# redis-py's annotations leave these three out.
+_Sentinel: Final[Any] = Sentinel
+_SentinelPool: Final[Any] = SentinelConnectionPool
+_parse_url: Final[Any] = redis.connection.parse_url
+
+
+def connect(address: BackendAddress, options: Mapping[str, Any], *, patience: float) -> redis.Redis:
+    """Return a client with connections of its own. Nothing is sent yet.
+
+    Args:
+        address: where the locks live.
+        options: the user's, for redis-py's client and for Sentinels; they win.
+        patience: seconds within which a server must answer.
+
+    Raises:
+        KeyError: Sentinels without a ``master_name``, which :meth:`Settings.address` refuses.
+    """
+    timeouts = {"socket_timeout": patience, "socket_connect_timeout": patience}
+    # Once more at once: a connection that Redis closed while it was idle is no outage, and every
+    # script may be asked again with the same token.
+    once_more = Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,))
+    given = {name: value for name, value in options.items() if name not in OWN | SENTINEL}
+    for_server = {**timeouts, "retry": once_more, **given}
+    if not address.sentinels:
+        return redis.Redis.from_url(address.url, **for_server)
+    about = for_sentinels(address, options, patience)
+    least = int(options.get("min_other_sentinels", 0))
+    manager = _Sentinel(address.sentinels, min_other_sentinels=least, sentinel_kwargs=about)
+    for_master = {**for_server, **said(address)}
+    return redis.Redis(connection_pool=_SentinelPool(options["master_name"], manager, **for_master))
+
+
+def for_sentinels(
+    address: BackendAddress, options: Mapping[str, Any], patience: float
+) -> dict[str, Any]:
+    """Return the options of connections to Sentinels: together they get the time of one server.
+
+    redis-py's default would ask a dead one several times, with pauses, before it asks the next.
+    """
+    share = max(QUICK, patience / len(address.sentinels))
+    defaults = {"socket_timeout": share, "socket_connect_timeout": share}
+    return {**defaults, "retry": Retry(NoBackoff(), 0), **(options.get("sentinel_kwargs") or {})}
+
+
+def said(address: BackendAddress) -> dict[str, Any]:
+    """Return what a Sentinel URL says about the master, as redis-py would read it of a server."""
+    found = {"db": address.db, "username": address.username, "password": address.password}
+    read = _parse_url(f"redis://?{urlencode(address.options)}")
+    if any(name.startswith("ssl_") for name in address.options):
+        found["ssl"] = True
+    return {**{name: value for name, value in found.items() if value}, **read}

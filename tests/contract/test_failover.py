@@ -1,0 +1,112 @@
+"""The store over a failover: what follows the master, and what a demoted one is told."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from celery_singleton_lock.errors import BackendUnreachable
+from celery_singleton_lock.lock import Lock
+from celery_singleton_lock.model import Claim, Ending, Owner, Verdict, new_token
+from celery_singleton_lock.settings import parse_backend_url
+from celery_singleton_lock.store.connect import connect
+from celery_singleton_lock.store.redis import RedisStore
+from support.proxy import Proxy
+from support.sentinel import SentinelSet
+from support.waiting import eventually
+
+pytestmark = [pytest.mark.needs_real_redis("replication"), pytest.mark.chaos]
+
+SECRET = "p-ss-w0rd"
+
+
+@pytest.fixture
+def servers(make_redis, tmp_path):
+    with SentinelSet(make_redis, tmp_path, SECRET) as servers:
+        yield servers
+
+
+def store_on(servers, *, direct=False, patience=0.5, **options):
+    address = parse_backend_url(servers.url)
+    client = connect(address, {**servers.options, **options}, patience=patience)
+    return RedisStore(client, direct=direct)
+
+
+def granted(store, name="a", lease=10.0):
+    """Take a lock; return the grant, or nothing while Redis does not serve."""
+    owner = Owner(new_token())
+    try:
+        reply = store.acquire(owner, Claim(name, lease))
+    except BackendUnreachable:
+        return None
+    assert reply.verdict is Verdict.GRANTED
+    store.release(name, owner.token, Ending.FINAL)
+    return reply
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["client", "wire"])
+def test_t24_a_failover_is_followed_and_fences_grow(servers, direct):
+    """An ordered failover, then a killed master: each way to Redis finds the new one by itself."""
+    store = store_on(servers, direct=direct)
+    first = granted(store)
+    servers.await_replicated()
+    servers.failover()
+    second = eventually(lambda: granted(store), 5)
+    servers.await_replica(servers.master(), 30)
+    servers.await_replicated()
+    old = servers.master()
+    old.kill()
+    servers.await_promotion(old)
+    third = eventually(lambda: granted(store), 5)
+    assert first.fencing_token < second.fencing_token < third.fencing_token
+
+
+def test_a_blocked_wait_ends_with_its_master(servers):
+    """A Lock that waits over a failover is granted on the new master."""
+    holder, waiter = store_on(servers), store_on(servers)
+    owner = Owner(new_token())
+    holder.acquire(owner, Claim("a", 6.0))
+    servers.await_replicated()
+    servers.failover()
+    began = time.monotonic()
+    with Lock(waiter, "a", lease=3, blocking_timeout=15) as lock:
+        assert lock.held
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["client", "wire"])
+def test_a_demoted_master_is_left_though_it_keeps_the_connection(make_redis, direct):
+    """READONLY: connections are closed, so an address that has moved leads to the new master."""
+    old, new = make_redis(), make_redis()
+    with Proxy(old.port) as proxy:
+        client = connect(parse_backend_url(proxy.url), {}, patience=0.5)
+        store = RedisStore(client, direct=direct)
+        assert granted(store)
+        with old.client() as admin:
+            admin.replicaof("127.0.0.1", new.port)
+        proxy.target = new.port
+        with pytest.raises(BackendUnreachable, match=r"ReadOnlyError|READONLY"):
+            store.acquire(Owner(new_token()), Claim("b", 3.0))
+        assert eventually(lambda: granted(store), 2)
+
+
+def test_too_few_replicas_is_an_outage_and_not_a_refusal(make_redis):
+    """``min-replicas-to-write``: a master that lost its replicas is asked again soon."""
+    alone = make_redis("--min-replicas-to-write", "1")
+    store = RedisStore(alone.client())
+    with pytest.raises(BackendUnreachable, match="NOREPLICAS"):
+        store.acquire(Owner(new_token()), Claim("a", 3.0))
+
+
+def test_no_sentinel_answers_within_two_seconds_and_the_error_hides_the_password(servers):
+    """All Sentinels dead, or none knows the name: the error says where to look."""
+    address = parse_backend_url(servers.url.replace(str(servers.port), str(servers.dead_port)))
+    dead = RedisStore(connect(address, servers.options, patience=0.5))
+    wrong = store_on(servers, master_name="nobody")
+    for store in (dead, wrong):
+        began = time.monotonic()
+        with pytest.raises(BackendUnreachable, match="master_name") as caught:
+            store.time()
+        assert time.monotonic() - began < 2
+        assert SECRET not in f"{caught.value}{caught.value.__cause__}"

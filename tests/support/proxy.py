@@ -1,0 +1,143 @@
+"""A TCP proxy that a test can slow down, stall, cut, or point elsewhere.
+
+The outage is made, the servers on both ends are real (the habit of hibiken/asynq's test broker).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from typing_extensions import Self
+
+CHUNK = 65536
+TICK = 0.005
+
+
+@dataclass
+class _Pipe:
+    """One direction of one connection: what was read, and when it may be written."""
+
+    source: socket.socket
+    sink: socket.socket
+    waiting: deque[tuple[float, bytes]] = field(default_factory=deque)
+    ended: bool = False
+
+
+class Proxy:
+    """Forwards connections to a port of this machine, as the test says.
+
+    Args:
+        port: where the server listens.
+
+    Attributes:
+        target: port to which new connections go.
+        delay: seconds by which everything is delayed, in each direction.
+        stalled: nothing is passed on; connections are accepted and stay open.
+    """
+
+    def __init__(self, port: int) -> None:
+        self.target = port
+        self.delay = 0.0
+        self.stalled = False
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.settimeout(0)
+        self.port = int(self._listener.getsockname()[1])
+        self._pipes: list[_Pipe] = []
+        self._cut = threading.Event()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
+
+    @property
+    def url(self) -> str:
+        """Address of the proxied Redis."""
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join(5)
+
+    def cut(self) -> None:
+        """Close all connections; new ones are accepted."""
+        self._cut.set()
+        while self._cut.is_set() and self._thread.is_alive():
+            time.sleep(TICK)
+
+    def _run(self) -> None:
+        try:
+            while not self._ended.is_set():
+                if self._cut.is_set():
+                    self._close(list(self._pipes))
+                    self._cut.clear()
+                self._accept()
+                if self.stalled:
+                    time.sleep(TICK)
+                else:
+                    self._read()
+                    self._write()
+        finally:
+            self._close(list(self._pipes))
+            self._listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            client, _ = self._listener.accept()
+            try:
+                server = socket.create_connection(("127.0.0.1", self.target), timeout=1)
+            except OSError:
+                client.close()
+                return
+            for end in (client, server):
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._pipes += [_Pipe(client, server), _Pipe(server, client)]
+
+    def _read(self) -> None:
+        """Wait for input a moment, and note what came."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._listener, selectors.EVENT_READ)
+            for pipe in self._pipes:
+                if not pipe.ended:
+                    selector.register(pipe.source, selectors.EVENT_READ, pipe)
+            for key, _ in selector.select(TICK):
+                if key.data is not None:
+                    self._take(key.data)
+
+    def _take(self, pipe: _Pipe) -> None:
+        try:
+            data = pipe.source.recv(CHUNK)
+        except OSError:
+            data = b""
+        pipe.ended = not data
+        pipe.waiting.append((time.monotonic() + self.delay, data))
+
+    def _write(self) -> None:
+        now = time.monotonic()
+        for pipe in list(self._pipes):
+            while pipe.waiting and pipe.waiting[0][0] <= now:
+                _, data = pipe.waiting.popleft()
+                if not data or not self._sent(pipe.sink, data):
+                    self._close([p for p in self._pipes if pipe.source in (p.source, p.sink)])
+                    break
+
+    @staticmethod
+    def _sent(sink: socket.socket, data: bytes) -> bool:
+        try:
+            sink.sendall(data)
+        except OSError:
+            return False
+        return True
+
+    def _close(self, pipes: list[_Pipe]) -> None:
+        for pipe in pipes:
+            pipe.source.close()
+            pipe.sink.close()
+            self._pipes.remove(pipe)
