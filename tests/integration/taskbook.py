@@ -75,8 +75,8 @@ def build(  # noqa: C901, PLR0915  # a list of declarations, made anew for each 
         accept_content=["json", "pickle"],
         result_accept_content=["json", "pickle"],
         worker_cancel_long_running_tasks_on_connection_loss=False,
-        **conf,
     )
+    app.conf.update(conf)
     journal = Journal(folder)
 
     def act(

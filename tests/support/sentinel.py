@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 import redis
 from typing_extensions import Self
 
+from celery_singleton_lock import embedded
 from celery_singleton_lock.embedded import RedisServer, _free_ports
 from support.waiting import eventually
 
@@ -49,18 +51,22 @@ class SentinelSet:
             f"sentinel failover-timeout {NAME} 3000\n"
         )
         with self._config.with_suffix(".log").open("wb") as log:
+            # Below a supervisor, as the servers: it ends with this process, whatever ends that.
+            supervise = [sys.executable, "-I", "-S", embedded.__file__, "--supervise"]
+            server = [str(self.servers[0].provider.path), str(self._config), "--sentinel"]
             self._process = subprocess.Popen(
-                [self.servers[0].provider.path, str(self._config), "--sentinel"],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
+                [*supervise, str(os.getpid()), "--", *server],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,
             )
         eventually(self._watches, 10, "the Sentinel knows the replica")
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._process is not None:
-            self._process.kill()
+            self._process.stdin.close()
             self._process.wait(5)
 
     @property
