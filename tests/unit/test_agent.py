@@ -1,0 +1,487 @@
+"""The agent's rounds, on a clock that is turned by hand: what it asks of the store, and when again.
+
+Store, desk, publisher and watchdog are of paper; each notes what it is told, and fails as told.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from kombu.message import Message
+
+from celery_singleton_lock import agent as agent_module
+from celery_singleton_lock.agent import (
+    BEAT,
+    GONE,
+    LANDING,
+    REFUSED_RETRY,
+    RETRY,
+    SYNC,
+    Agent,
+)
+from celery_singleton_lock.clock import ServerClock
+from celery_singleton_lock.errors import BackendRefused, BackendUnreachable
+from celery_singleton_lock.events import BackendDown, BackendUp, LeaseLost, Observers
+from celery_singleton_lock.model import Delivery, Ending, Reply, Stray, Verdict
+from celery_singleton_lock.settings import LockOptions
+from celery_singleton_lock.stamp import Stamp
+from support.waiting import eventually
+
+CAPACITY = 2
+MAX_BODY = 1000
+
+
+class HandClock:
+    """A clock that is turned by hand."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+
+class PaperStore:
+    """Notes what it is asked; answers as told, or raises."""
+
+    def __init__(self):
+        self.calls = []
+        self.fails = {}
+        self.replies = {}
+        self.bodies = {}
+        self.inbox = []
+        self.due = []
+        self.strays = []
+
+    def asked(self, *verbs):
+        return [call for call in self.calls if call[0] in verbs]
+
+    def _note(self, verb, *details):
+        self.calls.append((verb, *details))
+        if self.fails.get(verb):
+            raise self.fails[verb]
+
+    def park_many(self, parcels):
+        tokens = [owner.token for owner, _, _ in parcels]
+        self._note("park_many", *tokens)
+        return [self.replies.get(token, Reply(Verdict.WAITING, rank=1)) for token in tokens]
+
+    def release(self, name, token, ending, **_):
+        self._note("release", token, ending)
+        return Reply(Verdict.RELEASED)
+
+    def kick_many(self, names, **_):
+        self._note("kick_many", *names)
+        return self.strays
+
+    def take_due(self, limit):
+        self._note("take_due", limit)
+        return self.due[:limit]
+
+    def body(self, name, token):
+        self._note("body", token)
+        return self.bodies.get(token)
+
+    def receive(self, worker, timeout):
+        self._note("receive")
+        return self.inbox.pop(0) if self.inbox else None
+
+    def beat(self, worker, realm, queues, ttl):
+        self._note("beat", *queues)
+
+    def leave(self, worker, realm, queues):
+        self._note("leave", *queues)
+
+    def time(self):
+        self._note("time")
+        return 5000.0
+
+
+class PaperDesk:
+    """Notes what it is told; knows what it was given."""
+
+    def __init__(self):
+        self.told = []
+        self.tokens = set()
+        self.waiting = 0
+        self.earlier = set()
+
+    def __getattr__(self, name):
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda *args: self.told.append((name, *args))
+
+    def has(self, token):
+        return token in self.tokens
+
+    def backlog(self):
+        return self.waiting
+
+    def busy(self):
+        return False
+
+    def undecided(self, name):
+        return name in self.earlier
+
+    def heard(self, *verbs):
+        return [call for call in self.told if call[0] in verbs]
+
+
+@pytest.fixture
+def clock():
+    return HandClock()
+
+
+@pytest.fixture
+def store():
+    return PaperStore()
+
+
+@pytest.fixture
+def desk():
+    return PaperDesk()
+
+
+@pytest.fixture
+def seen():
+    """What observers, Celery's side and the publisher were given."""
+    return SimpleNamespace(events=[], received=[], published=[], refuse=None)
+
+
+@pytest.fixture
+def agent(clock, store, desk, seen):
+    """An agent without its threads: the tests call its rounds."""
+
+    def publish(body, name, token, queue):
+        if seen.refuse:
+            raise seen.refuse
+        seen.published.append((token, queue))
+
+    made = Agent(
+        store,
+        worker="w#1",
+        realm="r",
+        place=ServerClock(clock),
+        queues=SimpleNamespace(consumed=lambda: ["q"], queue_of=lambda request: "q"),
+        rules=lambda task: LockOptions(),
+        receive=seen.received.append,
+        post=lambda call, *args: call(*args),
+        reap=lambda: None,
+        publisher=SimpleNamespace(publish=publish, close=lambda: None),
+        watchdog=SimpleNamespace(watch=lambda *a, **k: None),
+        observers=Observers([SimpleNamespace(notify=seen.events.append)]),
+        address="redis://localhost",
+        done_for=60.0,
+        max_body=MAX_BODY,
+        capacity=CAPACITY,
+    )
+    made.desk, made._clock = desk, clock
+    return made
+
+
+def stamp(token):
+    return Stamp(f"k:{token}", token, f"{token}/0/0", "task", "w#1")
+
+
+def request(token, body=b"[[], {}, {}]"):
+    """Return a message that has passed the desk."""
+    headers = {"id": token, "task": "task"}
+    message = Message(
+        body=body, content_type="application/json", content_encoding="utf-8", headers=headers
+    )
+    return SimpleNamespace(message=message, body=body, stamp=stamp(token), task="task")
+
+
+def delivery(token, body=b"{}"):
+    return Delivery(f"k:{token}", token, 7, body)
+
+
+# -- orders ----------------------------------------------------------------------------------------
+
+
+def test_like_orders_that_pile_up_go_together_and_none_passes_another(agent, store):
+    """Two parks in one call, then the release between them and the third, then that."""
+    agent.park(request("a"))
+    agent.park(request("b"))
+    agent.end(stamp("c"), Ending.FINAL, None)
+    agent.park(request("d"))
+    assert agent.run_once() == 4
+    assert store.asked("park_many", "release") == [
+        ("park_many", "a", "b"),
+        ("release", "c", Ending.FINAL),
+        ("park_many", "d"),
+    ]
+
+
+def test_the_desk_hears_what_became_of_each_message(agent, store, desk):
+    """Kept, refused by a full queue, or ended already: each by its own word."""
+    store.replies["full"] = Reply(Verdict.FULL)
+    store.replies["done"] = Reply(Verdict.DONE)
+    messages = {token: request(token) for token in ("kept", "full", "done")}
+    for message in messages.values():
+        agent.park(message)
+    agent.run_once()
+    assert desk.heard("parked", "refused", "dropped") == [
+        ("parked", messages["kept"], "", 1),
+        ("refused", messages["full"], "as many wait as lock_max_waiting allows"),
+        ("dropped", messages["done"]),
+    ]
+
+
+def test_a_message_that_is_too_long_is_refused_and_never_sent(agent, store, desk):
+    """The reason names the setting; the messages beside it are kept."""
+    agent.park(request("long", b"x" * MAX_BODY))
+    agent.park(request("short"))
+    agent.run_once()
+    assert store.asked("park_many") == [("park_many", "short")]
+    [(_, refused, reason)] = desk.heard("refused")
+    assert refused.stamp.token == "long"
+    assert "singleton_lock_max_body_bytes" in reason
+
+
+def test_an_error_of_ours_ends_neither_the_round_nor_the_orders_behind_it(agent, store, caplog):
+    """A bug in one order is logged; the next order is carried out."""
+    store.fails["body"] = KeyError("a bug")
+    agent.look_up(request("a"), "k:a", "a")
+    agent.park(request("b"))
+    with caplog.at_level(logging.ERROR):
+        agent.run_once()
+    assert store.asked("park_many") == [("park_many", "b")]
+    assert "the agent failed" in caplog.text
+
+
+# -- Redis away and back ---------------------------------------------------------------------------
+
+
+def test_what_redis_did_not_answer_is_tried_again_until_it_does(agent, store, desk, seen, clock):
+    """Down and up are told once each; the message is parked, and told so, once."""
+    store.fails = dict.fromkeys(("park_many", "time", "beat"), BackendUnreachable())
+    agent.park(request("a"))
+    for _ in range(3):
+        agent.run_once()
+        clock.now += RETRY
+    assert len(store.asked("park_many")) == 3
+    assert desk.told == [("backend_down",)]
+    store.fails = {}
+    agent.run_once()
+    clock.now += 2 * BEAT
+    agent.run_once()
+    assert len(store.asked("park_many")) == 4
+    assert [call[0] for call in desk.told] == ["backend_down", "parked", "backend_up"]
+    down, up = seen.events
+    assert isinstance(down, BackendDown)
+    assert isinstance(up, BackendUp)
+    assert 3 * RETRY <= up.down_for <= 3 * RETRY + 2 * BEAT  # with the next beat, which has jitter
+
+
+def test_it_is_not_tried_again_before_its_time(agent, store, clock):
+    """An order that failed waits; the round in between asks nothing for it."""
+    store.fails["park_many"] = BackendUnreachable()
+    agent.park(request("a"))
+    agent.run_once()
+    clock.now += RETRY * 0.9
+    agent.run_once()
+    assert len(store.asked("park_many")) == 1
+
+
+def test_a_refusal_of_one_message_holds_up_no_other(agent, store, desk, clock):
+    """It stays with the broker, and is tried again later than after an outage would be."""
+    store.replies["a"] = BackendRefused("full")
+    agent.park(request("a"))
+    agent.park(request("b"))
+    agent.run_once()
+    assert [call[0] for call in desk.told] == ["parked"]
+    del store.replies["a"]
+    clock.now += RETRY
+    agent.run_once()
+    assert len(store.asked("park_many")) == 1
+    clock.now += REFUSED_RETRY
+    agent.run_once()
+    assert store.asked("park_many")[1:] == [("park_many", "a")]
+    assert len(desk.heard("parked")) == 2
+
+
+def test_a_delivery_that_failed_is_left_to_its_claim_lease(agent, store, seen, clock):
+    """Its grant lapses and is made again: trying twice could deliver it twice."""
+    store.fails["body"] = BackendUnreachable()
+    agent._orders.put(delivery("a", body=None))
+    agent.run_once()
+    store.fails, store.bodies = {}, {"a": b"{}"}
+    clock.now += REFUSED_RETRY
+    agent.run_once()
+    assert seen.received == []
+
+
+# -- delivering ------------------------------------------------------------------------------------
+
+
+def test_a_delivery_without_its_message_fetches_it(agent, store, seen):
+    """A message too long for the inbox is asked for; one that is settled meanwhile is no work."""
+    store.bodies["a"] = b"long"
+    agent._orders.put(delivery("a", body=None))
+    agent._orders.put(delivery("settled", body=None))
+    agent.run_once()
+    assert [(found.token, found.body) for found in seen.received] == [("a", b"long")]
+    assert agent.counts.delivered == 1
+
+
+def test_a_copy_goes_to_the_pool_only_if_its_message_is_not_kept(agent, store, desk):
+    """Kept in Redis, the copy is dropped; unknown, it is all that is left and runs."""
+    store.bodies["kept"] = b"{}"
+    kept, unknown = request("kept"), request("unknown")
+    agent.look_up(kept, "k:kept", "kept")
+    agent.look_up(unknown, "k:unknown", "unknown")
+    agent.run_once()
+    assert desk.heard("dropped", "redispatch") == [("dropped", kept), ("redispatch", unknown)]
+
+
+# -- releasing -------------------------------------------------------------------------------------
+
+
+def test_a_lock_is_not_released_before_its_process_is_gone(agent, store, clock):
+    """Neither while it lives, nor for ever if it does not go: then its lease ends anyway."""
+    agent.end(stamp("a"), Ending.FINAL, os.getpid())
+    agent.run_once()
+    clock.now += GONE / 2
+    agent.run_once()
+    assert store.asked("release") == []
+    clock.now += GONE
+    agent.run_once()
+    assert store.asked("release") == [("release", "a", Ending.FINAL)]
+
+
+def test_a_lock_of_a_process_that_is_gone_is_released_at_once(agent, store):
+    """A zombie counts as gone: it runs nothing."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        eventually(lambda: agent_module.gone(child.pid), 10)  # not reaped yet
+        agent.end(stamp("a"), Ending.AGAIN, child.pid)
+        agent.run_once()
+    assert store.asked("release") == [("release", "a", Ending.AGAIN)]
+
+
+# -- sweeping --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("backlog", "asked"), [(0, [8]), (3, [5]), (8, []), (50, [])], ids="backlog-{}".format
+)
+def test_a_sweep_takes_no_more_than_the_pool_can_soon_run(agent, store, desk, backlog, asked):
+    """Four per slot, less those that wait for one already."""
+    desk.waiting = backlog
+    agent.run_once()
+    assert [call[1] for call in store.asked("take_due")] == asked
+
+
+def test_a_sweep_passes_by_a_lock_for_which_an_earlier_message_is_on_its_way(agent, store, desk):
+    """A kick could grant it to somebody who arrived later."""
+    store.due = ["k:a", "k:b"]
+    desk.earlier = {"k:a"}
+    agent.run_once()
+    assert store.asked("kick_many") == [("kick_many", "k:b")]
+
+
+def test_a_stray_is_published_and_a_broker_that_refuses_stops_nothing(agent, store, seen, caplog):
+    """A copy goes to its queue; if that fails a later sweep tries again."""
+    store.due = ["k:a"]
+    store.strays = [Stray("k:a", "a", "far", b"{}")]
+    agent.run_once()
+    assert seen.published == [("a", "far")]
+    seen.refuse = OSError("no broker")
+    agent._next_beat = 0.0
+    agent.run_once()
+    assert "no copy of a parked task could be published" in caplog.text
+    assert agent.counts.published == 1
+
+
+def test_the_servers_clock_is_asked_rarely(agent, store, clock):
+    """Once per SYNC seconds, whatever the number of beats."""
+    for _ in range(10):
+        agent.run_once()
+        clock.now += SYNC / 6
+    assert len(store.asked("time")) == 2
+    assert len(store.asked("beat")) == 10
+
+
+# -- losses ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_loss_is_reported_unless_the_task_has_just_ended(agent, desk, seen, clock, ended, caplog):
+    """Its end may be on its way from the pool: a second is given to it."""
+    desk.tokens = {"a"}
+    agent._on_lost("k:a", "a")
+    agent.run_once()
+    assert seen.events == []
+    if ended:
+        desk.tokens = set()
+    clock.now += LANDING + 0.01
+    agent.run_once()
+    assert [type(event) for event in seen.events] == ([] if ended else [LeaseLost])
+    assert ("was lost" in caplog.text) is not ended
+
+
+# -- the end ---------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_retires_gives_back_what_is_in_its_inbox(agent, store, seen):
+    """It leaves the fleet first, so that nothing new is pushed; then each grant returns."""
+    store.inbox = [delivery("a"), delivery("b")]
+    agent.retire()
+    agent.run_once()
+    verbs = [call for call in store.calls if call[0] in ("leave", "release")]
+    assert verbs == [
+        ("leave", "q"),
+        ("release", "a", Ending.AGAIN),
+        ("release", "b", Ending.AGAIN),
+    ]
+    assert seen.received == []
+
+
+def test_a_delivery_that_arrives_after_retirement_is_given_back(agent, store, seen):
+    """Nobody would run it here; the next worker does, in its old place."""
+    agent.retire()
+    agent.run_once()
+    agent._orders.put(delivery("late"))
+    agent.run_once()
+    assert store.asked("release") == [("release", "late", Ending.AGAIN)]
+    assert seen.received == []
+
+
+def test_a_retired_worker_neither_beats_nor_sweeps(agent, store, clock):
+    """A beat would put it back into the fleet."""
+    agent.retire()
+    agent.run_once()
+    clock.now += 10
+    agent.run_once()
+    assert store.asked("beat", "take_due") == []
+
+
+def test_stop_carries_out_what_was_ordered_and_ends_both_threads(agent, store, desk):
+    """The threads run, an order is given and the agent stopped: done, told, and gone."""
+    store.receive = lambda worker, timeout: agent._retired.wait(timeout) and None
+    agent.start()
+    agent.start()  # twice is once
+    threads = list(agent._threads)
+    message = request("a")
+    agent.park(message)
+    agent.stop(timeout=10)
+    assert desk.heard("parked") == [("parked", message, "", 1)]
+    assert store.asked("leave")
+    assert len(threads) == 2
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_stop_ends_though_redis_is_away(agent, store, caplog):
+    """Leases are left to end; the worker's exit does not wait for Redis."""
+    store.fails = dict.fromkeys(("park_many", "leave", "time", "beat"), BackendUnreachable())
+    store.receive = lambda worker, timeout: agent._retired.wait(timeout) and None
+    agent.start()
+    agent.park(request("a"))
+    agent.stop(timeout=10)
+    assert "leases are left to end" in caplog.text
+    assert not any(thread.is_alive() for thread in agent._threads)
