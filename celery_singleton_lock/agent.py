@@ -230,6 +230,11 @@ class Agent:
         stamp = Stamp(delivery.name, delivery.token, "", "", self.worker, granted=True)
         self._orders.put(End(stamp, Ending.FINAL, None, 0.0))
 
+    def give_back(self, delivery: Delivery) -> None:
+        """Return a message to its place in line: this worker cannot run it, another can."""
+        stamp = Stamp(delivery.name, delivery.token, "", "", self.worker, granted=True)
+        self._orders.put(End(stamp, Ending.AGAIN, None, 0.0))
+
     def watch(self, stamp: Stamp, lease: float, *, held: bool) -> None:
         """Renew a lease from now on."""
         self._watchdog.watch_later(stamp.name, stamp.token, lease, held=held, on_lost=self._on_lost)

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from threading import Event
 from typing import Any, Final, NamedTuple
 
 from billiard.einfo import ExceptionInfo
@@ -22,21 +23,27 @@ from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from celery_singleton_lock.clock import SystemClock
 from celery_singleton_lock.errors import (
     BackendError,
+    BackendUnreachable,
     LockConflict,
     LockLost,
     LockQueueFull,
+    LockWaitTimeout,
     SingletonLockError,
 )
 from celery_singleton_lock.lock import Lock
-from celery_singleton_lock.model import Claim, Ending, Owner, Reply, Verdict
+from celery_singleton_lock.model import Claim, Ending, Owner, Reply, Verdict, new_token
 from celery_singleton_lock.naming import ArgumentsDoNotBind
-from celery_singleton_lock.settings import LockOptions
-from celery_singleton_lock.stamp import STAMP, Stamp
+from celery_singleton_lock.settings import MAX_WAIT, LockOptions
+from celery_singleton_lock.stamp import COPY, STAMP, Stamp, attempt_of
 from celery_singleton_lock.store.base import Store
 
 logger = logging.getLogger(__name__)
 _clock = SystemClock()
 _HOST: Final = os.uname().nodename
+
+ALONE_RETRY: Final = 0.5
+"""Seconds between two tries of a task that waits for Redis in its slot."""
+
 _current: ContextVar[TaskLock | Lock | None] = ContextVar("celery_singleton_lock", default=None)
 
 
@@ -220,14 +227,56 @@ class Gate:
             return fail(run, error)
         lock = Lock(self._store(), name, lease=options.lease, limit=options.limit)
         try:
-            lock.acquire(blocking_timeout=options.wait_timeout)
-        except SingletonLockError as error:
+            self._refuse_copies(run, lock)
+            held = self._take_alone(lock, run.task.name, options)
+        except Turned as turned:
+            return self._turn_away(run, turned)
+        except Exception as error:  # noqa: BLE001  # ours, or a time limit
             return fail(run, error)
+        return self._run_alone(run, lock) if held else run.go()
+
+    def _run_alone(self, run: Run, lock: Lock) -> Any:
         try:
             return under(lock, run)
         finally:
             with suppress(SingletonLockError):
                 lock.release()
+
+    def _refuse_copies(self, run: Run, lock: Lock) -> None:
+        """Turn away a copy of a message that is kept, or has ended: it would run a second time."""
+        copy_of = take_out(run.request, COPY)
+        if copy_of is not None and self._is_elsewhere(run, lock, *copy_of):
+            verdict = "done"
+            raise Turned(verdict, "the message itself is kept, or has ended")
+
+    def _is_elsewhere(self, run: Run, lock: Lock, name: str, token: str) -> bool:
+        if self._store().body(name, token) is not None:
+            return True
+        owner = Owner(new_token(), attempt_of(run.request))
+        reply = self._store().acquire(owner, Claim(name, lock.lease, lock.limit, copy=True))
+        self._store().release(name, owner.token, Ending.AGAIN)
+        return reply.verdict in {Verdict.DONE, Verdict.TWIN}
+
+    def _take_alone(self, lock: Lock, task: str, options: LockOptions) -> bool:
+        """Return whether the lock is held; False only if the task may run without it."""
+        until = _clock.monotonic() + (
+            MAX_WAIT if options.wait_timeout is None else options.wait_timeout
+        )
+        while True:
+            try:
+                return _acquired_alone(lock, options, max(until - _clock.monotonic(), 0.001))
+            except BackendError as error:
+                if options.on_backend_error == "run":
+                    logger.warning("%s runs without its lock %r: %s", task, lock.name, error)
+                    return False
+                late = _clock.monotonic() >= until
+                patient = options.on_backend_error == "retry" and isinstance(
+                    error, BackendUnreachable
+                )
+                if late or not patient:
+                    raise
+                logger.warning("%s waits in its slot for the lock %r: %s", task, lock.name, error)
+                Event().wait(ALONE_RETRY)
 
     def _enter(self, stamp: Stamp, options: LockOptions) -> TaskLock | None:
         """Return the lock, or None to run without."""
@@ -345,6 +394,20 @@ def ask(store: Store, stamp: Stamp, options: LockOptions) -> Reply:
     return store.acquire(owner, claim_of(stamp, options))
 
 
+def _acquired_alone(lock: Lock, options: LockOptions, patience: float) -> bool:
+    """Take the lock as the task's policy says, waiting in the slot for ``patience`` seconds."""
+    if options.on_conflict not in {"skip", "fail"}:
+        if lock.acquire(blocking_timeout=patience):
+            return True
+        msg = f"Waited {options.wait_timeout} s for the lock {lock.name!r} (lock_wait_timeout)."
+        raise LockWaitTimeout(msg, lock.name)
+    if lock.acquire(blocking=False):
+        return True
+    reason = f"lock {lock.name!r} is held by another client"
+    error = Turned("skipped", reason) if options.on_conflict == "skip" else None
+    raise error or LockConflict(f"The {reason}.", lock.name)
+
+
 def owner_of(stamp: Stamp) -> Owner:
     """Return the owner that a stamp stands for, in this process."""
     return Owner(stamp.token, stamp.attempt, stamp.task, stamp.worker, _HOST, os.getpid())
@@ -425,11 +488,17 @@ def fail(run: Run, error: Exception) -> Any:
 
 def take_stamp(request: dict[str, Any]) -> Stamp | None:
     """Take the stamp out of a request, before the task can see it."""
-    stamp: Stamp | None = request.pop(STAMP, None)
-    headers = request.get("headers")
-    if isinstance(headers, Mapping) and STAMP in headers:
-        request["headers"] = {k: v for k, v in headers.items() if k != STAMP}
+    stamp: Stamp | None = take_out(request, STAMP)
     return stamp
+
+
+def take_out(request: dict[str, Any], key: str) -> Any:
+    """Take what is ours out of a request, before the task can see it; None if it is not there."""
+    found = request.pop(key, None)
+    headers = request.get("headers")
+    if isinstance(headers, Mapping) and key in headers:
+        request["headers"] = {k: v for k, v in headers.items() if k != key}
+    return found
 
 
 def cannot_wait(stamp: Stamp, options: LockOptions, reason: str) -> Exception:

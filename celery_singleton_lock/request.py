@@ -303,6 +303,10 @@ class Desk:
         clerk: who does the I/O.
         observers: who is told what happens.
         prefetch: tells the broker that more (+1) or fewer (-1) messages may be unacknowledged.
+
+    Attributes:
+        alone: names of tasks whose requests do not tell how they end, by the worker's self-test:
+            they pass by, and the pool takes their locks.
     """
 
     def __init__(  # the one place where a worker's parts meet
@@ -331,12 +335,13 @@ class Desk:
         self._suspended: list[LockedRequest] = []
         self._down = False
         self._mutex = threading.RLock()
+        self.alone: frozenset[str] = frozenset()
 
     # -- to the pool ------------------------------------------------------------------------------
 
     def __call__(self, request: Any) -> None:
         """Take a message from Celery; replaces ``consumer.on_task_request``."""
-        if not isinstance(request, LockedRequest):
+        if not self._tells(request):
             return self._forward(request)
         try:
             self._take(request)
@@ -344,6 +349,12 @@ class Desk:
             logger.exception("celery-singleton-lock could not handle %s", request)
             self._send(request, self._unlocked(request, error))
         return None
+
+    def _tells(self, request: Any) -> bool:
+        """Return whether a request tells its desk how it goes on."""
+        return isinstance(request, LockedRequest) and (
+            request.task.name not in self.alone or request.delivered
+        )
 
     def _take(self, request: LockedRequest) -> None:
         if request.stamp is UNSTAMPED:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from celery import bootsteps
 from celery.exceptions import ImproperlyConfigured
 from celery.signals import worker_shutdown
-from celery.worker.request import create_request_cls
+from celery.worker import strategy
 from celery.worker.strategy import hybrid_to_proto2, proto1_to_proto2
 from kombu.serialization import prepare_accept_content
 from kombu.utils.imports import symbol_by_name
@@ -157,11 +157,13 @@ class Crew:
         read = read_as_celery(message, utc=self.extension.app.uses_utc_timezone())
         name = read["headers"].get("task")
         task = self.extension.app.tasks.get(name)
-        if task is None or not issubclass(self._request_class(task), LockedRequest):
+        if task is None or name not in self.extension.declared():
             self.consumer.on_unknown_task(None, message, KeyError(name))
             self.agent.drop(delivery)
-            return
-        self.desk.deliver(delivery, self._request(task, message, read))
+        elif not passes(self._request_class(task)):
+            self.agent.give_back(delivery)
+        else:
+            self.desk.deliver(delivery, self._request(task, message, read))
 
     def _request(self, task: Any, message: Any, read: dict[str, Any]) -> LockedRequest:
         app, consumer = self.extension.app, self.consumer
@@ -212,9 +214,18 @@ def read_as_celery(message: Any, *, utc: bool) -> dict[str, Any]:
     return {"body": body, "headers": headers, "decoded": decoded, "utc": utc}
 
 
+def passes(cls: Any) -> bool:
+    """Return whether requests of a class tell their desk how they go on."""
+    return issubclass(cls, LockedRequest) and all(
+        getattr(getattr(cls, method), "__module__", "") == LockedRequest.__module__
+        for method in ("execute_using_pool", "on_success")
+    )
+
+
 def request_class(task: Any, consumer: Any) -> Any:
     """Return the request class that Celery's strategy derives for a task."""
-    return create_request_cls(
+    derive: Any = strategy.create_request_cls  # by the name that Celery's strategy itself uses
+    return derive(
         symbol_by_name(task.Request),
         task,
         consumer.pool,
@@ -421,18 +432,39 @@ def refuse_eviction(extension: Extension, policy: str) -> None:
 def check_wrap(crew: Crew) -> None:
     """See that Celery still lets every locked message pass the desk, on its way out and back.
 
-    Where it does not, nothing is skipped: the pool takes the lock by itself.
+    Where it does not, nothing is skipped: all locked messages of this worker pass by, and the pool
+    takes their locks. Then the worker takes no grants either: with its slots full of tasks that
+    wait, a parked one that holds the lock would wait for a slot, and they for it.
     """
-    app = crew.extension.app
-    for name in crew.extension.declared():
-        cls = crew._request_class(app.tasks[name])  # noqa: SLF001  # a part of this module
-        whole = issubclass(cls, LockedRequest) and all(
-            getattr(getattr(cls, method), "__module__", "") == LockedRequest.__module__
-            for method in ("execute_using_pool", "on_success")
+    app, by_desk = crew.extension.app, crew.consumer.on_task_request is crew.desk
+    for name in sorted(crew.extension.declared()):
+        task = app.tasks[name]
+        if by_desk and passes(request_class(task, crew.consumer)):
+            continue
+        crew.desk.alone = crew.extension.declared()
+        crew.agent.retire()
+        logger.warning(
+            "celery-singleton-lock: task %s does not pass this worker's desk (%s): all locked "
+            "tasks of this worker wait for their locks in pool slots. %s",
+            name,
+            *_why_alone(task, by_desk=by_desk),
         )
-        if not whole or crew.consumer.on_task_request is not crew.desk:
-            logger.warning(
-                "celery-singleton-lock: task %s does not pass this worker's desk (another Request "
-                "class, or an unknown Celery): it waits for its lock in its pool slot.",
-                name,
-            )
+
+
+def _why_alone(task: Any, *, by_desk: bool) -> tuple[str, str]:
+    """Return why a task's messages pass by, and what to change."""
+    if not by_desk:
+        return (
+            "another bootstep replaced consumer.on_task_request",
+            "Let that step call what it found there.",
+        )
+    base = symbol_by_name(task.Request)
+    if not issubclass(base, LockedRequest):
+        return (
+            f"its Request class is {base.__module__}.{base.__qualname__}",
+            "Derive that class from celery_singleton_lock.request.LockedRequest.",
+        )
+    return (
+        "this Celery makes request classes in an unknown way",
+        "Use a Celery that this version supports.",
+    )

@@ -1,0 +1,160 @@
+"""The worker's self-test of its place in Celery, and what it falls back to, shown by breaking it.
+
+Where Celery does not let a message pass our desk, its lock is taken in the pool alone: later, and
+for a slot; with a warning; and never skipped.
+"""
+
+from __future__ import annotations
+
+import pytest
+from celery import states
+
+from integration.test_adrift import adrift
+from support.waiting import eventually, never
+
+BREAKS = ["own", "composed", "unwrapped", "replaced"]
+WARNING = "does not pass this worker's desk"
+WHY = {
+    "own": ("integration.broken_app.OwnRequest", "celery_singleton_lock.request.LockedRequest"),
+    "composed": ("makes request classes in an unknown way", "a Celery that this version supports"),
+    "unwrapped": ("makes request classes in an unknown way", "a Celery that this version supports"),
+    "replaced": ("replaced consumer.on_task_request", "Let that step call"),
+}
+
+
+def broken(book, how, **options):
+    """Return a worker that is broken, not started."""
+    return book.worker(app="integration.broken_app", env={"BREAK": how}, **options)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("how", BREAKS)
+def test_a_broken_wrap_is_told_and_the_lock_taken_in_the_pool(own_book, how, pool):
+    """A warning names task, cause and remedy; tasks of a key never overlap, others go on."""
+    with broken(own_book, how, pool=pool, concurrency=4) as worker:
+        log = worker.log()
+        for words in (WARNING, "task act does not", *WHY[how]):
+            assert words in log
+        first = own_book.send("act", "a", 0, hold="a-0")
+        own_book.started(first)
+        others = [own_book.send("act", "a", n) for n in (1, 2)]
+        assert own_book.value(own_book.send("act", "b", 7)) == 7, "a slot is left"
+        never(lambda: len(own_book.starts("a")) > 1, during=0.5)
+        own_book.open("a-0")
+        assert [own_book.value(r) for r in (first, *others)] == [0, 1, 2]
+        more = [own_book.send("act", "a", n, hold=0.02) for n in range(3, 12)]
+        assert [own_book.value(r) for r in more] == list(range(3, 12))
+        assert own_book.peak("a") == 1
+        assert all(start["held"] and start["lock"] == "k:a" for start in own_book.starts("a"))
+        assert not any(start["leaks"] for start in own_book.starts())
+        own_book.await_free("a")
+        assert worker.is_running
+
+
+@pytest.mark.parametrize("how", BREAKS)
+def test_policies_hold_in_the_pool_alone(own_book, how):
+    """Fail, skip and lock_wait_timeout end the task as they say; nobody runs without the lock."""
+    with broken(own_book, how, concurrency=4):
+        first = own_book.send("act", "a", 0, hold="a-0")
+        own_book.started(first)
+        ends = {
+            task: own_book.outcome(own_book.send(task, "a", 1))
+            for task in ("act_fail", "act_skip", "act_patient")
+        }
+        own_book.open("a-0")
+        assert own_book.value(first) == 0
+        assert {task: state for task, (state, _) in ends.items()} == {
+            "act_fail": states.FAILURE,
+            "act_skip": states.REVOKED,
+            "act_patient": states.FAILURE,
+        }
+        assert "LockConflict" in repr(ends["act_fail"][1])
+        assert "LockWaitTimeout" in repr(ends["act_patient"][1])
+        assert "lock_wait_timeout" in str(ends["act_patient"][1])
+        assert own_book.order("a") == [0]
+        own_book.await_free("a")
+
+
+@pytest.mark.parametrize("how", ["own", "composed"])
+def test_a_holder_longer_than_its_lease_keeps_its_lock_in_the_pool_alone(own_book, how):
+    """Two leases long: renewed from the pool, nobody enters."""
+    with broken(own_book, how, concurrency=2):
+        first = own_book.send("act", "a", 0, hold=7)
+        own_book.started(first)
+        second = own_book.send("act", "a", 1)
+        assert [own_book.value(first), own_book.value(second)] == [0, 1]
+        assert own_book.peak("a") == 1
+
+
+@pytest.mark.parametrize("how", ["own", "composed"])
+def test_a_killed_child_frees_its_lock_within_a_lease_in_the_pool_alone(own_book, how):
+    """The main process does not know of the lock, so its lease has to end; then the next runs."""
+    with broken(own_book, how, concurrency=2):
+        first = own_book.send("act", "a", 0, hold="never")
+        pid = own_book.started(first)["pid"]
+        second = own_book.send("act", "a", 1)
+        own_book.kill_child(pid)
+        assert own_book.value(second) == 1
+        assert own_book.peak("a") == 1
+        own_book.await_free("a")
+
+
+def test_a_request_class_derived_from_ours_passes(own_book):
+    """The remedy of the warning: no warning, and blocked tasks hold no slot."""
+    with broken(own_book, "derived", concurrency=2) as worker:
+        assert WARNING not in worker.log()
+        first = own_book.send("act", "a", 0, hold="a-0")
+        own_book.started(first)
+        rest = [own_book.send("act", "a", n) for n in (1, 2, 3)]
+        own_book.await_waiting("a", 3)
+        assert own_book.value(own_book.send("act", "b", 7)) == 7
+        own_book.open("a-0")
+        assert [own_book.value(r) for r in (first, *rest)] == [0, 1, 2, 3]
+        assert own_book.order("a") == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("how", BREAKS)
+def test_a_broken_worker_beside_a_whole_one_loses_and_doubles_nothing(own_book, how):
+    """Parked by the whole one, which then ends: they run once each, one at a time."""
+    with own_book.worker(name="whole", concurrency=2):
+        first = own_book.send("act", "a", 0, hold="a-0")
+        own_book.started(first)
+        parked = [own_book.send("act", "a", n) for n in (1, 2, 3)]
+        own_book.await_waiting("a", 3)
+        bad = broken(own_book, how, name="broken", concurrency=2).start()
+        own_book.open("a-0")
+    assert own_book.value(first) == 0
+    with own_book.worker(name="again", concurrency=2):
+        assert [own_book.value(r) for r in parked] == [1, 2, 3]
+        late = [own_book.send("act", "a", n) for n in range(4, 10)]
+        assert sorted(own_book.value(r) for r in late) == list(range(4, 10))
+        bad.stop()
+    assert sorted(own_book.order("a")) == list(range(10))
+    assert own_book.peak("a") == 1
+    own_book.await_free("a")
+
+
+@pytest.mark.parametrize("how", BREAKS)
+def test_T34_a_broken_worker_runs_no_copy_beside_its_original(own_book, how):
+    """Copies of a parked message, before and after it has run: it runs once."""
+    holder, first, parked = adrift(own_book)
+    own_book.open("a-0")
+    own_book.value(first)
+    eventually(lambda: own_book.queued("far") >= 1, 15, "a copy is published")
+    copy = own_book.broker.lindex("far", 0)
+    with broken(own_book, how, queues="far", name="broken"):
+        own_book.broker.lpush("far", copy)
+        eventually(
+            lambda: own_book.queued("far") == 0 and own_book.unacked() == 0, 10, "they settle"
+        )
+        with own_book.worker(queues="far", name="whole"):
+            assert own_book.value(parked[0]) == 1
+        for _ in range(3):
+            own_book.broker.lpush("far", copy)
+        eventually(
+            lambda: own_book.queued("far") == 0 and own_book.unacked() == 0, 10, "they settle"
+        )
+        assert own_book.value(own_book.send("act", "a", 5, queue="far")) == 5
+    assert own_book.order("a") == [0, 1, 5]
+    own_book.await_free("a", 10)
+    holder.stop()
