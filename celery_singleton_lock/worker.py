@@ -387,8 +387,8 @@ def check_backend(extension: Extension, place: ServerClock) -> None:
     """
     store = extension.new_store(PATIENCE)
     try:
+        check_schema(store)  # first: what another version wrote is not to be touched
         store.probe()
-        check_schema(store)
         place.sync(store.time(), SystemClock().monotonic())
         facts = store.describe()
     except BackendUnreachable as error:
@@ -408,8 +408,10 @@ def check_schema(store: RedisStore) -> None:
     found = store.schema()
     if found != SCHEMA:
         msg = (
-            f"The lock's Redis holds data of schema {found}; this version works with {SCHEMA}. "
-            "Upgrade all workers together, or give this one a singleton_lock_prefix of its own."
+            f"The lock's Redis holds data of schema {found} (key {store.keyspace.schema}); this "
+            f"version works with {SCHEMA}. Upgrade all workers together: let those of the other "
+            "version run what is parked, stop them, and delete that key. Or give this worker a "
+            "singleton_lock_prefix of its own; tasks under two prefixes do not exclude each other."
         )
         raise SchemaMismatch(msg)
 

@@ -1,0 +1,12 @@
+"""The task book as another version of this library would run it: it knows another schema."""
+
+from __future__ import annotations
+
+import os
+
+from celery_singleton_lock import worker
+from celery_singleton_lock.store import redis as store
+from integration import worker_app
+
+app = worker_app.app
+worker.SCHEMA = store.SCHEMA = os.environ["SCHEMA"]

@@ -1,0 +1,79 @@
+"""Workers of two data schemas never share one Redis: the one that comes second is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_singleton_lock.model import SCHEMA
+from support.waiting import eventually
+
+
+def other_version(book, schema, **options):
+    """Return a worker of a version that knows another schema, not started."""
+    return book.worker(app="integration.older_app", env={"SCHEMA": schema}, **options)
+
+
+def refusal(worker):
+    """Start a worker that must refuse; return its log when it has ended with an error."""
+    worker.start(wait=False)
+    eventually(lambda: worker.returncode is not None, 20, lambda: f"refuses\n{worker.log_tail()}")
+    assert worker.returncode != 0, worker.log_tail()
+    assert "ready." not in worker.log()
+    return worker.log()
+
+
+@pytest.mark.parametrize("schema", ["0", "2"], ids=["an-older-worker", "a-newer-worker"])
+def test_a_worker_of_another_schema_is_refused_beside_ours(own_book, schema):
+    """It ends with an error that says both schemas and what to do; ours goes on undisturbed."""
+    with own_book.worker() as ours:
+        first = own_book.send("act", "a", 0, hold="a-0")
+        own_book.started(first)
+        parked = own_book.send("act", "a", 1)
+        own_book.await_waiting("a", 1)
+        log = refusal(other_version(own_book, schema))
+        for words in (
+            f"data of schema {SCHEMA} (key csl:schema)",
+            f"this version works with {schema}",
+            "Upgrade all workers together",
+            "delete that key",
+            "singleton_lock_prefix",
+            "do not exclude each other",
+        ):
+            assert words in log
+        own_book.open("a-0")
+        assert [own_book.value(first), own_book.value(parked)] == [0, 1]
+        assert ours.is_running
+    assert own_book.peak("a") == 1
+
+
+def test_ours_is_refused_where_another_schema_lives_and_touches_nothing(own_book):
+    """What the other version keeps there is as it was, key by key."""
+    with other_version(own_book, "2"):
+        assert own_book.value(own_book.send("act", "a", 0)) == 0
+    before = snapshot(own_book.client)
+    assert before[b"csl:schema"] == b"2"
+    log = refusal(own_book.worker())
+    assert "data of schema 2" in log
+    assert f"this version works with {SCHEMA}" in log
+    assert snapshot(own_book.client).keys() <= before.keys()
+    assert own_book.client.get("csl:schema") == b"2"
+
+
+def test_the_remedies_of_the_error_work(own_book):
+    """A prefix of its own, or the key deleted once the others are gone: the worker starts."""
+    own_book.client.set("csl:schema", "99")
+    assert "schema 99" in refusal(own_book.worker())
+    with own_book.worker(conf={"singleton_lock_prefix": "mine"}):
+        assert own_book.value(own_book.send("act", "a", 0)) == 0
+    own_book.client.delete("csl:schema")
+    with own_book.worker():
+        assert own_book.value(own_book.send("act", "a", 1)) == 1
+    assert own_book.client.get("csl:schema") == SCHEMA.encode()
+
+
+def snapshot(client):
+    """Return all keys of locks; the values of plain ones."""
+    return {
+        key: client.get(key) if client.type(key) == b"string" else None
+        for key in client.scan_iter("csl:*")
+    }
