@@ -33,8 +33,6 @@ from support.waiting import eventually
 LEASE = 3.0
 TASKS = Path(__file__).with_name("cluster_tasks.py")
 
-pytestmark = [pytest.mark.needs_real_redis("result subscriptions of AsyncResult.get")]
-
 
 class LockSetup(CeleryTestSetup):
     """A setup with a short lease, so that a kill is survived within a test."""
