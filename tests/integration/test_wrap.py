@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 from celery import states
 
+from integration.book import Book
 from integration.test_adrift import adrift
 from support.waiting import eventually, never
 
@@ -27,8 +28,10 @@ def broken(book, how, **options):
     return book.worker(app="integration.broken_app", env={"BREAK": how}, **options)
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
-@pytest.mark.parametrize("how", BREAKS)
+@pytest.mark.parametrize(
+    ("how", "pool"),
+    [*((how, "prefork") for how in BREAKS), ("own", "threads"), ("unwrapped", "threads")],
+)
 def test_a_broken_wrap_is_told_and_the_lock_taken_in_the_pool(own_book, how, pool):
     """A warning names task, cause and remedy; tasks of a key never overlap, others go on."""
     with broken(own_book, how, pool=pool, concurrency=4) as worker:
@@ -51,10 +54,9 @@ def test_a_broken_wrap_is_told_and_the_lock_taken_in_the_pool(own_book, how, poo
         assert worker.is_running
 
 
-@pytest.mark.parametrize("how", BREAKS)
-def test_policies_hold_in_the_pool_alone(own_book, how):
+def test_policies_hold_in_the_pool_alone(own_book):
     """Fail, skip and lock_wait_timeout end the task as they say; nobody runs without the lock."""
-    with broken(own_book, how, concurrency=4):
+    with broken(own_book, "own", concurrency=4):
         first = own_book.send("act", "a", 0, hold="a-0")
         own_book.started(first)
         ends = {
@@ -75,10 +77,9 @@ def test_policies_hold_in_the_pool_alone(own_book, how):
         own_book.await_free("a")
 
 
-@pytest.mark.parametrize("how", ["own", "composed"])
-def test_a_holder_longer_than_its_lease_keeps_its_lock_in_the_pool_alone(own_book, how):
+def test_a_holder_longer_than_its_lease_keeps_its_lock_in_the_pool_alone(own_book):
     """Two leases long: renewed from the pool, nobody enters."""
-    with broken(own_book, how, concurrency=2):
+    with broken(own_book, "composed", concurrency=2):
         first = own_book.send("act", "a", 0, hold=7)
         own_book.started(first)
         second = own_book.send("act", "a", 1)
@@ -86,10 +87,9 @@ def test_a_holder_longer_than_its_lease_keeps_its_lock_in_the_pool_alone(own_boo
         assert own_book.peak("a") == 1
 
 
-@pytest.mark.parametrize("how", ["own", "composed"])
-def test_a_killed_child_frees_its_lock_within_a_lease_in_the_pool_alone(own_book, how):
+def test_a_killed_child_frees_its_lock_within_a_lease_in_the_pool_alone(own_book):
     """The main process does not know of the lock, so its lease has to end; then the next runs."""
-    with broken(own_book, how, concurrency=2):
+    with broken(own_book, "own", concurrency=2):
         first = own_book.send("act", "a", 0, hold="never")
         pid = own_book.started(first)["pid"]
         second = own_book.send("act", "a", 1)
@@ -97,6 +97,28 @@ def test_a_killed_child_frees_its_lock_within_a_lease_in_the_pool_alone(own_book
         assert own_book.value(second) == 1
         assert own_book.peak("a") == 1
         own_book.await_free("a")
+
+
+@pytest.mark.needs_real_redis("a server that goes away and comes back")
+def test_an_outage_is_met_as_the_policy_says_in_the_pool_alone(redis_url, make_redis, tmp_path):
+    """Retry waits in its slot and runs when Redis is back; fail fails; run runs, unlocked."""
+    locks = make_redis()
+    conf = {"singleton_lock_backend": locks.url}
+    with (
+        Book(redis_url, tmp_path, lock_url=locks.url, conf=conf) as book,
+        broken(book, "own", concurrency=4) as worker,
+    ):
+        locks.kill()
+        patient = book.send("act", "a", 1)
+        state, error = book.outcome(book.send("act_failing", "b", 2))
+        assert (state, type(error).__name__) == (states.FAILURE, "BackendUnreachable")
+        assert book.value(book.send("act_running", "c", 3)) == 3
+        assert not book.starts("c")[0]["held"]
+        worker.await_log("act waits in its slot for the lock 'k:a'")
+        assert not book.starts("a")
+        locks.start()
+        assert book.value(patient) == 1
+        assert book.starts("a")[0]["held"]
 
 
 def test_a_request_class_derived_from_ours_passes(own_book):
@@ -134,7 +156,8 @@ def test_a_broken_worker_beside_a_whole_one_loses_and_doubles_nothing(own_book, 
     own_book.await_free("a")
 
 
-@pytest.mark.parametrize("how", BREAKS)
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["own", "composed"])
 def test_T34_a_broken_worker_runs_no_copy_beside_its_original(own_book, how):
     """Copies of a parked message, before and after it has run: it runs once."""
     holder, first, parked = adrift(own_book)
