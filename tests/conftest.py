@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from celery_singleton_lock.embedded import EmbeddedRedisError, Provider, RedisServer, find_provider
+from support.rabbit import RabbitMQ, VirtualHost, find_server
 from support.workers import CeleryWorker
 
 PROVIDER = "CSL_TEST_REDIS"  # e.g. CSL_TEST_REDIS=fakeredis pytest: that kind and no other
@@ -69,6 +70,30 @@ def make_redis(redis_provider) -> Iterator[Callable[..., RedisServer]]:
             return servers.enter_context(RedisServer(redis_provider, args=args, **options))
 
         yield make
+
+
+@pytest.fixture(scope="session")
+def rabbit(tmp_path_factory) -> Iterator[RabbitMQ]:
+    """The RabbitMQ of this run; its processes share one."""
+    if find_server() is None:
+        skip_or_fail("no RabbitMQ on this machine: apt-get install rabbitmq-server")
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    with RabbitMQ(shared / "rabbit") as server:
+        yield server
+
+
+@pytest.fixture
+def rabbit_vhost(rabbit) -> Iterator[VirtualHost]:
+    """A virtual host that this test has for itself."""
+    with rabbit.vhost() as vhost:
+        yield vhost
+
+
+@pytest.fixture
+def rabbit_url(rabbit_vhost) -> str:
+    """URL of a RabbitMQ, empty."""
+    return rabbit_vhost.url
 
 
 @pytest.fixture
