@@ -28,10 +28,9 @@ from celery_singleton_lock.model import (
     Owner,
     Parcel,
     Reply,
-    Stray,
     Verdict,
 )
-from celery_singleton_lock.publisher import Publisher, pack
+from celery_singleton_lock.publisher import Outbox, Publisher, pack
 from celery_singleton_lock.request import Desk, LockedRequest
 from celery_singleton_lock.settings import LockOptions
 from celery_singleton_lock.stamp import Stamp
@@ -192,7 +191,7 @@ class Agent:
         self._receive = receive
         self._post = post
         self._reap = reap
-        self._publisher = publisher
+        self._outbox = Outbox(publisher, self._count_published)
         self._watchdog = watchdog
         self._observers = observers
         self._address = address
@@ -275,7 +274,7 @@ class Agent:
         self._orders.put(None)
         for thread in self._threads:
             thread.join(timeout / 2)
-        self._publisher.close()
+        self._outbox.close(timeout / 4)
 
     def _run(self) -> None:
         while not self._stopped.is_set():
@@ -461,14 +460,10 @@ class Agent:
         ready = [name for name in names if not self.desk.undecided(name)]
         strays = self.store.kick_many(ready, worker=self._own(), realm=self.realm)
         for stray in strays:
-            self._publish(stray)
+            self._outbox.put(stray)
 
-    def _publish(self, stray: Stray) -> None:
-        try:
-            self._publisher.publish(stray.body, stray.name, stray.token, stray.queue)
-            self.counts.published += 1
-        except Exception as error:  # noqa: BLE001  # any transport's; a later sweep tries again
-            logger.warning("no copy of a parked task could be published: %r", error)
+    def _count_published(self) -> None:
+        self.counts.published += 1
 
     def _tick(self) -> None:
         self._next_beat = self._clock.monotonic() + BEAT * random.uniform(0.8, 1.2)  # noqa: S311

@@ -7,7 +7,10 @@ message body behind it, untouched: it is never decoded and serialised again.
 from __future__ import annotations
 
 import logging
+import queue
+import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from kombu.connection import Connection
@@ -15,13 +18,38 @@ from kombu.message import Message
 from kombu.messaging import Producer
 from kombu.utils import json
 
+from celery_singleton_lock.model import Stray
 from celery_singleton_lock.stamp import COPY, STAMP
 
 logger = logging.getLogger(__name__)
 
 _ROUTE: Final = ("exchange", "routing_key")
 _STRIPPED: Final = frozenset({STAMP, COPY, "redelivered"})
-_STALE_PROPERTIES: Final = frozenset({"delivery_info", "delivery_tag", "body_encoding"})
+_STALE_PROPERTIES: Final = frozenset(
+    {
+        "delivery_info",  # these three are the virtual transports'
+        "delivery_tag",
+        "body_encoding",
+        "application_headers",  # AMQP's name of the headers, which are kept themselves
+    }
+)
+_NOT_SENT: Final = frozenset(
+    {
+        "content_type",  # these two are AMQP's, and are passed by themselves
+        "content_encoding",
+        "application_headers",
+        "user_id",  # RabbitMQ refuses a message in the name of another user
+        "cluster_id",
+    }
+)
+_HISTORY: Final = (
+    "x-death",
+    "x-first-death-",
+    "x-last-death-",
+    "x-delivery-count",
+    "x-acquired-count",
+)
+"""Headers in which a broker tells what befell a message; of a copy they would not be true."""
 
 
 class ParkedMessage(Message):
@@ -46,6 +74,8 @@ class ParkedMessage(Message):
             accept=accept,
         )
         self.headers = dict(fields["headers"])
+        if fields.get("amqp"):
+            self.properties["application_headers"] = self.headers  # as py-amqp has it
 
     def ack(self, multiple: bool = False) -> None:  # noqa: ARG002  # kombu's
         """Note the acknowledgement."""
@@ -78,6 +108,7 @@ def pack(message: Message) -> bytes:
         },
         "route": {key: (message.delivery_info or {}).get(key) for key in _ROUTE},
         "text": isinstance(raw, str),
+        "amqp": "application_headers" in (message.properties or {}),
     }
     encoded = raw.encode() if isinstance(raw, str) else bytes(raw)
     line: str = json.dumps(head)
@@ -96,11 +127,7 @@ def unpack(kept: bytes, accept: Any = None) -> ParkedMessage:
 
 
 def _kept(headers: Mapping[str, Any] | None) -> dict[str, Any]:
-    return {
-        key: value
-        for key, value in (headers or {}).items()
-        if key not in _STRIPPED and not key.startswith("x-death")
-    }
+    return {key: value for key, value in (headers or {}).items() if key not in _STRIPPED}
 
 
 class Publisher:
@@ -110,19 +137,16 @@ class Publisher:
 
     Args:
         connect: returns a new connection to the broker.
-        exchange_of: queue name -> (exchange, routing key).
     """
 
-    def __init__(
-        self, connect: Callable[[], Connection], exchange_of: Callable[[str], tuple[str, str]]
-    ) -> None:
+    def __init__(self, connect: Callable[[], Connection]) -> None:
         """Connect when the first copy is sent."""
         self._connect = connect
-        self._exchange_of = exchange_of
         self._connection: Connection | None = None
+        self._channel: Any = None
 
     def publish(self, kept: bytes, name: str, token: str, queue: str) -> None:
-        """Send a copy of a parked message.
+        """Send a copy of a parked message to its queue, past all exchanges and bindings.
 
         Args:
             kept: the parked body.
@@ -133,29 +157,92 @@ class Publisher:
         Raises:
             Exception: whatever the broker's transport raises; nothing was sent.
         """
-        if self._connection is None:
-            self._connection = self._connect()
         message = unpack(kept)
-        exchange, routing_key = self._exchange_of(queue)
-        headers = dict(message.headers)
-        compression = headers.pop("compression", None)
+        headers = {k: v for k, v in message.headers.items() if not k.startswith(_HISTORY)}
+        fields = {
+            "compression": headers.pop("compression", None),
+            "headers": {**headers, COPY: [name, token]},
+            "content_type": message.content_type,
+            "content_encoding": message.content_encoding,
+            **_as_arguments(message.properties),
+        }
+        fresh = self._channel is None
         try:
-            Producer(self._connection.default_channel, auto_declare=False).publish(
-                message.body,
-                exchange=exchange,
-                routing_key=routing_key,
-                content_type=message.content_type,
-                content_encoding=message.content_encoding,
-                compression=compression,
-                headers={**headers, COPY: [name, token]},
-                **message.properties,
-            )
+            self._send(message.body, queue, fields)
         except Exception:
             self.close()
-            raise
+            if fresh:
+                raise
+            self._send(message.body, queue, fields)  # the connection had died while it was idle
+
+    def _send(self, body: Any, queue: str, fields: dict[str, Any]) -> None:
+        if self._channel is None:
+            self._connection = self._connect()
+            self._channel = self._connection.channel()  # tries to connect once
+        # The anonymous exchange leads to the queue of that name, on every transport.
+        Producer(self._channel, auto_declare=False).publish(
+            body, exchange="", routing_key=queue, **fields
+        )
 
     def close(self) -> None:
         """Close the connection; the next copy opens another."""
-        connection, self._connection = self._connection, None
+        connection, self._connection, self._channel = self._connection, None, None
         if connection is not None:
             connection.release()
+
+
+def _as_arguments(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message's properties as kombu's ``publish`` wants them."""
+    fields = {key: value for key, value in properties.items() if key not in _NOT_SENT}
+    expiration = fields.pop("expiration", None)
+    if expiration is not None:
+        fields["expiration"] = float(expiration) / 1000  # AMQP has milliseconds, as text
+    return fields
+
+
+class Outbox:
+    """A thread that publishes: a broker that is away must not keep the agent from its work.
+
+    Args:
+        publisher: used by that thread alone.
+        on_sent: called after each copy.
+    """
+
+    MOST: Final = 100
+    """Copies that may wait here. Those that find it full are made again by a later sweep."""
+
+    def __init__(self, publisher: Publisher, on_sent: Callable[[], None]) -> None:
+        """Start the thread with the first copy."""
+        self._publisher = publisher
+        self._on_sent = on_sent
+        self._strays: queue.Queue[Stray | None] = queue.Queue(self.MOST)
+        self._thread: threading.Thread | None = None
+
+    def put(self, stray: Stray) -> None:
+        """Have a copy of a parked message published. Does not wait."""
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._run, name="singleton-lock-outbox", daemon=True
+            )
+            self._thread.start()
+        try:
+            self._strays.put_nowait(stray)
+        except queue.Full:
+            logger.warning("celery-singleton-lock: the broker takes no copies of parked tasks")
+
+    def close(self, timeout: float) -> None:
+        """End the thread; copies that it has not sent are made again by another worker's sweep."""
+        if self._thread is not None:
+            with suppress(queue.Full):
+                self._strays.put_nowait(None)
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        while (stray := self._strays.get()) is not None:
+            try:
+                self._publisher.publish(stray.body, stray.name, stray.token, stray.queue)
+            except Exception as error:  # noqa: BLE001  # any transport's; a later sweep tries again
+                logger.warning("no copy of a parked task could be published: %r", error)
+            else:
+                self._on_sent()
+        self._publisher.close()

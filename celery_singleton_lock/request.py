@@ -21,7 +21,7 @@ from celery.worker.request import Request
 from celery.worker.state import task_ready, task_reserved
 
 from celery_singleton_lock.clock import ServerClock, SystemClock
-from celery_singleton_lock.errors import LockWaitTimeout
+from celery_singleton_lock.errors import ConfigurationError, LockWaitTimeout
 from celery_singleton_lock.events import (
     Observers,
     TaskBlocked,
@@ -309,6 +309,9 @@ class Desk:
             they pass by, and the pool takes their locks.
     """
 
+    broadcast: frozenset[str] = frozenset()
+    """Exchanges from which each worker gets a copy; set once the worker's queues are known."""
+
     def __init__(  # the one place where a worker's parts meet
         self,
         *,
@@ -367,6 +370,8 @@ class Desk:
         return None
 
     def _stamped(self, request: LockedRequest, *, copy: bool) -> Stamp:
+        if self.broadcast and request.delivery_info.get("exchange") in self.broadcast:
+            return self._unlocked(request, broadcast_refused(request))
         try:
             name = self._name_of(request.task, request.args, request.kwargs)
         except ArgumentsDoNotBind:
@@ -689,6 +694,16 @@ def _verdict(delivery: Delivery) -> Exception | None:
         return None
     sentence = f"Waited {delivery.waited:.1f} s for the lock {delivery.name!r} (lock_wait_timeout)."
     return LockWaitTimeout(sentence, delivery.name)
+
+
+def broadcast_refused(request: LockedRequest) -> ConfigurationError:
+    """Return why a locked task that came by broadcast fails."""
+    msg = (
+        f"{request.task.name} is a LockedTask and came through a Broadcast queue "
+        f"({request.delivery_info['exchange']}): each worker has a copy, and one lock cannot serve "
+        "them. Send it to a usual queue, or declare it without LockedTask."
+    )
+    return ConfigurationError(msg)
 
 
 def worker_id(hostname: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,6 +21,7 @@ from celery_singleton_lock.extension import PATIENCE, Extension, install
 from celery_singleton_lock.mailbox import HEAR, Mailbox
 from celery_singleton_lock.model import SCHEMA, Delivery
 from celery_singleton_lock.publisher import Publisher, unpack
+from celery_singleton_lock.queues import Consumed, refuse_broadcast
 from celery_singleton_lock.request import Desk, LockedRequest, worker_id
 from celery_singleton_lock.settings import check_unknown_settings
 from celery_singleton_lock.store.redis import RedisStore
@@ -33,43 +33,6 @@ FLUSH: Final = 2.0
 """Most seconds that a worker's exit waits for the agent."""
 
 _GREEN: Final = ("gevent", "eventlet")
-
-
-class Consumed:
-    """The queues of a consumer.
-
-    Args:
-        consumer: Celery's.
-    """
-
-    def __init__(self, consumer: Any) -> None:
-        """Look at the consumer anew each time: queues come and go."""
-        self._consumer = consumer
-
-    def consumed(self) -> Iterable[str]:
-        """Return the names of the queues that are consumed now."""
-        return list(self._queues())
-
-    def queue_of(self, request: LockedRequest) -> str:
-        """Return the queue from which a message came, as far as the broker tells."""
-        queues = self._queues()
-        info = request.message.delivery_info or {}
-        key, exchange = info.get("routing_key"), info.get("exchange")
-        if key in queues:
-            return str(key)
-        for name, entry in queues.items():
-            bound = entry.exchange.name if entry.exchange else ""
-            if entry.routing_key == key and bound == (exchange or bound):
-                return str(name)
-        return str(next(iter(queues), key or ""))
-
-    def exchange_of(self, queue: str) -> tuple[str, str]:
-        """Return where to publish so that a message reaches ``queue``."""
-        entry = self._consumer.app.amqp.queues[queue]
-        return (entry.exchange.name if entry.exchange else "", entry.routing_key or queue)
-
-    def _queues(self) -> dict[str, Any]:
-        return dict(self._consumer.app.amqp.queues.consume_from)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +60,7 @@ class Crew:
         self.hub: Any = None
         self._request_classes: dict[str, Any] = {}
         worker = worker_id(consumer.hostname)
-        queues = Consumed(consumer)
+        self.queues = queues = Consumed(consumer)
         self.watchdog = Watchdog(extension.new_store(PATIENCE))
         self.agent = Agent(
             extension.new_store(PATIENCE),
@@ -109,7 +72,7 @@ class Crew:
             receive=self.receive,
             post=self.post,
             reap=self.reap,
-            publisher=Publisher(extension.app.connection_for_write, queues.exchange_of),
+            publisher=Publisher(extension.app.connection_for_write),
             watchdog=self.watchdog,
             observers=extension.observers,
             address=str(extension.settings.address()),
@@ -280,6 +243,7 @@ class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is 
         """Start the agent; look whether Celery still lets us in."""
         if self.crew is not None:
             check_wrap(self.crew)
+            self.crew.desk.broadcast = self.crew.queues.broadcast()
             self.crew.agent.start()
 
     def register_with_event_loop(self, consumer: Any, hub: Any) -> None:  # noqa: ARG002  # Celery's
@@ -340,6 +304,7 @@ def check_app(extension: Extension) -> None:
     for task in app.tasks.values():
         if task.name in extension.declared():
             extension.options(task)
+            refuse_broadcast(app, task)
         else:
             refuse_unlocked(task)
     if extension.declared():

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from kombu import Connection, Consumer, Producer, Queue
 from kombu.exceptions import ContentDisallowed
 from kombu.message import Message
 
-from celery_singleton_lock.publisher import Publisher, pack, unpack
+from celery_singleton_lock.model import Stray
+from celery_singleton_lock.publisher import Outbox, Publisher, pack, unpack
 from celery_singleton_lock.stamp import COPY, STAMP
+from support.waiting import eventually
 
 
 def message(**changes) -> Message:
@@ -45,9 +49,9 @@ def test_headers_properties_route_and_type_come_back():
     assert (again.content_type, again.content_encoding) == ("application/json", "utf-8")
 
 
-@pytest.mark.parametrize("name", [STAMP, COPY, "redelivered", "x-death", "x-death-count"])
+@pytest.mark.parametrize("name", [STAMP, COPY, "redelivered"])
 def test_what_belongs_to_one_delivery_is_left_out(name):
-    """Neither our own marks nor the broker's history of this delivery come back."""
+    """Our own marks do not come back; a task that is parked sees what it had seen otherwise."""
     assert name not in unpack(pack(message(headers={"id": "x", name: "stale"}))).headers
 
 
@@ -108,7 +112,7 @@ def test_a_copy_in_the_broker_is_the_message_and_says_of_what_it_is_a_copy(broke
     )  # fmt: skip
     first = received(broker, queue)
     first.ack()
-    publisher = Publisher(lambda: Connection("memory://publisher"), lambda name: ("", name))
+    publisher = Publisher(lambda: Connection("memory://publisher"))
     publisher.publish(pack(first), "account:1", "token.0", "q")
     second = received(broker, queue)
     second.ack()
@@ -122,16 +126,90 @@ def test_a_copy_in_the_broker_is_the_message_and_says_of_what_it_is_a_copy(broke
     publisher.close()
 
 
+def test_a_copy_carries_what_amqp_calls_properties(broker):
+    """What py-amqp adds to them is not passed twice; a time to live stays what it was."""
+    queue = Queue("amqp", routing_key="amqp")(broker.default_channel)
+    queue.declare()
+    properties = {
+        "content_type": "application/json",
+        "content_encoding": "utf-8",
+        "application_headers": {"id": "x"},
+        "expiration": "60500",
+        "delivery_mode": 1,
+        "message_id": "m",
+        "user_id": "another",
+    }
+    died = {"id": "x", "x-death": [{"count": 1}], "x-first-death-queue": "celery_delayed_0"}
+    kept = pack(message(properties=properties, headers=died))
+    publisher = Publisher(lambda: Connection("memory://publisher"))
+    publisher.publish(kept, "account:1", "token.0", "amqp")
+    copy = received(broker, queue)
+    copy.ack()
+    assert copy.properties["expiration"] == "60500"
+    assert copy.properties["delivery_mode"] == 1
+    assert copy.properties["message_id"] == "m"
+    assert "user_id" not in copy.properties
+    assert copy.headers == {"id": "x", COPY: ["account:1", "token.0"]}
+    assert unpack(kept).headers == died
+    assert unpack(kept).properties["application_headers"] == died
+    publisher.close()
+
+
+class Broken:
+    """A connection that is refused."""
+
+    def channel(self):
+        raise ConnectionRefusedError
+
+    def release(self):
+        pass
+
+
 def test_after_an_error_the_next_copy_opens_a_new_connection():
     """A broker that went away is asked again, not given up."""
     opened = []
 
     def connect():
-        opened.append(Connection("memory://publisher"))
+        opened.append(Broken())
         return opened[-1]
 
-    publisher = Publisher(connect, lambda queue: 1 / 0)
+    publisher = Publisher(connect)
     for _ in range(2):
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises(ConnectionRefusedError):
             publisher.publish(pack(message()), "a", "t.0", "q")
+    assert len(opened) == 2
+
+
+def test_a_connection_that_died_while_idle_is_replaced_at_once(broker):
+    """The copy that finds it dead is sent all the same: the next may be an hour away."""
+    queue = Queue("idle", routing_key="idle")(broker.default_channel)
+    queue.declare()
+    publisher = Publisher(lambda: Connection("memory://publisher"))
+    publisher.publish(pack(message()), "a", "t.0", "idle")
+    publisher._channel = Broken()
+    publisher.publish(pack(message()), "a", "t.0", "idle")
+    for _ in range(2):
+        received(broker, queue).ack()
     publisher.close()
+
+
+def test_a_broker_that_does_not_answer_keeps_nobody_waiting():
+    """The outbox takes a copy at once, and throws away what is too much."""
+    stuck, sent = threading.Event(), []
+
+    class Stuck:
+        def publish(self, *copy):
+            stuck.wait(10)
+
+        def close(self):
+            sent.append("closed")
+
+    outbox = Outbox(Stuck(), lambda: sent.append("sent"))
+    for _ in range(Outbox.MOST + 10):
+        outbox.put(Stray("a", "t.0", "q", b""))
+    assert sent == []
+    outbox.close(0)
+    stuck.set()
+    eventually(lambda: len(sent) >= Outbox.MOST)
+    outbox.close(5)
+    assert sent.pop() == "closed"
