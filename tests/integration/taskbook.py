@@ -24,6 +24,8 @@ HOLD = 120.0
 """Most seconds for which a task waits for its gate."""
 
 OURS = ("csl", "singleton_lock")
+CARRIED = ("correlation_id", "reply_to", "priority", "expiration", "delivery_mode")
+"""Properties of a message that its sender has chosen."""
 
 
 class Journal:
@@ -35,7 +37,9 @@ class Journal:
 
     def note(self, event: str, **facts: Any) -> None:
         """Append an event; a line is written at once, so lines never mix."""
-        line = json.dumps({"e": event, "t": time.monotonic(), "pid": os.getpid(), **facts})
+        line = json.dumps(
+            {"e": event, "t": time.monotonic(), "pid": os.getpid(), **facts}, default=str
+        )
         with self.path.open("ab", buffering=0) as file:
             file.write(line.encode() + b"\n")
 
@@ -100,6 +104,9 @@ def build(  # noqa: C901, PLR0915  # a list of declarations, made anew for each 
             "held": lock.held,
             "redelivered": bool(info.get("redelivered")),
             "priority": info.get("priority"),
+            "queue": info.get("routing_key"),
+            "worker": self.request.hostname,
+            "props": {k: v for k, v in (self.request.properties or {}).items() if k in CARRIED},
             "headers": {
                 k: v for k, v in (self.request.headers or {}).items() if k.startswith("x-")
             },
