@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 
+from kombu import Queue
+from kombu.common import Broadcast
+
 from integration.taskbook import build
 
 app = build(
@@ -13,3 +16,13 @@ app = build(
     os.environ["BOOK_FOLDER"],
     json.loads(os.environ.get("BOOK_CONF", "{}")),
 )
+
+broadcast = json.loads(os.environ.get("BOOK_BROADCAST", "{}"))
+"""Task -> a queue of which each worker gets a copy."""
+if broadcast:
+    declared = app.conf.task_queues
+    app.conf.task_queues = [
+        *(Queue.from_dict(name, **options) for name, options in declared.items()),
+        *(Broadcast(name) for name in sorted(set(broadcast.values()))),
+    ]
+    app.conf.task_routes = {task: {"queue": queue} for task, queue in broadcast.items()}

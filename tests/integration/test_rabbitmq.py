@@ -1,0 +1,265 @@
+"""What only RabbitMQ has: priorities of its own, native delayed delivery, bindings, redelivery."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from kombu import Connection
+
+from integration.brokers import BrokerBook, queues
+from support.waiting import eventually, never
+
+TENANT = {"x-tenant": "acme"}
+
+
+@pytest.fixture(params=["classic", "quorum"])
+def kind(request):
+    """The type of the queues."""
+    return request.param
+
+
+@pytest.fixture(params=["prefork", "threads"])
+def pool(request):
+    return request.param
+
+
+@pytest.fixture
+def make_book(redis_url, rabbit_vhost, tmp_path):
+    """Return a function that makes the task book on a RabbitMQ, with its locks in Redis."""
+    books = []
+
+    def make(kind: str, *names: str, **options) -> BrokerBook:
+        names = names or ("celery",)
+        books.append(
+            BrokerBook(kind, redis_url, tmp_path, vhost=rabbit_vhost, names=names, **options)
+        )
+        return books[-1]
+
+    yield make
+    for book in books:
+        book.__exit__()
+
+
+def test_the_queues_are_of_the_type_that_the_test_says(make_book, kind):
+    """What the other tests of this file, and of test_brokers.py, rely on."""
+    book = make_book(kind, "one")
+    with book.worker():
+        assert book.vhost.queue_type("one") == kind
+        assert book.value(book.send("act", "a", 1)) == 1
+        book.await_settled("a")
+
+
+def test_a_backlog_of_one_key_runs_by_priority(make_book, pool):
+    """RabbitMQ hands out the urgent first; among those that wait, arrival counts."""
+    names = queues("classic", ["celery"], max_priority=9)
+    book = make_book("classic", conf={"task_queues": names, "worker_prefetch_multiplier": 1})
+    with book.worker(pool=pool):
+        pass  # it declares the queue
+    sent = [book.send("act", "a", n, priority=n) for n in range(1, 10)]
+    eventually(lambda: book.queued() == 9)
+    with book.worker(pool=pool, concurrency=1):
+        assert [book.value(result) for result in sent] == list(range(1, 10))
+        book.await_settled("a")
+    assert book.order("a") == list(range(9, 0, -1))
+    assert [start["priority"] for start in book.starts("a")] == list(range(9, 0, -1))
+    assert book.peak("a") == 1
+
+
+def delayed(make_book, *names, queue_type="classic"):
+    """Return a book whose countdowns go through RabbitMQ's delay queues."""
+    conf = {"broker_native_delayed_delivery_queue_type": queue_type}
+    return make_book("quorum", *names, conf=conf)
+
+
+@pytest.mark.parametrize("queue_type", ["classic", "quorum"])
+def test_natively_delayed_tasks_take_the_lock_when_they_arrive(make_book, pool, queue_type):
+    """The broker keeps them until their time; blocked then, they park like any other."""
+    book = delayed(make_book, "celery", queue_type=queue_type)
+    with book.worker(pool=pool):
+        holder = book.send("act", "a", 0, hold="a-0")
+        book.started(holder)
+        later = [
+            book.send(task, "a", n, countdown=2, headers=TENANT)
+            for n, task in enumerate(["act", "act_late"], 1)
+        ]
+        eventually(lambda: book.vhost.depths()["celery_delayed_1"].ready == 2, 1.5)
+        never(lambda: book.view("a").waiting, 0.5)
+        book.await_waiting("a", 2)
+        book.open("a-0")
+        assert [book.value(result) for result in (holder, *later)] == [0, 1, 2]
+        book.await_settled("a")
+    assert sorted(book.order("a")) == [0, 1, 2]
+    assert book.peak("a") == 1
+    assert all(start["headers"]["x-tenant"] == "acme" for start in book.starts("a")[1:])
+
+
+def test_a_natively_delayed_task_stays_with_the_workers_of_its_queue(make_book):
+    """Its routing key has the delay before it: a parked one still goes to its own queue's worker.
+
+    The worker that parked it consumes two queues, and is gone when the turn comes.
+    """
+    book = delayed(make_book, "held", "one", "two")
+    holder = book.worker(queues=["held"]).start()
+    with book.worker(queues=["one", "two"]):
+        first = book.send("act", "a", 0, hold="a-0", queue="held")
+        book.started(first)
+        later = book.send("act", "a", 1, countdown=1, queue="two")
+        book.await_waiting("a", 1)
+    with book.worker(queues=["two"], name="w-two"):
+        book.open("a-0")
+        assert [book.value(first), book.value(later)] == [0, 1]
+        book.await_settled("a")
+    assert book.starts("a")[1]["worker"].startswith("w-two")
+    holder.stop()
+
+
+def test_a_retry_after_native_delay_takes_the_lock_again(make_book, pool):
+    """Parked, delivered, retried with a delay of the broker's: its route is not lost on the way."""
+    book = delayed(make_book)
+    with book.worker(pool=pool):
+        holder = book.send("act", "a", 0, hold="a-0")
+        book.started(holder)
+        later = book.send("act", "a", 1, countdown=1, end="retry", extra=1)
+        book.await_waiting("a", 1)
+        book.open("a-0")
+        assert [book.value(holder), book.value(later)] == [0, 1]
+        book.await_settled("a")
+    assert [(s["n"], s["retries"]) for s in book.starts("a")] == [(0, 0), (1, 0), (1, 1)]
+
+
+def crosswise(kind):
+    """Return two queues, each bound by the routing key that is the other's name."""
+    both = queues(kind, ["one", "two"])
+    both["one"]["routing_key"], both["two"]["routing_key"] = "two", "one"
+    return both
+
+
+def test_a_parked_task_returns_to_its_queue_whatever_its_routing_key(make_book, kind):
+    """Each of two workers runs what came through its own queue, parked or not."""
+    book = make_book(kind, conf={"task_queues": crosswise(kind), "task_default_queue": "one"})
+    with book.worker(queues="one", name="w-one"), book.worker(queues="two", name="w-two"):
+        first = book.send("act", "a", 0, hold="a-0", queue="one")
+        book.started(first)
+        sent = [book.send("act", "a", n, queue=("one", "two")[n % 2]) for n in range(1, 7)]
+        book.await_waiting("a", 6)
+        book.open("a-0")
+        assert [book.value(result) for result in sent] == list(range(1, 7))
+        book.await_settled("a")
+    ran = {s["n"]: s["worker"].partition("@")[0] for s in book.starts("a")}
+    assert ran == {n: ("w-one", "w-two")[n % 2] for n in range(7)}
+
+
+def test_copies_reach_the_queue_past_exchange_and_binding(make_book, kind):
+    """A copy of a parked task lands in its own queue alone, though another has its routing key."""
+    book = make_book(kind, conf={"task_queues": crosswise(kind), "task_default_queue": "one"})
+    holder = book.worker(queues="one").start()
+    with book.worker(queues="two"):
+        first = book.send("act", "a", 0, hold="a-0", queue="one")
+        book.started(first)
+        parked = book.send("act", "a", 1, queue="two", expires=300, headers=TENANT)
+        book.await_waiting("a", 1)
+    book.open("a-0")
+    book.value(first)
+    eventually(lambda: book.queued("two") >= 1, 15, "a copy is published")
+    never(lambda: book.queued("one") or len(book.starts("a")) > 1, 0.5)
+    copies = [take(book, "two") for _ in range(book.queued("two"))]
+    assert all(copy.properties["expiration"] == "300000" for copy in copies)
+    assert all(copy.properties["delivery_mode"] == 2 for copy in copies)
+    assert all(copy.headers["x-tenant"] == "acme" for copy in copies)
+    with book.worker(queues="two"):
+        assert book.value(parked) == 1
+        book.await_settled("a")
+    assert book.order("a") == [0, 1]
+    holder.stop()
+
+
+def take(book, queue):
+    """Look at a message of a queue; it goes back."""
+    with Connection(book.url) as connection:
+        return eventually(lambda: connection.default_channel.basic_get(queue))
+
+
+def test_T34_copies_of_a_finished_task_end_quietly(make_book, kind):
+    """Copies in the broker, before and after the task has ended: none runs a second time."""
+    book = make_book(kind, "held", "far")
+    holder = book.worker(queues="held").start()
+    with book.worker(queues="far"):
+        first = book.send("act", "a", 0, hold="a-0", queue="held")
+        book.started(first)
+        parked = book.send("act", "a", 1, queue="far")
+        book.await_waiting("a", 1)
+    book.open("a-0")
+    book.value(first)
+    eventually(lambda: book.queued("far") >= 1, 15, "a copy is published")
+    copy = take(book, "far")
+
+    def again(times):
+        with Connection(book.url) as connection:
+            for _ in range(times):
+                connection.Producer().publish(
+                    copy.body, routing_key="far", headers=copy.headers,
+                    content_type=copy.content_type, content_encoding=copy.content_encoding,
+                )  # fmt: skip
+
+    again(3)
+    with book.worker(queues="far"):
+        assert book.value(parked) == 1
+        again(3)
+        book.await_settled("a")
+        assert book.value(book.send("act", "a", 2, queue="far")) == 2
+        book.await_settled("a")
+    assert book.order("a") == [0, 1, 2]
+    holder.stop()
+
+
+def test_parked_tasks_are_not_counted_by_the_prefetch_limit(make_book, kind, pool):
+    """With prefetch 1 and one slot, 20 blocked tasks leave room for a free one."""
+    book = make_book(kind, conf={"worker_prefetch_multiplier": 1})
+    with book.worker(pool=pool, concurrency=2):
+        first = book.send("act_late", "a", 0, hold="a-0")
+        book.started(first)
+        parked = [book.send("act_late", "a", n) for n in range(1, 21)]
+        free = book.send("act_late", "b", 0)
+        assert book.value(free) == 0
+        book.await_waiting("a", 20)
+        eventually(lambda: book.unacked() == 1, 5, lambda: f"only the first: {book.unacked()}")
+        book.open("a-0")
+        assert [book.value(result) for result in parked] == list(range(1, 21))
+        book.await_settled("a", "b")
+    assert book.order("a") == list(range(21))
+
+
+@pytest.mark.timeout(90)
+def test_threads_and_acknowledgements_do_not_mix_up_the_connection(make_book, kind):
+    """500 short tasks over 20 keys on 8 threads: AMQP frames of acknowledgements never mingle."""
+    book = make_book(kind)
+    sent = [book.send(("act", "act_late")[n % 2], f"k{n % 20}", n) for n in range(500)]
+    with book.worker(pool="threads", concurrency=8) as worker:
+        for n, result in enumerate(sent):
+            assert book.value(result, 60) == n
+        book.await_settled(*(f"k{n}" for n in range(20)))
+        assert "Connection to broker lost" not in worker.log()
+        assert "Couldn't ack" not in worker.log()
+    for n in range(20):
+        assert book.order(f"k{n}") == list(range(n, 500, 20))
+        assert book.peak(f"k{n}") == 1
+
+
+def test_a_worker_starts_within_seconds_beside_a_backlog_of_parked(make_book, kind):
+    """Parked tasks of a worker that is gone run on its successor, in order, without copies left."""
+    book = make_book(kind)
+    with book.worker():
+        first = book.send("act_late", "a", 0, hold="a-0")
+        book.started(first)
+        parked = [book.send("act_late", "a", n, hold=0.2) for n in range(1, 11)]
+        book.await_waiting("a", 10)
+        book.open("a-0")
+        book.started(parked[0])
+    began = time.monotonic()
+    with book.worker():
+        assert [book.value(result) for result in parked] == list(range(1, 11))
+        book.await_settled("a", timeout=15)
+    assert time.monotonic() - began < 30
+    assert book.order("a") == list(range(11))
+    assert book.peak("a") == 1
