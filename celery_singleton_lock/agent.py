@@ -33,7 +33,7 @@ from celery_singleton_lock.model import (
 from celery_singleton_lock.publisher import Outbox, Publisher, pack
 from celery_singleton_lock.request import Desk, LockedRequest
 from celery_singleton_lock.settings import LockOptions
-from celery_singleton_lock.stamp import Stamp
+from celery_singleton_lock.stamp import Stamp, doubted
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.watchdog import Watchdog
 
@@ -397,7 +397,8 @@ class Agent:
         return size <= self._max_body
 
     def _parcel(self, park: Park) -> tuple[Owner, Claim, Parcel]:
-        request, stamp = park.request, park.request.stamp
+        request = park.request
+        stamp = doubted(request.stamp, self._clock.monotonic(), self._done_for)
         options = self._rules(request.task)
         parcel = Parcel(
             body=pack(request.message),
@@ -452,7 +453,7 @@ class Agent:
             order.ending,
             worker=self._own(),
             done_for=self._done_for,
-            mark=order.stamp.copy,
+            mark=doubted(order.stamp, self._clock.monotonic(), self._done_for).copy,
         )
         self.counts.released_for_dead += 1
 

@@ -34,7 +34,7 @@ from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.model import Claim, Ending, Owner, Reply, Verdict, new_token
 from celery_singleton_lock.naming import ArgumentsDoNotBind
 from celery_singleton_lock.settings import MAX_WAIT, LockOptions
-from celery_singleton_lock.stamp import COPY, STAMP, Stamp, attempt_of
+from celery_singleton_lock.stamp import COPY, STAMP, Stamp, attempt_of, doubted
 from celery_singleton_lock.store.base import Store
 
 logger = logging.getLogger(__name__)
@@ -286,7 +286,7 @@ class Gate:
             return None
         asked, store = _clock.monotonic(), self._store()
         try:
-            reply = ask(store, stamp, options)
+            reply = ask(store, doubted(stamp, asked, self._done_for), options)
         except BackendError as error:
             return self._without_backend(stamp, options, error)
         except BaseException:

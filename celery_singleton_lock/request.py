@@ -82,6 +82,11 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
     _ack_due = False
     _start_due = False
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Note when the message came: an ETA may keep it here for hours."""
+        super().__init__(*args, **kwargs)
+        self.received_at = _clock.monotonic()
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Wrap what the derived class redefines."""
         super().__init_subclass__(**kwargs)
@@ -386,7 +391,7 @@ class Desk:
             task.name,
             self.worker,
             place=self.place.stamp(),
-            stamped_at=_clock.monotonic(),
+            stamped_at=request.received_at,
             copy=copy or bool(request.delivery_info.get("redelivered")),
             settle=not task.acks_late,
             announce=True,

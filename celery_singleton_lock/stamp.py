@@ -25,7 +25,7 @@ class Stamp(NamedTuple):
         task: the task's name.
         worker: id of the worker that received it.
         place: server microseconds of arrival.
-        stamped_at: monotonic seconds of arrival on this machine.
+        stamped_at: monotonic seconds of arrival on this machine, before any ETA or rate limit.
         copy: another copy of the attempt may exist.
         granted: the lock was handed to this delivery; claim it instead of acquiring.
         settle: the message counts as acknowledged from its start (early acknowledgement).
@@ -49,6 +49,20 @@ class Stamp(NamedTuple):
 
 UNSTAMPED: Final = Stamp("", "", "", "", "")
 """Stands in a request that has not passed the desk yet."""
+
+
+def doubted(stamp: Stamp, now: float, done_for: float) -> Stamp:
+    """Return a stamp that counts as one of two copies if its message was held here for long.
+
+    Args:
+        stamp: of a message that waited for its ETA, a rate limit, its slot, or Redis.
+        now: monotonic seconds.
+        done_for: seconds after which the broker delivers a message again. A quarter of it is long:
+            the clocks of both ends, and a copy that is received later, have to fit in.
+    """
+    if stamp.copy or now - stamp.stamped_at <= done_for / 4:
+        return stamp
+    return stamp._replace(copy=True)
 
 
 def attempt_of(request: dict[str, Any]) -> str:

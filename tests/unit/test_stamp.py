@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from celery_singleton_lock.stamp import UNSTAMPED, Stamp, attempt_of
+from celery_singleton_lock.stamp import UNSTAMPED, Stamp, attempt_of, doubted
 
 
 def test_a_stamp_travels_to_a_pool_child_with_its_error():
@@ -34,3 +34,10 @@ def test_no_stamp_names_no_lock():
 def test_a_retry_and_a_replacement_are_other_attempts(request_dict, attempt):
     """The id alone is no attempt: retries and replaced tasks keep it."""
     assert attempt_of(request_dict) == attempt
+
+
+@pytest.mark.parametrize(("held", "copy"), [(0.0, False), (15.0, False), (15.1, True)])
+def test_a_message_that_was_held_for_long_counts_as_one_of_two_copies(held, copy):
+    """The broker delivers it again after 60 s: a quarter of that is long."""
+    stamp = Stamp("a", "t.0", "id/0/0", "task", "w", stamped_at=1000.0)
+    assert doubted(stamp, 1000.0 + held, 60.0) == stamp._replace(copy=copy)
