@@ -254,6 +254,7 @@ def test_a_broadcast_task_may_not_be_locked(make_book, pool):
     assert "Broadcast" in worker.log()
 
 
+@pytest.mark.parametrize("kind", ["classic", "quorum"], indirect=True)
 def test_a_locked_task_that_arrives_by_broadcast_fails(make_book, pool):
     """A plain task may be broadcast to the same worker; a locked one fails, and says why."""
     book = make_book()

@@ -137,25 +137,6 @@ def test_T14_many_cuts_lose_nothing_and_overlap_never(book, pool):
 
 
 @only("classic", "quorum")
-def test_T14_tasks_that_end_while_the_connection_is_cut_run_once(book, pool):
-    """Their ends cannot be acknowledged; the copies that come after them end quietly."""
-    with book.worker(pool=pool, concurrency=4) as worker:
-        sent = [book.send("act_late", f"k{n}", n, hold="gate") for n in range(4)]
-        waiting = [book.send("act_late", f"w{n}", n, hold=0.05) for n in range(4)]
-        for result in sent:
-            book.started(result)
-        book.cut()
-        worker.await_log("Trying to re-establish the connection")
-        book.open("gate")
-        for n in range(4):
-            assert [book.value(sent[n]), book.value(waiting[n])] == [n, n]
-        keys = [f"{k}{n}" for n in range(4) for k in "kw"]
-        book.await_settled(*keys, timeout=15)
-        never(lambda: len(book.starts()) > 8, 1)
-    assert all(len(book.starts(key)) == 1 for key in keys)
-
-
-@only("classic", "quorum")
 def test_T36_a_task_that_a_lost_connection_cancels_runs_again(book):
     """worker_cancel_long_running_tasks_on_connection_loss: cancelled, freed, redelivered, run."""
     conf = {"worker_cancel_long_running_tasks_on_connection_loss": True}
