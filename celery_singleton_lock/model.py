@@ -62,6 +62,8 @@ class Ending(str, enum.Enum):
     """The task is acknowledged and does not come back: its body and its twin go too."""
     AGAIN = "again"
     """The task comes back: its body, or its twin, returns to its old place in the queue."""
+    KEEP = "keep"
+    """The task is settled, and its permit is reserved for the attempt that follows."""
     CANCEL = "cancel"
     """A waiter gives up; if it was granted meanwhile it keeps the grant and is told so."""
 
@@ -96,6 +98,7 @@ class Claim(NamedTuple):
         place: server microseconds at which the asker arrived, 0 for "now".
         max_waiting: most that may stand in the queue, None for no bound.
         copy: the asker may be a copy of an attempt that is here already (redelivered).
+        replace: a message that finds the queue full takes the room of the oldest of its task.
     """
 
     name: str
@@ -104,6 +107,25 @@ class Claim(NamedTuple):
     place: int = 0
     max_waiting: int | None = None
     copy: bool = False
+    replace: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What a retried task leaves behind: its permit, for the attempt that follows.
+
+    Args:
+        attempt: for whom; nobody else gets it.
+        seconds: how long it is kept at most.
+    """
+
+    attempt: str
+    seconds: float
+
+    @property
+    def token(self) -> str:
+        """Owner token of the reservation; a final release of it ends it."""
+        return f"keep:{self.attempt}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +141,8 @@ class Holder:
         pid: process.
         expires_in: seconds left of the lease; 0 for a waiter.
         fencing_token: number of the grant; 0 for a waiter.
-        state: ``running``, ``granted``, ``waiting``, ``parked``, ``adrift`` or ``overdue``.
+        state: ``running``, ``granted``, ``reserved``, ``waiting``, ``parked``, ``adrift``,
+            ``overdue`` or ``replaced``.
         since: server seconds at which it came into this state.
     """
 
@@ -190,8 +213,10 @@ class Delivery:
         token: the token under which the message now holds the lock.
         fencing_token: number of the grant; 0 if ``verdict`` is not granted.
         body: the parked message; None if it was too long for the inbox (fetch it).
-        verdict: ``granted``, or ``overdue``: it waited for too long and must end so.
+        verdict: ``granted``, or how it must end without running: ``overdue``, it waited for too
+            long; ``replaced``, a later message took its room.
         waited: seconds since it arrived.
+        by: the attempt that replaced it.
     """
 
     name: str
@@ -200,6 +225,7 @@ class Delivery:
     body: bytes | None
     verdict: str = "granted"
     waited: float = 0.0
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from celery_singleton_lock.model import (
     Owner,
     Parcel,
     Reply,
+    Reservation,
     Stray,
 )
 
@@ -88,6 +89,7 @@ class Store(Protocol):
         worker: str = "",
         done_for: float = 3600.0,
         mark: bool = False,
+        reserve: Reservation | None = None,
     ) -> Reply:
         """Give the lock back, or leave its queue, and hand it to who is next.
 
@@ -99,6 +101,8 @@ class Store(Protocol):
             done_for: seconds for which later copies of the attempt end quietly, where copies are
                 known to exist (it was parked, or has a twin).
             mark: remember the end also where no copy is known.
+            reserve: for a KEEP: for whom the permit is kept. If that attempt waits already, it is
+                granted; if its permit would be one too many, nothing is kept.
 
         Returns:
             RELEASED, ABSENT, or GRANTED when a CANCEL came after the grant.

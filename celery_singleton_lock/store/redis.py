@@ -33,6 +33,7 @@ from celery_singleton_lock.model import (
     Owner,
     Parcel,
     Reply,
+    Reservation,
     Stray,
     base_of,
     new_token,
@@ -45,7 +46,7 @@ ACQUIRE: Final = (
     "name token attempt place_us copy "
     "lease_ms limit_arg max_waiting wait_ms task worker host pid claim_ms"
 )
-RELEASE: Final = "name token ending mark worker done_ms claim_ms"
+RELEASE: Final = "name token ending mark keep_ms keep_for worker done_ms claim_ms"
 """What the two verbs around each task take, in order; see :func:`packed`."""
 
 DEFER: Final = 2.0
@@ -250,9 +251,11 @@ class RedisStore:
         worker: str = "",
         done_for: float = 3600.0,
         mark: bool = False,
+        reserve: Reservation | None = None,
     ) -> Reply:
         """Give the lock back; see :meth:`Store.release`."""
-        own = (name, token, ending.value, int(mark))
+        kept = ("", "") if reserve is None else (_lease(reserve.seconds), reserve.attempt)
+        own = (name, token, ending.value, int(mark), *kept)
         usual = (worker, _span("done_for", done_for), self._claim_ms)
         return replies.reply(self._ask(self._release, name, own, usual))
 
@@ -407,6 +410,7 @@ class RedisStore:
             realm=parcel.realm,
             route=parcel.queue,
             wait_ms="" if parcel.deadline is None else _span("deadline", parcel.deadline),
+            on_full="replace" if claim.replace else "",
         )
 
     def _kick_call(self, name: str, worker: str, realm: str) -> Call:

@@ -67,6 +67,7 @@ def delivery(raw: bytes | str) -> Delivery:
         body=body if fields["whole"] == "1" else None,
         verdict=fields["verdict"],
         waited=seconds(fields["waited"]),
+        by=fields["by"],
     )
 
 
@@ -101,4 +102,6 @@ def view(name: str, raw: Sequence[Any]) -> LockView:
 
 
 def _counters(meta: Mapping[str, str]) -> dict[str, int]:
-    return {key: int(meta[key]) for key in ("grants", "lapses", "resets") if key in meta}
+    return {
+        key: int(meta[key]) for key in ("grants", "lapses", "resets", "replaced") if key in meta
+    }

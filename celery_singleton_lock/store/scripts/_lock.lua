@@ -10,7 +10,7 @@ local PUBLISH_MS = 2000  -- first interval between two copies of such a message;
 local BATCH = 100        -- most waiters that one script moves
 local INBOX_BODY = 65536 -- longer bodies do not travel through the inbox
 local INBOX_MS = 600000  -- inbox of a worker that went away
-local WAITS = {waiting = 'queue', parked = 'queue', adrift = 'adrift', overdue = 'overdue'}
+local WAITS = {waiting = 'queue', parked = 'queue', adrift = 'adrift', overdue = 'overdue', replaced = 'overdue'}
 
 local now_us = server_time()
 local now = math.floor(now_us / 1000)
@@ -179,7 +179,7 @@ local function deliver(token, rec, verdict, own)
   if not worker then return end
   local body = redis.call('HGET', bodies, base_of(token)) or ''
   local head = cjson.encode({
-    lock = lock, token = token, fence = rec.fence or '0', verdict = verdict,
+    lock = lock, token = token, fence = rec.fence or '0', verdict = verdict, by = rec.by or '',
     whole = #body <= INBOX_BODY and '1' or '0',
     waited = digits(math.max(0, now_us - tonumber(rec.place)) / 1000),
   })
@@ -270,6 +270,7 @@ local function go_back(token, rec)
     rec.deadline = rec.wait and digits(now + tonumber(rec.wait)) or nil
     rec.publish_at, rec.publish_every = nil, nil
   end
+  if rec.by then rec.deadline = digits(now) end -- it was replaced, and may not run
   rec.fence, rec.worker = nil, ''
   enqueue(next_token(kept), rec, 'parked')
 end
@@ -304,10 +305,32 @@ local function expire(token, own)
   unqueue(token, rec)
   if not rec then return end
   if not rec.parked then return go_back(token, rec) end
-  become(rec, 'overdue')
-  deliver(token, rec, 'overdue', own)
+  become(rec, rec.by and 'replaced' or 'overdue')
+  deliver(token, rec, rec.state, own)
   save(token, rec)
   redis.call('ZADD', deadlines, now + tonumber(claim_ms), token)
+end
+
+-- Let the oldest message of a task (and a broker) make room for a later one. It does not run, and is
+-- no more lost than one whose wait is over: it is delivered with a verdict until a worker has ended it.
+local function replace_oldest(task, attempt, realm, queue_name, own)
+  local waiting = adrift_of(realm .. ':' .. queue_name, BATCH)
+  for _, token in ipairs(redis.call('ZRANGE', queue, 0, BATCH - 1)) do waiting[#waiting + 1] = token end
+  local oldest, first
+  for _, token in ipairs(waiting) do
+    local rec = load(token)
+    local its_like = rec and rec.parked and rec.task == task and rec.realm == realm
+    if its_like and not (first and tonumber(first.place) <= tonumber(rec.place)) then
+      oldest, first = token, rec
+    end
+  end
+  if not oldest then return false end
+  unqueue(oldest, first)
+  first.by = attempt
+  save(oldest, first)
+  expire(oldest, own)
+  count('replaced')
+  return true
 end
 
 -- Messages for which a worker has come (back) queue again at their place.
@@ -437,9 +460,39 @@ local function find(attempt)
   if attempt == '' then return nil end
   for _, token in ipairs(redis.call('ZRANGE', holders, 0, -1)) do
     local rec = load(token)
-    if rec and rec.attempt == attempt then return token, rec end
+    if rec and rec.attempt == attempt and rec.state ~= 'reserved' then return token, rec end
   end
   return indexed(attempt)
+end
+
+-- A retried task keeps its permit for its next attempt: a holder that nobody can claim, which lapses
+-- like any other. If that attempt is here before this release, it is granted, or has its permit.
+local function reservation_of(attempt) return 'keep:' .. attempt end
+
+local function reserve(attempt, ms, rec, own)
+  if redis.call('ZCARD', holders) >= limit then return end
+  local token, waits = find(attempt)
+  if token then
+    local deadline = redis.call('ZSCORE', deadlines, token)
+    local lives = not waits.parked or worker_for(route_of(waits), own)
+    if standing(token, waits) == 'queue' and lives and not (deadline and tonumber(deadline) <= now) then
+      grant(token, waits, own)
+    end
+    return
+  end
+  token = reservation_of(attempt)
+  local reserved = {attempt = attempt, task = rec.task, lease = digits(ms), place = rec.place}
+  write_in(token, reserved, 'reserved', ms)
+  save(token, reserved)
+end
+
+-- End the reservation of an attempt that has come; whether its permit is there for it.
+local function take_reservation(attempt)
+  local token = reservation_of(attempt)
+  if attempt == '' or not lease_end(token) then return false end
+  redis.call('ZREM', holders, token)
+  redis.call('HDEL', record, token)
+  return redis.call('ZCARD', holders) < limit
 end
 
 -- Whether a message is here already, under this or another number of its token.

@@ -59,6 +59,13 @@ rec = rec or {
   attempt = attempt, task = task, worker = worker, host = host, pid = pid,
   lease = lease_ms, place = place_of(tonumber(place_us)),
 }
+if not where and take_reservation(attempt) then
+  write_in(token, rec, 'running', tonumber(lease_ms))
+  save(token, rec)
+  grant_waiters(worker)
+  finish()
+  return answer('granted', token, rec)
+end
 if wait_ms ~= '' and not rec.parked then rec.deadline = digits(now + tonumber(wait_ms)) end
 
 if alone then

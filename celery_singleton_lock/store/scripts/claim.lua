@@ -10,12 +10,13 @@ sweep(worker)
 
 local rec = load(token)
 local where = standing(token, rec)
+if where and rec.state == 'reserved' then where = nil end -- that is for who has its attempt
 if where then
   rec.worker, rec.host, rec.pid, rec.lease = worker, host, pid, lease_ms
   if where == 'holder' then start(token, rec) end
 end
 grant_waiters(worker, token, rec)
-local verdict = lease_end(token) and 'granted' or where and 'waiting' or 'absent'
+local verdict = where and (lease_end(token) and 'granted' or 'waiting') or 'absent'
 if verdict == 'granted' and settle == '1' then redis.call('HDEL', bodies, base_of(token)) end
 finish()
 return answer(verdict, token, rec)

@@ -1,7 +1,7 @@
 -- park: keep a message, queue it at its place, and grant it at once if its turn has come.
 -- KEYS: lock
--- ARGV: name token lease_ms limit_arg place_us max_waiting copy attempt task worker host pid claim_ms body realm route wait_ms
---   wait_ms empty = for ever
+-- ARGV: name token lease_ms limit_arg place_us max_waiting copy attempt task worker host pid claim_ms body realm route wait_ms on_full
+--   wait_ms empty = for ever; on_full replace = take the room of the oldest message of this task
 -- REPLY: answer WAITING FULL DONE TWIN
 use(0, name)
 check()
@@ -11,7 +11,7 @@ sweep(worker)
 local base = base_of(token)
 local rec = load(token)
 local where = standing(token, rec)
-local verdict
+local verdict, reserved
 if is_done(base) or copy == '1' and is_done(attempt) then
   verdict = 'done'
 elseif is_kept(token, attempt) then
@@ -33,8 +33,11 @@ end
 
 if not verdict then
   declare(tonumber(limit_arg))
-  local room = redis.call('ZCARD', holders) < limit and worker_for(realm .. ':' .. route, worker)
-  if not where and not room and is_full(max_waiting) then verdict = 'full' end
+  reserved = not where and take_reservation(attempt)
+  local room = reserved or redis.call('ZCARD', holders) < limit and worker_for(realm .. ':' .. route, worker)
+  if not where and not room and is_full(max_waiting) then
+    verdict = (on_full ~= 'replace' or not replace_oldest(task, attempt, realm, route, worker)) and 'full' or nil
+  end
 end
 
 if not verdict then
@@ -52,6 +55,9 @@ if not verdict then
     put_in_index(token, rec)
     deliver(token, rec, 'granted', worker) -- its own acquire was granted, and the reply was lost
     save(token, rec)
+  elseif reserved then
+    put_in_index(token, rec)
+    grant(token, rec, worker)
   else
     unqueue(token, rec)
     enqueue(token, rec, 'parked')

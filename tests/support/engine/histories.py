@@ -7,8 +7,9 @@ of each mutant at least one must break.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
-from celery_singleton_lock.model import Ending, Verdict
+from celery_singleton_lock.model import Ending, Reservation, Verdict
 from support.engine.moves import everybody_dies
 from support.engine.world import MIXED, ONE, TWO, World
 
@@ -500,6 +501,183 @@ def a_grant_is_acquired_and_its_reply_lost_then_it_is_parked(world):
     assert world.claim(ONE, got.token, settle=True).verdict is Verdict.GRANTED
     world.park(asker)  # found by Hypothesis: kept a second time, and delivered beside the first
     assert world.receive("w1") is None
+
+
+@history
+def a_retry_keeps_its_permit_until_the_next_attempt_comes(world):
+    world.beat("w1")
+    first, waits = world.new_asker(ONE, attempt="r/0/0"), world.new_asker(ONE)
+    world.acquire(first)
+    world.park(waits)
+    world.release(
+        ONE, first.token, Ending.KEEP, worker="w1", reserve=Reservation("r/1/0", 25.0), lost=True
+    )
+    for _ in range(8):
+        world.advance(3.0)
+        world.beat("w1")
+        world.sweep()
+        assert world.acquire(world.new_asker(ONE)).verdict is Verdict.BLOCKED
+    (holder,) = world.store.inspect(ONE).holders
+    assert (holder.state, holder.task_id, holder.task) == ("reserved", "r", "app.task")
+    again = world.new_asker(ONE, attempt="r/1/0")
+    assert world.acquire(again).verdict is Verdict.GRANTED
+    world.release(ONE, again.token, worker="w1")
+    assert world.receive("w1").token == waits.token
+
+
+@history
+def a_reservation_lapses_and_the_next_goes_on(world):
+    world.beat("w1")
+    first, waits = world.new_asker(ONE, attempt="r/0/0"), world.new_asker(ONE)
+    world.acquire(first)
+    world.park(waits)
+    world.release(ONE, first.token, Ending.KEEP, reserve=Reservation("r/1/0", 5.0))
+    world.advance(6.0)
+    world.beat("w1")
+    world.sweep()
+    assert world.receive("w1").token == waits.token
+    assert world.acquire(world.new_asker(ONE, attempt="r/1/0")).verdict is Verdict.BLOCKED
+
+
+@history
+def a_reservation_is_given_back_when_its_task_is_revoked(world):
+    world.beat("w1")
+    first, waits = world.new_asker(ONE, attempt="r/0/0"), world.new_asker(ONE)
+    reserve = Reservation("r/1/0", 25.0)
+    world.acquire(first)
+    world.park(waits)
+    world.release(ONE, first.token, Ending.KEEP, reserve=reserve)
+    world.release(ONE, reserve.token, worker="w1", lost=True)
+    assert world.receive("w1").token == waits.token
+
+
+@history
+def a_retry_that_is_parked_takes_its_reservation(world):
+    world.beat("w1")
+    first, waits = world.new_asker(ONE, attempt="r/0/0"), world.new_asker(ONE)
+    world.acquire(first)
+    world.park(waits)
+    world.release(ONE, first.token, Ending.KEEP, reserve=Reservation("r/1/0", 5.0))
+    again = world.new_asker(ONE, attempt="r/1/0", max_waiting=1)
+    assert world.park(again).verdict is Verdict.WAITING
+    assert world.receive("w1").token == again.token
+
+
+@history
+def the_next_attempt_arrives_before_the_first_has_released(world):
+    """A retry without countdown: whoever receives it is quicker than the end of the first."""
+    world.beat("w1")
+    for way in ("park", "wait"):
+        first, waits = world.new_asker(ONE, attempt=f"{way}/0/0"), world.new_asker(ONE)
+        world.acquire(first)
+        world.park(waits)
+        again = world.new_asker(ONE, attempt=f"{way}/1/0")
+        world.park(again) if way == "park" else world.acquire(again, 20.0)
+        world.release(ONE, first.token, Ending.KEEP, reserve=Reservation(f"{way}/1/0", 25.0))
+        if way == "park":
+            assert world.receive("w1").token == again.token
+        assert world.claim(ONE, again.token).verdict is Verdict.GRANTED
+        world.release(ONE, again.token, worker="w1")
+        assert world.receive("w1").token == waits.token
+        world.release(ONE, waits.token)
+
+
+@history
+def a_copy_of_the_next_attempt_takes_the_reservation_once(world):
+    first = world.new_asker(ONE, attempt="r/0/0")
+    world.acquire(first)
+    world.release(ONE, first.token, Ending.KEEP, reserve=Reservation("r/1/0", 25.0))
+    copies = [world.new_asker(ONE, attempt="r/1/0", copy=True) for _ in range(2)]
+    assert world.acquire(copies[0]).verdict is Verdict.GRANTED
+    assert world.acquire(copies[1]).verdict is Verdict.TWIN
+
+
+@history
+def a_reservation_cannot_be_claimed(world):
+    first = world.new_asker(ONE, attempt="r/0/0")
+    reserve = Reservation("r/1/0", 25.0)
+    world.acquire(first)
+    world.release(ONE, first.token, Ending.KEEP, reserve=reserve)
+    assert world.claim(ONE, reserve.token).verdict is Verdict.ABSENT
+    world.reset(ONE)
+    assert world.acquire(world.new_asker(ONE)).verdict is Verdict.GRANTED
+
+
+@history
+def a_lower_limit_ends_a_reservation(world):
+    first, other = (world.new_asker(MIXED, attempt=f"{n}/0/0", limit=2) for n in "rs")
+    world.acquire(first)
+    world.acquire(other)
+    world.release(MIXED, first.token, Ending.KEEP, reserve=Reservation("r/1/0", 25.0))
+    world.acquire(world.new_asker(MIXED, limit=1))
+    again = world.new_asker(MIXED, attempt="r/1/0", limit=2)
+    assert world.acquire(again).verdict is Verdict.BLOCKED
+
+
+@history
+def the_newest_message_takes_the_room_of_the_oldest(world):
+    world.beat("w1")
+    runs = world.new_asker(ONE, lease=30.0)
+    world.acquire(runs)
+    latest = [world.new_asker(ONE, max_waiting=1, replace=True) for _ in range(3)]
+    for asker in latest:
+        assert world.acquire(asker).verdict is Verdict.BLOCKED
+        assert world.park(asker, lost=asker is latest[1]) is not Verdict.FULL
+        world.advance(0.001)
+    for asker, by in pairwise(latest):
+        got = world.receive("w1")
+        assert (got.token, got.verdict, got.by) == (asker.token, "replaced", by.owner.attempt)
+    world.release(ONE, latest[0].token, lost=True)
+    world.advance(6.0)  # the worker that was to end the second has died
+    world.beat("w2")
+    world.sweep("w2")
+    got = world.receive("w2")
+    assert (got.token, got.verdict) == (latest[1].token, "replaced")
+    world.release(ONE, got.token, Ending.AGAIN, worker="w2")  # it retires
+    got = world.receive("w2")
+    assert (got.verdict, got.by) == ("replaced", latest[2].owner.attempt)
+    world.release(ONE, got.token)
+    world.release(ONE, runs.token, worker="w2")
+    assert world.receive("w2").body == latest[2].parcel.body
+
+
+@history
+def the_oldest_of_two_makes_room_and_the_others_keep_their_order(world):
+    world.beat("w1")
+    runs = world.new_asker(ONE, lease=30.0)
+    world.acquire(runs)
+    latest = [world.new_asker(ONE, max_waiting=2, replace=True) for _ in range(4)]
+    for asker in latest:
+        world.park(asker)
+        world.advance(0.001)
+    for asker in latest[:2]:
+        assert world.receive("w1").token == asker.token
+        world.release(ONE, asker.token)
+    for asker in (runs, *latest[2:]):
+        world.release(ONE, asker.token, worker="w1")
+    assert [world.receive("w1").token for _ in range(2)] == [a.token for a in latest[2:]]
+
+
+@history
+def a_message_of_another_task_is_not_replaced(world):
+    world.beat("w1")
+    world.acquire(world.new_asker(ONE))
+    world.park(world.new_asker(ONE, task="other"))
+    newest = world.new_asker(ONE, max_waiting=1, replace=True)
+    assert world.park(newest).verdict is Verdict.FULL
+
+
+@history
+def a_message_adrift_is_replaced(world):
+    first, second = (world.new_asker(ONE, max_waiting=1, replace=True) for _ in range(2))
+    world.park(first)
+    assert world.park(second).verdict is Verdict.WAITING
+    world.beat("w1")
+    world.advance(6.0)
+    world.beat("w1")
+    world.sweep()
+    found = {got.token: got.verdict for got in (world.receive("w1"), world.receive("w1"))}
+    assert found == {first.token: "replaced", second.token: "granted"}
 
 
 @history

@@ -11,14 +11,15 @@ from typing import NoReturn
 
 from celery_singleton_lock.model import Ending, Verdict, base_of
 from support.engine.snapshot import LockState
-from support.engine.world import Ledger, Step, World
+from support.engine.world import Asker, Ledger, Step, World
 
 GRACE = 60_000
 ADRIFT = 5_000
 DEFER = 2_000
 GRANTING = {"acquire", "park", "claim", "release", "kick", "reset"}
 QUEUED = {"waiting", "parked"}
-HOLDING = {"running", "granted"}
+HOLDING = {"running", "granted", "reserved"}
+OVER = {"overdue", "replaced"}
 
 
 class InvariantBroken(AssertionError):
@@ -49,6 +50,10 @@ def grants(before: LockState, after: LockState) -> list[str]:
         or after.record.get(token, {}).get("fence") != before.record.get(token, {}).get("fence")
     ]
     return sorted(new, key=lambda token: int(after.record.get(token, {}).get("fence", 0)))
+
+
+def reservations(state: LockState) -> set[str]:
+    return {token for token in state.holders if token.startswith("keep:")}
 
 
 def place_in_line(world: World, name: str, token: str) -> tuple[int, str]:
@@ -109,7 +114,12 @@ def i5_grants_follow_the_line(  # noqa: C901  # a list of facts
     world: World, step: Step
 ) -> None:
     for name, ledger, before, after in touched(world, step):
-        new = grants(before, after)
+        new = [
+            token
+            for token in grants(before, after)
+            if token not in reservations(after)
+            and after.record[token]["attempt"] not in ledger.passing
+        ]
         places = [place_in_line(world, name, token) for token in new]
         if places != sorted(places):
             broken("I5", f"granted out of line in one step: {places}")
@@ -159,11 +169,11 @@ def _state_is(name: str, state: LockState, token: str, said: str) -> None:
         if token in state.queue
         else {"adrift"}
         if token in state.adrift
-        else {"overdue"}
+        else OVER
     )
     if said not in row:
         broken("I7", f"{token} of {name} says {said!r}, and stands in {row}")
-    if said in {"parked", "adrift", "overdue"} and base_of(token) not in state.bodies:
+    if said in {"parked", "adrift", *OVER} and base_of(token) not in state.bodies:
         broken("I7", f"{token} of {name} is {said} without a body")
 
 
@@ -322,7 +332,50 @@ def settled_attempts_do_not_come_back(world: World, step: Step) -> None:
             broken("T34", f"{step.token} of {attempt} at {name} was told {step.reply.verdict}")
 
 
-def answers_tell_what_the_keys_say(  # noqa: C901  # a list of facts
+def a_reservation_is_kept_for_its_attempt(world: World, step: Step) -> None:
+    """Nobody gets a permit that a retried task keeps; its next attempt gets it at once (T42)."""
+    for name, ledger, before, after in touched(world, step):
+        for attempt, until in ledger.reserved.items():
+            if until > world.now and after.holders.get(f"keep:{attempt}", 0) < until:
+                broken("T42", f"{name} was kept for {attempt} until {until}, and is not")
+        if step.asker is None or step.asker.owner.attempt not in ledger.passing:
+            continue
+        if len(before.valid(world.now)) <= ledger.limit and step.token not in after.holders:
+            broken("T42", f"{step.token} found {name} reserved, and was told {step.reply.verdict}")
+
+
+def who_is_replaced_makes_room_and_does_not_run(  # noqa: C901  # a list of facts
+    world: World, step: Step
+) -> None:
+    """The oldest message of a task makes room for its newest, and is ended by a worker."""
+    for name, ledger, before, after in touched(world, step):
+        for token in grants(before, after):
+            if base_of(token) in ledger.replaced:
+                broken("replace", f"{token} was replaced at {name}, and granted")
+        for token, rec in after.record.items():
+            if (rec["state"] == "replaced") != (base_of(token) in ledger.replaced):
+                broken("replace", f"{token} of {name} is {rec['state']}")
+        if verb(step) != "park" or not step.asker.claim.replace or not step.asker.claim.max_waiting:
+            continue
+        if step.reply.verdict is Verdict.FULL and step.token not in before.standing:
+            mine = _its_like(after, step.asker)
+            if mine:
+                broken("replace", f"{step.token} was told FULL at {name} beside {mine}")
+
+
+def _its_like(state: LockState, asker: Asker) -> list[str]:
+    """Return the messages of its task that an asker could replace."""
+    parcel = asker.parcel
+    near = [t for t, route in state.adrift.items() if route == f"{parcel.realm}:{parcel.queue}"]
+    return [
+        token
+        for token in (*state.queue, *near)
+        if (rec := state.record[token]).get("parked")
+        and (rec["task"], rec["realm"]) == (asker.owner.task, parcel.realm)
+    ]
+
+
+def answers_tell_what_the_keys_say(  # noqa: C901, PLR0912  # a list of facts
     world: World, step: Step
 ) -> None:
     """GRANTED means held, WAITING means in line, and everything else that the token is gone."""
@@ -348,6 +401,8 @@ def answers_tell_what_the_keys_say(  # noqa: C901  # a list of facts
         ):
             broken("answer", f"{token} was told that it waits for {name}")
         if verdict in {Verdict.BLOCKED, Verdict.FULL, Verdict.RELEASED, Verdict.ABSENT} and stands:
+            if token in reservations(after):
+                continue  # nobody is behind it who could claim it
             if verdict is Verdict.ABSENT and token not in before.standing:
                 continue  # a token that this very sweep made, and nobody knew
             broken("answer", f"{token} was told {verdict}, and stands at {name}")
@@ -361,6 +416,7 @@ def answers_tell_what_the_keys_say(  # noqa: C901  # a list of facts
             verdict is Verdict.ABSENT
             and verb(step) == "claim"
             and before.holders.get(token, 0) > world.now
+            and token not in reservations(before)
         ):
             broken("answer", f"{token} held {name} and was told that it is absent")
         if verdict is Verdict.RELEASED and token not in before.standing:
@@ -386,6 +442,8 @@ ALL: tuple[Callable[[World, Step], None], ...] = (
     i12_somebody_looks_again_in_time,
     every_token_is_granted_once,
     settled_attempts_do_not_come_back,
+    a_reservation_is_kept_for_its_attempt,
+    who_is_replaced_makes_room_and_does_not_run,
     answers_tell_what_the_keys_say,
 )
 
@@ -409,8 +467,10 @@ def note(world: World, step: Step) -> None:
     """Bring the ledger of the step's lock up to date."""
     ledger = world.ledgers[step.lock]
     before, after = step.before.locks[step.lock], step.after.locks[step.lock]
+    ledger.passing.clear()
     if verb(step) in _NOTES:
         _NOTES[verb(step)](world, step, ledger, before, after)
+    ledger.replaced &= {base_of(token) for token in after.record}
     # One that lapsed after its start and asks anew is a task like any other.
     ledger.accepted &= {base_of(t) for t, rec in after.record.items() if rec.get("parked")}
     # Successors of a delivery keep the place of the first; a twin takes the place of its attempt.
@@ -435,6 +495,16 @@ def _stands(world: World, step: Step, state: LockState) -> bool:
 def _note_asked(world: World, step: Step, ledger: Ledger, before: LockState) -> None:
     claim, base = step.asker.claim, step.asker.base
     ledger.leases[base] = max(round(claim.lease * 1000), ledger.leases.get(base, 0))
+    arrives = not _stands(world, step, before) and step.reply.verdict in {
+        Verdict.GRANTED,
+        Verdict.WAITING,
+        Verdict.BLOCKED,
+        Verdict.FULL,
+    }
+    attempt = step.asker.owner.attempt
+    arrives = arrives and base not in before.bodies
+    if arrives and ledger.reserved.pop(attempt, 0) > world.now:
+        ledger.passing.add(attempt)
     if _stands(world, step, before) or base in before.bodies:
         return
     ledger.places.pop(base, None)
@@ -468,6 +538,7 @@ def _note_acquire(world, step, ledger, before, after) -> None:
 def _note_park(world, step, ledger, before, after) -> None:
     base, attempt = step.asker.base, step.asker.owner.attempt
     _note_asked(world, step, ledger, before)
+    _note_replaced(world, step, ledger, after)
     runs = {base_of(t) for t in before.valid(world.now)} & ledger.accepted
     if step.reply.verdict is Verdict.WAITING and base not in runs:
         ledger.kept[base] = attempt
@@ -479,6 +550,23 @@ def _note_park(world, step, ledger, before, after) -> None:
             ledger.kept[base] = attempt
         elif attempt not in ledger.kept.values():
             broken("I8", f"{step.token} was told TWIN, and nothing of {attempt} is kept")
+
+
+def _note_replaced(world, step, ledger, after) -> None:
+    made_room = [
+        token
+        for token, rec in after.record.items()
+        if rec["state"] == "replaced" and base_of(token) not in ledger.replaced
+    ]
+    others = _its_like(after, step.asker)
+    for token in made_room:
+        ledger.replaced.add(base_of(token))
+        place = int(after.record[token]["place"])
+        older = [t for t in others if t != step.token and int(after.record[t]["place"]) < place]
+        if after.record[token]["task"] != step.asker.owner.task or older:
+            broken("replace", f"{token} made room at {step.lock}, and was not the oldest")
+    if len(made_room) > 1 or (made_room and not step.asker.claim.replace):
+        broken("replace", f"{made_room} made room at {step.lock} for one")
 
 
 def _note_claim(world, step, ledger, before, after) -> None:
@@ -499,22 +587,36 @@ def _is_settled(ledger: Ledger, base: str) -> None:
 
 
 def _note_release(world, step, ledger, before, after) -> None:
-    done_for, mark = step.asked
+    done_for, mark, reserve = step.asked
     token, base = step.token, base_of(step.token)
     held = before.holders.get(token, 0) > world.now
     if step.ending is not Ending.CANCEL or not held:
         ledger.beliefs.pop(token, None)
-    settles = step.ending is Ending.FINAL or (step.ending is Ending.CANCEL and not held)
+        ledger.reserved = {a: t for a, t in ledger.reserved.items() if f"keep:{a}" != token}
+    settles = step.ending in {Ending.FINAL, Ending.KEEP} or (
+        step.ending is Ending.CANCEL and not held
+    )
     if token not in before.standing or not settles:
         return
     rec = before.record[token]
     attempt, twin = rec["attempt"], rec.get("twin")
     _is_settled(ledger, base)
+    if step.ending is Ending.KEEP and held:
+        _note_reservation(world, ledger, before, token, reserve)
     if twin:
         _is_settled(ledger, base_of(twin))
     if attempt and (mark or rec.get("parked") or twin or rec.get("copied")):
         until = world.now + round(done_for * 1000)
         ledger.settled[attempt] = ledger.settled[base] = until
+
+
+def _note_reservation(world, ledger, before, token, reserve) -> None:
+    others = {t: rec for t, rec in before.record.items() if t not in (token, reserve.token)}
+    if any(rec["attempt"] == reserve.attempt for rec in others.values()):
+        ledger.passing.add(reserve.attempt)  # it is here already, and gets its turn at once
+    elif len(before.holders) - 1 < ledger.limit:
+        until = world.now + round(reserve.seconds * 1000)
+        ledger.reserved[reserve.attempt] = until
 
 
 def _note_extend(world, step, ledger, before, after) -> None:
@@ -529,6 +631,7 @@ def _note_extend(world, step, ledger, before, after) -> None:
 
 def _note_reset(world, step, ledger, before, after) -> None:
     ledger.beliefs.clear()
+    ledger.reserved.clear()
 
 
 _NOTES = {

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from celery_singleton_lock.model import Ending, Verdict, base_of
+from celery_singleton_lock.model import Ending, Reservation, Verdict, base_of
 from support.engine.world import LIMITS, MIXED, ONE, TWO, WORKERS, Asker, World
 
 LOCKS = (ONE, ONE, TWO, MIXED)
@@ -101,6 +101,10 @@ def message_arrives(world, lock, who, place, first, worker, deadline, lost):
     if first == "wait":
         world.acquire(asker, 4.0, lost=lost)
         return
+    _goes_in(world, asker, first, who, lost)
+
+
+def _goes_in(world, asker, first, who, lost):
     reply = world.acquire(asker, lost=lost) if first == "acquire" else None
     if first != "acquire" or (reply and reply.verdict is Verdict.BLOCKED) or (lost and who % 2):
         world.park(asker, lost=lost)
@@ -152,6 +156,85 @@ def ends(world, lock, who, ending, worker, mark, lost):
     world.release(lock, token_of(world, lock, who), ending, worker=worker, mark=mark, lost=lost)
 
 
+@move(
+    3,
+    lock=LOCKS,
+    who=(0, 0, 0, *WHO),
+    seconds=(1.0, 8.0, 25.0),
+    early=("", "", "", "acquire", "park", "wait"),
+    worker=("", *WORKERS),
+    lost=LOST,
+)
+def retries(world, lock, who, seconds, early, worker, lost):
+    """A task ends with a retry and keeps its permit; the retry may arrive before that."""
+    token = token_of(world, lock, who)
+    ended = world.state(lock).record.get(token, {}).get("attempt", "")
+    if not ended:
+        return
+    number, retried, nesting = ended.split("/")
+    attempt = f"{number}/{int(retried) + 1}/{nesting}"
+    asker = world.new_asker(lock, attempt=attempt, limit=_limit(lock, who))
+    if early == "wait":
+        world.acquire(asker, 4.0, lost=lost)
+    elif early:
+        _goes_in(world, asker, early, who, lost)
+    reserve = Reservation(attempt, seconds)
+    world.release(lock, token, Ending.KEEP, worker=worker, reserve=reserve, lost=lost)
+
+
+@move(
+    4,
+    lock=LOCKS,
+    who=WHO,
+    first=("acquire", "park", "wait"),
+    copy=(False, False, True),
+    max_waiting=(None, 1),
+    lost=LOST,
+)
+def next_attempt_arrives(world, lock, who, first, copy, max_waiting, lost):
+    reserved = sorted(world.ledgers[lock].reserved)
+    if not reserved:
+        return
+    asker = world.new_asker(
+        lock,
+        attempt=reserved[who % len(reserved)],
+        copy=copy,
+        limit=_limit(lock, who),
+        max_waiting=max_waiting,
+    )
+    if first == "wait":
+        world.acquire(asker, 4.0, lost=lost)
+    else:
+        _goes_in(world, asker, first, who, lost)
+
+
+@move(
+    3,
+    lock=LOCKS,
+    who=WHO,
+    place=PLACES,
+    worker=tuple(WORKERS),
+    deadline=(None, None, 3.0),
+    task=("app.latest", "app.latest", "app.other"),
+    lost=LOST,
+)
+def message_replaces(world, lock, who, place, worker, deadline, task, lost):
+    realm, queues = WORKERS[worker]
+    asker = world.new_asker(
+        lock,
+        place=place,
+        worker=worker,
+        realm=realm,
+        queue=queues[who % len(queues)],
+        deadline=deadline,
+        limit=_limit(lock, who),
+        max_waiting=1 + who % 2,
+        replace=True,
+        task=task,
+    )
+    _goes_in(world, asker, ("acquire", "park")[who % 2], who, lost)
+
+
 @move(1, lock=LOCKS, who=WHO, number=(0, 1, 2))
 def late_delivery_ends(world, lock, who, number):
     """A holder of some delivery of a message ends, be it the present one or not."""
@@ -170,7 +253,7 @@ def worker_receives(world, worker, then, who):
     got = world.receive(worker)
     if got is None or then == "die":
         return
-    if got.verdict == "overdue" or then == "end":
+    if got.verdict != "granted" or then == "end":
         world.release(got.name, got.token, worker=worker)
     else:
         world.claim(got.name, got.token, settle=who == 7)

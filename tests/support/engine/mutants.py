@@ -236,6 +236,50 @@ MUTANTS = (
         "if where == 'holder' then rec.state = 'running' end",
     ),
     Mutant(
+        "anybody takes a reservation",
+        LIBRARY,
+        "  local free = limit - redis.call('ZCARD', holders)\n",
+        "  local free = limit - redis.call('ZCARD', holders)\n"
+        "  for _, t in ipairs(redis.call('ZRANGE', holders, 0, -1)) do\n"
+        "    if string.sub(t, 1, 5) == 'keep:' then free = free + 1 end\n  end\n",
+    ),
+    Mutant(
+        "the next attempt does not take its reservation",
+        "acquire.lua",
+        "if not where and take_reservation(attempt) then",
+        "if false then",
+    ),
+    Mutant(
+        "nothing is reserved",
+        LIBRARY,
+        "  write_in(token, reserved, 'reserved', ms)\n  save(token, reserved)\n",
+        "",
+    ),
+    Mutant(
+        "a replaced message runs after all",
+        LIBRARY,
+        "if rec.by then rec.deadline = digits(now) end",
+        "rec.deadline = rec.deadline",
+    ),
+    Mutant(
+        "a replaced message is dropped",
+        LIBRARY,
+        "  expire(oldest, own)\n",
+        "  forget(oldest, first)\n",
+    ),
+    Mutant(
+        "the newest is replaced",
+        LIBRARY,
+        "tonumber(first.place) <= tonumber(rec.place)",
+        "tonumber(first.place) >= tonumber(rec.place)",
+    ),
+    Mutant(
+        "another task's message is replaced",
+        LIBRARY,
+        "rec.parked and rec.task == task and",
+        "rec.parked and task and",
+    ),
+    Mutant(
         "a reset drops the parked",
         "reset.lua",
         "if rec then go_back(token, rec) end",

@@ -19,6 +19,7 @@ from celery_singleton_lock.model import (
     Owner,
     Parcel,
     Reply,
+    Reservation,
     Verdict,
     base_of,
 )
@@ -104,6 +105,9 @@ class Ledger:
     expired: set[tuple[str, str]] = field(default_factory=set)
     expired_due: int | None = None
     accepted: set[str] = field(default_factory=set)  # bases that were acknowledged at their start
+    reserved: dict[str, int] = field(default_factory=dict)  # attempt -> ms until when it is kept
+    passing: set[str] = field(default_factory=set)  # attempts that this step lets pass the line
+    replaced: set[str] = field(default_factory=set)  # bases that made room, and may not run
     limit: int = 0
     last_fence: int = 0
 
@@ -214,6 +218,8 @@ class World:
         realm: str = "R",
         queue: str = "q",
         deadline: float | None = None,
+        task: str = "app.task",
+        replace: bool = False,
     ) -> Asker:
         """Make a client (no attempt) or a message; `place` is relative to now, 0 none."""
         self.numbers += 1
@@ -222,13 +228,19 @@ class World:
             Owner(
                 f"t{number}.0",
                 attempt if attempt is not None else f"a{number}/0/0",
-                "app.task",
+                task,
                 worker,
                 "host",
                 1,
             ),
             Claim(
-                lock, lease, limit or LIMITS[lock], place and self.now_us + place, max_waiting, copy
+                lock,
+                lease,
+                limit or LIMITS[lock],
+                place and self.now_us + place,
+                max_waiting,
+                copy,
+                replace,
             ),
             Parcel(f"body of t{number}".encode(), realm, queue, deadline),
         )
@@ -290,19 +302,20 @@ class World:
         worker: str = "",
         done_for: float = 60.0,
         mark: bool = False,
+        reserve: Reservation | None = None,
         lost: bool = False,
     ) -> Reply | None:
         return self._twice(
             "release",
             lock,
             lambda: self.store.release(
-                lock, token, ending, worker=worker, done_for=done_for, mark=mark
+                lock, token, ending, worker=worker, done_for=done_for, mark=mark, reserve=reserve
             ),
             lost,
             token=token,
             ending=ending,
-            asked=(done_for, mark),
-            note=f"{ending} mark={mark}",
+            asked=(done_for, mark, reserve),
+            note=f"{ending} mark={mark} {reserve or ''}",
         )
 
     def extend(
@@ -367,6 +380,8 @@ class World:
             ledger.kept.clear()
             ledger.settled.clear()
             ledger.granted.clear()
+            ledger.reserved.clear()
+            ledger.replaced.clear()
             ledger.limit = 0
         self.snap = self._look()
 
