@@ -12,10 +12,13 @@ import os
 import queue
 import random
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
+
+from celery.worker.state import revoked as revoked_tasks
 
 from celery_singleton_lock.clock import ServerClock, SystemClock
 from celery_singleton_lock.errors import BackendError, BackendUnreachable
@@ -28,6 +31,8 @@ from celery_singleton_lock.model import (
     Owner,
     Parcel,
     Reply,
+    Reservation,
+    Stray,
     Verdict,
 )
 from celery_singleton_lock.publisher import Outbox, Publisher, pack
@@ -97,6 +102,13 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
+class Requeue:
+    """Send a message back to the broker."""
+
+    request: LockedRequest
+
+
+@dataclass(frozen=True, slots=True)
 class LookUp:
     """See what became of the message of which ``request`` is a copy."""
 
@@ -112,6 +124,17 @@ class Lost:
     name: str
     token: str
     until: float
+    certain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Minded:
+    """A reservation that is to end when its task is revoked."""
+
+    name: str
+    token: str
+    task_id: str
+    until: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +142,15 @@ class Leave:
     """Tell the fleet that this worker takes no more grants, and give back those in the inbox."""
 
 
-Order = Park | End | LookUp | Lost | Leave | Delivery
+@dataclass(frozen=True, slots=True)
+class Later:
+    """Carry out an order, not before ``at`` (monotonic)."""
+
+    at: float
+    order: Requeue
+
+
+Order = Later | Park | Requeue | End | LookUp | Lost | Leave | Delivery
 
 
 @dataclass
@@ -130,6 +161,8 @@ class Counts:
     delivered: int = 0
     swept: int = 0
     published: int = 0
+    requeued: int = 0
+    replaced: int = 0
     released_for_dead: int = 0
     backend_errors: int = 0
     lost: int = 0
@@ -148,6 +181,8 @@ class Agent:
         receive: turns a delivery into a request and hands it to the desk; runs in the main loop.
         post: runs a call in the main loop.
         reap: lets the pool look for children that have ended; runs in the main loop.
+        abort: interrupts the task that holds a token, if it wants that and the pool can; runs in
+            the main loop.
         publisher: wakes workers through the broker.
         watchdog: renews the leases of what this worker runs, or is about to.
         observers: who is told what happens.
@@ -172,6 +207,7 @@ class Agent:
         receive: Callable[[Delivery], None],
         post: Callable[..., None],
         reap: Callable[[], None],
+        abort: Callable[[str], None],
         publisher: Publisher,
         watchdog: Watchdog,
         observers: Observers,
@@ -191,7 +227,8 @@ class Agent:
         self._receive = receive
         self._post = post
         self._reap = reap
-        self._outbox = Outbox(publisher, self._count_published)
+        self._abort = abort
+        self._outbox = Outbox(publisher)
         self._watchdog = watchdog
         self._observers = observers
         self._address = address
@@ -201,6 +238,8 @@ class Agent:
         self._clock = SystemClock()
         self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
         self._later: list[tuple[float, Order]] = []
+        self._minded: dict[str, Minded] = {}
+        self._reported: deque[str] = deque(maxlen=1000)
         self._next_beat = 0.0
         self._next_sync = 0.0
         self._next_look = 0.0
@@ -219,6 +258,19 @@ class Agent:
     def end(self, stamp: Stamp, ending: Ending, pid: int | None) -> None:
         """Release for a process that cannot, once ``pid`` is gone."""
         self._orders.put(End(stamp, ending, pid, self._clock.monotonic() + GONE))
+
+    def requeue(self, request: LockedRequest, delay: float) -> None:
+        """Send a message back to the broker after ``delay`` seconds, then tell the desk."""
+        self._orders.put(Later(self._clock.monotonic() + delay, Requeue(request)))
+
+    def mind(self, name: str, reservation: Reservation, task_id: str) -> None:
+        """End a reservation when its task is revoked."""
+        until = self._clock.monotonic() + reservation.seconds
+        self._minded[reservation.token] = Minded(name, reservation.token, task_id, until)
+
+    def report_loss(self, stamp: Stamp) -> None:
+        """Report that the lock of a task was lost, unless that was done."""
+        self._orders.put(Lost(stamp.name, stamp.token, 0.0, certain=True))
 
     def look_up(self, request: LockedRequest, name: str, token: str) -> None:
         """See what became of the message that this one is a copy of."""
@@ -362,8 +414,14 @@ class Agent:
                 for order in batch:
                     self._carry_out_one(order)
 
-    def _carry_out_one(self, order: End | LookUp | Delivery | Lost | Leave) -> None:
+    def _carry_out_one(
+        self, order: Later | Requeue | End | LookUp | Delivery | Lost | Leave
+    ) -> None:
         match order:
+            case Later():
+                self._later.append((order.at, order.order))
+            case Requeue():
+                self._requeue(order)
             case End():
                 self._end(order)
             case LookUp():
@@ -418,6 +476,33 @@ class Agent:
             self.counts.parked += 1
             self._post(self.desk.parked, request, str(reply.holder or ""), reply.rank)
 
+    # -- back to the broker -----------------------------------------------------------------------
+
+    def _requeue(self, order: Requeue) -> None:
+        """Publish, then have the message acknowledged: a worker that dies in between loses nothing.
+
+        Then there are two, of which the second finds the first running, or its end remembered.
+        """
+        request = order.request
+        if not self.desk.holds_back(request):
+            return
+        kept, route = pack(request.message), self._queues.queue_of(request)
+        self._outbox.put(
+            lambda publisher: publisher.requeue(
+                kept, route, request.requeues + 1, request.first_place
+            ),
+            lambda error: self._requeued(order, error),
+        )
+
+    def _requeued(self, order: Requeue, error: Exception | None) -> None:
+        """Hear from the outbox' thread what became of it."""
+        if error is None:
+            self.counts.requeued += 1
+            self._post(self.desk.requeued, order.request)
+        else:
+            logger.warning("%s could not be requeued, trying again: %r", order.request, error)
+            self._orders.put(Later(self._clock.monotonic() + RETRY, order))
+
     # -- delivering -------------------------------------------------------------------------------
 
     def _deliver(self, delivery: Delivery) -> None:
@@ -428,7 +513,10 @@ class Agent:
             delivery = self._fetched(delivery)
             if delivery.body is None:
                 return
-        self.counts.delivered += 1
+        if delivery.verdict == "replaced":
+            self.counts.replaced += 1
+        else:
+            self.counts.delivered += 1
         self._post(self._receive, delivery)
 
     def _fetched(self, delivery: Delivery) -> Delivery:
@@ -461,10 +549,13 @@ class Agent:
         ready = [name for name in names if not self.desk.undecided(name)]
         strays = self.store.kick_many(ready, worker=self._own(), realm=self.realm)
         for stray in strays:
-            self._outbox.put(stray)
+            self._outbox.put(copying(stray), self._copy_published)
 
-    def _count_published(self) -> None:
-        self.counts.published += 1
+    def _copy_published(self, error: Exception | None) -> None:
+        if error is None:
+            self.counts.published += 1
+        else:  # a later sweep tries again
+            logger.warning("no copy of a parked task could be published: %r", error)
 
     def _tick(self) -> None:
         self._next_beat = self._clock.monotonic() + BEAT * random.uniform(0.8, 1.2)  # noqa: S311
@@ -472,6 +563,7 @@ class Agent:
             self._sync()
             if not self._retired.is_set():
                 self.store.beat(self.worker, self.realm, self._queues.consumed(), ALIVE)
+            self._free_revoked()
             self._sweep()
         except BackendError as error:
             if not self._down:
@@ -495,6 +587,15 @@ class Agent:
             self._next_look = now + LOOK
             self._post(self._reap)
 
+    def _free_revoked(self) -> None:
+        """End the reservations of tasks that were revoked before their next attempt."""
+        now = self._clock.monotonic()
+        for token, minded in list(self._minded.items()):
+            if minded.task_id in revoked_tasks:
+                self.store.release(minded.name, token, Ending.FINAL, worker=self._own())
+            if minded.task_id in revoked_tasks or minded.until <= now:
+                del self._minded[token]
+
     def _sync(self) -> None:
         now = self._clock.monotonic()
         if now < self._next_sync:
@@ -514,20 +615,24 @@ class Agent:
         return "" if self._retired.is_set() else self.worker
 
     def _on_lost(self, name: str, token: str) -> None:
+        self._post(self._abort, token)
         self._orders.put(Lost(name, token, self._clock.monotonic() + LANDING))
 
     def _report_loss(self, loss: Lost) -> None:
-        if not self.desk.has(loss.token):
+        if loss.token in self._reported or not (loss.certain or self.desk.has(loss.token)):
             return
         if self._clock.monotonic() < loss.until:
             self._again(loss, LANDING / 4)
             return
+        self._reported.append(loss.token)
         self.counts.lost += 1
         self._observers.notify(LeaseLost(loss.name, reason="lapsed or taken away"))
         logger.error(
-            "The lock %r was lost while its task runs: its lease ended or it was taken away. "
-            "The task goes on (lock_on_lost='report'); only its fencing token protects its writes.",
+            "The lock %r was lost while its task ran: its lease ended or it was taken away. %s",
             loss.name,
+            "The task has ended with LockLost."
+            if loss.certain
+            else "The task goes on; only its fencing token protects its writes.",
             extra={"lock": loss.name},
         )
 
@@ -564,6 +669,11 @@ class Agent:
         self.store.leave(self.worker, self.realm, self._queues.consumed())
         while (delivery := self.store.receive(self.worker, 0.01)) is not None:
             self.store.release(delivery.name, delivery.token, Ending.AGAIN)
+
+
+def copying(stray: Stray) -> Callable[[Publisher], None]:
+    """Return what publishes a copy of a message that waits for a worker."""
+    return lambda publisher: publisher.publish(stray.body, stray.name, stray.token, stray.queue)
 
 
 def delay_after(error: BackendError) -> float:

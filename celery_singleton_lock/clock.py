@@ -1,12 +1,14 @@
 """The only file that reads time.
 
 Order between clients is the server's business (every script reads ``TIME`` on the server). What a
-process measures itself are durations, and those come from the monotonic clock.
+process measures itself are durations, and those come from the monotonic clock. The wall clock is
+read for one thing: how far off an ETA is, which Celery counts by it.
 """
 
 from __future__ import annotations
 
 import time
+from datetime import datetime, timezone
 from typing import Protocol
 
 
@@ -24,6 +26,12 @@ class SystemClock:
     def monotonic(self) -> float:
         """Seconds since some fixed point; never goes back."""
         return time.monotonic()
+
+
+def seconds_until(eta: datetime) -> float:
+    """Return how far off an ETA is; a naive one is UTC, as Celery's are."""
+    aware = eta if eta.tzinfo else eta.replace(tzinfo=timezone.utc)
+    return (aware - datetime.now(timezone.utc)).total_seconds()
 
 
 class ServerClock:

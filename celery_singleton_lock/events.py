@@ -25,7 +25,7 @@ class TaskEvent:
 
 @dataclass(frozen=True, slots=True)
 class TaskBlocked(TaskEvent):
-    """The lock is busy. ``policy``: ``park``, ``skip`` or ``fail``; ``rank``: 1 is next, 0 none."""
+    """The lock is busy. ``policy``: ``park`` or ``requeue``; ``rank``: 1 is next, 0 none."""
 
     policy: str = "park"
     holder: str = ""
@@ -45,6 +45,14 @@ class TaskDelivered(TaskEvent):
     """A parked task goes to a pool. ``verdict``: as in ``model.Delivery``; ``waited``: seconds."""
 
     verdict: str = "granted"
+    waited: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TaskReplaced(TaskEvent):
+    """A parked task made room for a later one. ``by``: id of that task; ``waited``: seconds."""
+
+    by: str = ""
     waited: float = 0.0
 
 
@@ -77,6 +85,7 @@ CELERY_EVENTS: Final[dict[type[Event], str]] = {
     TaskBlocked: "task-blocked",
     LeaseLost: "task-lock-lost",
     TaskDelivered: "task-delivered",
+    TaskReplaced: "task-replaced",
     TaskDuplicate: "task-duplicate",
 }
 """Which events are sent as Celery events, and under which name."""

@@ -52,6 +52,7 @@ class Extension:
         """Know no task yet; settings are read when they are first needed."""
         self.app = app
         self.announce: Callable[[str], None] = _nobody
+        self.listen: Callable[[], None] = _deaf
         self.observers = Observers()
         self._namers: dict[str, Namer] = {}
         self._options: dict[str, LockOptions] = {}
@@ -68,7 +69,7 @@ class Extension:
         """
         declared = declared_options(task)
         check_unknown(task.name, declared)
-        resolve_options(task.name, declared, Settings())
+        resolve_options(task.name, declared, None)
         self._namers[task.name] = compile_name(
             task.name,
             task.run,
@@ -160,7 +161,11 @@ class Extension:
     @cached_property
     def gate(self) -> Gate:
         """What takes and gives back locks around tasks."""
-        return Gate(self.store, self._announced, self.settings.done_for)
+        return Gate(self.store, self._announced, self.settings.done_for, self.name_of, self._listen)
+
+    def _listen(self) -> None:
+        """Have this process hear of lost locks; likewise."""
+        self.listen()
 
     def _announced(self, token: str) -> None:
         """Tell whoever listens by now; a worker joins after the gate may have been made."""
@@ -204,6 +209,10 @@ def install(app: Celery) -> Extension:
         for blueprint, step in _STEPS.items():
             app.steps[blueprint].add(step)
     return found
+
+
+def _deaf() -> None:
+    """Stand in where tasks cannot be interrupted."""
 
 
 def _nobody(_token: str) -> None:

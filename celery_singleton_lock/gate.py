@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from datetime import datetime
 from threading import Event
 from typing import Any, Final, NamedTuple
 
@@ -20,7 +21,7 @@ from celery.app.task import Context
 from celery.app.trace import TraceInfo, task_has_custom, trace_ok_t
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
-from celery_singleton_lock.clock import SystemClock
+from celery_singleton_lock.clock import SystemClock, seconds_until
 from celery_singleton_lock.errors import (
     BackendError,
     BackendUnreachable,
@@ -30,8 +31,16 @@ from celery_singleton_lock.errors import (
     LockWaitTimeout,
     SingletonLockError,
 )
-from celery_singleton_lock.lock import Lock
-from celery_singleton_lock.model import Claim, Ending, Owner, Reply, Verdict, new_token
+from celery_singleton_lock.lock import Lock, stand_in_line
+from celery_singleton_lock.model import (
+    Claim,
+    Ending,
+    Owner,
+    Reply,
+    Reservation,
+    Verdict,
+    new_token,
+)
 from celery_singleton_lock.naming import ArgumentsDoNotBind
 from celery_singleton_lock.settings import MAX_WAIT, LockOptions
 from celery_singleton_lock.stamp import COPY, STAMP, Stamp, attempt_of, doubted
@@ -78,10 +87,10 @@ class TaskLock:
         "_lease",
         "_lost",
         "_store",
-        "_token",
         "_valid_until",
         "fencing_token",
         "name",
+        "token",
     )
 
     def __init__(
@@ -91,7 +100,7 @@ class TaskLock:
         self.name = stamp.name
         self.fencing_token = reply.fencing_token
         self._store = store
-        self._token = stamp.token
+        self.token = stamp.token
         self._lease = lease
         self._valid_until = valid_until
         self._asked_at = valid_until - lease
@@ -122,8 +131,13 @@ class TaskLock:
             BackendError: Redis did not answer, so nobody knows.
         """
         if not self._extend():
-            msg = f"The lock {self.name!r} was lost: its lease ended or it was taken away."
-            raise LockLost(msg, self.name)
+            raise self.lose()
+
+    def lose(self) -> LockLost:
+        """Note that the lock was lost; return what to raise."""
+        self._lost = True
+        msg = f"The lock {self.name!r} was lost: its lease ended or it was taken away."
+        return LockLost(msg, self.name)
 
     def _refresh(self) -> None:
         try:
@@ -135,7 +149,7 @@ class TaskLock:
         if self._lost:
             return False
         asked = _clock.monotonic()
-        held = bool(self._store.extend([(self.name, self._token, self._lease)])[0])
+        held = bool(self._store.extend([(self.name, self.token, self._lease)])[0])
         self._asked_at, self._lost = asked, not held
         if held:
             self._valid_until = asked + self._lease
@@ -186,15 +200,24 @@ class Gate:
         store: returns this process' store; called anew for each task, since a fork may lie between.
         announce: tells the main process that a token holds its lock.
         done_for: seconds for which later copies of an ended attempt end quietly.
+        name_of: task, args, kwargs -> lock name.
+        listen: has the process hear of the loss of a lock, where it can.
     """
 
     def __init__(
-        self, store: Callable[[], Store], announce: Callable[[str], None], done_for: float
+        self,
+        store: Callable[[], Store],
+        announce: Callable[[str], None],
+        done_for: float,
+        name_of: Callable[[Any, Any, Any], str],
+        listen: Callable[[], None],
     ) -> None:
         """Keep what joins this process to the rest."""
         self._store = store
         self._announce = announce
         self._done_for = done_for
+        self._name_of = name_of
+        self._listen = listen
         self._warned: set[str] = set()
 
     def trace(self, run: Run, stamp: Stamp, options: LockOptions) -> Any:
@@ -203,6 +226,8 @@ class Gate:
         Returns:
             What Celery's tracer returns.
         """
+        if options.on_lost == "abort":
+            self._listen()
         try:
             lock = self._enter(stamp, options)
         except Turned as turned:
@@ -211,7 +236,7 @@ class Gate:
             return fail(run, error)
         if lock is None:
             return run.go()
-        return self._run_locked(run, stamp, lock)
+        return self._run_locked(run, stamp, lock, options)
 
     def trace_alone(self, run: Run, name_of: Callable[[], str], options: LockOptions) -> Any:
         """Run a task whose message did not pass a desk: wait for the lock here, in the slot.
@@ -328,6 +353,8 @@ class Gate:
             return Turned(reply.verdict.value, "another copy of this attempt is here")
         if stamp.granted:
             return Turned("gone", "its grant lapsed; the message is delivered again")
+        if options.on_conflict == "wait":
+            return self._not_served(stamp, options, reply)
         reason = f"lock {stamp.name!r} is held by {reply.holder or 'another client'}"
         if options.on_conflict == "skip":
             return Turned("skipped", reason)
@@ -336,20 +363,30 @@ class Gate:
             return LockConflict(f"The {reason}.", stamp.name, holder, reply.next_look)
         return Turned("blocked", reason, reply.rank)
 
+    @staticmethod
+    def _not_served(stamp: Stamp, options: LockOptions, reply: Reply) -> Exception:
+        """Return how a task ends that stood in line, or found no room to."""
+        if reply.verdict is Verdict.FULL:
+            return cannot_wait(stamp, options, "as many wait as lock_max_waiting allows")
+        waited = f"Waited {options.wait_timeout:g} s for the lock {stamp.name!r}"
+        return LockWaitTimeout(f"{waited} (lock_wait_timeout).", stamp.name)
+
     def _turn_away(self, run: Run, turned: Turned) -> Any:
         if turned.verdict == "skipped":
             mark_skipped(run, turned.reason)
         return ignored(turned)
 
-    def _run_locked(self, run: Run, stamp: Stamp, lock: TaskLock) -> Any:
+    def _run_locked(self, run: Run, stamp: Stamp, lock: TaskLock, options: LockOptions) -> Any:
         """Run the task and release, unless the process itself is ending.
 
         An exit of the process is told by the main process, which knows what became of the message.
         """
-        ending = Ending.FINAL
+        ending, kept = Ending.FINAL, None
         try:
             outcome = under(lock, run)
             ending = ending_of(outcome)
+            if options.on_retry == "keep":
+                kept = self._reservation(run, stamp, outcome, options)
         except Reject as reject:
             ending = Ending.AGAIN if reject.requeue else Ending.FINAL
             self._leave(stamp, ending)
@@ -357,14 +394,26 @@ class Gate:
         except Exception:
             self._leave(stamp, ending)
             raise
-        self._leave(stamp, ending)
+        self._leave(stamp, ending, kept)
         return outcome
 
-    def _leave(self, stamp: Stamp, ending: Ending) -> None:
+    def _reservation(
+        self, run: Run, stamp: Stamp, outcome: Any, options: LockOptions
+    ) -> Reservation | None:
+        """Return what a retry of the task is to find reserved, if it takes the same lock."""
+        if outcome.info is None or outcome.info.state != states.RETRY:
+            return None
+        again = outcome.info.retval
+        with suppress(Exception):  # no signature, since nothing was sent; or a lock name that fails
+            if self._name_of(run.task, again.sig.args, again.sig.kwargs) == stamp.name:
+                return reservation_for(run.request, again, options.lease)
+        return None
+
+    def _leave(self, stamp: Stamp, ending: Ending, kept: Reservation | None = None) -> None:
         """Release; a soft time limit that strikes meanwhile only makes it start again."""
         for _ in range(2):
             try:
-                return self._release(stamp, ending)
+                return self._release(stamp, ending, kept)
             except SoftTimeLimitExceeded:
                 continue
             except BackendError as error:
@@ -374,12 +423,13 @@ class Gate:
                 return None
         return None
 
-    def _release(self, stamp: Stamp, ending: Ending) -> None:
+    def _release(self, stamp: Stamp, ending: Ending, kept: Reservation | None) -> None:
         age = _clock.monotonic() - stamp.stamped_at
         self._store().release(
             stamp.name,
             stamp.token,
-            ending,
+            ending if kept is None else Ending.KEEP,
+            reserve=kept,
             worker=stamp.worker,
             done_for=self._done_for,
             mark=stamp.copy or age > self._done_for / 4,
@@ -391,7 +441,17 @@ def ask(store: Store, stamp: Stamp, options: LockOptions) -> Reply:
     owner = owner_of(stamp)
     if stamp.granted:
         return store.claim(owner, stamp.name, options.lease, settle=stamp.settle)
+    if options.on_conflict == "wait":
+        return wait(store, owner, claim_of(stamp, options), options)
     return store.acquire(owner, claim_of(stamp, options))
+
+
+def wait(store: Store, owner: Owner, claim: Claim, options: LockOptions) -> Reply:
+    """Wait in the slot. The answer's lease counts from now, as if it had been asked for now."""
+    began = _clock.monotonic()
+    timeout = options.wait_timeout or MAX_WAIT
+    reply, asked = stand_in_line(store, _clock, owner, claim, timeout)
+    return reply._replace(lease=reply.lease + asked - began)
 
 
 def _acquired_alone(lock: Lock, options: LockOptions, patience: float) -> bool:
@@ -422,6 +482,7 @@ def claim_of(stamp: Stamp, options: LockOptions) -> Claim:
         stamp.place,
         options.max_waiting,
         stamp.copy,
+        options.on_full == "replace",
     )
 
 
@@ -432,6 +493,21 @@ def under(lock: TaskLock | Lock, run: Run) -> Any:
         return run.go()
     finally:
         _current.reset(entered)
+
+
+def reservation_for(request: Mapping[str, Any], retry: Any, lease: float) -> Reservation:
+    """Return the reservation for the next attempt of a task: until its ETA plus one lease.
+
+    Args:
+        request: of the attempt that has ended.
+        retry: Celery's exception.
+        lease: seconds.
+    """
+    when = retry.when or 0.0
+    if isinstance(when, datetime):
+        when = seconds_until(when)
+    following = {**request, "retries": (request.get("retries") or 0) + 1}
+    return Reservation(attempt_of(following), min(max(when, 0.0) + lease, MAX_WAIT))
 
 
 @contextmanager

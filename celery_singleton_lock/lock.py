@@ -106,9 +106,18 @@ class Turn:
         token: owner token; replaced if the store has given us up for dead.
         blocking: whether to queue.
         timeout: most seconds to wait; None for as long as it takes.
+        rename: returns the token under which to ask anew after the store has given us up for dead.
     """
 
-    def __init__(self, clock: Clock, token: str, *, blocking: bool, timeout: float | None) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        token: str,
+        *,
+        blocking: bool,
+        timeout: float | None,
+        rename: Callable[[], str] = new_token,
+    ) -> None:
         """Stand before the lock; nothing was asked yet."""
         self._clock = clock
         self.token = token
@@ -117,6 +126,7 @@ class Turn:
         self.pause = 0.0
         self.asked = -math.inf
         self._queued = False
+        self._rename = rename
 
     @property
     def liveness(self) -> float | None:
@@ -158,7 +168,7 @@ class Turn:
         """We were silent for so long that our place, or our grant, was given away."""
         if self._out_of_time():
             return Step.STOP
-        self.token = new_token()
+        self.token = self._rename()
         self._queued = False
         return Step.ASK
 
@@ -171,6 +181,79 @@ def _look_after(reply: Reply) -> float:
     if reply.next_look <= 0:
         return HEARTBEAT
     return reply.next_look + AFTER_LEASE + STAGGER * max(0, reply.rank - 1)
+
+
+Ask = Callable[[Step, Turn], Reply]
+"""Asks the store what a step of a turn says."""
+
+
+def go(turn: Turn, ask: Ask, wait: Callable[[Turn], bool]) -> tuple[Step, Reply]:
+    """Go the way to a lock to its end.
+
+    Args:
+        turn: the way.
+        ask: carries out a step, and notes in ``turn.asked`` when.
+        wait: blocks until woken, for ``turn.pause`` seconds at most; returns whether it was.
+
+    Returns:
+        HAVE or STOP, and the store's last reply.
+
+    Raises:
+        BackendError: the store did not answer (nor did it when asked once more), or refused.
+    """
+    step = Step.ASK
+    while True:
+        if step is Step.WAIT:
+            step = turn.waited(woken=wait(turn))
+            continue
+        reply = _twice(partial(ask, step, turn))
+        step = turn.answered(step, reply)
+        if step in {Step.HAVE, Step.STOP}:
+            return step, reply
+
+
+def stand_in_line(
+    store: Store, clock: Clock, owner: Owner, claim: Claim, timeout: float
+) -> tuple[Reply, float]:
+    """Wait for a lock as a task does in its slot: in the queue, at the place of its arrival.
+
+    The token stays the same, since others know the task by it.
+
+    Args:
+        store: where the lock is.
+        clock: source of monotonic seconds.
+        owner: who asks.
+        claim: what is asked.
+        timeout: most seconds to wait.
+
+    Returns:
+        The last reply (GRANTED, or why not; RELEASED or ABSENT after ``timeout``), and the
+        monotonic time at which was asked for it.
+
+    Raises:
+        BackendError: the store did not answer, or refused.
+    """
+
+    def ask(step: Step, turn: Turn) -> Reply:
+        turn.asked = clock.monotonic()
+        if step is Step.CANCEL:
+            return store.release(claim.name, owner.token, Ending.CANCEL)
+        if step is Step.CLAIM:
+            return store.claim(owner, claim.name, claim.lease)
+        return store.acquire(owner, claim, wait=turn.liveness)
+
+    turn = Turn(clock, owner.token, blocking=True, timeout=timeout, rename=lambda: owner.token)
+    _, reply = go(turn, ask, lambda turn: _await_wake(store, claim.name, turn))
+    return reply, turn.asked
+
+
+def _await_wake(store: Store, name: str, turn: Turn) -> bool:
+    """Block until woken or the pause is over; without a connection, nap and ask."""
+    try:
+        return store.wait(name, turn.token, turn.pause)
+    except BackendUnreachable:
+        threading.Event().wait(min(turn.pause, NAP))
+        return False
 
 
 class _Hold:
@@ -441,17 +524,10 @@ class Lock:
 
     def _take(self, turn: Turn) -> bool:
         """Go the way to its end; return whether the lock is held."""
-        step = Step.ASK
-        while step is not Step.STOP:
-            if step is Step.WAIT:
-                step = turn.waited(woken=self._wait(turn))
-                continue
-            reply = _twice(partial(self._do, step, turn))
-            step = turn.answered(step, reply)
-            if step is Step.HAVE:
-                self._remember(_Hold(self, turn, reply, self._on_lost))
-                return True
-        return False
+        step, reply = go(turn, self._do, partial(_await_wake, self._store, self.name))
+        if step is Step.HAVE:
+            self._remember(_Hold(self, turn, reply, self._on_lost))
+        return step is Step.HAVE
 
     def _do(self, step: Step, turn: Turn) -> Reply:
         """Ask the store. The clock is read before: we never believe in more than it keeps (I2)."""
@@ -462,14 +538,6 @@ class Lock:
         if step is Step.CLAIM:
             return self._store.claim(owner, self.name, self.lease)
         return self._store.acquire(owner, self._claim, wait=turn.liveness)
-
-    def _wait(self, turn: Turn) -> bool:
-        """Block until woken or the pause is over; without a connection, nap and ask."""
-        try:
-            return self._store.wait(self.name, turn.token, turn.pause)
-        except BackendUnreachable:
-            threading.Event().wait(min(turn.pause, NAP))
-            return False
 
     def _remember(self, hold: _Hold) -> None:
         """Note what this thread holds, and have it renewed."""

@@ -18,13 +18,12 @@ from kombu.message import Message
 from kombu.messaging import Producer
 from kombu.utils import json
 
-from celery_singleton_lock.model import Stray
-from celery_singleton_lock.stamp import COPY, STAMP
+from celery_singleton_lock.stamp import COPY, REQUEUED, STAMP
 
 logger = logging.getLogger(__name__)
 
 _ROUTE: Final = ("exchange", "routing_key")
-_STRIPPED: Final = frozenset({STAMP, COPY, "redelivered"})
+_STRIPPED: Final = frozenset({STAMP, COPY, REQUEUED, "redelivered"})
 _STALE_PROPERTIES: Final = frozenset(
     {
         "delivery_info",  # these three are the virtual transports'
@@ -131,7 +130,7 @@ def _kept(headers: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 class Publisher:
-    """Sends copies of parked messages to the broker, to wake a worker that consumes their queue.
+    """Sends copies of messages to the broker: to wake a worker, or to be tried again later.
 
     It owns its connection, outside of kombu's pools, which a fork would shut.
 
@@ -157,11 +156,28 @@ class Publisher:
         Raises:
             Exception: whatever the broker's transport raises; nothing was sent.
         """
+        self._publish(kept, queue, {COPY: [name, token]})
+
+    def requeue(self, kept: bytes, queue: str, requeues: int, first_place: int) -> None:
+        """Send a message to the end of its queue.
+
+        Args:
+            kept: the message, packed.
+            queue: where it was consumed.
+            requeues: how often that was done, this time included.
+            first_place: server microseconds at which it arrived first.
+
+        Raises:
+            Exception: whatever the broker's transport raises; nothing was sent, or it is not known.
+        """
+        self._publish(kept, queue, {REQUEUED: [requeues, first_place]})
+
+    def _publish(self, kept: bytes, queue: str, ours: Mapping[str, Any]) -> None:
         message = unpack(kept)
         headers = {k: v for k, v in message.headers.items() if not k.startswith(_HISTORY)}
         fields = {
             "compression": headers.pop("compression", None),
-            "headers": {**headers, COPY: [name, token]},
+            "headers": {**headers, **ours},
             "content_type": message.content_type,
             "content_encoding": message.content_encoding,
             **_as_arguments(message.properties),
@@ -205,44 +221,53 @@ class Outbox:
 
     Args:
         publisher: used by that thread alone.
-        on_sent: called after each copy.
     """
 
     MOST: Final = 100
-    """Copies that may wait here. Those that find it full are made again by a later sweep."""
+    """Messages that may wait here; others are told that it is full."""
 
-    def __init__(self, publisher: Publisher, on_sent: Callable[[], None]) -> None:
-        """Start the thread with the first copy."""
+    def __init__(self, publisher: Publisher) -> None:
+        """Start the thread with the first message."""
         self._publisher = publisher
-        self._on_sent = on_sent
-        self._strays: queue.Queue[Stray | None] = queue.Queue(self.MOST)
+        self._jobs: queue.Queue[_Job | None] = queue.Queue(self.MOST)
         self._thread: threading.Thread | None = None
 
-    def put(self, stray: Stray) -> None:
-        """Have a copy of a parked message published. Does not wait."""
+    def put(
+        self, send: Callable[[Publisher], None], told: Callable[[Exception | None], None]
+    ) -> None:
+        """Have something published. Does not wait.
+
+        Args:
+            send: publishes it.
+            told: called with the error, or None once it is sent; in the thread that found out.
+        """
         if self._thread is None:
             self._thread = threading.Thread(
                 target=self._run, name="singleton-lock-outbox", daemon=True
             )
             self._thread.start()
         try:
-            self._strays.put_nowait(stray)
+            self._jobs.put_nowait((send, told))
         except queue.Full:
-            logger.warning("celery-singleton-lock: the broker takes no copies of parked tasks")
+            told(queue.Full("as many messages wait for the broker as may"))
 
     def close(self, timeout: float) -> None:
-        """End the thread; copies that it has not sent are made again by another worker's sweep."""
+        """End the thread. What it has not sent by then is not sent."""
         if self._thread is not None:
             with suppress(queue.Full):
-                self._strays.put_nowait(None)
+                self._jobs.put_nowait(None)
             self._thread.join(timeout)
 
     def _run(self) -> None:
-        while (stray := self._strays.get()) is not None:
+        while (job := self._jobs.get()) is not None:
+            send, told = job
             try:
-                self._publisher.publish(stray.body, stray.name, stray.token, stray.queue)
-            except Exception as error:  # noqa: BLE001  # any transport's; a later sweep tries again
-                logger.warning("no copy of a parked task could be published: %r", error)
+                send(self._publisher)
+            except Exception as error:  # noqa: BLE001  # any transport's
+                told(error)
             else:
-                self._on_sent()
+                told(None)
         self._publisher.close()
+
+
+_Job = tuple[Callable[[Publisher], None], Callable[[Exception | None], None]]

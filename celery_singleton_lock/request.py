@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import threading
 from collections.abc import Callable, Iterable
 from functools import cached_property
@@ -21,20 +22,21 @@ from celery.worker.request import Request
 from celery.worker.state import task_ready, task_reserved
 
 from celery_singleton_lock.clock import ServerClock, SystemClock
-from celery_singleton_lock.errors import ConfigurationError, LockWaitTimeout
+from celery_singleton_lock.errors import ConfigurationError, LockLost, LockWaitTimeout
 from celery_singleton_lock.events import (
     Observers,
     TaskBlocked,
     TaskDelivered,
     TaskDuplicate,
     TaskEvent,
+    TaskReplaced,
     celery_event,
 )
-from celery_singleton_lock.gate import Turned, cannot_wait
-from celery_singleton_lock.model import CLAIM_LEASE, Delivery, Ending, new_token
+from celery_singleton_lock.gate import Turned, cannot_wait, reservation_for
+from celery_singleton_lock.model import CLAIM_LEASE, Delivery, Ending, Reservation, new_token
 from celery_singleton_lock.naming import ArgumentsDoNotBind
 from celery_singleton_lock.settings import LockOptions
-from celery_singleton_lock.stamp import COPY, STAMP, UNSTAMPED, Stamp, attempt_of
+from celery_singleton_lock.stamp import COPY, REQUEUED, STAMP, UNSTAMPED, Stamp, attempt_of
 
 logger = logging.getLogger(__name__)
 _clock = SystemClock()
@@ -75,8 +77,13 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
     parking = False
     requeued = False
     took = False
+    told = False
     at_clerk = False
     job: Any = None
+    requeues: int = 0
+    """How often it has gone back to the broker, since nobody gave it the lock."""
+    first_place: int = 0
+    """Server microseconds at which it arrived first."""
     was_blocked = False
     _withheld = False
     _ack_due = False
@@ -158,7 +165,15 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
             try:
                 super().on_failure(exc_info, *args, **kwargs)
             finally:
+                if isinstance(error, LockLost) and error.name == self.stamp.name:
+                    self.desk.on_lost(self)
                 self.desk.on_landed(self, gone=isinstance(error, _PROCESS_GONE))
+
+    def on_retry(self, exc_info: Any) -> None:
+        """Mind the reservation of the next attempt, which a revoke must end."""
+        super().on_retry(exc_info)
+        if self.desk is not None:
+            self.desk.on_retried(self, bare(exc_info.exception))
 
     def on_timeout(self, soft: bool, timeout: float) -> None:  # Celery's signature
         """Hear the hard time limit; its process lives on for about 0.1 s."""
@@ -211,6 +226,7 @@ def _dispatching(original: Callable[..., Any]) -> Callable[..., Any]:
             job = original(self, pool, **kwargs)
         except TaskRevokedError:
             if self.desk is not None:
+                self.desk.on_revoked(self)
                 self.desk.on_landed(self, gone=True)
             raise
         if self.delivered and not self.accepted:
@@ -247,6 +263,18 @@ class Clerk(Protocol):
 
     def end(self, stamp: Stamp, ending: Ending, pid: int | None) -> None:
         """Release for a process that cannot; not before ``pid`` is gone."""
+        ...
+
+    def requeue(self, request: LockedRequest, delay: float) -> None:
+        """Send the message back to the broker, not before ``delay`` seconds; then tell the desk."""
+        ...
+
+    def mind(self, name: str, reservation: Reservation, task_id: str) -> None:
+        """End a reservation when its task is revoked."""
+        ...
+
+    def report_loss(self, stamp: Stamp) -> None:
+        """Report that the lock of a task was lost, unless that was done."""
         ...
 
     def look_up(self, request: LockedRequest, name: str, token: str) -> None:
@@ -341,6 +369,7 @@ class Desk:
         self._flights: dict[str, Flight] = {}
         self._by_token: dict[str, LockedRequest] = {}
         self._suspended: list[LockedRequest] = []
+        self._held_back: set[LockedRequest] = set()
         self._down = False
         self._mutex = threading.RLock()
         self.alone: frozenset[str] = frozenset()
@@ -367,7 +396,10 @@ class Desk:
     def _take(self, request: LockedRequest) -> None:
         if request.stamp is UNSTAMPED:
             copy_of = request.request_dict.pop(COPY, None)
-            request.stamp = self._stamped(request, copy=copy_of is not None)
+            requeued = request.request_dict.pop(REQUEUED, None)
+            copy = copy_of is not None or requeued is not None
+            request.stamp = self._stamped(request, copy=copy)
+            request.requeues, request.first_place = requeued or (0, request.stamp.place)
             if copy_of is not None and request.stamp.name:
                 request.desk = self
                 return self._clerk.look_up(request, *copy_of)
@@ -447,6 +479,24 @@ class Desk:
         task_ready(request)
         self._clerk.park(request)
 
+    def _requeue(self, request: LockedRequest) -> None:
+        """Have a message sent back to the broker, after a while; it is acknowledged after that.
+
+        Meanwhile it is held unacknowledged: who dies with it loses nothing.
+        """
+        options = self._rules(request.task)
+        waited = (self.place.stamp() - request.first_place) / 1e6 if request.first_place else 0.0
+        if options.wait_timeout is not None and waited >= options.wait_timeout:
+            request.parking = False
+            task_reserved(request)
+            error = _waited_in_vain(request.stamp.name, waited)
+            return self._send(request, request.stamp._replace(error=error))
+        task_ready(request)
+        self._held_back.add(request)
+        self._prefetch(1)
+        self._clerk.requeue(request, held_for(options, request.requeues))
+        return None
+
     # -- what the agent tells ---------------------------------------------------------------------
 
     def parked(self, request: LockedRequest, holder: str, rank: int) -> None:
@@ -455,6 +505,19 @@ class Desk:
         request.acknowledge()
         request.was_blocked = True
         self._tell(request, TaskBlocked(*about(request), holder=holder, rank=rank))
+
+    def holds_back(self, request: LockedRequest) -> bool:
+        """Return whether a message is still to be requeued, and not redelivered instead."""
+        return request in self._held_back
+
+    def requeued(self, request: LockedRequest) -> None:
+        """The message is with the broker again: acknowledge the one that we have."""
+        if request in self._held_back:
+            self._held_back.remove(request)
+            self._prefetch(-1)
+        request.acknowledge()
+        request.was_blocked = True
+        self._tell(request, TaskBlocked(*about(request), policy="requeue"))
 
     def refused(self, request: LockedRequest, reason: str) -> None:
         """The message cannot be parked: fail the task, or skip it, in a pool slot."""
@@ -479,6 +542,7 @@ class Desk:
             stamped_at=_clock.monotonic() - delivery.waited,
             granted=True,
             settle=not late,
+            announce=self._rules(request.task).on_lost == "abort",
             error=_verdict(delivery),
         )
         request.desk, request.stamp = self, stamp
@@ -490,8 +554,7 @@ class Desk:
         self._clerk.watch(stamp, lease, held=True)  # renewed while it waits for its slot
         task_reserved(request)
         request.was_blocked = True
-        event = TaskDelivered(*about(request), verdict=delivery.verdict, waited=delivery.waited)
-        self._tell(request, event)
+        self._tell(request, _delivered(request, delivery))
         self(request)
         return None
 
@@ -547,7 +610,7 @@ class Desk:
         if request is not None:
             self._clerk.confirm(token)
             request.decided()
-            request.took = True
+            request.took = request.told = True
             self._advance(request.stamp.name)
 
     def on_turned(self, request: LockedRequest, turned: Turned) -> bool:
@@ -558,6 +621,11 @@ class Desk:
             return False
         request.parking = True
         request.undecide()
+        requeues = self._rules(request.task).on_conflict == "requeue" and not request.delivered
+        if turned.verdict in {"blocked", "twin"} and requeues:
+            self.on_landed(request, gone=False)
+            self._requeue(request)
+            return True
         if turned.verdict == "gone":
             task_ready(request)
         elif turned.verdict == "done":
@@ -583,6 +651,32 @@ class Desk:
             expired=False,
         )
         logger.info("Task %s was skipped: %s", request, turned.reason)
+
+    def on_retried(self, request: LockedRequest, retry: BaseException) -> None:
+        """The task is to be retried, and may have kept its permit for that."""
+        options, stamp = self._rules(request.task), request.stamp
+        if options.on_retry == "keep" and stamp.name:
+            reservation = reservation_for(request.request_dict, retry, options.lease)
+            self._clerk.mind(stamp.name, reservation, request.id)
+
+    def on_revoked(self, request: LockedRequest) -> None:
+        """The task does not run: a permit that was kept for it goes to the next."""
+        stamp = request.stamp
+        retried = request.request_dict.get("retries")
+        if retried and stamp.name and self._rules(request.task).on_retry == "keep":
+            token = Reservation(stamp.attempt, 0.0).token
+            self._clerk.end(stamp._replace(token=token), Ending.FINAL, None)
+
+    def on_lost(self, request: LockedRequest) -> None:
+        """The task has ended with LockLost, by itself or since it was interrupted."""
+        self._clerk.report_loss(request.stamp)
+
+    def interruptible(self, token: str) -> LockedRequest | None:
+        """Return the request that is to be interrupted, since its lock was lost."""
+        request = self._by_token.get(token)
+        if request is None or not request.told:
+            return None
+        return request if self._rules(request.task).on_lost == "abort" else None
 
     def on_landed(self, request: LockedRequest, *, gone: bool) -> None:
         """A flight is over.
@@ -655,6 +749,7 @@ class Desk:
                 continue
             self.on_landed(request, gone=request.delivered)
         self._suspended.clear()
+        self._held_back.clear()  # likewise
 
     def unfinished(self) -> Iterable[LockedRequest]:
         """Return what the pool has accepted and not told the end of."""
@@ -695,10 +790,35 @@ class Desk:
 
 
 def _verdict(delivery: Delivery) -> Exception | None:
+    """Return how a delivered task is to end, if not by running."""
     if delivery.verdict == "granted":
         return None
-    sentence = f"Waited {delivery.waited:.1f} s for the lock {delivery.name!r} (lock_wait_timeout)."
-    return LockWaitTimeout(sentence, delivery.name)
+    if delivery.verdict == "replaced":
+        by = _task_id(delivery.by)
+        return Turned("skipped", f"task {by} took its place in the queue of lock {delivery.name!r}")
+    return _waited_in_vain(delivery.name, delivery.waited)
+
+
+def _waited_in_vain(name: str, waited: float) -> LockWaitTimeout:
+    sentence = f"Waited {waited:.1f} s for the lock {name!r} (lock_wait_timeout)."
+    return LockWaitTimeout(sentence, name)
+
+
+def _delivered(request: LockedRequest, delivery: Delivery) -> TaskEvent:
+    if delivery.verdict == "replaced":
+        by = _task_id(delivery.by)
+        return TaskReplaced(*about(request), by=by, waited=delivery.waited)
+    return TaskDelivered(*about(request), verdict=delivery.verdict, waited=delivery.waited)
+
+
+def _task_id(attempt: str) -> str:
+    return attempt.rsplit("/", 2)[0]
+
+
+def held_for(options: LockOptions, requeues: int) -> float:
+    """Return for how many seconds a requeued task is held back: doubling, with jitter."""
+    most = min(options.requeue_delay * 2.0 ** min(requeues, 30), options.requeue_max)
+    return most * random.uniform(0.75, 1.0)  # noqa: S311  # spreads those who were blocked together
 
 
 def broadcast_refused(request: LockedRequest) -> ConfigurationError:

@@ -30,6 +30,9 @@ MAX_LEASE: Final = 7 * 86_400.0
 MAX_WAIT: Final = 366 * 86_400.0
 """Seconds. Longer is for ever, and that is written None."""
 
+LONGEST_DELAY: Final = 900.0
+"""Seconds. A requeued message is unacknowledged for as long, and brokers bound that."""
+
 MAX_COUNT: Final = 2**31 - 1
 """Most permits, waiters and bytes that can be asked for."""
 
@@ -48,14 +51,18 @@ class LockOptions:
     Args:
         lease: seconds for which the lock is owned without being renewed.
         limit: permits of the lock.
-        on_conflict: what a blocked task does: ``park``, ``skip`` or ``fail``.
+        on_conflict: what a blocked task does: ``park``, ``skip``, ``fail``, ``wait`` (in its pool
+            slot) or ``requeue`` (through the broker).
         wait_timeout: longest wait in seconds; None for ever.
         max_waiting: most that may wait for the lock; 0 for nobody, None for no bound.
-        on_full: what a task does for which there is no room to wait: ``fail`` or ``skip``.
-        on_retry: what becomes of the lock when the task is retried: ``release``.
-        on_lost: what happens when the lock is lost: ``report``.
+        on_full: what a task does for which there is no room to wait: ``fail``, ``skip`` or
+            ``replace`` (the oldest of its like).
+        on_retry: what becomes of the lock when the task is retried: ``release`` or ``keep``.
+        on_lost: what happens when the lock is lost: ``report`` or ``abort``.
         on_backend_error: what a task does while Redis is unreachable: ``retry``, ``fail`` or
             ``run`` (unlocked).
+        requeue_delay: seconds for which a requeued task is held back the first time; doubles.
+        requeue_max: most seconds for which it is held back.
     """
 
     lease: float = 30.0
@@ -67,6 +74,8 @@ class LockOptions:
     on_retry: str = "release"
     on_lost: str = "report"
     on_backend_error: str = "retry"
+    requeue_delay: float = 1.0
+    requeue_max: float = 60.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -88,6 +97,8 @@ class Settings:
         on_retry: default of ``lock_on_retry``.
         on_lost: default of ``lock_on_lost``.
         on_backend_error: default of ``lock_on_backend_error``.
+        requeue_delay: default of ``lock_requeue_delay``, seconds.
+        requeue_max: default of ``lock_requeue_max``, seconds.
         eager: whether ``apply()`` and ``task_always_eager`` take locks; see :func:`is_eager`.
         mode: ``enforce``.
         done_for: seconds for which the end of a task is remembered, so that later copies of it end
@@ -108,6 +119,8 @@ class Settings:
     on_retry: str = "release"
     on_lost: str = "report"
     on_backend_error: str = "retry"
+    requeue_delay: float = 1.0
+    requeue_max: float = 60.0
     eager: bool = False
     mode: str = "enforce"
     done_for: float = 3600.0
@@ -184,7 +197,7 @@ def is_eager(get: Callable[[str, Any], Any]) -> bool:
 
 
 def resolve_options(
-    task_name: str, attributes: Mapping[str, Any], settings: Settings
+    task_name: str, attributes: Mapping[str, Any], settings: Settings | None
 ) -> LockOptions:
     """Check the ``lock_…`` options of a task, and fill up from the settings.
 
@@ -194,31 +207,67 @@ def resolve_options(
             that is absent comes from the settings; None is a value (``lock_wait_timeout=None``
             waits for ever, whatever the settings say). Other attributes are ignored, see
             :func:`check_unknown`.
-        settings: the app's.
+        settings: the app's; None if they are not known yet: then it is not checked whether
+            options that may come from there go together.
 
     Raises:
-        ConfigurationError: an option has a value that it cannot have.
+        ConfigurationError: an option has a value that it cannot have, or that does not go with
+            another one.
     """
     values: dict[str, Any] = {}
+    defaults = settings or Settings()
     for field in dataclasses.fields(LockOptions):
         option = f"lock_{field.name}"
         if option in attributes:
             values[field.name] = _OPTIONS[field.name](_Place(option, task_name), attributes[option])
         elif field.name != "limit":
-            values[field.name] = getattr(settings, field.name)
+            values[field.name] = getattr(defaults, field.name)
     options = LockOptions(**values)
+    _check_together(task_name, attributes, options, final=settings is not None)
     _warn_of_idle(task_name, attributes, options)
     return options
+
+
+def _check_together(
+    task_name: str, attributes: Mapping[str, Any], options: LockOptions, *, final: bool
+) -> None:
+    """Refuse options that contradict each other."""
+    none_declared = attributes.get("lock_wait_timeout", "") is None
+    if options.on_conflict == "wait" and options.wait_timeout is None and (final or none_declared):
+        _Place("lock_on_conflict", task_name).refuse(
+            "wait",
+            "a task that waits occupies a pool slot, so it needs a deadline. Add "
+            'lock_wait_timeout=60, or use "park", which waits without a slot',
+        )
+    if options.on_full == "replace" and options.max_waiting == 0:
+        _Place("lock_max_waiting", task_name).refuse(
+            0, 'lock_on_full="replace" needs one that waits and can be replaced. Use 1'
+        )
+    if options.on_full == "replace" and options.on_conflict == "wait":
+        _Place("lock_on_full", task_name).refuse(
+            "replace", 'it replaces parked messages. With lock_on_conflict="wait" use "skip"'
+        )
+    if options.requeue_delay > options.requeue_max:
+        _Place("lock_requeue_delay", task_name).refuse(
+            options.requeue_delay,
+            f"it is longer than lock_requeue_max ({options.requeue_max:g}), which bounds it",
+        )
 
 
 def _warn_of_idle(task_name: str, attributes: Mapping[str, Any], options: LockOptions) -> None:
     """Warn of options that the task declares and that can never matter to it."""
     idle: dict[str, str] = {}
-    if options.on_conflict != "park":
+    if options.on_conflict in {"skip", "fail"}:
         reason = f'with lock_on_conflict="{options.on_conflict}" it never waits'
         idle = dict.fromkeys(("lock_wait_timeout", "lock_max_waiting", "lock_on_full"), reason)
+    elif options.on_conflict == "requeue":
+        reason = 'with lock_on_conflict="requeue" it does not stand in the queue of the lock'
+        idle = dict.fromkeys(("lock_max_waiting", "lock_on_full"), reason)
     elif options.max_waiting is None:
         idle = {"lock_on_full": "without lock_max_waiting its queue is never full"}
+    if options.on_conflict != "requeue":
+        reason = 'it goes with lock_on_conflict="requeue"'
+        idle |= dict.fromkeys(("lock_requeue_delay", "lock_requeue_max"), reason)
     for option, reason in idle.items():
         if attributes.get(option) is not None:
             msg = f"task {task_name}: {option} has no effect: {reason}. Leave one of them out."
@@ -348,6 +397,11 @@ def _wait(place: _Place, value: Any) -> float | None:
     return None if value is None else _seconds(place, value, MAX_WAIT, "None waits for ever")
 
 
+def _delay(place: _Place, value: Any) -> float:
+    """Check for how long a requeued task is held back."""
+    return _seconds(place, value, LONGEST_DELAY, "the broker may redeliver what is held for long")
+
+
 def _seconds(place: _Place, value: Any, most: float, hint: str) -> float:
     """Check a duration: a number, and one that Redis and its scripts can count in."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -437,19 +491,15 @@ _OPTIONS: Final[Mapping[str, _Check]] = {
     "prefix": _prefix,
     "lease": _lease,
     "limit": _count(1, "1 is one task at a time"),
-    "on_conflict": _choice(
-        "park",
-        "skip",
-        "fail",
-        wait='use "park": it waits as well, and occupies no pool slot',
-        requeue='use "park": it keeps the order, and does not poll',
-    ),
+    "on_conflict": _choice("park", "skip", "fail", "wait", "requeue"),
     "wait_timeout": _wait,
     "max_waiting": _max_waiting,
-    "on_full": _choice("fail", "skip", replace='use "skip", which keeps the older message'),
-    "on_retry": _choice("release", keep='use "release", and let others run between the attempts'),
-    "on_lost": _choice("report", abort='use "report", and call self.lock.ensure_held()'),
+    "on_full": _choice("fail", "skip", "replace"),
+    "on_retry": _choice("release", "keep"),
+    "on_lost": _choice("report", "abort"),
     "on_backend_error": _choice("retry", "fail", "run"),
+    "requeue_delay": _delay,
+    "requeue_max": _delay,
     "eager": _eager,
     "mode": _choice(
         "enforce",

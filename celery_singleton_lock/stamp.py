@@ -14,6 +14,10 @@ STAMP: Final = "celery_singleton_lock"
 COPY: Final = "csl-copy"
 """Message header of a copy that was published to wake a worker: the lock's name and the token."""
 
+REQUEUED: Final = "csl-requeued"
+"""Message header of a task that has been requeued: how often, and when it arrived first (server
+microseconds)."""
+
 
 class Stamp(NamedTuple):
     """One delivery of one attempt of a task; a tuple, since it is pickled for each task.

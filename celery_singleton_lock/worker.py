@@ -14,6 +14,7 @@ from celery.worker.strategy import hybrid_to_proto2, proto1_to_proto2
 from kombu.serialization import prepare_accept_content
 from kombu.utils.imports import symbol_by_name
 
+from celery_singleton_lock.abort import Board, Listener
 from celery_singleton_lock.agent import Agent
 from celery_singleton_lock.clock import ServerClock, SystemClock
 from celery_singleton_lock.errors import BackendRefused, BackendUnreachable, SchemaMismatch
@@ -41,6 +42,7 @@ class Link:
 
     mailbox: Mailbox
     place: ServerClock
+    board: Board
 
 
 class Crew:
@@ -57,6 +59,7 @@ class Crew:
         self.extension = extension
         self.consumer = consumer
         self.mailbox = link.mailbox
+        self.board = link.board
         self.hub: Any = None
         self._request_classes: dict[str, Any] = {}
         worker = worker_id(consumer.hostname)
@@ -72,6 +75,7 @@ class Crew:
             receive=self.receive,
             post=self.post,
             reap=self.reap,
+            abort=self.abort,
             publisher=Publisher(extension.app.connection_for_write),
             watchdog=self.watchdog,
             observers=extension.observers,
@@ -106,6 +110,12 @@ class Crew:
         maintain = getattr(getattr(self.consumer.pool, "_pool", None), "maintain_pool", None)
         if maintain is not None:
             maintain()
+
+    def abort(self, token: str) -> None:
+        """Interrupt the task whose lock was lost, in a pool of processes. Runs in the main loop."""
+        request = self.desk.interruptible(token)
+        if request is not None and not in_this_process(self.consumer):
+            self.board.interrupt(request.worker_pid, token)
 
     def prefetch(self, change: int) -> None:
         """Tell the broker that one message more, or less, may be unacknowledged."""
@@ -214,7 +224,9 @@ class WorkerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is un
         extension = install(worker.app)
         check_pool(worker)
         check_app(extension)
-        self.link = Link(Mailbox(), ServerClock())
+        self.link = Link(Mailbox(), ServerClock(), Board())
+        if "prefork" in getattr(worker.pool_cls, "__module__", str(worker.pool_cls)):
+            extension.listen = Listener(self.link.board).listen
         extension.announce = self.link.mailbox.announce
         worker.singleton_lock_link = self.link
 
@@ -303,7 +315,7 @@ def check_app(extension: Extension) -> None:
     check_unknown_settings(name for name in app.conf if "singleton_lock_" in str(name).lower())
     for task in app.tasks.values():
         if task.name in extension.declared():
-            extension.options(task)
+            extension.options(task)  # raises what is wrong, now that the settings are known
             refuse_broadcast(app, task)
         else:
             refuse_unlocked(task)
@@ -336,6 +348,8 @@ _OPTION_NAMES: Final = frozenset(
         "on_retry",
         "on_lost",
         "on_backend_error",
+        "requeue_delay",
+        "requeue_max",
     )
 )
 

@@ -67,7 +67,7 @@ def delivery(raw: bytes | str) -> Delivery:
         body=body if fields["whole"] == "1" else None,
         verdict=fields["verdict"],
         waited=seconds(fields["waited"]),
-        by=fields["by"],
+        by=fields.get("by", ""),
     )
 
 

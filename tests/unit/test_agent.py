@@ -172,6 +172,7 @@ def agent(clock, store, desk, seen):
         receive=seen.received.append,
         post=lambda call, *args: call(*args),
         reap=lambda: None,
+        abort=lambda _token: None,
         publisher=SimpleNamespace(publish=publish, close=lambda: None),
         watchdog=SimpleNamespace(watch=lambda *a, **k: None),
         observers=Observers([SimpleNamespace(notify=seen.events.append)]),

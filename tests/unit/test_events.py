@@ -13,6 +13,7 @@ from celery_singleton_lock.events import (
     TaskBlocked,
     TaskDelivered,
     TaskDuplicate,
+    TaskReplaced,
     celery_event,
 )
 
@@ -53,6 +54,7 @@ def test_a_blocked_task_is_shown_as_blocked_with_holder_and_rank():
     [
         (TaskDelivered("a:1", "settle", "id-1"), "task-delivered"),
         (TaskDuplicate("a:1", "settle", "id-1"), "task-duplicate"),
+        (TaskReplaced("a:1", "settle", "id-1", by="id-2"), "task-replaced"),
         (LeaseLost("a:1"), "task-lock-lost"),
     ],
 )

@@ -150,25 +150,59 @@ def test_nobody_may_wait_is_a_bound_too():
 
 
 @pytest.mark.parametrize(
-    ("option", "value"),
+    ("options", "remedy"),
     [
-        ("on_conflict", "wait"),
-        ("on_conflict", "requeue"),
-        ("on_full", "replace"),
-        ("on_retry", "keep"),
-        ("on_lost", "abort"),
+        ({"lock_on_conflict": "wait"}, "Add lock_wait_timeout=60"),
+        ({"lock_on_conflict": "wait", "lock_wait_timeout": None}, "Add lock_wait_timeout=60"),
+        ({"lock_on_full": "replace", "lock_max_waiting": 0}, "Use 1"),
+        (
+            {
+                "lock_on_conflict": "wait",
+                "lock_wait_timeout": 5,
+                "lock_on_full": "replace",
+                "lock_max_waiting": 1,
+            },
+            'use "skip"',
+        ),
+        (
+            {
+                "lock_on_conflict": "requeue",
+                "lock_requeue_delay": 5,
+                "lock_requeue_max": 2,
+            },
+            r"longer than lock_requeue_max \(2\)",
+        ),
     ],
 )
-def test_what_comes_later_is_refused_with_what_to_use_now(option, value):
-    """Nothing is accepted and then not done."""
-    for declare, place in (
-        (lambda: resolved(**{f"lock_{option}": value}), f"task shop.settle: lock_{option}"),
-        (lambda: parsed(**{option: value}), f"singleton_lock_{option}"),
-    ):
-        with pytest.raises(ConfigurationError) as caught:
-            declare()
-        assert str(caught.value).startswith(f"{place} is {value!r}: that comes in a later version")
-        assert "For now, use " in str(caught.value)
+def test_options_that_contradict_each_other_are_refused(options, remedy):
+    """With what to write instead."""
+    with pytest.raises(ConfigurationError, match=remedy):
+        resolved(**options)
+
+
+def test_the_deadline_of_a_wait_may_come_from_the_settings():
+    """So a declaration alone is not refused before they are known; None, declared, is."""
+    settings = parsed(wait_timeout=5)
+    assert resolved(settings, lock_on_conflict="wait").wait_timeout == 5.0
+    resolve_options("shop.settle", {"lock_on_conflict": "wait"}, None)
+    with pytest.raises(ConfigurationError, match="lock_wait_timeout"):
+        resolve_options(
+            "shop.settle", {"lock_on_conflict": "wait", "lock_wait_timeout": None}, None
+        )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lock_requeue_delay": 2},
+        {"lock_on_conflict": "skip", "lock_requeue_max": 2},
+        {"lock_on_conflict": "requeue", "lock_max_waiting": 2},
+    ],
+)
+def test_options_of_another_policy_are_warned_of(options):
+    """They are accepted, and do nothing."""
+    with pytest.warns(ConfigurationWarning, match="has no effect"):
+        resolved(**options)
 
 
 @pytest.mark.parametrize("mode", ["observe", "off"])
@@ -192,7 +226,9 @@ def test_eager_is_a_bool():
 @pytest.mark.parametrize("value", ["parc", "", None, 5, ["park"], True], ids=repr)
 def test_a_policy_that_does_not_exist_is_refused(value):
     """The error lists what there is."""
-    with pytest.raises(ConfigurationError, match='"park" or "skip" or "fail"'):
+    with pytest.raises(
+        ConfigurationError, match='"park" or "skip" or "fail" or "wait" or "requeue"'
+    ):
         resolved(lock_on_conflict=value)
 
 

@@ -1,0 +1,71 @@
+"""lock_on_lost="abort": a task whose lock was lost is interrupted, where the pool can."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from celery import states
+
+from celery_singleton_lock.errors import LockLost
+from integration.book import only
+
+LEASE = 3.0
+
+
+@only("prefork")
+@pytest.mark.parametrize("task", ["act_abort", "act_abort_late"])
+def test_T10_a_task_that_lost_its_lock_is_interrupted(book, worker, key, task):
+    """Within a renewal period it ends FAILURE with LockLost; its successor runs; it stays ended."""
+    first = book.send(task, key, 0, hold=f"{key}-0")
+    book.started(first)
+    taken = time.monotonic()
+    assert book.store.reset(f"k:{key}") == 1
+    state, error = book.outcome(first, LEASE / 3 + 3)
+    assert time.monotonic() - taken < LEASE / 3 + 1.5
+    assert (state, type(error)) == (states.FAILURE, LockLost)
+    assert error.name == f"k:{key}"
+    worker.await_log(f"The lock 'k:{key}' was lost", 3)
+    assert book.value(book.send(task, key, 1)) == 1
+    assert book.order(key) == [0, 1]
+    book.await_free(key)
+
+
+@only("prefork")
+def test_a_parked_task_is_interrupted_too(book, worker, key):
+    """A task that was delivered to its worker hears of the loss like any other."""
+    first = book.send("act", key, 0, hold=f"{key}-0")
+    book.started(first)
+    second = book.send("act_abort", key, 1, hold=f"{key}-1")
+    book.await_waiting(key, 1)
+    book.open(f"{key}-0")
+    book.started(second)
+    assert book.store.reset(f"k:{key}") == 1
+    state, error = book.outcome(second, LEASE / 3 + 3)
+    assert (state, type(error)) == (states.FAILURE, LockLost)
+    book.await_free(key)
+
+
+@only("prefork")
+def test_the_child_lives_on_and_others_are_not_interrupted(book, worker, key):
+    """The tasks of other locks run to their end, and the children are the same as before."""
+    others = [book.send("act_abort", f"{key}-{n}", n, hold=f"{key}-all") for n in range(2)]
+    first = book.send("act_abort", key, 7, hold=f"{key}-0")
+    for result in (*others, first):
+        book.started(result)
+    children = set(worker.child_pids())
+    book.store.reset(f"k:{key}")
+    assert book.outcome(first)[0] == states.FAILURE
+    book.open(f"{key}-all")
+    assert [book.value(r) for r in others] == [0, 1]
+    assert set(worker.child_pids()) == children
+
+
+@only("threads")
+def test_in_threads_the_task_hears_at_ensure_held(book, worker, key):
+    """A thread cannot be interrupted: it is told by ``lost``, and ``ensure_held()`` raises."""
+    first = book.send("act_abort", key, 1, end="watch", extra=f"{key}-go")
+    book.started(first)
+    book.open(f"{key}-go")
+    assert book.store.reset(f"k:{key}") == 1
+    assert book.value(first)["error"] == "LockLost"
