@@ -23,8 +23,9 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from types import MethodType
-from typing import Final
+from functools import partial
+from types import MethodType, ModuleType
+from typing import Any, Final
 
 from celery_singleton_lock.clock import Clock, SystemClock
 from celery_singleton_lock.errors import BackendError, BackendRefused
@@ -58,6 +59,10 @@ PATIENCE: Final = 1.0
 
 OnLost = Callable[[str, str], None]
 """Called with the lock's name and the token that lost it."""
+
+
+def _here(call: Callable[..., None], *args: Any) -> None:
+    call(*args)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,12 +205,25 @@ class Watchdog:
         store: where the leases are. Its calls should time out well within the shortest lease, or
             a loss by silence is reported as late as they return.
         clock: source of monotonic seconds.
+        threads: where ``RLock``, ``Condition`` and ``Thread`` come from; the module ``native``
+            gives the system's own where gevent or eventlet has replaced them.
+        tell: runs a call that logs, or reports a loss; where threads are native and all else is
+            green, it has to make the call where the greenlets live.
     """
 
-    def __init__(self, store: Store, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock | None = None,
+        *,
+        threads: ModuleType = threading,
+        tell: Callable[..., None] = _here,
+    ) -> None:
         """Watch nothing yet, and start no thread."""
         self.store: Final = store
         self.clock: Final = clock or SystemClock()
+        self._threads: Final = threads
+        self._tell: Final = tell
         self._begin()
         _dogs.add(self)
 
@@ -214,8 +232,8 @@ class Watchdog:
         # "with" on the bare RLock: an asynchronous exception (soft time limit) cannot land between
         # its acquire and the block, as it can in Condition.__enter__, which is Python code. And a
         # signal handler may release a lock while its thread is in here: reentrant.
-        self._mutex = threading.RLock()
-        self._changed = threading.Condition(self._mutex)
+        self._mutex = self._threads.RLock()
+        self._changed = self._threads.Condition(self._mutex)
         self._leases: dict[str, Lease] = {}
         self._noted: dict[str, tuple[str, str, float, bool, float, OnLost]] = {}
         self._aloft: set[str] = set()
@@ -223,7 +241,7 @@ class Watchdog:
         self._failures = 0
         self._wakes_at = 0.0
         self._stopping = False
-        self._thread: threading.Thread | None = None
+        self._thread: Any = None
 
     def watch(
         self,
@@ -351,7 +369,7 @@ class Watchdog:
             self._land(batch)
         lost = self._lapsed() + seen.gone
         for lease in lost:
-            lease.report()
+            self._tell(lease.report)
         return Round(seen.renewed, seen.unknown, len(lost), seen.failed)
 
     def _collect(self, now: float) -> list[tuple[Lease, bool]]:
@@ -386,12 +404,19 @@ class Watchdog:
         except BackendRefused as error:
             if len(leases) > 1:  # one lock's keys may be refused: the others go on
                 return [self._extend([lease])[0] for lease in leases]
-            logger.warning("lock %r could not be renewed, trying again: %s", leases[0].name, error)
+            self._warn("lock %r could not be renewed, trying again: %s", leases[0].name, error)
         except BackendError as error:
-            logger.warning("%d leases could not be renewed, trying again: %s", len(leases), error)
-        except Exception:
-            logger.exception("renewing %d leases failed, trying again", len(leases))
+            self._warn("%d leases could not be renewed, trying again: %s", len(leases), error)
+        except Exception as error:
+            self._complain("renewing %d leases failed, trying again", len(leases), error=error)
         return [None] * len(leases)
+
+    def _warn(self, sentence: str, *args: object) -> None:
+        self._tell(logger.warning, sentence, *args)
+
+    def _complain(self, sentence: str, *args: object, error: Exception) -> None:
+        """Log an error with its traceback, wherever that is done."""
+        self._tell(partial(logger.error, sentence, *args, exc_info=error))
 
     def _ask(self, leases: Sequence[Lease]) -> Sequence[bool | None]:
         """Return the store's answers, one for each lease."""
@@ -460,7 +485,7 @@ class Watchdog:
         """Start the thread, unless it lives."""
         if self._thread is None or not self._thread.is_alive():
             self._wakes_at = 0.0
-            self._thread = threading.Thread(target=self._run, name="csl-watchdog", daemon=True)
+            self._thread = self._threads.Thread(target=self._run, name="csl-watchdog", daemon=True)
             self._thread.start()
 
     def _hurry(self, lease: Lease) -> None:
@@ -477,8 +502,8 @@ class Watchdog:
         """Look once; whatever goes wrong, the thread lives (L12)."""
         try:
             self.run_once()
-        except Exception:
-            logger.exception("the watchdog goes on after an error")
+        except Exception as error:
+            self._complain("the watchdog goes on after an error", error=error)
             self._back_off()
 
     def _rest(self) -> bool:
@@ -509,7 +534,7 @@ class Watchdog:
         self._wakes_at = min(looks, default=idle_until)
         return self._wakes_at - self.clock.monotonic()
 
-    def _dismiss(self) -> threading.Thread | None:
+    def _dismiss(self) -> Any:
         """Tell the thread to end, and return it."""
         with self._mutex:
             self._stopping = True
