@@ -1,4 +1,4 @@
-"""One connection per thread, one script, one answer: the short way for who runs one task at a time.
+"""One connection, one script, one answer: the short way for who runs one task at a time.
 
 redis-py's client takes a connection from its pool for each command, looks whether data lies on it,
 packs each argument by calls of its own, and counts for its metrics. Around a task that does
@@ -10,8 +10,8 @@ from __future__ import annotations
 import copy
 import functools
 import re
-import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, Final
 
 import redis
@@ -31,15 +31,18 @@ class Wire:
     between any two lines), must not be taken for the next one's: so any exception closes the
     connection, and the next call opens it again.
 
+    As many connections are open as calls have run at once. They belong to no thread: a greenlet
+    lives for one task, and would open a connection for it.
+
     Args:
         client: whose address and options to take; its connections are left alone.
     """
 
     def __init__(self, client: redis.Redis) -> None:
-        """Connect with the first call of each thread."""
+        """Connect with the first call."""
         self._pool = client.connection_pool
         self._retry = self._pool.connection_kwargs.get("retry") or Retry(NoBackoff(), 1)
-        self._here = threading.local()
+        self._idle: list[Any] = []  # its append and pop are single steps, for threads
 
     def ask(self, command: bytes) -> Any:
         """Send a packed command and return the answer.
@@ -58,28 +61,40 @@ class Wire:
             )
 
     def _exchange(self, command: bytes) -> Any:
-        connection = getattr(self._here, "connection", None) or self._connect()
+        connection = self._take()
         try:
             connection.send_packed_command([command])
-            return connection.read_response()
+            answer = connection.read_response()
         except redis.ResponseError as error:
             if demoted(error):
                 self._close(connection)
-            raise  # that is an answer, and it was read
+            else:
+                self._idle.append(connection)  # that is an answer, and it was read
+            raise
         except BaseException:
             self._close(connection)
             raise
+        self._idle.append(connection)
+        return answer
+
+    def _take(self) -> Any:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._connect()
 
     def _connect(self) -> Any:
         """Connect. Sending would do it too, but to where it was: no Sentinel would be asked."""
         connection = self._pool.connection_class(**self._pool.connection_kwargs)
         connection.connect()
-        self._here.connection = connection
         return connection
 
     def _close(self, connection: Any) -> None:
-        self._here.connection = None
+        """Close it, and those that nobody uses: what ended one has mostly ended all."""
         connection.disconnect()
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().disconnect()
 
 
 def demoted(error: Exception) -> bool:
