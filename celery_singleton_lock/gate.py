@@ -389,12 +389,12 @@ class Gate:
                 kept = self._reservation(run, stamp, outcome, options)
         except Reject as reject:
             ending = Ending.AGAIN if reject.requeue else Ending.FINAL
-            self._leave(stamp, ending)
+            self._leave(stamp, ending, lock)
             raise
         except Exception:
-            self._leave(stamp, ending)
+            self._leave(stamp, ending, lock)
             raise
-        self._leave(stamp, ending, kept)
+        self._leave(stamp, ending, lock, kept)
         return outcome
 
     def _reservation(
@@ -409,11 +409,17 @@ class Gate:
                 return reservation_for(run.request, again, options.lease)
         return None
 
-    def _leave(self, stamp: Stamp, ending: Ending, kept: Reservation | None = None) -> None:
+    def _leave(
+        self,
+        stamp: Stamp,
+        ending: Ending,
+        lock: TaskLock | None = None,
+        kept: Reservation | None = None,
+    ) -> None:
         """Release; a soft time limit that strikes meanwhile only makes it start again."""
         for _ in range(2):
             try:
-                return self._release(stamp, ending, kept)
+                return self._release(stamp, ending, lock, kept)
             except SoftTimeLimitExceeded:
                 continue
             except BackendError as error:
@@ -423,9 +429,11 @@ class Gate:
                 return None
         return None
 
-    def _release(self, stamp: Stamp, ending: Ending, kept: Reservation | None) -> None:
+    def _release(
+        self, stamp: Stamp, ending: Ending, lock: TaskLock | None, kept: Reservation | None
+    ) -> None:
         age = _clock.monotonic() - stamp.stamped_at
-        self._store().release(
+        reply = self._store().release(
             stamp.name,
             stamp.token,
             ending if kept is None else Ending.KEEP,
@@ -434,6 +442,15 @@ class Gate:
             done_for=self._done_for,
             mark=stamp.copy or age > self._done_for / 4,
         )
+        if reply.verdict is Verdict.ABSENT and lock is not None and not lock.expires_in:
+            # Where tasks share the watchdog's interpreter it may have stood still meanwhile, and
+            # then the task has ended before the watchdog could tell of the loss.
+            logger.error(
+                "The lock %r was not held any more when %s ended: its lease had ended, or it was "
+                "taken away. Only its fencing token has protected its writes.",
+                stamp.name,
+                stamp.task,
+            )
 
 
 def ask(store: Store, stamp: Stamp, options: LockOptions) -> Reply:
