@@ -313,6 +313,10 @@ class Agent:
             self._threads.append(thread)
             thread.start()
 
+    def retired(self) -> bool:
+        """Whether the worker takes no more grants."""
+        return self._retired.is_set()
+
     def retire(self) -> None:
         """Take no more grants: the worker is shutting down."""
         if not self._retired.is_set():

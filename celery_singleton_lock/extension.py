@@ -12,7 +12,9 @@ from celery_singleton_lock.eager import EagerGate
 from celery_singleton_lock.events import Observers
 from celery_singleton_lock.gate import Gate, Run, take_stamp
 from celery_singleton_lock.keys import Keyspace
+from celery_singleton_lock.mailbox import announcer
 from celery_singleton_lock.naming import Namer, compile_name
+from celery_singleton_lock.native import patched_by
 from celery_singleton_lock.settings import (
     LockOptions,
     Settings,
@@ -51,7 +53,7 @@ class Extension:
     def __init__(self, app: Celery) -> None:
         """Know no task yet; settings are read when they are first needed."""
         self.app = app
-        self.announce: Callable[[str], None] = _nobody
+        self.announce: Callable[[str], None] = announcer()
         self.listen: Callable[[], None] = _deaf
         self.observers = Observers()
         self._namers: dict[str, Namer] = {}
@@ -124,7 +126,9 @@ class Extension:
     def store(self) -> RedisStore:
         """Return this process' store, for the executing context; a fork gets its own."""
         if self._store is None or self._store_pid != os.getpid():
-            self._store, self._store_pid = self.new_store(BUDGET, direct=True), os.getpid()
+            # A greenlet's time-out also counts while others compute, and its slot costs little.
+            patience = PATIENCE if patched_by() else BUDGET
+            self._store, self._store_pid = self.new_store(patience, direct=True), os.getpid()
         return self._store
 
     def new_store(self, patience: float, *, direct: bool = False) -> RedisStore:
@@ -213,7 +217,3 @@ def install(app: Celery) -> Extension:
 
 def _deaf() -> None:
     """Stand in where tasks cannot be interrupted."""
-
-
-def _nobody(_token: str) -> None:
-    """Stand in where no worker listens."""

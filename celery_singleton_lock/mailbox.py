@@ -5,20 +5,32 @@ its lock writes its token into one: a few microseconds, where Redis would be a r
 waits for that: the loop looks now and then (:meth:`Mailbox.hear`), for to be woken by each would
 cost it more than all else that it does for a lock. Other threads append a call and write a byte
 into the other, which wakes the loop at once.
+
+A child that is spawned inherits nothing: for it, its pipe has a name (:meth:`Mailbox.publish`).
+Where the worker has no loop of its own, a thread, or a greenlet, stands in: :meth:`Mailbox.serve`.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import select
+import tempfile
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
+
+from celery_singleton_lock.native import original
 
 logger = logging.getLogger(__name__)
 
 HEAR: Final = 0.05
 """Seconds between two looks for notices; a task that ends before says the same by its end."""
+
+PATH: Final = "CELERY_SINGLETON_LOCK_MAILBOX"
+"""Environment variable by which spawned children learn the name of their pipe."""
 
 _CHUNK: Final = 65536
 
@@ -32,10 +44,13 @@ class Mailbox:
 
     def __init__(self) -> None:
         """Open the pipes; no end ever blocks."""
+        self._read_now, self._write_now = original("os", "read"), original("os", "write")
         self._reader, self._writer = _pipe()
         self._ear, self._mouth = _pipe()
         self._calls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._rest = b""
+        self._closed = False
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
         self.on_notice: Callable[[str], None] = _nobody
 
     def fileno(self) -> int:
@@ -45,18 +60,45 @@ class Mailbox:
     def post(self, call: Callable[..., None], *args: Any) -> None:
         """Run ``call(*args)`` in the main loop, soon. Safe from any thread."""
         self._calls.append((call, args))
-        _write(self._writer, b".")
+        self._write(self._writer, b".")
 
     def announce(self, token: str) -> None:
         """Tell the main loop that ``token`` holds its lock. Safe from children and threads.
 
         A full pipe drops the notice: the end of the task tells the same, later.
         """
-        _write(self._mouth, token.encode() + b"\n")
+        self._write(self._mouth, token.encode() + b"\n")
+
+    def publish(self) -> str:
+        """Give the children's pipe a name, for those that inherit no file; return it.
+
+        A second pipe would have to be watched as well, so this one takes the first one's place.
+        """
+        self._folder = tempfile.TemporaryDirectory(prefix="celery-singleton-lock-")
+        path = Path(self._folder.name, "mailbox")
+        os.mkfifo(path, 0o600)
+        os.close(self._ear)
+        os.close(self._mouth)
+        self._ear = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        self._mouth = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # or each last child would end it
+        return str(path)
+
+    def close(self) -> None:
+        """Take the name away again, and end who serves. The pipes stay open for stragglers."""
+        self._closed = True
+        self.post(_nobody, "")
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def serve(self) -> None:
+        """Make all calls as they arrive, until closed: the loop of a worker that has none."""
+        while not self._closed:
+            select.select([self._reader, self._ear], [], [])
+            guarded(self.drain)
 
     def drain(self, *_: Any) -> None:
         """Make the calls that have arrived. Runs in the main loop, and never raises into it."""
-        _read(self._reader)
+        self._read(self._reader)
         self.hear()  # a child's notice comes before what another thread says of its task
         while self._calls:
             call, args = self._calls.popleft()
@@ -64,9 +106,44 @@ class Mailbox:
 
     def hear(self) -> None:
         """Take the notices that have arrived. Runs in the main loop, every :data:`HEAR` seconds."""
-        *lines, self._rest = (self._rest + _read(self._ear)).split(b"\n")
+        *lines, self._rest = (self._rest + self._read(self._ear)).split(b"\n")
         for line in lines:
             guarded(self.on_notice, line.decode())
+
+    def _read(self, end: int) -> bytes:
+        try:
+            return bytes(self._read_now(end, _CHUNK))
+        except BlockingIOError:
+            return b""
+
+    def _write(self, end: int, line: bytes) -> None:
+        try:
+            self._write_now(end, line)
+        except BlockingIOError:
+            pass  # the reader is behind, and will find the call when it comes to it
+        except OSError:
+            logger.debug("the worker's mailbox is closed")
+
+
+def announcer() -> Callable[[str], None]:
+    """Return how this process announces, if it was spawned by a worker: into the named pipe.
+
+    Elsewhere nobody listens: a forked child has its parent's mailbox, and sets it.
+    """
+    path = os.environ.get(PATH)
+    if path is None:
+        return _nobody
+    try:
+        mouth = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError as error:
+        logger.warning("celery-singleton-lock: the worker's mailbox %s is closed: %s", path, error)
+        return _nobody
+
+    def announce(token: str) -> None:
+        with suppress(OSError):  # full, or the worker is gone: see Mailbox.announce
+            os.write(mouth, token.encode() + b"\n")
+
+    return announce
 
 
 def _pipe() -> tuple[int, int]:
@@ -74,22 +151,6 @@ def _pipe() -> tuple[int, int]:
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)
     return reader, writer
-
-
-def _read(end: int) -> bytes:
-    try:
-        return os.read(end, _CHUNK)
-    except BlockingIOError:
-        return b""
-
-
-def _write(end: int, line: bytes) -> None:
-    try:
-        os.write(end, line)
-    except BlockingIOError:
-        pass  # the reader is behind, and will find the call when it comes to it
-    except OSError:
-        logger.debug("the worker's mailbox is closed")
 
 
 def guarded(call: Callable[..., None], *args: Any) -> None:
@@ -101,4 +162,4 @@ def guarded(call: Callable[..., None], *args: Any) -> None:
 
 
 def _nobody(_token: str) -> None:
-    """Stand in until the worker's desk is there."""
+    """Stand in where nobody listens, or not yet."""

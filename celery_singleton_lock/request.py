@@ -217,6 +217,11 @@ def bare(error: BaseException) -> BaseException:
     return error.exc if isinstance(error, ExceptionWithTraceback) else error
 
 
+def throws_jobs_away(pool: Any) -> bool:
+    """Return whether a closing pool forgets what no child has got yet: prefork with a loop."""
+    return getattr(getattr(pool, "_pool", None), "threads", True) is False
+
+
 def _dispatching(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``execute_using_pool``: a task that is revoked or refused there ends its flight."""
 
@@ -229,7 +234,7 @@ def _dispatching(original: Callable[..., Any]) -> Callable[..., Any]:
                 self.desk.on_revoked(self)
                 self.desk.on_landed(self, gone=True)
             raise
-        if self.delivered and not self.accepted:
+        if self.delivered and not self.accepted and throws_jobs_away(pool):
             self.job = job
         return job
 
@@ -242,7 +247,7 @@ def _landing(original: Callable[..., Any]) -> Callable[..., Any]:
     def on_success(self: LockedRequest, result: Any, **kwargs: Any) -> Any:
         if self.desk is None:
             return original(self, result, **kwargs)
-        told = isinstance(result, tuple)
+        told = isinstance(result, tuple) and result[2] is not None  # a killed greenlet has no time
         if not (told and result[0]):
             self.decided()
         try:
@@ -336,6 +341,8 @@ class Desk:
         clerk: who does the I/O.
         observers: who is told what happens.
         prefetch: tells the broker that more (+1) or fewer (-1) messages may be unacknowledged.
+        children: whether tasks run in processes of their own, which may die; elsewhere what Celery
+            calls the pid of a task may be the number of a greenlet.
 
     Attributes:
         alone: names of tasks whose requests do not tell how they end, by the worker's self-test:
@@ -356,6 +363,7 @@ class Desk:
         clerk: Clerk,
         observers: Observers,
         prefetch: Callable[[int], None],
+        children: bool = True,
     ) -> None:
         """Begin with nothing in flight."""
         self.worker = worker
@@ -366,6 +374,7 @@ class Desk:
         self._clerk = clerk
         self._observers = observers
         self._prefetch = prefetch
+        self._children = children
         self._flights: dict[str, Flight] = {}
         self._by_token: dict[str, LockedRequest] = {}
         self._suspended: list[LockedRequest] = []
@@ -438,7 +447,7 @@ class Desk:
         if not stamp.name or stamp.error is not None:
             return self._send(request, stamp)
         if self._down and options.on_backend_error == "retry":
-            return self._suspend(request)
+            return self._hold(request)
         with self._mutex:
             flight = self._flights.get(stamp.name)
             if flight is None:
@@ -695,8 +704,8 @@ class Desk:
         self._clerk.forget(stamp.token)
         unclaimed = stamp.granted and stamp.error is not None
         if unclaimed or (gone and (request.accepted or stamp.granted)):
-            own = request.worker_pid == os.getpid()
-            self._clerk.end(stamp, request.ending(), None if own else request.worker_pid)
+            pid = request.worker_pid if self._children else None
+            self._clerk.end(stamp, request.ending(), pid)
         self._leave_flight(stamp)
 
     def _leave_flight(self, stamp: Stamp) -> None:
@@ -780,6 +789,12 @@ class Desk:
 
     def _in_hand(self) -> list[LockedRequest]:
         return list(self._by_token.values())
+
+    def _hold(self, request: LockedRequest) -> None:
+        """Suspend a message that has just arrived, unless a thread has just sent on all others."""
+        self._suspend(request)
+        if not self._down:
+            self.backend_up()
 
     def _suspend(self, request: LockedRequest) -> None:
         request.parking = False

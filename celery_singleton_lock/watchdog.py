@@ -407,7 +407,7 @@ class Watchdog:
             self._warn("lock %r could not be renewed, trying again: %s", leases[0].name, error)
         except BackendError as error:
             self._warn("%d leases could not be renewed, trying again: %s", len(leases), error)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # logged, where that can be done
             self._complain("renewing %d leases failed, trying again", len(leases), error=error)
         return [None] * len(leases)
 
@@ -502,7 +502,7 @@ class Watchdog:
         """Look once; whatever goes wrong, the thread lives (L12)."""
         try:
             self.run_once()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # logged, where that can be done
             self._complain("the watchdog goes on after an error", error=error)
             self._back_off()
 

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
+import queue
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
+from billiard import get_start_method
 from celery import bootsteps
 from celery.exceptions import ImproperlyConfigured
 from celery.signals import worker_shutdown
@@ -14,13 +20,15 @@ from celery.worker.strategy import hybrid_to_proto2, proto1_to_proto2
 from kombu.serialization import prepare_accept_content
 from kombu.utils.imports import symbol_by_name
 
+from celery_singleton_lock import native
 from celery_singleton_lock.abort import Board, Listener
 from celery_singleton_lock.agent import Agent
 from celery_singleton_lock.clock import ServerClock, SystemClock
 from celery_singleton_lock.errors import BackendRefused, BackendUnreachable, SchemaMismatch
 from celery_singleton_lock.extension import PATIENCE, Extension, install
-from celery_singleton_lock.mailbox import HEAR, Mailbox
+from celery_singleton_lock.mailbox import HEAR, PATH, Mailbox, guarded
 from celery_singleton_lock.model import SCHEMA, Delivery
+from celery_singleton_lock.native import patched_by
 from celery_singleton_lock.publisher import Publisher, unpack
 from celery_singleton_lock.queues import Consumed, refuse_broadcast
 from celery_singleton_lock.request import Desk, LockedRequest, worker_id
@@ -33,6 +41,18 @@ logger = logging.getLogger(__name__)
 FLUSH: Final = 2.0
 """Most seconds that a worker's exit waits for the agent."""
 
+ROOM: Final = 0.02
+"""Seconds between two looks whether a full pool has room, where the pool cannot tell."""
+
+POOLS: Final = {
+    "celery.concurrency.prefork": "prefork",
+    "celery.concurrency.thread": "threads",
+    "celery.concurrency.solo": "solo",
+    "celery.concurrency.gevent": "gevent",
+    "celery.concurrency.eventlet": "eventlet",
+}
+"""Modules of the pools under which locks are kept: their names for ``--pool``."""
+
 _GREEN: Final = ("gevent", "eventlet")
 
 
@@ -43,6 +63,53 @@ class Link:
     mailbox: Mailbox
     place: ServerClock
     board: Board
+
+
+class Usher:
+    """Sends requests to the pool of a worker without an event loop, one by one, when it has room.
+
+    There, to send one means to wait for a slot. Celery's consumer may wait, since all that it would
+    do besides is to take more. Who makes the calls of the mailbox may not: the calls behind it
+    would wait as well, and at a shutdown a request that waits inside the pool can be lost.
+
+    Args:
+        pool: Celery's.
+        to_pool: Celery's own way to it.
+    """
+
+    def __init__(self, pool: Any, to_pool: Callable[[Any], None]) -> None:
+        """Wait for the first request."""
+        self._pool = pool
+        self._to_pool = to_pool
+        self._waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._never = threading.Event()
+
+    def __call__(self, request: Any) -> None:
+        """Take a request. Does not wait."""
+        self._waiting.put(request)
+
+    def serve(self) -> None:
+        """Send what was taken, for ever. Who was given back meanwhile is not sent."""
+        while True:
+            request = self._waiting.get()
+            while not request.landed and not has_room(self._pool):
+                self._never.wait(ROOM)
+            if not request.landed:
+                guarded(self._to_pool, request)
+
+
+def has_room(pool: Any) -> bool:
+    """Return whether a pool without an event loop takes a task without waiting."""
+    inner: Any = getattr(pool, "_pool", None)
+    match pool_kind(type(pool)):
+        case "gevent":
+            return bool(inner.free_count() > 0)
+        case "eventlet":
+            return bool(inner.free() > 0)
+        case "prefork":
+            return bool(inner._putlock._value > 0)  # noqa: SLF001  # billiard's
+        case _:
+            return True
 
 
 class Crew:
@@ -60,11 +127,14 @@ class Crew:
         self.consumer = consumer
         self.mailbox = link.mailbox
         self.board = link.board
-        self.hub: Any = None
+        self.kind = pool_kind(type(consumer.pool))
         self._request_classes: dict[str, Any] = {}
+        self._to_pool: Callable[[Any], None] = consumer.on_task_request
+        self._usher = Usher(consumer.pool, self._to_pool)
+        self._porter: threading.Thread | None = None
         worker = worker_id(consumer.hostname)
         self.queues = queues = Consumed(consumer)
-        self.watchdog = Watchdog(extension.new_store(PATIENCE))
+        self.watchdog = self._new_watchdog()
         self.agent = Agent(
             extension.new_store(PATIENCE),
             worker=worker,
@@ -73,7 +143,7 @@ class Crew:
             queues=queues,
             rules=extension.options,
             receive=self.receive,
-            post=self.post,
+            post=self.mailbox.post,
             reap=self.reap,
             abort=self.abort,
             publisher=Publisher(extension.app.connection_for_write),
@@ -89,24 +159,58 @@ class Crew:
             place=link.place,
             rules=extension.options,
             name_of=extension.name_of,
-            forward=consumer.on_task_request,
+            forward=self._to_pool if consumer.hub is not None else self.forward,
             clerk=self.agent,
             observers=extension.observers,
             prefetch=self.prefetch,
+            children=self.kind == "prefork",
         )
         self.agent.desk = self.desk
         link.mailbox.on_notice = self.desk.on_notice
+        if self.kind in ("solo", *_GREEN):  # tasks run where the notice is heard
+            extension.announce = partial(guarded, self.desk.on_notice)
         consumer.on_task_request = self.desk
 
-    def post(self, call: Any, *args: Any) -> None:
-        """Run a call in the main loop, whichever loop that is."""
-        if self.hub is not None:
-            self.mailbox.post(call, *args)
+    def _new_watchdog(self) -> Watchdog:
+        """Return the watchdog; under gevent and eventlet in a thread that the system schedules."""
+        store = self.extension.new_store(PATIENCE)
+        if self.kind in _GREEN:
+            return Watchdog(store, threads=native, tell=self.mailbox.post)
+        return Watchdog(store)
+
+    def start(self) -> None:
+        """Start the threads; harmless if they run.
+
+        Without an event loop (gevent, eventlet, a transport that polls) a thread of ours makes the
+        calls of the mailbox. Celery's own way would be a look after up to 2 s. Under gevent and
+        eventlet it is a greenlet, as all the others: only the watchdog is not.
+        """
+        self.agent.start()
+        if self.consumer.hub is None and self._porter is None:
+            self._porter = threading.Thread(
+                target=self.mailbox.serve, name="singleton-lock-mailbox", daemon=True
+            )
+            self._porter.start()
+            threading.Thread(
+                target=self._usher.serve, name="singleton-lock-usher", daemon=True
+            ).start()
+
+    def forward(self, request: Any) -> None:
+        """Send a request to the pool, without an event loop, in a way that fits who asks."""
+        if self._porter is None or threading.get_ident() != self._porter.ident:
+            self._to_pool(request)
+        elif self.kind == "solo":
+            self.consumer.call_soon(self._to_pool, request)  # one task at a time, in the main loop
         else:
-            self.consumer.call_soon(call, *args)
+            self._usher(request)
 
     def reap(self) -> None:
-        """Have a prefork pool look for children that have ended. Runs in the main loop."""
+        """Have a prefork pool look for children that have ended. Runs in the main loop.
+
+        Where there is no event loop, a thread of the pool's looks by itself.
+        """
+        if self.consumer.hub is None:
+            return
         maintain = getattr(getattr(self.consumer.pool, "_pool", None), "maintain_pool", None)
         if maintain is not None:
             maintain()
@@ -114,7 +218,7 @@ class Crew:
     def abort(self, token: str) -> None:
         """Interrupt the task whose lock was lost, in a pool of processes. Runs in the main loop."""
         request = self.desk.interruptible(token)
-        if request is not None and not in_this_process(self.consumer):
+        if request is not None and self.kind == "prefork":
             self.board.interrupt(request.worker_pid, token)
 
     def prefetch(self, change: int) -> None:
@@ -125,6 +229,8 @@ class Crew:
 
     def receive(self, delivery: Delivery) -> None:
         """Make a request of a parked message whose turn has come. Runs in the main loop."""
+        if self.agent.retired:
+            return self.agent.give_back(delivery)
         accept = prepare_accept_content(self.extension.app.conf.accept_content)
         message = unpack(delivery.body or b"", accept)
         read = read_as_celery(message, utc=self.extension.app.uses_utc_timezone())
@@ -132,11 +238,10 @@ class Crew:
         task = self.extension.app.tasks.get(name)
         if task is None or name not in self.extension.declared():
             self.consumer.on_unknown_task(None, message, KeyError(name))
-            self.agent.drop(delivery)
-        elif not passes(self._request_class(task)):
-            self.agent.give_back(delivery)
-        else:
-            self.desk.deliver(delivery, self._request(task, message, read))
+            return self.agent.drop(delivery)
+        if not passes(self._request_class(task)):
+            return self.agent.give_back(delivery)
+        return self.desk.deliver(delivery, self._request(task, message, read))
 
     def _request(self, task: Any, message: Any, read: dict[str, Any]) -> LockedRequest:
         app, consumer = self.extension.app, self.consumer
@@ -163,7 +268,7 @@ class Crew:
     def shut(self) -> None:
         """End the threads; release for tasks whose processes are gone."""
         self.watchdog.stop()
-        if not in_this_process(self.consumer):
+        if self.kind == "prefork":
             for request in self.desk.unfinished():
                 ending = request.ending()
                 self.agent.end(request.stamp, ending, request.worker_pid)
@@ -208,9 +313,9 @@ def request_class(task: Any, consumer: Any) -> Any:
     )
 
 
-def in_this_process(consumer: Any) -> bool:
-    """Return whether tasks run in the main process itself (threads, solo)."""
-    return "prefork" not in type(consumer.pool).__module__
+def pool_kind(pool: type) -> str:
+    """Return the ``--pool`` that a pool's class is, or is derived from; empty if it is none."""
+    return next((POOLS[cls.__module__] for cls in pool.__mro__ if cls.__module__ in POOLS), "")
 
 
 class WorkerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is untyped
@@ -229,6 +334,8 @@ class WorkerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is un
             extension.listen = Listener(self.link.board).listen
         extension.announce = self.link.mailbox.announce
         worker.singleton_lock_link = self.link
+        if extension.declared() and spawns(worker):
+            os.environ[PATH] = self.link.mailbox.publish()
 
     def start(self, worker: Any) -> None:
         """Ask the lock's Redis, before any message is taken."""
@@ -256,12 +363,11 @@ class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is 
         if self.crew is not None:
             check_wrap(self.crew)
             self.crew.desk.broadcast = self.crew.queues.broadcast()
-            self.crew.agent.start()
+            self.crew.start()
 
     def register_with_event_loop(self, consumer: Any, hub: Any) -> None:  # noqa: ARG002  # Celery's
         """Watch the mailbox; anew after each lost connection, which resets the loop."""
         if self.crew is not None:
-            self.crew.hub = hub
             hub.add_reader(self.crew.mailbox.fileno(), self.crew.mailbox.drain)
             hub.call_repeatedly(HEAR, self.crew.mailbox.hear)  # a lost connection clears it
 
@@ -291,18 +397,40 @@ class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is 
         if self.crew is not None and sender in (None, self.crew.consumer.controller):
             crew, self.crew = self.crew, None
             crew.shut()
+            crew.mailbox.close()
+            os.environ.pop(PATH, None)
+
+
+def spawns(worker: Any) -> bool:
+    """Return whether the pool's children are interpreters of their own, which inherit no pipe."""
+    asked = getattr(worker, "pool_start_method", None) or "fork"  # Celery 5.7
+    forks = asked == "fork" and get_start_method() == "fork"
+    return pool_kind(worker.pool_cls) == "prefork" and not forks
 
 
 def check_pool(worker: Any) -> None:
-    """Refuse pools under which a lock cannot be kept yet."""
-    pool = getattr(worker.pool_cls, "__module__", str(worker.pool_cls))
-    for green in _GREEN:
-        if green in pool and install(worker.app).declared():
-            msg = (
-                f"LockedTask does not run under the {green} pool yet: start the worker with "
-                "--pool prefork, threads or solo."
-            )
-            raise ImproperlyConfigured(msg)
+    """Refuse pools under which locks would not be kept.
+
+    Raises:
+        ImproperlyConfigured: an unknown pool, or a green one without green threads.
+    """
+    if not install(worker.app).declared():
+        return
+    pool, kind = worker.pool_cls, pool_kind(worker.pool_cls)
+    if not kind:
+        msg = (
+            f"LockedTask does not know the worker pool {pool.__module__}.{pool.__name__}, so its "
+            f"locks would not be kept: start the worker with --pool {', '.join(POOLS.values())}, "
+            "or derive the pool from one of these."
+        )
+        raise ImproperlyConfigured(msg)
+    if kind in _GREEN and patched_by() != kind:
+        msg = (
+            f"The worker pool is {kind}, but the process' threads are not {kind}'s, so every lock "
+            f"would block all tasks: start the worker with --pool {kind} on the command line, "
+            "which patches before anything else is imported, instead of worker_pool."
+        )
+        raise ImproperlyConfigured(msg)
 
 
 def check_app(extension: Extension) -> None:
