@@ -313,6 +313,7 @@ class Agent:
             self._threads.append(thread)
             thread.start()
 
+    @property
     def retired(self) -> bool:
         """Whether the worker takes no more grants."""
         return self._retired.is_set()

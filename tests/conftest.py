@@ -9,22 +9,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from celery_singleton_lock.embedded import EmbeddedRedisError, Provider, RedisServer, find_provider
+from support.ci import skip_or_fail
 from support.rabbit import RabbitMQ, VirtualHost, find_server
 from support.workers import CeleryWorker
 
 PROVIDER = "CSL_TEST_REDIS"  # e.g. CSL_TEST_REDIS=fakeredis pytest: that kind and no other
-
-
-def in_ci() -> bool:
-    """Whether a missing server is an error, and not a matter of this machine."""
-    return os.environ.get("CI", "").lower() in {"1", "true", "yes"}
-
-
-def skip_or_fail(reason: str) -> None:
-    """Skip on a laptop, fail in CI."""
-    if in_ci():
-        pytest.fail(f"CI=true, so this may not be skipped: {reason}", pytrace=False)
-    pytest.skip(reason)
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,6 +21,7 @@ from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.model import LockView
 from celery_singleton_lock.store.redis import RedisStore
 from integration.taskbook import Journal, build
+from support.ci import skip_or_fail
 from support.waiting import eventually
 from support.workers import CeleryWorker
 
@@ -33,6 +35,12 @@ QUICK = ("--without-mingle", "--without-gossip")
 def only(*pools: str) -> pytest.MarkDecorator:
     """Run a test that uses the module's worker with these pools alone."""
     return pytest.mark.parametrize("pool", pools, indirect=True, scope="module")
+
+
+def needs_pool(pool: str) -> None:
+    """Skip on a laptop, fail in CI, where the pool's library is not installed."""
+    if pool in ("gevent", "eventlet") and find_spec(pool) is None:
+        skip_or_fail(f"the pool {pool} is not installed: pip install {pool}")
 
 
 class Book:

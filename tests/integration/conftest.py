@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import os
 
 import pytest
 
 from celery_singleton_lock.embedded import RedisServer
-from integration.book import Book, standing
+from integration.book import Book, needs_pool, standing
 
 _keys = itertools.count(1)
 
@@ -18,9 +19,13 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.integration)
 
 
-@pytest.fixture(scope="module", params=["prefork", "threads"])
+POOLS = "CSL_TEST_POOLS"  # e.g. CSL_TEST_POOLS=gevent,solo pytest tests/integration/test_order.py
+
+
+@pytest.fixture(scope="module", params=os.environ.get(POOLS, "prefork,threads").split(","))
 def pool(request):
     """The pool of the module's worker; ``@only("prefork")`` narrows it."""
+    needs_pool(request.param)
     return request.param
 
 

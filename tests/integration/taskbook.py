@@ -6,6 +6,7 @@ journal is a file, so it survives whatever a test does to Redis and to workers.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -136,6 +137,7 @@ def build(  # noqa: C901, PLR0915  # a list of declarations, made anew for each 
             "hog": lambda: _hog(extra),
             "nest": lambda: self.apply((key, f"{n}-nested")).get(disable_sync_subtasks=False),
             "replace-other": lambda: self.replace(self.signature((f"{key}-other", n))),
+            "freeze": lambda: _freeze(extra),
         }.get(end)
         if ending is not None:
             return ending()
@@ -282,3 +284,8 @@ def _hog(seconds: Any) -> None:
     deadline = time.monotonic() + float(seconds)
     while time.monotonic() < deadline:
         sum(range(10_000))
+
+
+def _freeze(seconds: Any) -> None:
+    """Keep the interpreter's lock, as C code may."""
+    ctypes.PyDLL(None).poll(None, 0, int(float(seconds) * 1000))

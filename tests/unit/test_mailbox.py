@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import select
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
-from celery_singleton_lock.mailbox import Mailbox, guarded
+from celery_singleton_lock.mailbox import PATH, Mailbox, announcer, guarded
 
 
 @pytest.fixture
@@ -121,3 +124,40 @@ def test_guarded_names_the_call(caplog):
 
     guarded(broken)
     assert "broken" in caplog.text
+
+
+def test_a_process_that_inherited_nothing_announces_by_name(mailbox):
+    """A spawned child knows the pipe by its name alone; the name goes with the worker."""
+    path = mailbox.publish()
+    script = "from celery_singleton_lock.mailbox import announcer; announcer()('token')"
+    subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, PATH: path}, timeout=30, check=True
+    )
+    mailbox.hear()
+    assert mailbox.heard == ["token"]
+    mailbox.announce("from here")
+    mailbox.hear()
+    assert mailbox.heard == ["token", "from here"]
+    mailbox.close()
+    assert not Path(path).parent.exists()
+
+
+def test_a_child_whose_workers_mailbox_is_gone_says_so_and_goes_on(monkeypatch, tmp_path, caplog):
+    """Its announcements then go nowhere: the end of a task tells the same."""
+    monkeypatch.setenv(PATH, str(tmp_path / "gone"))
+    announcer()("token")
+    assert "mailbox" in caplog.text
+
+
+def test_a_thread_serves_where_there_is_no_loop(mailbox):
+    """Calls are made and notices heard as they arrive, until the mailbox is closed."""
+    called = threading.Event()
+    thread = threading.Thread(target=mailbox.serve, daemon=True)
+    thread.start()
+    mailbox.announce("token")
+    mailbox.post(called.set)
+    assert called.wait(5)
+    assert mailbox.heard == ["token"]
+    mailbox.close()
+    thread.join(5)
+    assert not thread.is_alive()

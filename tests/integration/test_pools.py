@@ -1,0 +1,393 @@
+"""Every pool keeps locks: prefork, threads, solo, gevent, eventlet; also without loop or fork.
+
+Each test starts workers of its own, with leases of :data:`LEASE` seconds.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from integration.book import Book, needs_pool
+from support.waiting import eventually
+from support.workers import TESTS
+
+LEASE = 1.5
+NEXT = LEASE + 2
+"""Seconds within which the next one starts on another worker, after one was killed."""
+
+LOST = "The lock 'k:{}' was"
+"""How the worker's log begins to tell of a loss."""
+
+GREEN = ("gevent", "eventlet")
+
+
+@dataclass(frozen=True)
+class Ground:
+    """A pool, and how its workers are started.
+
+    Args:
+        pool: what ``--pool`` takes.
+        start_method: how prefork makes its children.
+        polling: use a broker for which Celery has no event loop.
+    """
+
+    pool: str
+    start_method: str = "fork"
+    polling: bool = False
+
+    def __str__(self) -> str:
+        return "-".join(filter(None, [self.pool, self._special()]))
+
+    def _special(self) -> str:
+        return "polling" if self.polling else self.start_method.replace("fork", "")
+
+    @property
+    def shares_interpreter(self) -> bool:
+        """Whether tasks run in the process of the watchdog."""
+        return self.pool != "prefork"
+
+
+PREFORK, THREADS, SOLO = Ground("prefork"), Ground("threads"), Ground("solo")
+GEVENT, EVENTLET = Ground("gevent"), Ground("eventlet")
+POLLING, SPAWN = Ground("prefork", polling=True), Ground("prefork", start_method="spawn")
+ALL = [PREFORK, THREADS, SOLO, GEVENT, EVENTLET, POLLING, SPAWN]
+ONE_AT_A_TIME = [SOLO]
+
+
+def on(*grounds: Ground) -> pytest.MarkDecorator:
+    """Run a test on these pools."""
+    return pytest.mark.parametrize("ground", grounds, ids=str)
+
+
+class Scene(Book):
+    """A book whose workers have the ground's pool."""
+
+    ground: Ground
+
+    def start(self, **options):
+        """Start a worker."""
+        options.setdefault("concurrency", 4)
+        if self.ground.start_method != "fork":
+            options["args"] = ("--pool-start-method", self.ground.start_method)
+        return self.worker(pool=self.ground.pool, **options).start()
+
+
+@pytest.fixture
+def scene(ground, redis_url, tmp_path):
+    needs_pool(ground.pool)
+    if ground.start_method != "fork" and not _can_choose_start_method():
+        pytest.skip("this Celery cannot choose how children are made (5.7 can)")
+    conf = {
+        "singleton_lock_lease": LEASE,
+        "include": ["integration.worker_app"],  # spawned children import their tasks
+        "worker_proc_alive_timeout": 30.0,  # and that takes a while on a busy machine
+    }
+    broker = redis_url
+    if ground.polling:
+        broker = "filesystem://"
+        conf |= {"singleton_lock_backend": redis_url, **_folders(tmp_path)}
+    with Scene(broker, tmp_path, backend=redis_url, lock_url=redis_url, conf=conf) as scene:
+        scene.ground = ground
+        yield scene
+
+
+def _can_choose_start_method() -> bool:
+    found = importlib.util.find_spec("celery.worker.worker")
+    return "pool_start_method" in Path(found.origin).read_text()
+
+
+def _folders(folder: Path) -> dict[str, object]:
+    """Return the settings of a broker in files; sent here is received there."""
+    for name in ("messages", "control"):
+        (folder / name).mkdir()
+    return {
+        "broker_transport_options": {
+            "data_folder_in": str(folder / "messages"),
+            "data_folder_out": str(folder / "messages"),
+            "control_folder": str(folder / "control"),
+            "polling_interval": 0.05,
+        }
+    }
+
+
+@on(*ALL)
+def test_one_key_runs_in_its_order_and_never_twice_at_once(scene, ground):
+    """20 tasks of one key on four slots: each once, in order of arrival, none beside another."""
+    scene.start()
+    sent = [scene.send("act", "a", n, hold=0.01) for n in range(20)]
+    assert [scene.value(result, 30) for result in sent] == list(range(20))
+    if not ground.polling:  # its broker reads a folder, in no order
+        assert scene.order("a") == list(range(20))
+    assert sorted(scene.order("a")) == list(range(20))
+    assert scene.peak("a") == 1
+    scene.await_free("a")
+
+
+@on(*[ground for ground in ALL if ground not in ONE_AT_A_TIME])
+def test_a_parked_task_holds_no_slot(scene):
+    """Two slots, one holds a lock, ten wait for it: another key's task starts all the same."""
+    scene.start(concurrency=2)
+    first = scene.send("act", "a", 0, hold="a-0")
+    scene.started(first)
+    parked = [scene.send("act", "a", n) for n in range(1, 11)]
+    scene.await_waiting("a", 10)
+    assert scene.value(scene.send("act", "b", 1), 5) == 1
+    scene.open("a-0")
+    assert sorted(scene.value(result, 20) for result in (first, *parked)) == list(range(11))
+    assert scene.peak("a") == 1
+    scene.await_free("a")
+
+
+@on(SOLO)
+def test_a_solo_worker_parks_what_another_holds(scene):
+    """While one holds the lock, the other one parks, serves other keys, and is handed its turn."""
+    scene.start(queues="one")
+    scene.start(queues="two")
+    first = scene.send("act", "a", 0, hold="a-0", queue="one")
+    scene.started(first)
+    parked = [scene.send("act", "a", n, queue="two") for n in (1, 2, 3)]
+    scene.await_waiting("a", 3)
+    assert scene.value(scene.send("act", "b", 1, queue="two"), 5) == 1
+    scene.open("a-0")
+    assert [scene.value(result) for result in (first, *parked)] == [0, 1, 2, 3]
+    assert scene.order("a") == [0, 1, 2, 3]
+    assert scene.peak("a") == 1
+    scene.await_free("a")
+
+
+@on(*[ground for ground in ALL if not ground.polling])
+def test_an_early_ack_task_is_acknowledged_when_it_holds_its_lock(scene, ground):
+    """Not at its end: for that its process must hear of the lock, also one that was spawned.
+
+    Solo itself acknowledges after the task, since the task keeps its loop.
+    """
+    scene.start()
+    first = scene.send("act", "a", 1, hold="a-1")
+    scene.started(first)
+    if ground.pool != "solo":
+        eventually(lambda: scene.unacked() == 0, 4, "acknowledged while it runs")
+    scene.open("a-1")
+    assert scene.value(first) == 1
+    eventually(lambda: scene.unacked() == 0, 2, "acknowledged")
+
+
+@pytest.mark.parametrize("end", ["sleep", "hog"])
+@on(*ALL)
+def test_t11_a_lease_is_renewed_for_as_long_as_its_task_runs(scene, end):
+    """Three leases of sleeping, or of computing in Python: renewed; nobody overtakes, no loss."""
+    worker = scene.start()
+    span = 3.3 * LEASE
+    how = {"hold": span} if end == "sleep" else {"end": end, "extra": span}
+    first = scene.send("act", "a", 1, **how)
+    scene.started(first)
+    other = scene.start(name="other")
+    second = scene.send("act", "a", 2)
+    assert scene.value(second, 30) == 2
+    assert scene.order("a") == [1, 2]
+    assert scene.peak("a") == 1
+    assert LOST.format("a") not in worker.log() + other.log()
+
+
+@on(*ALL)
+def test_t11_c_code_that_keeps_the_interpreter_is_survived_or_its_loss_is_told(scene, ground):
+    """Three leases in C with the GIL: prefork renews; elsewhere nobody can, and the worker says so.
+
+    The successor has a higher fencing token in either case.
+    """
+    worker = scene.start(queues="one")
+    other = scene.start(queues="two", name="other")
+    scene.value(scene.send("act", "b", 0, queue="two"), 30)  # its children are there
+    first = scene.send("act", "a", 1, end="freeze", extra=3 * LEASE, queue="one")
+    fence = scene.started(first, 30)["fence"]
+    second = scene.send("act", "a", 2, queue="two")
+    assert scene.value(second, 30) == 2
+    scene.outcome(first)
+    assert scene.starts("a", n=2)[0]["fence"] > fence
+    if ground.shares_interpreter:
+        worker.await_log(LOST.format("a"), 5)
+    else:
+        assert scene.peak("a") == 1
+        assert LOST.format("a") not in worker.log() + other.log()
+
+
+@on(*ALL)
+def test_t7_a_killed_workers_parked_tasks_go_to_another(scene):
+    """Kill -9 of the worker that holds: the next one starts elsewhere within a lease plus 2 s."""
+    one = scene.start(queues=["one", "both"])
+    first = scene.send("act", "a", 1, hold="never", queue="one")
+    scene.started(first)
+    scene.start(queues=["two", "both"], name="other")
+    parked = [scene.send("act", "a", n, queue="two") for n in (2, 3)]
+    scene.await_waiting("a", 2)
+    killed = scene.kill_worker(one)
+    assert [scene.value(result) for result in parked] == [2, 3]
+    assert scene.starts("a", n=2)[0]["t"] - killed < NEXT
+    assert scene.order("a") == [1, 2, 3]
+    assert scene.peak("a") == 1
+    scene.await_free("a")
+
+
+@on(*ALL)
+def test_warm_shutdown_finishes_what_runs_and_loses_nothing(scene, ground):
+    """TERM while one runs and two are parked: the one ends here, the others on the next worker."""
+    one = scene.start()
+    first = scene.send("act", "a", 1, hold="a-1")
+    scene.started(first)
+    rest = [scene.send("act", "a", n) for n in (2, 3)]
+    if ground.pool != "solo":  # whose loop stands still
+        scene.await_waiting("a", 2)
+    one.terminate()
+    if ground.pool != "solo":
+        one.await_log("Warm shutdown")
+    scene.open("a-1")
+    assert one.wait() == 0
+    assert scene.value(first) == 1
+    scene.start(name="heir")
+    assert [scene.value(result, 30) for result in rest] == [2, 3]
+    assert sorted(scene.order("a")) == [1, 2, 3]
+    assert scene.peak("a") == 1
+    scene.await_free("a")
+
+
+@pytest.mark.needs_real_redis("the speed of a server")
+@on(THREADS, GEVENT, EVENTLET)
+def test_100_blocked_tasks_keep_100_locks(scene):
+    """All at once, for three leases; 100 more wait for them; each runs once, in its turn."""
+    worker = scene.start(concurrency=100, args=("--prefetch-multiplier", "1"))
+    held = [scene.send("act", f"k{n}", n, hold="go") for n in range(100)]
+    for result in held:
+        scene.started(result)
+    waiting = [scene.send("act", f"k{n}", 100 + n) for n in range(100)]
+    for n in range(100):
+        scene.await_waiting(f"k{n}", 1)
+    eventually(lambda: min(_lease_ends(scene)) > 0, 1)
+    stays = scene.client.time()[0] + 3 * LEASE
+    eventually(lambda: scene.client.time()[0] > stays, 4 * LEASE)
+    assert min(_lease_ends(scene)) > 0
+    scene.open("go")
+    assert sorted(scene.value(result, 30) for result in (*held, *waiting)) == list(range(200))
+    for n in range(100):
+        assert scene.order(f"k{n}") == [n, 100 + n]
+        assert scene.peak(f"k{n}") == 1
+    assert "was lost" not in worker.log()
+
+
+def _lease_ends(scene) -> list[float]:
+    return [
+        min((holder.expires_in for holder in scene.view(f"k{n}").holders), default=0.0)
+        for n in range(100)
+    ]
+
+
+@pytest.mark.needs_real_redis("INFO stats")
+@on(THREADS, GEVENT, EVENTLET)
+def test_tasks_one_after_another_open_no_connection_each(ground, redis_url, make_redis, tmp_path):
+    """After ten tasks 100 more open none to the locks' Redis, though each has its own greenlet.
+
+    That Redis is a server of its own: Celery itself opens one per greenlet to the result backend.
+    """
+    needs_pool(ground.pool)
+    locks = make_redis()
+    conf = {"singleton_lock_backend": locks.url}
+    with Scene(redis_url, tmp_path, lock_url=locks.url, conf=conf) as scene:
+        scene.ground = ground
+        scene.start(concurrency=4)
+
+        def opened_by(count: int) -> int:
+            before = scene.client.info("stats")["total_connections_received"]
+            for result in [scene.send("act", f"k{n}", n) for n in range(count)]:
+                scene.value(result, 30)
+            return int(scene.client.info("stats")["total_connections_received"] - before)
+
+        opened_by(10)
+        assert opened_by(100) <= 8
+
+
+@on(GEVENT, EVENTLET)
+@pytest.mark.parametrize("task", ["act", "act_late"])
+def test_t17_a_terminated_greenlet_frees_its_lock(scene, task):
+    """revoke(terminate=True) ends the greenlet; the next one starts within 2 s."""
+    scene.start()
+    first = scene.send(task, "a", 1, hold="never")
+    scene.started(first)
+    second = scene.send(task, "a", 2)
+    scene.await_waiting("a", 1)
+    scene.app.control.revoke(first, terminate=True)
+    assert scene.started(second, 2)["n"] == 2
+    assert scene.outcome(first)[0] == "REVOKED"
+    assert scene.value(second) == 2
+    assert scene.peak("a") == 1
+    scene.await_free("a")
+
+
+@on(GEVENT)
+@pytest.mark.parametrize("task", ["act", "act_late"])
+def test_t17_a_greenlets_time_limit_frees_its_lock(scene, task):
+    """Gevent knows a hard time limit; the next one starts soon after it."""
+    scene.start()
+    first = scene.send(task, "a", 1, hold="never", time_limit=1)
+    scene.started(first)
+    second = scene.send(task, "a", 2)
+    assert scene.started(second, 3)["n"] == 2
+    assert scene.outcome(first)[0] == "FAILURE"
+    assert scene.value(second) == 2
+    assert scene.peak("a") == 1
+    scene.await_free("a")
+
+
+@on(POLLING, SPAWN)
+def test_a_killed_child_frees_its_lock(scene, ground):
+    """Kill -9 of the child: within 2 s; without an event loop Celery itself looks after 10 s."""
+    scene.start(concurrency=2)
+    first = scene.send("act", "a", 1, hold="never")
+    child = scene.started(first)["pid"]
+    second = scene.send("act", "a", 2)
+    scene.await_waiting("a", 1)
+    killed = scene.kill_child(child)
+    assert scene.started(second, 20)["t"] - killed < (13 if ground.polling else 2)
+    assert scene.outcome(first)[0] == "FAILURE"
+    assert scene.value(second) == 2
+    scene.await_free("a")
+
+
+def _refusal(redis_url, tmp_path, *args: str, **env: str) -> str:
+    """Start a worker that must not start, and return what it says."""
+    with Book(redis_url, tmp_path) as book:
+        worker = book.worker(env=env)
+        ended = subprocess.run(
+            [sys.executable, "-m", "celery", "-A", "integration.worker_app", "worker", *args],
+            env=worker._env,
+            cwd=TESTS,
+            capture_output=True,
+            text=True,
+            timeout=40,
+            check=False,
+        )
+    assert ended.returncode != 0
+    return ended.stdout + ended.stderr
+
+
+def test_an_unknown_pool_is_refused_by_name(redis_url, tmp_path):
+    """Nobody knows where an unknown pool runs tasks: the worker names it, and the known ones."""
+    said = _refusal(
+        redis_url,
+        tmp_path,
+        *("--pool", "custom"),
+        CELERY_CUSTOM_WORKER_POOL="integration.odd_pool:OddPool",
+    )
+    assert "integration.odd_pool.OddPool" in said
+    assert "--pool prefork, threads, solo, gevent, eventlet" in said
+
+
+@pytest.mark.parametrize("pool", GREEN)
+def test_a_green_pool_without_green_threads_is_refused(redis_url, tmp_path, pool):
+    """worker_pool instead of --pool leaves sockets and threads as they are: a lock blocks all."""
+    needs_pool(pool)
+    said = _refusal(redis_url, tmp_path, BOOK_CONF=f'{{"worker_pool": "{pool}"}}')
+    assert f"--pool {pool} on the command line" in said

@@ -1,0 +1,95 @@
+"""The system's threads and locks, with and without gevent and eventlet around them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from importlib.util import find_spec
+
+import pytest
+
+from celery_singleton_lock import native
+from support.ci import skip_or_fail
+
+PATCH = {
+    "gevent": "from gevent import monkey; monkey.patch_all()",
+    "eventlet": "import eventlet; eventlet.monkey_patch()",
+}
+
+BUSY = """
+import time
+from celery_singleton_lock import native
+ticks, stop = [], native.Condition(native.RLock())
+def tick():
+    with stop:
+        while not stop.wait(0.05):
+            ticks.append(time.monotonic())
+threads = [native.Thread(target=tick, name="tick", daemon=True)]
+threads[0].start()
+end = time.monotonic() + 1
+while time.monotonic() < end:
+    sum(range(1000))
+print(native.patched_by(), len(ticks), native.original("os", "read") is __import__("os").read)
+with stop:
+    stop.notify_all()
+threads[0].join(2)
+print(threads[0].is_alive())
+"""
+
+
+@pytest.mark.parametrize("library", ["gevent", "eventlet"])
+def test_a_native_thread_goes_on_while_a_greenlet_computes(library):
+    """In a patched process that computes for a second it ticks on, and can be told to end."""
+    if find_spec(library) is None:
+        skip_or_fail(f"{library} is not installed")
+    script = f"import warnings; warnings.simplefilter('ignore')\n{PATCH[library]}\n{BUSY}"
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=True
+    )
+    first, alive = ended.stdout.splitlines()
+    patched_by, ticks, unpatched_read = first.split()
+    assert patched_by == library
+    assert int(ticks) >= 10
+    assert unpatched_read == str(library == "gevent")  # which leaves os.read as it is
+    assert alive == "False"
+
+
+def test_without_a_patch_everything_is_the_systems():
+    """Nothing is patched here, so the originals are what is there."""
+    assert native.patched_by() == ""
+    assert native.original("threading", "Thread") is threading.Thread
+
+
+def test_a_condition_times_out_and_forgets_the_waiter():
+    """Who was not notified in time is told so, and no later notice is spent on it."""
+    changed = native.Condition(native.RLock())
+    began = time.monotonic()
+    with changed:
+        assert changed.wait(0.05) is False
+    assert 0.04 < time.monotonic() - began < 1
+    assert not changed._waiters
+
+
+def test_a_condition_is_notified_and_wait_for_asks_again():
+    """A waiter wakes when another thread has made its condition true."""
+    changed, facts = native.Condition(native.RLock()), []
+
+    def make_true() -> None:
+        with changed:
+            facts.append(True)
+            changed.notify_all()
+
+    with changed:
+        thread = native.Thread(target=make_true, name="maker", daemon=True)
+        thread.start()
+        assert changed.wait_for(lambda: facts, 5)
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_a_native_thread_is_never_waited_for_at_exit():
+    """It is a daemon, and says so to who wants another."""
+    with pytest.raises(ValueError, match="daemon=True"):
+        native.Thread(target=print, name="patient", daemon=False)
