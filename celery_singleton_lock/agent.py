@@ -138,6 +138,13 @@ class Minded:
 
 
 @dataclass(frozen=True, slots=True)
+class Revoke:
+    """Have those of these tasks that are parked ended now: they were revoked."""
+
+    task_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """Tell the fleet that this worker takes no more grants, and give back those in the inbox."""
 
@@ -150,7 +157,7 @@ class Later:
     order: Requeue
 
 
-Order = Later | Park | Requeue | End | LookUp | Lost | Leave | Delivery
+Order = Later | Park | Requeue | End | LookUp | Lost | Revoke | Leave | Delivery
 
 
 @dataclass
@@ -243,6 +250,7 @@ class Agent:
         self._next_beat = 0.0
         self._next_sync = 0.0
         self._next_look = 0.0
+        self._revokes_seen: set[str] = set()
         self._down = False
         self._down_since = 0.0
         self._retired = threading.Event()
@@ -420,7 +428,7 @@ class Agent:
                     self._carry_out_one(order)
 
     def _carry_out_one(
-        self, order: Later | Requeue | End | LookUp | Delivery | Lost | Leave
+        self, order: Later | Requeue | End | LookUp | Delivery | Lost | Revoke | Leave
     ) -> None:
         match order:
             case Later():
@@ -435,6 +443,8 @@ class Agent:
                 self._deliver(order)
             case Lost():
                 self._report_loss(order)
+            case Revoke():
+                self._revoke(order)
             case Leave():
                 self._leave()
 
@@ -479,7 +489,21 @@ class Agent:
             self._post(self.desk.dropped, request)
         else:
             self.counts.parked += 1
+            if request.id in revoked_tasks:  # before it could be found, perhaps
+                self._orders.put(Revoke((request.id,)))
             self._post(self.desk.parked, request, str(reply.holder or ""), reply.rank)
+
+    def _hear_of_revokes(self) -> None:
+        """Look for tasks that were revoked since the last look; mingle and state files count."""
+        known = set(revoked_tasks)
+        news = known - self._revokes_seen
+        self._revokes_seen = known
+        if news:
+            self._orders.put(Revoke(tuple(news)))
+
+    def _revoke(self, order: Revoke) -> None:
+        for name, token in self.store.find(order.task_ids):
+            self.store.revoke(name, token, realm=self.realm, worker=self._own())
 
     # -- back to the broker -----------------------------------------------------------------------
 
@@ -570,6 +594,7 @@ class Agent:
                 self.store.beat(self.worker, self.realm, self._queues.consumed(), ALIVE)
             self._free_revoked()
             self._sweep()
+            self._hear_of_revokes()
         except BackendError as error:
             if not self._down:
                 logger.warning("celery-singleton-lock: %s Locked tasks wait.", error)

@@ -19,7 +19,8 @@ part           type    content
 =============  ======  =====================================================================
 
 Per bucket: ``due`` (ZSET, lock -> when a sweeper looks, ms; only of locks that somebody waits for)
-and ``index`` (HASH, attempt -> lock and token of a task that waits or waited). For the whole
+and ``index`` (HASH, attempt, and ``@`` with the task id -> lock and token of a task that waits or
+waited). For the whole
 installation: ``fleet:route:<realm>:<queue>`` (ZSET, worker -> heartbeat deadline, ms),
 ``fleet:inbox:<worker>`` (LIST of grants), ``fleet:worker:<worker>`` (string, JSON), and ``schema``.
 """

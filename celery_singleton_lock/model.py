@@ -142,7 +142,7 @@ class Holder:
         expires_in: seconds left of the lease; 0 for a waiter.
         fencing_token: number of the grant; 0 for a waiter.
         state: ``running``, ``granted``, ``reserved``, ``waiting``, ``parked``, ``adrift``,
-            ``overdue`` or ``replaced``.
+            ``overdue``, ``replaced`` or ``revoked``.
         since: server seconds at which it came into this state.
     """
 
@@ -214,7 +214,8 @@ class Delivery:
         fencing_token: number of the grant; 0 if ``verdict`` is not granted.
         body: the parked message; None if it was too long for the inbox (fetch it).
         verdict: ``granted``, or how it must end without running: ``overdue``, it waited for too
-            long; ``replaced``, a later message took its room.
+            long; ``replaced``, a later message took its room; ``revoked``, whether the worker that
+            gets it knows that already or not.
         waited: seconds since it arrived.
         by: the attempt that replaced it.
     """

@@ -19,6 +19,7 @@ from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery import signals
 from celery.exceptions import TaskRevokedError
 from celery.worker.request import Request
+from celery.worker.state import revoked as revoked_tasks
 from celery.worker.state import task_ready, task_reserved
 
 from celery_singleton_lock.clock import ServerClock, SystemClock
@@ -557,6 +558,8 @@ class Desk:
         request.desk, request.stamp = self, stamp
         request.delivered = request.took = True
         self._by_token[stamp.token] = request
+        if delivery.verdict == "revoked":
+            revoked_tasks.add(request.id)  # another worker may have heard of it, and this one not
         if request.revoked():
             return self.on_landed(request, gone=True)
         lease = min(CLAIM_LEASE, self._rules(request.task).lease)
@@ -805,8 +808,8 @@ class Desk:
 
 
 def _verdict(delivery: Delivery) -> Exception | None:
-    """Return how a delivered task is to end, if not by running."""
-    if delivery.verdict == "granted":
+    """Return how a delivered task is to end, if not by running, or by Celery's own way."""
+    if delivery.verdict in {"granted", "revoked"}:
         return None
     if delivery.verdict == "replaced":
         by = _task_id(delivery.by)

@@ -147,6 +147,27 @@ class Store(Protocol):
         """
         ...
 
+    def find(self, task_ids: Sequence[str]) -> Sequence[tuple[str, str]]:
+        """Return the lock and token of those of these tasks that wait, or waited before they ran.
+
+        Best effort: of two attempts of one task that wait at once it knows the later one.
+        """
+        ...
+
+    def revoke(self, name: str, token: str, *, realm: str, worker: str = "") -> Reply:
+        """Have a message that waits, and whose task was revoked, delivered with that verdict.
+
+        Args:
+            name: the lock's name.
+            token: whose; one that holds the lock, or does not wait, is left alone.
+            realm: only if it came from this broker.
+            worker: id of the caller's worker, whose inbox is preferred.
+
+        Returns:
+            RELEASED if it waited, else ABSENT.
+        """
+        ...
+
     def body(self, name: str, token: str) -> bytes | None:
         """Return the parked message of ``token``."""
         ...

@@ -306,7 +306,27 @@ class RedisStore:
         """Take the lock from all its holders; see :meth:`Store.reset`."""
         return int(self._run(self._lock_call("reset", name, claim_ms=self._claim_ms)))
 
+    def revoke(self, name: str, token: str, *, realm: str, worker: str = "") -> Reply:
+        """Have a revoked message delivered with that verdict; see :meth:`Store.revoke`."""
+        call = self._lock_call(
+            "revoke", name, token=token, realm=realm, worker=worker, claim_ms=self._claim_ms
+        )
+        return replies.reply(self._run(call))
+
     # -- parked messages, workers, waits ----------------------------------------------------------
+
+    def find(self, task_ids: Sequence[str]) -> Sequence[tuple[str, str]]:
+        """Return the lock and token of those of these tasks that wait; one round trip."""
+        fields = [f"@{task_id}" for task_id in task_ids]
+        if not fields:
+            return []
+        with explained(self.reconnect):
+            pipe = self.client.pipeline(transaction=False)
+            for bucket in range(BUCKETS):
+                pipe.hmget(self.keyspace.index(bucket), fields)
+            answers = pipe.execute()
+        entries = [replies.text(entry) for answer in answers for entry in answer if entry]
+        return [(name, token) for name, _, token in (e.rpartition("\n") for e in entries)]
 
     def body(self, name: str, token: str) -> bytes | None:
         """Return the parked message of ``token``."""

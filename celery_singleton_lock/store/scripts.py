@@ -32,6 +32,7 @@ VERBS: Final = (
     "take_due",
     "inspect",
     "reset",
+    "revoke",
     "beat",
 )
 _HEADER: Final = re.compile(r"^-- (KEYS|ARGV): *(.*)$", re.MULTILINE)

@@ -133,7 +133,7 @@ def test_each_verb_begins_to_write_as_a_full_redis_demands(verb):
     body = read(f"{verb}.lua")
     refused, through = "refuse_if_full()" in body, "write_though_full()" in body
     expected = {"acquire": (True, False), "park": (True, False)}
-    other = (False, verb in {"claim", "release", "extend", "kick", "reset"})
+    other = (False, verb in {"claim", "release", "extend", "kick", "reset", "revoke"})
     assert (refused, through) == expected.get(verb, other)
 
 

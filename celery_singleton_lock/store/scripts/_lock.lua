@@ -10,7 +10,10 @@ local PUBLISH_MS = 2000  -- first interval between two copies of such a message;
 local BATCH = 100        -- most waiters that one script moves
 local INBOX_BODY = 65536 -- longer bodies do not travel through the inbox
 local INBOX_MS = 600000  -- inbox of a worker that went away
-local WAITS = {waiting = 'queue', parked = 'queue', adrift = 'adrift', overdue = 'overdue', replaced = 'overdue'}
+local WAITS = {
+  waiting = 'queue', parked = 'queue', adrift = 'adrift',
+  overdue = 'overdue', replaced = 'overdue', revoked = 'overdue',
+}
 
 local now_us = server_time()
 local now = math.floor(now_us / 1000)
@@ -217,10 +220,15 @@ local function grant(token, rec, own)
   save(token, rec)
 end
 
+-- Under which names the index knows who waits: its attempt, and its task id for who knows no more.
+local function names_in_index(rec)
+  return {rec.attempt, '@' .. (string.match(rec.attempt, '^(.*)/%d+/%d+$') or rec.attempt)}
+end
+
 local function put_in_index(token, rec)
   if rec.attempt == '' then return end
   rec.indexed = '1'
-  redis.call('HSET', index, rec.attempt, lock .. '\n' .. token)
+  for _, known in ipairs(names_in_index(rec)) do redis.call('HSET', index, known, lock .. '\n' .. token) end
 end
 
 local function enqueue(token, rec, state)
@@ -245,9 +253,9 @@ end
 
 local function unindex(token, rec)
   if not rec.indexed then return end
-  local entry = redis.call('HGET', index, rec.attempt)
-  if entry and base_of(entry) == lock .. '\n' .. base_of(token) then
-    redis.call('HDEL', index, rec.attempt)
+  for _, known in ipairs(names_in_index(rec)) do
+    local entry = redis.call('HGET', index, known)
+    if entry and base_of(entry) == lock .. '\n' .. base_of(token) then redis.call('HDEL', index, known) end
   end
 end
 
@@ -270,7 +278,7 @@ local function go_back(token, rec)
     rec.deadline = rec.wait and digits(now + tonumber(rec.wait)) or nil
     rec.publish_at, rec.publish_every = nil, nil
   end
-  if rec.by then rec.deadline = digits(now) end -- it was replaced, and may not run
+  if rec.by or rec.revoked then rec.deadline = digits(now) end -- it may not run
   rec.fence, rec.worker = nil, ''
   enqueue(next_token(kept), rec, 'parked')
 end
@@ -305,7 +313,7 @@ local function expire(token, own)
   unqueue(token, rec)
   if not rec then return end
   if not rec.parked then return go_back(token, rec) end
-  become(rec, rec.by and 'replaced' or 'overdue')
+  become(rec, rec.revoked and 'revoked' or rec.by and 'replaced' or 'overdue')
   deliver(token, rec, rec.state, own)
   save(token, rec)
   redis.call('ZADD', deadlines, now + tonumber(claim_ms), token)

@@ -1,0 +1,144 @@
+"""A parked message whose task was revoked: found by its task id, and delivered to be ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_singleton_lock.model import Claim, Ending, Owner, Parcel, Verdict, new_token
+from celery_singleton_lock.store.redis import RedisStore
+from support.waiting import eventually
+
+pytestmark = pytest.mark.contract
+
+NAME, SHORT = "account:42", 0.25
+
+
+@pytest.fixture
+def store(redis_client):
+    """A worker W lives that consumes q; a delivery comes again after a quarter of a second."""
+    store = RedisStore(redis_client, claim_lease=SHORT)
+    store.beat("W", "R", ["q"], 60)
+    yield store
+    store.close()
+
+
+def hold(store):
+    who = Owner(new_token())
+    assert store.acquire(who, Claim(NAME)).verdict is Verdict.GRANTED
+    return who.token
+
+
+def park(store, attempt, name=NAME, queue="q"):
+    who = Owner(new_token(), attempt)
+    assert store.park(who, Claim(name), Parcel(b"body", "R", queue)).verdict is Verdict.WAITING
+    return who.token
+
+
+def revoke(store, token, **more):
+    return store.revoke(NAME, token, realm=more.pop("realm", "R"), **more).verdict
+
+
+def received(store):
+    delivery = store.receive("W", 0.05)
+    return delivery and (delivery.verdict, delivery.body, delivery.token)
+
+
+def test_who_waits_is_found_by_its_task_id_whatever_its_retries(store):
+    """Of the ids that are asked for, those that wait are told, with lock and token."""
+    hold(store)
+    token = park(store, "id1/3/0")
+    assert store.find(["id0", "id1", "id1/3/0"]) == [(NAME, token)]
+    assert store.find([]) == []
+
+
+def test_the_index_forgets_who_has_ended(store, redis_client):
+    """Nothing of a settled task stays in the index."""
+    held = hold(store)
+    token = park(store, "id1/0/0")
+    store.release(NAME, held, Ending.FINAL)
+    assert store.claim(Owner(token, "id1/0/0"), NAME, 30).verdict is Verdict.GRANTED
+    store.release(NAME, token, Ending.FINAL)
+    assert store.find(["id1"]) == []
+    assert not redis_client.keys("csl:*:index")
+
+
+def test_the_end_of_an_attempt_leaves_a_later_one_in_the_index(store):
+    """A retry waits while its first attempt, which was parked too, ends."""
+    held = hold(store)
+    first = park(store, "id1/0/0")
+    store.release(NAME, held, Ending.FINAL)
+    store.claim(Owner(first, "id1/0/0"), NAME, 30)
+    retry = park(store, "id1/1/0")
+    other = hold_after(store, first)
+    assert store.find(["id1"]) == [(NAME, retry)]
+    store.release(NAME, other, Ending.FINAL)
+
+
+def hold_after(store, first):
+    """Let somebody wait, so that the retry stays parked when the first is released."""
+    blocker = Owner(new_token())
+    store.acquire(blocker, Claim(NAME, place=1), wait=30)
+    store.release(NAME, first, Ending.FINAL)
+    return blocker.token
+
+
+def test_t17_a_revoked_message_is_delivered_while_the_lock_is_held(store):
+    """It leaves the queue at once; its body stays until a worker has settled it."""
+    held = hold(store)
+    token, behind = park(store, "id1/0/0"), park(store, "id2/0/0")
+    assert revoke(store, token) is Verdict.RELEASED
+    assert received(store) == ("revoked", b"body", token)
+    view = store.inspect(NAME)
+    assert [waiter.token for waiter in view.waiters] == [behind]
+    assert (view.waiting, view.bodies) == (1, 2)
+    assert [holder.token for holder in view.holders] == [held]
+    assert store.release(NAME, token, Ending.FINAL).verdict is Verdict.RELEASED
+    assert store.inspect(NAME).bodies == 1
+
+
+def test_a_revoked_message_whose_worker_died_is_delivered_again_as_revoked(store):
+    """Until a worker has ended it, and never as one that may run."""
+    hold(store)
+    token = park(store, "id1/0/0")
+    revoke(store, token)
+    assert received(store)
+    eventually(lambda: (store.kick(NAME, worker="W"), received(store))[1], 5)
+    store.release(NAME, token, Ending.AGAIN, worker="W")  # a worker that closes gives it back
+    eventually(lambda: (store.kick(NAME, worker="W"), (received(store) or [""])[0] == "revoked")[1])
+    assert store.inspect(NAME).bodies == 1
+
+
+def test_a_message_that_nobody_consumes_is_ended_by_who_comes(store):
+    """Adrift: no worker that consumes its queue lives; the first that does gets the verdict."""
+    held = hold(store)
+    token = park(store, "id1/0/0", queue="other")
+    store.release(NAME, held, Ending.FINAL)
+    assert store.inspect(NAME).adrift == 1
+    assert revoke(store, token) is Verdict.RELEASED
+    assert received(store) is None
+    store.beat("W", "R", ["q", "other"], 60)
+    eventually(lambda: (store.kick(NAME, worker="W"), (received(store) or [""])[0] == "revoked")[1])
+
+
+def test_who_holds_the_lock_is_left_alone(store):
+    """A revoke ends no run, no client's wait, and nothing of another broker."""
+    held = hold(store)
+    waiter = Owner(new_token())
+    store.acquire(waiter, Claim(NAME), wait=30)
+    token = park(store, "id1/0/0")
+    assert revoke(store, held) is Verdict.ABSENT
+    assert revoke(store, waiter.token) is Verdict.ABSENT
+    assert revoke(store, token, realm="another") is Verdict.ABSENT
+    assert revoke(store, "nobody.0") is Verdict.ABSENT
+    view = store.inspect(NAME)
+    assert (len(view.holders), view.waiting, view.bodies) == (1, 2, 1)
+
+
+def test_a_revoke_asked_twice_delivers_once(store):
+    """Each worker of a fleet hears of it, and one of them ends it."""
+    hold(store)
+    token = park(store, "id1/0/0")
+    assert revoke(store, token) is Verdict.RELEASED
+    assert revoke(store, token) is Verdict.ABSENT
+    assert received(store)
+    assert received(store) is None
