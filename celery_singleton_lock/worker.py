@@ -266,12 +266,18 @@ class Crew:
         return found
 
     def shut(self) -> None:
-        """End the threads; release for tasks whose processes are gone."""
-        self.watchdog.stop()
+        """End the threads; release for tasks whose processes are gone.
+
+        A task in a thread runs on, since Python waits for its threads. Its lease is renewed until
+        then: the watchdog ends with the process.
+        """
+        unfinished = list(self.desk.unfinished())
         if self.kind == "prefork":
-            for request in self.desk.unfinished():
-                ending = request.ending()
-                self.agent.end(request.stamp, ending, request.worker_pid)
+            self.watchdog.stop()
+            for request in unfinished:
+                self.agent.end(request.stamp, request.ending(), request.worker_pid)
+        elif not unfinished:
+            self.watchdog.stop()
         self.agent.stop(FLUSH)
 
 
@@ -375,6 +381,7 @@ class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is 
         """Give back what the pool will not run: a lost connection flushes it, a shutdown closes."""
         if self.crew is None:
             return
+        self.crew.mailbox.hear()  # who has its lock is acknowledged while there is a connection
         closing = consumer.controller.blueprint.state in (bootsteps.CLOSE, bootsteps.TERMINATE)
         if closing:
             self.crew.agent.retire()
