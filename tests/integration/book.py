@@ -233,7 +233,7 @@ class Book:
         """Kill a worker's main process; its children die with it. Return when."""
         pids = [worker.pid, *worker.child_pids()]
         worker.kill()
-        eventually(lambda: not any(_alive(pid) for pid in pids), 10, "the pool's children are gone")
+        eventually(lambda: not any(alive(pid) for pid in pids), 10, "the pool's children are gone")
         for pid in pids:
             self.journal.note("killed", victim=pid)
         return float(self.events("killed", victim=pids[0])[-1]["t"])
@@ -285,7 +285,8 @@ def _ends(entry: dict[str, Any], start: dict[str, Any]) -> bool:
     )
 
 
-def _alive(pid: int) -> bool:
+def alive(pid: int) -> bool:
+    """Return whether a process runs; one that only waits to be reaped does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

@@ -7,6 +7,7 @@ journal is a file, so it survives whatever a test does to Redis and to workers.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import os
 import signal
@@ -23,6 +24,9 @@ from celery_singleton_lock import LockedTask, current_lock
 
 HOLD = 120.0
 """Most seconds for which a task waits for its gate."""
+
+_ballast: list[bytearray] = []
+"""What a task leaves behind, for its process to be found too large."""
 
 OURS = ("csl", "singleton_lock")
 CARRIED = ("correlation_id", "reply_to", "priority", "expiration", "delivery_mode")
@@ -138,6 +142,9 @@ def build(  # noqa: C901, PLR0915  # a list of declarations, made anew for each 
             "nest": lambda: self.apply((key, f"{n}-nested")).get(disable_sync_subtasks=False),
             "replace-other": lambda: self.replace(self.signature((f"{key}-other", n))),
             "freeze": lambda: _freeze(extra),
+            "memory": lambda: _raise(MemoryError("told to")),
+            "import": lambda: importlib.import_module("there_is_no_such_module"),
+            "swell": lambda: _swell(int(extra)),
         }.get(end)
         if ending is not None:
             return ending()
@@ -215,6 +222,12 @@ def build(  # noqa: C901, PLR0915  # a list of declarations, made anew for each 
     declare("act_soft", soft_time_limit=1)
     declare("act_hard", time_limit=1)
     declare("act_hard_late", time_limit=1, acks_late=True, acks_on_timeout=False)
+    auto = {"autoretry_for": (ValueError,), "max_retries": 1, "default_retry_delay": 0.1}
+    declare("act_auto", **auto)
+    declare("act_auto_late", acks_late=True, **auto)
+    declare("plain_auto", Task, **auto)
+    declare("plain_auto_late", Task, acks_late=True, **auto)
+    declare("plain_kept", Task, acks_late=True)
 
     @app.task(name="total", shared=False)
     def total(numbers: list[Any]) -> Any:
@@ -289,3 +302,9 @@ def _hog(seconds: Any) -> None:
 def _freeze(seconds: Any) -> None:
     """Keep the interpreter's lock, as C code may."""
     ctypes.PyDLL(None).poll(None, 0, int(float(seconds) * 1000))
+
+
+def _swell(size: int) -> int:
+    """Take memory, and keep it."""
+    _ballast.append(bytearray(os.urandom(1024) * (size // 1024)))
+    return size
