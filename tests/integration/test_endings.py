@@ -197,14 +197,15 @@ def test_revoked_before_it_arrives_takes_no_lock(book, worker, key):
 
 
 def test_T17_revoked_while_it_is_parked_never_runs(book, worker, key):
-    """A parked task that is revoked ends REVOKED when its turn comes; the one behind it runs."""
+    """A parked task that is revoked ends REVOKED while the holder runs; the one behind it runs."""
     first = book.send("act", key, 1, hold=f"{key}-1")
     book.started(first)
     second, third = book.send("act", key, 2), book.send("act", key, 3)
     book.await_waiting(key, 2)
     book.app.control.revoke(second, reply=True, timeout=1)
-    book.open(f"{key}-1")
+    book.await_waiting(key, 1)
     assert book.outcome(second)[0] == states.REVOKED
+    book.open(f"{key}-1")
     assert book.value(third) == 3
     assert book.order(key) == [1, 3]
     book.await_free(key)

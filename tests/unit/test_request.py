@@ -430,6 +430,16 @@ def test_an_overdue_message_goes_to_the_pool_to_fail_there(office):
     assert office.sent == [request]
 
 
+def test_T17_a_revoked_message_is_ended_here_though_another_worker_heard_of_it(office):
+    """Celery's own path ends it: REVOKED, acknowledged; nothing is sent, and it is settled."""
+    request = deliver(office, verdict="revoked")
+    assert office.sent == []
+    assert request.task.backend.get_state(request.id) == "REVOKED"
+    assert request.acknowledged
+    assert office.clerk.names() == ["forget", "end"]
+    assert office.clerk.calls[-1][1][1] is Ending.FINAL
+
+
 def test_a_grant_that_lapsed_is_dropped_here(office):
     """The message is delivered again under its next token, so nothing is parked or acknowledged."""
     request = deliver(office)
