@@ -105,7 +105,9 @@ class Scene:
         self.send_both(end=end, task=task, **options)
         for task_id in self.both():
             self._began[task_id] = self.book.started(task_id)
-        if not self.late and self.pool != "solo":  # there, only the end of the task tells
+        if (
+            not self.late and self.pool != "solo"
+        ):  # whose loop stands still, and Celery's acks in it
             eventually(lambda: not set(self.both()) & set(self.with_broker()), 10, "acknowledged")
 
     def send_both(self, *, task: str = "", **options: Any) -> None:
@@ -220,7 +222,7 @@ class Ending:
         cannot: pool -> why there is no such ending in it.
         part: of the table.
         own: the worker does not survive it, or needs options of its own.
-        but: pool -> state, where Celery makes something else of it.
+        but: pool -> state and runs, where Celery makes something else of it.
     """
 
     name: str
@@ -232,7 +234,7 @@ class Ending:
     cannot: Mapping[str, str] = field(default_factory=dict)
     part: str = ""
     own: bool = False
-    but: Mapping[str, str] = field(default_factory=dict)
+    but: Mapping[str, tuple[str, int]] = field(default_factory=dict)
 
     def acks(self) -> tuple[bool, ...]:
         """Return with which acknowledgement it is played: early, and late where that matters."""
@@ -241,7 +243,7 @@ class Ending:
     def expected(self, scene: Scene) -> str:
         """Return the task's state in the end."""
         if scene.pool in self.but:
-            return self.but[scene.pool]
+            return self.but[scene.pool][0]
         return self.late if scene.late and self.late is not None else self.state
 
 
@@ -444,7 +446,7 @@ def killed_worker(scene: Scene) -> float:
     killed = scene.book.kill_worker(worker)
     took = scene.took(killed)
     scene.let()
-    if scene.late:  # only a visibility time-out brings the message back
+    if scene.late or scene.pool == "solo":  # only a visibility time-out brings the message back
         scene.book.worker(queues=scene.queue, conf=IMPATIENT).start()
     return took
 
@@ -563,7 +565,7 @@ ITSELF, ENDED, WORKER, NEVER = (
     "The task ends itself", "It is ended", "Its worker ends, or is changed", "It never runs",
 )  # fmt: skip
 _FAILED, _GONE = states.FAILURE, states.REVOKED
-_RUNS_ON = {**dict.fromkeys(THREADED, states.SUCCESS), "solo": states.FAILURE}
+_RUNS_ON = {**dict.fromkeys(THREADED, (states.SUCCESS, 1)), "solo": (_FAILED, 1)}
 _COLD = (states.RETRY, states.SUCCESS, (1, 2))
 _NO_CHILD = dict.fromkeys(THREADED, MAIN_DIES)
 _PREFORK_ONLY = dict.fromkeys(THREADED, NO_CHILD)
@@ -583,7 +585,7 @@ ENDINGS: Final = (
     Ending("`Reject(requeue=True)`", itself("requeue"), states.PENDING, late=states.SUCCESS,
            runs=(1, 2), part=ITSELF),
     Ending("`sys.exit`", itself("exit"), _FAILED, part=ITSELF,
-           but={**dict.fromkeys(THREADED, states.PENDING), "solo": _FAILED}),
+           but={**dict.fromkeys(THREADED, (states.PENDING, 1)), "solo": (_FAILED, 1)}),
     Ending("`os._exit`", itself("os-exit"), _FAILED, late=_FAILED, cannot=_NO_CHILD, part=ITSELF),
     Ending("soft time limit", soft_limit, _FAILED, late=_FAILED, part=ENDED,
            cannot=dict.fromkeys(THREADED, NO_LIMITS)),
@@ -618,7 +620,8 @@ ENDINGS: Final = (
     Ending("cold shutdown (`REMAP_SIGTERM=SIGQUIT`)", shutdown("SIGTERM", within=False,
            env={"REMAP_SIGTERM": "SIGQUIT"}), *_COLD, but=_RUNS_ON, own=True, part=WORKER),
     Ending("worker killed (kill -9)", killed_worker, states.PENDING, late=states.SUCCESS,
-           runs=(1, 2), bound=LAPSE, own=True, part=WORKER),
+           runs=(1, 2), bound=LAPSE, own=True,
+           but={"solo": (states.SUCCESS, 2)}, part=WORKER),
     Ending("broker connection lost, while it runs", connection_lost, own=True, bound=LAPSE,
            part=WORKER),
     Ending("`worker_max_tasks_per_child`", last_task_of_child, own=True, part=WORKER,
@@ -634,7 +637,7 @@ ENDINGS: Final = (
     Ending("unknown task", unknown, _FAILED, runs=(0, 0), part=NEVER),
     Ending("body that cannot be decoded", undecodable, states.PENDING, runs=(0, 0), part=NEVER),
     Ending("wrong arguments", wrong_arguments, _FAILED, runs=(0, 0), part=NEVER),
-    Ending("publish that fails, at the caller", unpublished, runs=(0, 0), part=NEVER),
+    Ending("publish that fails, at the caller", unpublished, "none: the caller raises", runs=(0, 0), part=NEVER),
 )  # fmt: skip
 
 
@@ -654,7 +657,7 @@ def check(ending: Ending, scene: Scene) -> float:
             10,
             lambda i=task_id: f"{scene.name(i)} {expected}: {scene.facts()}",
         )
-    alone = 1 if scene.pool in ending.but else ending.runs[scene.late]
+    _, alone = ending.but.get(scene.pool, ("", ending.runs[scene.late]))
     runs = scene.runs(scene.plain) if scene.plain else alone
     assert scene.runs(scene.locked) == runs, scene.facts()
     assert book.peak(scene.key) <= 1

@@ -58,8 +58,8 @@ def states(ending: Ending) -> str:
     said = [ending.state]
     if ending.late is not None and ending.late != ending.state:
         said.append(f"late: {ending.late}")
-    for state in dict.fromkeys(ending.but[pool] for pool in POOLS if pool in ending.but):
-        pools = ", ".join(pool for pool in POOLS if ending.but.get(pool) == state)
+    for state in dict.fromkeys(ending.but[pool][0] for pool in POOLS if pool in ending.but):
+        pools = ", ".join(p for p in POOLS if p in ending.but and ending.but[p][0] == state)
         said.append(f"{pools}: {state}")
     return "; ".join(said)
 
