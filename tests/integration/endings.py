@@ -637,7 +637,8 @@ ENDINGS: Final = (
     Ending("unknown task", unknown, _FAILED, runs=(0, 0), part=NEVER),
     Ending("body that cannot be decoded", undecodable, states.PENDING, runs=(0, 0), part=NEVER),
     Ending("wrong arguments", wrong_arguments, _FAILED, runs=(0, 0), part=NEVER),
-    Ending("publish that fails, at the caller", unpublished, "none: the caller raises", runs=(0, 0), part=NEVER),
+    Ending("publish that fails, at the caller", unpublished, "none: the caller raises",
+           runs=(0, 0), part=NEVER),
 )  # fmt: skip
 
 
