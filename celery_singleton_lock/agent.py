@@ -427,26 +427,21 @@ class Agent:
                 for order in batch:
                     self._carry_out_one(order)
 
-    def _carry_out_one(
-        self, order: Later | Requeue | End | LookUp | Delivery | Lost | Revoke | Leave
-    ) -> None:
-        match order:
-            case Later():
-                self._later.append((order.at, order.order))
-            case Requeue():
-                self._requeue(order)
-            case End():
-                self._end(order)
-            case LookUp():
-                self._look_up(order)
-            case Delivery():
-                self._deliver(order)
-            case Lost():
-                self._report_loss(order)
-            case Revoke():
-                self._revoke(order)
-            case Leave():
-                self._leave()
+    def _carry_out_one(self, order: Any) -> None:
+        steps: dict[type[Any], Callable[[Any], None]] = {
+            Later: self._postpone,
+            Requeue: self._requeue,
+            End: self._end,
+            LookUp: self._look_up,
+            Delivery: self._deliver,
+            Lost: self._report_loss,
+            Revoke: self._revoke,
+            Leave: lambda _order: self._leave(),
+        }
+        steps[type(order)](order)
+
+    def _postpone(self, order: Later) -> None:
+        self._later.append((order.at, order.order))
 
     # -- parking ----------------------------------------------------------------------------------
 
