@@ -24,16 +24,11 @@ logger = logging.getLogger(__name__)
 
 _ROUTE: Final = ("exchange", "routing_key")
 _STRIPPED: Final = frozenset({STAMP, COPY, REQUEUED, "redelivered"})
-_STALE_PROPERTIES: Final = frozenset(
-    {
-        "delivery_info",  # these three are the virtual transports'
-        "delivery_tag",
-        "body_encoding",
-        "application_headers",  # AMQP's name of the headers, which are kept themselves
-    }
-)
 _NOT_SENT: Final = frozenset(
     {
+        "delivery_info",  # these three are the virtual transports'; a copy is given its own
+        "delivery_tag",
+        "body_encoding",
         "content_type",  # these two are AMQP's, and are passed by themselves
         "content_encoding",
         "application_headers",
@@ -100,12 +95,8 @@ def pack(message: Message) -> bytes:
         "content_type": message.content_type,
         "content_encoding": message.content_encoding,
         "headers": _kept(message.headers),
-        "properties": {
-            key: value
-            for key, value in (message.properties or {}).items()
-            if key not in _STALE_PROPERTIES
-        },
-        "route": {key: (message.delivery_info or {}).get(key) for key in _ROUTE},
+        "properties": _kept_properties(message.properties),
+        "route": _route(message.delivery_info),
         "text": isinstance(raw, str),
         "amqp": "application_headers" in (message.properties or {}),
     }
@@ -127,6 +118,23 @@ def unpack(kept: bytes, accept: Any = None) -> ParkedMessage:
 
 def _kept(headers: Mapping[str, Any] | None) -> dict[str, Any]:
     return {key: value for key, value in (headers or {}).items() if key not in _STRIPPED}
+
+
+def _kept_properties(properties: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Keep what a task can see as ``self.request.properties``.
+
+    Of ``delivery_info`` only the route: some transports put the whole message there once more, or
+    objects that settle it with the broker.
+    """
+    kept = dict(properties or {})
+    kept.pop("application_headers", None)  # AMQP's name of the headers, which are kept themselves
+    if "delivery_info" in kept:
+        kept["delivery_info"] = _route(kept["delivery_info"])
+    return kept
+
+
+def _route(delivery_info: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {key: (delivery_info or {}).get(key) for key in _ROUTE}
 
 
 class Publisher:

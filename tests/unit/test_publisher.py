@@ -55,10 +55,12 @@ def test_what_belongs_to_one_delivery_is_left_out(name):
     assert name not in unpack(pack(message(headers={"id": "x", name: "stale"}))).headers
 
 
-@pytest.mark.parametrize("name", ["delivery_info", "delivery_tag", "body_encoding"])
-def test_what_belongs_to_one_channel_is_left_out(name):
-    """The virtual transports put them into the properties."""
-    assert name not in unpack(pack(message(properties={name: "stale"}))).properties
+def test_the_properties_that_a_transport_adds_are_kept_as_a_task_can_see_them():
+    """The route of ``delivery_info`` too, but not what else is in it, which need not be JSON."""
+    route = {"exchange": "e", "routing_key": "k"}
+    added = {"delivery_tag": "t", "body_encoding": "base64", "delivery_info": route}
+    with_object = {**added, "delivery_info": {**route, "receipt": object()}}
+    assert unpack(pack(message(properties=with_object))).properties == added
 
 
 def test_what_a_parked_message_is_told_stays_with_it():
@@ -122,6 +124,8 @@ def test_a_copy_in_the_broker_is_the_message_and_says_of_what_it_is_a_copy(broke
     assert second.headers.get("compression") == first.headers.get("compression")
     assert second.properties["priority"] == 6
     assert second.properties["correlation_id"] == "x"
+    assert second.properties["delivery_tag"] != first.properties["delivery_tag"]
+    assert second.properties["delivery_info"] == {"exchange": "", "routing_key": "q"}
     publisher.close()
     publisher.close()
 
