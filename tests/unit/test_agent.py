@@ -195,7 +195,7 @@ def request(token, body=b"[[], {}, {}]"):
     message = Message(
         body=body, content_type="application/json", content_encoding="utf-8", headers=headers
     )
-    return SimpleNamespace(message=message, body=body, stamp=stamp(token), task="task")
+    return SimpleNamespace(id=token, message=message, body=body, stamp=stamp(token), task="task")
 
 
 def delivery(token, body=b"{}"):
