@@ -19,7 +19,7 @@ DEFER = 2_000
 GRANTING = {"acquire", "park", "claim", "release", "kick", "reset"}
 QUEUED = {"waiting", "parked"}
 HOLDING = {"running", "granted", "reserved"}
-OVER = {"overdue", "replaced"}
+OVER = {"overdue", "replaced", "revoked"}
 
 
 class InvariantBroken(AssertionError):
@@ -307,18 +307,18 @@ def i12_somebody_looks_again_in_time(  # noqa: C901, PLR0912  # a list of facts
 
 
 def every_token_is_granted_once(world: World, step: Step) -> None:
-    """A late holder of a former delivery must not own the next one (T5)."""
+    """A token is granted once, so a late holder of a former delivery owns nothing (I10, T5)."""
     for name, ledger, before, after in touched(world, step):
         for token in grants(before, after):
             rec = after.record.get(token, {})
             if rec.get("parked") and token in ledger.granted:
-                broken("T5", f"{token} was granted {name} for a second time")
+                broken("I10", f"{token} was granted {name} for a second time")
             if base_of(token) in ledger.kept:
                 ledger.granted.add(token)
 
 
 def settled_attempts_do_not_come_back(world: World, step: Step) -> None:
-    """A late copy of a task that has ended for good ends quietly (T34)."""
+    """What is settled is settled: a late copy of an ended task ends quietly (I8, T34)."""
     if verb(step) not in {"acquire", "park"} or step.asker is None:
         return
     for name, ledger, before, _ in touched(world, step):
@@ -329,7 +329,7 @@ def settled_attempts_do_not_come_back(world: World, step: Step) -> None:
             step.asker.claim.copy and ledger.settled.get(attempt, 0) > world.now
         )
         if done != (step.reply.verdict is Verdict.DONE):
-            broken("T34", f"{step.token} of {attempt} at {name} was told {step.reply.verdict}")
+            broken("I8", f"{step.token} of {attempt} at {name} was told {step.reply.verdict}")
 
 
 def a_reservation_is_kept_for_its_attempt(world: World, step: Step) -> None:
@@ -386,11 +386,11 @@ def answers_tell_what_the_keys_say(  # noqa: C901, PLR0912  # a list of facts
         holds = after.holders.get(token, 0) > world.now
         stands = token in after.standing
         if verdict is Verdict.GRANTED and not holds:
-            broken("answer", f"{token} was told that it holds {name}")
+            broken("I2", f"{token} was told that it holds {name}")
         if verdict is Verdict.GRANTED and step.reply.fencing_token != int(
             after.record[token]["fence"]
         ):
-            broken("answer", f"{token} of {name} was told fence {step.reply.fencing_token}")
+            broken("I2", f"{token} of {name} was told fence {step.reply.fencing_token}")
         # Who parks, and is granted by the same call, hears of it by inbox.
         kept = verb(step) == "park" and base_of(token) in {
             *after.bodies,
@@ -399,32 +399,32 @@ def answers_tell_what_the_keys_say(  # noqa: C901, PLR0912  # a list of facts
         if verdict is Verdict.WAITING and (
             not (stands or kept) or (holds and verb(step) == "acquire")
         ):
-            broken("answer", f"{token} was told that it waits for {name}")
+            broken("I2", f"{token} was told that it waits for {name}")
         if verdict in {Verdict.BLOCKED, Verdict.FULL, Verdict.RELEASED, Verdict.ABSENT} and stands:
             if token in reservations(after):
                 continue  # nobody is behind it who could claim it
             if verdict is Verdict.ABSENT and token not in before.standing:
                 continue  # a token that this very sweep made, and nobody knew
-            broken("answer", f"{token} was told {verdict}, and stands at {name}")
+            broken("I2", f"{token} was told {verdict}, and stands at {name}")
         cancels = step.ending is Ending.CANCEL and before.holders.get(token, 0) > world.now
         if cancels and verdict is not Verdict.GRANTED:
-            broken("answer", f"{token} held {name}, cancelled, and was told {verdict}")
+            broken("I2", f"{token} held {name}, cancelled, and was told {verdict}")
         claims = verb(step) == "claim" and verdict is Verdict.GRANTED
         if claims and after.holders[token] < world.now + step.asked[0] * 1000:
-            broken("answer", f"{token} claimed {name} for {step.asked[0]} s, and got less")
+            broken("I2", f"{token} claimed {name} for {step.asked[0]} s, and got less")
         if (
             verdict is Verdict.ABSENT
             and verb(step) == "claim"
             and before.holders.get(token, 0) > world.now
             and token not in reservations(before)
         ):
-            broken("answer", f"{token} held {name} and was told that it is absent")
+            broken("I2", f"{token} held {name} and was told that it is absent")
         if verdict is Verdict.RELEASED and token not in before.standing:
-            broken("answer", f"{token} did not stand at {name} and was told that it was released")
+            broken("I2", f"{token} did not stand at {name} and was told that it was released")
         if step.reply.rank and step.reply.rank != 1 + sorted(
             after.queue, key=lambda t: (after.queue[t], t)
         ).index(token):
-            broken("answer", f"{token} was told rank {step.reply.rank}")
+            broken("I2", f"{token} was told rank {step.reply.rank}")
 
 
 ALL: tuple[Callable[[World, Step], None], ...] = (
