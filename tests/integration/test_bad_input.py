@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from types import SimpleNamespace
 
 import pytest
 from celery import Celery
-from celery.exceptions import ImproperlyConfigured
 
 from celery_singleton_lock import ConfigurationError, LockedTask
-from celery_singleton_lock.worker import check_pool
 from support.waiting import eventually
 from support.workers import CeleryWorker
 
@@ -33,10 +30,6 @@ def declare(**options):
     ("options", "words"),
     [
         ({"lock_on_conflict": "parc"}, ["settle", "lock_on_conflict", "parc", "park"]),
-        ({"lock_on_conflict": "wait"}, ["settle", "lock_on_conflict", "later", "park"]),
-        ({"lock_on_conflict": "requeue"}, ["settle", "lock_on_conflict", "later", "park"]),
-        ({"lock_on_lost": "abort"}, ["settle", "lock_on_lost", "later", "report"]),
-        ({"lock_on_retry": "keep"}, ["settle", "lock_on_retry", "later", "release"]),
         ({"lock_expiry": 30}, ["settle", "lock_expiry", "lock_lease"]),
         ({"lock_leese": 30}, ["settle", "lock_leese", "lock_lease"]),
         ({"lock_key": "account:{acount_id}"}, ["settle", "lock_key", "acount_id", "account_id"]),
@@ -115,22 +108,6 @@ def test_a_worker_without_a_redis_for_its_locks_refuses_to_start(own_book):
     """Neither broker nor results are Redis: the error names the setting to set."""
     log = refused(own_book, {}, broker="memory://", backend="cache+memory://")
     assert "singleton_lock_backend" in log
-
-
-@pytest.mark.parametrize("pool", ["gevent", "eventlet"])
-def test_a_green_pool_is_refused_by_name(pool):
-    """Until they are supported, gevent and eventlet are refused, and the others named."""
-    app = Celery("green", broker="memory://", set_as_current=False)
-
-    @app.task(name="settle", base=LockedTask, shared=False, lock_key="a:{account_id}")
-    def settle(account_id):
-        return account_id
-
-    app.finalize()
-    worker = SimpleNamespace(app=app, pool_cls=type("TaskPool", (), {}))
-    worker.pool_cls.__module__ = f"celery.concurrency.{pool}"
-    with pytest.raises(ImproperlyConfigured, match=f"{pool}.*prefork, threads or solo"):
-        check_pool(worker)
 
 
 @pytest.mark.needs_real_redis

@@ -177,13 +177,18 @@ def _state_is(name: str, state: LockState, token: str, said: str) -> None:
         broken("I7", f"{token} of {name} is {said} without a body")
 
 
+def entries_of(attempt: str) -> set[str]:
+    """Return under what the index knows an attempt: itself, and its task's id."""
+    return {attempt, f"@{attempt.rsplit('/', 2)[0]}"}
+
+
 def _index_matches(world: World, name: str, state: LockState) -> None:
-    asked = world.bases_of
-    for attempt, token in state.index.items():
-        if (attempt, token) in world.ledgers[name].expired:
+    asked, ledger = world.bases_of, world.ledgers[name]
+    for entry, token in state.index.items():
+        if any(entry in entries_of(attempt) for attempt, t in ledger.expired if t == token):
             continue
-        if state.record.get(token, {}).get("attempt") != attempt:
-            broken("I7", f"the index leads from {attempt} to {token} of {name}, which is not there")
+        if entry not in entries_of(state.record.get(token, {}).get("attempt", "")):
+            broken("I7", f"the index leads from {entry} to {token} of {name}, which is not there")
     for token, rec in state.record.items():
         if len(asked.get(rec["attempt"], ())) > 1:
             continue  # two deliveries of one attempt stand apart: the index knows the later one

@@ -258,7 +258,7 @@ MUTANTS = (
     Mutant(
         "a replaced message runs after all",
         LIBRARY,
-        "if rec.by then rec.deadline = digits(now) end",
+        "if rec.by or rec.revoked then rec.deadline = digits(now) end",
         "rec.deadline = rec.deadline",
     ),
     Mutant(
