@@ -114,3 +114,17 @@ def pytest_runtest_makereport(item, call):
         for worker in CeleryWorker.started:
             report.sections.append((f"log of {worker!r}", worker.log_tail()))
     return report
+
+
+STANDING = frozenset({"worker", "shop"})
+"""Fixtures that start a worker for all tests of a module."""
+
+
+def pytest_collection_modifyitems(items):
+    """Deal tests out one by one, but keep those together that share a worker, or cost nothing."""
+    for item in items:
+        if "/unit/" in str(item.path):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+        elif STANDING & set(item.fixturenames):
+            pool = getattr(item, "callspec", None) and item.callspec.params.get("pool", "")
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}-{pool or 'all'}"))
