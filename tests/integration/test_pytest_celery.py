@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,15 @@ class SecondWorker(LocalWorker):
 
 
 # -- pytest-celery's fixtures, with local processes ------------------------------------------------
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _django_can_be_looked_at():
+    """pytest-celery asks each object for its class, which Django's bare settings refuse."""
+    if "django.conf" in sys.modules:
+        settings = sys.modules["django.conf"].settings
+        if not settings.configured:
+            settings.configure()
 
 
 @pytest.fixture(autouse=True)
