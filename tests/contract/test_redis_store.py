@@ -266,11 +266,17 @@ def test_a_key_of_another_type_at_an_idle_lock(store, redis_client, part):
     """Who is alone with a lock does without its bucket's keys; who queues is told."""
     key = getattr(Keyspace().lock(NAME), part)
     redis_client.lpush(key, "somebody else's")
-    acquires = lambda: store.acquire(owner(), claim())  # noqa: E731
-    parks = lambda: store.park(owner("p/0/0"), claim(), Parcel(b"body", "R", "q"))  # noqa: E731
-    if part in {"due", "index"}:
+    free = part in {"due", "index"}
+
+    def acquires():
+        return store.acquire(owner(), claim())
+
+    def parks():
+        return store.park(owner("p/0/0"), claim(), Parcel(b"body", "R", "q"))
+
+    if free:
         assert acquires().verdict is Verdict.GRANTED
-    for call in [parks] if part in {"due", "index"} else [acquires, parks]:
+    for call in [parks] if free else [acquires, parks]:
         before = dump(redis_client)
         with pytest.raises(BackendRefused, match=REMEDY):
             call()

@@ -67,7 +67,6 @@ def test_a_revoked_task_is_not_requeued_for_ever(book, worker, key):
     assert book.order(key) == [0]
 
 
-@pytest.mark.xfail(strict=False, reason="seen once: the warm shutdown hung until it was killed")
 def test_a_worker_that_dies_while_it_holds_a_task_back_loses_nothing(own_book, key):
     """The message is unacknowledged meanwhile: warm shutdown gives it back to the broker."""
     holder = own_book.worker(concurrency=1, queues="other").start()

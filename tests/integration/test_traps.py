@@ -74,7 +74,7 @@ def test_T4_blocked_tasks_are_not_published_again(book, worker, key):
     before, until = published(), time.monotonic() + 8  # nearly three leases of 3 s
     while time.monotonic() < until:
         assert book.view(key).waiting == 100
-        time.sleep(0.2)
+        time.sleep(0.2)  # the promise is about time that passes
     assert published() - before <= 5  # the worker's own heartbeats and results
     book.open(f"{key}-0")
     for result in sent:
@@ -124,7 +124,7 @@ def test_T6_no_task_stays_parked_beside_a_free_key(book, worker, key):
         for n in range(ROUNDS):
             sent.append(book.send("act", rng.choice(keys), n, hold=rng.choice([0, 0, 0.002])))
             if rng.random() < 0.1:
-                time.sleep(rng.random() * 0.02)
+                time.sleep(rng.random() * 0.02)  # the random moments
         for result in sent:
             book.value(result, 60)
     finally:
