@@ -142,6 +142,7 @@ def test_T5_a_stopped_holders_late_finish_frees_nothing(book):
     book.started(first)
     two = book.worker().start()
     second = book.send("act", "a", 2, hold="a-2")
+    book.await_waiting("a", 1)
     third = book.send("act", "a", 3)
     book.await_waiting("a", 2)
     for pid in pids:

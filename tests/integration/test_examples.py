@@ -53,7 +53,6 @@ def client(redis_url):
     """Somebody who sends tasks by name, and waits for their ends."""
     with Celery("client", broker=redis_url, backend=redis_url, set_as_current=False) as app:
         yield app
-        app.pool.force_close_all()
 
 
 @pytest.fixture

@@ -180,7 +180,6 @@ def shop(redis_provider, tmp_path_factory):
         with standing(worker):
             app = Celery("client", broker=url, backend=url, set_as_current=False)
             yield Shop(app, folder)
-            app.pool.force_close_all()
             app.close()
 
 
