@@ -77,7 +77,10 @@ def playing(tmp_path, kind, until):
         env={**os.environ, "TMPDIR": str(tmp_path)},
         stdout=log,
         stderr=subprocess.STDOUT,
-    )
+        preexec_fn=lambda: signal.signal(  # noqa: PLW1509  # no thread of the test holds a lock
+            signal.SIGINT, signal.default_int_handler
+        ),
+    )  # what runs in a shell's background inherits a Ctrl-C that is ignored
     family = []
 
     def text():

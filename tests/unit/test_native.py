@@ -21,10 +21,11 @@ PATCH = {
 BUSY = """
 import time
 from celery_singleton_lock import native
-ticks, stop = [], native.Condition(native.RLock())
+ticks, stop, told = [], native.Condition(native.RLock()), []
 def tick():
     with stop:
-        while not stop.wait(0.05):
+        while not told:
+            stop.wait(0.05)
             ticks.append(time.monotonic())
 threads = [native.Thread(target=tick, name="tick", daemon=True)]
 threads[0].start()
@@ -33,6 +34,7 @@ while time.monotonic() < end:
     sum(range(1000))
 print(native.patched_by(), len(ticks), native.original("os", "read") is __import__("os").read)
 with stop:
+    told.append(True)  # it may be between two waits
     stop.notify_all()
 threads[0].join(2)
 print(threads[0].is_alive())
