@@ -21,6 +21,7 @@ from typing import Any, Final, Protocol
 from celery.worker.state import revoked as revoked_tasks
 
 from celery_singleton_lock.clock import ServerClock, SystemClock
+from celery_singleton_lock.desk import Desk
 from celery_singleton_lock.errors import BackendError, BackendUnreachable
 from celery_singleton_lock.events import BackendDown, BackendUp, LeaseLost, Observers
 from celery_singleton_lock.gate import claim_of
@@ -35,8 +36,21 @@ from celery_singleton_lock.model import (
     Stray,
     Verdict,
 )
+from celery_singleton_lock.orders import (
+    End,
+    Later,
+    Leave,
+    LookUp,
+    Lost,
+    Minded,
+    Order,
+    Park,
+    Requeue,
+    Revoke,
+    alike,
+)
 from celery_singleton_lock.publisher import Outbox, Publisher, pack
-from celery_singleton_lock.request import Desk, LockedRequest
+from celery_singleton_lock.request import LockedRequest
 from celery_singleton_lock.settings import LockOptions
 from celery_singleton_lock.stamp import Stamp, doubted
 from celery_singleton_lock.store.base import Store
@@ -82,82 +96,6 @@ class Queues(Protocol):
     def queue_of(self, request: LockedRequest) -> str:
         """Name of the queue from which a message came."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Park:
-    """Keep a message."""
-
-    request: LockedRequest
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """Release for a process that cannot."""
-
-    stamp: Stamp
-    ending: Ending
-    pid: int | None
-    until: float
-
-
-@dataclass(frozen=True, slots=True)
-class Requeue:
-    """Send a message back to the broker."""
-
-    request: LockedRequest
-
-
-@dataclass(frozen=True, slots=True)
-class LookUp:
-    """See what became of the message of which ``request`` is a copy."""
-
-    request: LockedRequest
-    name: str
-    token: str
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """Report a loss, unless the task has just ended: its end may be on its way from the pool."""
-
-    name: str
-    token: str
-    until: float
-    certain: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Minded:
-    """A reservation that is to end when its task is revoked."""
-
-    name: str
-    token: str
-    task_id: str
-    until: float
-
-
-@dataclass(frozen=True, slots=True)
-class Revoke:
-    """Have those of these tasks that are parked ended now: they were revoked."""
-
-    task_ids: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Leave:
-    """Tell the fleet that this worker takes no more grants, and give back those in the inbox."""
-
-
-@dataclass(frozen=True, slots=True)
-class Later:
-    """Carry out an order, not before ``at`` (monotonic)."""
-
-    at: float
-    order: Requeue
-
-
-Order = Later | Park | Requeue | End | LookUp | Lost | Revoke | Leave | Delivery
 
 
 @dataclass
@@ -376,7 +314,7 @@ class Agent:
             How many orders were carried out.
         """
         orders = [*self._due_again(), *self._arrived(pause)]
-        for batch in _alike(orders):
+        for batch in alike(orders):
             try:
                 self._carry_out(batch)
             except BackendError as error:
@@ -704,18 +642,6 @@ def copying(stray: Stray) -> Callable[[Publisher], None]:
 def delay_after(error: BackendError) -> float:
     """Return the seconds after which to try again."""
     return RETRY if isinstance(error, BackendUnreachable) else REFUSED_RETRY
-
-
-def _alike(orders: list[Order]) -> Iterator[list[Order]]:
-    """Cut orders into runs of the same kind, keeping their order."""
-    batch: list[Order] = []
-    for order in orders:
-        if batch and type(order) is not type(batch[0]):
-            yield batch
-            batch = []
-        batch.append(order)
-    if batch:
-        yield batch
 
 
 def gone(pid: int) -> bool:

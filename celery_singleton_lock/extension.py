@@ -8,6 +8,7 @@ from functools import cached_property
 from inspect import getattr_static
 from typing import TYPE_CHECKING, Any, Final
 
+from celery_singleton_lock.address import realm_of
 from celery_singleton_lock.eager import EagerGate
 from celery_singleton_lock.events import Observers
 from celery_singleton_lock.gate import Gate, Run, take_stamp
@@ -21,7 +22,6 @@ from celery_singleton_lock.settings import (
     check_unknown,
     is_eager,
     parse_settings,
-    realm_of,
     resolve_options,
 )
 from celery_singleton_lock.store.connect import connect

@@ -21,6 +21,7 @@ from celery.app.task import Context
 from celery.app.trace import TraceInfo, task_has_custom, trace_ok_t
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
+from celery_singleton_lock.bounds import MAX_WAIT
 from celery_singleton_lock.clock import SystemClock, seconds_until
 from celery_singleton_lock.errors import (
     BackendError,
@@ -31,7 +32,7 @@ from celery_singleton_lock.errors import (
     LockWaitTimeout,
     SingletonLockError,
 )
-from celery_singleton_lock.lock import Lock, stand_in_line
+from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.model import (
     Claim,
     Ending,
@@ -42,9 +43,10 @@ from celery_singleton_lock.model import (
     new_token,
 )
 from celery_singleton_lock.naming import ArgumentsDoNotBind
-from celery_singleton_lock.settings import MAX_WAIT, LockOptions
+from celery_singleton_lock.settings import LockOptions
 from celery_singleton_lock.stamp import COPY, STAMP, Stamp, attempt_of, doubted
 from celery_singleton_lock.store.base import Store
+from celery_singleton_lock.turn import stand_in_line
 
 logger = logging.getLogger(__name__)
 _clock = SystemClock()

@@ -5,40 +5,39 @@
     with Lock(client, "account:42", lease=30) as lock:
         ledger.write(..., fence=lock.fencing_token)
 
-A caller who finds the lock busy stands in its queue and blocks on a list of its own until the
-releaser's script has written it in as holder: a hand-over, not a signal. (python-redis-lock
-signals: the woken client tries again, and whoever is quicker has the lock.) So the order of arrival
-holds, nobody polls, and what is popped from the list decides nothing.
-
-:class:`Turn` says what to do next on the way to a lock and does nothing itself, so that threads and
-coroutines share the decisions. :class:`Lock` does it.
+Waiting is in :mod:`celery_singleton_lock.turn`, the checks of what is passed are in
+:mod:`celery_singleton_lock.arguments`.
 """
 
 from __future__ import annotations
 
-import enum
 import logging
-import math
 import os
 import platform
-import re
 import threading
 import weakref
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace, TracebackType
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import redis
 
+from celery_singleton_lock.arguments import (
+    SHORTEST_LEASE,
+    checked_bool,
+    checked_limit,
+    checked_name,
+    checked_seconds,
+    checked_timeout,
+    checked_token,
+)
+from celery_singleton_lock.bounds import MAX_LEASE
 from celery_singleton_lock.clock import Clock
 from celery_singleton_lock.errors import (
     BackendError,
-    BackendUnreachable,
     ConfigurationError,
     LockLost,
-    LockNameError,
     LockNotOwned,
     LockReentered,
     LockWaitTimeout,
@@ -46,214 +45,17 @@ from celery_singleton_lock.errors import (
 )
 from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.model import Claim, Ending, Owner, Reply, Verdict, new_token
-from celery_singleton_lock.settings import MAX_COUNT, MAX_LEASE, MAX_WAIT
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.turn import Step, Turn, await_wake, go, twice
 from celery_singleton_lock.watchdog import Lease, OnLost, Watchdog
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _NOT_OWNED: Final = (
     "Cannot {what} lock {name!r}: this thread (or process) does not hold it, or not any more. "
     "Work that outlasts its lease needs renew=True or extend()."
 )
-
-_TOKEN: Final = re.compile(r"[\w-]{16,128}\.\d{1,9}", re.ASCII)
-
-SHORTEST_LEASE: Final = 0.1
-"""Seconds; a shorter lease ends between two looks of the watchdog."""
-
-LIVENESS: Final = 10.0
-"""Seconds for which a waiter counts as alive after it has asked."""
-
-HEARTBEAT: Final = LIVENESS / 3
-"""Seconds after which a waiter asks again: below CLAIM_LEASE, so that no grant is slept through."""
-
-AFTER_LEASE: Final = 0.01
-"""Seconds behind the end of a holder's lease at which the first waiter looks."""
-
-STAGGER: Final = 0.05
-"""Seconds by which each further waiter looks later (invariant I12), so that one of them sweeps."""
-
-NAP: Final = 0.25
-"""Seconds between two questions while the connection to wait on cannot be had."""
-
-
-class Step(enum.Enum):
-    """What to do next on the way to a lock."""
-
-    ASK = "ask"
-    """Take the lock, or queue for it; or stay in the queue."""
-    WAIT = "wait"
-    """Block on the wake list, for :attr:`Turn.pause` seconds at most."""
-    CLAIM = "claim"
-    """Begin to use a grant."""
-    CANCEL = "cancel"
-    """Leave the queue, for the time allowed is up."""
-    HAVE = "have"
-    """Held. The end."""
-    STOP = "stop"
-    """Not to be had. The end."""
-
-
-class Turn:
-    """One caller's way to a lock: what to do next.
-
-    Args:
-        clock: source of monotonic seconds.
-        token: owner token; replaced if the store has given us up for dead.
-        blocking: whether to queue.
-        timeout: most seconds to wait; None for as long as it takes.
-        rename: returns the token under which to ask anew after the store has given us up for dead.
-    """
-
-    def __init__(
-        self,
-        clock: Clock,
-        token: str,
-        *,
-        blocking: bool,
-        timeout: float | None,
-        rename: Callable[[], str] = new_token,
-    ) -> None:
-        """Stand before the lock; nothing was asked yet."""
-        self._clock = clock
-        self.token = token
-        self.blocking = blocking
-        self.deadline = math.inf if timeout is None else clock.monotonic() + timeout
-        self.pause = 0.0
-        self.asked = -math.inf
-        self._queued = False
-        self._rename = rename
-
-    @property
-    def liveness(self) -> float | None:
-        """Seconds for which the store keeps our place without a word; None: do not queue."""
-        left = self.deadline - self._clock.monotonic()
-        return min(LIVENESS, max(left, 0.0) + 1.0) if self.blocking else None
-
-    def answered(self, step: Step, reply: Reply) -> Step:
-        """Return what to do after the store's reply to ``step``."""
-        match reply.verdict:
-            case Verdict.GRANTED:
-                return self._granted(step)
-            case Verdict.WAITING:
-                return self._stay(reply)
-            case Verdict.ABSENT:
-                return self._begin_again()
-            case Verdict.BLOCKED | Verdict.FULL | Verdict.RELEASED | Verdict.TWIN | Verdict.DONE:
-                return Step.STOP
-
-    def waited(self, *, woken: bool) -> Step:
-        """Return what to do after a wait: claim the grant, or see what became of the holder."""
-        if woken:
-            return Step.CLAIM
-        return Step.CANCEL if self._out_of_time() else Step.ASK
-
-    def _granted(self, step: Step) -> Step:
-        """A newcomer has its full lease at once; who has queued must claim it."""
-        granted_by_another = step is Step.CANCEL or (step is Step.ASK and self._queued)
-        return Step.CLAIM if granted_by_another else Step.HAVE
-
-    def _stay(self, reply: Reply) -> Step:
-        """Wait until the earliest of own deadline, next lease end, heartbeat."""
-        self._queued = True
-        left = self.deadline - self._clock.monotonic()
-        self.pause = max(0.01, min(left, HEARTBEAT, _look_after(reply)))
-        return Step.CANCEL if left <= 0 else Step.WAIT
-
-    def _begin_again(self) -> Step:
-        """We were silent for so long that our place, or our grant, was given away."""
-        if self._out_of_time():
-            return Step.STOP
-        self.token = self._rename()
-        self._queued = False
-        return Step.ASK
-
-    def _out_of_time(self) -> bool:
-        return self._clock.monotonic() >= self.deadline
-
-
-def _look_after(reply: Reply) -> float:
-    """Return seconds until a waiter of this rank looks whether a holder's lease has ended."""
-    if reply.next_look <= 0:
-        return HEARTBEAT
-    return reply.next_look + AFTER_LEASE + STAGGER * max(0, reply.rank - 1)
-
-
-Ask = Callable[[Step, Turn], Reply]
-"""Asks the store what a step of a turn says."""
-
-
-def go(turn: Turn, ask: Ask, wait: Callable[[Turn], bool]) -> tuple[Step, Reply]:
-    """Go the way to a lock to its end.
-
-    Args:
-        turn: the way.
-        ask: carries out a step, and notes in ``turn.asked`` when.
-        wait: blocks until woken, for ``turn.pause`` seconds at most; returns whether it was.
-
-    Returns:
-        HAVE or STOP, and the store's last reply.
-
-    Raises:
-        BackendError: the store did not answer (nor did it when asked once more), or refused.
-    """
-    step = Step.ASK
-    while True:
-        if step is Step.WAIT:
-            step = turn.waited(woken=wait(turn))
-            continue
-        reply = _twice(partial(ask, step, turn))
-        step = turn.answered(step, reply)
-        if step in {Step.HAVE, Step.STOP}:
-            return step, reply
-
-
-def stand_in_line(
-    store: Store, clock: Clock, owner: Owner, claim: Claim, timeout: float
-) -> tuple[Reply, float]:
-    """Wait for a lock as a task does in its slot: in the queue, at the place of its arrival.
-
-    The token stays the same, since others know the task by it.
-
-    Args:
-        store: where the lock is.
-        clock: source of monotonic seconds.
-        owner: who asks.
-        claim: what is asked.
-        timeout: most seconds to wait.
-
-    Returns:
-        The last reply (GRANTED, or why not; RELEASED or ABSENT after ``timeout``), and the
-        monotonic time at which was asked for it.
-
-    Raises:
-        BackendError: the store did not answer, or refused.
-    """
-
-    def ask(step: Step, turn: Turn) -> Reply:
-        turn.asked = clock.monotonic()
-        if step is Step.CANCEL:
-            return store.release(claim.name, owner.token, Ending.CANCEL)
-        if step is Step.CLAIM:
-            return store.claim(owner, claim.name, claim.lease)
-        return store.acquire(owner, claim, wait=turn.liveness)
-
-    turn = Turn(clock, owner.token, blocking=True, timeout=timeout, rename=lambda: owner.token)
-    _, reply = go(turn, ask, lambda turn: _await_wake(store, claim.name, turn))
-    return reply, turn.asked
-
-
-def _await_wake(store: Store, name: str, turn: Turn) -> bool:
-    """Block until woken or the pause is over; without a connection, nap and ask."""
-    try:
-        return store.wait(name, turn.token, turn.pause)
-    except BackendUnreachable:
-        threading.Event().wait(min(turn.pause, NAP))
-        return False
 
 
 class _Hold:
@@ -378,7 +180,7 @@ class Lock:
         """
         hold = self._owned("release")
         self._watchdog.forget(hold.lease.token)
-        was_ours = _twice(lambda: self._let_go(hold))
+        was_ours = twice(lambda: self._let_go(hold))
         self._mine.hold = None
         if not was_ours:
             raise LockNotOwned(_NOT_OWNED.format(what="release", name=self.name), self.name)
@@ -414,7 +216,7 @@ class Lock:
         Raises:
             BackendError: no answer, or refused.
         """
-        view = _twice(lambda: self._store.inspect(self.name, waiters=1))
+        view = twice(lambda: self._store.inspect(self.name, waiters=1))
         return len(view.holders) >= max(1, view.limit)
 
     def owned(self) -> bool:
@@ -426,7 +228,7 @@ class Lock:
         hold = self._hold
         if hold is None:
             return False
-        view = _twice(lambda: self._store.inspect(self.name, waiters=1))
+        view = twice(lambda: self._store.inspect(self.name, waiters=1))
         return hold.lease.token in {holder.token for holder in view.holders}
 
     def __enter__(self) -> Lock:  # noqa: PYI034  # not meant to be subclassed
@@ -524,7 +326,7 @@ class Lock:
 
     def _take(self, turn: Turn) -> bool:
         """Go the way to its end; return whether the lock is held."""
-        step, reply = go(turn, self._do, partial(_await_wake, self._store, self.name))
+        step, reply = go(turn, self._do, partial(await_wake, self._store, self.name))
         if step is Step.HAVE:
             self._remember(_Hold(self, turn, reply, self._on_lost))
         return step is Step.HAVE
@@ -596,7 +398,7 @@ class Lock:
         if lease.lost or hold.leaving:
             return False
         asked = self._clock.monotonic()
-        held = bool(_twice(lambda: self._store.extend([(lease.name, lease.token, seconds)]))[0])
+        held = bool(twice(lambda: self._store.extend([(lease.name, lease.token, seconds)]))[0])
         if held:
             lease.confirm(asked + seconds)
         else:
@@ -608,14 +410,6 @@ class Lock:
         """Say that the lock was not to be had."""
         waited = f" for {self.blocking_timeout:g} s" if self.blocking_timeout else ""
         return f"Lock {self.name!r} is busy, and was waited for{waited} in vain."
-
-
-def _twice(call: Callable[[], T]) -> T:
-    """Call, and once more if no answer came: every verb is idempotent per token (I10)."""
-    try:
-        return call()
-    except BackendUnreachable:
-        return call()
 
 
 # A module global, but not one that two apps share: an entry belongs to the client object in its key
@@ -643,86 +437,3 @@ def _store_of(backend: redis.Redis | Store, prefix: str | None) -> Store:
         msg = "prefix goes with a redis client; a store has its keyspace already."
         raise ConfigurationError(msg)
     return backend
-
-
-def checked_name(name: object) -> str:
-    """Return a lock's name.
-
-    Raises:
-        LockNameError: it is no text, or empty, or cannot be encoded.
-    """
-    if not isinstance(name, str) or not name:
-        msg = f"A lock's name must be a str that is not empty, not {name!r}."
-        raise LockNameError(msg)
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        msg = f"A lock's name must be valid Unicode, not {name!r}."
-        raise LockNameError(msg) from None
-    return name
-
-
-def checked_seconds(what: str, value: object, least: float, most: float) -> float:
-    """Return a number of seconds.
-
-    A backend would read 0, a negative number or None as "no expiry" or "at once" (trap L24).
-
-    Raises:
-        ConfigurationError: it is no number between ``least`` and ``most``.
-    """
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not least <= value <= most:  # type: ignore[operator]
-        msg = f"{what} must be a number of seconds from {least:g} to {most:g}, not {value!r}."
-        raise ConfigurationError(msg)
-    return float(value)  # type: ignore[arg-type]
-
-
-def checked_timeout(value: object) -> float | None:
-    """Return the longest wait, seconds; None is for ever.
-
-    Raises:
-        ConfigurationError: it is no number over 0, or beyond :data:`MAX_WAIT`.
-    """
-    if value is None:
-        return None
-    if value == 0 and not isinstance(value, bool):
-        msg = "blocking_timeout must be over 0; to try without waiting, pass blocking=False."
-        raise ConfigurationError(msg)
-    return checked_seconds("blocking_timeout", value, 0.001, MAX_WAIT)
-
-
-def checked_limit(value: object) -> int:
-    """Return a number of permits.
-
-    Raises:
-        ConfigurationError: it is no whole number between 1 and :data:`MAX_COUNT`.
-    """
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if not whole or not 1 <= value <= MAX_COUNT:  # type: ignore[operator]
-        msg = f"limit must be a whole number from 1 to {MAX_COUNT}, not {value!r}."
-        raise ConfigurationError(msg)
-    return value  # type: ignore[return-value]
-
-
-def checked_bool(what: str, value: object) -> bool:
-    """Return a bool.
-
-    Raises:
-        ConfigurationError: it is none.
-    """
-    if not isinstance(value, bool):
-        msg = f"{what} must be True or False, not {value!r}."
-        raise ConfigurationError(msg)
-    return value
-
-
-def checked_token(value: object) -> str:
-    """Return an owner token.
-
-    Raises:
-        ConfigurationError: it was not made by :func:`celery_singleton_lock.model.new_token`.
-    """
-    if not isinstance(value, str) or not _TOKEN.fullmatch(value):
-        msg = f"token must come from new_token(), for others can be guessed or shared: {value!r}."
-        raise ConfigurationError(msg)
-    return value

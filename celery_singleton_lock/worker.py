@@ -24,6 +24,7 @@ from celery_singleton_lock import native
 from celery_singleton_lock.abort import Board, Listener
 from celery_singleton_lock.agent import Agent
 from celery_singleton_lock.clock import ServerClock, SystemClock
+from celery_singleton_lock.desk import Desk, worker_id
 from celery_singleton_lock.errors import BackendRefused, BackendUnreachable, SchemaMismatch
 from celery_singleton_lock.extension import PATIENCE, Extension, install
 from celery_singleton_lock.mailbox import HEAR, PATH, Mailbox, guarded
@@ -31,7 +32,7 @@ from celery_singleton_lock.model import SCHEMA, Delivery
 from celery_singleton_lock.native import patched_by
 from celery_singleton_lock.publisher import Publisher, unpack
 from celery_singleton_lock.queues import Consumed, refuse_broadcast
-from celery_singleton_lock.request import Desk, LockedRequest, worker_id
+from celery_singleton_lock.request import LockedRequest
 from celery_singleton_lock.settings import check_unknown_settings
 from celery_singleton_lock.store.redis import RedisStore
 from celery_singleton_lock.watchdog import Watchdog

@@ -11,7 +11,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
-from celery_singleton_lock.settings import BackendAddress
+from celery_singleton_lock.address import BackendAddress
 
 OWN: Final = frozenset({"allow_eviction"})
 """Backend options that are ours, not redis-py's."""

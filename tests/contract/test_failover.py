@@ -6,10 +6,10 @@ import time
 
 import pytest
 
+from celery_singleton_lock.address import parse_backend_url
 from celery_singleton_lock.errors import BackendUnreachable
 from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.model import Claim, Ending, Owner, Verdict, new_token
-from celery_singleton_lock.settings import parse_backend_url
 from celery_singleton_lock.store.connect import connect
 from celery_singleton_lock.store.redis import RedisStore
 from support.proxy import Proxy

@@ -17,6 +17,7 @@ import pytest
 import redis
 
 from celery_singleton_lock import lock as lock_module
+from celery_singleton_lock import turn as turn_module
 from celery_singleton_lock import watchdog as watchdog_module
 from celery_singleton_lock.errors import (
     BackendRefused,
@@ -99,7 +100,7 @@ def pool():
 @pytest.fixture
 def brisk(monkeypatch):
     """Waiters look every 0.2 s, where a test is about a wake-up that does not come."""
-    monkeypatch.setattr(lock_module, "HEARTBEAT", 0.2)
+    monkeypatch.setattr(turn_module, "HEARTBEAT", 0.2)
 
 
 def holders(store, name="lock"):
@@ -819,7 +820,9 @@ class Injected:
     asynchronous exception in between `__enter__` and the block, nor the block and `__exit__`.
     """
 
-    FILES = frozenset({Path(lock_module.__file__), Path(watchdog_module.__file__)})
+    FILES = frozenset(
+        Path(module.__file__) for module in (lock_module, turn_module, watchdog_module)
+    )
 
     def __init__(self, at):
         self.left = at

@@ -7,10 +7,11 @@ import math
 import pytest
 import redis
 
+from celery_singleton_lock.bounds import MAX_COUNT, MAX_LEASE, MAX_WAIT
 from celery_singleton_lock.errors import ConfigurationError, LockNameError
-from celery_singleton_lock.lock import AFTER_LEASE, HEARTBEAT, LIVENESS, STAGGER, Lock, Step, Turn
+from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.model import Reply, Verdict, new_token
-from celery_singleton_lock.settings import MAX_COUNT, MAX_LEASE, MAX_WAIT
+from celery_singleton_lock.turn import AFTER_LEASE, HEARTBEAT, LIVENESS, STAGGER, Step, Turn
 
 NO_NUMBERS = [math.nan, math.inf, -math.inf, True, False, "30", b"x", [30], 3 + 0j]
 

@@ -18,11 +18,12 @@ from kombu.utils.json import dumps
 
 from celery_singleton_lock import LockedTask
 from celery_singleton_lock.clock import ServerClock
+from celery_singleton_lock.desk import Desk, worker_id
 from celery_singleton_lock.events import Observers
 from celery_singleton_lock.extension import install
 from celery_singleton_lock.gate import Turned
 from celery_singleton_lock.model import Delivery, Ending
-from celery_singleton_lock.request import Desk, LockedRequest, bare, worker_id
+from celery_singleton_lock.request import LockedRequest, bare
 from celery_singleton_lock.stamp import COPY, STAMP
 
 

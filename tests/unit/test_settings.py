@@ -12,19 +12,16 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from celery_singleton_lock.address import BackendAddress, parse_backend_url, realm_of, safe_url
+from celery_singleton_lock.checks import ConfigurationWarning
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.settings import (
-    BackendAddress,
-    ConfigurationWarning,
     LockOptions,
     Settings,
     check_unknown,
     check_unknown_settings,
-    parse_backend_url,
     parse_settings,
-    realm_of,
     resolve_options,
-    safe_url,
 )
 
 

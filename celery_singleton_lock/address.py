@@ -1,0 +1,296 @@
+"""URLs of Redis and of brokers: taken apart, compared, and shown without credentials."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, Final, NoReturn
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
+
+from celery_singleton_lock.bounds import MAX_COUNT, PREFIX
+from celery_singleton_lock.errors import ConfigurationError
+
+SCHEMES: Final = {
+    "redis": "redis",
+    "rediss": "rediss",
+    "unix": "unix",
+    "redis+socket": "unix",  # as Celery writes it
+    "socket": "unix",
+    "sentinel": "sentinel",
+}
+
+_LATER: Final = frozenset({"redis+cluster", "rediss+cluster"})
+
+SENTINEL: Final = "sentinel"
+"""Scheme of URLs that name Sentinels, which know the master."""
+
+_URL_OPTIONS: Final = frozenset(
+    {
+        "client_name",
+        "health_check_interval",
+        "max_connections",
+        "protocol",
+        "retry_on_timeout",
+        "socket_connect_timeout",
+        "socket_keepalive",
+        "socket_timeout",
+    }
+)
+"""What may stand behind the ``?``, besides ``ssl_…``, ``db`` and credentials."""
+
+
+_HOST: Final = re.compile(r"[\w.\-:]*")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BackendAddress:
+    """Where the locks live; shown without credentials.
+
+    Args:
+        scheme: ``redis``, ``rediss`` (TLS), ``unix`` or ``sentinel``.
+        host: machine; empty for ``unix``; the first Sentinel's for ``sentinel``.
+        port: TCP port; 0 for ``unix``.
+        path: path of the socket; empty unless ``unix``.
+        db: number of the database.
+        username: ACL user; empty for Redis' default user.
+        password: may be empty.
+        options: what stood behind the ``?``, as text.
+        sentinels: host and port of each Sentinel; user, password and database are the master's.
+    """
+
+    scheme: str = "redis"
+    host: str = "localhost"
+    port: int = 6379
+    path: str = ""
+    db: int = 0
+    username: str = dataclasses.field(default="", repr=False)
+    password: str = dataclasses.field(default="", repr=False)
+    options: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
+    sentinels: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def url(self) -> str:
+        """The URL in redis-py's spelling, or in kombu's for Sentinels. Holds the credentials."""
+        user = quote(self.username, safe="")
+        secret = f":{quote(self.password, safe='')}" if self.password else ""
+        login = f"{user}{secret}@" if user or secret else ""
+        if self.scheme == "unix":
+            query = urlencode({"db": str(self.db), **self.options})
+            return f"unix://{login}{quote(self.path)}?{query}"
+        query = f"?{urlencode(self.options)}" if self.options else ""
+        return ";".join(
+            f"{self.scheme}://{login}{f'[{host}]' if ':' in host else host}:{port}/{self.db}{query}"
+            for host, port in self.sentinels or ((self.host, self.port),)
+        )
+
+    def __str__(self) -> str:
+        return safe_url(self.url)
+
+
+def parse_backend_url(url: str, source: str = f"{PREFIX}backend") -> BackendAddress:
+    """Take the URL of the locks' Redis apart, and refuse what would be misread.
+
+    Args:
+        url: ``redis://[user][:password]@host[:port][/db]``, ``rediss://…`` for TLS,
+            ``unix://[user][:password]@/path/of/socket[?db=0]``; Celery's ``redis+socket://`` is
+            understood. ``sentinel://[user][:password]@host[:port][/db]``, of which there may be
+            several, separated by ``;``.
+        source: the setting from which it came, for errors.
+
+    Raises:
+        ConfigurationError: another scheme, several addresses, or a part that is not valid.
+    """
+    wrong = _WrongUrl(source, safe_url(url))
+    scheme = _backend_scheme(url, wrong)
+    if scheme == SENTINEL:
+        return _joined([_one_address(each, scheme, wrong) for each in each_address(url)], wrong)
+    return _one_address(url, scheme, wrong)
+
+
+def _joined(found: list[BackendAddress], wrong: _WrongUrl) -> BackendAddress:
+    """Return one address for all Sentinels; what only some say about the master counts for all."""
+    said: dict[str, Any] = {}
+    for name in ("db", "username", "password", "options"):
+        values = [value for each in found if (value := getattr(each, name))]
+        if any(value != values[0] for value in values):
+            wrong.refuse(f"its addresses differ in {name}, and that is the one master's")
+        if values:
+            said[name] = values[0]
+    sentinels = tuple((each.host, each.port) for each in found)
+    return dataclasses.replace(found[0], **said, sentinels=sentinels)
+
+
+def _one_address(url: str, scheme: str, wrong: _WrongUrl) -> BackendAddress:
+    """Take one address apart."""
+    parts, host, port = _parts(url, wrong)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    username = options.pop("username", unquote(parts.username or ""))
+    password = options.pop("password", unquote(parts.password or ""))
+    path = unquote(parts.path)
+    database = options.pop("virtual_host", "")
+    database = options.pop("db", database)
+    if scheme == "unix" and (host or not path.strip("/")):
+        wrong.refuse("a socket has a path and no host: unix:///run/redis.sock, with three slashes")
+    for name in options:
+        if name not in _URL_OPTIONS and not name.startswith("ssl_"):
+            remedy = f"its option {name!r} is not known here. Use {PREFIX}backend_options"
+            wrong.refuse(f"{remedy}, with {PREFIX}backend")
+    known = MappingProxyType({name: _option(name, value) for name, value in options.items()})
+    if scheme == "unix":
+        db = _database(database, wrong)
+        return BackendAddress(scheme, "", 0, path, db, username, password, known)
+    db = _database(database or path, wrong)
+    host = host or "localhost"
+    return BackendAddress(scheme, host, port, "", db, username, password, known)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _WrongUrl:
+    """Which URL is wrong, as it may be shown."""
+
+    source: str
+    shown: str
+
+    def refuse(self, remedy: str) -> NoReturn:
+        """Raise the error. Without the cause: urllib's messages quote the password."""
+        msg = f"{self.source} is {self.shown!r}: {remedy}."
+        raise ConfigurationError(msg) from None
+
+
+def _backend_scheme(url: str, wrong: _WrongUrl) -> str:
+    """Return ``redis``, ``rediss``, ``unix`` or ``sentinel``."""
+    scheme = scheme_of(url)
+    if scheme in _LATER:
+        wrong.refuse(f"{scheme}:// comes with a later version. For now, use redis:// or rediss://")
+    if scheme not in SCHEMES:
+        wrong.refuse("locks live in Redis: use redis://, rediss:// (TLS), unix:// or sentinel://")
+    addresses = each_address(url)
+    if scheme == SENTINEL and {scheme_of(each) for each in addresses} != {SENTINEL}:
+        wrong.refuse("write each of its addresses as sentinel://host:port")
+    if scheme != SENTINEL and len(addresses) > 1:
+        wrong.refuse("a lock has one authority, and these are several. Name one Redis")
+    return SCHEMES[scheme]
+
+
+def _parts(url: str, wrong: _WrongUrl) -> tuple[SplitResult, str, int]:
+    """Return the parts of a URL, its host and its port."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or _PORTS[SENTINEL if scheme_of(url) == SENTINEL else "redis"]
+        host = unquote(parts.hostname or "")
+    except ValueError:
+        again = " and begin each address with sentinel://" if scheme_of(url) == SENTINEL else ""
+        wrong.refuse(f"it cannot be read. Percent-encode special characters of the password{again}")
+    if parts.fragment or not _HOST.fullmatch(host):
+        wrong.refuse("it cannot be read. Percent-encode special characters of the password")
+    return parts, host, port
+
+
+def _database(text: str, wrong: _WrongUrl) -> int:
+    """Return the number of a database; redis-py would take what it cannot read for 0."""
+    number = text.strip("/") or "0"
+    if not (number.isascii() and number.isdecimal() and len(number) <= len(str(MAX_COUNT))):
+        wrong.refuse("the database is not a number, as the 0 in redis://localhost:6379/0")
+    return int(number)
+
+
+def _option(name: str, value: str) -> str:
+    """Return a URL option in redis-py's spelling."""
+    return value.removeprefix("CERT_").lower() if name == "ssl_cert_reqs" else value
+
+
+# --- URLs, leniently ------------------------------------------------------------------------------
+
+_SCHEME: Final = re.compile(r"([a-zA-Z][a-zA-Z0-9+.\-]*)://")
+_BETWEEN: Final = re.compile(rf"([,;]\s*)(?={_SCHEME.pattern.replace('(', '(?:', 1)})")
+_PLAIN: Final = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[\w.\-]*)(:\d*)?([/?#].*)?", re.DOTALL)
+_QUERY: Final = re.compile(r"\?(?=[\w.\-]+=)")
+_SECRET: Final = re.compile(r"(?i)([?&;][^=&;]*(?:pass|secret|token|cred|user|key)[^=&;]*=)[^&;]*")
+
+_ALIASES: Final = {"pyamqp": "amqp", "librabbitmq": "amqp", "amqps": "amqp", "rediss": "redis"}
+_PORTS: Final = {
+    "redis": 6379,
+    "rediss": 6379,
+    "sentinel": 26379,
+    "amqp": 5672,
+    "pyamqp": 5672,
+    "amqps": 5671,
+}
+
+
+def safe_url(url: object) -> str:
+    """Return a URL, or a list of them, as it may be shown: without user, password and tokens.
+
+    Whatever stands before the last ``@`` of an address is taken for credentials, so that a password
+    with unescaped special characters stays hidden too. Never raises.
+
+    Args:
+        url: text, a list of it, or anything.
+    """
+    if isinstance(url, (list, tuple)):
+        return ",".join(safe_url(item) for item in url)
+    if not isinstance(url, str):
+        return "" if url is None else f"<{type(url).__name__}>"
+    addresses_and_marks = _BETWEEN.split(url)
+    addresses_and_marks[::2] = [_safe_address(address) for address in addresses_and_marks[::2]]
+    return "".join(addresses_and_marks)
+
+
+def _safe_address(address: str) -> str:
+    """Return one address without credentials."""
+    match = _SCHEME.match(address)
+    start = match.group() if match else ""
+    login, _, place = address[len(start) :].rpartition("@")
+    if login:
+        start += "***@"
+    elif not _PLAIN.fullmatch(place):  # half of a password that holds a comma
+        place = "***"
+    return start + _SECRET.sub(r"\1***", place)
+
+
+def realm_of(broker_url: str | Iterable[str] | None, master_name: str = "") -> str:
+    """Return a short hash of the broker, the same for all who use it under whatever credentials.
+
+    Args:
+        broker_url: Celery's ``broker_url``: one, several in one text, or a list.
+        master_name: which master the Sentinels are asked for; empty for other brokers.
+
+    Returns:
+        12 hex digits. Order, credentials, TLS, default ports and aliases make no difference.
+    """
+    if isinstance(broker_url, str) or broker_url is None:
+        broker_url = [broker_url or "amqp://"]
+    bare = {_bare_address(address) for url in broker_url for address in each_address(url)}
+    said = " ".join([*sorted(bare), *filter(None, [master_name])])
+    return hashlib.sha256(said.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+
+
+def _bare_address(address: str) -> str:
+    """Return scheme, host, port and database (or virtual host) of one broker."""
+    scheme = scheme_of(address)
+    rest, _, query = _QUERY.sub("\0", address.partition("://")[2], count=1).partition("\0")
+    host, _, path = rest.rpartition("@")[2].partition("/")
+    if host and not re.search(r":\d+$", host):
+        host = f"{host}:{_PORTS.get(scheme, '')}"
+    options = dict(parse_qsl(query))
+    path = unquote(path).strip("/")
+    database = options.get("virtual_host", options.get("db", ""))
+    name = _ALIASES.get(scheme, scheme)
+    if name in {"redis", SENTINEL}:
+        path, database = database or path or "0", ""
+        host = host or f"localhost:{_PORTS[name]}"
+    return f"{name}://{host.lower()}/{path} {database}"
+
+
+def scheme_of(url: str) -> str:
+    """Return the scheme in small letters; empty if there is none."""
+    match = _SCHEME.match(url)
+    return match[1].lower() if match else ""
+
+
+def each_address(url: str) -> list[str]:
+    """Return the addresses in a broker's fail-over list."""
+    return _BETWEEN.split(url)[::2]

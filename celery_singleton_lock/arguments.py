@@ -1,0 +1,97 @@
+"""What a caller passes to a lock: each check returns it, or says what to write instead."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from celery_singleton_lock.bounds import MAX_COUNT, MAX_WAIT
+from celery_singleton_lock.errors import ConfigurationError, LockNameError
+
+SHORTEST_LEASE: Final = 0.1
+"""Seconds; a shorter lease ends between two looks of the watchdog."""
+
+_TOKEN: Final = re.compile(r"[\w-]{16,128}\.\d{1,9}", re.ASCII)
+
+
+def checked_name(name: object) -> str:
+    """Return a lock's name.
+
+    Raises:
+        LockNameError: it is no text, or empty, or cannot be encoded.
+    """
+    if not isinstance(name, str) or not name:
+        msg = f"A lock's name must be a str that is not empty, not {name!r}."
+        raise LockNameError(msg)
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        msg = f"A lock's name must be valid Unicode, not {name!r}."
+        raise LockNameError(msg) from None
+    return name
+
+
+def checked_seconds(what: str, value: object, least: float, most: float) -> float:
+    """Return a number of seconds.
+
+    A backend would read 0, a negative number or None as "no expiry" or "at once" (trap L24).
+
+    Raises:
+        ConfigurationError: it is no number between ``least`` and ``most``.
+    """
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not least <= value <= most:  # type: ignore[operator]
+        msg = f"{what} must be a number of seconds from {least:g} to {most:g}, not {value!r}."
+        raise ConfigurationError(msg)
+    return float(value)  # type: ignore[arg-type]
+
+
+def checked_timeout(value: object) -> float | None:
+    """Return the longest wait, seconds; None is for ever.
+
+    Raises:
+        ConfigurationError: it is no number over 0, or beyond :data:`MAX_WAIT`.
+    """
+    if value is None:
+        return None
+    if value == 0 and not isinstance(value, bool):
+        msg = "blocking_timeout must be over 0; to try without waiting, pass blocking=False."
+        raise ConfigurationError(msg)
+    return checked_seconds("blocking_timeout", value, 0.001, MAX_WAIT)
+
+
+def checked_limit(value: object) -> int:
+    """Return a number of permits.
+
+    Raises:
+        ConfigurationError: it is no whole number between 1 and :data:`MAX_COUNT`.
+    """
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or not 1 <= value <= MAX_COUNT:  # type: ignore[operator]
+        msg = f"limit must be a whole number from 1 to {MAX_COUNT}, not {value!r}."
+        raise ConfigurationError(msg)
+    return value  # type: ignore[return-value]
+
+
+def checked_bool(what: str, value: object) -> bool:
+    """Return a bool.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    if not isinstance(value, bool):
+        msg = f"{what} must be True or False, not {value!r}."
+        raise ConfigurationError(msg)
+    return value
+
+
+def checked_token(value: object) -> str:
+    """Return an owner token.
+
+    Raises:
+        ConfigurationError: it was not made by :func:`celery_singleton_lock.model.new_token`.
+    """
+    if not isinstance(value, str) or not _TOKEN.fullmatch(value):
+        msg = f"token must come from new_token(), for others can be guessed or shared: {value!r}."
+        raise ConfigurationError(msg)
+    return value

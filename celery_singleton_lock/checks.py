@@ -1,0 +1,185 @@
+"""What options and settings may be: one check each, in one table, :data:`OPTIONS`.
+
+Seconds everywhere. Errors name the task or setting, the value, and what to write instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NoReturn, cast
+
+from celery_singleton_lock.address import parse_backend_url
+from celery_singleton_lock.bounds import (
+    LONG_LEASE,
+    LONGEST_DELAY,
+    MAX_COUNT,
+    MAX_LEASE,
+    MAX_WAIT,
+    MIN_LEASE,
+)
+from celery_singleton_lock.errors import ConfigurationError
+
+
+class ConfigurationWarning(UserWarning):
+    """An option or setting works, but does not do what its author probably expects."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """Where a value was written: what an error names first."""
+
+    option: str
+    task: str = ""
+
+    def __str__(self) -> str:
+        return f"task {self.task}: {self.option}" if self.task else self.option
+
+    def refuse(self, value: object, remedy: str) -> NoReturn:
+        """Raise the error that names place, value and remedy."""
+        msg = f"{self} is {value!r}: {remedy}" + ("" if remedy.endswith("?") else ".")
+        raise ConfigurationError(msg)
+
+
+Check = Callable[[Place, Any], Any]
+
+
+def _lease(place: Place, value: Any) -> float:
+    """Check a lease."""
+    seconds = _seconds(place, value, MAX_LEASE, "it is renewed while the task runs, so use 30")
+    if seconds < MIN_LEASE:
+        remedy = (
+            f"below {MIN_LEASE:g} s the watchdog cannot serve it: it renews after a third of the "
+            "lease, and must have time to try again before the end. Use 30; a lock is released "
+            "when its task ends, not when its lease does"
+        )
+        place.refuse(value, remedy)
+    if seconds > LONG_LEASE:
+        msg = (
+            f"{place} is {value!r} s: it need not exceed the task's run time, because it is "
+            "renewed while the task runs; all that it sets is for how long a crashed worker "
+            "blocks the lock. Use 30."
+        )
+        warnings.warn(msg, ConfigurationWarning, stacklevel=4)
+    return seconds
+
+
+def _wait(place: Place, value: Any) -> float | None:
+    """Check a longest wait."""
+    return None if value is None else _seconds(place, value, MAX_WAIT, "None waits for ever")
+
+
+def _delay(place: Place, value: Any) -> float:
+    """Check for how long a requeued task is held back."""
+    return _seconds(place, value, LONGEST_DELAY, "the broker may redeliver what is held for long")
+
+
+def _seconds(place: Place, value: Any, most: float, hint: str) -> float:
+    """Check a duration: a number, and one that Redis and its scripts can count in."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        place.refuse(value, f"it must be a number of seconds, not {type(value).__name__}")
+    if not 0 < value <= most:  # false for NaN too
+        place.refuse(value, f"it must be above 0, and at most {most:.0f} seconds; {hint}")
+    return float(value)
+
+
+def _count(least: int, hint: str) -> Check:
+    """Check a whole number."""
+
+    def check(place: Place, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            place.refuse(value, f"it must be a whole number, not {type(value).__name__}")
+        if not least <= value <= MAX_COUNT:
+            place.refuse(value, f"it must be from {least} to {MAX_COUNT}; {hint}")
+        return int(value)
+
+    return check
+
+
+def _max_waiting(place: Place, value: Any) -> int | None:
+    """Check the bound of a queue."""
+    check = _count(0, "0 lets nobody wait, None is no bound")
+    return None if value is None else cast("int", check(place, value))
+
+
+def _choice(*now: str, **later: str) -> Check:
+    """Check a policy.
+
+    Args:
+        now: what there is.
+        later: what comes in a later version, and what to use until then.
+    """
+
+    def check(place: Place, value: Any) -> str:
+        if not isinstance(value, str) or value not in {*now, *later}:
+            choices = " or ".join(f'"{name}"' for name in now)
+            close = difflib.get_close_matches(str(value), now, n=1)
+            hint = f'. Did you mean "{close[0]}"?' if close else ""
+            place.refuse(value, f"it must be {choices}{hint}")
+        if value in later:
+            place.refuse(value, f"that comes in a later version. For now, {later[value]}")
+        return value
+
+    return check
+
+
+def eager(place: Place, value: Any) -> bool:
+    """Check whether eager tasks take locks."""
+    if not isinstance(value, bool):
+        place.refuse(value, "it must be True or False")
+    return value
+
+
+def _prefix(place: Place, value: Any) -> str:
+    """Check the start of all keys."""
+    if not isinstance(value, str) or not value or "{" in value or "}" in value:
+        place.refuse(value, 'it must be text, not empty, and without braces, such as "csl"')
+    return value
+
+
+def _backend_options(place: Place, value: Any) -> dict[str, Any]:
+    """Check the arguments for the Redis client; their values may be secrets."""
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        kind = type(value).__name__
+        msg = f"{place} is a {kind}: it must be a dict of arguments for redis.Redis."
+        raise ConfigurationError(msg)
+    return dict(value)
+
+
+def _backend(place: Place, value: Any) -> str | None:
+    """Check the URL of the locks' Redis."""
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        msg = f"{place} is a {type(value).__name__}: it must be a URL."
+        raise ConfigurationError(msg)
+    parse_backend_url(value, place.option)
+    return value
+
+
+OPTIONS: Final[Mapping[str, Check]] = {
+    "backend": _backend,
+    "backend_options": _backend_options,
+    "prefix": _prefix,
+    "lease": _lease,
+    "limit": _count(1, "1 is one task at a time"),
+    "on_conflict": _choice("park", "skip", "fail", "wait", "requeue"),
+    "wait_timeout": _wait,
+    "max_waiting": _max_waiting,
+    "on_full": _choice("fail", "skip", "replace"),
+    "on_retry": _choice("release", "keep"),
+    "on_lost": _choice("report", "abort"),
+    "on_backend_error": _choice("retry", "fail", "run"),
+    "requeue_delay": _delay,
+    "requeue_max": _delay,
+    "eager": eager,
+    "mode": _choice(
+        "enforce",
+        observe='use "enforce"',
+        off="leave the lock options out of the tasks",
+    ),
+    "max_body_bytes": _count(1, "the default is 16 MiB"),
+}
+"""Option -> its check. A task has those of :class:`LockOptions`, the settings all but ``limit``."""

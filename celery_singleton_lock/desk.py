@@ -1,0 +1,636 @@
+"""Where every locked message passes in the main process: dispatched, parked, or ended.
+
+Everything here runs in the main loop, or in a pool's callback thread; nothing does I/O on the
+lock's Redis: a Redis that stalls must not stop heartbeats, or other tasks.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Protocol
+
+from celery import signals
+from celery.worker.state import revoked as revoked_tasks
+from celery.worker.state import task_ready, task_reserved
+
+from celery_singleton_lock.clock import ServerClock, SystemClock
+from celery_singleton_lock.errors import ConfigurationError, LockWaitTimeout
+from celery_singleton_lock.events import (
+    Observers,
+    TaskBlocked,
+    TaskDelivered,
+    TaskDuplicate,
+    TaskEvent,
+    TaskReplaced,
+    celery_event,
+)
+from celery_singleton_lock.gate import Turned, cannot_wait, reservation_for
+from celery_singleton_lock.model import CLAIM_LEASE, Delivery, Ending, Reservation, new_token
+from celery_singleton_lock.naming import ArgumentsDoNotBind
+from celery_singleton_lock.request import LockedRequest, about
+from celery_singleton_lock.settings import LockOptions
+from celery_singleton_lock.stamp import COPY, REQUEUED, STAMP, UNSTAMPED, Stamp, attempt_of
+
+logger = logging.getLogger(__name__)
+_clock = SystemClock()
+
+MOST_SUSPENDED: Final = 1000
+"""Most messages held while Redis is down for which the worker asks the broker for more."""
+
+
+class Clerk(Protocol):
+    """Who does the desk's I/O: the agent."""
+
+    def park(self, request: LockedRequest) -> None:
+        """Keep the message in Redis, then tell the desk."""
+        ...
+
+    def end(self, stamp: Stamp, ending: Ending, pid: int | None) -> None:
+        """Release for a process that cannot; not before ``pid`` is gone."""
+        ...
+
+    def requeue(self, request: LockedRequest, delay: float) -> None:
+        """Send the message back to the broker, not before ``delay`` seconds; then tell the desk."""
+        ...
+
+    def mind(self, name: str, reservation: Reservation, task_id: str) -> None:
+        """End a reservation when its task is revoked."""
+        ...
+
+    def report_loss(self, stamp: Stamp) -> None:
+        """Report that the lock of a task was lost, unless that was done."""
+        ...
+
+    def look_up(self, request: LockedRequest, name: str, token: str) -> None:
+        """See what became of the message that this one is a copy of, then tell the desk."""
+        ...
+
+    def watch(self, stamp: Stamp, lease: float, *, held: bool) -> None:
+        """Renew a lease from now on."""
+        ...
+
+    def confirm(self, token: str) -> None:
+        """Note that its lock was taken: if the store does not know it, it was lost."""
+        ...
+
+    def forget(self, token: str) -> None:
+        """Renew it no more. Does not wait."""
+        ...
+
+    def backend_failed(self) -> None:
+        """Look whether Redis is there, and tell the desk when it is back."""
+        ...
+
+
+class Flight:
+    """The messages of one lock that are on their way here: to the pool and back, or into Redis.
+
+    Attributes:
+        requests: on their way to the pool or back, by token.
+        parking: so many are being parked; who arrives now comes behind them.
+        followers: arrived behind one of which it is not known yet whether it takes the lock.
+    """
+
+    __slots__ = ("followers", "parking", "requests")
+
+    def __init__(self) -> None:
+        """Begin with nothing on its way."""
+        self.requests: dict[str, LockedRequest] = {}
+        self.parking = 0
+        self.followers: list[LockedRequest] = []
+
+    def undecided(self) -> bool:
+        """Return whether one of the requests has neither taken its lock nor been turned away."""
+        return any(not request.took for request in self.requests.values())
+
+    def over(self) -> bool:
+        """Return whether nothing is on its way any more."""
+        return not (self.requests or self.parking or self.followers)
+
+
+class Desk:
+    """Where every locked message passes, once on its way to the pool and once on its way back.
+
+    Args:
+        worker: id of this worker.
+        place: gives each arriving message its place in line.
+        rules: task -> its options; raises what is wrong with them.
+        name_of: task, args, kwargs -> lock name.
+        forward: Celery's own way to the pool.
+        clerk: who does the I/O.
+        observers: who is told what happens.
+        prefetch: tells the broker that more (+1) or fewer (-1) messages may be unacknowledged.
+        children: whether tasks run in processes of their own, which may die; elsewhere what Celery
+            calls the pid of a task may be the number of a greenlet.
+
+    Attributes:
+        alone: names of tasks whose requests do not tell how they end, by the worker's self-test:
+            they pass by, and the pool takes their locks.
+    """
+
+    broadcast: frozenset[str] = frozenset()
+    """Exchanges from which each worker gets a copy; set once the worker's queues are known."""
+
+    def __init__(  # the one place where a worker's parts meet
+        self,
+        *,
+        worker: str,
+        place: ServerClock,
+        rules: Callable[[Any], LockOptions],
+        name_of: Callable[[Any, Any, Any], str],
+        forward: Callable[[Any], None],
+        clerk: Clerk,
+        observers: Observers,
+        prefetch: Callable[[int], None],
+        children: bool = True,
+    ) -> None:
+        """Begin with nothing in flight."""
+        self.worker = worker
+        self.place = place
+        self._rules = rules
+        self._name_of = name_of
+        self._forward = forward
+        self._clerk = clerk
+        self._observers = observers
+        self._prefetch = prefetch
+        self._children = children
+        self._flights: dict[str, Flight] = {}
+        self._by_token: dict[str, LockedRequest] = {}
+        self._suspended: list[LockedRequest] = []
+        self._held_back: set[LockedRequest] = set()
+        self._down = False
+        self._mutex = threading.RLock()
+        self.alone: frozenset[str] = frozenset()
+
+    # -- to the pool ------------------------------------------------------------------------------
+
+    def __call__(self, request: Any) -> None:
+        """Take a message from Celery; replaces ``consumer.on_task_request``."""
+        if not self._tells(request):
+            return self._forward(request)
+        try:
+            self._take(request)
+        except Exception as error:
+            logger.exception("celery-singleton-lock could not handle %s", request)
+            self._send(request, self._unlocked(request, error))
+        return None
+
+    def _tells(self, request: Any) -> bool:
+        """Return whether a request tells its desk how it goes on."""
+        return isinstance(request, LockedRequest) and (
+            request.task.name not in self.alone or request.delivered
+        )
+
+    def _take(self, request: LockedRequest) -> None:
+        if request.stamp is UNSTAMPED:
+            copy_of = request.request_dict.pop(COPY, None)
+            requeued = request.request_dict.pop(REQUEUED, None)
+            copy = copy_of is not None or requeued is not None
+            request.stamp = self._stamped(request, copy=copy)
+            request.requeues, request.first_place = requeued or (0, request.stamp.place)
+            if copy_of is not None and request.stamp.name:
+                request.desk = self
+                return self._clerk.look_up(request, *copy_of)
+        self._route(request, request.stamp)
+        return None
+
+    def _stamped(self, request: LockedRequest, *, copy: bool) -> Stamp:
+        if self.broadcast and request.delivery_info.get("exchange") in self.broadcast:
+            return self._unlocked(request, broadcast_refused(request))
+        try:
+            name = self._name_of(request.task, request.args, request.kwargs)
+        except ArgumentsDoNotBind:
+            return self._unlocked(request, None)  # the call itself fails, and needs no lock
+        except Exception as error:  # noqa: BLE001  # the child fails the task with it
+            return self._unlocked(request, error)
+        task = request.task
+        return Stamp(
+            name,
+            new_token(),
+            attempt_of(request.request_dict),
+            task.name,
+            self.worker,
+            place=self.place.stamp(),
+            stamped_at=request.received_at,
+            copy=copy or bool(request.delivery_info.get("redelivered")),
+            settle=not task.acks_late,
+            announce=True,
+        )
+
+    def _unlocked(self, request: LockedRequest, error: Exception | None) -> Stamp:
+        attempt = attempt_of(request.request_dict)
+        return Stamp("", new_token(), attempt, request.task.name, self.worker, error=error)
+
+    def _route(self, request: LockedRequest, stamp: Stamp) -> None:
+        options = self._rules(request.task)
+        if not stamp.name or stamp.error is not None:
+            return self._send(request, stamp)
+        if self._down and options.on_backend_error == "retry":
+            return self._hold(request)
+        with self._mutex:
+            flight = self._flights.get(stamp.name)
+            if flight is None:
+                flight = self._flights[stamp.name] = Flight()
+            full = flight.parking > 0 or len(flight.requests) >= options.limit
+            parks = options.on_conflict == "park" and not stamp.granted and not self._down
+            if full and parks:
+                return self._follow(flight, request)
+            flight.requests[stamp.token] = request
+            self._by_token[stamp.token] = request
+        self._send(request, stamp)
+        return None
+
+    def _follow(self, flight: Flight, request: LockedRequest) -> None:
+        """Park a message, but not before those that arrived earlier: a release could grant it."""
+        request.desk = self
+        if flight.undecided():
+            flight.followers.append(request)
+        else:
+            self.park(request)
+
+    def _send(self, request: LockedRequest, stamp: Stamp) -> None:
+        request.desk = self
+        request.stamp = stamp
+        request.landed = False
+        request.request_dict[STAMP] = stamp
+        if stamp.settle:
+            request.withhold_ack()
+        self._forward(request)
+
+    def park(self, request: LockedRequest) -> None:
+        """Have a message kept in Redis; it is acknowledged after that."""
+        request.desk = self
+        request.undecide()
+        request.parking = request.at_clerk = True
+        with self._mutex:
+            self._flights.setdefault(request.stamp.name, Flight()).parking += 1
+        task_ready(request)
+        self._clerk.park(request)
+
+    def _requeue(self, request: LockedRequest) -> None:
+        """Have a message sent back to the broker, after a while; it is acknowledged after that.
+
+        Meanwhile it is held unacknowledged: who dies with it loses nothing.
+        """
+        options = self._rules(request.task)
+        waited = (self.place.stamp() - request.first_place) / 1e6 if request.first_place else 0.0
+        if options.wait_timeout is not None and waited >= options.wait_timeout:
+            request.parking = False
+            task_reserved(request)
+            error = _waited_in_vain(request.stamp.name, waited)
+            return self._send(request, request.stamp._replace(error=error))
+        task_ready(request)
+        self._held_back.add(request)
+        self._prefetch(1)
+        self._clerk.requeue(request, held_for(options, request.requeues))
+        return None
+
+    # -- what the agent tells ---------------------------------------------------------------------
+
+    def parked(self, request: LockedRequest, holder: str, rank: int) -> None:
+        """The message is safe in Redis (or its like is): acknowledge it."""
+        self._back_from_clerk(request)
+        request.acknowledge()
+        request.was_blocked = True
+        self._tell(request, TaskBlocked(*about(request), holder=holder, rank=rank))
+
+    def holds_back(self, request: LockedRequest) -> bool:
+        """Return whether a message is still to be requeued, and not redelivered instead."""
+        return request in self._held_back
+
+    def requeued(self, request: LockedRequest) -> None:
+        """The message is with the broker again: acknowledge the one that we have."""
+        if request in self._held_back:
+            self._held_back.remove(request)
+            self._prefetch(-1)
+        request.acknowledge()
+        request.was_blocked = True
+        self._tell(request, TaskBlocked(*about(request), policy="requeue"))
+
+    def refused(self, request: LockedRequest, reason: str) -> None:
+        """The message cannot be parked: fail the task, or skip it, in a pool slot."""
+        self._back_from_clerk(request)
+        request.parking = False
+        options = self._rules(request.task)
+        error = cannot_wait(request.stamp, options, reason)
+        task_reserved(request)
+        self._send(request, request.stamp._replace(error=error))
+
+    def deliver(self, delivery: Delivery, request: LockedRequest) -> None:
+        """Send a parked message, whose turn has come, to the pool."""
+        if delivery.token in self._by_token:
+            return None
+        late = bool(request.task.acks_late)
+        stamp = Stamp(
+            name=delivery.name,
+            token=delivery.token,
+            attempt=attempt_of(request.request_dict),
+            task=request.task.name,
+            worker=self.worker,
+            stamped_at=_clock.monotonic() - delivery.waited,
+            granted=True,
+            settle=not late,
+            announce=self._rules(request.task).on_lost == "abort",
+            error=_verdict(delivery),
+        )
+        request.desk, request.stamp = self, stamp
+        request.delivered = request.took = True
+        self._by_token[stamp.token] = request
+        if delivery.verdict == "revoked":
+            revoked_tasks.add(request.id)  # another worker may have heard of it, and this one not
+        if request.revoked():
+            return self.on_landed(request, gone=True)
+        lease = min(CLAIM_LEASE, self._rules(request.task).lease)
+        self._clerk.watch(stamp, lease, held=True)  # renewed while it waits for its slot
+        task_reserved(request)
+        request.was_blocked = True
+        self._tell(request, _delivered(request, delivery))
+        self(request)
+        return None
+
+    def redispatch(self, request: LockedRequest) -> None:
+        """Send a copy to the pool: what it is a copy of is not known any more."""
+        task_reserved(request)
+        self._route(request, request.stamp)
+
+    def dropped(self, request: LockedRequest) -> None:
+        """End a copy quietly: the message itself is safe, or has ended."""
+        self._back_from_clerk(request)
+        task_ready(request)
+        request.acknowledge()
+        self._tell(request, TaskDuplicate(*about(request), verdict="done"))
+
+    def _back_from_clerk(self, request: LockedRequest) -> None:
+        with self._mutex:
+            flight = self._flights.get(request.stamp.name)
+            if request.at_clerk and flight is not None:
+                flight.parking -= 1
+            request.at_clerk = False
+        self._advance(request.stamp.name)
+
+    def backend_down(self) -> None:
+        """Stop dispatching locked tasks until Redis is back."""
+        self._down = True
+
+    def backend_up(self) -> None:
+        """Send on what was held, in the order of arrival.
+
+        One that was in the pool when the outage was noticed is held after those behind it.
+        """
+        self._down = False
+        suspended, self._suspended = self._suspended, []
+        suspended.sort(key=lambda request: request.stamp.stamped_at)
+        for index, request in enumerate(suspended):
+            if index < MOST_SUSPENDED:
+                self._prefetch(-1)
+            task_reserved(request)
+            self(request)
+
+    # -- back from the pool -----------------------------------------------------------------------
+
+    def on_accepted(self, request: LockedRequest) -> None:
+        """The pool begins: renew the lease, which is taken any moment now."""
+        stamp = request.stamp
+        if stamp.name and stamp.error is None:
+            self._clerk.watch(stamp, self._rules(request.task).lease, held=stamp.granted)
+
+    def on_notice(self, token: str) -> None:
+        """A child took its lock: it can be lost from now on, and the message be acknowledged."""
+        request = self._by_token.get(token)
+        if request is not None:
+            self._clerk.confirm(token)
+            request.decided()
+            request.took = request.told = True
+            self._advance(request.stamp.name)
+
+    def on_turned(self, request: LockedRequest, turned: Turned) -> bool:
+        """The task was not run. Returns False if Celery should acknowledge it as ignored."""
+        if turned.verdict == "skipped":
+            request.forget_start()
+            self._announce_skipped(request, turned)
+            return False
+        request.parking = True
+        request.undecide()
+        requeues = self._rules(request.task).on_conflict == "requeue" and not request.delivered
+        if turned.verdict in {"blocked", "twin"} and requeues:
+            self.on_landed(request, gone=False)
+            self._requeue(request)
+            return True
+        if turned.verdict == "gone":
+            task_ready(request)
+        elif turned.verdict == "done":
+            self.dropped(request)
+        elif turned.verdict == "unavailable":
+            if not self._down:
+                logger.warning("celery-singleton-lock: %s Locked tasks wait.", turned.reason)
+            self._down = True
+            self._clerk.backend_failed()
+            self._suspend(request)
+        else:
+            self.park(request)
+        self.on_landed(request, gone=False)  # last: it lets those go on who arrived later
+        return True
+
+    def _announce_skipped(self, request: LockedRequest, turned: Turned) -> None:
+        request.send_event("task-revoked", terminated=False, signum=None, expired=False)
+        signals.task_revoked.send(
+            request.task,
+            request=request._context,  # noqa: SLF001  # what Celery itself sends
+            terminated=False,
+            signum=None,
+            expired=False,
+        )
+        logger.info("Task %s was skipped: %s", request, turned.reason)
+
+    def on_retried(self, request: LockedRequest, retry: BaseException) -> None:
+        """The task is to be retried, and may have kept its permit for that."""
+        options, stamp = self._rules(request.task), request.stamp
+        if options.on_retry == "keep" and stamp.name:
+            reservation = reservation_for(request.request_dict, retry, options.lease)
+            self._clerk.mind(stamp.name, reservation, request.id)
+
+    def on_revoked(self, request: LockedRequest) -> None:
+        """The task does not run: a permit that was kept for it goes to the next."""
+        stamp = request.stamp
+        retried = request.request_dict.get("retries")
+        if retried and stamp.name and self._rules(request.task).on_retry == "keep":
+            token = Reservation(stamp.attempt, 0.0).token
+            self._clerk.end(stamp._replace(token=token), Ending.FINAL, None)
+
+    def on_lost(self, request: LockedRequest) -> None:
+        """The task has ended with LockLost, by itself or since it was interrupted."""
+        self._clerk.report_loss(request.stamp)
+
+    def interruptible(self, token: str) -> LockedRequest | None:
+        """Return the request that is to be interrupted, since its lock was lost."""
+        request = self._by_token.get(token)
+        if request is None or not request.told:
+            return None
+        return request if self._rules(request.task).on_lost == "abort" else None
+
+    def on_landed(self, request: LockedRequest, *, gone: bool) -> None:
+        """A flight is over.
+
+        Args:
+            request: what was sent.
+            gone: the process that ran it cannot release, so the agent must.
+        """
+        stamp = request.stamp
+        if request.landed or stamp is UNSTAMPED:
+            return
+        request.landed = True
+        self._by_token.pop(stamp.token, None)
+        if not stamp.name:
+            return
+        self._clerk.forget(stamp.token)
+        unclaimed = stamp.granted and stamp.error is not None
+        if unclaimed or (gone and (request.accepted or stamp.granted)):
+            pid = request.worker_pid if self._children else None
+            self._clerk.end(stamp, request.ending(), pid)
+        self._leave_flight(stamp)
+
+    def _leave_flight(self, stamp: Stamp) -> None:
+        with self._mutex:
+            flight = self._flights.get(stamp.name)
+            if flight is not None:
+                flight.requests.pop(stamp.token, None)
+                if flight.over():
+                    del self._flights[stamp.name]
+                else:
+                    self._advance(stamp.name)
+
+    def _advance(self, name: str) -> None:
+        """Let followers go on, once it is known who comes before them."""
+        with self._mutex:
+            flight = self._flights.get(name)
+            if flight is None:
+                return
+            if not flight.undecided():
+                followers, flight.followers = flight.followers, []
+                for request in followers:
+                    self._suspend(request) if self._down else self.park(request)
+            if flight.over():
+                del self._flights[name]
+
+    def _tell(self, request: LockedRequest, event: TaskEvent) -> None:
+        """Tell observers, and whoever listens to Celery's events."""
+        self._observers.notify(event)
+        sent = celery_event(event)
+        if sent is not None:
+            name, fields = sent
+            del fields["uuid"]
+            request.send_event(name, **fields)
+
+    # -- the worker's life ------------------------------------------------------------------------
+
+    def abandon(self, *, unless_dispatched: bool) -> None:
+        """Give back what the pool will not run: it was flushed, or is being closed.
+
+        Args:
+            unless_dispatched: leave alone what the pool has taken over already.
+        """
+        with self._mutex:
+            for flight in self._flights.values():
+                flight.followers.clear()  # the broker delivers them again
+        for request in list(self._by_token.values()):
+            if request.accepted:
+                continue
+            if unless_dispatched and request.dispatched and not request.unsent():
+                continue
+            self.on_landed(request, gone=request.delivered)
+        self._suspended.clear()
+        self._held_back.clear()  # likewise
+
+    def unfinished(self) -> Iterable[LockedRequest]:
+        """Return what the pool has accepted and not told the end of."""
+        return [request for request in self._by_token.values() if request.accepted]
+
+    def has(self, token: str) -> bool:
+        """Return whether a delivery is in this worker's hands."""
+        return token in self._by_token
+
+    def busy(self) -> bool:
+        """Return whether anything is in the pool, or on its way there."""
+        return bool(self._by_token)
+
+    def backlog(self) -> int:
+        """Return how many granted messages wait for a slot."""
+        return sum(request.delivered and not request.accepted for request in self._in_hand())
+
+    def in_flight(self) -> dict[str, int]:
+        """Return how many messages of each lock are in the pool."""
+        with self._mutex:
+            return {n: len(flight.requests) for n, flight in self._flights.items()}
+
+    def undecided(self, name: str) -> bool:
+        """Return whether an earlier message of this lock still waits for its slot."""
+        with self._mutex:
+            flight = self._flights.get(name)
+            return flight is not None and flight.undecided()
+
+    def _in_hand(self) -> list[LockedRequest]:
+        return list(self._by_token.values())
+
+    def _hold(self, request: LockedRequest) -> None:
+        """Suspend a message that has just arrived, unless a thread has just sent on all others."""
+        self._suspend(request)
+        if not self._down:
+            self.backend_up()
+
+    def _suspend(self, request: LockedRequest) -> None:
+        request.parking = False
+        task_ready(request)
+        self._suspended.append(request)
+        if len(self._suspended) <= MOST_SUSPENDED:
+            self._prefetch(1)
+
+
+def _verdict(delivery: Delivery) -> Exception | None:
+    """Return how a delivered task is to end, if not by running, or by Celery's own way."""
+    if delivery.verdict in {"granted", "revoked"}:
+        return None
+    if delivery.verdict == "replaced":
+        by = _task_id(delivery.by)
+        return Turned("skipped", f"task {by} took its place in the queue of lock {delivery.name!r}")
+    return _waited_in_vain(delivery.name, delivery.waited)
+
+
+def _waited_in_vain(name: str, waited: float) -> LockWaitTimeout:
+    sentence = f"Waited {waited:.1f} s for the lock {name!r} (lock_wait_timeout)."
+    return LockWaitTimeout(sentence, name)
+
+
+def _delivered(request: LockedRequest, delivery: Delivery) -> TaskEvent:
+    if delivery.verdict == "replaced":
+        by = _task_id(delivery.by)
+        return TaskReplaced(*about(request), by=by, waited=delivery.waited)
+    return TaskDelivered(*about(request), verdict=delivery.verdict, waited=delivery.waited)
+
+
+def _task_id(attempt: str) -> str:
+    return attempt.rsplit("/", 2)[0]
+
+
+def held_for(options: LockOptions, requeues: int) -> float:
+    """Return for how many seconds a requeued task is held back: doubling, with jitter."""
+    most = min(options.requeue_delay * 2.0 ** min(requeues, 30), options.requeue_max)
+    return most * random.uniform(0.75, 1.0)  # noqa: S311  # spreads those who were blocked together
+
+
+def broadcast_refused(request: LockedRequest) -> ConfigurationError:
+    """Return why a locked task that came by broadcast fails."""
+    msg = (
+        f"{request.task.name} is a LockedTask and came through a Broadcast queue "
+        f"({request.delivery_info['exchange']}): each worker has a copy, and one lock cannot serve "
+        "them. Send it to a usual queue, or declare it without LockedTask."
+    )
+    return ConfigurationError(msg)
+
+
+def worker_id(hostname: str) -> str:
+    """Return an id that no other worker has had, a former one of this name included."""
+    return f"{hostname}#{os.urandom(3).hex()}"

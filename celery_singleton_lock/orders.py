@@ -1,0 +1,98 @@
+"""What a worker's agent can be told to do: each order is a value, carried out in its turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from celery_singleton_lock.model import Delivery, Ending
+from celery_singleton_lock.request import LockedRequest
+from celery_singleton_lock.stamp import Stamp
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """Keep a message."""
+
+    request: LockedRequest
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Release for a process that cannot."""
+
+    stamp: Stamp
+    ending: Ending
+    pid: int | None
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Requeue:
+    """Send a message back to the broker."""
+
+    request: LockedRequest
+
+
+@dataclass(frozen=True, slots=True)
+class LookUp:
+    """See what became of the message of which ``request`` is a copy."""
+
+    request: LockedRequest
+    name: str
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Report a loss, unless the task has just ended: its end may be on its way from the pool."""
+
+    name: str
+    token: str
+    until: float
+    certain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Minded:
+    """A reservation that is to end when its task is revoked."""
+
+    name: str
+    token: str
+    task_id: str
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Revoke:
+    """Have those of these tasks that are parked ended now: they were revoked."""
+
+    task_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Tell the fleet that this worker takes no more grants, and give back those in the inbox."""
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """Carry out an order, not before ``at`` (monotonic)."""
+
+    at: float
+    order: Requeue
+
+
+Order = Later | Park | Requeue | End | LookUp | Lost | Revoke | Leave | Delivery
+
+
+def alike(orders: list[Order]) -> Iterator[list[Order]]:
+    """Cut orders into runs of the same kind, keeping their order."""
+    batch: list[Order] = []
+    for order in orders:
+        if batch and type(order) is not type(batch[0]):
+            yield batch
+            batch = []
+        batch.append(order)
+    if batch:
+        yield batch
