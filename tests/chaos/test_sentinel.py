@@ -83,7 +83,7 @@ def test_t24_a_failover_in_mid_run(book, servers, pool, how):
         assert SECRET not in worker.log()
 
 
-def test_t24_what_an_unreplicated_failover_loses(book, servers):
+def test_t24_l30_what_an_unreplicated_failover_loses(book, servers):
     """What the replica never got is gone, and that is all: the bound of docs/redis.md.
 
     Kept: what was replicated. Lost: a grant (the holder hears of it, and its fencing token is the
@@ -123,7 +123,7 @@ def test_t24_what_an_unreplicated_failover_loses(book, servers):
         assert "'k:kept' was lost" not in worker.log()
 
 
-def test_min_replicas_to_write_refuses_what_a_failover_could_lose(book, servers):
+def test_l30_min_replicas_to_write_refuses_what_a_failover_could_lose(book, servers):
     """Without its replica the master takes no lock and parks nothing: the broker keeps all."""
     master = servers.master()
     with master.client() as admin:

@@ -111,7 +111,7 @@ def test_a_worker_without_a_redis_for_its_locks_refuses_to_start(own_book):
 
 
 @pytest.mark.needs_real_redis
-def test_an_evicting_redis_is_refused_unless_told(own_book, make_redis):
+def test_L31_an_evicting_redis_is_refused_unless_told(own_book, make_redis):
     """Parked tasks could be thrown away; ``allow_eviction`` accepts that."""
     server = make_redis("--maxmemory-policy", "allkeys-lru")
     conf = {"singleton_lock_backend": server.url}

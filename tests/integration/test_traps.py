@@ -10,7 +10,7 @@ import time
 import pytest
 from celery import states
 
-from integration.book import only
+from integration.book import Book, only
 from support.waiting import eventually
 
 ROUNDS = int(os.environ.get("CSL_TEST_MANY", "1000"))
@@ -134,3 +134,23 @@ def test_T6_no_task_stays_parked_beside_a_free_key(book, worker, key):
     for each in keys:
         assert book.peak(each) == 1
         book.await_free(each)
+
+
+@pytest.mark.parametrize("times", ["once", "again, on the same Redis, not flushed"])
+def test_T26_a_killed_run_does_not_fail_the_next_one(times, redis_server, tmp_path):
+    """A suite that died with locks held and tasks parked: its next run passes as its first did."""
+    with Book(redis_server.url, tmp_path) as book:
+        first = book.worker(queues="t26").start()
+        running = book.send("act", "t26", 0, hold="never", queue="t26")
+        book.started(running)
+        left = book.send("act", "t26", 1, queue="t26")
+        book.await_waiting("t26", 1)
+        book.kill_worker(first)
+        with book.worker(queues="t26"):
+            assert book.value(left) == 1
+            assert book.value(book.send("act", "t26", 2, queue="t26")) == 2
+            assert book.peak("t26") == 1
+            if times == "once":
+                book.send("act", "t26", 3, hold="never", queue="t26")
+                book.send("act", "t26", 4, queue="t26")
+                book.await_waiting("t26", 1)
