@@ -208,6 +208,7 @@ def _dispatching(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             job = original(self, pool, **kwargs)
         except TaskRevokedError:
+            self.decided()  # nobody will take the lock, of which the acknowledgement would tell
             if self.desk is not None:
                 self.desk.on_revoked(self)
                 self.desk.on_landed(self, gone=True)

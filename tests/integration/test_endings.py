@@ -238,6 +238,21 @@ def test_T17_expired_before_it_arrives_takes_no_lock(book, worker, key):
     book.await_free(key)
 
 
+@pytest.mark.parametrize("why", ["revoked", "expired"])
+@pytest.mark.parametrize("task", ["act", "act_late"])
+def test_T17_a_task_that_ends_on_its_way_to_the_pool_is_acknowledged(book, worker, key, task, why):
+    """Revoked or expired while its ETA is awaited: settled with the broker, and its key is free."""
+    options = {"expires": 0.5} if why == "expired" else {}
+    first = book.send(task, key, 1, countdown=1, **options)
+    if why == "revoked":
+        book.app.control.revoke(first, reply=True, timeout=0.5)
+    assert book.outcome(first)[0] == states.REVOKED
+    eventually(lambda: first.encode() not in b"".join(book.broker.hvals("unacked")), 3, "settled")
+    assert book.value(book.send(task, key, 2)) == 2
+    assert book.order(key) == [2]
+    book.await_free(key)
+
+
 def test_T17_expired_while_it_is_parked_never_runs(book, worker, key):
     """A parked task whose ``expires`` passes ends REVOKED when its turn comes."""
     first = book.send("act", key, 1, hold=f"{key}-1")
