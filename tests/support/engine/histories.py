@@ -681,6 +681,70 @@ def a_message_adrift_is_replaced(world):
 
 
 @history
+def a_revoked_message_leaves_the_line_and_is_ended(world):
+    """Given back by a worker that closes, and never received by another: it is told again."""
+    world.beat("w1")
+    world.beat("w2")
+    runs, gone, waits = (world.new_asker(ONE, lease=30.0) for _ in range(3))
+    world.acquire(runs)
+    for asker in (gone, waits):
+        world.park(asker)
+    assert world.revoke(ONE, gone.token, lost=True) is None
+    got = world.receive("w1")
+    assert (got.token, got.verdict) == (gone.token, "revoked")
+    world.release(ONE, gone.token, Ending.AGAIN, worker="w2")
+    given_back = world.receive("w2")
+    assert (given_back.verdict, given_back.body) == ("revoked", gone.parcel.body)
+    world.advance(6.0)
+    world.beat("w1")
+    world.sweep()
+    again = world.receive("w1")
+    assert (again.token, again.verdict) == (given_back.token, "revoked")
+    world.release(ONE, again.token, worker="w1")
+    world.release(ONE, runs.token, worker="w1")
+    assert world.receive("w1").token == waits.token
+
+
+@history
+def a_revoke_leaves_alone_who_holds_or_is_a_client_or_of_another_broker(world):
+    world.beat("w1")
+    runs, client, other = (world.new_asker(ONE, realm=realm) for realm in ("R", "R", "S"))
+    world.acquire(runs)
+    world.acquire(client, 20.0)
+    world.park(other)
+    for asker in (runs, client, other):
+        assert world.revoke(ONE, asker.token, "w1").verdict is Verdict.ABSENT
+    assert world.revoke(ONE, "nobody.0", "w1").verdict is Verdict.ABSENT
+    assert world.revoke(ONE, other.token, "w3").verdict is Verdict.RELEASED
+
+
+@history
+def a_revoke_that_finds_a_lapsed_lease_grants_to_the_next(world):
+    world.beat("w1")
+    runs, gone, waits = world.new_asker(ONE, lease=1.0), world.new_asker(ONE), world.new_asker(ONE)
+    world.acquire(runs)
+    for asker in (gone, waits):
+        world.park(asker)
+    world.advance(2.0)
+    world.revoke(ONE, gone.token, "w1")
+    assert [world.receive("w1").verdict for _ in range(2)] == ["revoked", "granted"]
+
+
+@history
+def a_message_adrift_is_revoked(world):
+    gone = world.new_asker(ONE)
+    world.park(gone)
+    assert world.revoke(ONE, gone.token, "w1").verdict is Verdict.RELEASED
+    world.beat("w1")
+    world.advance(6.0)
+    world.beat("w1")
+    world.sweep()
+    got = world.receive("w1")
+    assert (got.token, got.verdict) == (gone.token, "revoked")
+    world.release(ONE, got.token, worker="w1")
+
+
+@history
 def everybody_dies_at_the_worst_time(world):
     world.beat("w1")
     for lock in (ONE, TWO, MIXED):

@@ -6,6 +6,7 @@ A function takes the world (with its ledgers: what is known independently of the
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
@@ -16,7 +17,7 @@ from support.engine.world import Asker, Ledger, Step, World
 GRACE = 60_000
 ADRIFT = 5_000
 DEFER = 2_000
-GRANTING = {"acquire", "park", "claim", "release", "kick", "reset"}
+GRANTING = {"acquire", "park", "claim", "release", "kick", "reset", "revoke"}
 QUEUED = {"waiting", "parked"}
 HOLDING = {"running", "granted", "reserved"}
 OVER = {"overdue", "replaced", "revoked"}
@@ -368,6 +369,51 @@ def who_is_replaced_makes_room_and_does_not_run(  # noqa: C901  # a list of fact
                 broken("replace", f"{step.token} was told FULL at {name} beside {mine}")
 
 
+def who_is_revoked_does_not_run(  # noqa: C901  # a list of facts
+    world: World, step: Step
+) -> None:
+    """A message that waits leaves the line when its task is revoked, and is ended by a worker."""
+    for name, ledger, before, after in touched(world, step):
+        for token in grants(before, after):
+            if base_of(token) in ledger.revoked:
+                broken("revoke", f"{token} of {name} was revoked, and granted")
+        for token, rec in after.record.items():
+            if (rec["state"] == "revoked") != (base_of(token) in ledger.revoked):
+                broken("revoke", f"{token} of {name} is {rec['state']}")
+        if verb(step) != "revoke":
+            continue
+        waits = _waits_as_a_message(world, step, before)
+        if (step.reply.verdict is Verdict.RELEASED) != waits:
+            broken("revoke", f"{step.token} of {name}, {waits=}, was told {step.reply.verdict}")
+        if waits and _consumed(world, step, before) and not _told(step):
+            broken("revoke", f"no worker was told that {step.token} of {name} was revoked")
+
+
+def _waits_as_a_message(world: World, step: Step, state: LockState) -> bool:
+    """Whether the step's token is a message of its realm that waits, and not for too long."""
+    rec = state.record.get(step.token, {})
+    waits = step.token in {*state.queue, *state.adrift} and bool(rec.get("parked"))
+    in_time = state.deadlines.get(step.token, world.now + 1) > world.now
+    return waits and in_time and rec["realm"] == step.asked[0]
+
+
+def _consumed(world: World, step: Step, state: LockState) -> bool:
+    rec = state.record[step.token]
+    route = step.before.routes.get(f"{rec['realm']}:{rec['queue']}", {})
+    return any(till > world.now for till in route.values())
+
+
+def _told(step: Step) -> bool:
+    """Whether an inbox has a verdict on the step's token that was not there before."""
+    news = [
+        entry
+        for worker, entries in step.after.inboxes.items()
+        for entry in entries[len(step.before.inboxes.get(worker, ())) :]
+    ]
+    heads = [json.loads(entry.partition(b"\n")[0]) for entry in news]
+    return any((h["token"], h["verdict"]) == (step.token, "revoked") for h in heads)
+
+
 def _its_like(state: LockState, asker: Asker) -> list[str]:
     """Return the messages of its task that an asker could replace."""
     parcel = asker.parcel
@@ -449,6 +495,7 @@ ALL: tuple[Callable[[World, Step], None], ...] = (
     settled_attempts_do_not_come_back,
     a_reservation_is_kept_for_its_attempt,
     who_is_replaced_makes_room_and_does_not_run,
+    who_is_revoked_does_not_run,
     answers_tell_what_the_keys_say,
 )
 
@@ -476,6 +523,7 @@ def note(world: World, step: Step) -> None:
     if verb(step) in _NOTES:
         _NOTES[verb(step)](world, step, ledger, before, after)
     ledger.replaced &= {base_of(token) for token in after.record}
+    ledger.revoked &= {base_of(token) for token in after.record}
     # One that lapsed after its start and asks anew is a task like any other.
     ledger.accepted &= {base_of(t) for t, rec in after.record.items() if rec.get("parked")}
     # Successors of a delivery keep the place of the first; a twin takes the place of its attempt.
@@ -634,6 +682,11 @@ def _note_extend(world, step, ledger, before, after) -> None:
             ledger.beliefs[token] = max(ledger.beliefs[token], world.now + round(lease * 1000))
 
 
+def _note_revoke(world, step, ledger, before, after) -> None:
+    if step.reply.verdict is Verdict.RELEASED:
+        ledger.revoked.add(base_of(step.token))
+
+
 def _note_reset(world, step, ledger, before, after) -> None:
     ledger.beliefs.clear()
     ledger.reserved.clear()
@@ -646,4 +699,5 @@ _NOTES = {
     "release": _note_release,
     "extend": _note_extend,
     "reset": _note_reset,
+    "revoke": _note_revoke,
 }

@@ -264,6 +264,12 @@ def kick(world, lock, worker, lost):
     world.kick(lock, worker, lost=lost)
 
 
+@move(3, lock=LOCKS, who=WHO, worker=tuple(WORKERS), lost=LOST)
+def is_revoked(world, lock, who, worker, lost):
+    """Its task was revoked; whoever it is, and whatever it does just then."""
+    world.revoke(lock, token_of(world, lock, who), worker, lost=lost)
+
+
 @move(2, worker=tuple(WORKERS), lost=LOST)
 def tick(world, worker, lost):
     world.sweep(worker, lost=lost)

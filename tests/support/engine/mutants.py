@@ -279,6 +279,28 @@ MUTANTS = (
         "rec.parked and rec.task == task and",
         "rec.parked and task and",
     ),
+    Mutant("a revoked message is told that it is late", "revoke.lua", "  rec.revoked = '1'\n", ""),
+    Mutant(
+        "a revoked message that was given back runs after all",
+        LIBRARY,
+        "if rec.by or rec.revoked then rec.deadline = digits(now) end",
+        "if rec.by then rec.deadline = digits(now) end",
+    ),
+    Mutant(
+        "a revoked message is dropped",
+        "revoke.lua",
+        "  expire(token, worker)",
+        "  forget(token, rec)",
+    ),
+    Mutant(
+        "a revoke ends a client's wait",
+        "revoke.lua",
+        "rec and rec.parked and rec.realm == realm and",
+        "rec and (rec.realm or realm) == realm and",
+    ),
+    Mutant("another broker's message is revoked", "revoke.lua", "rec.realm == realm and ", ""),
+    Mutant("a revoke takes who holds the lock", "revoke.lua", "where == 'adrift')", "where)"),
+    Mutant("no grant on revoke", "revoke.lua", "grant_waiters(worker)\n", ""),
     Mutant(
         "a reset drops the parked",
         "reset.lua",

@@ -108,6 +108,7 @@ class Ledger:
     reserved: dict[str, int] = field(default_factory=dict)  # attempt -> ms until when it is kept
     passing: set[str] = field(default_factory=set)  # attempts that this step lets pass the line
     replaced: set[str] = field(default_factory=set)  # bases that made room, and may not run
+    revoked: set[str] = field(default_factory=set)  # bases whose tasks were revoked, likewise
     limit: int = 0
     last_fence: int = 0
 
@@ -341,6 +342,21 @@ class World:
             note=worker,
         )
 
+    def revoke(
+        self, lock: str, token: str, worker: str = "w1", *, realm: str = "", lost: bool = False
+    ) -> Reply | None:
+        """What an agent does that hears of a revoke; of its own realm unless another is named."""
+        own = realm or WORKERS[worker][0]
+        return self._twice(
+            "revoke",
+            lock,
+            lambda: self.store.revoke(lock, token, realm=own, worker=worker),
+            lost,
+            token=token,
+            asked=(own,),
+            note=f"{worker} {own}",
+        )
+
     def reset(self, lock: str) -> Any:
         return self._step("reset", lock, lambda: self.store.reset(lock))
 
@@ -382,6 +398,7 @@ class World:
             ledger.granted.clear()
             ledger.reserved.clear()
             ledger.replaced.clear()
+            ledger.revoked.clear()
             ledger.limit = 0
         self.snap = self._look()
 
