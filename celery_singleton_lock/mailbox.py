@@ -6,15 +6,18 @@ waits for that: the loop looks now and then (:meth:`Mailbox.hear`), for to be wo
 cost it more than all else that it does for a lock. Other threads append a call and write a byte
 into the other, which wakes the loop at once.
 
-A child that is spawned inherits nothing: for it, its pipe has a name (:meth:`Mailbox.publish`).
+A child that is spawned inherits nothing: for it, its pipe has a name (:meth:`Mailbox.publish`),
+which ends with the worker, however that ends.
 Where the worker has no loop of its own, a thread, or a greenlet, stands in: :meth:`Mailbox.serve`.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import select
+import shutil
 import tempfile
 from collections import deque
 from collections.abc import Callable
@@ -32,7 +35,12 @@ HEAR: Final = 0.05
 PATH: Final = "CELERY_SINGLETON_LOCK_MAILBOX"
 """Environment variable by which spawned children learn the name of their pipe."""
 
+PROC: Final = "/proc"
+"""Where Linux shows processes, and their open files."""
+
 _CHUNK: Final = 65536
+_FOLDER: Final = "celery-singleton-lock-"
+_NAME: Final = "mailbox"
 
 
 class Mailbox:
@@ -70,16 +78,28 @@ class Mailbox:
         self._write(self._mouth, token.encode() + b"\n")
 
     def publish(self) -> str:
-        """Give the children's pipe a name, for those that inherit no file; return it.
+        """Return a name of the children's pipe, for those that inherit no file.
+
+        Linux has one for every open file, and takes it away however the process ends.
+        """
+        name = f"{PROC}/{os.getpid()}/fd/{self._mouth}"
+        return name if _can_be_opened(name) else self._publish_in_folder()
+
+    def _publish_in_folder(self) -> str:
+        """Make a pipe with a name of its own, and clear away those that killed workers have left.
 
         A second pipe would have to be watched as well, so this one takes the first one's place.
         """
-        self._folder = tempfile.TemporaryDirectory(prefix="celery-singleton-lock-")
-        path = Path(self._folder.name, "mailbox")
-        os.mkfifo(path, 0o600)
+        for left in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
+            if _nobody_reads(left / _NAME):
+                shutil.rmtree(left, ignore_errors=True)
+        self._folder = tempfile.TemporaryDirectory(prefix=_FOLDER)
+        unread, path = Path(self._folder.name, "unread"), Path(self._folder.name, _NAME)
+        os.mkfifo(unread, 0o600)
         os.close(self._ear)
         os.close(self._mouth)
-        self._ear = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        self._ear = os.open(unread, os.O_RDONLY | os.O_NONBLOCK)
+        unread.rename(path)  # only now: under this name a pipe without a reader has been left
         self._mouth = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # or each last child would end it
         return str(path)
 
@@ -144,6 +164,27 @@ def announcer() -> Callable[[str], None]:
             os.write(mouth, token.encode() + b"\n")
 
     return announce
+
+
+def _can_be_opened(name: str) -> bool:
+    """Return whether our children can open a file of ours by its name below :data:`PROC`.
+
+    Only Linux has such names. A process that has changed its user (``--uid``) keeps its files to
+    itself; they are root's then.
+    """
+    with suppress(OSError):
+        Path(name).stat()
+        return Path(name).lstat().st_uid == os.geteuid()
+    return False
+
+
+def _nobody_reads(path: Path) -> bool:
+    """Return whether a pipe with a name has been left by a worker that was killed."""
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+    except OSError as error:
+        return error.errno == errno.ENXIO  # what is missing, or another user's, is left alone
+    return False
 
 
 def _pipe() -> tuple[int, int]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -126,20 +128,114 @@ def test_guarded_names_the_call(caplog):
     assert "broken" in caplog.text
 
 
-def test_a_process_that_inherited_nothing_announces_by_name(mailbox):
-    """A spawned child knows the pipe by its name alone; the name goes with the worker."""
-    path = mailbox.publish()
+LINUX = sys.platform == "linux"
+
+
+def announce_from_outside(path):
+    """Announce a token from a process that has inherited nothing."""
     script = "from celery_singleton_lock.mailbox import announcer; announcer()('token')"
     subprocess.run(
         [sys.executable, "-c", script], env={**os.environ, PATH: path}, timeout=30, check=True
     )
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """Where temporary files go."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture(
+    params=[pytest.param(True, marks=pytest.mark.skipif(not LINUX, reason="/proc")), False]
+)
+def open_files_have_names(request, monkeypatch):
+    """Whether the system shows the files that a process has opened, as Linux does."""
+    if not request.param:
+        monkeypatch.setattr("celery_singleton_lock.mailbox.PROC", "/there-is-none")
+    return request.param
+
+
+def test_a_process_that_inherited_nothing_announces_by_name(
+    mailbox, temporary, open_files_have_names
+):
+    """A spawned child knows the pipe by its name alone; the name goes with the worker."""
+    path = mailbox.publish()
+    announce_from_outside(path)
     mailbox.hear()
     assert mailbox.heard == ["token"]
     mailbox.announce("from here")
     mailbox.hear()
     assert mailbox.heard == ["token", "from here"]
     mailbox.close()
-    assert not Path(path).parent.exists()
+    assert list(temporary.iterdir()) == []
+
+
+PUBLISH_AND_BE_KILLED = """
+import os, signal, sys
+from celery_singleton_lock import mailbox
+mailbox.PROC = sys.argv[1]
+box = mailbox.Mailbox()
+print(box.publish(), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def publish_and_be_killed(proc, folder):
+    """Let a worker's main process publish its mailbox, and kill it; return the name."""
+    killed = subprocess.run(
+        [sys.executable, "-c", PUBLISH_AND_BE_KILLED, proc],
+        env={**os.environ, "TMPDIR": str(folder)}, capture_output=True, text=True, timeout=30,
+        check=False,
+    )  # fmt: skip
+    assert killed.returncode == -signal.SIGKILL
+    return killed.stdout.strip()
+
+
+@pytest.mark.skipif(not LINUX, reason="only Linux has names for open files")
+def test_a_killed_process_leaves_nothing_in_the_temporary_folder(temporary):
+    """Its pipe had a name that the system took away."""
+    path = publish_and_be_killed("/proc", temporary)
+    assert not Path(path).exists()
+    assert list(temporary.iterdir()) == []
+
+
+def test_what_a_killed_process_has_left_is_cleared_away_by_the_next(
+    mailbox, temporary, monkeypatch
+):
+    """Where there is no such name: and the pipe of one that lives is left alone."""
+    left = publish_and_be_killed("/there-is-none", temporary)
+    assert Path(left).exists()
+    monkeypatch.setattr("celery_singleton_lock.mailbox.PROC", "/there-is-none")
+    path, other = mailbox.publish(), Mailbox()
+    another = other.publish()
+    assert [Path(name).exists() for name in (left, path, another)] == [False, True, True]
+    announce_from_outside(path)
+    mailbox.hear()
+    assert mailbox.heard == ["token"]
+    mailbox.close()
+    other.close()
+    for end in (other._reader, other._writer, other._ear, other._mouth):
+        os.close(end)
+
+
+PUBLISH_AS_ANOTHER = """
+import ctypes, os
+from celery_singleton_lock import mailbox
+if os.geteuid() == 0:
+    os.setuid(65534)
+else:
+    ctypes.CDLL(None).prctl(4, 0)  # PR_SET_DUMPABLE: what a change of the user does as well
+print(mailbox.Mailbox().publish())
+"""
+
+
+@pytest.mark.skipif(not LINUX, reason="only Linux has names for open files")
+def test_the_pipe_of_a_process_that_changed_its_user_has_a_name_of_its_own():
+    """Linux gives the open files to root then (``--uid``), and a child could not open them."""
+    command = [sys.executable, "-c", PUBLISH_AS_ANOTHER]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    assert told.stdout.startswith(str(Path(tempfile.gettempdir(), "celery-singleton-lock-")))
 
 
 def test_a_child_whose_workers_mailbox_is_gone_says_so_and_goes_on(monkeypatch, tmp_path, caplog):
