@@ -214,9 +214,10 @@ class Agent:
         until = self._clock.monotonic() + reservation.seconds
         self._minded[reservation.token] = Minded(name, reservation.token, task_id, until)
 
-    def report_loss(self, stamp: Stamp) -> None:
+    def report_loss(self, stamp: Stamp, ended: str) -> None:
         """Report that the lock of a task was lost, unless that was done."""
-        self._orders.put(Lost(stamp.name, stamp.token, 0.0, certain=True))
+        task_id = stamp.attempt.rsplit("/", 2)[0]
+        self._orders.put(Lost(stamp.name, stamp.token, 0.0, ended, stamp.task, task_id))
 
     def look_up(self, request: LockedRequest, name: str, token: str) -> None:
         """See what became of the message that this one is a copy of."""
@@ -582,20 +583,21 @@ class Agent:
         self._orders.put(Lost(name, token, self._clock.monotonic() + LANDING))
 
     def _report_loss(self, loss: Lost) -> None:
-        if loss.token in self._reported or not (loss.certain or self.desk.has(loss.token)):
+        if loss.token in self._reported or not (loss.ended or self.desk.has(loss.token)):
             return
         if self._clock.monotonic() < loss.until:
             self._again(loss, LANDING / 4)
             return
         self._reported.append(loss.token)
         self.counts.lost += 1
-        self._observers.notify(LeaseLost(loss.name, reason="lapsed or taken away"))
+        whose = (loss.task, loss.task_id) if loss.ended else self.desk.who(loss.token)
+        event = LeaseLost(loss.name, *whose, reason="lapsed or taken away")
+        self._observers.notify(event)
+        self._post(self.desk.announce_loss, event)
         logger.error(
             "The lock %r was lost while its task ran: its lease ended or it was taken away. %s",
             loss.name,
-            "The task has ended with LockLost."
-            if loss.certain
-            else "The task goes on; only its fencing token protects its writes.",
+            loss.ended or "The task goes on; only its fencing token protects its writes.",
             extra={"lock": loss.name},
         )
 

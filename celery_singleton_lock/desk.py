@@ -20,6 +20,7 @@ from celery.worker.state import task_ready, task_reserved
 from celery_singleton_lock.clock import ServerClock, SystemClock
 from celery_singleton_lock.errors import ConfigurationError, LockWaitTimeout
 from celery_singleton_lock.events import (
+    LeaseLost,
     Observers,
     TaskBlocked,
     TaskDelivered,
@@ -33,7 +34,7 @@ from celery_singleton_lock.model import CLAIM_LEASE, Delivery, Ending, Reservati
 from celery_singleton_lock.naming import ArgumentsDoNotBind
 from celery_singleton_lock.request import LockedRequest, about
 from celery_singleton_lock.settings import LockOptions
-from celery_singleton_lock.stamp import COPY, REQUEUED, STAMP, UNSTAMPED, Stamp, attempt_of
+from celery_singleton_lock.stamp import COPY, REQUEUED, STAMP, UNSTAMPED, Stamp, attempt_of, loss_in
 
 logger = logging.getLogger(__name__)
 _clock = SystemClock()
@@ -61,8 +62,13 @@ class Clerk(Protocol):
         """End a reservation when its task is revoked."""
         ...
 
-    def report_loss(self, stamp: Stamp) -> None:
-        """Report that the lock of a task was lost, unless that was done."""
+    def report_loss(self, stamp: Stamp, ended: str) -> None:
+        """Report that the lock of a task was lost, unless that was done.
+
+        Args:
+            stamp: of the task.
+            ended: what became of it, in a sentence.
+        """
         ...
 
     def look_up(self, request: LockedRequest, name: str, token: str) -> None:
@@ -131,6 +137,9 @@ class Desk:
         alone: names of tasks whose requests do not tell how they end, by the worker's self-test:
             they pass by, and the pool takes their locks.
     """
+
+    send_event: Callable[..., None]
+    """Sends a Celery event that belongs to no request; set by who knows the worker's dispatcher."""
 
     broadcast: frozenset[str] = frozenset()
     """Exchanges from which each worker gets a copy; set once the worker's queues are known."""
@@ -398,14 +407,21 @@ class Desk:
         if stamp.name and stamp.error is None:
             self._clerk.watch(stamp, self._rules(request.task).lease, held=stamp.granted)
 
-    def on_notice(self, token: str) -> None:
-        """A child took its lock: it can be lost from now on, and the message be acknowledged."""
-        request = self._by_token.get(token)
-        if request is not None:
-            self._clerk.confirm(token)
-            request.decided()
-            request.took = request.told = True
-            self._advance(request.stamp.name)
+    def on_notice(self, notice: str) -> None:
+        """A child took its lock, or had lost it when its task ended.
+
+        Taken, it can be lost from now on, and the message be acknowledged.
+        """
+        request = self._by_token.get(notice)
+        if request is None:
+            lost = loss_in(notice)
+            if lost is not None:
+                self._clerk.report_loss(lost, "It was noticed when the task had ended.")
+            return
+        self._clerk.confirm(notice)
+        request.decided()
+        request.took = request.told = True
+        self._advance(request.stamp.name)
 
     def on_turned(self, request: LockedRequest, turned: Turned) -> bool:
         """The task was not run. Returns False if Celery should acknowledge it as ignored."""
@@ -463,7 +479,7 @@ class Desk:
 
     def on_lost(self, request: LockedRequest) -> None:
         """The task has ended with LockLost, by itself or since it was interrupted."""
-        self._clerk.report_loss(request.stamp)
+        self._clerk.report_loss(request.stamp, "The task has ended with LockLost.")
 
     def interruptible(self, token: str) -> LockedRequest | None:
         """Return the request that is to be interrupted, since its lock was lost."""
@@ -548,6 +564,18 @@ class Desk:
     def unfinished(self) -> Iterable[LockedRequest]:
         """Return what the pool has accepted and not told the end of."""
         return [request for request in self._by_token.values() if request.accepted]
+
+    def announce_loss(self, event: LeaseLost) -> None:
+        """Tell whoever listens to Celery's events of a loss; its task may have ended."""
+        sent = celery_event(event)
+        if sent is not None:
+            name, fields = sent
+            self.send_event(name, **fields)
+
+    def who(self, token: str) -> tuple[str, str]:
+        """Return name and id of the task that a delivery in this worker's hands is of."""
+        request = self._by_token.get(token)
+        return ("", "") if request is None else (request.task.name, request.id)
 
     def has(self, token: str) -> bool:
         """Return whether a delivery is in this worker's hands."""

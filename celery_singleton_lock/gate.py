@@ -44,7 +44,7 @@ from celery_singleton_lock.model import (
 )
 from celery_singleton_lock.naming import ArgumentsDoNotBind
 from celery_singleton_lock.settings import LockOptions
-from celery_singleton_lock.stamp import COPY, STAMP, Stamp, attempt_of, doubted
+from celery_singleton_lock.stamp import COPY, STAMP, Stamp, attempt_of, doubted, notice_of_loss
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.turn import stand_in_line
 
@@ -200,7 +200,7 @@ class Gate:
 
     Args:
         store: returns this process' store; called anew for each task, since a fork may lie between.
-        announce: tells the main process that a token holds its lock.
+        announce: tells the main process that a token holds its lock, or that it was lost.
         done_for: seconds for which later copies of an ended attempt end quietly.
         name_of: task, args, kwargs -> lock name.
         listen: has the process hear of the loss of a lock, where it can.
@@ -453,6 +453,7 @@ class Gate:
                 stamp.name,
                 stamp.task,
             )
+            self._announce(notice_of_loss(stamp))
 
 
 def ask(store: Store, stamp: Stamp, options: LockOptions) -> Reply:

@@ -50,7 +50,10 @@ class Lost:
     name: str
     token: str
     until: float
-    certain: bool = False
+    ended: str = ""
+    """What became of the task, if it is known to have ended without its lock."""
+    task: str = ""
+    task_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

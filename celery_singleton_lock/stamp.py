@@ -6,6 +6,7 @@ left there, Celery would carry it into retries and children.
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final, NamedTuple
 
 STAMP: Final = "celery_singleton_lock"
@@ -17,6 +18,13 @@ COPY: Final = "csl-copy"
 REQUEUED: Final = "csl-requeued"
 """Message header of a task that has been requeued: how often, and when it arrived first (server
 microseconds)."""
+
+
+MOST_OF_NAME: Final = 500
+"""Characters of a lock's name in a notice: a pipe takes 4 KB in one go, and may cut more."""
+
+_LOSS: Final = "!"
+"""Begins a notice of a loss; no token begins with it."""
 
 
 class Stamp(NamedTuple):
@@ -53,6 +61,19 @@ class Stamp(NamedTuple):
 
 UNSTAMPED: Final = Stamp("", "", "", "", "")
 """Stands in a request that has not passed the desk yet."""
+
+
+def notice_of_loss(stamp: Stamp) -> str:
+    """Return the line by which a pool child tells that a lock was lost when its task ended."""
+    return _LOSS + json.dumps([stamp.name[:MOST_OF_NAME], stamp.token, stamp.task, stamp.attempt])
+
+
+def loss_in(notice: str) -> Stamp | None:
+    """Return whose lock a notice calls lost; None if it tells that a token holds its lock."""
+    if not notice.startswith(_LOSS):
+        return None
+    name, token, task, attempt = json.loads(notice.removeprefix(_LOSS))
+    return Stamp(name, token, attempt, task, "")
 
 
 def doubted(stamp: Stamp, now: float, done_for: float) -> Stamp:

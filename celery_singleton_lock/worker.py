@@ -167,6 +167,7 @@ class Crew:
             children=self.kind == "prefork",
         )
         self.agent.desk = self.desk
+        self.desk.send_event = self.send_event
         link.mailbox.on_notice = self.desk.on_notice
         if self.kind in ("solo", *_GREEN):  # tasks run where the notice is heard
             extension.announce = partial(guarded, self.desk.on_notice)
@@ -221,6 +222,12 @@ class Crew:
         request = self.desk.interruptible(token)
         if request is not None and self.kind == "prefork":
             self.board.interrupt(request.worker_pid, token)
+
+    def send_event(self, name: str, **fields: Any) -> None:
+        """Send a Celery event, if this worker sends any. Runs in the main loop."""
+        dispatcher = self.consumer.event_dispatcher
+        if dispatcher is not None and dispatcher.enabled:
+            dispatcher.send(name, **fields)
 
     def prefetch(self, change: int) -> None:
         """Tell the broker that one message more, or less, may be unacknowledged."""

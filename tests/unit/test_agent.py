@@ -108,6 +108,7 @@ class PaperDesk:
     def __init__(self):
         self.told = []
         self.tokens = set()
+        self.announced = []
         self.waiting = 0
         self.earlier = set()
 
@@ -118,6 +119,12 @@ class PaperDesk:
 
     def has(self, token):
         return token in self.tokens
+
+    def who(self, token):
+        return "app.task", token
+
+    def announce_loss(self, event):
+        self.announced.append(event)
 
     def backlog(self):
         return self.waiting

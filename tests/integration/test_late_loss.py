@@ -1,0 +1,72 @@
+"""A lock that was lost, of which nobody knew before its task had ended."""
+
+from __future__ import annotations
+
+import signal
+
+from celery import states
+
+from support.events import EventLog
+from support.waiting import eventually, never
+
+LEASE = 3.0
+
+
+def lost_count(book):
+    (stats,) = book.app.control.inspect().stats().values()
+    return stats["singleton_lock"]["lost"]
+
+
+def loses(book, worker, key):
+    """Run a task whose lock is taken away while its watchdog stands still, until it has ended.
+
+    A child's watchdog lives in the worker's main process, which is stopped. A thread's stands still
+    while the task keeps the interpreter to itself.
+    """
+    if worker.pool == "threads":
+        task = book.send("act", key, 1, end="freeze", extra=LEASE + 3)
+        book.started(task)
+        lapse(book, key)
+    else:
+        task = book.send("act", key, 1, hold=f"{key}-1")
+        book.started(task)
+        worker.signal(signal.SIGSTOP)
+        lapse(book, key)
+        book.open(f"{key}-1")
+    eventually(lambda: book.events("end", id=task))
+    worker.signal(signal.SIGCONT)
+    return task
+
+
+def lapse(book, key):
+    """Let the lease end, and somebody notice."""
+    eventually(lambda: book.store.kick(f"k:{key}") is not None and not book.view(key).holders)
+
+
+def test_a_loss_that_is_noticed_at_the_end_of_the_task_is_counted_and_told_once(
+    own_book, pool, key
+):
+    """One event, with the task's id, and one more in the worker's statistics; the task succeeds."""
+    with own_book.worker(pool=pool, args=("-E",)) as worker, EventLog(own_book.app) as events:
+        task = loses(own_book, worker, key)
+        assert own_book.outcome(task)[0] == states.SUCCESS
+        eventually(lambda: "task-lock-lost" in events.of(task), 10, lambda: events.of(task))
+        never(lambda: events.counts(task)["task-lock-lost"] > 1, 2)
+        assert lost_count(own_book) == 1
+        (event,) = (e for e in events.seen if e["type"] == "task-lock-lost")
+        assert event["lock"] == f"k:{key}"
+        worker.await_log(f"The lock 'k:{key}' was lost")
+
+
+def test_a_loss_that_is_noticed_while_the_task_runs_is_told_once(own_book, pool, key):
+    """By the watchdog, and not a second time at the end of the task."""
+    with own_book.worker(pool=pool, args=("-E",)) as worker, EventLog(own_book.app) as events:
+        task = own_book.send("act", key, 1, hold=f"{key}-1")
+        own_book.started(task)
+        assert own_book.store.reset(f"k:{key}") == 1
+        worker.await_log(f"The lock 'k:{key}' was lost")
+        eventually(lambda: "task-lock-lost" in events.of(task))
+        own_book.open(f"{key}-1")
+        assert own_book.value(task) == 1
+        never(lambda: events.counts(task)["task-lock-lost"] > 1, 1)
+        assert lost_count(own_book) == 1
