@@ -174,10 +174,9 @@ class Book:
         if self.journal.path.exists():
             with self.journal.path.open("rb") as file:
                 file.seek(self._offset)
-                for line in file:
-                    if line.endswith(b"\n"):
-                        self._entries.append(json.loads(line))
-                        self._offset += len(line)
+                lines, end, _ = file.read().rpartition(b"\n")  # the last may be half written yet
+            self._entries += map(json.loads, lines.splitlines())
+            self._offset += len(lines + end)
         return self._entries
 
     def journal_tail(self, lines: int = 60) -> str:
