@@ -91,11 +91,12 @@ class Board:
     def await_all(
         self, count: int, timeout: float, alive: Callable[[], bool] = lambda: True
     ) -> list[Ran]:
-        """Wait until the first ``count`` tasks have ended."""
-        deadline = time.monotonic() + timeout
+        """Wait until the first ``count`` tasks have ended, or nobody lives who would run them."""
+        began = time.monotonic()
         while self.complete(count) < count:
-            if time.monotonic() > deadline or not alive():
-                msg = f"{self.complete(count)} of {count} tasks ended within {timeout:g} s"
+            waited = time.monotonic() - began
+            if waited > timeout or not alive():
+                msg = f"{self.complete(count)} of {count} tasks ended in {waited:.1f} s"
                 raise TimeoutError(msg)
             time.sleep(_POLL)
         return [self.ran(slot) for slot in range(count)]

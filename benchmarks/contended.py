@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks import report
 from benchmarks.board import Ran
 from benchmarks.meter import Monitor, command_counts, grown
-from benchmarks.peers import TITLES, missing
+from benchmarks.peers import TITLES, add_peers, taking_part
 from benchmarks.rig import Job, Rig, Worker
 
 PEERS = ("plain", "locked", "redis_py", "redis_lock", "retry")
@@ -33,12 +33,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--hold", type=float, default=0.01, help="seconds that each task takes")
     parser.add_argument("--processes", type=int, default=8, help="of each worker")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--peers", nargs="+", default=PEERS, choices=PEERS, metavar="PEER")
+    add_peers(parser, PEERS)
     asked = parser.parse_args(arguments)
-    skipped = {peer: why for peer in asked.peers if (why := missing(peer))}
-    peers = [peer for peer in asked.peers if peer not in skipped]
+    asked.peers, skipped = taking_part(asked.peers, PEERS)
     batch = mixed(asked.hot, asked.cold, asked.hold)
-    with Rig(peers, asked.processes, len(batch)) as rig:
+    with Rig(asked.peers, asked.processes, len(batch)) as rig:
         found = {
             "benchmark": "contended",
             "machine": report.machine(rig.locks.describe()),

@@ -6,11 +6,12 @@ peers have the same arguments, settings and body.
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -56,6 +57,29 @@ def missing(peer: str) -> str:
     if peer == "redis_lock" and importlib.util.find_spec("redis_lock") is None:
         return "python-redis-lock is not installed (pip install python-redis-lock)"
     return ""
+
+
+def add_peers(parser: argparse.ArgumentParser, peers: Sequence[str]) -> None:
+    """Let the caller of a benchmark choose among its peers; by default, all that are installed.
+
+    Who asks for one that is not installed is told so, and nothing runs.
+    """
+
+    def peer(name: str) -> str:
+        if why := missing(name):
+            raise argparse.ArgumentTypeError(why)
+        return name
+
+    parser.add_argument("--peers", nargs="+", type=peer, choices=peers, metavar="PEER")
+    parser.epilog = f"peers: {', '.join(peers)}; by default, all that are installed"
+
+
+def taking_part(
+    asked: Sequence[str] | None, peers: Sequence[str]
+) -> tuple[list[str], dict[str, str]]:
+    """Return who takes part, and who does not, with the reason."""
+    skipped = {} if asked else {peer: why for peer in peers if (why := missing(peer))}
+    return [peer for peer in asked or peers if peer not in skipped], skipped
 
 
 def make_app(setup: Setup) -> Celery:

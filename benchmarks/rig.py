@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ import psutil
 from celery import Celery
 
 from benchmarks.board import Board, Ran
-from benchmarks.peers import ENVIRONMENT, Setup
+from benchmarks.peers import ENVIRONMENT, Setup, missing
 from celery_singleton_lock.embedded import RedisServer
 
 if TYPE_CHECKING:
@@ -103,15 +103,19 @@ class Worker:
         self._family = [psutil.Process(self.pid), *self.children()]
 
     def _warm_up(self) -> None:
-        """Have every child run tasks, so that none connects or imports in a measured run."""
+        """Have every child run tasks, so that none connects or imports in a measured run.
+
+        Raises:
+            RuntimeError: the worker has ended, or a task or child of it has failed.
+        """
         self.board.clear()
         count = 20 * self._processes
         jobs = [(slot, f"warm{slot}", 0.005) for slot in range(count)]
         self.publish(jobs)
-        self.wait(count, START_TIMEOUT)
+        self.wait(count, START_TIMEOUT, self._is_well)
         for slot in range(2):  # one behind the other: what only a blocked task imports
             self.publish([(count + slot, "warm", 0.01)])
-        self.wait(count + 2, START_TIMEOUT)
+        self.wait(count + 2, START_TIMEOUT, self._is_well)
 
     def stop(self) -> None:
         """Warm shutdown, then kill what is left."""
@@ -156,16 +160,30 @@ class Worker:
             self.publish(jobs)
         return self.wait(len(jobs), timeout)
 
-    def wait(self, count: int, timeout: float) -> list[Ran]:
-        """Wait until the first ``count`` tasks on the board have ended."""
+    def wait(
+        self, count: int, timeout: float, alive: Callable[[], bool] | None = None
+    ) -> list[Ran]:
+        """Wait until the first ``count`` tasks on the board have ended.
+
+        Raises:
+            RuntimeError: they have not in ``timeout`` seconds, or cannot any more.
+        """
         try:
-            return self.board.await_all(count, timeout, self._is_running)
+            return self.board.await_all(count, timeout, alive or self._is_running)
         except TimeoutError as error:
-            msg = f"{self.peer}: {error}. Its log ends with:\n{self.log()[-3000:]}"
+            state = "runs" if self._is_running() else f"has ended with {self._exit_code()}"
+            msg = f"{self.peer}: {error}, and the worker {state}. Its log:\n{self.log()[-3000:]}"
             raise RuntimeError(msg) from None
 
     def _is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
+
+    def _is_well(self) -> bool:
+        """Whether it runs and no child of it has died, nor a task failed, as far as it has told."""
+        return self._is_running() and "ERROR/" not in self.log()
+
+    def _exit_code(self) -> int | None:
+        return self._process.poll() if self._process else None
 
     # -- its processes ----------------------------------------------------------------------------
 
@@ -201,11 +219,17 @@ class Rig:
         processes: size of each pool.
         slots: most tasks of one run.
         store_results: whether workers store the tasks' results, as is Celery's default.
+
+    Raises:
+        RuntimeError: a peer is not installed here, or its worker does not start.
     """
 
     def __init__(
         self, peers: Sequence[str], processes: int, slots: int, *, store_results: bool = True
     ) -> None:
+        lacking = list(filter(None, map(missing, peers)))
+        if lacking:
+            raise RuntimeError("; ".join(lacking))
         self.broker = RedisServer()
         self.locks = RedisServer()
         self.workers: dict[str, Worker] = {}

@@ -18,7 +18,7 @@ import psutil
 
 from benchmarks import report
 from benchmarks.meter import Heard, Monitor, command_counts, grown
-from benchmarks.peers import TITLES, missing
+from benchmarks.peers import TITLES, add_peers, taking_part
 from benchmarks.rig import Job, Rig, Worker
 
 PEERS: Final = ("plain", "locked", "redis_py", "redis_lock")
@@ -37,11 +37,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, default=2, help="of each worker")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--no-results", action="store_true", help="task_ignore_result = True")
-    parser.add_argument("--peers", nargs="+", default=PEERS, choices=PEERS, metavar="PEER")
+    add_peers(parser, PEERS)
     asked = parser.parse_args(arguments)
-    skipped = {peer: why for peer in asked.peers if (why := missing(peer))}
-    peers = [peer for peer in asked.peers if peer not in skipped]
-    rig = Rig(peers, asked.processes, asked.tasks, store_results=not asked.no_results)
+    asked.peers, skipped = taking_part(asked.peers, PEERS)
+    rig = Rig(asked.peers, asked.processes, asked.tasks, store_results=not asked.no_results)
     with rig:
         found = {
             "benchmark": "uncontended",
