@@ -1,4 +1,4 @@
-"""A TCP proxy that a test can slow down, stall, cut, or point elsewhere.
+"""A TCP proxy that a test can slow down, stall, cut, point elsewhere, or have lose a reply.
 
 The outage is made, the servers on both ends are real (the habit of hibiken/asynq's test broker).
 """
@@ -25,6 +25,7 @@ class _Pipe:
 
     source: socket.socket
     sink: socket.socket
+    replies: bool
     waiting: deque[tuple[float, bytes]] = field(default_factory=deque)
     ended: bool = False
 
@@ -39,12 +40,17 @@ class Proxy:
         target: port to which new connections go.
         delay: seconds by which everything is delayed, in each direction.
         stalled: nothing is passed on; connections are accepted and stay open.
+        stall_after: so many replies are passed on before it stalls; None: it does not count.
+        lose_reply: the number of a reply, 1 is the next, that is thrown away, and its connection
+            closed: the server has done what it was asked, and who asked does not hear of it.
     """
 
     def __init__(self, port: int) -> None:
         self.target = port
         self.delay = 0.0
         self.stalled = False
+        self.stall_after: int | None = None
+        self.lose_reply: int | None = None
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(0)
         self.port = int(self._listener.getsockname()[1])
@@ -98,7 +104,8 @@ class Proxy:
                 return
             for end in (client, server):
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._pipes += [_Pipe(client, server), _Pipe(server, client)]
+            self._pipes.append(_Pipe(client, server, replies=False))
+            self._pipes.append(_Pipe(server, client, replies=True))
 
     def _read(self) -> None:
         """Wait for input a moment, and note what came."""
@@ -122,11 +129,26 @@ class Proxy:
     def _write(self) -> None:
         now = time.monotonic()
         for pipe in list(self._pipes):
-            while pipe.waiting and pipe.waiting[0][0] <= now:
+            while pipe.waiting and pipe.waiting[0][0] <= now and not self.stalled:
                 _, data = pipe.waiting.popleft()
-                if not data or not self._sent(pipe.sink, data):
+                if not data or self._loses(pipe) or not self._sent(pipe.sink, data):
                     self._close([p for p in self._pipes if pipe.source in (p.source, p.sink)])
                     break
+
+    def _loses(self, pipe: _Pipe) -> bool:
+        """Count a reply; return whether it is the one to be lost."""
+        if not pipe.replies:
+            return False
+        if self.stall_after is not None:
+            self.stall_after -= 1
+        if self.lose_reply is not None:
+            self.lose_reply -= 1
+        if self.stall_after == 0:
+            self.stall_after, self.stalled = None, True
+        if self.lose_reply == 0:
+            self.lose_reply = None
+            return True
+        return False
 
     @staticmethod
     def _sent(sink: socket.socket, data: bytes) -> bool:

@@ -1,0 +1,289 @@
+"""The holes of known lock designs, each staged on a real server through a proxy of TCP.
+
+Every scene is played by ours, which must pass, and by a short model of a design that has the hole,
+which must fail: so the scene is known to see it.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+
+import pytest
+import redis
+
+from celery_singleton_lock import turn as turn_module
+from celery_singleton_lock.errors import LockNotOwned
+from support.designs import Baton, Heartbeat, OneOwnerPerHost, Ours, SetIfAbsent, Signal
+from support.proxy import Proxy
+from support.waiting import eventually, never
+
+pytestmark = [pytest.mark.contract, pytest.mark.needs_real_redis("connections that are cut")]
+
+LEASE = 1.0
+SOON = 2.0
+"""Seconds in which a free lock must be had: a claim, or a lease, and then some."""
+
+
+def played_by(model):
+    """Play a scene with ours, which passes, and with a model, which fails."""
+    why = f"{model.__name__} has this hole"
+    failing = pytest.mark.xfail(reason=why, strict=True, raises=AssertionError)
+    return pytest.mark.parametrize("design", [Ours, pytest.param(model, marks=failing)])
+
+
+@pytest.fixture(autouse=True)
+def _brisk(monkeypatch):
+    """Our waiters look every 0.2 s, not every 3.3 s: the scenes need not wait for that."""
+    monkeypatch.setattr(turn_module, "HEARTBEAT", 0.2)
+
+
+class Client:
+    """A client of the lock, with a connection of its own that can be disturbed."""
+
+    def __init__(self, stage, design, lease):
+        self.proxy = stage.enter_context(Proxy(stage.port))
+        self._redis = redis.Redis(
+            port=self.proxy.port, single_connection_client=True, retry=None, socket_timeout=None
+        )
+        stage.callback(self._redis.close)
+        self._stage = stage
+        self._lock = design(self._redis, lease)
+        self.inside = False
+
+    @property
+    def fence(self):
+        return self._lock.fence
+
+    def take(self):
+        self.inside = self._lock.take()
+        return self.inside
+
+    def take_insistently(self):
+        """Take it; once more if the reply was lost, as any client would."""
+        try:
+            return self.take()
+        except redis.ConnectionError:
+            return self.take()
+
+    def wait(self, timeout=10.0) -> Future[bool]:
+        """Wait in a thread; who is in, is inside."""
+        begun = threading.Event()
+
+        def waits():
+            begun.set()
+            with suppress(redis.ConnectionError):  # of a scene that is over
+                self.inside = self._lock.wait(timeout)
+            return self.inside
+
+        waiting = self._stage.pool.submit(waits)
+        begun.wait()
+        return waiting
+
+    def give_back(self):
+        self.inside = False
+        self._lock.give_back()
+
+    def give_back_insistently(self):
+        try:
+            self.give_back()
+        except redis.ConnectionError:
+            self.give_back()
+
+    def give_back_in_thread(self):
+        return self._stage.pool.submit(self.give_back)
+
+    def renew(self):
+        try:
+            self.inside = self._lock.renew()
+        except LockNotOwned:
+            self.inside = False
+
+
+class Stage(ExitStack):
+    """The clients of a scene; all connections end with it, and so do their threads."""
+
+    def __init__(self, port):
+        super().__init__()
+        self.port = port
+        self.pool = ThreadPoolExecutor(8)
+        self.callback(self.pool.shutdown, wait=False)
+        self.clients = []
+
+    def client(self, design, lease=LEASE):
+        self.clients.append(Client(self, design, lease))
+        return self.clients[-1]
+
+    def inside(self):
+        return sum(client.inside for client in self.clients)
+
+
+@pytest.fixture
+def stage(redis_server, redis_client):
+    with Stage(redis_server.port) as stage:
+        stage.redis = redis_client
+        yield stage
+
+
+def asleep(stage, number):
+    """Wait until so many clients sleep on a list."""
+    eventually(lambda: stage.redis.info("clients")["blocked_clients"] == number)
+
+
+@played_by(Baton)
+def test_L1_a_release_that_is_repeated_lets_one_in(stage, design):
+    """The reply of the hand-over is lost, the woken waiter is slow, and the release is repeated."""
+    holder, slow, behind = (stage.client(design, lease=30) for _ in range(3))
+    assert holder.take()
+    for number, waiter in enumerate((slow, behind), 1):
+        waiter.wait()
+        asleep(stage, number)
+    slow.proxy.stall_after = 1
+    lose_the_last_reply(holder)
+    with suppress(LockNotOwned):  # which is what the repeated one says, if the first was too late
+        holder.give_back_insistently()
+    eventually(stage.inside, SOON)
+    slow.proxy.stalled = False
+    never(lambda: stage.inside() > 1, during=0.5)
+
+
+def lose_the_last_reply(holder):
+    """Lose that of the command which wakes the waiter: the model's third one, our only one."""
+    holder.proxy.lose_reply = 3 if isinstance(holder._lock, Baton) else 1
+
+
+@played_by(Baton)
+def test_L2_a_releaser_that_is_paused_past_its_lease_lets_nobody_in(stage, design):
+    """It has seen that the lock is its own, stops, and hands over what is another's meanwhile."""
+    holder, waiter, other = (stage.client(design) for _ in range(3))
+    assert holder.take()
+    waiter.wait()
+    asleep(stage, 1)
+    holder.proxy.stall_after = 1
+    release = holder.give_back_in_thread()
+    eventually(lambda: stage.inside() or other.take(), LEASE + SOON)
+    holder.proxy.stalled = False
+    release.result(5)
+    never(lambda: stage.inside() > 1, during=0.3)
+
+
+@played_by(Baton)
+def test_L3_a_waiter_that_dies_with_what_it_was_handed_delays_the_next_a_moment(stage, design):
+    """It has been woken and is never heard of again: the next one is in soon."""
+    holder, dead, behind = (stage.client(design, lease=30) for _ in range(3))
+    assert holder.take()
+    dead.wait()
+    asleep(stage, 1)
+    behind.wait()
+    asleep(stage, 2)
+    dead.proxy.stalled = True
+    holder.give_back()
+    eventually(lambda: behind.inside, SOON)
+
+
+@played_by(Baton)
+def test_L4_a_slow_waiter_does_not_overwrite_the_new_owner(stage, design):
+    """It was woken, stood still for longer than a lease, and another one has the lock meanwhile."""
+    holder, slow, other = (stage.client(design) for _ in range(3))
+    assert holder.take()
+    waiting = slow.wait(timeout=LEASE + 1.5)
+    asleep(stage, 1)
+    slow.proxy.stall_after = 1
+    holder.give_back()
+    eventually(other.take, LEASE + SOON)
+    slow.proxy.stalled = False
+    never(lambda: stage.inside() > 1, during=0.3)
+    other.give_back()
+    waiting.result(10)
+
+
+@played_by(Baton)
+def test_L7_who_gives_up_as_it_is_handed_over_leaves_no_dead_lock(stage, design):
+    """The wait is over, and the hand-over comes before its end is known: somebody has the lock."""
+    holder, late, other = (stage.client(design, lease=30) for _ in range(3))
+    assert holder.take()
+    waiting = late.wait(timeout=0.3)
+    asleep(stage, 1)
+    late.proxy.stall_after = 1
+    eventually(lambda: late.proxy.stalled, message="its wait is over")
+    holder.give_back()
+    late.proxy.stalled = False
+    waiting.result(5)
+    eventually(lambda: late.inside or other.take(), SOON)
+
+
+@played_by(Signal)
+def test_L8_L11_the_crash_of_a_holder_costs_its_lease_and_not_the_whole_wait(stage, design):
+    """Nobody tells the waiter: it looks when the lease of the holder has ended."""
+    holder, waiter = (stage.client(design) for _ in range(2))
+    assert holder.take()
+    waiter.wait(timeout=2 * (LEASE + SOON))
+    eventually(lambda: waiter.inside, LEASE + SOON)
+
+
+@played_by(Signal)
+def test_L9_a_wake_up_that_a_dead_client_got_is_not_the_only_one(stage, design):
+    """Of two waiters the first is woken and dead: the second one is in soon."""
+    holder, dead, behind = (stage.client(design, lease=30) for _ in range(3))
+    assert holder.take()
+    dead.wait()
+    asleep(stage, 1)
+    behind.wait()
+    asleep(stage, 2)
+    dead.proxy.stalled = True
+    holder.give_back()
+    eventually(lambda: behind.inside, SOON)
+
+
+@played_by(Signal)
+def test_L10_a_wake_up_that_expired_before_it_was_waited_for_is_not_needed(stage, design):
+    """Between "busy" and the wait the lock is released, and the signal is gone."""
+    holder, slow = (stage.client(design, lease=30) for _ in range(2))
+    assert holder.take()
+    slow.proxy.stall_after = 1
+    slow.wait()
+    eventually(lambda: slow.proxy.stalled, message="it has heard that the lock is busy")
+    holder.give_back()
+    eventually(lambda: not stage.redis.exists("signal"), message="the signal is gone")
+    slow.proxy.stalled = False
+    eventually(lambda: slow.inside, SOON)
+
+
+@played_by(SetIfAbsent)
+def test_L13_an_acquire_of_which_the_reply_was_lost_is_ours(stage, design):
+    """It was applied: who asks again with the same token has the lock."""
+    client = stage.client(design, lease=30)
+    client.proxy.lose_reply = 1
+    assert client.take_insistently()
+
+
+@played_by(OneOwnerPerHost)
+def test_L14_nobody_frees_what_another_client_of_its_host_holds(stage, design):
+    """A release by who never had it changes nothing."""
+    holder, clumsy, other = (stage.client(design, lease=30) for _ in range(3))
+    assert holder.take()
+    with suppress(LockNotOwned):
+        clumsy.give_back()
+    other.take()
+    assert stage.inside() == 1
+
+
+@played_by(Heartbeat)
+def test_T12_L23_a_late_renewal_creates_nothing(stage, design):
+    """The lease has ended and another one holds the lock: the renewal is refused."""
+    late, successor = (stage.client(design, lease=0.3) for _ in range(2))
+    assert late.take()
+    eventually(successor.take)
+    late.renew()
+    assert stage.inside() == 1
+
+
+@played_by(SetIfAbsent)
+def test_L33_a_paused_holders_late_write_is_refused(stage, design):
+    """The resource keeps the largest fence that it has seen, and refuses a lower one."""
+    paused, successor = (stage.client(design, lease=0.3) for _ in range(2))
+    assert paused.take()
+    late = paused.fence
+    eventually(successor.take)
+    assert late < successor.fence, "nothing tells the late write from the other"
