@@ -196,8 +196,8 @@ class Desk:
 
     def _take(self, request: LockedRequest) -> None:
         if request.stamp is UNSTAMPED:
-            copy_of = request.request_dict.pop(COPY, None)
-            requeued = request.request_dict.pop(REQUEUED, None)
+            copy_of = taken_from(request, COPY)
+            requeued = taken_from(request, REQUEUED)
             copy = copy_of is not None or requeued is not None
             request.stamp = self._stamped(request, copy=copy)
             request.requeues, request.first_place = requeued or (0, request.stamp.place)
@@ -641,6 +641,17 @@ def _delivered(request: LockedRequest, delivery: Delivery) -> TaskEvent:
 
 def _task_id(attempt: str) -> str:
     return attempt.rsplit("/", 2)[0]
+
+
+def taken_from(request: LockedRequest, header: str) -> Any:
+    """Take a header of ours out of a request; None if the message has none.
+
+    Of a message of protocol 1 without ``args`` Celery leaves the headers where they are.
+    """
+    found = request.request_dict.pop(header, None)
+    if found is None and isinstance(request.request_dict.get("headers"), dict):
+        found = request.request_dict["headers"].pop(header, None)
+    return found
 
 
 def held_for(options: LockOptions, requeues: int) -> float:
