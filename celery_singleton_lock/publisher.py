@@ -16,11 +16,15 @@ from typing import Any, Final
 from kombu.connection import Connection
 from kombu.message import Message
 from kombu.messaging import Producer
+from kombu.transport.pyamqp import Transport as PyAMQP
 from kombu.utils import json
 
 from celery_singleton_lock.stamp import COPY, REQUEUED, STAMP
 
 logger = logging.getLogger(__name__)
+
+CONFIRMED_WITHIN: Final = 10.0
+"""Seconds for which a publish waits for RabbitMQ to confirm it."""
 
 _ROUTE: Final = ("exchange", "routing_key")
 _STRIPPED: Final = frozenset({STAMP, COPY, REQUEUED, "redelivered"})
@@ -162,7 +166,7 @@ class Publisher:
             queue: where it was consumed.
 
         Raises:
-            Exception: whatever the broker's transport raises; nothing was sent.
+            Exception: whatever the broker's transport raises; nothing was sent, or it is not known.
         """
         self._publish(kept, queue, {COPY: [name, token]})
 
@@ -189,6 +193,8 @@ class Publisher:
             "content_type": message.content_type,
             "content_encoding": message.content_encoding,
             **_as_arguments(message.properties),
+            "mandatory": True,  # RabbitMQ would confirm, and drop, what is sent to a missing queue
+            "timeout": CONFIRMED_WITHIN,
         }
         fresh = self._channel is None
         try:
@@ -201,7 +207,7 @@ class Publisher:
 
     def _send(self, body: Any, queue: str, fields: dict[str, Any]) -> None:
         if self._channel is None:
-            self._connection = self._connect()
+            self._connection = confirming(self._connect())
             self._channel = self._connection.channel()  # tries to connect once
         # The anonymous exchange leads to the queue of that name, on every transport.
         Producer(self._channel, auto_declare=False).publish(
@@ -213,6 +219,19 @@ class Publisher:
         connection, self._connection, self._channel = self._connection, None, None
         if connection is not None:
             connection.release()
+
+
+def confirming(connection: Connection) -> Connection:
+    """Have RabbitMQ confirm what is published through a connection that is not open yet.
+
+    Else a message that the broker refuses is lost without an error (a full queue with
+    ``overflow=reject-publish``, a crash before it was written), and the one that it was made of has
+    been acknowledged. Other transports answer each publish anyway.
+    """
+    if issubclass(connection.get_transport_cls(), PyAMQP):
+        options = connection.transport_options or {}
+        connection.transport_options = {**options, "confirm_publish": True}
+    return connection
 
 
 def _as_arguments(properties: Mapping[str, Any]) -> dict[str, Any]:

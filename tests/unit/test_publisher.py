@@ -161,6 +161,9 @@ def test_a_copy_carries_what_amqp_calls_properties(broker):
 class Broken:
     """A connection that is refused."""
 
+    def get_transport_cls(self):
+        return object
+
     def channel(self):
         raise ConnectionRefusedError
 
