@@ -589,6 +589,10 @@ class Desk:
         """Return how many granted messages wait for a slot."""
         return sum(request.delivered and not request.accepted for request in self._in_hand())
 
+    def held_back(self) -> int:
+        """Return how many blocked messages wait here to be requeued."""
+        return len(self._held_back)
+
     def in_flight(self) -> dict[str, int]:
         """Return how many messages of each lock are in the pool."""
         with self._mutex:

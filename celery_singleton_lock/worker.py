@@ -404,6 +404,7 @@ class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is 
             "singleton_lock": {
                 "worker": self.crew.desk.worker,
                 "in_flight": self.crew.desk.in_flight(),
+                "held_back": self.crew.desk.held_back(),
                 **{name: getattr(counts, name) for name in counts.__dataclass_fields__},
             }
         }

@@ -16,6 +16,13 @@ def held(book, key, task="act_requeue"):
     return first
 
 
+def held_back(book, worker):
+    """Return how many messages a worker holds back, as it says itself."""
+    stats = book.app.control.inspect(timeout=1).stats() or {}
+    mine = [said for name, said in stats.items() if name.startswith(f"{worker.name}@")]
+    return sum(said["singleton_lock"]["held_back"] for said in mine)
+
+
 @pytest.mark.parametrize("task", ["act_requeue", "act_requeue_late"])
 def test_a_requeued_task_runs_with_what_it_was_sent_with(book, worker, key, task):
     """Same id, no retry burnt, its headers and priority; no header of ours is left."""
@@ -74,8 +81,10 @@ def test_a_worker_that_dies_while_it_holds_a_task_back_loses_nothing(own_book, k
     own_book.started(first)
     one = own_book.worker(concurrency=1).start()
     second = own_book.send("act_requeue_slow", key, 1)
-    eventually(lambda: own_book.unacked() == 1)
-    one.stop()
+    eventually(lambda: held_back(own_book, one) == 1)
+    assert own_book.unacked() == 1
+    one.terminate()
+    one.wait(10)
     own_book.open(f"{key}-0")
     with own_book.worker(concurrency=1):
         assert [own_book.value(first), own_book.value(second)] == [0, 1]
