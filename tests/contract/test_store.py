@@ -13,7 +13,16 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.model import Claim, Ending, Owner, Parcel, Verdict, base_of, new_token
+from celery_singleton_lock.model import (
+    Claim,
+    Ending,
+    Owner,
+    Parcel,
+    Reservation,
+    Verdict,
+    base_of,
+    new_token,
+)
 from celery_singleton_lock.store.redis import RedisStore
 from support.waiting import eventually
 
@@ -500,6 +509,20 @@ def test_a_retry_is_no_twin(store):
     retry = owner("id/1/0")
     assert store.acquire(retry, claim(copy=True)).verdict is Verdict.BLOCKED
     assert store.park(retry, claim(copy=True), parcel()).verdict is Verdict.WAITING
+
+
+def test_t42_a_reservation_whose_attempt_never_comes_ends_by_itself(store):
+    """Until then nobody passes; then who waits is granted, and the attempt comes too late."""
+    first = held_by(store, attempt="task/0/0")
+    waiter = waits(store)
+    kept = Reservation("task/1/0", SHORT)
+    store.release(NAME, first.token, Ending.KEEP, reserve=kept)
+    store.kick(NAME)
+    assert tokens(store) == [kept.token]
+    lapse(store)
+    store.kick(NAME)
+    assert tokens(store) == [waiter.token]
+    assert store.acquire(owner("task/1/0"), claim()).verdict is Verdict.BLOCKED
 
 
 def test_a_delivery_that_its_worker_lost_comes_again_under_another_token(store):
