@@ -58,9 +58,9 @@ def states(ending: Ending) -> str:
     said = [ending.state]
     if ending.late is not None and ending.late != ending.state:
         said.append(f"late: {ending.late}")
-    for state in dict.fromkeys(ending.but[pool][0] for pool in POOLS if pool in ending.but):
-        pools = ", ".join(p for p in POOLS if p in ending.but and ending.but[p][0] == state)
-        said.append(f"{pools}: {state}")
+    for found in dict.fromkeys(ending.but[pool][0] for pool in POOLS if pool in ending.but):
+        pools = ", ".join(p for p in POOLS if p in ending.but and ending.but[p][0] == found)
+        said.append(f"{pools}: {' or '.join(found)}")
     return "; ".join(said)
 
 

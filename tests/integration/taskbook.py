@@ -157,6 +157,8 @@ def build(  # noqa: C901, PLR0915  # a list of declarations, made anew for each 
             return n
         if end == "retry-always":
             raise self.retry(countdown=0.1, max_retries=int(extra or 1))
+        if end == "retry-elsewhere":
+            raise self.retry(countdown=extra[0], queue=extra[1], max_retries=3)
         if end != "return" and journal.first_time(f"{self.request.id}-{end}"):
             _once(self, end, extra)
         return n
