@@ -37,6 +37,11 @@ def only(*pools: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("pool", pools, indirect=True, scope="module")
 
 
+def only_kind(*kinds: str) -> pytest.MarkDecorator:
+    """Play a test on these brokers alone, of which it makes its book."""
+    return pytest.mark.parametrize("kind", kinds, indirect=True)
+
+
 def needs_pool(pool: str) -> None:
     """Skip on a laptop, fail in CI, where the pool's library is not installed."""
     if pool in ("gevent", "eventlet") and find_spec(pool) is None:
@@ -271,6 +276,12 @@ class Book:
     def queued(self, queue: str = "celery") -> int:
         """Return how many messages lie in the broker."""
         return int(self.broker.llen(queue))
+
+    def await_drained(self, queue: str, timeout: float = 10) -> None:
+        """Wait until the broker has no message in a queue, and awaits no word of any."""
+        eventually(
+            lambda: self.queued(queue) == 0 and self.unacked() == 0, timeout, f"{queue} drained"
+        )
 
 
 def _ends(entry: dict[str, Any], start: dict[str, Any]) -> bool:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
+from contextlib import ExitStack
 
 import pytest
 
+from celery_singleton_lock import Lock
 from celery_singleton_lock.embedded import RedisServer
 from integration.book import Book, needs_pool, standing
+from integration.brokers import BROKERS, BrokerBook
 
 _keys = itertools.count(1)
 
@@ -30,19 +33,31 @@ def pool(request):
 
 
 @pytest.fixture(scope="module")
-def book(pool, redis_provider, tmp_path_factory):
+def book_conf():
+    """Settings of the module's book; a module may have its own."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def book(pool, book_conf, redis_provider, tmp_path_factory):
     """A task book on a Redis of its own, for one worker; each test uses keys of its own."""
     with (
         RedisServer(redis_provider) as server,
-        Book(server.url, tmp_path_factory.mktemp("book")) as book,
+        Book(server.url, tmp_path_factory.mktemp("book"), conf=book_conf) as book,
     ):
         yield book
 
 
 @pytest.fixture(scope="module")
-def worker(book, pool):
+def worker_options():
+    """What the module's worker is started with; a module may have its own."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def worker(book, pool, worker_options):
     """A worker for all tests of a module; its children may be killed, it may not."""
-    with standing(book.worker(pool=pool, concurrency=4)) as worker:
+    with standing(book.worker(pool=pool, **{"concurrency": 4, **worker_options})) as worker:
         yield worker
 
 
@@ -53,10 +68,40 @@ def key():
 
 
 @pytest.fixture
+def locked(book, worker, key):
+    """The lock of the test's key, which another client holds: tasks are blocked in the pool."""
+    lock = Lock(book.client, f"k:{key}", lease=3, thread_local=False)
+    lock.acquire()
+    yield lock
+    if lock.held:
+        lock.release()
+
+
+@pytest.fixture
 def own_book(redis_url, tmp_path):
     """The task book on the shared Redis, emptied, for tests that start workers of their own."""
     with Book(redis_url, tmp_path) as book:
         yield book
+
+
+@pytest.fixture(params=BROKERS)
+def kind(request):
+    """The broker, and the type of its queues; ``@only_kind("redis")`` narrows it."""
+    return request.param
+
+
+@pytest.fixture
+def make_book(kind, redis_url, tmp_path, request):
+    """Make task books on the broker of this test: ``make_book("one", "two", conf={...})``."""
+    with ExitStack() as books:
+
+        def make(*names: str, **options) -> BrokerBook:
+            vhost = None if kind == "redis" else request.getfixturevalue("rabbit_vhost")
+            names = names or ("celery",)
+            book = BrokerBook(kind, redis_url, tmp_path, vhost=vhost, names=names, **options)
+            return books.enter_context(book)
+
+        yield make
 
 
 @pytest.hookimpl(wrapper=True)

@@ -55,9 +55,7 @@ def test_T34_copies_of_a_finished_task_end_quietly(own_book):
         own_book.await_free("a", 10)
         for _ in range(3):
             own_book.broker.lpush("far", copy)
-        eventually(
-            lambda: own_book.queued("far") == 0 and own_book.unacked() == 0, 10, "they settle"
-        )
+        own_book.await_drained("far")
         assert own_book.value(own_book.send("act", "a", 5, queue="far")) == 5
     assert own_book.order("a") == [0, 1, 5]
     own_book.await_free("a", 10)

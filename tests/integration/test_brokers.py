@@ -9,37 +9,9 @@ import pytest
 from celery import VERSION, states
 from kombu.common import Broadcast
 
-from integration.brokers import BROKERS, BrokerBook
 from support.waiting import eventually, never
 
 TENANT = {"x-tenant": "acme"}
-
-
-@pytest.fixture(params=BROKERS)
-def kind(request):
-    """The broker, and the type of its queues."""
-    return request.param
-
-
-@pytest.fixture(params=["prefork", "threads"])
-def pool(request):
-    return request.param
-
-
-@pytest.fixture
-def make_book(kind, redis_url, tmp_path, request):
-    """Return a function that makes the task book on the broker of this test."""
-    books = []
-
-    def make(*names: str, **options) -> BrokerBook:
-        vhost = None if kind == "redis" else request.getfixturevalue("rabbit_vhost")
-        names = names or ("celery",)
-        books.append(BrokerBook(kind, redis_url, tmp_path, vhost=vhost, names=names, **options))
-        return books[-1]
-
-    yield make
-    for book in books:
-        book.__exit__()
 
 
 @pytest.mark.parametrize("prefetch", [1, 4])

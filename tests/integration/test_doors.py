@@ -10,8 +10,6 @@ from celery import Celery, chain, chord, group, states
 from kombu import Connection
 
 from celery_singleton_lock import Lock, LockReentered
-from celery_singleton_lock.embedded import RedisServer
-from integration.book import Book, standing
 from support.events import EventLog
 from support.waiting import eventually
 
@@ -26,21 +24,9 @@ SEEN_ONCE = {
 
 
 @pytest.fixture(scope="module")
-def book(pool, redis_provider, tmp_path_factory):
-    """The book of the module, whose worker also knows pydantic and shared tasks."""
-    with (
-        RedisServer(redis_provider) as server,
-        Book(server.url, tmp_path_factory.mktemp("book")) as book,
-    ):
-        yield book
-
-
-@pytest.fixture(scope="module")
-def worker(book, pool):
-    """A worker that sends events, and notes its signals."""
-    app = "integration.doors_app:app"
-    with standing(book.worker(app=app, pool=pool, concurrency=4, args=["-E"])) as worker:
-        yield worker
+def worker_options():
+    """Its worker sends events, notes its signals, and knows pydantic and shared tasks."""
+    return {"app": "integration.doors_app:app", "args": ["-E"]}
 
 
 @pytest.fixture(scope="module")
@@ -48,16 +34,6 @@ def log(book, worker):
     """What the worker tells about its tasks."""
     with EventLog(book.app) as log:
         yield log
-
-
-@pytest.fixture
-def held(book, worker, key):
-    """A key that another client holds, so that tasks are blocked in the pool."""
-    lock = Lock(book.client, f"k:{key}", lease=3, thread_local=False)
-    lock.acquire()
-    yield lock
-    if lock.held:
-        lock.release()
 
 
 @pytest.fixture
@@ -96,13 +72,13 @@ DOORS = {
 
 @pytest.mark.parametrize("door", DOORS)
 def test_t19_whichever_way_it_is_called_it_waits_and_runs_under_its_lock(
-    book, log, held, key, door
+    book, log, locked, key, door
 ):
     """Blocked in the pool, parked, delivered, completed; received, started and ended once."""
     result = DOORS[door](book.app, key).id
     book.await_waiting(key, 1)
     assert book.starts(key) == []
-    held.release()
+    locked.release()
     assert book.value(result) == 1
     eventually(lambda: "task-succeeded" in log.of(result), 5, lambda: str(log.of(result)))
     assert [(s["id"], s["held"], s["leaks"]) for s in book.starts(key)] == [(result, True, [])]
@@ -123,13 +99,13 @@ def test_t19_parked_without_a_slot_it_is_received_and_run_once(book, log, busy):
     assert [signals_of(book, result) for result in results] == [RUN_ONCE] * 3
 
 
-def test_t19_links_and_errbacks_that_are_locked_take_their_locks(book, held, key):
+def test_t19_links_and_errbacks_that_are_locked_take_their_locks(book, locked, key):
     """A callback and an error callback with a busy key are parked, and run."""
     plain, act = book.app.tasks["plain"], book.app.tasks["act"]
     plain.apply_async((f"{key}-x",), link=act.si(key, 1))
     plain.apply_async((f"{key}-y",), {"end": "raise"}, link_error=act.si(key, 2))
     book.await_waiting(key, 2)
-    held.release()
+    locked.release()
     eventually(lambda: len(book.events("end", key=key)) == 2, 10)
     assert all(start["held"] for start in book.starts(key))
     assert sorted(book.order(key)) == [1, 2]
@@ -137,12 +113,12 @@ def test_t19_links_and_errbacks_that_are_locked_take_their_locks(book, held, key
 
 
 @pytest.mark.parametrize("end", ["retry", "replace", "replace-other", "chain"])
-def test_t37_what_comes_after_a_blocked_task_is_an_attempt_of_its_own(book, log, held, key, end):
+def test_t37_what_comes_after_a_blocked_task_is_an_attempt_of_its_own(book, log, locked, key, end):
     """retry, and replace by the same key, by another and by a chain: received once per attempt."""
     expected = {"retry": 2, "replace": 2, "replace-other": 1, "chain": 3}[end]
     result = book.send("act", key, 1, end=end, headers={"x-mine": "kept"})
     book.await_waiting(key, 1)
-    held.release()
+    locked.release()
     assert book.outcome(result)[0] == states.SUCCESS
     eventually(lambda: log.counts(result).get("task-succeeded") == 1, 5)
     starts = book.starts(key)
@@ -173,17 +149,17 @@ def test_t19_beat_takes_the_lock(book, busy, tmp_path):
     assert all(start["held"] for start in book.starts(busy))
 
 
-def test_t19_a_sender_that_does_not_know_the_task_needs_no_lock(book, held, key):
+def test_t19_a_sender_that_does_not_know_the_task_needs_no_lock(book, locked, key):
     """``send_task`` from an app without tasks, and without this package's settings."""
     with Celery("stranger", broker=book.url, backend=book.backend, set_as_current=False) as app:
         result = app.send_task("act", kwargs={"key": key, "n": 1}).id
     book.await_waiting(key, 1)
-    held.release()
+    locked.release()
     assert book.value(result) == 1
     assert [start["held"] for start in book.starts(key)] == [True]
 
 
-def test_t33_map_and_chunks_call_the_function_and_take_no_lock(book, held, key):
+def test_t33_map_and_chunks_call_the_function_and_take_no_lock(book, locked, key):
     """Celery's map, starmap and chunks call the task directly, inside a task of their own."""
     task = book.app.tasks["act"]
     result = task.starmap([(key, 1), (key, 2)]).apply_async().id

@@ -12,8 +12,7 @@ from celery.result import AsyncResult
 from kombu import Connection
 
 from celery_singleton_lock import Lock, LockConflict
-from celery_singleton_lock.embedded import RedisServer
-from integration.book import Book, standing
+from integration.book import Book
 from support.waiting import eventually
 
 CONF = {
@@ -28,30 +27,15 @@ OF_ITS_OWN = {"id", "task_id", "root_id", "correlation_id", "delivery_tag", "tas
 
 
 @pytest.fixture(scope="module")
-def book(pool, redis_provider, tmp_path_factory):
-    """A book whose app sends and stores as much as Celery can."""
-    with (
-        RedisServer(redis_provider) as server,
-        Book(server.url, tmp_path_factory.mktemp("book"), conf=CONF) as book,
-    ):
-        yield book
+def book_conf():
+    """Its app sends and stores as much as Celery can."""
+    return CONF
 
 
 @pytest.fixture(scope="module")
-def worker(book, pool):
-    """A worker that knows the tasks that mirror their request."""
-    with standing(book.worker(app="integration.doors_app:app", pool=pool, args=["-E"])) as worker:
-        yield worker
-
-
-@pytest.fixture
-def held(book, worker, key):
-    """A key that another client holds."""
-    lock = Lock(book.client, f"k:{key}", lease=3, thread_local=False)
-    lock.acquire()
-    yield lock
-    if lock.held:
-        lock.release()
+def worker_options():
+    """Its worker knows the tasks that mirror their request."""
+    return {"app": "integration.doors_app:app", "args": ["-E"], "concurrency": 2}
 
 
 class Stamp(StampingVisitor):
@@ -114,12 +98,12 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_a_parked_task_sees_the_request_that_an_unlocked_one_sees(book, held, key, options):
+def test_a_parked_task_sees_the_request_that_an_unlocked_one_sees(book, locked, key, options):
     """Every attribute of ``self.request``, and what a retry would carry, is as without a lock."""
     plain = mirrored(book, book.app.send_task("mirror_plain", (key,), **options).id)
     parked = book.app.send_task("mirror", (key,), **options).id
     book.await_waiting(key, 1)
-    held.release()
+    locked.release()
     seen = mirrored(book, parked)
     assert comparable(seen["seen"], options) == comparable(plain["seen"], options)
     assert comparable(seen["options"], options) == comparable(plain["options"], options)
@@ -127,26 +111,26 @@ def test_a_parked_task_sees_the_request_that_an_unlocked_one_sees(book, held, ke
     book.await_free(key)
 
 
-def test_expires_and_eta_of_a_parked_task_are_kept(book, held, key):
+def test_expires_and_eta_of_a_parked_task_are_kept(book, locked, key):
     """As they were sent, to the microsecond."""
     expires = datetime.now(timezone.utc) + timedelta(seconds=60)
     result = book.app.send_task("mirror", (key,), expires=expires, countdown=0.2).id
     book.await_waiting(key, 1)
-    held.release()
+    locked.release()
     seen = mirrored(book, result)["seen"]
     assert datetime.fromisoformat(seen["expires"]) == expires
     assert datetime.fromisoformat(seen["eta"]) < expires
     assert book.value(result)
 
 
-def test_stamps_travel_with_a_parked_task_and_its_retry(book, held, key):
+def test_stamps_travel_with_a_parked_task_and_its_retry(book, locked, key):
     """A stamping visitor on a group: as without a lock, also in the second attempt of a member."""
     plain, parked = (
         [member.id for member in stamped(book, task, key).apply_async().results]
         for task in ("mirror_plain", "mirror")
     )
     book.await_waiting(key, 2)
-    held.release()
+    locked.release()
     for unlocked, result in zip(plain, parked, strict=True):
         for times in (1, 2):
             seen = mirrored(book, result, times=times)["seen"]
@@ -157,39 +141,39 @@ def test_stamps_travel_with_a_parked_task_and_its_retry(book, held, key):
     book.await_free(key)
 
 
-def test_t17_a_parked_task_can_be_revoked_by_its_stamp(book, held, key):
+def test_t17_a_parked_task_can_be_revoked_by_its_stamp(book, locked, key):
     """``revoke_by_stamped_headers`` ends it as REVOKED; it does not run."""
     sig = book.app.signature("mirror", (key,))
     stamp = f"stamp-{key}"
     result = sig.apply_async(stamped_headers=["tenant"], tenant=stamp).id
     book.await_waiting(key, 1)
     book.app.control.revoke_by_stamped_headers({"tenant": [stamp]}, reply=True, timeout=2)
-    held.release()
+    locked.release()
     assert book.outcome(result)[0] == states.REVOKED
     assert book.events("mirror", id=result) == []
     book.await_free(key)
 
 
 @pytest.mark.parametrize("terminate", [False, True])
-def test_t17_a_parked_task_can_be_revoked_by_its_result(book, held, key, terminate):
+def test_t17_a_parked_task_can_be_revoked_by_its_result(book, locked, key, terminate):
     """``AsyncResult.revoke()``: REVOKED, it does not run, and who is behind it does."""
     result = book.app.send_task("mirror", (key,)).id
     behind = book.app.send_task("mirror", (key, 1)).id
     book.await_waiting(key, 2)
     AsyncResult(result, app=book.app).revoke(terminate=terminate, wait=True, timeout=2)
-    held.release()
+    locked.release()
     assert book.outcome(result)[0] == states.REVOKED
     assert book.value(behind)
     assert book.events("mirror", id=result) == []
     book.await_free(key)
 
 
-def test_states_and_extended_results_are_those_of_the_run(book, held, key):
+def test_states_and_extended_results_are_those_of_the_run(book, locked, key):
     """PENDING while parked, STARTED in the body, and then the meta data of ``result_extended``."""
     result = book.app.send_task("mirror", (key,), {"n": 1}).id
     book.await_waiting(key, 1)
     assert book.state(result) == states.PENDING
-    held.release()
+    locked.release()
     assert mirrored(book, result)["state"] == states.STARTED
     assert book.value(result)
     meta = book._meta(result)
@@ -243,13 +227,13 @@ SENDERS = {"protocol 1": send_protocol_1, "hybrid": send_hybrid}
 
 
 @pytest.mark.parametrize("send", SENDERS.values(), ids=SENDERS)
-def test_old_messages_are_parked_and_run(book, held, key, send):
+def test_old_messages_are_parked_and_run(book, locked, key, send):
     """Messages without headers are kept too, blocked in the pool or before it, and run in order."""
     first = send(book, key, 1)
     book.await_waiting(key, 1)
     results = [first, send(book, key, 2), send(book, key, 3)]
     book.await_waiting(key, 3)
-    held.release()
+    locked.release()
     assert [book.value(result) for result in results] == [1, 2, 3]
     assert [(start["held"], start["leaks"]) for start in book.starts(key)] == [(True, [])] * 3
     assert book.order(key) == [1, 2, 3]

@@ -7,7 +7,8 @@ import time
 import pytest
 from kombu import Connection
 
-from integration.brokers import BrokerBook, queues
+from integration.book import only_kind
+from integration.brokers import queues
 from support.waiting import eventually, never
 
 TENANT = {"x-tenant": "acme"}
@@ -19,41 +20,20 @@ def kind(request):
     return request.param
 
 
-@pytest.fixture(params=["prefork", "threads"])
-def pool(request):
-    return request.param
-
-
-@pytest.fixture
-def make_book(redis_url, rabbit_vhost, tmp_path):
-    """Return a function that makes the task book on a RabbitMQ, with its locks in Redis."""
-    books = []
-
-    def make(kind: str, *names: str, **options) -> BrokerBook:
-        names = names or ("celery",)
-        books.append(
-            BrokerBook(kind, redis_url, tmp_path, vhost=rabbit_vhost, names=names, **options)
-        )
-        return books[-1]
-
-    yield make
-    for book in books:
-        book.__exit__()
-
-
 def test_the_queues_are_of_the_type_that_the_test_says(make_book, kind):
     """What the other tests of this file, and of test_brokers.py, rely on."""
-    book = make_book(kind, "one")
+    book = make_book("one")
     with book.worker():
         assert book.vhost.queue_type("one") == kind
         assert book.value(book.send("act", "a", 1)) == 1
         book.await_settled("a")
 
 
+@only_kind("classic")
 def test_a_backlog_of_one_key_runs_by_priority(make_book, pool):
     """RabbitMQ hands out the urgent first; among those that wait, arrival counts."""
     names = queues("classic", ["celery"], max_priority=9)
-    book = make_book("classic", conf={"task_queues": names, "worker_prefetch_multiplier": 1})
+    book = make_book(conf={"task_queues": names, "worker_prefetch_multiplier": 1})
     with book.worker(pool=pool):
         pass  # it declares the queue
     sent = [book.send("act", "a", n, priority=n) for n in range(1, 10)]
@@ -69,9 +49,10 @@ def test_a_backlog_of_one_key_runs_by_priority(make_book, pool):
 def delayed(make_book, *names, queue_type="classic"):
     """Return a book whose countdowns go through RabbitMQ's delay queues."""
     conf = {"broker_native_delayed_delivery_queue_type": queue_type}
-    return make_book("quorum", *names, conf=conf)
+    return make_book(*names, conf=conf)
 
 
+@only_kind("quorum")
 @pytest.mark.parametrize("queue_type", ["classic", "quorum"])
 def test_natively_delayed_tasks_take_the_lock_when_they_arrive(make_book, pool, queue_type):
     """The broker keeps them until their time; blocked then, they park like any other."""
@@ -94,6 +75,7 @@ def test_natively_delayed_tasks_take_the_lock_when_they_arrive(make_book, pool, 
     assert all(start["headers"]["x-tenant"] == "acme" for start in book.starts("a")[1:])
 
 
+@only_kind("quorum")
 def test_a_natively_delayed_task_stays_with_the_workers_of_its_queue(make_book):
     """Its routing key has the delay before it: a parked one still goes to its own queue's worker.
 
@@ -114,6 +96,7 @@ def test_a_natively_delayed_task_stays_with_the_workers_of_its_queue(make_book):
     holder.stop()
 
 
+@only_kind("quorum")
 def test_a_retry_after_native_delay_takes_the_lock_again(make_book, pool):
     """Parked, delivered, retried with a delay of the broker's: its route is not lost on the way."""
     book = delayed(make_book)
@@ -137,7 +120,7 @@ def crosswise(kind):
 
 def test_a_parked_task_returns_to_its_queue_whatever_its_routing_key(make_book, kind):
     """Each of two workers runs what came through its own queue, parked or not."""
-    book = make_book(kind, conf={"task_queues": crosswise(kind), "task_default_queue": "one"})
+    book = make_book(conf={"task_queues": crosswise(kind), "task_default_queue": "one"})
     with book.worker(queues="one", name="w-one"), book.worker(queues="two", name="w-two"):
         first = book.send("act", "a", 0, hold="a-0", queue="one")
         book.started(first)
@@ -152,7 +135,7 @@ def test_a_parked_task_returns_to_its_queue_whatever_its_routing_key(make_book, 
 
 def test_copies_reach_the_queue_past_exchange_and_binding(make_book, kind):
     """A copy of a parked task lands in its own queue alone, though another has its routing key."""
-    book = make_book(kind, conf={"task_queues": crosswise(kind), "task_default_queue": "one"})
+    book = make_book(conf={"task_queues": crosswise(kind), "task_default_queue": "one"})
     holder = book.worker(queues="one").start()
     with book.worker(queues="two"):
         first = book.send("act", "a", 0, hold="a-0", queue="one")
@@ -182,7 +165,7 @@ def take(book, queue):
 
 def test_T34_copies_of_a_finished_task_end_quietly(make_book, kind):
     """Copies in the broker, before and after the task has ended: none runs a second time."""
-    book = make_book(kind, "held", "far")
+    book = make_book("held", "far")
     holder = book.worker(queues="held").start()
     with book.worker(queues="far"):
         first = book.send("act", "a", 0, hold="a-0", queue="held")
@@ -215,7 +198,7 @@ def test_T34_copies_of_a_finished_task_end_quietly(make_book, kind):
 
 def test_parked_tasks_are_not_counted_by_the_prefetch_limit(make_book, kind, pool):
     """With prefetch 1 and one slot, 20 blocked tasks leave room for a free one."""
-    book = make_book(kind, conf={"worker_prefetch_multiplier": 1})
+    book = make_book(conf={"worker_prefetch_multiplier": 1})
     with book.worker(pool=pool, concurrency=2):
         first = book.send("act_late", "a", 0, hold="a-0")
         book.started(first)
@@ -233,7 +216,7 @@ def test_parked_tasks_are_not_counted_by_the_prefetch_limit(make_book, kind, poo
 @pytest.mark.timeout(90)
 def test_threads_and_acknowledgements_do_not_mix_up_the_connection(make_book, kind):
     """500 short tasks over 20 keys on 8 threads: AMQP frames of acknowledgements never mingle."""
-    book = make_book(kind)
+    book = make_book()
     sent = [book.send(("act", "act_late")[n % 2], f"k{n % 20}", n) for n in range(500)]
     with book.worker(pool="threads", concurrency=8) as worker:
         for n, result in enumerate(sent):
@@ -248,7 +231,7 @@ def test_threads_and_acknowledgements_do_not_mix_up_the_connection(make_book, ki
 
 def test_a_worker_starts_within_seconds_beside_a_backlog_of_parked(make_book, kind):
     """Parked tasks of a worker that is gone run on its successor, in order, without copies left."""
-    book = make_book(kind)
+    book = make_book()
     with book.worker():
         first = book.send("act_late", "a", 0, hold="a-0")
         book.started(first)

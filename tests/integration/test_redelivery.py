@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from integration.brokers import BROKERS, BrokerBook
+from integration.book import only_kind
 from support.waiting import eventually, never
 
 VISIBILITY = 3
@@ -26,28 +26,10 @@ IMPATIENT = {
 }
 
 
-@pytest.fixture(params=BROKERS)
-def kind(request):
-    """The broker, and the type of its queues."""
-    return request.param
-
-
-@pytest.fixture(params=["prefork", "threads"])
-def pool(request):
-    return request.param
-
-
 @pytest.fixture
-def book(kind, redis_url, tmp_path, request):
+def book(kind, make_book):
     """The task book on the broker of this test."""
-    vhost = None if kind == "redis" else request.getfixturevalue("rabbit_vhost")
-    conf = IMPATIENT if kind == "redis" else {}
-    with BrokerBook(kind, redis_url, tmp_path, vhost=vhost, conf=conf) as book:
-        yield book
-
-
-def only(*kinds):
-    return pytest.mark.parametrize("kind", kinds, indirect=True)
+    return make_book(conf=IMPATIENT if kind == "redis" else {})
 
 
 def redeliver(book):
@@ -57,7 +39,7 @@ def redeliver(book):
     eventually(lambda: book.view("a").bodies == 1, 25, lambda: f"a twin: {book.view('a')}")
 
 
-@only("redis")
+@only_kind("redis")
 def test_T14_a_task_of_four_visibility_timeouts_runs_once(book, pool):
     """A late-ack task of 12 s on two workers: no copy of it runs, and all copies settle."""
     with book.worker(pool=pool), book.worker(pool=pool):
@@ -118,7 +100,7 @@ def test_T30_a_killed_workers_task_is_redelivered_and_runs_again(book, pool):
     assert book.peak("a") == 1
 
 
-@only("classic", "quorum")
+@only_kind("classic", "quorum")
 def test_T14_many_cuts_lose_nothing_and_overlap_never(book, pool):
     """The connections are cut four times under 200 tasks of four keys, early and late ack."""
     with book.worker(pool=pool), book.worker(pool=pool):
@@ -136,7 +118,7 @@ def test_T14_many_cuts_lose_nothing_and_overlap_never(book, pool):
         assert book.peak(key) == 1
 
 
-@only("classic", "quorum")
+@only_kind("classic", "quorum")
 def test_T36_a_task_that_a_lost_connection_cancels_runs_again(book):
     """worker_cancel_long_running_tasks_on_connection_loss: cancelled, freed, redelivered, run."""
     conf = {"worker_cancel_long_running_tasks_on_connection_loss": True}
@@ -154,7 +136,7 @@ def test_T36_a_task_that_a_lost_connection_cancels_runs_again(book):
     assert sorted(book.order("a")) == [1, 1, 2]
 
 
-@only("classic", "quorum")
+@only_kind("classic", "quorum")
 def test_a_cut_while_tasks_are_parked_and_granted_changes_nothing(book, pool):
     """What is kept in Redis does not hang on the broker's connection: each runs once, in order."""
     with book.worker(pool=pool, concurrency=1):
@@ -172,7 +154,7 @@ def test_a_cut_while_tasks_are_parked_and_granted_changes_nothing(book, pool):
     assert book.peak("a") == 1
 
 
-@only("redis")
+@only_kind("redis")
 def test_T14_an_eta_message_that_two_workers_have_runs_once(book, pool):
     """An ETA past the visibility time-out: both workers hold a copy until then; one runs."""
     with book.worker(pool=pool) as one, book.worker(pool=pool) as two:
@@ -191,7 +173,7 @@ def test_T14_an_eta_message_that_two_workers_have_runs_once(book, pool):
     assert book.peak("a") == 1
 
 
-@only("classic")
+@only_kind("classic")
 def test_T14_an_eta_message_that_a_cut_delivers_again_runs_once(book, pool):
     """Its timer dies with the connection; the copy that comes again runs at its time, once."""
     with book.worker(pool=pool), book.worker(pool=pool):

@@ -167,16 +167,12 @@ def test_T34_a_broken_worker_runs_no_copy_beside_its_original(own_book, how):
     copy = own_book.broker.lindex("far", 0)
     with broken(own_book, how, queues="far", name="broken"):
         own_book.broker.lpush("far", copy)
-        eventually(
-            lambda: own_book.queued("far") == 0 and own_book.unacked() == 0, 10, "they settle"
-        )
+        own_book.await_drained("far")
         with own_book.worker(queues="far", name="whole"):
             assert own_book.value(parked[0]) == 1
         for _ in range(3):
             own_book.broker.lpush("far", copy)
-        eventually(
-            lambda: own_book.queued("far") == 0 and own_book.unacked() == 0, 10, "they settle"
-        )
+        own_book.await_drained("far")
         assert own_book.value(own_book.send("act", "a", 5, queue="far")) == 5
     assert own_book.order("a") == [0, 1, 5]
     own_book.await_free("a", 10)
