@@ -8,6 +8,7 @@ inbox and puts them into the same queue.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import queue
 import random
@@ -81,6 +82,15 @@ GONE: Final = 5.0
 
 LANDING: Final = 1.0
 """Seconds that a task's end may need from its pool to the main loop, after its release."""
+
+NEGLECTED: Final = 10.0
+"""Seconds after which a lock at which nobody has looked, though one should, is told of."""
+
+TALE: Final = 60.0
+"""Seconds between two times that it is told."""
+
+NAMED: Final = 5
+"""Most locks that are named then."""
 
 BATCH: Final = 100
 """Most orders that one round takes."""
@@ -191,6 +201,7 @@ class Agent:
         self._revokes_seen: set[str] = set()
         self._down = False
         self._down_since = 0.0
+        self._next_tale = math.inf
         self._retired = threading.Event()
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -265,8 +276,13 @@ class Agent:
         """Whether the worker takes no more grants."""
         return self._retired.is_set()
 
+    def stand_aside(self) -> None:
+        """Take no grants in this worker's life, and tell of messages that nobody runs."""
+        self._next_tale = 0.0
+        self.retire()
+
     def retire(self) -> None:
-        """Take no more grants: the worker is shutting down."""
+        """Take no more grants: the worker is shutting down, or cannot run them."""
         if not self._retired.is_set():
             self._retired.set()
             self._orders.put(Leave())
@@ -528,6 +544,7 @@ class Agent:
                 self.store.beat(self.worker, self.realm, self._queues.consumed(), ALIVE)
             self._free_revoked()
             self._sweep()
+            self._tell_of_kept()
             self._hear_of_revokes()
         except BackendError as error:
             if not self._down:
@@ -574,6 +591,22 @@ class Agent:
             names = list(self.store.take_due(min(room, BATCH)))
             self.counts.swept += len(names)
             self._kick(names)
+
+    def _tell_of_kept(self) -> None:
+        """Where the worker runs no parked messages: tell if no other worker does it either."""
+        if self._clock.monotonic() < self._next_tale or self._stopped.is_set():
+            return
+        self._next_tale = self._clock.monotonic() + TALE
+        names = [n for n in self.store.neglected(NEGLECTED) if self.store.inspect(n).bodies]
+        if names:
+            logger.error(
+                "celery-singleton-lock: messages are parked for the lock %s, and no worker has "
+                "looked after them for %d s. They are kept, and do not run: this worker does not "
+                "pass its self-test (see its warning at start), and none that does is there. "
+                "Start one that consumes their queues.",
+                ", ".join(map(repr, names[:NAMED])) + (" and others" if len(names) > NAMED else ""),
+                NEGLECTED,
+            )
 
     def _own(self) -> str:
         return "" if self._retired.is_set() else self.worker

@@ -567,10 +567,11 @@ def check_wrap(crew: Crew) -> None:
         if by_desk and passes(request_class(task, crew.consumer)):
             continue
         crew.desk.alone = crew.extension.declared()
-        crew.agent.retire()
+        crew.agent.stand_aside()
         logger.warning(
             "celery-singleton-lock: task %s does not pass this worker's desk (%s): all locked "
-            "tasks of this worker wait for their locks in pool slots. %s",
+            "tasks of this worker wait for their locks in pool slots, and what other workers have "
+            "parked does not run here. %s",
             name,
             *_why_alone(task, by_desk=by_desk),
         )

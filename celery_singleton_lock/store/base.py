@@ -135,6 +135,13 @@ class Store(Protocol):
         """Return names of locks that want a look; another caller gets them only in a while."""
         ...
 
+    def neglected(self, seconds: float, limit: int = 20) -> Sequence[str]:
+        """Return names of locks that have wanted a look for so long: no worker sweeps them.
+
+        Changes nothing.
+        """
+        ...
+
     def inspect(self, name: str, *, waiters: int = 10) -> LockView:
         """Return the lock as it stands. Changes nothing, and shows lapsed leases as gone."""
         ...

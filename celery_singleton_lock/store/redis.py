@@ -298,6 +298,16 @@ class RedisStore:
         arguments = script.pack({"most": limit, "defer_ms": _milliseconds(DEFER)})
         return [replies.text(name) for name in self._run(Call(script, keys, arguments))]
 
+    def neglected(self, seconds: float, limit: int = 20) -> Sequence[str]:
+        """Return locks that have wanted a look for so long; see :meth:`Store.neglected`."""
+        until = _milliseconds(self.time() - seconds)
+        with explained(self.reconnect):
+            pipe = self.client.pipeline(transaction=False)
+            for bucket in range(BUCKETS):
+                pipe.zrangebyscore(self.keyspace.due(bucket), "-inf", until, 0, limit)
+            found = pipe.execute()
+        return [replies.text(name) for names in found for name in names][:limit]
+
     def inspect(self, name: str, *, waiters: int = 10) -> LockView:
         """Return the lock as it stands; see :meth:`Store.inspect`."""
         return replies.view(name, self._run(self._lock_call("inspect", name, waiters=waiters)))

@@ -156,6 +156,23 @@ def test_a_broken_worker_beside_a_whole_one_loses_and_doubles_nothing(own_book, 
     own_book.await_free("a")
 
 
+def test_messages_that_no_worker_of_the_fleet_can_run_are_told_of(own_book):
+    """An error names their lock; they are kept, and run once a worker passes its self-test."""
+    whole = own_book.worker(name="whole", concurrency=2).start()
+    own_book.started(own_book.send("act", "a", 0, hold="never"))
+    left = own_book.send("act", "a", 1)
+    own_book.await_waiting("a", 1)
+    whole.end()  # which leaves its queue and the parked message behind
+    for due in own_book.client.scan_iter("csl:{b*}:due"):
+        own_book.client.zadd(due, {"k:a": 0}, xx=True)  # as after a long time without a worker
+    with broken(own_book, "own", name="broken") as worker:
+        worker.await_log("messages are parked for the lock 'k:a'")
+        assert "ERROR" in worker.log()
+    with own_book.worker(name="again", concurrency=2):
+        assert own_book.value(left) == 1
+    assert own_book.order("a") == [0, 1]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["own", "composed"])
 def test_T34_a_broken_worker_runs_no_copy_beside_its_original(own_book, how):
