@@ -28,6 +28,7 @@ import psutil
 from support.waiting import eventually
 
 TESTS = Path(__file__).parent.parent
+LIGHT = TESTS / "support" / "light"
 START_TIMEOUT = 30
 STOP_TIMEOUT = 20
 
@@ -71,7 +72,7 @@ class CeleryWorker:
         self.app, self.pool, self.concurrency = app, pool, concurrency
         self._queues = [queues] if isinstance(queues, str) else list(queues)
         self._args, self._loglevel, self._cwd = tuple(args), loglevel, cwd
-        path = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+        path = [str(TESTS), str(LIGHT), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._env = {
             **os.environ,
             "CELERY_BROKER_URL": broker,
