@@ -1,0 +1,336 @@
+"""The rules of the storm: pure functions from a history to what broke them."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from chaos.history import Event, History, Run, Span, joined
+
+READY = frozenset({"SUCCESS", "FAILURE", "REVOKED"})
+
+TICK = 0.005
+"""Seconds by which a belief may outlast its lease: scripts count in whole milliseconds, and the
+server's wall clock may be slewed against our monotonic one."""
+
+IDLE = 2.0
+"""Most seconds for which a task waits beside a free permit while a worker could run it."""
+
+BLINK = 1.0
+"""Longest pause between two looks at the locks that still counts as looking."""
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A rule that was broken.
+
+    Args:
+        rule: its name.
+        at: when, in seconds of the history.
+        text: what happened.
+    """
+
+    rule: str
+    at: float
+    text: str
+
+
+Rule = Callable[[History], Iterator[Violation]]
+RULES: dict[str, Rule] = {}
+SAFETY: dict[str, Rule] = {}
+"""Those that hold at any moment of a storm; the others hold at its end."""
+
+
+def rule(name: str, *, always: bool = False) -> Callable[[Rule], Rule]:
+    """Give a rule its name."""
+
+    def register(function: Rule) -> Rule:
+        RULES[name] = function
+        if always:
+            SAFETY[name] = function
+        return function
+
+    return register
+
+
+def judge(history: History, rules: dict[str, Rule] | None = None) -> list[Violation]:
+    """Return all that broke a rule, by its time."""
+    chosen = RULES if rules is None else rules
+    found = [violation for check in chosen.values() for violation in check(history)]
+    return sorted(found, key=lambda violation: violation.at)
+
+
+# --- locks ----------------------------------------------------------------------------------------
+
+
+@rule("at most the limit believe that they hold a lock", always=True)
+def overlaps(history: History) -> Iterator[Violation]:
+    for key, beliefs in _by(history.beliefs, lambda each: each[0].key):
+        for run, begin, others in _crowds(beliefs):
+            if len(others) >= min(each.limit for each in (run, *others)):
+                names = ", ".join(map(str, others))
+                yield Violation(
+                    "at most the limit believe that they hold a lock",
+                    begin,
+                    f"{key}: {run} began while it was held by {names}",
+                )
+
+
+@rule("no attempt runs beside itself", always=True)
+def twins(history: History) -> Iterator[Violation]:
+    for attempt, beliefs in _by(history.beliefs, lambda each: (each[0].id, each[0].attempt)):
+        for run, begin, others in _crowds(beliefs):
+            if any(other is not run for other in others):
+                yield Violation(
+                    "no attempt runs beside itself",
+                    begin,
+                    f"{run} began beside {others[0]}, and both are {attempt}",
+                )
+
+
+@rule("fencing tokens grow", always=True)
+def fences(history: History) -> Iterator[Violation]:
+    name = "fencing tokens grow"
+    since = _earliest_grant(history)
+    for key, runs in _by(history.runs, lambda run: run.key):
+        seen: dict[int, Run] = {}
+        largest: Run | None = None
+        ended: list[tuple[float, int]] = []
+        for run in runs:
+            if run.fence in seen:
+                yield Violation(name, run.start, f"{key}: {run} has the fence of {seen[run.fence]}")
+            seen[run.fence] = run
+            # One at a time: whoever holds the lock has the largest token. A run that was paused
+            # between its grant and its start holds nothing any more.
+            holds = run.limit == 1 and bool(history.belief(run))
+            if holds and largest is not None and run.fence < largest.fence:
+                yield Violation(name, run.start, f"{key}: {run} began after {largest}")
+            if holds and (largest is None or run.fence > largest.fence):
+                largest = run
+            before = [fence for end, fence in ended if end < since[run.run]]
+            if before and run.fence < max(before):
+                yield Violation(name, run.start, f"{key}: {run} was granted after {max(before)}")
+            ended.append((run.end, run.fence))
+
+
+@rule("a lock is lost only for a cause", always=True)
+def causeless_losses(history: History) -> Iterator[Violation]:
+    for run in history.runs:
+        if run.lost is not None and not history.disturbed(run):
+            yield Violation(
+                "a lock is lost only for a cause",
+                run.lost,
+                f"{run.key}: {run} lost it; neither it nor its worker nor Redis had stood still",
+            )
+
+
+# --- the register ---------------------------------------------------------------------------------
+
+
+@rule("the register refuses whoever was succeeded")
+def late_writes(history: History) -> Iterator[Violation]:
+    name = "the register refuses whoever was succeeded"
+    for key, writes in _by(history.of("register"), lambda write: write["key"]):
+        largest = 0
+        for write in sorted(writes, key=lambda write: write["seq"]):
+            if write["accepted"] and write["fence"] < largest:
+                yield Violation(name, write["at"], f"{key}: {write['run']} wrote after {largest}")
+            if write["accepted"]:
+                largest = max(largest, write["fence"])
+
+
+@rule("no holder is refused")
+def refused_holders(history: History) -> Iterator[Violation]:
+    beliefs = defaultdict(list)
+    for run, span in history.beliefs:
+        beliefs[run.run].append(span)
+    for write in history.of("register"):
+        believed = any(a <= write["at"] < b - TICK for a, b in beliefs[write["run"]])
+        if believed and not write["accepted"]:
+            text = f"{write['key']}: {write['run']} (fence {write['fence']}) was refused"
+            yield Violation("no holder is refused", write["at"], text)
+
+
+# --- tasks ----------------------------------------------------------------------------------------
+
+
+@rule("every published task reaches a final state")
+def unfinished(history: History) -> Iterator[Violation]:
+    for task in unsettled(history):
+        text = f"{task['task']} {task['id']} on {task['key']} has no final state"
+        yield Violation("every published task reaches a final state", task["t"], text)
+
+
+def unsettled(history: History) -> list[Event]:
+    """Return the tasks that have no final state and no excuse.
+
+    A later link of a chain is published by the success of the one before. An early-acknowledged
+    task may die with a process that had it in its hands. And the broker's transport may lose what
+    nobody has received: see :func:`lost_on_the_way`.
+    """
+    states = {event["id"]: event["state"] for event in history.of("final")}
+    died, lost = _died_in_hands(history), lost_on_the_way(history)
+    return [
+        task
+        for task in history.of("published")
+        if states.get(task["id"]) not in READY
+        and (task.get("after") is None or states.get(task["after"]) == "SUCCESS")
+        and (task["late"] or task["id"] not in died)
+        and task["id"] not in lost
+    ]
+
+
+def lost_on_the_way(history: History) -> set[str]:
+    """Return the tasks of which the last attempt reached no worker, although one was to get it.
+
+    kombu's Redis transport pops a message (BRPOP), and notes it as unacknowledged in a later call.
+    What is on its way in between is lost if the connection is cut, or the worker killed: no worker
+    has seen it, so no lock was asked for.
+    """
+    received = {(event["id"], event["attempt"]) for event in history.of("received")}
+    attempt: dict[str, int] = defaultdict(int)
+    for event in history.of("again"):
+        attempt[event["id"]] = max(attempt[event["id"]], event["attempt"])
+    last = max((event["t"] for event in history.of("cut", "kill")), default=-math.inf)
+    return {
+        task["id"]
+        for task in history.of("published")
+        if (task["id"], attempt[task["id"]]) not in received and task["t"] <= last
+    }
+
+
+@rule("a task that succeeded has run to its end")
+def never_run(history: History) -> Iterator[Violation]:
+    ended = {run.id for run in history.runs if not run.killed and not math.isinf(run.end)}
+    for event in history.of("final"):
+        if event["state"] == "SUCCESS" and event["id"] not in ended:
+            yield Violation(
+                "a task that succeeded has run to its end",
+                event["t"],
+                f"{event['id']} is a SUCCESS, and no body of it has ended",
+            )
+
+
+def _died_in_hands(history: History) -> set[str]:
+    """Return the tasks that were in the hands of a process when that died."""
+    held: dict[tuple[int, str], float] = {}
+    lost: set[str] = set()
+    for event in sorted(history.of("asks", "left"), key=lambda event: event["t"]):
+        who = event["pid"], event["id"]
+        if event["e"] == "asks":
+            held[who] = event["t"]
+        else:
+            held.pop(who, None)
+    for (pid, task_id), since in held.items():
+        if not math.isinf(history.death_of(pid, since)):
+            lost.add(task_id)
+    return lost
+
+
+# --- the fleet ------------------------------------------------------------------------------------
+
+
+@rule("nothing waits beside a free lock")
+def idle_locks(history: History) -> Iterator[Violation]:
+    alive = fleet_alive(history)
+    for lock, spans in _free_spans(history).items():
+        for begin, end in spans:
+            for up, down in alive:
+                idle = min(end, down) - max(begin, up)
+                if idle > IDLE:
+                    text = f"{lock}: a permit was free beside waiters for {idle:.1f} s"
+                    yield Violation("nothing waits beside a free lock", max(begin, up), text)
+
+
+def _free_spans(history: History) -> dict[str, list[Span]]:
+    """Return when each lock was seen with a free permit beside waiters, look after look."""
+    found: dict[str, list[Span]] = defaultdict(list)
+    seen: dict[str, float] = {}
+    breaks = iter([since for since, _ in history.outages])
+    broken, before = next(breaks, math.inf), -math.inf
+    for look in history.of("look"):
+        at, free = look["t"], look["free"]
+        cut = at - before > BLINK or broken <= at
+        while broken <= at:
+            broken = next(breaks, math.inf)
+        for lock in [lock for lock in seen if cut or lock not in free]:
+            found[lock].append((seen.pop(lock), before))
+        for lock in free:
+            seen.setdefault(lock, at)
+        before = at
+    for lock, since in seen.items():
+        found[lock].append((since, before))
+    return found
+
+
+def fleet_alive(history: History) -> list[Span]:
+    """Return when at least one worker lived that nobody had stopped."""
+    spans: list[Span] = []
+    for event in history.of("ready"):
+        pid, since = event["victim"], event["t"]
+        ends = [e["t"] for e in history.of("retire", "died") if e["victim"] == pid]
+        end = min([*ends, history.death_of(pid, since), history.now])
+        for stopped, going in sorted(history.stops[pid]):
+            spans.append((since, min(stopped, end)))
+            since = min(going, end)
+        spans.append((since, end))
+    return joined(span for span in spans if span[0] < span[1])
+
+
+@rule("no worker dies of itself", always=True)
+def dead_workers(history: History) -> Iterator[Violation]:
+    for event in history.of("died"):
+        text = f"{event['worker']} ended with {event['code']}, and nobody had killed it"
+        yield Violation("no worker dies of itself", event["t"], text)
+
+
+@rule("no key is left")
+def leftovers(history: History) -> Iterator[Violation]:
+    """Markers are left for a while: the last fence, ended attempts, who was in the fleet."""
+    for event in history.of("key"):
+        part = event["name"].rpartition(":")[2]
+        marker = event["ttl"] > 0 and (part in {"meta", "done"} or ":fleet:" in event["name"])
+        lapsed = event["ttl"] > 0 and not event["live"]
+        if not (marker or lapsed or event["name"].endswith(":schema")):
+            text = (
+                f"{event['name']} ({event['type']}, expires in {event['ttl']} s): {event['live']}"
+            )
+            yield Violation("no key is left", event["t"], text)
+
+
+@rule("the library logs no failure of its own")
+def complaints(history: History) -> Iterator[Violation]:
+    for event in history.of("complaint"):
+        text = f"{event['worker']}: {event['text']}"
+        yield Violation("the library logs no failure of its own", event["t"], text)
+
+
+# --- tools ----------------------------------------------------------------------------------------
+
+
+def _by(things: Iterable, key: Callable) -> Iterator[tuple]:
+    groups = defaultdict(list)
+    for thing in things:
+        groups[key(thing)].append(thing)
+    yield from groups.items()
+
+
+def _crowds(beliefs: list[tuple[Run, Span]]) -> Iterator[tuple[Run, float, list[Run]]]:
+    """Yield each belief's run and begin with the runs that held at that moment."""
+    held: list[tuple[float, int, Run]] = []
+    for number, (run, (begin, end)) in enumerate(sorted(beliefs, key=lambda each: each[1])):
+        while held and held[0][0] - TICK <= begin:
+            heapq.heappop(held)
+        yield run, begin, [other for _, _, other in held]
+        heapq.heappush(held, (end, number, run))
+
+
+def _earliest_grant(history: History) -> dict[str, float]:
+    """Return when each run can have been granted at the earliest: it was published by then."""
+    published = {
+        event["id"]: event["t"] for event in history.of("published") if not event.get("after")
+    }
+    return {run.run: published.get(run.id, -math.inf) for run in history.runs}

@@ -1,0 +1,406 @@
+"""The judge of the storm sees what is wrong, and nothing else: on histories made by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from chaos.history import History
+from chaos.judge import RULES, SAFETY, judge, unsettled
+from chaos.register import Register
+from chaos.schedule import KILLS_AND_STOPS, plan
+
+LIMIT = "at most the limit believe that they hold a lock"
+TWINS = "no attempt runs beside itself"
+FENCES = "fencing tokens grow"
+LOSS = "a lock is lost only for a cause"
+LATE_WRITE = "the register refuses whoever was succeeded"
+REFUSED = "no holder is refused"
+UNFINISHED = "every published task reaches a final state"
+NEVER_RUN = "a task that succeeded has run to its end"
+IDLE = "nothing waits beside a free lock"
+DIED = "no worker dies of itself"
+KEYS = "no key is left"
+COMPLAINT = "the library logs no failure of its own"
+
+MAIN = 1
+
+
+class Story:
+    """Events told in order; times are seconds."""
+
+    def __init__(self):
+        self.events = []
+
+    def note(self, t, event, pid=0, **facts):
+        self.events.append({"e": event, "t": t, "pid": pid, **facts})
+        return self
+
+    def run(self, run, begin, end=None, *, fence, pid=10, key="a", until=None, limit=1, **facts):
+        """A body, in a child of the worker whose main process is ``MAIN``."""
+        facts = {"id": f"task-{run}", "attempt": 0, "main": MAIN, "worker": "w", **facts}
+        until = begin + 3 if until is None else until
+        self.note(begin - 0.01, "asks", pid, id=facts["id"])
+        self.note(
+            begin, "start", pid, run=run, key=key, fence=fence, until=until, limit=limit, **facts
+        )
+        if end is not None:
+            self.note(end, "end", pid, run=run)
+            self.note(end + 0.01, "left", pid, id=facts["id"])
+        return self
+
+    def published(self, t, task_id, *, received=True, **facts):
+        facts = {"task": "early", "key": "a", "late": False, "after": None, **facts}
+        if received:
+            self.note(t + 0.01, "received", 1, id=task_id, attempt=0)
+        return self.note(t, "published", id=task_id, **facts)
+
+    def looks(self, begin, end, **free):
+        """A look at the locks each tenth of a second."""
+        for n in range(round((end - begin) * 10) + 1):
+            self.note(begin + n / 10, "look", free=free)
+        return self
+
+    def broken(self):
+        return [violation.rule for violation in judge(History(self.events))]
+
+
+@pytest.fixture
+def story():
+    return Story()
+
+
+def test_an_empty_history_is_a_good_one(story):
+    assert story.broken() == []
+
+
+# --- at most the limit ----------------------------------------------------------------------------
+
+
+def test_one_after_the_other_is_fine(story):
+    story.run("one", 1, 2, fence=1).run("two", 2.001, 3, fence=2, pid=11)
+    assert story.broken() == []
+
+
+def test_two_at_once_are_one_too_many(story):
+    story.run("one", 1, 2, fence=1).run("two", 1.5, 3, fence=2, pid=11)
+    assert story.broken() == [LIMIT]
+
+
+def test_locks_do_not_exclude_each_other(story):
+    story.run("one", 1, 2, fence=1).run("two", 1.5, 3, fence=2, pid=11, key="b")
+    assert story.broken() == []
+
+
+def test_three_may_share_a_lock_of_three_and_four_may_not(story):
+    for n in range(3):
+        story.run(f"r{n}", 1 + n / 10, 2, fence=n + 1, pid=10 + n, limit=3)
+    assert story.broken() == []
+    story.run("r4", 1.5, 2, fence=9, pid=20, limit=3)
+    assert story.broken() == [LIMIT]
+
+
+def test_a_long_body_holds_its_lock_beyond_the_first_lease(story):
+    """Nothing had stood still, so its worker should have renewed it."""
+    story.run("one", 1, 9, fence=1, until=4).run("two", 5, 6, fence=2, pid=11)
+    assert story.broken() == [LIMIT]
+
+
+@pytest.mark.parametrize("stopped", [10, MAIN], ids=["its process", "its worker"])
+def test_a_paused_holder_believes_until_its_lease_ends(story, stopped):
+    story.note(1.5, "stop", victims=[stopped]).note(7, "cont", victims=[stopped])
+    story.run("one", 1, 9, fence=1, until=4).run("two", 4.1, 5, fence=2, pid=11, main=2)
+    assert story.broken() == []
+
+
+def test_a_paused_holder_that_is_succeeded_too_early_is_an_overlap(story):
+    story.note(1.5, "stop", victims=[10]).note(7, "cont", victims=[10])
+    story.run("one", 1, 9, fence=1, until=4).run("two", 3.5, 3.9, fence=2, pid=11, main=2)
+    assert story.broken() == [LIMIT]
+
+
+def test_a_paused_holder_that_renewed_believes_again(story):
+    story.note(1.5, "stop", victims=[10]).note(2, "cont", victims=[10])
+    story.note(2.1, "held", 10, run="one", until=5.1)
+    story.run("one", 1, 9, fence=1, until=4).run("two", 5, 5.05, fence=2, pid=11, main=2)
+    assert story.broken() == [LIMIT]
+
+
+def test_somebody_elses_pause_excuses_nobody(story):
+    story.note(1.5, "stop", victims=[99]).note(7, "cont", victims=[99])
+    story.run("one", 1, 9, fence=1, until=4).run("two", 4.1, 5, fence=2, pid=11)
+    assert story.broken() == [LIMIT]
+
+
+def test_leases_end_while_redis_is_away(story):
+    story.note(1.5, "away").note(6, "back")
+    story.run("one", 1, 9, fence=1, until=4).run("two", 6.1, 7, fence=2, pid=11)
+    assert story.broken() == []
+
+
+def test_a_loss_that_was_told_ends_the_belief(story):
+    story.note(1.5, "away").note(6, "back").note(6.05, "lost", 10, run="one")
+    story.run("one", 1, 9, fence=1, until=8).run("two", 6.1, 7, fence=2, pid=11)
+    assert story.broken() == []
+
+
+def test_the_dead_believe_nothing(story):
+    story.run("one", 1, fence=1).note(1.5, "kill", victim=10)
+    story.run("two", 1.6, 2, fence=2, pid=11)
+    assert story.broken() == []
+
+
+def test_what_a_dying_process_still_noted_it_did(story):
+    story.run("one", 1, fence=1).note(1.5, "kill", victim=10).note(
+        1.7, "held", 10, run="one", until=4
+    )
+    story.run("two", 1.6, 2, fence=2, pid=11)
+    assert LIMIT in story.broken()
+
+
+def test_one_that_was_last_seen_alive_is_dead_after_that(story):
+    story.run("one", 1, fence=1).note(1.9, "gone", victim=10, seen=1.5)
+    story.run("two", 1.6, 2, fence=2, pid=11)
+    assert story.broken() == []
+
+
+def test_who_runs_still_believes(story):
+    story.run("one", 1, fence=1).run("two", 1.6, 2, fence=2, pid=11)
+    assert story.broken() == [LIMIT]
+
+
+# --- twins, fences, losses ------------------------------------------------------------------------
+
+
+def test_two_copies_of_an_attempt_may_not_share_a_lock_of_three(story):
+    story.run("one", 1, 2, fence=1, limit=3, id="same")
+    story.run("two", 1.5, 2, fence=2, limit=3, id="same", pid=11)
+    assert story.broken() == [TWINS]
+
+
+def test_a_retry_is_another_attempt(story):
+    story.run("one", 1, 2, fence=1, limit=3, id="same")
+    story.run("two", 1.5, 2, fence=2, limit=3, id="same", attempt=1, pid=11)
+    assert story.broken() == []
+
+
+def test_a_fence_that_falls_is_seen(story):
+    story.run("one", 1, 2, fence=7).run("two", 3, 4, fence=6)
+    assert story.broken() == [FENCES]
+
+
+def test_a_fence_that_comes_twice_is_seen(story):
+    story.run("one", 1, 2, fence=7, limit=3).run("two", 3, 4, fence=7, limit=3)
+    assert story.broken() == [FENCES]
+
+
+def test_a_fence_that_falls_is_seen_where_three_share_a_lock(story):
+    story.published(2.5, "later")
+    story.run("one", 1, 2, fence=7, limit=3).run("two", 3, 4, fence=6, limit=3, id="later")
+    story.note(4, "final", id="later", state="SUCCESS")
+    assert story.broken() == [FENCES]
+
+
+def test_who_was_paused_between_its_grant_and_its_start_has_an_old_fence(story):
+    story.note(0.5, "stop", victims=[10]).note(4.9, "cont", victims=[10])
+    story.run("one", 5, 6, fence=3, until=4).run("two", 4.1, 4.5, fence=7, pid=11, main=2)
+    assert story.broken() == []
+
+
+def test_a_loss_without_a_cause_is_seen(story):
+    story.run("one", 1, 2, fence=1).note(1.5, "lost", 10, run="one")
+    assert story.broken() == [LOSS]
+
+
+def test_a_loss_may_follow_a_pause(story):
+    story.note(1.1, "stop", victims=[MAIN]).note(4.5, "cont", victims=[MAIN])
+    story.run("one", 1, 5, fence=1).note(4.6, "lost", 10, run="one")
+    assert story.broken() == []
+
+
+def test_a_pause_that_is_long_past_causes_nothing(story):
+    story.note(1.1, "stop", victims=[MAIN]).note(1.5, "cont", victims=[MAIN])
+    story.run("one", 9, 12, fence=1).note(11, "lost", 10, run="one")
+    assert story.broken() == [LOSS]
+
+
+# --- the register ---------------------------------------------------------------------------------
+
+
+def write(story, seq, fence, run, at, *, accepted=True):
+    row = {"seq": seq, "fence": fence, "run": run, "at": at, "accepted": int(accepted)}
+    return story.note(100, "register", key="a", kind="write", **row)
+
+
+def test_a_late_write_that_was_accepted_is_seen(story):
+    write(story, 1, 5, "one", 1)
+    write(story, 2, 6, "two", 2)
+    write(story, 3, 5, "one", 3)
+    assert story.broken() == [LATE_WRITE]
+
+
+def test_a_late_write_that_was_refused_is_fine(story):
+    write(story, 1, 5, "one", 1)
+    write(story, 2, 6, "two", 2)
+    write(story, 3, 5, "one", 3, accepted=False)
+    assert story.broken() == []
+
+
+def test_a_holder_that_was_refused_is_seen(story):
+    story.run("one", 1, 5, fence=5)
+    write(story, 1, 5, "one", 3, accepted=False)
+    assert story.broken() == [REFUSED]
+
+
+def test_the_register_refuses_a_lower_fence(tmp_path):
+    register = Register(tmp_path)
+    fences, told = (5, 5, 7, 5, 7), (True, True, True, False, True)
+    assert tuple(register.write("a", fence, "run") for fence in fences) == told
+    assert register.write("b", 1, "run")
+    rows = [(row["key"], row["fence"], row["accepted"]) for row in register.rows()]
+    assert rows == [*zip("aaaaa", fences, told, strict=True), ("b", 1, 1)]
+
+
+# --- tasks ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_task_without_an_end_is_seen(story, late):
+    story.published(1, "lost", late=late).note(2, "final", id="lost", state="RETRY")
+    assert story.broken() == [UNFINISHED]
+
+
+@pytest.mark.parametrize("state", ["FAILURE", "REVOKED"])
+def test_a_final_state_is_an_end(story, state):
+    story.published(1, "x").note(2, "final", id="x", state=state)
+    assert story.broken() == []
+
+
+def test_an_early_task_may_die_with_its_process(story):
+    story.published(1, "task-one").run("one", 2, fence=1).note(3, "kill", victim=10)
+    assert story.broken() == []
+
+
+def test_a_late_task_may_not(story):
+    story.published(1, "task-one", late=True).run("one", 2, fence=1).note(3, "kill", victim=10)
+    assert story.broken() == [UNFINISHED]
+
+
+def test_an_early_task_may_not_be_lost_by_a_process_that_lives(story):
+    story.published(1, "task-one").run("one", 2, 3, fence=1)
+    assert story.broken() == [UNFINISHED]
+
+
+def test_an_early_task_that_nobody_had_in_hands_may_not_be_lost(story):
+    story.published(1, "parked").run("one", 2, fence=1).note(3, "kill", victim=10)
+    assert story.broken() == [UNFINISHED]
+
+
+@pytest.mark.parametrize("cause", ["cut", "kill"])
+def test_the_broker_may_lose_what_nobody_has_received(story, cause):
+    """Kombu pops a message, and notes later that it has: not a matter of locks."""
+    story.published(1, "x", received=False, late=True)
+    assert story.broken() == [UNFINISHED]
+    assert story.note(1.1, cause, victim=MAIN).broken() == []
+
+
+def test_the_broker_may_lose_a_retry_too_that_nobody_has_received(story):
+    story.published(1, "x").note(1.5, "again", id="x", attempt=1).note(2, "cut")
+    assert story.broken() == []
+    assert story.note(3, "received", id="x", attempt=1).broken() == [UNFINISHED]
+
+
+def test_a_link_of_a_chain_is_sent_by_the_success_of_the_one_before(story):
+    story.published(1, "a").published(1, "b", after="a")
+    story.note(2, "final", id="a", state="FAILURE")
+    assert story.broken() == []
+    story.note(2, "final", id="a", state="SUCCESS").run("r", 1.5, 1.9, fence=1, id="a")
+    assert [task["id"] for task in unsettled(History(story.events))] == ["b"]
+
+
+def test_a_success_without_a_run_is_seen(story):
+    story.published(1, "x").note(2, "final", id="x", state="SUCCESS")
+    assert story.broken() == [NEVER_RUN]
+
+
+# --- the fleet ------------------------------------------------------------------------------------
+
+
+def test_a_free_lock_beside_waiters_is_seen(story):
+    story.note(0, "ready", worker="w", victim=MAIN).looks(1, 3.5, a=2)
+    assert story.broken() == [IDLE]
+
+
+def test_a_free_lock_is_taken_within_a_while(story):
+    story.note(0, "ready", worker="w", victim=MAIN)
+    story.looks(1, 2.5, a=2).looks(2.6, 2.8).looks(2.9, 4.5, a=1)
+    assert story.broken() == []
+
+
+def test_nobody_takes_a_lock_where_nobody_lives(story):
+    story.note(0, "ready", worker="w", victim=MAIN).looks(1, 9, a=2)
+    story.note(1.5, "stop", victims=[MAIN]).note(5, "cont", victims=[MAIN])
+    story.note(6.5, "kill", victim=MAIN)
+    assert story.broken() == []
+
+
+def test_nobody_takes_a_lock_while_redis_is_away(story):
+    story.note(0, "ready", worker="w", victim=MAIN)
+    story.looks(1, 2.5, a=2).note(2.55, "away").note(4.5, "back").looks(4.6, 6, a=2)
+    assert story.broken() == []
+
+
+def test_a_worker_that_dies_of_itself_is_seen(story):
+    story.note(1, "died", worker="w", victim=MAIN, code=1)
+    assert story.broken() == [DIED]
+
+
+def key(story, name, ttl, live=""):
+    return story.note(9, "key", name=name, type="hash", ttl=ttl, live=live)
+
+
+@pytest.mark.parametrize(
+    ("name", "ttl"),
+    [
+        ("csl:{b01}:k:a:meta", 50),
+        ("csl:{b01}:k:a:done", 50),
+        ("csl:{b01}:k:a:holders", 50),
+        ("csl:fleet:route:r:celery", 9),
+        ("csl:schema", -1),
+    ],
+)
+def test_markers_may_be_left_for_a_while(story, name, ttl):
+    assert key(story, name, ttl).broken() == []
+
+
+@pytest.mark.parametrize("name", ["bodies", "queue", "record", "meta", "adrift"])
+def test_keys_that_never_expire_are_seen(story, name):
+    assert key(story, f"csl:{{b01}}:k:a:{name}", -1).broken() == [KEYS]
+
+
+@pytest.mark.parametrize("name", ["csl:{b01}:due", "csl:{b01}:index"])
+def test_entries_of_an_index_are_seen(story, name):
+    assert key(story, name, -1).broken() == [KEYS]
+
+
+def test_a_holder_that_is_left_is_seen(story):
+    assert key(story, "csl:{b01}:k:a:holders", 50, live="one").broken() == [KEYS]
+
+
+def test_a_failure_that_the_library_logged_is_seen(story):
+    assert story.note(1, "complaint", worker="w", text="oh").broken() == [COMPLAINT]
+
+
+# --- the plan -------------------------------------------------------------------------------------
+
+
+def test_one_seed_is_one_plan():
+    assert plan(7, 60) == plan(7, 60)
+    assert plan(7, 60) != plan(8, 60)
+
+
+def test_a_plan_of_half_an_hour_has_hundreds_of_kills_and_stops():
+    assert sum(fault.kind in KILLS_AND_STOPS for fault in plan(1, 1800)) > 300
+
+
+def test_the_rules_of_a_moment_are_some_of_all():
+    assert SAFETY.items() < RULES.items()
