@@ -1,0 +1,99 @@
+"""Look for holes in real traffic: ``python -m tests.chaos --minutes 5 --seed 7``.
+
+Kills, stops and cuts what runs real tasks, and judges the history. The same seed gives the same
+plan of faults and the same tasks; who meets whom is up to the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from chaos.bounds import measure, table
+from chaos.broken import VARIANTS
+from chaos.judge import RULES, lost_on_the_way
+from chaos.storm import Report, Storm
+
+
+def main() -> int:
+    options = _options()
+    seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
+    seconds = options.minutes * 60
+    folder = Path(tempfile.mkdtemp(prefix=f"csl-chaos-{seed}-"))
+    print(f"--minutes {options.minutes:g} --seed {seed}; history in {folder}", flush=True)
+    began = time.monotonic()
+    report = Storm(folder, seed, seconds, broken=options.broken).run()
+    print(f"{time.monotonic() - began:.0f} s\n{summary(report)}")
+    if options.broken:
+        return _caught(report, options.broken, folder)
+    kept = options.rounds == 0 or _bounds_kept(options.rounds)
+    if report.violations:
+        print(f"seed {seed}; the history is kept in {folder}/journal")
+    elif not options.keep:
+        shutil.rmtree(folder)
+    return 0 if kept and not report.violations else 1
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=5, help="how long the storm lasts")
+    parser.add_argument("--seed", type=int, default=None, help="repeat a plan")
+    parser.add_argument("--broken", choices=VARIANTS, default="", help="a variant to be caught")
+    parser.add_argument(
+        "--rounds", type=int, default=2, help="how often each time to the next one is measured"
+    )
+    parser.add_argument("--keep", action="store_true", help="keep the history in any case")
+    return parser.parse_args()
+
+
+def _bounds_kept(rounds: int) -> bool:
+    """Measure after the storm how soon the next one begins; return whether all bounds were kept."""
+    with tempfile.TemporaryDirectory(prefix="csl-chaos-bounds-") as folder:
+        found = measure(Path(folder), rounds)
+    print(table(found), flush=True)
+    return all(each.kept for each in found)
+
+
+def _caught(report: Report, broken: str, folder: Path) -> int:
+    if report.violations:
+        after = "" if report.caught is None else f" after {report.caught:.0f} s"
+        print(f"{broken}: caught{after}")
+        shutil.rmtree(folder)
+        return 0
+    print(f"{broken}: NOT caught; the history is kept in {folder}/journal")
+    return 1
+
+
+def summary(report: Report) -> str:
+    """Return what happened, and which rules were broken."""
+    history = report.history
+    states = Counter(event["state"] for event in history.of("final"))
+    disturbed = sum(map(history.disturbed, history.runs))
+    killed = sum(run.killed for run in history.runs)
+    refused = sum(not row["accepted"] for row in history.of("register"))
+    tasks = f"tasks: {len(history.of('published'))} published; {dict(states)}"
+    runs = f"runs: {len(history.runs)}; {killed} died in the middle, {disturbed} were disturbed, "
+    runs += f"{len(history.of('lost'))} were told that they lost their lock"
+    writes = f"register: {len(history.of('register'))} writes, {refused} of them refused"
+    faults = f"faults: {dict(report.faults)}; {report.struck} kills and stops; "
+    faults += f"{len(history.of('hung'))} warm shutdowns hung"
+    ready = {event["id"] for event in history.of("final")}
+    if report.caught is None:
+        tasks += f"; {len(lost_on_the_way(history) - ready)} reached no worker (lost by the broker)"
+    lines = [tasks, runs, writes, faults]
+    broken = Counter(violation.rule for violation in report.violations)
+    lines += [f"  {broken[name] or 'ok':>4}  {name}" for name in RULES]
+    lines += [f"{v.at:.3f} {v.rule}: {v.text}" for v in report.violations[:40]]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+"""Wrong variants of the library, made in the worker that runs them: each must be caught.
+
+They exist in this file only. ``python -m tests.chaos --broken release`` runs one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from celery_singleton_lock.store.scripts import VERBS, assemble, load_scripts, read
+from celery_singleton_lock.watchdog import Watchdog
+
+LIBRARY = "_lock.lua"
+
+ANYBODY_RELEASES = """local where = standing(token, rec)
+if not where and ending ~= 'cancel' then
+  local other = redis.call('ZRANGE', holders, 0, 0)[1]
+  if other then token, rec, where = other, load(other), 'holder' end
+end
+"""
+
+
+def no_token_check() -> None:
+    """A release takes the lock from whoever holds it, as ``DEL`` does."""
+    _patch("release.lua", "local where = standing(token, rec)\n", ANYBODY_RELEASES)
+
+
+def no_renewal() -> None:
+    """The watchdog believes that it has renewed, and asks nobody."""
+    Watchdog._ask = lambda _self, leases: [True] * len(leases)
+
+
+def no_sweep() -> None:
+    """A lease that has ended is never taken away."""
+    _patch(LIBRARY, "do lapse(token) end", "do local _ = token end")
+
+
+VARIANTS: dict[str, Callable[[], None]] = {
+    "release": no_token_check,
+    "renewal": no_renewal,
+    "sweep": no_sweep,
+}
+
+
+def _patch(file: str, old: str, new: str) -> None:
+    """Exchange a line of a script; the loaded scripts are one mapping per process."""
+    texts = {name: read(name) for name in (LIBRARY, *(f"{verb}.lua" for verb in VERBS))}
+    if texts[file].count(old) != 1:
+        raise LookupError(f"{old!r} is {texts[file].count(old)} times in {file}")
+    texts[file] = texts[file].replace(old, new)
+    clock = read("_clock.lua")
+    loaded = load_scripts()
+    loaded.update({v: assemble(v, clock, texts[LIBRARY], texts[f"{v}.lua"]) for v in VERBS})

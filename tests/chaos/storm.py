@@ -1,0 +1,300 @@
+"""A storm: servers, workers and a crowd of tasks, struck by a plan of faults; then the history."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from celery_singleton_lock.errors import BackendError
+from celery_singleton_lock.keys import Keyspace
+from celery_singleton_lock.model import LockView
+from chaos.crowd import HOT, LOCKS, Crowd
+from chaos.fleet import CREWS, Crew, Fleet
+from chaos.history import History
+from chaos.judge import SAFETY, Violation, judge, unsettled
+from chaos.lookout import Lookout
+from chaos.register import Register
+from chaos.schedule import KILLS_AND_STOPS, Fault, plan
+from support.waiting import eventually
+
+TICK = 0.02
+DRAIN = 90.0
+"""Most seconds that the rest may take after the storm."""
+
+PRESSED = 3
+"""Locks of a stopped worker for which others are sent to wait."""
+
+EARLY_LOOK = 1.0
+"""Seconds between two judgements while a storm lasts, of one that is to be caught."""
+
+
+@dataclass
+class Report:
+    """What a storm showed.
+
+    Attributes:
+        history: all that happened.
+        violations: what broke a rule.
+        faults: how many of each kind struck.
+        caught: seconds after its begin at which the first violation was seen; None if none was.
+    """
+
+    history: History
+    violations: list[Violation] = field(default_factory=list)
+    faults: Counter[str] = field(default_factory=Counter)
+    caught: float | None = None
+
+    @property
+    def struck(self) -> int:
+        """How many kills and stops."""
+        return sum(count for kind, count in self.faults.items() if kind in KILLS_AND_STOPS)
+
+
+class Storm:
+    """One storm over one fleet.
+
+    Args:
+        folder: where the history is kept.
+        seed: of the plan and the crowd.
+        seconds: how long it lasts.
+        broken: a wrong variant of the library, to be caught: the storm ends when it is.
+        crews: pool and concurrency of each worker.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        seed: int,
+        seconds: float,
+        *,
+        broken: str = "",
+        crews: tuple[tuple[str, int], ...] = CREWS,
+    ) -> None:
+        self.folder = folder
+        self.seed, self.seconds, self.broken = seed, seconds, broken
+        self.fleet = Fleet(folder, broken=broken, crews=crews)
+        self.faults: Counter[str] = Counter()
+        self._later: list[tuple[float, Callable[[], None]]] = []
+        self._locks_away = False
+        self._caught: float | None = None
+
+    def run(self) -> Report:
+        """Let it rage, wait for what is left to end, and judge."""
+        with self.fleet as fleet:
+            try:
+                fleet.start()
+                with Lookout(fleet):
+                    with Crowd(fleet, self.seed) as crowd:
+                        self._rage(crowd)
+                        if self._caught is None:
+                            self._settle(crowd)
+                    if self._caught is None:
+                        self._await_quiet()
+                if self._caught is None:
+                    self._collect()
+            finally:
+                fleet.keep_logs()
+        history = self.history()
+        rules = SAFETY if self._caught is not None else None
+        return Report(history, judge(history, rules), self.faults, self._caught)
+
+    def history(self) -> History:
+        """Return what happened so far."""
+        return History.read(self.fleet.journal.path)
+
+    # -- while it rages ---------------------------------------------------------------------------
+
+    def _rage(self, crowd: Crowd) -> None:
+        began = time.monotonic()
+        self.fleet.journal.note("storm", seed=self.seed, seconds=self.seconds, broken=self.broken)
+        crowd.lead()
+        faults, look = plan(self.seed, self.seconds), began + EARLY_LOOK
+        while (now := time.monotonic()) < began + self.seconds and self._caught is None:
+            while faults and faults[0].at <= now - began:
+                self._strike(faults.pop(0), crowd)
+            self._tend(now)
+            if self.broken and now >= look:
+                self._caught = now - began if judge(self.history(), SAFETY) else None
+                look = time.monotonic() + EARLY_LOOK
+            time.sleep(TICK)
+        for _, undo in self._later:
+            undo()
+        self._later = []
+
+    def _tend(self, now: float) -> None:
+        """Undo what is due, and start workers that have ended."""
+        due = [undo for at, undo in self._later if at <= now]
+        self._later = [(at, undo) for at, undo in self._later if at > now]
+        for undo in due:
+            undo()
+        for crew in self.fleet.crews:
+            crew.look()
+            if crew.worker is None and not any(crew.start == undo for _, undo in self._later):
+                crew.start()
+
+    def _strike(self, fault: Fault, crowd: Crowd) -> None:
+        """Strike, if there is somebody to be struck; note what came of it."""
+        worker = partial(self._strike_worker, crowd=crowd)
+        strikes: dict[str, Callable[[Fault], bool]] = {
+            "kill child": self._strike_child,
+            "stop child": self._strike_child,
+            "stop main": worker,
+            "stop worker": worker,
+            "kill worker": worker,
+            "retire worker": worker,
+            "kill locks": self._strike_locks,
+            "stop locks": self._strike_locks,
+            "cut broker": self._cut,
+            "revoke": lambda fault: self._revoke(fault, crowd),
+            "terminate": lambda fault: self._revoke(fault, crowd),
+        }
+        if strikes[fault.kind](fault):
+            self.faults[fault.kind] += 1
+            self.fleet.journal.note("fault", kind=fault.kind, length=fault.length)
+
+    def _undo(self, seconds: float, undo: Callable[[], None]) -> None:
+        self._later.append((time.monotonic() + seconds, undo))
+
+    def _strike_child(self, fault: Fault) -> bool:
+        crews = [crew for crew in self.fleet.crews if crew.strikable]
+        pids = [(crew, pid) for crew in crews for pid in crew.worker.child_pids()]
+        holders = self._holders()
+        pids = [each for each in pids if each[1] in holders] or pids
+        if not pids:
+            return False
+        crew, pid = pids[int(fault.where * len(pids))]
+        if fault.kind == "kill child":
+            crew.kill_child(pid)
+        else:
+            self._stop(crew, [pid], fault)
+        return True
+
+    def _strike_worker(self, fault: Fault, crowd: Crowd) -> bool:
+        crews = [crew for crew in self.fleet.crews if crew.strikable]
+        holders = self._holders()
+        busy = [c for c in crews if holders & {c.worker.pid, *c.worker.child_pids()}]
+        crews = busy or crews
+        if not crews:
+            return False
+        crew = crews[int(fault.where * len(crews))]
+        match fault.kind:
+            case "stop main":
+                self._stop(crew, [crew.worker.pid], fault)
+            case "stop worker":
+                pids = [crew.worker.pid, *crew.worker.child_pids()]
+                self._stop(crew, pids, fault)
+                crowd.press(self._held_by(set(pids))[:PRESSED])
+            case "kill worker":
+                crew.kill()
+                self._undo(fault.length, crew.start)
+            case _:
+                crew.retire()
+        return True
+
+    def _holders(self) -> set[int]:
+        """Return the processes that hold a hot lock: to strike them is to hit somebody behind."""
+        return {holder.pid for view in self._views(HOT) if view.waiting for holder in view.holders}
+
+    def _held_by(self, pids: set[int]) -> list[str]:
+        """Return the locks that these processes hold."""
+        views = self._views(LOCKS)
+        return [view.name for view in views if pids & {holder.pid for holder in view.holders}]
+
+    def _views(self, locks: Sequence[str]) -> list[LockView]:
+        try:
+            return [self.fleet.store.inspect(lock, waiters=0) for lock in locks]
+        except BackendError:
+            return []
+
+    def _stop(self, crew: Crew, pids: list[int], fault: Fault) -> None:
+        crew.stop(pids)
+        self._undo(fault.length, crew.go_on)
+
+    def _strike_locks(self, fault: Fault) -> bool:
+        if self._locks_away:
+            return False
+        self._locks_away = True
+        self.fleet.journal.note("away")
+        locks = self.fleet.locks
+        strike, undo = (
+            (locks.kill, locks.start) if fault.kind == "kill locks" else (locks.pause, locks.resume)
+        )
+        strike()
+        self._undo(fault.length, lambda: self._bring_back(undo))
+        return True
+
+    def _bring_back(self, undo: Callable[[], None]) -> None:
+        undo()
+        self.fleet.journal.note("back")
+        self._locks_away = False
+
+    def _cut(self, _fault: Fault) -> bool:
+        self.fleet.journal.note("cut")
+        self.fleet.proxy.cut()
+        return True
+
+    def _revoke(self, fault: Fault, crowd: Crowd) -> bool:
+        task_id = crowd.somebody(fault.where)
+        if task_id is None:
+            return False
+        terminate = fault.kind == "terminate"
+        self.fleet.journal.note("revoke", id=task_id, terminate=terminate)
+        self.fleet.app.control.revoke(task_id, terminate=terminate, signal="SIGKILL")
+        return True
+
+    # -- after it ---------------------------------------------------------------------------------
+
+    def _settle(self, crowd: Crowd) -> None:
+        """Publish no more, and let all that was published end."""
+        crowd.hush()
+        self.fleet.heal()
+        until = time.monotonic() + DRAIN
+        while unsettled(self.history()) and time.monotonic() < until:
+            self._look_after_workers()
+            time.sleep(0.5)
+
+    def _look_after_workers(self) -> None:
+        for crew in self.fleet.crews:
+            crew.look()
+
+    def _await_quiet(self) -> None:
+        """Wait until nobody holds or waits, then shut down."""
+        try:
+            eventually(self._is_quiet, 20)
+        except AssertionError:
+            print("the locks did not become quiet; the rules will tell of it", flush=True)
+        self.fleet.stop()
+
+    def _is_quiet(self) -> bool:
+        self._look_after_workers()
+        quiet = not any(self._content(lock) for lock in LOCKS)
+        return (
+            quiet and not self.fleet.queue.hlen("unacked") and not self.fleet.queue.llen("celery")
+        )
+
+    def _content(self, lock: str) -> str:
+        view = self.fleet.store.inspect(lock)
+        live = view.holders or view.waiting or view.adrift or view.bodies
+        return str(view) if live else ""
+
+    def _collect(self) -> None:
+        """Add to the history what can be told only at the end."""
+        note = self.fleet.journal.note
+        for row in Register(self.folder).rows():
+            note("register", at=row.pop("t"), writer=row.pop("pid"), **row)
+        content = {self._base(lock): self._content(lock) for lock in LOCKS}
+        client = self.fleet.locks.client(decode_responses=True)
+        with client:
+            for name in client.scan_iter("csl:*"):
+                live = content.get(name.rpartition(":")[0], "")
+                note("key", name=name, type=client.type(name), ttl=client.ttl(name), live=live)
+        for worker, line in self.fleet.complaints():
+            note("complaint", worker=worker, text=line)
+
+    @staticmethod
+    def _base(lock: str) -> str:
+        return Keyspace().lock(lock).holders.rpartition(":")[0]

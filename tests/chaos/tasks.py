@@ -1,0 +1,167 @@
+"""The tasks of the storm: each notes what it believes of its lock, and writes to a register."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from celery import Celery, Task
+
+from celery_singleton_lock import LockedTask, current_lock
+from chaos.register import Register
+from integration.taskbook import Journal
+
+LOCK = "k:{key}"
+LEASE = 3.0
+GLANCE = 0.1
+"""Seconds between two looks of a task at its lock."""
+
+_MAIN = os.getpid()
+"""The worker's main process: its children are forks of it."""
+
+LATE = {"acks_late": True, "reject_on_worker_lost": True}
+TASKS: dict[str, dict[str, Any]] = {
+    "early": {},
+    "late": LATE,
+    "early3": {"lock_limit": 3},
+    "late3": {**LATE, "lock_limit": 3},
+    "keep": {"lock_on_retry": "keep"},
+    "keep_late": {**LATE, "lock_on_retry": "keep"},
+    "requeue": {"lock_on_conflict": "requeue", "lock_requeue_delay": 0.2, "lock_requeue_max": 0.8},
+    "wait": {**LATE, "lock_on_conflict": "wait", "lock_wait_timeout": 120},
+}
+"""Name -> declaration."""
+
+
+def limit_of(task: str) -> int:
+    """Return how many may hold a lock of the task."""
+    return int(TASKS[task].get("lock_limit", 1))
+
+
+class Watched(LockedTask):
+    """A locked task of which the history shows when a process had it in its hands.
+
+    An early-acknowledged task may be lost with a process only if that had asked for its lock.
+    """
+
+    journal: Journal
+
+    @property
+    def __trace__(self) -> Callable[..., Any] | None:
+        traced = super().__trace__
+        return None if traced is None else partial(self._noted, traced)
+
+    @__trace__.setter
+    def __trace__(self, tracer: Callable[..., Any] | None) -> None:
+        LockedTask.__trace__.fset(self, tracer)
+
+    def _noted(self, traced: Callable[..., Any], uuid: str, *args: Any) -> Any:
+        self.journal.note("asks", id=uuid)
+        try:
+            return traced(uuid, *args)
+        finally:
+            self.journal.note("left", id=uuid)
+
+
+class Run:
+    """One run of a body: what it believes of its lock, and what it writes."""
+
+    def __init__(self, task: Task, key: str, journal: Journal, register: Register) -> None:
+        self.lock = current_lock()
+        self.key, self._journal, self._register = key, journal, register
+        self.name = f"{os.getpid()}-{os.urandom(4).hex()}"
+        self._limit = limit_of(task.name)
+        self._until = self._known_until()
+        self._lost = False
+        self._journal.note(
+            "start",
+            run=self.name,
+            id=task.request.id,
+            attempt=task.request.retries,
+            task=task.name,
+            key=key,
+            limit=self._limit,
+            main=_MAIN,
+            worker=task.request.hostname,
+            fence=self.lock.fencing_token,
+            until=self._until,
+        )
+
+    def glance(self) -> None:
+        """Ask whether the lock is held, as a careful task does; note news."""
+        if not self._lost and not self.lock.held:
+            self._lost = True
+            self._journal.note("lost", run=self.name)
+        elif not self._lost and (until := self._known_until()) > self._until + 0.001:
+            self._until = until
+            self._journal.note("held", run=self.name, until=until)
+
+    def write(self, kind: str = "write") -> None:
+        """Write to the register. With more than one holder no token can tell who is late."""
+        if self._limit == 1:
+            self._register.write(self.key, self.lock.fencing_token, self.name, kind)
+
+    def end(self) -> None:
+        """Note the end of the body."""
+        self._journal.note("end", run=self.name)
+
+    def _known_until(self) -> float:
+        """Return when the lease ends as far as this process knows; no later than that."""
+        now = time.monotonic()
+        return now + self.lock.expires_in
+
+
+def build(broker: str, backend: str, folder: str | Path, conf: Mapping[str, Any]) -> Celery:
+    """Return the app.
+
+    Args:
+        broker: URL.
+        backend: URL.
+        folder: for the journal and the registers.
+        conf: settings.
+    """
+    app = Celery("chaos", broker=broker, backend=backend, set_as_current=False)
+    app.conf.update(conf)
+    journal, register = Journal(folder), Register(folder)
+
+    def act(
+        self: Task, key: str, hold: float = 0.1, quiet: bool = False, retries: int = 0
+    ) -> float:
+        """Hold, write, and be tried again ``retries`` times. Who is quiet looks at the end only."""
+        run = Run(self, key, journal, register)
+        try:
+            run.write("enter")
+            _hold(run, hold, GLANCE if not quiet else hold)
+            run.write()
+            run.glance()
+            if self.request.retries < retries:
+                journal.note("again", id=self.request.id, attempt=self.request.retries + 1)
+                raise self.retry(countdown=0.2 + hold, max_retries=retries)
+            return hold
+        finally:
+            run.end()
+
+    for name, options in TASKS.items():
+        app.task(
+            bind=True,
+            base=Watched,
+            name=name,
+            shared=False,
+            lock_key=LOCK,
+            journal=journal,
+            **options,
+        )(act)
+    app.finalize()
+    return app
+
+
+def _hold(run: Run, seconds: float, nap: float) -> None:
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        time.sleep(min(left, nap))
+        if nap == GLANCE:
+            run.glance()

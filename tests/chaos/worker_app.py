@@ -1,0 +1,31 @@
+"""What ``celery -A chaos.worker_app`` loads: the storm's tasks, on this library or a wrong one."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from celery.signals import task_received
+
+from chaos.broken import VARIANTS
+from chaos.tasks import build
+from integration.taskbook import Journal
+
+if os.environ.get("CHAOS_BROKEN"):
+    VARIANTS[os.environ["CHAOS_BROKEN"]]()
+
+app = build(
+    os.environ["CELERY_BROKER_URL"],
+    os.environ["CELERY_RESULT_BACKEND"],
+    os.environ["CHAOS_FOLDER"],
+    json.loads(os.environ["CHAOS_CONF"]),
+)
+_journal = Journal(os.environ["CHAOS_FOLDER"])
+
+
+@task_received.connect
+def _note(request: Any, **_: object) -> None:
+    """Note each message that arrives, from the broker or from the locks' Redis."""
+    attempt = request.request_dict.get("retries") or 0
+    _journal.note("received", id=request.id, attempt=attempt)
