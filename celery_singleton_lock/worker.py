@@ -26,7 +26,7 @@ from celery_singleton_lock.agent import Agent
 from celery_singleton_lock.clock import ServerClock, SystemClock
 from celery_singleton_lock.desk import Desk, worker_id
 from celery_singleton_lock.errors import BackendRefused, BackendUnreachable, SchemaMismatch
-from celery_singleton_lock.extension import PATIENCE, Extension, install
+from celery_singleton_lock.extension import PATIENCE, Extension, declared_options, install
 from celery_singleton_lock.mailbox import HEAR, PATH, Mailbox, guarded
 from celery_singleton_lock.model import SCHEMA, Delivery
 from celery_singleton_lock.native import patched_by
@@ -465,6 +465,28 @@ def check_app(extension: Extension) -> None:
             refuse_unlocked(task)
     if extension.declared():
         extension.settings.address()
+    warn_of_mixed_policies(extension)
+
+
+def warn_of_mixed_policies(extension: Extension) -> None:
+    """Say which tasks share a lock such that one may be kept from its slot by those behind it."""
+    sharing: dict[Any, dict[str, str]] = {}
+    for name in sorted(extension.declared()):
+        task = extension.app.tasks[name]
+        key = declared_options(task).get("lock_key")
+        if key is not None:  # any other name has the task's own before it
+            sharing.setdefault(key, {}).setdefault(extension.options(task).on_conflict, name)
+    for key, tasks in sharing.items():
+        if {"wait", "park"} <= tasks.keys():
+            logger.warning(
+                'celery-singleton-lock: %s (lock_on_conflict="wait") and %s ("park") share the '
+                "lock_key %r. If all slots of a worker wait for a lock that a parked task is given "
+                "there, it runs only when lock_wait_timeout has ended one of them. Route one of "
+                "the two to workers of its own, or give both the same policy.",
+                tasks["wait"],
+                tasks["park"],
+                key,
+            )
 
 
 def refuse_unlocked(task: Any) -> None:

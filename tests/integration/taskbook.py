@@ -202,6 +202,7 @@ def build(  # noqa: C901, PLR0915  # a list of declarations, made anew for each 
     wait = {"lock_on_conflict": "wait", "lock_wait_timeout": 30}
     declare("act_wait", **wait)
     declare("act_wait_late", **wait, **late)
+    declare("act_wait_4", **wait | {"lock_wait_timeout": 4.0})
     declare("act_wait_soft", **wait, soft_time_limit=1)
     declare("act_wait_hard", **wait, time_limit=1)
     declare("act_wait_brief", **wait | {"lock_wait_timeout": 1.0})

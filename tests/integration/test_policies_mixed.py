@@ -1,0 +1,52 @@
+"""Tasks with ``wait`` and with ``park`` that share a lock and a worker."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from celery import states
+
+from celery_singleton_lock.errors import LockWaitTimeout
+from support.waiting import eventually, never
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_slots_full_of_waiting_tasks_keep_a_parked_one_for_lock_wait_timeout_at_most(
+    own_book, pool, key
+):
+    """It is given the lock, and no slot, until the first that waits fails; then all go on.
+
+    The bound that the docs name, and not a promise that it takes so long.
+    """
+    holder = own_book.worker(concurrency=1, queues="other").start()
+    first = own_book.send("act", key, 0, hold=f"{key}-0", queue="other")
+    own_book.started(first)
+    with own_book.worker(pool=pool, concurrency=2):
+        parked = own_book.send("act", key, 1)
+        own_book.await_waiting(key, 1)
+        began = time.monotonic()
+        brief = own_book.send("act_wait_4", key, 2)
+        patient = own_book.send("act_wait", key, 3)
+        eventually(lambda: own_book.view(key).waiting == 3)
+        own_book.open(f"{key}-0")
+        assert own_book.value(first) == 0
+        never(lambda: len(own_book.view(key).holders) > 1, 0.5)
+        state, error = own_book.outcome(brief)
+        assert state == states.FAILURE
+        assert isinstance(error, LockWaitTimeout)
+        assert [own_book.value(parked), own_book.value(patient)] == [1, 3]
+        assert time.monotonic() - began < 4 + 2
+        own_book.await_free(key)
+    assert own_book.order(key) == [0, 1, 3]
+    assert own_book.peak(key) == 1
+    holder.stop()
+
+
+def test_a_worker_warns_of_tasks_that_share_a_lock_and_differ_so(own_book):
+    """It names both tasks and their lock_key, once; tasks with other keys are not named."""
+    with own_book.worker(concurrency=1) as worker:
+        (line,) = [line for line in worker.log().splitlines() if "share the lock_key" in line]
+        assert "act_wait (" in line
+        assert "act (" in line
+        assert "'k:{key}'" in line
