@@ -231,8 +231,8 @@ def test_a_locked_task_that_arrives_by_broadcast_fails(make_book, pool):
     book = make_book()
     env = {"BOOK_BROADCAST": json.dumps({"plain": "everybody"})}
     everybody = book.app.amqp.queues.add(Broadcast("everybody"))
-    with book.app.connection_for_write() as connection:  # Celery does not; Redis' sender must know
-        everybody.exchange(connection.default_channel).declare()
+    with book.app.producer_pool.acquire() as producer:  # Celery does not; Redis' sender must know
+        everybody.exchange(producer.channel).declare()
     with book.worker(pool=pool, env=env):
         # Redis keeps nothing for who subscribes later, which a worker does about when it is ready.
         eventually(lambda: book.send("plain", "p", 1, queue="everybody") and book.starts("p"))
