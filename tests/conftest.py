@@ -116,7 +116,7 @@ def pytest_runtest_makereport(item, call):
     return report
 
 
-FULL = "CSL_TEST_FULL"  # CSL_TEST_FULL=1 pytest: also the second pool of the slowest files
+FULL = "CSL_TEST_FULL"  # CSL_TEST_FULL=1 pytest: also the second pool or queue type of slow scenes
 
 ONE_POOL = frozenset(
     {"test_brokers", "test_rabbitmq", "test_redelivery", "test_outages", "test_sentinel"}
@@ -128,7 +128,14 @@ def pytest_collection_modifyitems(config, items):
     """Leave out what only the full run plays; pytest counts it as deselected."""
     if os.environ.get(FULL):
         return
-    left = [item for item in items if item.path.stem in ONE_POOL and "threads" in item.name]
+    left = [item for item in items if _for_the_full_run(item)]
     if left:
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in left]
+
+
+def _for_the_full_run(item) -> bool:
+    variants = {word for mark in item.iter_markers("full_run_plays") for word in mark.args}
+    if item.path.stem in ONE_POOL:
+        variants.add("threads")
+    return any(variant in item.name for variant in variants)

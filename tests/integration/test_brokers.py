@@ -161,6 +161,7 @@ def test_workers_of_different_queues(make_book):
         assert ran[n] == ((("one", "w-one"), ("two", "w-two"))[n % 2])
 
 
+@pytest.mark.full_run_plays("classic")
 def test_parked_tasks_whose_worker_went_away_wake_the_next(make_book):
     """Copies go to the broker; a worker that comes later runs each task once."""
     book = make_book("held", "far")

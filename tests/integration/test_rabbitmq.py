@@ -118,6 +118,7 @@ def crosswise(kind):
     return both
 
 
+@pytest.mark.full_run_plays("classic")
 def test_a_parked_task_returns_to_its_queue_whatever_its_routing_key(make_book, kind):
     """Each of two workers runs what came through its own queue, parked or not."""
     book = make_book(conf={"task_queues": crosswise(kind), "task_default_queue": "one"})
@@ -133,6 +134,7 @@ def test_a_parked_task_returns_to_its_queue_whatever_its_routing_key(make_book, 
     assert ran == {n: ("w-one", "w-two")[n % 2] for n in range(7)}
 
 
+@pytest.mark.full_run_plays("classic")
 def test_copies_reach_the_queue_past_exchange_and_binding(make_book, kind):
     """A copy of a parked task lands in its own queue alone, though another has its routing key."""
     book = make_book(conf={"task_queues": crosswise(kind), "task_default_queue": "one"})
@@ -163,6 +165,7 @@ def take(book, queue):
         return eventually(lambda: connection.default_channel.basic_get(queue))
 
 
+@pytest.mark.full_run_plays("classic")
 def test_T34_copies_of_a_finished_task_end_quietly(make_book, kind):
     """Copies in the broker, before and after the task has ended: none runs a second time."""
     book = make_book("held", "far")
@@ -229,6 +232,7 @@ def test_threads_and_acknowledgements_do_not_mix_up_the_connection(make_book, ki
         assert book.peak(f"k{n}") == 1
 
 
+@pytest.mark.full_run_plays("classic")
 def test_a_worker_starts_within_seconds_beside_a_backlog_of_parked(make_book, kind):
     """Parked tasks of a worker that is gone run on its successor, in order, without copies left."""
     book = make_book()

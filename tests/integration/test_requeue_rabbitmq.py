@@ -74,6 +74,7 @@ def test_blocked_tasks_come_back_until_they_run_and_each_time_later(make_book, p
     holder.stop()
 
 
+@pytest.mark.full_run_plays("classic")
 def test_the_deadline_of_a_requeued_task_counts_from_its_first_arrival(make_book):
     """The time of its first arrival survives the broker, too."""
     book = make_book()
@@ -87,6 +88,7 @@ def test_the_deadline_of_a_requeued_task_counts_from_its_first_arrival(make_book
     holder.stop()
 
 
+@pytest.mark.full_run_plays("classic")
 def test_a_message_that_is_held_back_by_a_worker_that_is_killed_goes_to_the_next(make_book):
     """It was not acknowledged yet: RabbitMQ gives it to another at once."""
     book = make_book()
