@@ -28,7 +28,8 @@ hung        the fleet                    victim: it did not, and was killed
 died        the fleet                    victim, worker, code: it ended, and nobody had asked it to
 look        the lookout                  free: {lock: so many wait} of locks with a free permit
 register    after the storm              key, seq, fence, run, kind, accepted, at
-key         after the storm              name, type, ttl: a key that is left
+key         after the storm              name, type, ttl, live, tasks: a key that is left; what
+                                         in it is not over; of an index, of which tasks it tells
 complaint   after the storm              worker, text: an error that the library has logged
 =========== ============================ ===========================================================
 """
@@ -49,6 +50,9 @@ Span = tuple[float, float]
 
 AFTERMATH = 1.0
 """Seconds after a pause in which a watchdog catches up."""
+
+DYING = 1.0
+"""Seconds that a process may go on after its kill was noted: the note comes before the signal."""
 
 
 @dataclass
@@ -155,8 +159,8 @@ class History:
             run.end, run.killed = max(death, run.news[-1][0], run.lost or 0.0), True
 
     def death_of(self, pid: int, after: float) -> float:
-        """Return when a process died, no later than that; infinite if it lives."""
-        return min((t for t in self._deaths[pid] if t >= after), default=math.inf)
+        """Return when a process died that lived then, no later than that; infinite if it lives."""
+        return min((t for t in self._deaths[pid] if t >= after - DYING), default=math.inf)
 
     @cached_property
     def _deaths(self) -> dict[int, list[float]]:

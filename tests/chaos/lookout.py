@@ -69,7 +69,7 @@ class Lookout:
             for crew in self._fleet.crews:
                 worker = crew.worker
                 if worker is not None:
-                    for pid in (worker.pid, *worker.child_pids()):
+                    for pid in filter(alive, (worker.pid, *worker.child_pids())):
                         self._seen.setdefault(pid, time.monotonic())
             for pid in list(self._seen):
                 now = time.monotonic()

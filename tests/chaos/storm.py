@@ -291,7 +291,9 @@ class Storm:
         with client:
             for name in client.scan_iter("csl:*"):
                 live = content.get(name.rpartition(":")[0], "")
-                note("key", name=name, type=client.type(name), ttl=client.ttl(name), live=live)
+                about = {"name": name, "type": client.type(name), "ttl": client.ttl(name)}
+                tasks = client.hkeys(name) if name.endswith(":index") else []
+                note("key", **about, live=live or ", ".join(tasks), tasks=tasks)
         for worker, line in self.fleet.complaints():
             note("complaint", worker=worker, text=line)
 

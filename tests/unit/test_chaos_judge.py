@@ -280,6 +280,12 @@ def test_an_early_task_may_die_with_its_process(story):
     assert story.broken() == []
 
 
+def test_a_process_goes_on_for_a_moment_after_its_kill_was_noted(story):
+    story.published(1, "task-one").note(1.97, "kill", victim=10).run("one", 2, fence=1)
+    story.run("two", 2.1, 3, fence=2, pid=11)
+    assert story.broken() == []
+
+
 def test_a_late_task_may_not(story):
     story.published(1, "task-one", late=True).run("one", 2, fence=1).note(3, "kill", victim=10)
     assert story.broken() == [UNFINISHED]
@@ -354,8 +360,8 @@ def test_a_worker_that_dies_of_itself_is_seen(story):
     assert story.broken() == [DIED]
 
 
-def key(story, name, ttl, live=""):
-    return story.note(9, "key", name=name, type="hash", ttl=ttl, live=live)
+def key(story, name, ttl, live="", tasks=()):
+    return story.note(9, "key", name=name, type="hash", ttl=ttl, live=live, tasks=list(tasks))
 
 
 @pytest.mark.parametrize(
@@ -380,6 +386,14 @@ def test_keys_that_never_expire_are_seen(story, name):
 @pytest.mark.parametrize("name", ["csl:{b01}:due", "csl:{b01}:index"])
 def test_entries_of_an_index_are_seen(story, name):
     assert key(story, name, -1).broken() == [KEYS]
+
+
+def test_what_an_index_says_of_the_dead_is_known_to_stay(story):
+    story.published(1, "task-one").run("one", 2, fence=1).note(3, "kill", victim=10)
+    key(story, "csl:{b01}:index", -1, tasks=["task-one/0/0", "@task-one"])
+    assert story.broken() == []
+    key(story, "csl:{b01}:index", -1, tasks=["task-one/0/0", "@task-two"])
+    assert story.broken() == [KEYS]
 
 
 def test_a_holder_that_is_left_is_seen(story):
