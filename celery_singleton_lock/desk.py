@@ -557,6 +557,7 @@ class Desk:
                 continue
             if unless_dispatched and request.dispatched and not request.unsent():
                 continue
+            request.doubt()
             self.on_landed(request, gone=request.delivered)
         self._suspended.clear()
         self._held_back.clear()  # likewise

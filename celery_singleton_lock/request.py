@@ -97,6 +97,15 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
         """Forget what Celery wanted to say meanwhile: the task was turned away."""
         self._withheld = self._ack_due = self._start_due = False
 
+    def doubt(self) -> None:
+        """Count as one of two copies from now on: the broker delivers its message again.
+
+        A pool of threads cannot be flushed, so it runs although its connection was lost.
+        """
+        stamp = self.request_dict.get(STAMP)
+        if stamp is not None and not stamp.granted:
+            self.stamp = self.request_dict[STAMP] = stamp._replace(copy=True)
+
     def forget_start(self) -> None:
         """Do not say that it has started: it was skipped."""
         self._start_due = False
