@@ -28,8 +28,8 @@ hung        the fleet                    victim: it did not, and was killed
 died        the fleet                    victim, worker, code: it ended, and nobody had asked it to
 look        the lookout                  free: {lock: so many wait} of locks with a free permit
 register    after the storm              key, seq, fence, run, kind, accepted, at
-key         after the storm              name, type, ttl, live, tasks: a key that is left; what
-                                         in it is not over; of an index, of which tasks it tells
+key         after the storm              name, type, ttl, live: a key that is left; what in it is
+                                         not over, or of an index, whom it names
 complaint   after the storm              worker, text: an error that the library has logged
 =========== ============================ ===========================================================
 """

@@ -292,15 +292,8 @@ def dead_workers(history: History) -> Iterator[Violation]:
 
 @rule("no key is left")
 def leftovers(history: History) -> Iterator[Violation]:
-    """Markers are left for a while: the last fence, ended attempts, who was in the fleet.
-
-    Known, and let pass: what the index says of an early-acknowledged task that was parked and died
-    with its process stays, if nobody asks for that lock again before its keys expire.
-    """
-    died = _died_in_hands(history)
+    """Markers are left for a while: the last fence, ended attempts, who was in the fleet."""
     for event in history.of("key"):
-        if event.get("tasks") and died.issuperset(map(_task_in_index, event["tasks"])):
-            continue
         part = event["name"].rpartition(":")[2]
         marker = event["ttl"] > 0 and (part in {"meta", "done"} or ":fleet:" in event["name"])
         lapsed = event["ttl"] > 0 and not event["live"]
@@ -316,11 +309,6 @@ def complaints(history: History) -> Iterator[Violation]:
     for event in history.of("complaint"):
         text = f"{event['worker']}: {event['text']}"
         yield Violation("the library logs no failure of its own", event["t"], text)
-
-
-def _task_in_index(field: str) -> str:
-    """Return the task of an entry of the index: an attempt, or ``@`` and the task's id."""
-    return field.removeprefix("@").partition("/")[0]
 
 
 # --- tools ----------------------------------------------------------------------------------------

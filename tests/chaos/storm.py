@@ -262,7 +262,7 @@ class Storm:
             crew.look()
 
     def _await_quiet(self) -> None:
-        """Wait until nobody holds or waits, then shut down."""
+        """Wait until nobody holds, waits or is named in an index, then shut down."""
         try:
             eventually(self._is_quiet, 20)
         except AssertionError:
@@ -272,6 +272,11 @@ class Storm:
     def _is_quiet(self) -> bool:
         self._look_after_workers()
         quiet = not any(self._content(lock) for lock in LOCKS)
+        with self.fleet.locks.client() as client:
+            shared = (
+                name for kind in ("index", "due") for name in client.scan_iter(f"csl:*:{kind}")
+            )
+            quiet = quiet and not any(shared)
         return (
             quiet and not self.fleet.queue.hlen("unacked") and not self.fleet.queue.llen("celery")
         )
@@ -292,8 +297,8 @@ class Storm:
             for name in client.scan_iter("csl:*"):
                 live = content.get(name.rpartition(":")[0], "")
                 about = {"name": name, "type": client.type(name), "ttl": client.ttl(name)}
-                tasks = client.hkeys(name) if name.endswith(":index") else []
-                note("key", **about, live=live or ", ".join(tasks), tasks=tasks)
+                named = client.hkeys(name) if name.endswith(":index") else []
+                note("key", **about, live=live or ", ".join(named))
         for worker, line in self.fleet.complaints():
             note("complaint", worker=worker, text=line)
 

@@ -22,15 +22,18 @@ def store(redis_client):
     store.close()
 
 
-def hold(store):
+def hold(store, limit=1):
     who = Owner(new_token())
-    assert store.acquire(who, Claim(NAME)).verdict is Verdict.GRANTED
+    assert store.acquire(who, Claim(NAME, limit=limit)).verdict is Verdict.GRANTED
     return who.token
 
 
-def park(store, attempt, name=NAME, queue="q"):
+def park(store, attempt, name=NAME, queue="q", limit=1):
     who = Owner(new_token(), attempt)
-    assert store.park(who, Claim(name), Parcel(b"body", "R", queue)).verdict is Verdict.WAITING
+    assert (
+        store.park(who, Claim(name, limit=limit), Parcel(b"body", "R", queue)).verdict
+        is Verdict.WAITING
+    )
     return who.token
 
 
@@ -60,6 +63,28 @@ def test_the_index_forgets_who_has_ended(store, redis_client):
     store.release(NAME, token, Ending.FINAL)
     assert store.find(["id1"]) == []
     assert not redis_client.keys("csl:*:index")
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_the_index_forgets_who_has_died_with_nobody_behind_it(store, redis_client, limit):
+    """It was parked, acknowledged and killed: a sweep comes, though nobody wants the lock.
+
+    The keys of the lock expire by themselves; the index is shared, and does not.
+    """
+    held = [hold(store, limit) for _ in range(limit)]
+    token = park(store, "id1/0/0", limit=limit)
+    store.release(NAME, held.pop(), Ending.FINAL)
+    assert store.claim(Owner(token, "id1/0/0"), NAME, SHORT, settle=True).verdict == "granted"
+    for other in held:
+        store.release(NAME, other, Ending.FINAL)
+
+    def swept():
+        store.kick_many(store.take_due())
+        return not redis_client.keys("csl:*:index")
+
+    assert not swept(), "it runs"
+    eventually(swept, 5)
+    assert not redis_client.keys("csl:*:due")
 
 
 def test_the_end_of_an_attempt_leaves_a_later_one_in_the_index(store):

@@ -388,14 +388,6 @@ def test_entries_of_an_index_are_seen(story, name):
     assert key(story, name, -1).broken() == [KEYS]
 
 
-def test_what_an_index_says_of_the_dead_is_known_to_stay(story):
-    story.published(1, "task-one").run("one", 2, fence=1).note(3, "kill", victim=10)
-    key(story, "csl:{b01}:index", -1, tasks=["task-one/0/0", "@task-one"])
-    assert story.broken() == []
-    key(story, "csl:{b01}:index", -1, tasks=["task-one/0/0", "@task-two"])
-    assert story.broken() == [KEYS]
-
-
 def test_a_holder_that_is_left_is_seen(story):
     assert key(story, "csl:{b01}:k:a:holders", 50, live="one").broken() == [KEYS]
 

@@ -23,6 +23,7 @@ local limit, last_fence, grants
 local held       -- how many held it when the script began
 local alone      -- nobody waits and no message is kept: what concerns the queue can be left out
 local remembers  -- some ended attempts are remembered
+local unnamed    -- the index has forgotten one
 
 local function digits(n) return string.format('%.0f', n) end
 
@@ -253,6 +254,7 @@ end
 
 local function unindex(token, rec)
   if not rec.indexed then return end
+  unnamed = true
   for _, known in ipairs(names_in_index(rec)) do
     local entry = redis.call('HGET', index, known)
     if entry and base_of(entry) == lock .. '\n' .. base_of(token) then redis.call('HDEL', index, known) end
@@ -417,11 +419,21 @@ local function finish_alone()
   if last then live_until(tonumber(last), holders, record, meta) else live_until(now, meta) end
 end
 
+-- Who has waited is named in the index as long as it runs. Should it die with nobody behind it, the
+-- lock's keys expire, and the index, which many locks share, does not: so a sweeper looks.
+local function mind_the_named()
+  for _, token in ipairs(redis.call('ZRANGE', holders, 0, BATCH - 1)) do
+    local rec = load(token)
+    if rec and rec.indexed then return redis.call('ZADD', due, lease_end(token), lock) end
+  end
+  redis.call('ZREM', due, lock)
+end
+
 -- Set until when the keys live, and when a sweeper looks. A kept body keeps them for ever.
 local function finish()
-  if alone then return finish_alone() end
+  if alone and not unnamed then return finish_alone() end
   if redis.call('EXISTS', queue, deadlines, adrift, bodies) == 0 then
-    redis.call('ZREM', due, lock)
+    mind_the_named()
     return finish_alone()
   end
   local first = redis.call('ZRANGE', holders, 0, 0, 'WITHSCORES')[2]

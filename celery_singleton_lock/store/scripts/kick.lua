@@ -23,6 +23,6 @@ for _, route in ipairs(alone and {} or routes_adrift()) do
     end
   end
 end
-if alone then redis.call('ZREM', due, lock) end -- the lock's keys were lost or have expired
+if alone then mind_the_named() end -- it was looked at for one of them, or its keys are gone
 finish()
 return strays

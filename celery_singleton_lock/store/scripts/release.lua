@@ -11,6 +11,7 @@ local where = standing(token, rec)
 if alone and where == 'holder' and held == 1 and (ending == 'final' or ending == 'again') then -- the usual case: nobody is next
   redis.call('ZREM', holders, token) -- also on a full Redis: it takes no memory, and what follows may
   drop_record(token, rec)
+  if unnamed then redis.call('ZREM', due, lock) end
   if ending == 'final' then remember_end(token, rec, tonumber(done_ms), mark == '1') end
   live_until(now, meta)
   return line('released', '0', 0, 0, 0, '')

@@ -291,9 +291,12 @@ def i12_somebody_looks_again_in_time(  # noqa: C901, PLR0912  # a list of facts
     for name, ledger, _, after in touched(world, step):
         waits = set(after.queue) | set(after.adrift) | after.overdue
         if not waits and not after.bodies:
+            named = [t for t in after.holders if after.record.get(t, {}).get("indexed")]
+            if named and after.due is None:
+                broken("I12", f"{named} of {name} may die, and would stay in the index")
             if after.due is None or verb(step) == "kick":
                 ledger.expired_due = None
-            if after.due is not None and ledger.expired_due is None:
+            if after.due is not None and ledger.expired_due is None and not named:
                 broken("I12", f"nobody waits for {name}, and it is due at {after.due}")
             continue
         if verb(step) in GRANTING:

@@ -224,6 +224,12 @@ MUTANTS = (
         "  redis.call('HDEL', record, token)\n",
     ),
     Mutant(
+        "who dies alone stays in the index",
+        LIBRARY,
+        "if rec and rec.indexed then return",
+        "if not rec then return",
+    ),
+    Mutant(
         "a lease without end",
         LIBRARY,
         "redis.call('ZADD', holders, now + lease, token)",
