@@ -124,14 +124,23 @@ ONE_POOL = frozenset(
 """Files that play scenes of 10 s and more: the usual run leaves their threads to the full one."""
 
 
+LONGEST = ("chaos", "integration")
+"""Folders of the files that take longest: they begin, so that no process ends alone with one."""
+
+
 def pytest_collection_modifyitems(config, items):
-    """Leave out what only the full run plays; pytest counts it as deselected."""
+    """Begin with the longest; leave out what only the full run plays (pytest: deselected)."""
+    items.sort(key=lambda item: _rank(item.path.parent.name))
     if os.environ.get(FULL):
         return
     left = [item for item in items if _for_the_full_run(item)]
     if left:
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in left]
+
+
+def _rank(folder: str) -> int:
+    return LONGEST.index(folder) if folder in LONGEST else len(LONGEST)
 
 
 def _for_the_full_run(item) -> bool:
