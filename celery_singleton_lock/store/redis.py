@@ -43,8 +43,7 @@ from celery_singleton_lock.store.scripts import Argument, Call, Script, load_scr
 from celery_singleton_lock.store.wire import Wire, demoted, packed
 
 ACQUIRE: Final = (
-    "name token attempt place_us copy "
-    "lease_ms limit_arg max_waiting wait_ms task worker host pid claim_ms"
+    "name token attempt place_us copy lease_ms limit_arg max_waiting wait_ms worker claim_ms about"
 )
 RELEASE: Final = "name token ending mark keep_ms keep_for worker done_ms claim_ms"
 """What the two verbs around each task take, in order; see :func:`packed`."""
@@ -131,6 +130,13 @@ def _number(what: str, number: float, *, least: int = 0) -> int:
     return int(number)
 
 
+@functools.lru_cache(maxsize=1024)
+def _about(task: str, worker: str, host: str, pid: int, lease: int) -> str:
+    """Return what does not differ between the records of one process for a task."""
+    about = {"task": task, "worker": worker, "host": host, "pid": str(pid), "lease": str(lease)}
+    return json.dumps(about, separators=(",", ":"))
+
+
 def explain(error: Exception) -> BackendError:
     """Return our error for one of redis-py's; never quotes an address or a password."""
     sentence = str(error)
@@ -203,16 +209,15 @@ class RedisStore:
     def acquire(self, owner: Owner, claim: Claim, *, wait: float | None = None) -> Reply:
         """Take the lock, or queue for it; see :meth:`Store.acquire`."""
         own = (claim.name, owner.token, owner.attempt, _place(claim.place), int(claim.copy))
+        lease = _lease(claim.lease)
         usual = (
-            _lease(claim.lease),
+            lease,
             _limit(claim.limit),
             "" if claim.max_waiting is None else _number("max_waiting", claim.max_waiting),
             "" if wait is None else _span("wait", wait),
-            owner.task,
             owner.worker,
-            owner.host,
-            owner.pid,
             self._claim_ms,
+            _about(owner.task, owner.worker, owner.host, owner.pid, lease),
         )
         return replies.reply(self._ask(self._acquire, claim.name, own, usual))
 

@@ -66,7 +66,9 @@ def test_keys_are_declared(verb):
 
 def test_the_library_takes_the_keys_in_the_order_of_keyspace():
     names = [key.rsplit(":", 1)[1] for key in Keyspace().lock("a")]
-    body = LIBRARY[LIBRARY.index("local function use(") : LIBRARY.index("local function check(")]
+    body = LIBRARY[
+        LIBRARY.index("local function use(") : LIBRARY.index("local function look_idle(")
+    ]
     taken = re.findall(r"(\w+(?:, \w+)*) = (KEYS\[.*)", body)
     order = [name for left, _ in taken for name in left.split(", ")]
     offsets = [int(n) for _, right in taken for n in re.findall(r"offset \+ (\d+)", right)]
@@ -121,7 +123,7 @@ def test_everything_is_checked_before_anything_is_written(verb):
             r"|(refuse_if_full|write_though_full)\(\)",
             part,
         )
-        checked = re.search(r"^ *(look|check)\(\)", part, re.MULTILINE)
+        checked = re.search(r"^ *check\(\)|\b(look_idle|leave_alone)\(", part, re.MULTILINE)
         assert checked is not None
         assert writes is None or checked.start() < writes.start()
     assert "check()" in part, "the last part is the general case"

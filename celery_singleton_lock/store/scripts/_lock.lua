@@ -10,6 +10,7 @@ local PUBLISH_MS = 2000  -- first interval between two copies of such a message;
 local BATCH = 100        -- most waiters that one script moves
 local INBOX_BODY = 65536 -- longer bodies do not travel through the inbox
 local INBOX_MS = 600000  -- inbox of a worker that went away
+
 local WAITS = {
   waiting = 'queue', parked = 'queue', adrift = 'adrift',
   overdue = 'overdue', replaced = 'overdue', revoked = 'overdue',
@@ -20,7 +21,6 @@ local now = math.floor(now_us / 1000)
 
 local lock, holders, queue, record, meta, bodies, deadlines, adrift, done, due, index, fleet
 local limit, last_fence, grants
-local held       -- how many held it when the script began
 local alone      -- nobody waits and no message is kept: what concerns the queue can be left out
 local remembers  -- some ended attempts are remembered
 local unnamed    -- the index has forgotten one
@@ -34,25 +34,31 @@ end
 
 -- Make the lock whose keys start behind KEYS[offset] the one that the functions below work on.
 local function use(offset, lock_name)
-  lock, held = lock_name, nil
+  lock = lock_name
   holders, queue, record, meta = KEYS[offset + 1], KEYS[offset + 2], KEYS[offset + 3], KEYS[offset + 4]
   bodies, deadlines, adrift = KEYS[offset + 5], KEYS[offset + 6], KEYS[offset + 7]
   done, due, index, fleet = KEYS[offset + 8], KEYS[offset + 9], KEYS[offset + 10], KEYS[offset + 11]
 end
 
--- What the usual cases need to know, who touch no more keys than these.
-local function look()
-  alone = redis.call('EXISTS', queue, bodies, deadlines, adrift) == 0
-  held = redis.call('ZCARD', holders)
-  redis.call('HLEN', record)
-  remembers = redis.call('ZCARD', done) > 0
-  local m = redis.call('HMGET', meta, 'limit', 'fence', 'grants')
-  limit, last_fence, grants = tonumber(m[1] or 1), tonumber(m[2] or 0), tonumber(m[3] or 0)
+-- Whether nothing is left of the lock, or no more than its memory (meta): then no key is of another
+-- type, and whoever asks has it.
+local function look_idle()
+  local left = redis.call('EXISTS', holders, queue, record, meta, bodies, deadlines, adrift, done)
+  last_fence, grants = 0, 0
+  if left ~= 1 then return left == 0 end
+  local m = redis.call('HMGET', meta, 'fence', 'grants')
+  last_fence, grants = tonumber(m[1] or 0), tonumber(m[2] or 0)
+  return last_fence > 0
 end
 
 -- Read every key once, so that a key of another type fails the script before it has written.
 local function check()
-  if not held then look() end
+  alone = redis.call('EXISTS', queue, bodies, deadlines, adrift) == 0
+  redis.call('ZCARD', holders)
+  redis.call('HLEN', record)
+  remembers = redis.call('ZCARD', done) > 0
+  local m = redis.call('HMGET', meta, 'limit', 'fence', 'grants')
+  limit, last_fence, grants = tonumber(m[1] or 1), tonumber(m[2] or 0), tonumber(m[3] or 0)
   if not alone then
     redis.call('ZCARD', queue)
     redis.call('HLEN', bodies)
@@ -393,6 +399,30 @@ local function grant_waiters(own, me, my_record)
       free = free - 1
     end
   end
+end
+
+-- The record of a newcomer that finds the lock idle. cjson takes 2 us to write it, and 2 to read it,
+-- so it is put together here, with a blank, which cjson writes nowhere: who finds it knows that
+-- nothing was changed since. A lease that is longer than the grace gets none: see leave_alone.
+local function fresh_record(fence, lease)
+  local place = tonumber(place_us)
+  return '{' .. (lease <= GRACE_MS and ' ' or '') .. '"attempt":' .. cjson.encode(attempt)
+    .. ',"place":"' .. (place > 0 and place <= now_us and place_us or digits(now_us))
+    .. '","fence":"' .. fence .. '","state":"running","since":"' .. digits(now) .. '",' .. string.sub(about, 2)
+end
+
+-- Give back what only this token holds, for which nobody waits and of which nothing is kept, and
+-- say whether that was so. What a fresh record tells: the task was not parked, nor copied, nor is it
+-- in the index; and meta, which lives a grace longer than the lease, may keep its end, which is near.
+local function leave_alone(token)
+  if redis.call('EXISTS', queue, bodies, deadlines, adrift) > 0 or redis.call('ZCARD', holders) ~= 1 then
+    return false
+  end
+  local raw = redis.call('HGET', record, token)
+  if not raw or string.sub(raw, 2, 2) ~= ' ' then return false end
+  if redis.call('ZREM', holders, token) == 0 then return false end -- first: a full Redis lets it pass
+  redis.call('HDEL', record, token)
+  return true
 end
 
 local function live_until(until_ms, ...)

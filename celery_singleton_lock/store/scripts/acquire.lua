@@ -1,22 +1,17 @@
 -- acquire: take the lock if a permit is free and nobody who came earlier waits; else, if asked, queue.
 -- KEYS: lock
--- ARGV: name token attempt place_us copy lease_ms limit_arg max_waiting wait_ms task worker host pid claim_ms
---   place_us 0 = now; wait_ms empty = do not queue; max_waiting empty = no bound; copy 1 or 0
+-- ARGV: name token attempt place_us copy lease_ms limit_arg max_waiting wait_ms worker claim_ms about
+--   place_us 0 = now; wait_ms empty = do not queue; max_waiting empty = no bound; copy 1 or 0;
+--   about the asker, for its record: task, worker, host, pid and lease, as a JSON object
 -- REPLY: answer GRANTED WAITING BLOCKED FULL TWIN DONE
 use(0, name)
-look()
-if alone and not remembers and copy == '0' and held == 0 then
-  -- the usual case: nobody else is here, nor was lately
-  limit = tonumber(limit_arg)
-  local lease, fence = tonumber(lease_ms), string.format('%.0f', math.max(last_fence + 1, now_us))
-  redis.call('HSET', meta, 'name', lock, 'schema', '1', 'limit', limit, 'fence', fence, 'grants', string.format('%.0f', grants + 1))
+if copy == '0' and look_idle() then -- the usual case: nobody else is here, nor was lately
+  local lease, fence = tonumber(lease_ms), digits(math.max(last_fence + 1, now_us))
+  redis.call('HSET', meta, 'name', lock, 'schema', '1', 'limit', limit_arg, 'fence', fence, 'grants', digits(grants + 1))
   redis.call('ZADD', holders, now + lease, token)
-  redis.call('HSET', record, token, cjson.encode({
-    attempt = attempt, task = task, worker = worker, host = host, pid = pid, lease = lease_ms,
-    place = place_of(tonumber(place_us)), fence = fence, state = 'running', since = string.format('%.0f', now),
-  }))
+  redis.call('HSET', record, token, fresh_record(fence, lease))
   live_until(now + lease, holders, record, meta)
-  return line('granted', fence, lease, 0, lease, '')
+  return 'granted\n' .. fence .. '\n' .. lease_ms .. '\n0\n' .. lease_ms .. '\n' .. limit_arg .. '\n'
 end
 -- REST
 check()
@@ -55,10 +50,10 @@ if verdict then
 end
 
 declare(tonumber(limit_arg))
-rec = rec or {
-  attempt = attempt, task = task, worker = worker, host = host, pid = pid,
-  lease = lease_ms, place = place_of(tonumber(place_us)),
-}
+if not rec then
+  rec = cjson.decode(about)
+  rec.attempt, rec.place = attempt, place_of(tonumber(place_us))
+end
 if not where and take_reservation(attempt) then
   write_in(token, rec, 'running', tonumber(lease_ms))
   save(token, rec)

@@ -5,20 +5,14 @@
 --   mark 1 = remember the attempt even where no copy is known
 -- REPLY: answer RELEASED ABSENT GRANTED
 use(0, name)
-look()
-local rec = load(token)
-local where = standing(token, rec)
-if alone and where == 'holder' and held == 1 and (ending == 'final' or ending == 'again') then -- the usual case: nobody is next
-  redis.call('ZREM', holders, token) -- also on a full Redis: it takes no memory, and what follows may
-  drop_record(token, rec)
-  if unnamed then redis.call('ZREM', due, lock) end
-  if ending == 'final' then remember_end(token, rec, tonumber(done_ms), mark == '1') end
-  live_until(now, meta)
-  return line('released', '0', 0, 0, 0, '')
+if mark == '0' and (ending == 'final' or ending == 'again') and leave_alone(token) then
+  return 'released\n0\n0\n0\n0\n1\n' -- the usual case: nobody is next, and nothing is kept
 end
 -- REST
 check()
 write_though_full()
+local rec = load(token)
+local where = standing(token, rec)
 local verdict = where and 'released' or 'absent'
 if where == 'holder' and ending == 'cancel' and lease_end(token) > now then
   verdict = 'granted'

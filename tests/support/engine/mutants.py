@@ -53,7 +53,6 @@ MUTANTS = (
         "acquire.lua",
         "if alone then\n",
         "if alone or redis.call('ZCARD', holders) < limit then\n",
-        also=(("if alone and not remembers", "if not remembers"),),
     ),
     Mutant(
         "last in, first out",
@@ -193,7 +192,7 @@ MUTANTS = (
         "    redis.call('ZREM', queue, token)\n",
         "    local _ = token\n",
     ),
-    Mutant("asking again takes a new place", "acquire.lua", "rec = rec or {\n", "rec = {\n"),
+    Mutant("asking again takes a new place", "acquire.lua", "if not rec then\n", "if true then\n"),
     Mutant(
         "parking twice enqueues twice",
         "park.lua",
