@@ -2,7 +2,8 @@
 
 redis-py's client takes a connection from its pool for each command, looks whether data lies on it,
 packs each argument by calls of its own, and counts for its metrics. Around a task that does
-nothing, this was half of what a lock cost a pool child.
+nothing, this was half of what a lock cost a pool child. redis-py still opens the connections, and
+reads where it knows more of them than that they are sockets.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import copy
 import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -20,6 +21,12 @@ from redis.retry import Retry
 
 from celery_singleton_lock.keys import encoded
 from celery_singleton_lock.store.scripts import Argument, Script, words
+
+_PLAIN: Final = (redis.Connection, redis.SSLConnection, redis.UnixDomainSocketConnection)
+"""Connections that are a socket and no more; redis-py does more at each answer of a Sentinel's."""
+
+_CHUNK: Final = 65536
+_BULK, _ERROR = b"$-"
 
 _DEMOTED: Final = re.compile(r"\b(READONLY|UNBLOCKED)\b")
 
@@ -41,10 +48,17 @@ class Wire:
     def __init__(self, client: redis.Redis) -> None:
         """Connect with the first call."""
         self._pool = client.connection_pool
+        self._kwargs = dict(self._pool.connection_kwargs)
+        self._talk: Callable[[Any, bytes], bytes] = _by_redis_py
+        if is_plain(self._pool):
+            self._talk = _by_socket
+            self._kwargs["protocol"] = 2  # no messages of the server's own between the answers
+            for name in [name for name in self._kwargs if name.startswith("maint_notifications")]:
+                del self._kwargs[name]
         self._retry = self._pool.connection_kwargs.get("retry") or Retry(NoBackoff(), 1)
         self._idle: list[Any] = []  # its append and pop are single steps, for threads
 
-    def ask(self, command: bytes) -> Any:
+    def ask(self, command: bytes) -> bytes:
         """Send a packed command and return the answer.
 
         A connection that turns out to be closed is opened again as often as the client's options
@@ -56,15 +70,15 @@ class Wire:
         try:
             return self._exchange(command)
         except redis.ConnectionError:
-            return copy.deepcopy(self._retry).call_with_retry(
+            answer: bytes = copy.deepcopy(self._retry).call_with_retry(
                 lambda: self._exchange(command), lambda _error: None
             )
+            return answer
 
-    def _exchange(self, command: bytes) -> Any:
+    def _exchange(self, command: bytes) -> bytes:
         connection = self._take()
         try:
-            connection.send_packed_command([command])
-            answer = connection.read_response()
+            answer = self._talk(connection, command)
         except redis.ResponseError as error:
             if demoted(error):
                 self._close(connection)
@@ -85,7 +99,7 @@ class Wire:
 
     def _connect(self) -> Any:
         """Connect. Sending would do it too, but to where it was: no Sentinel would be asked."""
-        connection = self._pool.connection_class(**self._pool.connection_kwargs)
+        connection = self._pool.connection_class(**self._kwargs)
         connection.connect()
         return connection
 
@@ -95,6 +109,57 @@ class Wire:
         with suppress(IndexError):
             while True:
                 self._idle.pop().disconnect()
+
+
+def is_plain(pool: redis.ConnectionPool) -> bool:
+    """Return whether nothing is lost if connections are used past redis-py.
+
+    It is with a class of the user's own, or where idle ones are looked at before their use.
+    """
+    return pool.connection_class in _PLAIN and not pool.connection_kwargs.get(
+        "health_check_interval"
+    )
+
+
+def _by_redis_py(connection: Any, command: bytes) -> bytes:
+    connection.send_packed_command([command])
+    answer: bytes = connection.read_response()
+    return answer
+
+
+def _by_socket(connection: Any, command: bytes) -> bytes:
+    """Send a command and return the text that answers it; the errors are redis-py's."""
+    sock = connection._sock  # noqa: SLF001  # opened by redis-py, with its options
+    try:
+        sock.sendall(command)
+        data: bytes = sock.recv(_CHUNK)
+        while (end := data.find(b"\r\n")) < 0:
+            data += _more(sock, data)
+        if data[0] == _BULK:
+            until = end + 4 + int(data[1:end])
+            while len(data) < until:
+                data += _more(sock, data)
+            if len(data) == until:
+                return data[end + 2 : -2]
+    except TimeoutError as error:
+        msg = "Timeout on the socket"
+        raise redis.TimeoutError(msg) from error
+    except OSError as error:
+        msg = f"Error on the socket: {error}"
+        raise redis.ConnectionError(msg) from error
+    if data[0] == _ERROR and len(data) == end + 2:
+        raise connection._parser.parse_error(data[1:end].decode("utf-8", "replace"))  # noqa: SLF001
+    msg = "the answer is neither a text nor an error"
+    raise redis.InvalidResponse(msg)
+
+
+def _more(sock: Any, so_far: bytes) -> bytes:
+    """Return what has come behind ``so_far``."""
+    more: bytes = sock.recv(_CHUNK) if so_far else b""
+    if not more:
+        msg = "Connection closed by server."
+        raise redis.ConnectionError(msg)
+    return more
 
 
 def demoted(error: Exception) -> bool:

@@ -17,6 +17,8 @@ ECHO = Script("echo", "return ARGV[1]", "lock", ("said", "again", "once_more"))
 SLOW = Script("slow", "local n = 0 for i = 1, 2e7 do n = n + i end return 'slow'", "lock", ())
 BAD = Script("bad", "return redis.error_reply('OOM no')", "lock", ())
 
+NUMBER = Script("number", "return 7", "lock", ())
+
 
 def said(what):
     return packed(ECHO, "csl", "lock", (what,), ("again", "once more"))
@@ -25,7 +27,7 @@ def said(what):
 @pytest.fixture(scope="module")
 def client():
     with RedisServer() as server, server.client() as client:
-        for script in (ECHO, SLOW, BAD):
+        for script in (ECHO, SLOW, BAD, NUMBER):
             client.script_load(script.text)
         yield client
 
@@ -71,6 +73,38 @@ def test_a_refusal_is_an_answer(client):
     with pytest.raises(redis.ResponseError):
         wire.ask(packed(BAD, "csl", "lock", (), ()))
     assert wire.ask(said("1")) == b"1"
+
+
+def test_an_answer_may_come_in_pieces(client):
+    """A text that is longer than one read of the socket."""
+    wire = Wire(client)
+    for word in ("x" * 3_000_000, "", "\r\n$1\r\n"):
+        assert wire.ask(said(word)) == word.encode()
+
+
+def test_what_is_no_text_is_no_answer(client):
+    """A number, or a list, is none that a lock's script gives: the connection is in doubt."""
+    wire = Wire(client)
+    with pytest.raises(redis.InvalidResponse):
+        wire.ask(packed(NUMBER, "csl", "lock", (), ()))
+    assert wire.ask(said("1")) == b"1"
+
+
+def test_a_server_that_stalls_is_given_up(client):
+    """After the socket's time-out, by the error that redis-py has for it."""
+    options = {**client.connection_pool.connection_kwargs, "socket_timeout": 0.05}
+    wire = Wire(redis.Redis(connection_pool=redis.ConnectionPool(**options)))
+    with pytest.raises(redis.TimeoutError):
+        wire.ask(packed(SLOW, "csl", "lock", (), ()))
+
+
+@pytest.mark.parametrize("option", [{"health_check_interval": 1}, {"protocol": 3}])
+def test_options_of_the_client_count(client, option):
+    """Where redis-py looks after the health of a connection, it reads the answers as well."""
+    options = {**client.connection_pool.connection_kwargs, **option}
+    wire = Wire(redis.Redis(connection_pool=redis.ConnectionPool(**options)))
+    for number in range(3):
+        assert wire.ask(said(number)) == str(number).encode()
 
 
 def test_threads_do_not_share_a_connection(client):
