@@ -77,8 +77,13 @@ class LockKeys:
 @functools.lru_cache(maxsize=4096)
 def encoded(prefix: str, name: str) -> tuple[bytes, ...]:
     """Return the keys of a lock as they are sent, in the scripts' order; a name comes often."""
-    bucket = f"{prefix}:{{b{bucket_of(name):02d}}}:".encode()
-    base = bucket + key_name(name).encode() + b":"
+    return encoded_in(prefix, bucket_of(name), key_name(name).encode())
+
+
+def encoded_in(prefix: str, number: int, shown: bytes) -> tuple[bytes, ...]:
+    """Likewise, for a name as keys show it (:func:`key_name`), of which the bucket is known."""
+    bucket = f"{prefix}:{{b{number:02d}}}:".encode()
+    base = bucket + shown + b":"
     own = [base + part for part in _PARTS_OF_A_LOCK]
     return (*own, bucket + b"due", bucket + b"index", f"{prefix}:fleet".encode())
 
@@ -94,17 +99,18 @@ class Keyspace:
         prefix: first part of every key; may hold no brace, since the hash tag comes after it.
 
     Raises:
-        ConfigurationError: the prefix is empty or holds a brace.
+        ConfigurationError: the prefix is empty, or holds a brace or NUL.
     """
 
     prefix: str = "csl"
 
     def __post_init__(self) -> None:
         """Refuse a prefix that would move the hash tag."""
-        if not self.prefix or "{" in self.prefix or "}" in self.prefix:
+        if not self.prefix or any(sign in self.prefix for sign in "{}\0"):
             msg = (
                 f"singleton_lock_prefix is {self.prefix!r}: it must not be empty nor hold a brace, "
-                "because the Cluster hash tag comes after it. Use letters, digits and colons."
+                "because the Cluster hash tag comes after it (and no NUL). Use letters, digits and "
+                "colons."
             )
             raise ConfigurationError(msg)
 

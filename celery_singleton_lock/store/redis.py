@@ -131,10 +131,35 @@ def _number(what: str, number: float, *, least: int = 0) -> int:
 
 
 @functools.lru_cache(maxsize=1024)
-def _about(task: str, worker: str, host: str, pid: int, lease: int) -> str:
-    """Return what does not differ between the records of one process for a task."""
-    about = {"task": task, "worker": worker, "host": host, "pid": str(pid), "lease": str(lease)}
-    return json.dumps(about, separators=(",", ":"))
+def _usual_of_acquire(  # noqa: PLR0917  # by place, since a key made of names is dearer
+    lease: float,
+    limit: int,
+    max_waiting: int | None,
+    wait: float | None,
+    task: str,
+    worker: str,
+    host: str,
+    pid: int,
+    claim_ms: int,
+) -> tuple[Argument, ...]:
+    """Return what is the same for all calls of a task in a process: from ``lease_ms`` on."""
+    lease_ms = _lease(lease)
+    about = {"task": task, "worker": worker, "host": host, "pid": str(pid), "lease": str(lease_ms)}
+    return (
+        lease_ms,
+        _limit(limit),
+        "" if max_waiting is None else _number("max_waiting", max_waiting),
+        "" if wait is None else _span("wait", wait),
+        worker,
+        claim_ms,
+        json.dumps(about, separators=(",", ":")),
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _usual_of_release(worker: str, done_for: float, claim_ms: int) -> tuple[Argument, ...]:
+    """Likewise, from ``worker`` on."""
+    return worker, _span("done_for", done_for), claim_ms
 
 
 def explain(error: Exception) -> BackendError:
@@ -209,15 +234,9 @@ class RedisStore:
     def acquire(self, owner: Owner, claim: Claim, *, wait: float | None = None) -> Reply:
         """Take the lock, or queue for it; see :meth:`Store.acquire`."""
         own = (claim.name, owner.token, owner.attempt, _place(claim.place), int(claim.copy))
-        lease = _lease(claim.lease)
-        usual = (
-            lease,
-            _limit(claim.limit),
-            "" if claim.max_waiting is None else _number("max_waiting", claim.max_waiting),
-            "" if wait is None else _span("wait", wait),
-            owner.worker,
-            self._claim_ms,
-            _about(owner.task, owner.worker, owner.host, owner.pid, lease),
+        usual = _usual_of_acquire(
+            *(claim.lease, claim.limit, claim.max_waiting, wait),
+            *(owner.task, owner.worker, owner.host, owner.pid, self._claim_ms),
         )
         return replies.reply(self._ask(self._acquire, claim.name, own, usual))
 
@@ -261,7 +280,7 @@ class RedisStore:
         """Give the lock back; see :meth:`Store.release`."""
         kept = ("", "") if reserve is None else (_lease(reserve.seconds), reserve.attempt)
         own = (name, token, ending.value, int(mark), *kept)
-        usual = (worker, _span("done_for", done_for), self._claim_ms)
+        usual = _usual_of_release(worker, done_for, self._claim_ms)
         return replies.reply(self._ask(self._release, name, own, usual))
 
     def extend(self, leases: Iterable[tuple[str, str, float]]) -> Sequence[bool | None]:

@@ -38,6 +38,8 @@ def holder(token: str, record: str, expires_in: float = 0.0) -> Holder:
 
 def reply(raw: bytes | str) -> Reply:
     """Return the answer of acquire, park, claim and release."""
+    if raw == _RELEASED:
+        return _THAT_IS_ALL
     verdict, fence, left, rank, look, limit, who = text(raw).split("\n", 6)
     next_look = max(0.0, int(look) / 1000)
     token, _, record = who.partition("\n")
@@ -51,6 +53,10 @@ def reply(raw: bytes | str) -> Reply:
         int(limit),
     )
 
+
+_RELEASED: Final = b"released\n0\n0\n0\n0\n1\n"
+_THAT_IS_ALL: Final = Reply(Verdict.RELEASED)
+"""The usual end: nobody is next."""
 
 _VERDICTS: Final = {verdict.value: verdict for verdict in Verdict}
 

@@ -16,11 +16,11 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from importlib import resources
 from typing import Final, NamedTuple
 
-from celery_singleton_lock.keys import LockKeys
+from celery_singleton_lock.keys import LockKeys, bucket_of, encoded_in, key_name
 
 VERBS: Final = (
     "acquire",
@@ -102,8 +102,33 @@ class Script:
 
 def words(values: Iterable[Argument]) -> bytes:
     """Return the words of a command as the server reads them."""
-    raw = [value if isinstance(value, bytes) else str(value).encode() for value in values]
+    raw = [
+        value.encode()
+        if isinstance(value, str)
+        else b"%d" % value
+        if isinstance(value, int)
+        else value
+        for value in values
+    ]
     return b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in raw])
+
+
+@lru_cache(maxsize=4096)
+def packed_keys(prefix: str, name: str) -> bytes:
+    """Return the keys of a lock as the words of a command; a name comes at least twice.
+
+    A new name comes with most tasks: so what is the same for all names of a bucket and of a length
+    is there already, and the name is put between.
+    """
+    shown = key_name(name).encode()
+    return shown.join(_around(prefix, bucket_of(name), len(shown)))
+
+
+@lru_cache(maxsize=4096)
+def _around(prefix: str, bucket: int, length: int) -> list[bytes]:
+    """Return the parts between which a name of this length stands; no prefix holds a NUL."""
+    gap = b"\0" * length
+    return words(encoded_in(prefix, bucket, gap)).split(gap)
 
 
 def read(file: str) -> str:

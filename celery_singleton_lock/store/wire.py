@@ -19,8 +19,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from celery_singleton_lock.keys import encoded
-from celery_singleton_lock.store.scripts import Argument, Script, words
+from celery_singleton_lock.store.scripts import Argument, Script, packed_keys, words
 
 _PLAIN: Final = (redis.Connection, redis.SSLConnection, redis.UnixDomainSocketConnection)
 """Connections that are a socket and no more; redis-py does more at each answer of a Sentinel's."""
@@ -183,12 +182,7 @@ def packed(
         own: the arguments that differ from call to call.
         usual: those behind them, which are the same for all calls of a task in a process.
     """
-    return b"".join((script.head, _keys(prefix, name), words(own), _usual(usual)))
-
-
-@functools.lru_cache(maxsize=4096)
-def _keys(prefix: str, name: str) -> bytes:
-    return words(encoded(prefix, name))
+    return b"".join((script.head, packed_keys(prefix, name), words(own), _usual(usual)))
 
 
 _usual = functools.lru_cache(maxsize=1024)(words)

@@ -7,11 +7,19 @@ import re
 
 import pytest
 
-from celery_singleton_lock.keys import Keyspace
+from celery_singleton_lock.keys import Keyspace, encoded
 from celery_singleton_lock.model import Verdict
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.store.redis import RedisStore
-from celery_singleton_lock.store.scripts import VERBS, link, load_scripts, read, used
+from celery_singleton_lock.store.scripts import (
+    VERBS,
+    link,
+    load_scripts,
+    packed_keys,
+    read,
+    used,
+    words,
+)
 
 FILES = [f"{verb}.lua" for verb in VERBS]
 LIBRARY = read("_lock.lua")
@@ -205,6 +213,14 @@ def test_a_script_takes_of_the_library_what_it_uses():
         "return c()",
     ]
     assert link(library, "return b()") == "return b()"
+
+
+@pytest.mark.parametrize("prefix", ["csl", "b12", "a:b"])
+@pytest.mark.parametrize("name", ["a", ":", "b12", "{b12}", "\0", "é" * 100, "x" * 201, "$1\r\n"])
+def test_keys_are_packed_as_they_are(prefix, name):
+    """However they are put together: twice, since the second time most is there already."""
+    for each in (name, name[::-1]):
+        assert packed_keys(prefix, each) == words(encoded(prefix, each))
 
 
 def test_arguments_are_packed_in_the_order_of_the_header():
