@@ -265,7 +265,9 @@ class Desk:
         request.desk = self
         request.stamp = stamp
         request.landed = False
-        request.request_dict[STAMP] = stamp
+        request.request_dict[STAMP] = tuple(stamp)
+        if self._children:
+            request.spare_decoding()
         if stamp.settle:
             request.withhold_ack()
         self._forward(request)

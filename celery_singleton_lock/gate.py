@@ -584,8 +584,8 @@ def fail(run: Run, error: Exception) -> Any:
 
 def take_stamp(request: dict[str, Any]) -> Stamp | None:
     """Take the stamp out of a request, before the task can see it."""
-    stamp: Stamp | None = take_out(request, STAMP)
-    return stamp
+    stamp = take_out(request, STAMP)
+    return None if stamp is None else Stamp(*stamp)
 
 
 def take_out(request: dict[str, Any], key: str) -> Any:

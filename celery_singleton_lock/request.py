@@ -84,6 +84,16 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
         """Acknowledge only once the lock is taken: a task that is turned away is not lost."""
         self._withheld = True
 
+    def spare_decoding(self) -> None:
+        """Send the child the arguments as they were decoded here, instead of the message's body.
+
+        They are in the request anyway (Celery puts them there), so that they are pickled once.
+        What else a body may tell, of a canvas, is left to the child: Celery does not pickle that.
+        """
+        canvas = self._payload[2]
+        if not canvas or (isinstance(canvas, dict) and not any(canvas.values())):
+            self._body, self._content_type, self._content_encoding = self._payload, None, None
+
     def decided(self) -> None:
         """Acknowledge, and say that it has started, if Celery wanted to meanwhile."""
         self._withheld = False
@@ -102,9 +112,9 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
 
         A pool of threads cannot be flushed, so it runs although its connection was lost.
         """
-        stamp = self.request_dict.get(STAMP)
-        if stamp is not None and not stamp.granted:
-            self.stamp = self.request_dict[STAMP] = stamp._replace(copy=True)
+        if STAMP in self.request_dict and not self.stamp.granted:
+            self.stamp = self.stamp._replace(copy=True)
+            self.request_dict[STAMP] = tuple(self.stamp)
 
     def forget_start(self) -> None:
         """Do not say that it has started: it was skipped."""

@@ -24,7 +24,7 @@ from celery_singleton_lock.extension import install
 from celery_singleton_lock.gate import Turned
 from celery_singleton_lock.model import Delivery, Ending
 from celery_singleton_lock.request import LockedRequest, bare
-from celery_singleton_lock.stamp import COPY, STAMP
+from celery_singleton_lock.stamp import COPY, STAMP, Stamp
 
 
 class Paper:
@@ -80,12 +80,13 @@ def office(app):
         prefetch=prefetch.append,
     )
 
-    def message(task, *args, request_id=None, **headers):
+    def message(task, *args, request_id=None, canvas=None, **headers):
         tag = f"{len(made)}"
         made.append(tag)
         fields = {"id": request_id or f"id{tag}", "task": task, **headers}
         note = Message(
-            body=dumps([args, {}, {}]), content_type="application/json", content_encoding="utf-8",
+            body=dumps([args, {}, canvas or {}]),
+            content_type="application/json", content_encoding="utf-8",
             headers=fields, delivery_info={"redelivered": headers.get("redelivered", False)},
         )  # fmt: skip
         pool = SimpleNamespace(apply_async=lambda *a, **k: None)
@@ -133,9 +134,35 @@ def test_a_message_of_a_free_lock_goes_to_the_pool_with_a_stamp(office):
     request = office.message("early", "a")
     office.desk(request)
     assert office.sent == [request]
-    stamp = request.request_dict[STAMP]
+    stamp = Stamp(*request.request_dict[STAMP])
     assert (stamp.name, stamp.attempt, stamp.worker) == ("k:a", f"{request.id}/0/0", "w#1")
     assert office.clerk.calls == []
+
+
+@pytest.mark.parametrize("canvas", [{}, {"chain": None, "callbacks": None}, {"chain": []}])
+def test_a_child_need_not_decode_the_arguments_again(office, canvas):
+    """The main process has, for the lock's name, and Celery sends them along anyway."""
+    request = office.message("early", "a", canvas=canvas)
+    office.desk(request)
+    assert (request.body, request.content_type) == ([["a"], {}, canvas], None)
+    assert request.content_encoding is None
+
+
+def test_a_canvas_travels_as_it_came(office):
+    """Celery does not pickle it, and there may be in it what cannot be."""
+    request = office.message("early", "a", canvas={"chain": [{"task": "next"}]})
+    before = request.body
+    office.desk(request)
+    assert (request.body, request.content_type) == (before, "application/json")
+
+
+def test_where_tasks_share_a_process_each_decodes_its_arguments(office):
+    """They would share them with the message, and a task may change its own."""
+    office.desk._children = False
+    request = office.message("early", ["a"])
+    before = request.body
+    office.desk(request)
+    assert (request.body, request.content_type) == (before, "application/json")
 
 
 def test_tokens_are_never_the_task_id(office):
