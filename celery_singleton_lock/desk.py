@@ -507,8 +507,8 @@ class Desk:
         self._clerk.forget(stamp.token)
         unclaimed = stamp.granted and stamp.error is not None
         if unclaimed or (gone and (request.accepted or stamp.granted)):
-            pid = request.worker_pid if self._children else None
-            self._clerk.end(stamp, request.ending(), pid)
+            dying = request.worker_pid if gone and self._children else None
+            self._clerk.end(stamp, request.ending(), dying)
         self._leave_flight(stamp)
 
     def _leave_flight(self, stamp: Stamp) -> None:
