@@ -124,7 +124,7 @@ ONE_POOL = frozenset(
 """Files that play scenes of 10 s and more: the usual run leaves their threads to the full one."""
 
 
-LONGEST = ("chaos", "integration")
+LONGEST = ("chaos", "property", "integration", "contract")
 """Folders of the files that take longest: they begin, so that no process ends alone with one."""
 
 
