@@ -53,7 +53,7 @@ from celery_singleton_lock.orders import (
 from celery_singleton_lock.publisher import Outbox, Publisher, pack
 from celery_singleton_lock.request import LockedRequest
 from celery_singleton_lock.settings import LockOptions
-from celery_singleton_lock.stamp import Stamp, doubted
+from celery_singleton_lock.stamp import Stamp, doubted, task_id_of
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.watchdog import Watchdog
 
@@ -227,7 +227,7 @@ class Agent:
 
     def report_loss(self, stamp: Stamp, ended: str) -> None:
         """Report that the lock of a task was lost, unless that was done."""
-        task_id = stamp.attempt.rsplit("/", 2)[0]
+        task_id = task_id_of(stamp.attempt)
         self._orders.put(Lost(stamp.name, stamp.token, 0.0, ended, stamp.task, task_id))
 
     def look_up(self, request: LockedRequest, name: str, token: str) -> None:

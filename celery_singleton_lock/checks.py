@@ -134,8 +134,8 @@ def eager(place: Place, value: Any) -> bool:
 
 def _prefix(place: Place, value: Any) -> str:
     """Check the start of all keys."""
-    if not isinstance(value, str) or not value or "{" in value or "}" in value:
-        place.refuse(value, 'it must be text, not empty, and without braces, such as "csl"')
+    if not isinstance(value, str) or not value or any(sign in value for sign in "{}\0"):
+        place.refuse(value, 'it must be text, not empty, without braces and NUL, such as "csl"')
     return value
 
 

@@ -34,7 +34,16 @@ from celery_singleton_lock.model import CLAIM_LEASE, Delivery, Ending, Reservati
 from celery_singleton_lock.naming import ArgumentsDoNotBind
 from celery_singleton_lock.request import LockedRequest, about
 from celery_singleton_lock.settings import LockOptions
-from celery_singleton_lock.stamp import COPY, REQUEUED, STAMP, UNSTAMPED, Stamp, attempt_of, loss_in
+from celery_singleton_lock.stamp import (
+    COPY,
+    REQUEUED,
+    STAMP,
+    UNSTAMPED,
+    Stamp,
+    attempt_of,
+    loss_in,
+    task_id_of,
+)
 
 logger = logging.getLogger(__name__)
 _clock = SystemClock()
@@ -629,7 +638,7 @@ def _verdict(delivery: Delivery) -> Exception | None:
     if delivery.verdict in {"granted", "revoked"}:
         return None
     if delivery.verdict == "replaced":
-        by = _task_id(delivery.by)
+        by = task_id_of(delivery.by)
         return Turned("skipped", f"task {by} took its place in the queue of lock {delivery.name!r}")
     return _waited_in_vain(delivery.name, delivery.waited)
 
@@ -641,13 +650,9 @@ def _waited_in_vain(name: str, waited: float) -> LockWaitTimeout:
 
 def _delivered(request: LockedRequest, delivery: Delivery) -> TaskEvent:
     if delivery.verdict == "replaced":
-        by = _task_id(delivery.by)
+        by = task_id_of(delivery.by)
         return TaskReplaced(*about(request), by=by, waited=delivery.waited)
     return TaskDelivered(*about(request), verdict=delivery.verdict, waited=delivery.waited)
-
-
-def _task_id(attempt: str) -> str:
-    return attempt.rsplit("/", 2)[0]
 
 
 def taken_from(request: LockedRequest, header: str) -> Any:

@@ -98,3 +98,8 @@ def attempt_of(request: dict[str, Any]) -> str:
     retries = request.get("retries") or 0
     nesting = request.get("replaced_task_nesting") or 0
     return f"{request['id']}/{retries}/{nesting}"
+
+
+def task_id_of(attempt: str) -> str:
+    """Return the id of the task of which this is an attempt."""
+    return attempt.rsplit("/", 2)[0]

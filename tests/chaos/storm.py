@@ -120,7 +120,7 @@ class Storm:
             if self.broken and now >= look:
                 self._caught = now - began if judge(self.history(), SAFETY) else None
                 look = time.monotonic() + EARLY_LOOK
-            time.sleep(TICK)
+            time.sleep(TICK)  # the plan is one of times
         for _, undo in self._later:
             undo()
         self._later = []
@@ -255,7 +255,7 @@ class Storm:
         until = time.monotonic() + DRAIN
         while unsettled(self.history()) and time.monotonic() < until:
             self._look_after_workers()
-            time.sleep(0.5)
+            time.sleep(0.5)  # to read the whole history is dear
 
     def _look_after_workers(self) -> None:
         for crew in self.fleet.crews:

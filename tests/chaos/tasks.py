@@ -162,6 +162,6 @@ def build(broker: str, backend: str, folder: str | Path, conf: Mapping[str, Any]
 def _hold(run: Run, seconds: float, nap: float) -> None:
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
-        time.sleep(min(left, nap))
+        time.sleep(min(left, nap))  # the task works for so long
         if nap == GLANCE:
             run.glance()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 import redis
 from celery import states
+from kombu import Connection
 
 from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.model import LockView
@@ -133,6 +134,17 @@ class Book:
         """Send a task; what is no argument of it is an option of ``apply_async``. Return its id."""
         kwargs = {k: options.pop(k) for k in ("hold", "end", "extra") if k in options}
         return str(self.app.tasks[task].apply_async((key, n), kwargs, **options).id)
+
+    def put(self, body: Mapping[str, Any]) -> str:
+        """Send as clients in other languages do: a JSON object, without headers. Return its id."""
+        with Connection(self.url) as connection, connection.SimpleQueue("celery") as queue:
+            queue.put(
+                json.dumps(body),
+                serializer=None,
+                content_type="application/json",
+                content_encoding="utf-8",
+            )
+        return str(body["id"])
 
     def open(self, gate: str) -> None:
         """Let those go on who wait for a gate."""

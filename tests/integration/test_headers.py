@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime, timedelta, timezone
 
 import pytest
 from celery import Celery, group, states
 from celery.canvas import StampingVisitor
 from celery.result import AsyncResult
-from kombu import Connection
 
 from celery_singleton_lock import Lock, LockConflict
 from integration.book import Book
@@ -211,16 +209,9 @@ def send_protocol_1(book, key, n=1, **options):
 
 def send_hybrid(book, key, n=1, **options):
     """Send as clients in other languages do: a JSON object, without headers."""
-    task_id = f"hybrid-{key}-{n}"
-    body = {"id": task_id, "task": "act", "args": [key, n], "kwargs": {}, **options}
-    with Connection(book.url) as connection, connection.SimpleQueue("celery") as queue:
-        queue.put(
-            json.dumps(body),
-            serializer=None,
-            content_type="application/json",
-            content_encoding="utf-8",
-        )
-    return task_id
+    return book.put(
+        {"id": f"hybrid-{key}-{n}", "task": "act", "args": [key, n], "kwargs": {}, **options}
+    )
 
 
 SENDERS = {"protocol 1": send_protocol_1, "hybrid": send_hybrid}

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import json
 
 import pytest
 from celery import Celery, states
-from kombu import Connection
 
 from celery_singleton_lock.errors import LockWaitTimeout
 from support.events import EventLog
@@ -25,23 +23,12 @@ def send_protocol_1(book, task):
 
 def send_hybrid(book, task):
     """Send as clients in other languages do: a JSON object, without headers."""
-    return put(book, {"id": "hybrid", "task": task, "args": [KEY, 1], "kwargs": {}})
+    return book.put({"id": "hybrid", "task": task, "args": [KEY, 1], "kwargs": {}})
 
 
 def send_without_args(book, task):
     """Send what has keyword arguments only, and does not say that it has no others."""
-    return put(book, {"id": "no-args", "task": task, "kwargs": {"key": KEY, "n": 1}})
-
-
-def put(book, body):
-    with Connection(book.url) as connection, connection.SimpleQueue("celery") as queue:
-        queue.put(
-            json.dumps(body),
-            serializer=None,
-            content_type="application/json",
-            content_encoding="utf-8",
-        )
-    return body["id"]
+    return book.put({"id": "no-args", "task": task, "kwargs": {"key": KEY, "n": 1}})
 
 
 @pytest.fixture(params=[send_protocol_1, send_hybrid, send_without_args])
