@@ -51,7 +51,10 @@ def connect(address: BackendAddress, options: Mapping[str, Any], *, patience: fl
     least = int(options.get("min_other_sentinels", 0))
     manager = _Sentinel(address.sentinels, min_other_sentinels=least, sentinel_kwargs=about)
     for_master = {**for_server, **said(address)}
-    return redis.Redis(connection_pool=_SentinelPool(options["master_name"], manager, **for_master))
+    pool = _SentinelPool(options["master_name"], manager, **for_master)
+    client = redis.Redis(connection_pool=pool)
+    client.auto_close_connection_pool = True  # nobody else has this pool
+    return client
 
 
 def for_sentinels(

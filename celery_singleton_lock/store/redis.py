@@ -6,6 +6,7 @@ import functools
 import json
 import math
 import re
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -228,6 +229,7 @@ class RedisStore:
         self._release = self._scripts["release"].taking(RELEASE)
         self._claim_ms = _lease(claim_lease)
         self._blocking: dict[float, redis.Redis] = {}
+        weakref.finalize(self, _close_all, self._blocking, self._wire)
 
     # -- verbs ------------------------------------------------------------------------------------
 
@@ -554,9 +556,19 @@ class RedisStore:
             client.connection_pool.disconnect(inuse_connections=False)
 
     def close(self) -> None:
-        """Close the connections that this store opened; the caller's client stays open."""
-        while self._blocking:
-            self._blocking.popitem()[1].close()
+        """Close the connections that this store opened; the caller's client stays open.
+
+        Those of a store that nobody uses any more are closed likewise.
+        """
+        _close_all(self._blocking, self._wire)
+
+
+def _close_all(blocking: dict[float, redis.Redis], wire: Wire | None) -> None:
+    while blocking:
+        # redis-py leaves a pool open that it was given
+        blocking.popitem()[1].connection_pool.disconnect()
+    if wire:
+        wire.close()
 
 
 def blocking_twin(client: redis.Redis, longest: float) -> redis.Redis:

@@ -105,6 +105,10 @@ class Wire:
     def _close(self, connection: Any) -> None:
         """Close it, and those that nobody uses: what ended one has mostly ended all."""
         connection.disconnect()
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections that no call uses now."""
         with suppress(IndexError):
             while True:
                 self._idle.pop().disconnect()

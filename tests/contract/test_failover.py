@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack, closing
 
 import pytest
 
@@ -27,10 +28,27 @@ def servers(make_redis, tmp_path):
         yield servers
 
 
-def store_on(servers, *, direct=False, patience=0.5, **options):
-    address = parse_backend_url(servers.url)
-    client = connect(address, {**servers.options, **options}, patience=patience)
-    return RedisStore(client, direct=direct)
+@pytest.fixture
+def make_store():
+    """Make stores on clients of their own; at the end none has a connection left."""
+    with ExitStack() as stack:
+
+        def make(address, options, *, direct=False):
+            client = stack.enter_context(connect(address, options, patience=0.5))
+            return stack.enter_context(closing(RedisStore(client, direct=direct)))
+
+        yield make
+
+
+@pytest.fixture
+def store_on(make_store):
+    """Make a store that asks Sentinels for its master."""
+
+    def make(servers, *, direct=False, **options):
+        address = parse_backend_url(servers.url)
+        return make_store(address, {**servers.options, **options}, direct=direct)
+
+    return make
 
 
 def granted(store, name="a", lease=10.0):
@@ -46,7 +64,7 @@ def granted(store, name="a", lease=10.0):
 
 
 @pytest.mark.parametrize("direct", [False, True], ids=["client", "wire"])
-def test_t24_a_failover_is_followed_and_fences_grow(servers, direct):
+def test_t24_a_failover_is_followed_and_fences_grow(servers, store_on, direct):
     """An ordered failover, then a killed master: each way to Redis finds the new one by itself."""
     store = store_on(servers, direct=direct)
     first = granted(store)
@@ -62,7 +80,7 @@ def test_t24_a_failover_is_followed_and_fences_grow(servers, direct):
     assert first.fencing_token < second.fencing_token < third.fencing_token
 
 
-def test_a_blocked_wait_ends_with_its_master(servers):
+def test_a_blocked_wait_ends_with_its_master(servers, store_on):
     """A Lock that waits over a failover is granted on the new master."""
     holder, waiter = store_on(servers), store_on(servers)
     owner = Owner(new_token())
@@ -76,12 +94,11 @@ def test_a_blocked_wait_ends_with_its_master(servers):
 
 
 @pytest.mark.parametrize("direct", [False, True], ids=["client", "wire"])
-def test_a_demoted_master_is_left_though_it_keeps_the_connection(make_redis, direct):
+def test_a_demoted_master_is_left_though_it_keeps_the_connection(make_redis, make_store, direct):
     """READONLY: connections are closed, so an address that has moved leads to the new master."""
     old, new = make_redis(), make_redis()
     with Proxy(old.port) as proxy:
-        client = connect(parse_backend_url(proxy.url), {}, patience=0.5)
-        store = RedisStore(client, direct=direct)
+        store = make_store(parse_backend_url(proxy.url), {}, direct=direct)
         assert granted(store)
         with old.client() as admin:
             admin.replicaof("127.0.0.1", new.port)
@@ -91,18 +108,20 @@ def test_a_demoted_master_is_left_though_it_keeps_the_connection(make_redis, dir
         assert eventually(lambda: granted(store), 2)
 
 
-def test_too_few_replicas_is_an_outage_and_not_a_refusal(make_redis):
+def test_too_few_replicas_is_an_outage_and_not_a_refusal(make_redis, make_store):
     """``min-replicas-to-write``: a master that lost its replicas is asked again soon."""
     alone = make_redis("--min-replicas-to-write", "1")
-    store = RedisStore(alone.client())
+    store = make_store(parse_backend_url(alone.url), {})
     with pytest.raises(BackendUnreachable, match="NOREPLICAS"):
         store.acquire(Owner(new_token()), Claim("a", 3.0))
 
 
-def test_no_sentinel_answers_within_two_seconds_and_the_error_hides_the_password(servers):
+def test_no_sentinel_answers_within_two_seconds_and_the_error_hides_the_password(
+    servers, store_on, make_store
+):
     """All Sentinels dead, or none knows the name: the error says where to look."""
     address = parse_backend_url(servers.url.replace(str(servers.port), str(servers.dead_port)))
-    dead = RedisStore(connect(address, servers.options, patience=0.5))
+    dead = make_store(address, servers.options)
     wrong = store_on(servers, master_name="nobody")
     for store in (dead, wrong):
         began = time.monotonic()

@@ -330,8 +330,6 @@ def test_without_renewal_the_lease_ends(make_lock, store):
     assert not lock.owned()
 
 
-# Earlier tests that interrupt redis-py at any line may have left it a socket to collect here.
-@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 def test_a_lock_object_that_is_dropped_is_not_renewed(make_lock, store):
     """Nobody is left who could release it: the lease ends as it would with a dead process."""
     lock = Lock(store, "lock", lease=0.6)

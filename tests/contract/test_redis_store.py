@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+import weakref
 
 import pytest
 import redis
@@ -15,6 +16,7 @@ from celery_singleton_lock.errors import BackendError, BackendRefused, BackendUn
 from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.model import Claim, Ending, Owner, Parcel, Verdict, new_token
 from celery_singleton_lock.store.redis import RedisStore, explain
+from support.waiting import eventually
 
 pytestmark = pytest.mark.contract
 
@@ -381,6 +383,21 @@ def test_t39_on_a_full_redis_leases_go_on_and_end_and_nothing_new_begins(make_re
         assert store.kick(NAME) == []
         assert store.reset(NAME) == 1
         store.close()
+
+
+@pytest.mark.parametrize("end", [RedisStore.close, weakref.ref], ids=["closed", "dropped"])
+def test_a_store_that_is_done_with_leaves_no_connection(make_redis, end):
+    """Those for calls that block, and those past redis-py; the client of the caller stays open."""
+    server = make_redis()
+    with server.client() as client:
+        before = client.client_list()
+        store = RedisStore(client, direct=True)
+        store.acquire(owner(), claim())
+        store.wait(NAME, new_token(), 0.01)
+        assert len(client.client_list()) > len(before)
+        end(store)
+        del store
+        eventually(lambda: len(client.client_list()) == len(before))
 
 
 @pytest.mark.needs_real_redis("ACL")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from contextlib import closing
 
 import pytest
 import redis
@@ -32,6 +33,12 @@ def client():
         yield client
 
 
+@pytest.fixture
+def wire(client):
+    with closing(Wire(client)) as wire:
+        yield wire
+
+
 def test_a_call_is_packed_as_the_server_reads_it():
     """Text, bytes and numbers, with their lengths in bytes."""
     command = packed(ECHO, "csl", "lock", ("é", b"\x00\r\n"), (7,))
@@ -39,9 +46,8 @@ def test_a_call_is_packed_as_the_server_reads_it():
     assert command.endswith(b"$2\r\n\xc3\xa9\r\n$3\r\n\x00\r\n\r\n$1\r\n7\r\n")
 
 
-def test_an_answer_that_was_not_read_is_not_taken_for_the_next(client):
+def test_an_answer_that_was_not_read_is_not_taken_for_the_next(wire):
     """A soft time limit strikes while Redis works."""
-    wire = Wire(client)
     wire.ask(said("0"))
 
     def strike(*_):
@@ -59,32 +65,28 @@ def test_an_answer_that_was_not_read_is_not_taken_for_the_next(client):
         signal.signal(signal.SIGALRM, before)
 
 
-def test_a_connection_that_the_server_closed_is_opened_again(client):
+def test_a_connection_that_the_server_closed_is_opened_again(client, wire):
     """Idle connections are dropped by servers and proxies; that is no outage."""
-    wire = Wire(client)
     wire.ask(said("0"))
     client.client_kill_filter(_type="normal", skipme=True)
     assert wire.ask(said("1")) == b"1"
 
 
-def test_a_refusal_is_an_answer(client):
+def test_a_refusal_is_an_answer(wire):
     """The connection stays, and the next call works."""
-    wire = Wire(client)
     with pytest.raises(redis.ResponseError):
         wire.ask(packed(BAD, "csl", "lock", (), ()))
     assert wire.ask(said("1")) == b"1"
 
 
-def test_an_answer_may_come_in_pieces(client):
+def test_an_answer_may_come_in_pieces(wire):
     """A text that is longer than one read of the socket."""
-    wire = Wire(client)
     for word in ("x" * 3_000_000, "", "\r\n$1\r\n"):
         assert wire.ask(said(word)) == word.encode()
 
 
-def test_what_is_no_text_is_no_answer(client):
+def test_what_is_no_text_is_no_answer(wire):
     """A number, or a list, is none that a lock's script gives: the connection is in doubt."""
-    wire = Wire(client)
     with pytest.raises(redis.InvalidResponse):
         wire.ask(packed(NUMBER, "csl", "lock", (), ()))
     assert wire.ask(said("1")) == b"1"
@@ -93,8 +95,8 @@ def test_what_is_no_text_is_no_answer(client):
 def test_a_server_that_stalls_is_given_up(client):
     """After the socket's time-out, by the error that redis-py has for it."""
     options = {**client.connection_pool.connection_kwargs, "socket_timeout": 0.05}
-    wire = Wire(redis.Redis(connection_pool=redis.ConnectionPool(**options)))
-    with pytest.raises(redis.TimeoutError):
+    own = redis.Redis(connection_pool=redis.ConnectionPool(**options))
+    with closing(Wire(own)) as wire, pytest.raises(redis.TimeoutError):
         wire.ask(packed(SLOW, "csl", "lock", (), ()))
 
 
@@ -102,14 +104,15 @@ def test_a_server_that_stalls_is_given_up(client):
 def test_options_of_the_client_count(client, option):
     """Where redis-py looks after the health of a connection, it reads the answers as well."""
     options = {**client.connection_pool.connection_kwargs, **option}
-    wire = Wire(redis.Redis(connection_pool=redis.ConnectionPool(**options)))
-    for number in range(3):
-        assert wire.ask(said(number)) == str(number).encode()
+    own = redis.Redis(connection_pool=redis.ConnectionPool(**options))
+    with closing(Wire(own)) as wire:
+        for number in range(3):
+            assert wire.ask(said(number)) == str(number).encode()
 
 
-def test_threads_do_not_share_a_connection(client):
+def test_threads_do_not_share_a_connection(wire):
     """Each thread reads its own answers."""
-    wire, wrong = Wire(client), []
+    wrong = []
 
     def work(name):
         for number in range(300):
