@@ -7,6 +7,7 @@ A test that is about a trap carries its number in its name: ``test_T5_…``, ``t
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ Tests = Mapping[str, list[tuple[Path, str]]]
 """Number -> file and name of each test that carries it."""
 
 
+@functools.cache
 def carriers() -> Tests:
     """Return which tests carry which number."""
     found: dict[str, list[tuple[Path, str]]] = {}

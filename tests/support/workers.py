@@ -25,10 +25,9 @@ from typing import ClassVar
 
 import psutil
 
+from support import nursery
 from support.waiting import eventually
 
-TESTS = Path(__file__).parent.parent
-LIGHT = TESTS / "support" / "light"
 START_TIMEOUT = 30
 STOP_TIMEOUT = 20
 
@@ -72,17 +71,16 @@ class CeleryWorker:
         self.app, self.pool, self.concurrency = app, pool, concurrency
         self._queues = [queues] if isinstance(queues, str) else list(queues)
         self._args, self._loglevel, self._cwd = tuple(args), loglevel, cwd
-        path = [str(TESTS), str(LIGHT), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._env = {
             **os.environ,
             "CELERY_BROKER_URL": broker,
             "CELERY_RESULT_BACKEND": backend or broker,
-            "PYTHONPATH": os.pathsep.join(path),
+            "PYTHONPATH": nursery.path(),
             "PYTHONUNBUFFERED": "1",
             **(env or {}),
         }
         self._log_file = Path(tempfile.mkstemp(prefix=f"csl-{self.name}-", suffix=".log")[1])
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | nursery.Born | None = None
         self._family: list[psutil.Process] = []
 
     def __repr__(self):
@@ -127,15 +125,7 @@ class CeleryWorker:
     def start(self, *, wait: bool = True) -> CeleryWorker:
         """Start it, and return when it says that it is ready."""
         with self._log_file.open("ab") as log:
-            self._process = subprocess.Popen(
-                self.command,
-                env=self._env,
-                cwd=self._cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            self._process = self._launch(log.fileno())
         self.started.append(self)
         if wait:
             self.await_ready()
@@ -213,8 +203,23 @@ class CeleryWorker:
         self.end()
         self._log_file.unlink(missing_ok=True)
 
+    def _launch(self, log: int) -> subprocess.Popen[bytes] | nursery.Born:
+        """Start the main process: by its command, or from the nursery, which is cheaper."""
+        if nursery.fits(self.pool, self._env):
+            cwd = str(Path(self._cwd or "").resolve())
+            return nursery.nursery().bear(self.command[3:], self._env, cwd, log)
+        return subprocess.Popen(
+            self.command,
+            env=self._env,
+            cwd=self._cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
     @property
-    def _main(self) -> subprocess.Popen[bytes]:
+    def _main(self) -> subprocess.Popen[bytes] | nursery.Born:
         if self._process is None:
             text = f"{self} has not been started"
             raise AssertionError(text)
