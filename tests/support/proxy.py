@@ -27,7 +27,6 @@ class _Pipe:
     sink: socket.socket
     replies: bool
     waiting: deque[tuple[float, bytes]] = field(default_factory=deque)
-    ended: bool = False
 
 
 class Proxy:
@@ -55,6 +54,8 @@ class Proxy:
         self._listener.settimeout(0)
         self.port = int(self._listener.getsockname()[1])
         self._pipes: list[_Pipe] = []
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
         self._cut = threading.Event()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
@@ -92,6 +93,7 @@ class Proxy:
                     self._write()
         finally:
             self._close(list(self._pipes))
+            self._selector.close()
             self._listener.close()
 
     def _accept(self) -> None:
@@ -104,26 +106,24 @@ class Proxy:
                 return
             for end in (client, server):
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._pipes.append(_Pipe(client, server, replies=False))
-            self._pipes.append(_Pipe(server, client, replies=True))
+            for source, sink in ((client, server), (server, client)):
+                pipe = _Pipe(source, sink, replies=source is server)
+                self._pipes.append(pipe)
+                self._selector.register(source, selectors.EVENT_READ, pipe)
 
     def _read(self) -> None:
         """Wait for input a moment, and note what came."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._listener, selectors.EVENT_READ)
-            for pipe in self._pipes:
-                if not pipe.ended:
-                    selector.register(pipe.source, selectors.EVENT_READ, pipe)
-            for key, _ in selector.select(TICK):
-                if key.data is not None:
-                    self._take(key.data)
+        for key, _ in self._selector.select(TICK):
+            if key.data is not None:
+                self._take(key.data)
 
     def _take(self, pipe: _Pipe) -> None:
         try:
             data = pipe.source.recv(CHUNK)
         except OSError:
             data = b""
-        pipe.ended = not data
+        if not data:
+            self._selector.unregister(pipe.source)
         pipe.waiting.append((time.monotonic() + self.delay, data))
 
     def _write(self) -> None:
@@ -160,6 +160,9 @@ class Proxy:
 
     def _close(self, pipes: list[_Pipe]) -> None:
         for pipe in pipes:
+            with contextlib.suppress(KeyError, ValueError):  # it has ended, or was closed before
+                self._selector.unregister(pipe.source)
+            self._pipes.remove(pipe)
+        for pipe in pipes:
             pipe.source.close()
             pipe.sink.close()
-            self._pipes.remove(pipe)

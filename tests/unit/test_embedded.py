@@ -19,10 +19,13 @@ from celery_singleton_lock.embedded import EmbeddedRedisError, Provider, RedisSe
 from support.waiting import eventually
 
 OWNER = """
-import sys, threading
-from celery_singleton_lock.embedded import RedisServer, find_provider
+import importlib.util, sys, threading
 
-server = RedisServer(find_provider(sys.argv[1]))
+# By its file: the package around it would import redis-py and Celery, which no owner needs.
+spec = importlib.util.spec_from_file_location("embedded", sys.argv[2])
+embedded = sys.modules["embedded"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(embedded)
+server = embedded.RedisServer(embedded.find_provider(sys.argv[1]))
 # From a thread that ends: the server belongs to the process.
 starter = threading.Thread(target=server.start)
 starter.start()
@@ -227,6 +230,7 @@ def test_fakeredis_refuses_what_it_cannot_do():
         RedisServer(imitation).restart(keep_data=True)
 
 
+@pytest.mark.full_run_plays("fakeredis-exits", "fakeredis-killed-with")  # 1 s of imports each
 @pytest.mark.parametrize(
     "ending",
     [
@@ -241,7 +245,7 @@ def test_fakeredis_refuses_what_it_cannot_do():
 def test_it_dies_with_its_owner(provider, ending):
     """However the owner ends, even by SIGKILL, and whoever inherited its pipe."""
     owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER.format(ending=ending), provider.kind],
+        [sys.executable, "-c", OWNER.format(ending=ending), provider.kind, embedded.__file__],
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 from celery_singleton_lock.store.scripts import VERBS, Script, assemble, read
 from support.engine.world import CLOCK
 
 LIBRARY = "_lock.lua"
+_assembled = cache(assemble)  # most scripts of most mutants are those of the next one
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Mutant:
     def scripts(self) -> dict[str, Script]:
         texts = {f: read(f) for f in (LIBRARY, *(f"{verb}.lua" for verb in VERBS))}
         texts[self.file] = self.patched()
-        return {v: assemble(v, CLOCK, texts[LIBRARY], texts[f"{v}.lua"]) for v in VERBS}
+        return {v: _assembled(v, CLOCK, texts[LIBRARY], texts[f"{v}.lua"]) for v in VERBS}
 
 
 MUTANTS = (
