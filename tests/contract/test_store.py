@@ -657,6 +657,29 @@ def test_due_locks_are_shown_to_one_caller_and_none_starves(store):
     assert seen == set(names)
 
 
+def test_a_lock_that_no_worker_sweeps_is_neglected_and_being_asked_changes_nothing(store):
+    """It is told once it has wanted a look for so long, and until a worker takes it."""
+    held_by(store, SHORT)
+    parked(store)
+    assert store.neglected(0.0) == []  # its first look is when the lease ends
+    lapse(store)
+    assert store.neglected(LEASE) == []
+    assert store.neglected(0.0) == store.neglected(0.0) == [NAME]
+    assert store.take_due() == [NAME]
+    assert store.neglected(0.0) == []
+
+
+def test_no_more_neglected_locks_are_told_than_asked_for(store):
+    """A fleet without workers neglects all its locks; who is told of it wants a few names."""
+    names = {f"lock:{number}" for number in range(30)}
+    for name in names:
+        store.park(owner(f"{name}/0/0"), claim(name=name), parcel(deadline=SHORT))
+    held_by(store)
+    lapse(store)
+    assert len(store.neglected(0.0, 7)) == 7
+    assert set(store.neglected(0.0, 100)) == names
+
+
 def test_inspect_changes_nothing_and_shows_lapsed_leases_as_gone(store):
     held_by(store, SHORT, attempt="id/0/0")
     waiter = waits(store)
@@ -667,6 +690,48 @@ def test_inspect_changes_nothing_and_shows_lapsed_leases_as_gone(store):
     lapse(store)
     assert store.inspect(NAME).holders == ()
     assert store.inspect(NAME).waiting == 1
+
+
+def test_a_batch_of_locks_is_swept_at_once(store):
+    """Each gets its grants, and tells of its own messages that no worker consumes."""
+    store.beat("w", "R", ["q"], 10.0)
+    for name in ("one", "two"):
+        assert store.acquire(owner(), claim(SHORT, name)).verdict is Verdict.GRANTED
+        store.park(owner(f"{name}/0/0"), claim(name=name), parcel(name.encode()))
+    stray = owner("stray/0/0")
+    store.park(stray, claim(name="three"), parcel(queue="nobody's"))
+    lapse(store)
+    told = store.kick_many(["one", "two", "three"], worker="w", realm="R")
+    assert [(s.name, s.token, s.queue, s.body) for s in told] == [
+        ("three", stray.token, "nobody's", parcel().body)
+    ]
+    assert {store.receive("w", 1.0).body for _ in range(2)} == {b"one", b"two"}
+    assert store.kick_many([]) == []
+
+
+def test_a_batch_of_messages_is_parked_in_its_order(store):
+    """Each gets its own answer."""
+    held_by(store)
+    who = [owner(f"id{number}/0/0") for number in range(3)]
+    bound = claim(max_waiting=2)
+    replies = store.park_many([(each, bound, parcel()) for each in who])
+    assert [r.verdict for r in replies] == [Verdict.WAITING, Verdict.WAITING, Verdict.FULL]
+    assert [w.token for w in store.inspect(NAME).waiters] == [w.token for w in who[:2]]
+    assert store.park_many([]) == []
+
+
+def test_the_clock_goes_forward(store):
+    """Places in line and leases are counted on it."""
+    first = store.time()
+    lapse(store)
+    assert SHORT <= store.time() - first < LEASE
+
+
+def test_a_store_says_what_it_guarantees(store):
+    """Text only, for the worker's log: whatever it cannot find out is "unknown"."""
+    facts = store.describe()
+    assert facts.keys() >= {"version", "eviction", "persistence", "replicas"}
+    assert all(isinstance(fact, str) and fact for fact in facts.values())
 
 
 def test_a_pool_of_threads_shares_a_store(store):
