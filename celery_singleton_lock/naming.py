@@ -40,6 +40,7 @@ import re
 import string
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, NoReturn
 
 from celery_singleton_lock.errors import ConfigurationError, LockNameError
@@ -448,7 +449,7 @@ def _item(value: Any, key: str) -> Any:
         return value[int(key)] if key not in value and key.isdecimal() else value[key]
     if isinstance(value, (str, bytes)):
         raise TypeError
-    return value[int(key)] if key.isdecimal() else value[key]
+    return value[int(key)]
 
 
 def _called(function: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -519,8 +520,9 @@ def _kind(value: object) -> str:
 def _surrogate_in(arguments: dict[str, Any]) -> str:
     """Say which argument cannot be encoded."""
     for name, value in arguments.items():
-        if re.search("[\ud800-\udfff]", _written(name, value)):
-            return f"argument {name!r}"
+        with suppress(_Unnameable):  # of another argument, which is in no name
+            if re.search("[\ud800-\udfff]", _written(name, value)):
+                return f"argument {name!r}"
     return "its lock name"
 
 

@@ -369,6 +369,12 @@ def test_half_a_surrogate_pair_is_an_error_that_names_the_argument():
     assert name_of("\ud800")  # a digest can
 
 
+def test_half_a_surrogate_pair_is_named_whatever_else_cannot_be_written():
+    """Another argument may be what no name could hold: it is not in this one."""
+    with pytest.raises(LockNameError, match="argument 'note' holds half a surrogate"):
+        name_of(float("nan"), note="\ud800", key="a:{note}")
+
+
 # --- lock_args ------------------------------------------------------------------------------------
 
 
