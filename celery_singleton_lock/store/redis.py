@@ -413,8 +413,9 @@ class RedisStore:
         facts = {"version": "unknown", "eviction": "unknown", "persistence": "unknown"}
         facts["replicas"] = "unknown"
         try:
-            info: Any = self.client.info()
-        except failures.ResponseError:
+            with explained(self.reconnect):
+                info: Any = self.client.info()
+        except BackendRefused:
             return facts
         facts["version"] = str(info.get("redis_version", "unknown"))
         facts["eviction"] = str(info.get("maxmemory_policy", "unknown"))
@@ -428,8 +429,9 @@ class RedisStore:
         if int(info["aof_enabled"]):
             return "append-only file"
         try:
-            saves: Any = self.client.config_get("save")
-        except failures.ResponseError:
+            with explained(self.reconnect):
+                saves: Any = self.client.config_get("save")
+        except BackendRefused:
             return "unknown"
         return "snapshots" if saves.get("save") else "none"
 

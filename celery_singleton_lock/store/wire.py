@@ -137,11 +137,11 @@ def _by_socket(connection: Any, command: bytes) -> bytes:
         sock.sendall(command)
         data: bytes = sock.recv(_CHUNK)
         while (end := data.find(b"\r\n")) < 0:
-            data += _more(sock, data)
+            data += _more(sock)
         if data[0] == _BULK:
             until = end + 4 + int(data[1:end])
             while len(data) < until:
-                data += _more(sock, data)
+                data += _more(sock)
             if len(data) == until:
                 return data[end + 2 : -2]
     except TimeoutError as error:
@@ -156,9 +156,9 @@ def _by_socket(connection: Any, command: bytes) -> bytes:
     raise redis.InvalidResponse(msg)
 
 
-def _more(sock: Any, so_far: bytes) -> bytes:
-    """Return what has come behind ``so_far``."""
-    more: bytes = sock.recv(_CHUNK) if so_far else b""
+def _more(sock: Any) -> bytes:
+    """Return what has come."""
+    more: bytes = sock.recv(_CHUNK)
     if not more:
         msg = "Connection closed by server."
         raise redis.ConnectionError(msg)
