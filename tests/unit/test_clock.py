@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from datetime import datetime, timedelta, timezone
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_singleton_lock.clock import ServerClock, SystemClock
+from celery_singleton_lock.clock import ServerClock, SystemClock, seconds_until
 
 
 class SetClock:
@@ -25,6 +26,15 @@ def test_the_machines_clock_never_goes_back():
     """Two looks at it are in order."""
     clock = SystemClock()
     assert clock.monotonic() <= clock.monotonic()
+
+
+@pytest.mark.parametrize("hours", [-2, 0, 5])
+def test_an_eta_is_as_far_off_as_its_own_time_zone_says(hours):
+    """A naive one is UTC, as Celery's are."""
+    now = datetime.now(timezone.utc)
+    there = (now + timedelta(seconds=60)).astimezone(timezone(timedelta(hours=hours)))
+    assert seconds_until(there) == pytest.approx(60, abs=5)
+    assert seconds_until(now.replace(tzinfo=None)) == pytest.approx(0, abs=5)
 
 
 def test_without_a_measurement_the_place_is_now_whenever_the_server_sees_it():

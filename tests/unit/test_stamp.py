@@ -6,7 +6,16 @@ import pickle
 
 import pytest
 
-from celery_singleton_lock.stamp import UNSTAMPED, Stamp, attempt_of, doubted
+from celery_singleton_lock.stamp import (
+    MOST_OF_NAME,
+    UNSTAMPED,
+    Stamp,
+    attempt_of,
+    doubted,
+    loss_in,
+    notice_of_loss,
+    task_id_of,
+)
 
 
 def test_a_stamp_travels_to_a_pool_child_with_its_error():
@@ -41,3 +50,30 @@ def test_a_message_that_was_held_for_long_counts_as_one_of_two_copies(held, copy
     """The broker delivers it again after 60 s: a quarter of that is long."""
     stamp = Stamp("a", "t.0", "id/0/0", "task", "w", stamped_at=1000.0)
     assert doubted(stamp, 1000.0 + held, 60.0) == stamp._replace(copy=copy)
+
+
+def test_a_copy_stays_one_however_short_it_was_held():
+    """What the broker has said is not taken back."""
+    stamp = Stamp("a", "t.0", "id/0/0", "task", "w", stamped_at=1000.0, copy=True)
+    assert doubted(stamp, 1000.0, 60.0) is stamp
+
+
+@pytest.mark.parametrize("task_id", ["x", "shop/x", ""])
+def test_an_attempt_names_its_task(task_id):
+    """Whatever the user has chosen for an id."""
+    assert task_id_of(attempt_of({"id": task_id, "retries": 12})) == task_id
+
+
+def test_a_notice_of_a_loss_says_whose_lock_was_lost():
+    """In one line of text, which a pipe takes in one go."""
+    stamp = Stamp("a\nb", "t.0", "id/1/0", "task", "w", place=7)
+    notice = notice_of_loss(stamp)
+    assert "\n" not in notice
+    assert loss_in(notice) == Stamp("a\nb", "t.0", "id/1/0", "task", "")
+    long = loss_in(notice_of_loss(stamp._replace(name="n" * 2000)))
+    assert long.name == "n" * MOST_OF_NAME
+
+
+def test_a_token_alone_tells_of_no_loss():
+    """It says that its lock is held."""
+    assert loss_in("0123456789abcdef.0") is None

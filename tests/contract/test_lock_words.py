@@ -1,0 +1,85 @@
+"""What a Lock says of itself, and to whom it is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_singleton_lock.errors import LockLost, LockNotOwned, LockReentered, LockWaitTimeout
+from celery_singleton_lock.lock import Lock
+
+pytestmark = pytest.mark.contract
+
+
+@pytest.fixture
+def lock(redis_client):
+    lock = Lock(redis_client, "account:42", renew=False)
+    yield lock
+    lock._watchdog.stop()
+
+
+def sentence(kind, call, *args):
+    """What is said when a call is refused; each such error names the lock."""
+    with pytest.raises(kind) as caught:
+        call(*args)
+    assert caught.value.name == "account:42"
+    return str(caught.value)
+
+
+def test_a_lock_shows_whether_it_is_held(lock, redis_client):
+    """Here; whoever else may hold it."""
+    assert repr(lock) == "<Lock 'account:42', not held>"
+    lock.acquire()
+    assert repr(lock) == "<Lock 'account:42', held>"
+    redis_client.flushall()
+    with pytest.raises(LockLost):
+        lock.ensure_held()
+    assert repr(lock) == "<Lock 'account:42', lost>"
+
+
+@pytest.mark.parametrize(
+    ("what", "args"), [("release", ()), ("extend", (1.0,)), ("ensure_held", ())]
+)
+def test_who_holds_nothing_is_told_what_it_cannot_do(lock, what, args):
+    """With the two ways to keep a lease."""
+    assert sentence(LockNotOwned, getattr(lock, what), *args) == (
+        f"Cannot {what} lock 'account:42': this thread (or process) does not hold it, or not any "
+        "more. Work that outlasts its lease needs renew=True or extend()."
+    )
+
+
+@pytest.mark.parametrize(("what", "args"), [("release", ()), ("extend", (1.0,))])
+def test_whose_lock_is_gone_is_told_the_same(lock, redis_client, what, args):
+    """The server says it."""
+    lock.acquire()
+    redis_client.flushall()
+    assert sentence(LockNotOwned, getattr(lock, what), *args).startswith(f"Cannot {what} lock ")
+
+
+def test_who_lost_the_lock_is_told_to_stop(lock, redis_client):
+    """It is another error: it was held once."""
+    lock.acquire()
+    redis_client.flushall()
+    assert sentence(LockLost, lock.ensure_held) == (
+        "Lock 'account:42' was lost: its lease ended, or it was reset. Stop writing."
+    )
+
+
+def test_who_asks_again_is_told_that_it_would_wait_for_itself(lock):
+    """Whether it would wait or not."""
+    lock.acquire()
+    assert sentence(LockReentered, lock.acquire) == (
+        "Lock 'account:42' is held already by who asks, and would be waited for in vain."
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "waited"),
+    [({"blocking_timeout": 0.05}, " for 0.05 s"), ({"blocking": False}, "")],
+)
+def test_who_waited_in_vain_is_told_for_how_long(lock, redis_client, options, waited):
+    """A with statement has no other way to say no."""
+    lock.acquire()
+    other = Lock(redis_client, "account:42", **options)
+    assert sentence(LockWaitTimeout, other.__enter__) == (
+        f"Lock 'account:42' is busy, and was waited for{waited} in vain."
+    )

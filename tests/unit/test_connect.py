@@ -1,0 +1,119 @@
+"""The client for the locks' Redis: what it is told by the URL, by the user, and by us."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+from redis.sentinel import SentinelConnectionPool
+
+from celery_singleton_lock.address import parse_backend_url
+from celery_singleton_lock.store.connect import connect, for_sentinels
+
+
+def told(url, options=None, patience=0.5):
+    """What each connection to the server (or to the master) is told."""
+    client = connect(parse_backend_url(url), options or {}, patience=patience)
+    return client.connection_pool.connection_kwargs
+
+
+def test_a_server_has_as_long_to_answer_as_we_are_patient():
+    """To connect as well."""
+    options = told("redis://h/2", patience=0.7)
+    assert (options["socket_timeout"], options["socket_connect_timeout"]) == (0.7, 0.7)
+    assert (options["host"], options["port"], options["db"]) == ("h", 6379, 2)
+
+
+def test_a_connection_that_was_closed_is_tried_once_more_at_once():
+    """Without a pause, and for a lost connection only: a time-out has cost the patience already."""
+    retry = told("redis://h")["retry"]
+    calls = []
+
+    def fail(error):
+        calls.append(error)
+        raise error
+
+    for error, tries in ((redis.ConnectionError("gone"), 2), (redis.TimeoutError("late"), 1)):
+        calls.clear()
+        with pytest.raises(type(error)):
+            retry.call_with_retry(lambda error=error: fail(error), lambda _error: None)
+        assert len(calls) == tries
+
+
+def test_what_the_user_says_counts_more_and_what_is_ours_is_not_passed_on():
+    """``allow_eviction`` is no option of redis-py, nor are those that speak of Sentinels."""
+    given = {"socket_timeout": 9, "allow_eviction": True, "master_name": "m", "sentinel_kwargs": {}}
+    options = told("redis://u:p@h", {**given, "min_other_sentinels": 1, "client_name": "me"})
+    assert (options["socket_timeout"], options["client_name"]) == (9, "me")
+    assert (options["username"], options["password"]) == ("u", "p")
+    assert not {"allow_eviction", "master_name", "sentinel_kwargs", "min_other_sentinels"} & {
+        *options
+    }
+
+
+SENTINELS = "sentinel://u:p@a:1/3;sentinel://b:2;sentinel://c"
+
+
+def master(options=None, url=SENTINELS, patience=0.6):
+    client = connect(
+        parse_backend_url(url), {"master_name": "mine", **(options or {})}, patience=patience
+    )
+    assert isinstance(client.connection_pool, SentinelConnectionPool)
+    return client.connection_pool
+
+
+def test_sentinels_are_asked_for_the_master_by_its_name_and_the_master_gets_what_the_url_says():
+    """User, password and database are the master's, the addresses the Sentinels'."""
+    pool = master({"min_other_sentinels": "2", "client_name": "me"})
+    assert pool.service_name == "mine"
+    options = pool.connection_kwargs
+    assert (options["username"], options["password"], options["db"]) == ("u", "p", 3)
+    assert (options["socket_timeout"], options["client_name"]) == (0.6, "me")
+    assert "master_name" not in options
+    manager = pool.sentinel_manager
+    assert manager.min_other_sentinels == 2
+    asked = [each.connection_pool.connection_kwargs for each in manager.sentinels]
+    assert [(each["host"], each["port"]) for each in asked] == [("a", 1), ("b", 2), ("c", 26379)]
+    assert [each["socket_timeout"] for each in asked] == [pytest.approx(0.2)] * 3
+    assert master().sentinel_manager.min_other_sentinels == 0
+
+
+def test_what_a_sentinel_url_does_not_say_is_left_to_redis_py():
+    """No user, no password and database 0 are nothing said."""
+    options = master(url="sentinel://a").connection_kwargs
+    assert not {"username", "password", "db", "ssl"} & {*options}
+
+
+def test_options_behind_a_sentinel_url_are_read_as_redis_py_reads_a_servers():
+    """Numbers are numbers, and one option of TLS switches it on."""
+    options = master(url="sentinel://a?socket_timeout=7&ssl_cert_reqs=CERT_NONE").connection_kwargs
+    assert options["socket_timeout"] == 7.0
+    assert options["ssl_cert_reqs"] == "none"
+    assert options.get("ssl", True) is True
+    assert master(url="sentinel://a?ssl_cert_reqs=none").connection_class.__name__.endswith(
+        "SSLConnection"
+    )
+
+
+def test_all_sentinels_together_get_the_time_of_one_server_and_are_asked_once():
+    """A dead one must not use up the patience; 0.1 s is the least that each gets."""
+    two = parse_backend_url("sentinel://a;sentinel://b")
+    options = for_sentinels(two, {}, 0.5)
+    assert (options["socket_timeout"], options["socket_connect_timeout"]) == (0.25, 0.25)
+    calls = []
+
+    def fail():
+        calls.append(1)
+        raise redis.ConnectionError
+
+    with pytest.raises(redis.ConnectionError):
+        options["retry"].call_with_retry(fail, lambda _error: None)
+    assert len(calls) == 1
+    assert for_sentinels(two, {}, 0.1)["socket_timeout"] == 0.1
+
+
+def test_the_users_options_for_sentinels_count_more():
+    """Such as their password; None is none."""
+    one = parse_backend_url("sentinel://a")
+    options = for_sentinels(one, {"sentinel_kwargs": {"password": "s", "socket_timeout": 3}}, 0.5)
+    assert (options["password"], options["socket_timeout"]) == ("s", 3)
+    assert for_sentinels(one, {"sentinel_kwargs": None}, 0.5)["socket_timeout"] == 0.5

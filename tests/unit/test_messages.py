@@ -1,0 +1,587 @@
+"""Each sentence by which a wrong option, setting or argument is refused, whole, as people read it.
+
+An error names where the value stands, the value, and what to write instead; a change of any of the
+three should be seen here and be meant.
+"""
+
+from __future__ import annotations
+
+import decimal
+
+import pytest
+
+from celery_singleton_lock.arguments import (
+    checked_bool,
+    checked_limit,
+    checked_name,
+    checked_seconds,
+    checked_timeout,
+    checked_token,
+)
+from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.naming import compile_name
+from celery_singleton_lock.settings import (
+    Settings,
+    check_unknown,
+    check_unknown_settings,
+    parse_settings,
+    resolve_options,
+)
+
+
+def settle(account_id, amount=1):
+    """A task."""
+
+
+def nothing():
+    """A task without arguments."""
+
+
+class Broken:
+    """What a user sends, and cannot be written."""
+
+    def __json__(self):
+        raise OSError("disk")
+
+
+def parsed(conf=None, **values):
+    return parse_settings(
+        {**(conf or {}), **{f"singleton_lock_{name}": value for name, value in values.items()}}.get
+    )
+
+
+def resolved(**attributes):
+    return resolve_options("shop.settle", attributes, Settings())
+
+
+def named(run=settle, args=(), **how):
+    return compile_name("shop.settle", run, **how).name(args)
+
+
+SENTENCES = [
+    (
+        lambda: resolved(lock_lease="30"),
+        ("task shop.settle: lock_lease is '30': it must be a number of seconds, not str."),
+    ),
+    (
+        lambda: resolved(lock_lease=0),
+        (
+            "task shop.settle: lock_lease is 0: it must be above 0, and at most 604800 "
+            "seconds; it is renewed while the task runs, so use 30."
+        ),
+    ),
+    (
+        lambda: resolved(lock_lease=0.5),
+        (
+            "task shop.settle: lock_lease is 0.5: below 1 s the watchdog cannot serve "
+            "it: it renews after a third of the lease, and must have time to try again "
+            "before the end. Use 30; a lock is released when its task ends, not when its "
+            "lease does."
+        ),
+    ),
+    (
+        lambda: resolved(lock_wait_timeout=0),
+        (
+            "task shop.settle: lock_wait_timeout is 0: it must be above 0, and at most "
+            "31622400 seconds; None waits for ever."
+        ),
+    ),
+    (
+        lambda: resolved(lock_requeue_delay=901),
+        (
+            "task shop.settle: lock_requeue_delay is 901: it must be above 0, and at "
+            "most 900 seconds; the broker may redeliver what is held for long."
+        ),
+    ),
+    (
+        lambda: parsed(requeue_max=0),
+        (
+            "singleton_lock_requeue_max is 0: it must be above 0, and at most 900 "
+            "seconds; the broker may redeliver what is held for long."
+        ),
+    ),
+    (
+        lambda: resolved(lock_limit=1.0),
+        "task shop.settle: lock_limit is 1.0: it must be a whole number, not float.",
+    ),
+    (
+        lambda: resolved(lock_limit=0),
+        (
+            "task shop.settle: lock_limit is 0: it must be from 1 to 2147483647; 1 is "
+            "one task at a time."
+        ),
+    ),
+    (
+        lambda: resolved(lock_max_waiting=-1),
+        (
+            "task shop.settle: lock_max_waiting is -1: it must be from 0 to 2147483647; "
+            "0 lets nobody wait, None is no bound."
+        ),
+    ),
+    (
+        lambda: resolved(lock_max_waiting=2**31),
+        (
+            "task shop.settle: lock_max_waiting is 2147483648: it must be from 0 to "
+            "2147483647; 0 lets nobody wait, None is no bound."
+        ),
+    ),
+    (
+        lambda: parsed(max_body_bytes=0),
+        (
+            "singleton_lock_max_body_bytes is 0: it must be from 1 to 2147483647; the "
+            "default is 16 MiB."
+        ),
+    ),
+    (
+        lambda: resolved(lock_on_conflict="parc"),
+        (
+            'task shop.settle: lock_on_conflict is \'parc\': it must be "park" or "skip" '
+            'or "fail" or "wait" or "requeue". Did you mean "park"?'
+        ),
+    ),
+    (
+        lambda: resolved(lock_on_conflict=7),
+        (
+            'task shop.settle: lock_on_conflict is 7: it must be "park" or "skip" or '
+            '"fail" or "wait" or "requeue".'
+        ),
+    ),
+    (
+        lambda: resolved(lock_on_full="no"),
+        ('task shop.settle: lock_on_full is \'no\': it must be "fail" or "skip" or "replace".'),
+    ),
+    (lambda: parsed(eager=1), "singleton_lock_eager is 1: it must be True or False."),
+    (
+        lambda: parsed(prefix="a{b}"),
+        (
+            "singleton_lock_prefix is 'a{b}': it must be text, not empty, without braces "
+            'and NUL, such as "csl".'
+        ),
+    ),
+    (
+        lambda: parsed(backend_options=[("a", 1)]),
+        (
+            "singleton_lock_backend_options is a list: it must be a dict of arguments "
+            "for redis.Redis."
+        ),
+    ),
+    (
+        lambda: parsed(backend_options={1: 2}),
+        (
+            "singleton_lock_backend_options is a dict: it must be a dict of arguments "
+            "for redis.Redis."
+        ),
+    ),
+    (lambda: parsed(backend=5), "singleton_lock_backend is a int: it must be a URL."),
+    (
+        lambda: resolved(lock_on_conflict="wait"),
+        (
+            "task shop.settle: lock_on_conflict is 'wait': a task that waits occupies a "
+            'pool slot, so it needs a deadline. Add lock_wait_timeout=60, or use "park", '
+            "which waits without a slot."
+        ),
+    ),
+    (
+        lambda: resolved(lock_on_full="replace", lock_max_waiting=0),
+        (
+            'task shop.settle: lock_max_waiting is 0: lock_on_full="replace" needs one '
+            "that waits and can be replaced. Use 1."
+        ),
+    ),
+    (
+        lambda: resolved(
+            lock_on_conflict="wait", lock_wait_timeout=5, lock_on_full="replace", lock_max_waiting=1
+        ),
+        (
+            "task shop.settle: lock_on_full is 'replace': it replaces parked messages. "
+            'With lock_on_conflict="wait" use "skip".'
+        ),
+    ),
+    (
+        lambda: resolved(lock_on_conflict="requeue", lock_requeue_delay=5, lock_requeue_max=2),
+        (
+            "task shop.settle: lock_requeue_delay is 5.0: it is longer than "
+            "lock_requeue_max (2), which bounds it."
+        ),
+    ),
+    (
+        lambda: check_unknown("shop.settle", ["lock_leese"]),
+        "task shop.settle: there is no option 'lock_leese'. Did you mean lock_lease?",
+    ),
+    (
+        lambda: check_unknown_settings(["CELERY_SINGLETON_LOCK_LEAS"]),
+        ("There is no setting 'CELERY_SINGLETON_LOCK_LEAS'. Did you mean singleton_lock_lease?"),
+    ),
+    (
+        lambda: parsed().address(),
+        (
+            "There are locked tasks, and no Redis for their locks: broker_url is not set "
+            "and result_backend is not set. Set singleton_lock_backend, for example to "
+            '"redis://localhost:6379/0".'
+        ),
+    ),
+    (
+        lambda: parsed({"broker_url": "amqp://u:p@b//", "result_backend": "rpc://"}).address(),
+        (
+            "There are locked tasks, and no Redis for their locks: broker_url is "
+            "'amqp://***@b//' and result_backend is 'rpc://'. Set "
+            'singleton_lock_backend, for example to "redis://localhost:6379/0".'
+        ),
+    ),
+    (
+        lambda: parsed({"broker_url": "sentinel://a:1"}).address(),
+        (
+            "broker_url is sentinel://a:1/0: Sentinel must be asked for a master by "
+            'name. Set broker_transport_options = {"master_name": "mymaster"}, with your '
+            "master's name."
+        ),
+    ),
+    (
+        lambda: parsed({"result_backend": "sentinel://a:1"}).address(),
+        (
+            "result_backend is sentinel://a:1/0: Sentinel must be asked for a master by "
+            'name. Set result_backend_transport_options = {"master_name": "mymaster"}, '
+            "with your master's name."
+        ),
+    ),
+    (
+        lambda: parsed(backend="sentinel://a:1").address(),
+        (
+            "singleton_lock_backend is sentinel://a:1/0: Sentinel must be asked for a "
+            'master by name. Set singleton_lock_backend_options = {"master_name": '
+            '"mymaster"}, with your master\'s name.'
+        ),
+    ),
+    (
+        lambda: parsed(backend="memcache://a"),
+        (
+            "singleton_lock_backend is 'memcache://a': locks live in Redis: use "
+            "redis://, rediss:// (TLS), unix:// or sentinel://."
+        ),
+    ),
+    (
+        lambda: parsed(backend="redis://a;redis://b"),
+        (
+            "singleton_lock_backend is 'redis://a;redis://b': a lock has one authority, "
+            "and these are several. Name one Redis."
+        ),
+    ),
+    (
+        lambda: parsed(backend="sentinel://a;redis://b"),
+        (
+            "singleton_lock_backend is 'sentinel://a;redis://b': write each of its "
+            "addresses as sentinel://host:port."
+        ),
+    ),
+    (
+        lambda: parsed(backend="sentinel://a/1;sentinel://b/2"),
+        (
+            "singleton_lock_backend is 'sentinel://a/1;sentinel://b/2': its addresses "
+            "differ in db, and that is the one master's."
+        ),
+    ),
+    (
+        lambda: parsed(backend="redis://a/x"),
+        (
+            "singleton_lock_backend is 'redis://a/x': the database is not a number, as "
+            "the 0 in redis://localhost:6379/0."
+        ),
+    ),
+    (
+        lambda: parsed(backend="redis://a?timeout=5"),
+        (
+            "singleton_lock_backend is 'redis://a?timeout=5': its option 'timeout' is "
+            "not known here. Use singleton_lock_backend_options, with "
+            "singleton_lock_backend."
+        ),
+    ),
+    (
+        lambda: parsed(backend="unix://a"),
+        (
+            "singleton_lock_backend is 'unix://a': a socket has a path and no host: "
+            "unix:///run/redis.sock, with three slashes."
+        ),
+    ),
+    (
+        lambda: parsed(backend="redis://a:x"),
+        (
+            "singleton_lock_backend is 'redis://***': it cannot be read. Percent-encode "
+            "special characters of the password."
+        ),
+    ),
+    (
+        lambda: parsed(backend="sentinel://a:x"),
+        (
+            "singleton_lock_backend is 'sentinel://***': it cannot be read. "
+            "Percent-encode special characters of the password and begin each address "
+            "with sentinel://."
+        ),
+    ),
+    (
+        lambda: parsed(backend="redis://a#b"),
+        (
+            "singleton_lock_backend is 'redis://a#b': it cannot be read. Percent-encode "
+            "special characters of the password."
+        ),
+    ),
+    (
+        lambda: named(lock_key="{account_id}", args=[1]),
+        (
+            "task shop.settle: lock_key is '{account_id}': it has no literal text, so "
+            "tasks that have nothing in common would share locks. Begin with a word that "
+            'says what is locked: "account:{account_id}".'
+        ),
+    ),
+    (
+        lambda: named(lock_key=5),
+        "task shop.settle: lock_key is 5: a int is neither a template nor a callable.",
+    ),
+    (
+        lambda: named(lock_key="a:{account_id!r}"),
+        (
+            "task shop.settle: lock_key is 'a:{account_id!r}': {account_id!r}: there is "
+            "no !r here, only !h for a digest. Leave it out."
+        ),
+    ),
+    (
+        lambda: named(lock_key="a:{account_id!h:5}"),
+        (
+            "task shop.settle: lock_key is 'a:{account_id!h:5}': {account_id!h:5}: a "
+            "digest has no format. Leave out ':5'."
+        ),
+    ),
+    (
+        lambda: named(lock_key="a:{account_id:%B}"),
+        (
+            "task shop.settle: lock_key is 'a:{account_id:%B}': {account_id:%B}: this "
+            "format is nested, or reads differently under another locale."
+        ),
+    ),
+    (
+        lambda: named(lock_key="a:{account_id:{amount}}"),
+        (
+            "task shop.settle: lock_key is 'a:{account_id:{amount}}': "
+            "{account_id:{amount}}: this format is nested, or reads differently under "
+            "another locale."
+        ),
+    ),
+    (
+        lambda: named(lock_key="a:{account.id}"),
+        (
+            "task shop.settle: lock_key is 'a:{account.id}': 'account.id' is not the "
+            "name of an argument, as in account_id or order[id]. Wire values are plain "
+            "data: look into them with [ ], not with a dot. It has: account_id, amount. "
+            "Use one of them."
+        ),
+    ),
+    (
+        lambda: named(lock_key="a:{0}"),
+        (
+            "task shop.settle: lock_key is 'a:{0}': '0' is not the name of an argument, "
+            "as in account_id or order[id]. It has: account_id, amount. Use one of them."
+        ),
+    ),
+    (
+        lambda: named(lock_key="a:{accountid}"),
+        (
+            "task shop.settle: lock_key is 'a:{accountid}': it names the argument "
+            "'accountid', which the task does not have. It has: account_id, amount. Did "
+            "you mean 'account_id'?"
+        ),
+    ),
+    (
+        lambda: named(lock_key="a:{zzz}"),
+        (
+            "task shop.settle: lock_key is 'a:{zzz}': it names the argument 'zzz', which "
+            "the task does not have. It has: account_id, amount. Use one of them."
+        ),
+    ),
+    (
+        lambda: named(nothing, lock_key="a:{zzz}"),
+        (
+            "task shop.settle: lock_key is 'a:{zzz}': it names the argument 'zzz', which "
+            "the task does not have. The task has no arguments."
+        ),
+    ),
+    (
+        lambda: named(lock_args="account_id"),
+        (
+            "task shop.settle: lock_args is 'account_id': it must be a list of names: "
+            '["account_id"].'
+        ),
+    ),
+    (
+        lambda: named(lock_args=[], lock_key="a"),
+        (
+            "task shop.settle: lock_key and lock_args are both given, and each is the "
+            "whole answer. Keep lock_key, or put the names of lock_args into its "
+            "template."
+        ),
+    ),
+    (
+        lambda: named(lock_key="a:{account_id}", args=[None]),
+        (
+            "task shop.settle: argument 'account_id' is None, so all such calls would "
+            "share one lock. Send a value, or use a callable lock_key that says what "
+            "None means"
+        ),
+    ),
+    (
+        lambda: named(lock_key="a:{account_id[id]}", args=[{}]),
+        (
+            "task shop.settle: argument 'account_id[id]' is missing from this call. Send "
+            "it, or rename the field"
+        ),
+    ),
+    (
+        lambda: named(lock_key="a:{account_id:5}", args=[[1]]),
+        "task shop.settle: argument 'account_id' is a list, which '5' cannot format",
+    ),
+    (
+        lambda: named(lock_key="a:{account_id:%d}", args=["x"]),
+        "task shop.settle: argument 'account_id' is a str, which '%d' cannot format",
+    ),
+    (
+        lambda: named(args=[object()]),
+        (
+            "task shop.settle: argument 'account_id' cannot be part of a lock name: a "
+            "object means nothing in another process. Send plain data, or leave it out "
+            "with lock_key or lock_args"
+        ),
+    ),
+    (
+        lambda: named(args=[{(1,): 2}]),
+        (
+            "task shop.settle: argument 'account_id' cannot be part of a lock name: a "
+            "tuple cannot be a key in JSON. Send plain data, or leave it out with "
+            "lock_key or lock_args"
+        ),
+    ),
+    (
+        lambda: named(args=[{"1": 2, 1: 3}]),
+        (
+            "task shop.settle: argument 'account_id' cannot be part of a lock name: two "
+            "keys of its dict read the same in JSON. Send plain data, or leave it out "
+            "with lock_key or lock_args"
+        ),
+    ),
+    (
+        lambda: named(args=[float("nan")]),
+        (
+            "task shop.settle: argument 'account_id' cannot be part of a lock name: nan "
+            "equals nothing, or is no number. Send plain data, or leave it out with "
+            "lock_key or lock_args"
+        ),
+    ),
+    (
+        lambda: named(args=[decimal.Decimal("inf")]),
+        (
+            "task shop.settle: argument 'account_id' cannot be part of a lock name: "
+            "Infinity equals nothing, or is no number. Send plain data, or leave it out "
+            "with lock_key or lock_args"
+        ),
+    ),
+    (
+        lambda: named(args=[Broken()]),
+        (
+            "task shop.settle: argument 'account_id' cannot be part of a lock name: "
+            "OSError while writing it. Send plain data, or leave it out with lock_key or "
+            "lock_args"
+        ),
+    ),
+    (
+        lambda: named(lock_key="a:{account_id}", args=["\ud800"]),
+        ("task shop.settle: argument 'account_id' holds half a surrogate pair. Send valid text."),
+    ),
+    (
+        lambda: named(lock_key=lambda account_id, amount=1: "\ud800", args=[1]),
+        ("task shop.settle: its lock name holds half a surrogate pair. Send valid text."),
+    ),
+    (
+        lambda: named(lock_key=lambda account_id, amount=1: 1 / 0, args=[1]),
+        ("task shop.settle: the lock_key callable raised ZeroDivisionError: division by zero"),
+    ),
+    (
+        lambda: named(lock_key=lambda account_id, amount=1: "", args=[1]),
+        (
+            "task shop.settle: the lock_key callable returned an empty str. It must "
+            "return the name, as a str"
+        ),
+    ),
+    (
+        lambda: named(lock_key=lambda account_id, amount=1: 5, args=[1]),
+        (
+            "task shop.settle: the lock_key callable returned a int. It must return the "
+            "name, as a str"
+        ),
+    ),
+    (
+        named,
+        (
+            "task shop.settle cannot be called with its arguments: missing a required "
+            "argument: 'account_id'."
+        ),
+    ),
+    (
+        lambda: compile_name("shop.settle", 5),
+        "task shop.settle: the signature of 5 cannot be read. Use a plain function.",
+    ),
+    (lambda: checked_name(""), "A lock's name must be a str that is not empty, not ''."),
+    (lambda: checked_name("\ud800"), "A lock's name must be valid Unicode, not '\\ud800'."),
+    (
+        lambda: checked_seconds("lease", 0, 0.1, 5),
+        "lease must be a number of seconds from 0.1 to 5, not 0.",
+    ),
+    (
+        lambda: checked_timeout(0),
+        ("blocking_timeout must be over 0; to try without waiting, pass blocking=False."),
+    ),
+    (
+        lambda: checked_timeout(-1),
+        ("blocking_timeout must be a number of seconds from 0.001 to 3.16224e+07, not -1."),
+    ),
+    (lambda: checked_limit(0), "limit must be a whole number from 1 to 2147483647, not 0."),
+    (lambda: checked_bool("renew", 1), "renew must be True or False, not 1."),
+    (
+        lambda: checked_token("x"),
+        "token must come from new_token(), for others can be guessed or shared: 'x'.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "sentence"), SENTENCES, ids=[text for _, text in SENTENCES])
+def test_an_error_says_where_what_and_what_to_write_instead(call, sentence):
+    """Word by word."""
+    with pytest.raises(ConfigurationError) as caught:
+        call()
+    assert str(caught.value) == sentence
+
+
+async def coroutine(account_id, amount=1):
+    """No way to name a lock."""
+
+
+@pytest.mark.parametrize(
+    ("key", "sentence"),
+    [
+        (
+            coroutine,
+            "it is a coroutine function. The name is needed at once: use a plain def.",
+        ),
+        (
+            lambda account_id: "x",
+            "it cannot take the task's arguments: too many positional arguments.",
+        ),
+        (
+            lambda amount=1, account_id=1: "x",
+            "its parameter 'amount' stands in another place than the task's.",
+        ),
+    ],
+)
+def test_a_function_that_cannot_name_the_lock_is_refused_with_what_is_wrong_with_it(key, sentence):
+    """The function is shown as Python shows it."""
+    with pytest.raises(ConfigurationError) as caught:
+        named(lock_key=key)
+    signature = " Give it the task's signature: (account_id, amount=1)."
+    remedy = "" if key is coroutine else signature
+    assert str(caught.value) == f"task shop.settle: lock_key is {key!r}: {sentence}{remedy}"

@@ -1,0 +1,43 @@
+"""Values that are passed around: how they are shown, and what belongs to what."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_singleton_lock.model import Holder, Reservation, base_of, new_token
+
+
+@pytest.mark.parametrize(
+    ("holder", "shown"),
+    [
+        (Holder("t.0", "settle", "3f", "worker-2", "host", 7), "settle[3f] on worker-2"),
+        (Holder("t.0", "settle", "3f", "", "host", 7), "settle[3f]"),
+        (Holder("t.0", host="host", pid=7), "pid 7 on host"),
+        (Holder("0123456789abcdef.0"), "01234567"),
+    ],
+)
+def test_a_holder_is_shown_by_what_people_can_look_for(holder, shown):
+    """Its task and worker; else its process; else the start of its token."""
+    assert str(holder) == shown
+
+
+def test_no_two_tokens_are_the_same_and_each_counts_its_deliveries_from_0():
+    """128 random bits, as hex digits."""
+    tokens = {new_token() for _ in range(1000)}
+    assert len(tokens) == 1000
+    assert {len(token) for token in tokens} == {34}
+    assert {token[-2:] for token in tokens} == {".0"}
+
+
+@pytest.mark.parametrize(
+    ("token", "base"),
+    [("a.0", "a"), ("a.12", "a"), ("a.b.3", "a.b"), ("a.b", "a.b"), ("7", "7"), ("a", "a")],
+)
+def test_a_token_stays_the_same_over_its_deliveries_up_to_the_number(token, base):
+    """What has no number is whole."""
+    assert base_of(token) == base
+
+
+def test_a_reservation_is_known_by_the_attempt_for_which_it_is_kept():
+    """So that whoever ends that task can end it."""
+    assert Reservation("id/1/0", 5.0).token == "keep:id/1/0"

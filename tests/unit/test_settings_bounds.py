@@ -1,0 +1,182 @@
+"""Where the values of options and settings end, and what is said of those that do nothing."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+from celery_singleton_lock.checks import ConfigurationWarning
+from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.settings import (
+    Settings,
+    is_eager,
+    parse_settings,
+    resolve_options,
+)
+
+WEEK = 7 * 86_400
+YEAR = 366 * 86_400
+
+
+def asking(conf):
+    """An app's settings, as they are asked for: always by name and default."""
+
+    def get(name, default):
+        return conf.get(name, default)
+
+    return get
+
+
+def parsed(conf=None, **values):
+    conf = {**(conf or {}), **{f"singleton_lock_{name}": value for name, value in values.items()}}
+    return parse_settings(asking(conf))
+
+
+def resolved(**attributes):
+    return resolve_options("shop.settle", attributes, Settings())
+
+
+@pytest.mark.parametrize(
+    ("option", "most"),
+    [("lock_wait_timeout", YEAR), ("lock_max_waiting", 2**31 - 1), ("lock_limit", 2**31 - 1)],
+)
+def test_the_most_that_is_allowed_is_allowed(option, most):
+    """And nothing above it."""
+    assert getattr(resolved(**{option: most}), option.removeprefix("lock_")) == most
+    with pytest.raises(ConfigurationError, match=f"{option} is {most + 1}: "):
+        resolved(**{option: most + 1})
+
+
+def test_a_lease_may_be_a_week_long_and_is_warned_of():
+    """It is no error: who has read why may want it."""
+    with pytest.warns(ConfigurationWarning) as caught:
+        assert resolved(lock_lease=WEEK).lease == WEEK
+    assert str(caught[0].message) == (
+        "task shop.settle: lock_lease is 604800 s: it need not exceed the task's run time, because "
+        "it is renewed while the task runs; all that it sets is for how long a crashed worker "
+        "blocks the lock. Use 30."
+    )
+
+
+def test_a_requeued_task_may_be_held_back_for_a_quarter_of_an_hour():
+    """From the first time on, if the longest is as long."""
+    requeue = {"lock_on_conflict": "requeue", "lock_requeue_max": 900}
+    assert resolved(**requeue, lock_requeue_delay=900).requeue_delay == 900.0
+
+
+def test_no_bound_may_be_declared_over_one_of_the_settings():
+    """None is a value."""
+    options = resolve_options("t", {"lock_max_waiting": None}, parsed(max_waiting=5))
+    assert options.max_waiting is None
+
+
+def test_a_prefix_is_any_text_without_braces_and_nul():
+    """Case and colons are kept."""
+    assert parsed(prefix="X:Y").prefix == "X:Y"
+    for sign in "{}\0":
+        with pytest.raises(ConfigurationError):
+            parsed(prefix=f"a{sign}")
+
+
+@pytest.mark.parametrize(("said", "seconds"), [(1, 1.0), (0.5, 0.5), (True, 3600.0), (-1, 3600.0)])
+def test_a_visibility_timeout_is_any_number_over_0(said, seconds):
+    """What is no time is not said."""
+    conf = {"broker_transport_options": {"visibility_timeout": said}}
+    assert parsed(conf).done_for == seconds
+
+
+def test_eager_locks_are_off_unless_switched_on():
+    """Asked each time, since tests switch it."""
+    conf = {}
+    assert is_eager(asking(conf)) is False
+    conf["singleton_lock_eager"] = True
+    assert is_eager(asking(conf)) is True
+    conf["singleton_lock_eager"] = 1
+    with pytest.raises(ConfigurationError, match=r"^singleton_lock_eager is 1: "):
+        is_eager(asking(conf))
+
+
+def test_an_address_that_cannot_be_used_is_blamed_on_the_setting_from_which_it_came():
+    """Not on ours, which nobody has set."""
+    with pytest.raises(ConfigurationError, match=r"^result_backend is 'redis://h/x': "):
+        parsed({"result_backend": "redis://h/x"}).address()
+
+
+@pytest.mark.parametrize(
+    ("broker", "tls", "backend", "options"),
+    [
+        ("redis://h", True, "redis://h", {}),
+        ("redis://h", {}, "rediss://h", {}),
+        ("rediss://h", {"a": 1}, "rediss://h", {"a": 1}),
+        ("sentinel://h", {"a": 1}, "sentinel://h", {"ssl": True, "a": 1}),
+        ("sentinel://h", None, "sentinel://h", {}),
+        (["sentinel://h", "sentinel://i"], None, "sentinel://h;sentinel://i", {}),
+    ],
+)
+def test_tls_of_the_broker_is_that_of_the_locks(broker, tls, backend, options):
+    """A dict of options switches it on; Sentinels keep their scheme."""
+    settings = parsed({"broker_url": broker, "broker_use_ssl": tls})
+    assert (settings.backend, dict(settings.backend_options)) == (backend, options)
+
+
+def test_what_celery_says_about_sentinels_is_taken_over_and_no_more():
+    """Each from the options of the URL's own setting; ours count more."""
+    said = {"master_name": "m", "min_other_sentinels": 1, "sentinel_kwargs": {}, "other": 5}
+    for url, options in (
+        ("broker_url", "broker_transport_options"),
+        ("result_backend", "result_backend_transport_options"),
+    ):
+        settings = parsed({url: "sentinel://h", options: said}, backend_options={"a": 1})
+        assert settings.backend_options == {
+            "master_name": "m",
+            "min_other_sentinels": 1,
+            "sentinel_kwargs": {},
+            "a": 1,
+        }
+        assert settings.address().sentinels == (("h", 26379),)
+
+
+# --- options that do nothing ----------------------------------------------------------------------
+
+NEVER_WAITS = 'with lock_on_conflict="{}" it never waits'
+NO_QUEUE = 'with lock_on_conflict="requeue" it does not stand in the queue of the lock'
+REQUEUE = 'it goes with lock_on_conflict="requeue"'
+
+
+@pytest.mark.parametrize(
+    ("declared", "idle"),
+    [
+        *(
+            ({"lock_on_conflict": policy, option: value}, {option: NEVER_WAITS.format(policy)})
+            for policy in ("skip", "fail")
+            for option, value in (
+                ("lock_wait_timeout", 5),
+                ("lock_max_waiting", 5),
+                ("lock_on_full", "skip"),
+            )
+        ),
+        ({"lock_on_conflict": "requeue", "lock_max_waiting": 5}, {"lock_max_waiting": NO_QUEUE}),
+        ({"lock_on_conflict": "requeue", "lock_on_full": "skip"}, {"lock_on_full": NO_QUEUE}),
+        (
+            {"lock_on_full": "skip"},
+            {"lock_on_full": "without lock_max_waiting its queue is never full"},
+        ),
+        ({"lock_requeue_delay": 2}, {"lock_requeue_delay": REQUEUE}),
+        ({"lock_requeue_max": 2}, {"lock_requeue_max": REQUEUE}),
+        ({"lock_on_conflict": "requeue", "lock_wait_timeout": 5}, {}),
+        ({"lock_on_conflict": "requeue", "lock_requeue_delay": 2, "lock_requeue_max": 3}, {}),
+        ({"lock_on_conflict": "skip", "lock_wait_timeout": None}, {}),
+        ({"lock_max_waiting": 5, "lock_on_full": "skip", "lock_wait_timeout": 5}, {}),
+    ],
+)
+def test_an_option_that_can_never_matter_is_warned_of_with_the_reason(declared, idle):
+    """Those that matter are not, nor is a None, which may be there to undo a setting."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        resolved(**declared)
+    assert [str(warning.message) for warning in caught] == [
+        f"task shop.settle: {option} has no effect: {reason}. Leave one of them out."
+        for option, reason in idle.items()
+    ]
+    assert all(warning.category is ConfigurationWarning for warning in caught)
