@@ -352,7 +352,7 @@ class _Signature:
             return f"it cannot take the task's arguments: {error}"
         mine = {name: place for place, name in enumerate(self._full.parameters)}
         for place, name in enumerate(other.parameters):
-            if mine.get(name, place) != place and name in self._positional:
+            if name in self._positional and mine[name] != place:
                 return f"its parameter {name!r} stands in another place than the task's"
         return ""
 

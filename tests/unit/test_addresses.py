@@ -55,6 +55,13 @@ def test_a_database_that_is_no_number_is_refused_by_its_setting(url):
         parse_backend_url(url, "broker_url")
 
 
+@pytest.mark.parametrize("url", ["unix:///", "unix://", "unix://host/s"])
+def test_a_socket_needs_a_path_and_no_host(url):
+    """What redis-py would make of it is another server."""
+    with pytest.raises(ConfigurationError, match="a socket has a path and no host"):
+        parse_backend_url(url)
+
+
 def test_several_servers_are_refused_whole_and_without_passwords():
     """The shown list is all that was given."""
     with pytest.raises(ConfigurationError) as caught:
