@@ -22,7 +22,8 @@ Per bucket: ``due`` (ZSET, lock -> when a sweeper looks, ms; only of locks that 
 and ``index`` (HASH, attempt, and ``@`` with the task id -> lock and token of a task that waits or
 waited). For the whole
 installation: ``fleet:route:<realm>:<queue>`` (ZSET, worker -> heartbeat deadline, ms),
-``fleet:inbox:<worker>`` (LIST of grants), ``fleet:worker:<worker>`` (string, JSON), and ``schema``.
+``fleet:inbox:<worker>`` (LIST of grants), ``fleet:worker:<worker>`` (string, JSON),
+``fleet:audit`` (LIST of what operators did, the last thousand), and ``schema``.
 """
 
 from __future__ import annotations
@@ -152,6 +153,11 @@ class Keyspace:
     def fleet(self) -> str:
         """Common start of what workers share."""
         return f"{self.prefix}:fleet"
+
+    @property
+    def audit(self) -> str:
+        """Return the list of what operators did."""
+        return f"{self.fleet}:audit"
 
     def inbox(self, worker: str) -> str:
         """Return the list in which a worker receives its grants."""

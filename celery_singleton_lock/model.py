@@ -253,6 +253,8 @@ class LockView:
         limit: permits in force; 0 if the lock is idle.
         fencing_token: number of the last grant.
         counters: grants, lapses … since the lock was last idle for long.
+        paused: why an operator has it granted to nobody; empty if it is granted as usual.
+        limit_set: whether an operator has set the limit, whatever the tasks declare.
     """
 
     name: str
@@ -264,3 +266,5 @@ class LockView:
     limit: int = 0
     fencing_token: int = 0
     counters: Mapping[str, int] = field(default_factory=dict)
+    paused: str = ""
+    limit_set: bool = False

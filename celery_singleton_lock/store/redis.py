@@ -102,7 +102,7 @@ def _milliseconds(duration: float) -> int:
 
 
 @functools.lru_cache(maxsize=1024)
-def _span(what: str, duration: float, *, least: float = 0.0) -> int:
+def milliseconds_of(what: str, duration: float, *, least: float = 0.0) -> int:
     """Return milliseconds, and refuse what the scripts could only fail on half-way."""
     given: object = duration  # may be anything, whatever the annotation says
     if not isinstance(given, (int, float)) or not least <= given <= LONGEST_LEASE:
@@ -112,7 +112,7 @@ def _span(what: str, duration: float, *, least: float = 0.0) -> int:
 
 
 def _lease(duration: float) -> int:
-    return _span("lease", duration, least=0.001)
+    return milliseconds_of("lease", duration, least=0.001)
 
 
 def _place(number: float) -> int:
@@ -120,7 +120,8 @@ def _place(number: float) -> int:
 
 
 @functools.lru_cache(maxsize=1024)
-def _limit(number: float) -> int:
+def limit_of(number: float) -> int:
+    """Return a limit, and refuse what is none."""
     return _number("limit", number, least=1)
 
 
@@ -148,9 +149,9 @@ def _usual_of_acquire(  # noqa: PLR0917  # by place, since a key made of names i
     about = {"task": task, "worker": worker, "host": host, "pid": str(pid), "lease": str(lease_ms)}
     return (
         lease_ms,
-        _limit(limit),
+        limit_of(limit),
         "" if max_waiting is None else _number("max_waiting", max_waiting),
-        "" if wait is None else _span("wait", wait),
+        "" if wait is None else milliseconds_of("wait", wait),
         worker,
         claim_ms,
         json.dumps(about, separators=(",", ":")),
@@ -160,7 +161,7 @@ def _usual_of_acquire(  # noqa: PLR0917  # by place, since a key made of names i
 @functools.lru_cache(maxsize=1024)
 def _usual_of_release(worker: str, done_for: float, claim_ms: int) -> tuple[Argument, ...]:
     """Likewise, from ``worker`` on."""
-    return worker, _span("done_for", done_for), claim_ms
+    return worker, milliseconds_of("done_for", done_for), claim_ms
 
 
 def explain(error: Exception) -> BackendError:
@@ -447,7 +448,7 @@ class RedisStore:
         return {
             "token": owner.token,
             "lease_ms": _lease(claim.lease),
-            "limit_arg": _limit(claim.limit),
+            "limit_arg": limit_of(claim.limit),
             "place_us": _place(claim.place),
             "max_waiting": most,
             "copy": int(claim.copy),
@@ -467,7 +468,7 @@ class RedisStore:
             body=parcel.body,
             realm=parcel.realm,
             route=parcel.queue,
-            wait_ms="" if parcel.deadline is None else _span("deadline", parcel.deadline),
+            wait_ms="" if parcel.deadline is None else milliseconds_of("deadline", parcel.deadline),
             on_full="replace" if claim.replace else "",
         )
 

@@ -101,13 +101,17 @@ def view(name: str, raw: Sequence[Any]) -> LockView:
         waiting=int(waiting),
         adrift=int(adrift),
         bodies=int(bodies),
-        limit=int(meta.get("limit", 0)),
+        limit=int(meta.get("ruled") or meta.get("limit") or 0),
         fencing_token=int(meta.get("fence", 0)),
         counters=_counters(meta),
+        paused=meta.get("paused", ""),
+        limit_set="ruled" in meta,
     )
 
 
 def _counters(meta: Mapping[str, str]) -> dict[str, int]:
     return {
-        key: int(meta[key]) for key in ("grants", "lapses", "resets", "replaced") if key in meta
+        key: int(meta[key])
+        for key in ("grants", "lapses", "resets", "forced", "replaced")
+        if key in meta
     }

@@ -35,6 +35,19 @@ VERBS: Final = (
     "revoke",
     "beat",
 )
+ADMIN_VERBS: Final = (
+    "glance",
+    "page",
+    "look",
+    "force_release",
+    "drop",
+    "seal",
+    "promote",
+    "pause",
+    "set_limit",
+)
+"""Those of operators, which no worker loads."""
+
 _HEADER: Final = re.compile(r"^-- (KEYS|ARGV): *(.*)$", re.MULTILINE)
 
 _DEFINED: Final = re.compile(r"^local (?:function )?(\w+(?:, \w+)*)", re.MULTILINE)
@@ -51,7 +64,7 @@ class Script:
     Args:
         verb: its name.
         text: what Redis runs.
-        keys: ``lock`` (the keys of one lock), ``lock*``, ``due*`` or ``fleet``.
+        keys: ``lock`` (the keys of one lock), ``lock*``, ``meta*``, ``due*`` or ``fleet``.
         arguments: names of its arguments; empty if it takes a list.
     """
 
@@ -185,6 +198,18 @@ def load_scripts(clock: str | None = None) -> Mapping[str, Script]:
     clock = read("_clock.lua") if clock is None else clock
     shared = read("_lock.lua")
     return {verb: assemble(verb, clock, shared, read(f"{verb}.lua")) for verb in VERBS}
+
+
+@cache
+def load_admin_scripts(clock: str | None = None) -> Mapping[str, Script]:
+    """Return the verbs of operators; they share what the others share, and ``_admin.lua``.
+
+    Args:
+        clock: Lua text that replaces ``_clock.lua``; for test builds.
+    """
+    clock = read("_clock.lua") if clock is None else clock
+    shared = f"{read('_lock.lua')}\n\n{read('_admin.lua')}"
+    return {verb: assemble(verb, clock, shared, read(f"{verb}.lua")) for verb in ADMIN_VERBS}
 
 
 class Call(NamedTuple):

@@ -9,11 +9,15 @@ import pytest
 
 from celery_singleton_lock.keys import Keyspace, encoded
 from celery_singleton_lock.model import Verdict
+from celery_singleton_lock.store.admin import AdminStore
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.redis_admin import RedisAdminStore
 from celery_singleton_lock.store.scripts import (
+    ADMIN_VERBS,
     VERBS,
     link,
+    load_admin_scripts,
     load_scripts,
     packed_keys,
     read,
@@ -21,9 +25,14 @@ from celery_singleton_lock.store.scripts import (
     words,
 )
 
-FILES = [f"{verb}.lua" for verb in VERBS]
+ALL = (*VERBS, *ADMIN_VERBS)
+FILES = [f"{verb}.lua" for verb in ALL]
 LIBRARY = read("_lock.lua")
-KEYS_OF = {"lock": 11, "lock*": None, "due*": None, "fleet": 1}
+ADMIN_LIBRARY = f"{LIBRARY}\n\n{read('_admin.lua')}"
+SCRIPTS = {**load_scripts(), **load_admin_scripts()}
+KEYS_OF = {"lock": 11, "lock*": None, "meta*": None, "due*": None, "fleet": 1}
+LOOKS = {"inspect", "beat", "take_due", "glance", "page", "look"}
+"""Verbs that change no lock."""
 ALLOWED = {
     # what Redis offers to scripts
     "redis",
@@ -55,16 +64,17 @@ def code(text):
 
 def shared(verb):
     body = read(f"{verb}.lua")
-    return "\n".join(used(code(LIBRARY).split("\n\n"), code(body))) if "use(" in body else ""
+    library = ADMIN_LIBRARY if verb in ADMIN_VERBS else LIBRARY
+    return "\n".join(used(code(library).split("\n\n"), code(body))) if "use(" in body else ""
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", ALL)
 def test_the_first_line_names_the_verb_and_what_it_does(verb):
     first = read(f"{verb}.lua").splitlines()[0]
     assert re.match(rf"-- {verb}: \w.*\.$", first), first
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", ALL)
 def test_keys_are_declared(verb):
     (keys,) = header(verb, "KEYS")
     assert keys in KEYS_OF
@@ -84,10 +94,10 @@ def test_the_library_takes_the_keys_in_the_order_of_keyspace():
     assert offsets == list(range(1, len(names) + 1))
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", ALL)
 def test_arguments_are_named_used_and_hidden_by_nothing(verb):
     """Found by the state machine: a function of the library hid an argument of park."""
-    script = load_scripts()[verb]
+    script = SCRIPTS[verb]
     body = code(read(f"{verb}.lua"))
     for name in script.arguments:
         assert re.search(rf"\b{name}\b", body + shared(verb)), f"{verb}.lua does not use {name}"
@@ -99,7 +109,7 @@ def test_arguments_are_named_used_and_hidden_by_nothing(verb):
         assert "*" in " ".join(header(verb, "ARGV"))
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", ALL)
 def test_replies_are_documented_and_known(verb):
     words = header(verb, "REPLY")
     if words[0] == "answer":
@@ -108,21 +118,22 @@ def test_replies_are_documented_and_known(verb):
         assert said <= {word.lower() for word in words[1:]} | {"granted", "running"}, said
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", ALL)
 def test_every_script_has_a_method_of_the_store(verb):
-    method = getattr(RedisStore, verb)
-    assert inspect.getdoc(method)
-    assert hasattr(Store, verb), f"Store does not know {verb}"
+    method = {"glance": "glances"}.get(verb, verb)
+    store, protocol = (RedisAdminStore, AdminStore) if verb in ADMIN_VERBS else (RedisStore, Store)
+    assert inspect.getdoc(getattr(store, method))
+    assert hasattr(protocol, method), f"{protocol} does not know {method}"
 
 
-@pytest.mark.parametrize("file", [*FILES, "_lock.lua", "_clock.lua"])
+@pytest.mark.parametrize("file", [*FILES, "_lock.lua", "_admin.lua", "_clock.lua"])
 def test_no_script_looks_through_all_keys(file):
     text = read(file)
     for command in ("KEYS", "SCAN", "FLUSHALL", "FLUSHDB"):
         assert f"'{command}'" not in text
 
 
-@pytest.mark.parametrize("verb", [v for v in VERBS if v not in {"inspect", "beat", "take_due"}])
+@pytest.mark.parametrize("verb", [v for v in ALL if v not in LOOKS])
 def test_everything_is_checked_before_anything_is_written(verb):
     """The usual case may look at less, since it touches less; what comes after it checks all."""
     for part in read(f"{verb}.lua").split("-- REST\n"):
@@ -137,21 +148,17 @@ def test_everything_is_checked_before_anything_is_written(verb):
     assert "check()" in part, "the last part is the general case"
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", ALL)
 def test_each_verb_begins_to_write_as_a_full_redis_demands(verb):
     """What takes memory is refused as a whole; what gives it back, or renews, is not refused."""
     body = read(f"{verb}.lua")
     refused, through = "refuse_if_full()" in body, "write_though_full()" in body
     expected = {"acquire": (True, False), "park": (True, False)}
-    other = (False, verb in {"claim", "release", "extend", "kick", "reset", "revoke"})
+    other = (False, verb not in LOOKS)
     assert (refused, through) == expected.get(verb, other)
 
 
-def assembled():
-    return load_scripts().items()
-
-
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", ALL)
 def test_a_script_is_lua_and_uses_no_undeclared_global(verb):
     """A global is an error in Redis, but only on the day when that line runs."""
     lupa = pytest.importorskip("lupa.lua51", reason="lupa with Lua 5.1, which Redis speaks")
@@ -162,9 +169,9 @@ def test_a_script_is_lua_and_uses_no_undeclared_global(verb):
         return f ~= nil, err
       end
     """)
-    fine, error = check(load_scripts()[verb].text, verb)
+    fine, error = check(SCRIPTS[verb].text, verb)
     assert fine, error
-    assert globals_of(load_scripts()[verb].text) <= ALLOWED
+    assert globals_of(SCRIPTS[verb].text) <= ALLOWED
 
 
 def globals_of(text):
@@ -224,12 +231,12 @@ def test_keys_are_packed_as_they_are(prefix, name):
 
 
 def test_arguments_are_packed_in_the_order_of_the_header():
-    script = load_scripts()["reset"]
+    script = SCRIPTS["reset"]
     assert script.pack({"claim_ms": 5, "name": "a"}) == ["a", 5]
     with pytest.raises(TypeError, match="claim_ms"):
         script.pack({"name": "a"})
 
 
 def test_a_script_is_known_by_its_digest(redis_client):
-    for script in load_scripts().values():
+    for script in SCRIPTS.values():
         assert redis_client.script_load(script.text) in {script.sha, script.sha.encode()}

@@ -14,6 +14,7 @@ local INBOX_MS = 600000  -- inbox of a worker that went away
 local WAITS = {
   waiting = 'queue', parked = 'queue', adrift = 'adrift',
   overdue = 'overdue', replaced = 'overdue', revoked = 'overdue',
+  leaving = 'overdue', -- an operator's process publishes it; if that dies, it queues again
 }
 
 local now_us = server_time()
@@ -21,6 +22,8 @@ local now = math.floor(now_us / 1000)
 
 local lock, holders, queue, record, meta, bodies, deadlines, adrift, done, due, index, fleet
 local limit, last_fence, grants
+local declared        -- the lowest limit that who holds or waits has declared
+local paused, ruled   -- set by operators: no grants, and a limit that goes before the declared ones
 local alone      -- nobody waits and no message is kept: what concerns the queue can be left out
 local remembers  -- some ended attempts are remembered
 local unnamed    -- the index has forgotten one
@@ -46,9 +49,9 @@ local function look_idle()
   local left = redis.call('EXISTS', holders, queue, record, meta, bodies, deadlines, adrift, done)
   last_fence, grants = 0, 0
   if left ~= 1 then return left == 0 end
-  local m = redis.call('HMGET', meta, 'fence', 'grants')
+  local m = redis.call('HMGET', meta, 'fence', 'grants', 'paused', 'ruled')
   last_fence, grants = tonumber(m[1] or 0), tonumber(m[2] or 0)
-  return last_fence > 0
+  return last_fence > 0 and not m[3] and not m[4]
 end
 
 -- Read every key once, so that a key of another type fails the script before it has written.
@@ -57,8 +60,10 @@ local function check()
   redis.call('ZCARD', holders)
   redis.call('HLEN', record)
   remembers = redis.call('ZCARD', done) > 0
-  local m = redis.call('HMGET', meta, 'limit', 'fence', 'grants')
-  limit, last_fence, grants = tonumber(m[1] or 1), tonumber(m[2] or 0), tonumber(m[3] or 0)
+  local m = redis.call('HMGET', meta, 'limit', 'fence', 'grants', 'paused', 'ruled')
+  declared, last_fence, grants = tonumber(m[1] or 1), tonumber(m[2] or 0), tonumber(m[3] or 0)
+  paused, ruled = m[4], m[5] and tonumber(m[5])
+  limit = ruled or declared
   if not alone then
     redis.call('ZCARD', queue)
     redis.call('HLEN', bodies)
@@ -115,11 +120,15 @@ end
 -- The lowest limit that any holder or waiter declared; an idle lock takes the newcomer's.
 local function declare(wanted)
   local idle = redis.call('EXISTS', holders) == 0 and (alone or redis.call('EXISTS', queue, bodies, deadlines) == 0)
-  if wanted < limit or idle and wanted ~= limit then
-    limit = wanted
-    redis.call('HSET', meta, 'limit', limit)
+  if wanted < declared or idle and wanted ~= declared then
+    declared = wanted
+    limit = ruled or declared
+    redis.call('HSET', meta, 'limit', declared)
   end
 end
+
+-- Whether a permit is free, and operators let it be granted.
+local function has_permit() return not paused and redis.call('ZCARD', holders) < limit end
 
 -- Who names no place goes behind everybody, whatever the clock says.
 local function place_of(wanted)
@@ -131,7 +140,7 @@ end
 local function new_fence()
   last_fence = math.max(last_fence + 1, now_us)
   grants = grants + 1
-  redis.call('HSET', meta, 'fence', digits(last_fence), 'grants', digits(grants), 'limit', limit)
+  redis.call('HSET', meta, 'fence', digits(last_fence), 'grants', digits(grants), 'limit', declared)
   return digits(last_fence)
 end
 
@@ -321,6 +330,7 @@ local function expire(token, own)
   unqueue(token, rec)
   if not rec then return end
   if not rec.parked then return go_back(token, rec) end
+  if rec.state == 'leaving' then return enqueue(token, rec, 'parked') end
   become(rec, rec.revoked and 'revoked' or rec.by and 'replaced' or 'overdue')
   deliver(token, rec, rec.state, own)
   save(token, rec)
@@ -374,6 +384,7 @@ end
 -- `me` asks itself in this very call: it gets its full lease, and no wake-up.
 local function grant_waiters(own, me, my_record)
   if alone then return end
+  if paused then return end
   local free = limit - redis.call('ZCARD', holders)
   local moved = 0
   while free > 0 do
@@ -425,8 +436,11 @@ local function leave_alone(token)
   return true
 end
 
+-- What operators have set lives in meta, which then outlives the lock, until they take it back.
 local function live_until(until_ms, ...)
-  for _, key in ipairs({...}) do redis.call('PEXPIRE', key, until_ms - now + GRACE_MS) end
+  for _, key in ipairs({...}) do
+    if key ~= meta or not (paused or ruled) then redis.call('PEXPIRE', key, until_ms - now + GRACE_MS) end
+  end
 end
 
 -- When a sweeper must look again.
@@ -436,7 +450,7 @@ local function next_look(first)
   if deadline then look = math.min(look, tonumber(deadline)) end
   if redis.call('ZCARD', adrift) > 0 then look = math.min(look, now + ADRIFT_MS) end
   -- A free permit beside waiters: more had to be moved than one script may.
-  if redis.call('ZCARD', queue) > 0 and redis.call('ZCARD', holders) < limit then
+  if redis.call('ZCARD', queue) > 0 and has_permit() then
     look = math.min(look, now)
   end
   return look

@@ -64,7 +64,7 @@ end
 if wait_ms ~= '' and not rec.parked then rec.deadline = digits(now + tonumber(wait_ms)) end
 
 if alone then
-  if redis.call('ZCARD', holders) < limit then
+  if has_permit() then
     write_in(token, rec, 'running', tonumber(lease_ms))
     save(token, rec)
     verdict = 'granted'

@@ -34,7 +34,7 @@ end
 if not verdict then
   declare(tonumber(limit_arg))
   reserved = not where and take_reservation(attempt)
-  local room = reserved or redis.call('ZCARD', holders) < limit and worker_for(realm .. ':' .. route, worker)
+  local room = reserved or has_permit() and worker_for(realm .. ':' .. route, worker)
   if not where and not room and is_full(max_waiting) then
     verdict = (on_full ~= 'replace' or not replace_oldest(task, attempt, realm, route, worker)) and 'full' or nil
   end

@@ -172,8 +172,8 @@ MUTANTS = (
     Mutant(
         "one permit too many for newcomers",
         "acquire.lua",
-        "if redis.call('ZCARD', holders) < limit then",
-        "if redis.call('ZCARD', holders) <= limit then",
+        "if has_permit() then",
+        "if has_permit() or redis.call('ZCARD', holders) == limit then",
     ),
     Mutant(
         "an overdue message is dropped",

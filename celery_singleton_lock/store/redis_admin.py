@@ -1,0 +1,248 @@
+"""The verbs of operators on a Redis or Valkey server; see :class:`AdminStore`."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+from celery_singleton_lock.model import Reply
+from celery_singleton_lock.store import replies
+from celery_singleton_lock.store.admin import Glance, Operator, Page, Standing, Waiting
+from celery_singleton_lock.store.redis import (
+    RedisStore,
+    explained,
+    limit_of,
+    milliseconds_of,
+)
+from celery_singleton_lock.store.scripts import Argument, Call, load_admin_scripts
+
+SCANNED: Final = 1000
+"""Keys that one SCAN looks at: 0.3 ms on a usual machine."""
+
+GLANCED: Final = 100
+"""Locks that one script looks at: likewise."""
+
+LONGEST_WHY: Final = 500
+"""Characters of a reason that are kept."""
+
+
+class RedisAdminStore(RedisStore):
+    """Locks on one Redis server, for who operates it. Arguments as of :class:`RedisStore`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Prepare; nothing is sent yet."""
+        super().__init__(*args, **kwargs)
+        self._scripts = {**self._scripts, **load_admin_scripts()}
+
+    # -- looking ----------------------------------------------------------------------------------
+
+    def glances(self, pattern: str = "", *, holders: int = 1) -> Iterator[Glance]:
+        """Yield all locks that are there; see :meth:`AdminStore.glances`."""
+        seen: set[bytes | str] = set()  # SCAN may answer a key twice
+        for metas in self._metas():
+            fresh = [key for key in dict.fromkeys(metas) if key not in seen]
+            seen.update(fresh)
+            wanted = [key for key in fresh if self._may_fit(key, pattern)]
+            for start in range(0, len(wanted), GLANCED):
+                call = Call(self._scripts["glance"], wanted[start : start + GLANCED], [holders])
+                for found in map(glance, self._run(call)):
+                    if fits(found.name, pattern):
+                        yield found
+
+    def _may_fit(self, key: bytes | str, pattern: str) -> bool:
+        """Return whether a key's lock may fit; of long names the key shows a digest."""
+        shown = replies.text(key)[len(self.keyspace.bucket(0)) + 1 : -len(":meta")]
+        return shown.startswith("sha256-") or fits(shown, pattern)
+
+    def _metas(self) -> Iterator[Sequence[bytes | str]]:
+        """Yield the keys that tell of a lock, as SCAN finds them."""
+        match = f"{_escaped(self.keyspace.prefix)}:{{b[0-9][0-9]}}:*:meta"
+        cursor: Any = 0
+        while True:
+            with explained(self.reconnect):
+                cursor, found = self.client.scan(cursor, match=match, count=SCANNED)
+            yield found
+            if not int(cursor):
+                return
+
+    def page(self, name: str, part: str, after: str = "", most: int = 100) -> Page:
+        """Return some of who waits for a lock; see :meth:`AdminStore.page`."""
+        call = self._lock_call("page", name, part=part, after=after, most=most)
+        now, end, found = self._run(call)
+        now_ms = float(now)
+        waiting = tuple(
+            waiting_of(name, now_ms, found[i], found[i + 1], int(found[i + 2]))
+            for i in range(0, len(found), 3)
+        )
+        return Page(waiting, replies.text(end))
+
+    def look(self, name: str, token: str) -> Standing:
+        """Return where a token stands; see :meth:`AdminStore.look`."""
+        call = self._lock_call("look", name, token=token)
+        now, record, rank, left, size, ended = self._run(call)
+        found = waiting_of(name, float(now), token, record, int(size)) if record else None
+        return Standing(found, int(rank), replies.seconds(left), bool(int(ended)))
+
+    def audit(self, most: int = 100) -> Sequence[dict[str, Any]]:
+        """Return what operators did, newest first; see :meth:`AdminStore.audit`."""
+        with explained(self.reconnect):
+            found: Any = self.client.lrange(self.keyspace.audit, 0, most - 1)
+        entries = [json.loads(entry) for entry in found]
+        return [{**entry, "at": replies.seconds(entry["at"])} for entry in entries]
+
+    # -- stepping in ------------------------------------------------------------------------------
+
+    def force_release(
+        self,
+        name: str,
+        token: str,
+        by: Operator,
+        *,
+        keep: bool = True,
+        done_for: float = 3600.0,
+        worker: str = "",
+    ) -> Reply:
+        """Take the lock from one holder; see :meth:`AdminStore.force_release`."""
+        call = self._lock_call(
+            "force_release",
+            name,
+            token=token,
+            keep=int(keep),
+            done_ms=milliseconds_of("done_for", done_for),
+            worker=worker,
+            claim_ms=self._claim_ms,
+            who=_entry(by, "release"),
+        )
+        return replies.reply(self._run(call))
+
+    def drop(
+        self,
+        name: str,
+        tokens: Sequence[str],
+        by: Operator,
+        *,
+        done_for: float | None = 3600.0,
+        whole: bool = False,
+    ) -> Sequence[Waiting]:
+        """Take waiters out of the line; see :meth:`AdminStore.drop`."""
+        done_ms = "" if done_for is None else milliseconds_of("done_for", done_for)
+        ours: list[Argument] = [name, done_ms, int(whole), self._claim_ms, _entry(by, "drop")]
+        return self._taken("drop", name, ours, tokens)
+
+    def seal(self, name: str, tokens: Sequence[str], seconds: float) -> Sequence[Waiting]:
+        """Take messages out of the line for a while; see :meth:`AdminStore.seal`."""
+        hold_ms = milliseconds_of("seconds", seconds)
+        return self._taken("seal", name, [name, hold_ms, self._claim_ms], tokens)
+
+    def _taken(
+        self, verb: str, name: str, ours: list[Argument], tokens: Sequence[str]
+    ) -> Sequence[Waiting]:
+        """Run a verb that answers with those it took out of the line."""
+        if not tokens:
+            return []
+        keys = tuple(self.keyspace.lock(name))
+        found = self._run(Call(self._scripts[verb], keys, [*ours, *tokens]))
+        return [
+            waiting_of(name, 0.0, found[i], found[i + 1], len(found[i + 2]), found[i + 2])
+            for i in range(0, len(found), 3)
+        ]
+
+    def promote(self, name: str, token: str, by: Operator) -> Reply:
+        """Put a waiter at the head of the line; see :meth:`AdminStore.promote`."""
+        call = self._lock_call(
+            "promote", name, token=token, claim_ms=self._claim_ms, who=_entry(by, "promote")
+        )
+        return replies.reply(self._run(call))
+
+    def pause(self, name: str, by: Operator) -> bool:
+        """Grant the lock to nobody; see :meth:`AdminStore.pause`."""
+        place = f"{by.who}@{by.host}" if by.host else by.who
+        return self._pause(name, f"{place}: {by.why}" if by.why else place or "paused", by, "pause")
+
+    def resume(self, name: str, by: Operator) -> bool:
+        """Grant as usual again; see :meth:`AdminStore.resume`."""
+        return self._pause(name, "", by, "resume")
+
+    def _pause(self, name: str, reason: str, by: Operator, action: str) -> bool:
+        call = self._lock_call(
+            "pause",
+            name,
+            reason=reason[:LONGEST_WHY],
+            claim_ms=self._claim_ms,
+            who=_entry(by, action),
+        )
+        return bool(self._run(call))
+
+    def set_limit(self, name: str, limit: int | None, by: Operator) -> int:
+        """Set the limit; see :meth:`AdminStore.set_limit`."""
+        call = self._lock_call(
+            "set_limit",
+            name,
+            limit_arg="" if limit is None else limit_of(limit),
+            claim_ms=self._claim_ms,
+            who=_entry(by, "limit"),
+        )
+        return int(self._run(call))
+
+
+def _escaped(text: str) -> str:
+    """Return a text as a pattern that only it fits."""
+    return re.sub(r"([\\*?\[\]])", r"\\\1", text)
+
+
+def fits(name: str, pattern: str) -> bool:
+    """Return whether a name holds a text; fits a pattern, if that has one of ``*?[``."""
+    if any(sign in pattern for sign in "*?["):
+        return fnmatch.fnmatchcase(name, pattern)
+    return pattern in name
+
+
+def _entry(by: Operator, action: str) -> str:
+    """Return who does what, as the scripts put it into the audit."""
+    told = {**asdict(by), "action": by.action or action, "why": by.why[:LONGEST_WHY]}
+    return json.dumps({key: value for key, value in told.items() if value})
+
+
+def glance(raw: Any) -> Glance:
+    """Return a lock in short, of one text of glance.lua."""
+    line, _, rest = replies.text(raw).partition("\n")
+    if line.startswith("! "):
+        return Glance(line[2:], broken=True)
+    held, waiting, adrift, bodies, limit, paused, oldest, shown = map(int, line.split(" "))
+    *fields, name = rest.split("\n", 3 * shown)
+    holders = tuple(
+        replies.holder(fields[i], fields[i + 2], replies.seconds(fields[i + 1]))
+        for i in range(0, len(fields), 3)
+    )
+    return Glance(name, held, waiting, adrift, bodies, limit, bool(paused), oldest / 1000, holders)
+
+
+def waiting_of(  # noqa: PLR0917  # as a page lists it
+    lock: str, now_ms: float, token: Any, record: Any, size: int, message: bytes = b""
+) -> Waiting:
+    """Return who waits, of its record; without ``now_ms`` its ages are 0."""
+    rec = json.loads(record)
+    place = int(rec.get("place") or 0)
+    since = float(rec.get("since") or 0)
+    return Waiting(
+        lock=lock,
+        token=replies.text(token),
+        state=rec.get("state", ""),
+        task=rec.get("task", ""),
+        attempt=rec.get("attempt", ""),
+        age=max(0.0, now_ms / 1000 - place / 1_000_000) if now_ms else 0.0,
+        since=max(0.0, (now_ms - since) / 1000) if now_ms else 0.0,
+        size=size,
+        realm=rec.get("realm", ""),
+        queue=rec.get("queue", ""),
+        worker=rec.get("worker", ""),
+        lease=replies.seconds(rec.get("lease") or 0),
+        place=place,
+        wait=replies.seconds(rec["wait"]) if rec.get("wait") else None,
+        copied=bool(rec.get("copied")),
+        message=message,
+    )

@@ -1,0 +1,28 @@
+-- force_release: take the lock from one holder, whatever it does, and grant it to who is next.
+-- KEYS: lock
+-- ARGV: name token keep done_ms worker claim_ms who
+--   keep 1 = a message that is kept of it goes to the end of the line, 0 = it is dropped
+-- REPLY: answer RELEASED ABSENT
+use(0, name)
+check()
+check_audit()
+write_though_full()
+sweep(worker)
+
+local rec = load(token)
+local held = lease_end(token)
+if held then
+  redis.call('ZREM', holders, token)
+  if rec and keep == '1' then
+    rec.place = place_of(0) -- at its old place it would be the next
+    go_back(token, rec)
+  elseif rec then
+    remember_end(token, rec, tonumber(done_ms), true)
+    forget(token, rec)
+  end
+  count('forced')
+  note(1, token, rec)
+end
+grant_waiters(worker)
+finish()
+return answer(held and 'released' or 'absent', token, rec)

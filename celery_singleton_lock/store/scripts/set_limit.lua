@@ -1,0 +1,22 @@
+-- set_limit: a limit that goes before the declared ones, or (limit_arg empty) those again.
+-- KEYS: lock
+-- ARGV: name limit_arg claim_ms who
+-- REPLY: the limit in force
+use(0, name)
+check()
+check_audit()
+write_though_full()
+if limit_arg ~= '' then
+  redis.call('HSET', meta, 'name', lock, 'schema', '1', 'ruled', limit_arg)
+  redis.call('PERSIST', meta)
+  ruled = tonumber(limit_arg)
+else
+  redis.call('HDEL', meta, 'ruled')
+  ruled = false
+end
+limit = ruled or declared
+note(1)
+sweep('')
+grant_waiters('')
+finish()
+return limit
