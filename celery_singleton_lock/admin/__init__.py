@@ -1,0 +1,38 @@
+"""What people ask of locks, and how they step in: for the command line, Flower, and programs.
+
+::
+
+    store = RedisAdminStore(client)
+    for lock in list_locks(store, order="waiting", most=20):
+        print(lock.name, lock.held, lock.waiting, *lock.holders)
+    print(why(store, task_id).sentence)
+    force_release(store, "account:42", token, Operator("jane", via="python"))
+
+No Celery here: what an app knows of a task is asked through :class:`Witness`.
+"""
+
+from __future__ import annotations
+
+from celery_singleton_lock.admin.locks import ORDERS, Detail, list_locks, show_lock
+from celery_singleton_lock.admin.release import Refused, force_release, forced_release_warning
+from celery_singleton_lock.admin.why import Answer, Witness, why
+from celery_singleton_lock.store.admin import Glance, Operator, Standing, Waiting
+from celery_singleton_lock.store.redis_admin import RedisAdminStore
+
+__all__ = [
+    "ORDERS",
+    "Answer",
+    "Detail",
+    "Glance",
+    "Operator",
+    "RedisAdminStore",
+    "Refused",
+    "Standing",
+    "Waiting",
+    "Witness",
+    "force_release",
+    "forced_release_warning",
+    "list_locks",
+    "show_lock",
+    "why",
+]

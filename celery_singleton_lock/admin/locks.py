@@ -1,0 +1,100 @@
+"""All locks in short, and one lock in full."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from celery_singleton_lock.model import LockView
+from celery_singleton_lock.store.admin import PARTS, AdminStore, Glance, Waiting
+
+ORDERS: Final[Mapping[str, Callable[[Glance], Any]]] = {
+    "name": lambda lock: lock.name,
+    "waiting": lambda lock: (-(lock.waiting + lock.adrift), lock.name),
+    "oldest": lambda lock: (-lock.oldest, lock.name),
+    "held": lambda lock: (-lock.held, lock.name),
+    "lease": lambda lock: (min((h.expires_in for h in lock.holders), default=0.0), lock.name),
+}
+"""By what locks are sorted: most, or longest, first; ``lease`` by what ends first."""
+
+
+def list_locks(
+    store: AdminStore,
+    pattern: str = "",
+    *,
+    order: str = "name",
+    most: int | None = None,
+    idle: bool = False,
+    holders: int = 1,
+) -> list[Glance]:
+    """Return the locks that there are, without keeping Redis for more than a moment at a time.
+
+    Args:
+        store: where.
+        pattern: part of the name; a pattern for all of it if it has one of ``*?[``; empty for all.
+        order: one of :data:`ORDERS`.
+        most: how many of them, the first in that order; None for all.
+        idle: also those that nobody holds or waits for (they are forgotten after a minute).
+        holders: most holders of each that are shown.
+
+    Raises:
+        ValueError: there is no such order.
+        BackendError: Redis did not answer, or refused.
+    """
+    if order not in ORDERS:
+        msg = f"order is {order!r}: use one of {', '.join(ORDERS)}."
+        raise ValueError(msg)
+    found = (lock for lock in store.glances(pattern, holders=holders) if idle or not lock.is_idle)
+    if most is None:
+        return sorted(found, key=ORDERS[order])
+    return heapq.nsmallest(most, found, key=ORDERS[order])
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """One lock in full.
+
+    Args:
+        view: holders and counts.
+        waiting: the first that wait: in line, then adrift, then with a verdict.
+    """
+
+    view: LockView
+    waiting: tuple[Waiting, ...]
+
+
+def show_lock(store: AdminStore, name: str, *, waiters: int = 20) -> Detail:
+    """Return a lock as it stands.
+
+    Args:
+        store: where.
+        name: the lock's name.
+        waiters: most that are shown of who waits.
+
+    Raises:
+        BackendError: Redis did not answer, or refused.
+    """
+    view = store.inspect(name, waiters=0)
+    found: list[Waiting] = []
+    for each in waiting_in(store, name):
+        if len(found) == waiters:
+            break
+        found.append(each)
+    return Detail(view, tuple(found))
+
+
+def waiting_in(store: AdminStore, name: str, most: int = 100) -> Iterator[Waiting]:
+    """Yield all that wait for a lock: in line, then adrift, then with a verdict; page by page.
+
+    What moves from one to the other meanwhile may be passed by, or come twice.
+    """
+    for part in PARTS:
+        after = ""
+        while True:
+            page = store.page(name, part, after, most)
+            yield from page.waiting
+            after = page.end
+            if not after:
+                break

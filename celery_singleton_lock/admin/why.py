@@ -1,0 +1,230 @@
+"""Why does this task not run? Answered in one sentence, whatever is known of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from celery_singleton_lock.model import Holder, LockView
+from celery_singleton_lock.store.admin import AdminStore, Standing, Waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Where a task is.
+
+    Args:
+        task_id: its id.
+        state: ``parked``, ``waiting``, ``adrift``, ``granted``, ``reserved``, ``running``, ``eta``,
+            ``received``, ``finished``, ``leaving``, or a verdict (``overdue``, ``replaced``,
+            ``revoked``) that awaits a worker; ``unseen``: no worker, no lock and no result knows
+            it.
+        sentence: for people; says what to do if something can be done.
+        lock: name of its lock, if known.
+        token: its owner token, if known.
+        rank: place in the queue, 1 is next; 0 if it does not stand there.
+        waited: seconds since it arrived; 0 if it does not wait.
+        holders: who holds its lock.
+        paused: why its lock is paused; empty if it is not.
+    """
+
+    task_id: str
+    state: str
+    sentence: str
+    lock: str = ""
+    token: str = ""
+    rank: int = 0
+    waited: float = 0.0
+    holders: tuple[Holder, ...] = ()
+    paused: str = ""
+
+
+class Witness(Protocol):
+    """What an app knows of tasks that no lock knows."""
+
+    def seen(self, task_id: str) -> tuple[str, str] | None:
+        """Return a state (``running``, ``eta``, ``received``, ``finished``) and a clause, or None.
+
+        The clause follows "it", such as ``ended SUCCESS`` or ``runs on worker-2``.
+        """
+        ...
+
+    def queues(self) -> str:
+        """Return how many messages the queues hold, as a clause; empty if that is not known."""
+        ...
+
+
+def why(store: AdminStore, task_id: str, witness: Witness | None = None) -> Answer:
+    """Return where a task is, and what it waits for.
+
+    The locks' index knows who waits, or waited. Who got its lock at once is looked for among all
+    holders; for all others the witness is asked.
+
+    Args:
+        store: where the locks are.
+        task_id: the task's id.
+        witness: what an app knows; without one, less can be said.
+
+    Raises:
+        BackendError: Redis did not answer, or refused.
+    """
+    for name, token in store.find([task_id]):
+        standing = store.look(name, token)
+        if standing.waiting is not None:
+            return _at_its_lock(task_id, store.inspect(name, waiters=0), standing.waiting, standing)
+    seen = witness.seen(task_id) if witness else None
+    if seen is None or seen[0] != "finished":
+        held = _among_holders(store, task_id)
+        if held is not None:
+            return held
+    return _seen(task_id, seen) if seen else _unseen(task_id, witness)
+
+
+def _among_holders(store: AdminStore, task_id: str) -> Answer | None:
+    """Look through all locks: who never waited is in no index."""
+    for lock in store.glances(holders=1000):
+        for holder in lock.holders:
+            if holder.task_id == task_id:
+                view = store.inspect(lock.name, waiters=0)
+                return _holding(task_id, view, holder)
+    return None
+
+
+def _seen(task_id: str, seen: tuple[str, str]) -> Answer:
+    state, clause = seen
+    return Answer(task_id, state, f"It {clause}.")
+
+
+def _unseen(task_id: str, witness: Witness | None) -> Answer:
+    if witness is None:
+        told = (
+            "No lock knows it: it is still in the broker's queue, or takes no lock, or has "
+            "finished. Ask with the app (celery -A app locks why), which also knows workers, "
+            "queues and results."
+        )
+    else:
+        queues = witness.queues()
+        told = (
+            "No worker that answers, no lock and no result knows it: it never reached a worker "
+            "(see the queue"
+            f"{f': {queues}' if queues else ''}), or it has finished and its result was not kept."
+        )
+    return Answer(task_id, "unseen", told)
+
+
+def _at_its_lock(task_id: str, view: LockView, me: Waiting, standing: Standing) -> Answer:
+    if standing.expires_in > 0:
+        holder = next((h for h in view.holders if h.token == me.token), None)
+        if holder is not None:
+            return _holding(task_id, view, holder)
+    return Answer(
+        task_id,
+        me.state,
+        _clause(view, me, standing.rank),
+        view.name,
+        me.token,
+        standing.rank,
+        me.age,
+        view.holders,
+        view.paused,
+    )
+
+
+def _holding(task_id: str, view: LockView, holder: Holder) -> Answer:
+    left = f"lease {seconds(holder.expires_in)} left"
+    sentences = {
+        "granted": f"granted, on its way to {holder.worker or 'its client'}, {left}",
+        "reserved": f"between two tries: {view.name!r} is kept for its retry, {left}",
+        "running": f"runs{_on(holder)}, holds {view.name!r}, {left}",
+    }
+    state = holder.state if holder.state in sentences else "running"
+    return Answer(
+        task_id, state, sentences[state], view.name, holder.token, 0, 0.0, view.holders, view.paused
+    )
+
+
+def _clause(view: LockView, me: Waiting, rank: int) -> str:
+    for_long = seconds(me.age)
+    match me.state:
+        case "overdue" | "replaced" | "revoked":
+            return (
+                f"{_VERDICTS[me.state]} after {for_long}; a worker that consumes the queue "
+                f"{me.queue!r} has to end it"
+            )
+        case "leaving":
+            return f"on its way back to the broker's queue {me.queue!r}: it is being drained"
+        case "adrift":
+            return (
+                f"waits for {for_long}; its turn has come, and no live worker consumes the queue "
+                f"{me.queue!r}: start one (celery worker -Q {me.queue})"
+            )
+        case _:
+            return _in_line(view, me, rank)
+
+
+def _in_line(view: LockView, me: Waiting, rank: int) -> str:
+    for_long = seconds(me.age)
+    if view.paused:
+        return f"waits for {for_long}; {view.name!r} is paused ({view.paused}), {ordinal(rank)}"
+    if not view.holders:
+        return f"waits for {for_long}; {view.name!r} is free, {ordinal(rank)}: a sweep grants it"
+    return f"blocked {for_long} by {named(view.holders)}, {ordinal(rank)}"
+
+
+_VERDICTS = {
+    "overdue": "out of time (lock_wait_timeout)",
+    "replaced": "replaced by a later task",
+    "revoked": "revoked",
+}
+
+
+def _on(holder: Holder) -> str:
+    return f" on {holder.worker}" if holder.worker else ""
+
+
+def named(holders: tuple[Holder, ...], most: int = 3) -> str:
+    """Return who holds, each with what is left of its lease."""
+    told = [
+        f"{short(holder)}, lease {seconds(holder.expires_in)} left" for holder in holders[:most]
+    ]
+    more = len(holders) - most
+    return "; ".join(told) + (f" and {more} more" if more > 0 else "")
+
+
+def short(holder: Holder) -> str:
+    """Return ``settle[3f2a91c0] on worker-2``: without module, and what makes ids unique."""
+    if not holder.task:
+        return str(holder)
+    on = f" on {worker_name(holder.worker)}" if holder.worker else ""
+    return f"{holder.task.rpartition('.')[2]}[{holder.task_id[:8]}]{on}"
+
+
+def worker_name(worker: str) -> str:
+    """Return a worker's node name, of its id."""
+    return worker.rpartition("#")[0] or worker
+
+
+def ordinal(rank: int) -> str:
+    """Return ``you are 3rd``; 0 is not in line."""
+    if rank < 1:
+        return "not in line"
+    if rank == 1:
+        return "you are next"
+    ending = (
+        "th" if rank % 100 in {11, 12, 13} else {1: "st", 2: "nd", 3: "rd"}.get(rank % 10, "th")
+    )
+    return f"you are {rank:,}{ending}"
+
+
+def seconds(duration: float) -> str:
+    """Return a duration as people say it: ``0.4 s``, ``41 s``, ``7 min 3 s``, ``5 h 2 min``."""
+    if duration < 10:  # noqa: PLR2004
+        return f"{duration:.1f} s"
+    whole = round(duration)
+    for unit, name, below in ((86_400, "d", "h"), (3600, "h", "min"), (60, "min", "s")):
+        if whole >= 2 * unit or (unit > 60 and whole >= unit):  # noqa: PLR2004
+            return f"{whole // unit} {name} {whole % unit // _UNITS[below]} {below}"
+    return f"{whole} s"
+
+
+_UNITS = {"h": 3600, "min": 60, "s": 1}

@@ -1,0 +1,186 @@
+"""Why does this task not run? One sentence, at each point of its way."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from celery_singleton_lock.admin import Operator, Refused, force_release, list_locks, why
+from celery_singleton_lock.admin.locks import show_lock
+from celery_singleton_lock.admin.why import ordinal, seconds
+from celery_singleton_lock.model import Claim, Ending, Owner, Parcel, Reservation, new_token
+from celery_singleton_lock.store.redis_admin import RedisAdminStore
+
+pytestmark = pytest.mark.contract
+
+NAME = "account:42"
+HELD = r"settle\[3f2a91c0\] on worker-2, lease (29|30) s left"
+
+
+@pytest.fixture
+def store(redis_client):
+    store = RedisAdminStore(redis_client)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def holder(store):
+    """The task settle[3f2a91c0…] on worker-2 holds the lock."""
+    who = Owner(new_token(), "3f2a91c0-1/0/0", "bank.tasks.settle", "worker-2#a1b2c3", "h", 7)
+    store.acquire(who, Claim(NAME))
+    return who
+
+
+def park(store, task_id, **parcel):
+    who = Owner(new_token(), f"{task_id}/0/0", "bank.tasks.settle")
+    store.park(who, Claim(NAME), Parcel(b"body", "R", "q", **parcel))
+    return who
+
+
+def live_worker(store):
+    store.beat("worker-2#a1b2c3", "R", ["q"], 30)
+
+
+class App:
+    """A witness that has seen some tasks."""
+
+    def __init__(self, seen=None, queues=""):
+        self._seen, self._queues = seen, queues
+
+    def seen(self, task_id):
+        return self._seen
+
+    def queues(self):
+        return self._queues
+
+
+def test_a_blocked_task_is_told_by_whom_for_how_long_and_its_rank(store, holder):
+    live_worker(store)
+    for task_id in ("a", "b", "me"):
+        park(store, task_id)
+    answer = why(store, "me")
+    assert re.fullmatch(rf"blocked 0\.\d s by {HELD}, you are 3rd", answer.sentence)
+    assert (answer.state, answer.lock, answer.rank) == ("parked", NAME, 3)
+    assert answer.holders[0].token == holder.token
+
+
+def test_a_paused_lock_is_named_as_the_reason(store):
+    store.pause(NAME, Operator("jane", "desk", why="migration"))
+    live_worker(store)
+    park(store, "me")
+    assert re.fullmatch(
+        r"waits for \S+ s; 'account:42' is paused \(jane@desk: migration\), you are next",
+        why(store, "me").sentence,
+    )
+
+
+def test_a_message_that_no_worker_consumes_says_which_worker_is_missing(store):
+    park(store, "me")
+    answer = why(store, "me")
+    assert answer.state == "adrift"
+    assert (
+        "no live worker consumes the queue 'q': start one (celery worker -Q q)" in answer.sentence
+    )
+
+
+def test_a_granted_task_is_on_its_way_and_a_running_one_holds(store):
+    live_worker(store)
+    me = park(store, "me")
+    assert why(store, "me").state == "granted"
+    assert "on its way to worker-2#a1b2c3" in why(store, "me").sentence
+    store.claim(Owner(me.token, worker="worker-2#a1b2c3"), NAME, 30.0)
+    assert re.fullmatch(
+        r"runs on worker-2#a1b2c3, holds 'account:42', lease (29|30) s left",
+        why(store, "me").sentence,
+    )
+
+
+def test_a_task_that_never_waited_is_found_among_the_holders(store, holder):
+    assert why(store, "3f2a91c0-1").state == "running"
+
+
+def test_a_task_between_two_tries_is_told_so(store, holder):
+    reserved = Reservation("3f2a91c0-1/1/0", 30.0)
+    store.release(NAME, holder.token, Ending.KEEP, reserve=reserved)
+    assert why(store, "3f2a91c0-1").state == "reserved"
+
+
+@pytest.mark.parametrize("verdict", ["overdue", "revoked"])
+def test_a_verdict_names_the_worker_that_is_missing(store, holder, verdict):
+    me = park(store, "me", deadline=0.05 if verdict == "overdue" else None)
+    if verdict == "revoked":
+        store.revoke(NAME, me.token, realm="R")
+    store.wait(NAME, "nobody", 0.1)
+    store.kick(NAME)
+    assert why(store, "me").state == verdict
+    assert "a worker that consumes the queue 'q' has to end it" in why(store, "me").sentence
+
+
+def test_a_task_that_is_being_drained_is_told_so(store, holder):
+    store.seal(NAME, [park(store, "me").token], 30)
+    assert why(store, "me").state == "leaving"
+
+
+@pytest.mark.parametrize("state", ["eta", "finished", "received", "running"])
+def test_what_no_lock_knows_an_app_may_know(store, state):
+    answer = why(store, "other", App((state, "ended SUCCESS")))
+    assert (answer.state, answer.sentence) == (state, "It ended SUCCESS.")
+
+
+def test_it_is_never_a_dead_end(store):
+    assert "Ask with the app" in why(store, "x").sentence
+    answer = why(store, "x", App(queues="celery holds 37 messages"))
+    assert answer.state == "unseen"
+    assert "it never reached a worker (see the queue: celery holds 37 messages)" in answer.sentence
+
+
+def test_locks_are_sorted_and_cut(store, holder):
+    store.acquire(Owner(new_token()), Claim("z"))
+    park(store, "me")
+    store.release("y", Owner(new_token()).token, Ending.FINAL)
+    assert [lock.name for lock in list_locks(store)] == [NAME, "z"]
+    assert [lock.name for lock in list_locks(store, order="waiting", most=1)] == [NAME]
+    with pytest.raises(ValueError, match="use one of name, waiting"):
+        list_locks(store, order="size")
+
+
+def test_a_lock_is_shown_with_all_that_wait_wherever_they_do(store, holder):
+    live_worker(store)
+    park(store, "a")
+    store.revoke(NAME, park(store, "b").token, realm="R")
+    detail = show_lock(store, NAME)
+    assert [(each.task_id, each.state) for each in detail.waiting] == [
+        ("a", "parked"),
+        ("b", "revoked"),
+    ]
+    assert detail.view.holders[0].token == holder.token
+    assert len(show_lock(store, NAME, waiters=1).waiting) == 1
+
+
+def test_t28_a_refused_release_says_who_holds_the_lock_now(store, holder):
+    by = Operator("jane")
+    with pytest.raises(Refused, match=rf"nobody\.0 does not hold .*settle.*{holder.token}"):
+        force_release(store, NAME, "nobody.0", by)
+    waiter = park(store, "me")
+    with pytest.raises(Refused, match=r"waits for the lock .*drop it instead"):
+        force_release(store, NAME, waiter.token, by)
+    force_release(store, NAME, holder.token, by)
+    assert store.inspect(NAME).holders == ()
+
+
+@pytest.mark.parametrize(
+    ("duration", "text"),
+    [(0.44, "0.4 s"), (41.2, "41 s"), (119, "119 s"), (423, "7 min 3 s"), (18130, "5 h 2 min")],
+)
+def test_durations_are_told_as_people_do(duration, text):
+    assert seconds(duration) == text
+
+
+@pytest.mark.parametrize(
+    ("rank", "text"),
+    [(1, "next"), (2, "2nd"), (3, "3rd"), (11, "11th"), (21, "21st"), (112, "112th"), (4, "4th")],
+)
+def test_ranks_are_told_as_people_do(rank, text):
+    assert ordinal(rank) == f"you are {text}"
