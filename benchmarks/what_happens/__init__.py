@@ -1,0 +1,1 @@
+"""The same scenes, played on several packages: ``python -m benchmarks.what_happens``."""

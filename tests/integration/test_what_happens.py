@@ -1,0 +1,52 @@
+"""docs/what-happens.md: written from the present scenes, and true of this version."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RESULTS = json.loads((ROOT / "benchmarks" / "what_happens" / "results.json").read_text())
+OURS = {one["scene"]: one for one in RESULTS["seen"].values() if one["package"] == "ours"}
+NUMBER = re.compile(r"\d+\.\d+")
+LEEWAY = 3.0
+"""Seconds by which a time may differ from the page on a busy machine."""
+
+
+def run(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks.what_happens", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_the_page_is_of_the_present_scenes():
+    """Each scene was played on each package, and the page says what was seen."""
+    checked = run("--check")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.needs_real_redis("scenes restart it")
+@pytest.mark.timeout(120)
+@pytest.mark.full_run_plays("test_our_column")
+@pytest.mark.parametrize("scene", OURS)
+def test_our_column_comes_out_as_documented(scene):
+    """In the same words; times may differ by some seconds.
+
+    What they show is held by other tests, so the usual run leaves them out.
+    """
+    played = run("--play", scene, "ours")
+    assert played.returncode == 0, played.stderr
+    brief, documented = json.loads(played.stdout.splitlines()[-1])["brief"], OURS[scene]["brief"]
+    assert NUMBER.sub("N", brief) == NUMBER.sub("N", documented)
+    for now, then in zip(NUMBER.findall(brief), NUMBER.findall(documented), strict=True):
+        assert abs(float(now) - float(then)) < LEEWAY, (brief, documented)
