@@ -54,9 +54,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2, help="how many to play at a time")
     parser.add_argument("--no-write", dest="write", action="store_false", help="leave the page")
     parser.add_argument("--render", action="store_true", help="play nothing, write the page anew")
-    parser.add_argument(
-        "--check", action="store_true", help="play nothing, say what is old"
-    )
+    parser.add_argument("--check", action="store_true", help="play nothing, say what is old")
     parser.add_argument("--play", nargs=2, metavar=("SCENE", "PACKAGE"), help=argparse.SUPPRESS)
     parser.epilog = (
         f"scenes: {', '.join(names)}\npackages: {', '.join(PACKAGES)}\n"

@@ -1,0 +1,95 @@
+"""What docs/guarantees.md says is not promised, played: so that it is known, and stays so.
+
+Each scene also shows what is left of the promise: who lost the lock hears of it, and the fencing
+token tells the later holder from the earlier one.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_singleton_lock.model import Claim, Ending, Owner, Parcel, Verdict, new_token
+from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.scripts import load_scripts
+from support.waiting import eventually
+
+pytestmark = pytest.mark.contract
+
+NAME = "account:42"
+LEASE = 30.0
+SECOND = 1_000_000
+NOW = 1_800_000_000 * SECOND
+HELD_CLOCK = "local function server_time() return tonumber(redis.call('GET', 'now')) end"
+"""In place of the script that reads the server's clock: nobody can set that one."""
+
+
+def owner(attempt=""):
+    return Owner(new_token(), attempt, "app.task", host="host", pid=1)
+
+
+@pytest.fixture
+def clocked(redis_client):
+    """A store on a server whose clock the test sets, in microseconds: the key ``now``."""
+    redis_client.set("now", NOW)
+    store = RedisStore(redis_client, scripts=load_scripts(HELD_CLOCK))
+    yield store
+    store.close()
+
+
+def test_a_clock_that_jumps_forward_lets_a_second_one_in_and_the_first_is_told(
+    clocked, redis_client
+):
+    """An hour too far: the lease is over for all; its holder hears so at its next renewal."""
+    first, second = owner(), owner()
+    before = clocked.acquire(first, Claim(NAME, LEASE))
+    redis_client.set("now", NOW + 3600 * SECOND)
+    after = clocked.acquire(second, Claim(NAME, LEASE))
+    assert (before.verdict, after.verdict) == (Verdict.GRANTED, Verdict.GRANTED)
+    assert after.fencing_token > before.fencing_token
+    assert clocked.extend([(NAME, first.token, LEASE)]) == [False]
+
+
+def test_a_clock_that_jumps_back_keeps_a_dead_holders_lock_that_much_longer(clocked, redis_client):
+    """An hour back: nobody gets in, until the clock is where the lease ends."""
+    clocked.acquire(owner(), Claim(NAME, LEASE))
+    redis_client.set("now", NOW - 3600 * SECOND)
+    assert clocked.acquire(owner(), Claim(NAME, LEASE)).verdict is Verdict.BLOCKED
+    redis_client.set("now", NOW + (LEASE + 1) * SECOND)
+    assert clocked.acquire(owner(), Claim(NAME, LEASE)).verdict is Verdict.GRANTED
+
+
+@pytest.mark.needs_real_redis("eviction")
+def test_a_redis_that_evicts_forgets_a_lock_and_a_parked_message(make_redis):
+    """Filled up, it drops what was not used lately: a second one gets in, a message is gone."""
+    server = make_redis("--maxmemory", "3mb", "--maxmemory-policy", "allkeys-lru")
+    with server.client(decode_responses=False) as client:
+        store = RedisStore(client)
+        first = owner()
+        before = store.acquire(first, Claim(NAME, LEASE))
+        store.park(owner("id/0/0"), Claim(NAME, LEASE), Parcel(b"body", "R", "q"))
+        numbers = iter(range(100_000))
+
+        def forgotten():
+            client.mset({f"cache:{next(numbers)}": b"x" * 10_000 for _ in range(20)})
+            return not any(client.exists(key) for key in store.keyspace.lock(NAME))
+
+        eventually(forgotten, 20, "the lock's keys are evicted")
+        after = store.acquire(owner(), Claim(NAME, LEASE))
+        assert after.verdict is Verdict.GRANTED
+        assert after.fencing_token > before.fencing_token
+        assert store.extend([(NAME, first.token, LEASE)]) == [False]
+        assert store.inspect(NAME).bodies == 0
+        store.close()
+
+
+def test_places_are_what_each_worker_takes_for_the_servers_time(redis_client):
+    """Of two workers, one that guesses the clock 5 ms too low comes first, though it came last."""
+    store = RedisStore(redis_client)
+    holder, prompt, behind = owner(), owner(), owner()
+    store.acquire(holder, Claim(NAME, LEASE))
+    now = round(store.time() * SECOND)
+    store.acquire(prompt, Claim(NAME, LEASE, place=now), wait=LEASE)
+    store.acquire(behind, Claim(NAME, LEASE, place=now - 5000), wait=LEASE)
+    store.release(NAME, holder.token, Ending.FINAL)
+    assert [held.token for held in store.inspect(NAME).holders] == [behind.token]
+    store.close()
