@@ -28,6 +28,7 @@ import psutil
 from support import nursery
 from support.waiting import eventually
 
+TESTS = nursery.TESTS
 START_TIMEOUT = 30
 STOP_TIMEOUT = 20
 
