@@ -146,11 +146,11 @@ def test_T26_a_killed_run_does_not_fail_the_next_one(times, redis_server, tmp_pa
         left = book.send("act", "t26", 1, queue="t26")
         book.await_waiting("t26", 1)
         book.kill_worker(first)
-        with book.worker(queues="t26"):
-            assert book.value(left) == 1
-            assert book.value(book.send("act", "t26", 2, queue="t26")) == 2
-            assert book.peak("t26") == 1
-            if times == "once":
-                book.send("act", "t26", 3, hold="never", queue="t26")
-                book.send("act", "t26", 4, queue="t26")
-                book.await_waiting("t26", 1)
+        book.worker(queues="t26").start()  # it ends with the test, by SIGKILL
+        assert book.value(left) == 1
+        assert book.value(book.send("act", "t26", 2, queue="t26")) == 2
+        assert book.peak("t26") == 1
+        if times == "once":
+            book.send("act", "t26", 3, hold="never", queue="t26")
+            book.send("act", "t26", 4, queue="t26")
+            book.await_waiting("t26", 1)

@@ -38,9 +38,11 @@ POOLS: Final = ("prefork", "threads", "solo")
 """Gevent and eventlet patch the standard library before anything else is imported."""
 OURS: Final = re.compile(
     r"(BOOK|CHAOS|PYTEST|FLASH_SALE|LEDGER|REPORT|README)_\w+|BAD|BREAK"
-    r"|CELERY_(BROKER_URL|RESULT_BACKEND)|C_FORCE_ROOT"
+    r"|CELERY_(BROKER_URL|RESULT_BACKEND)|C_FORCE_ROOT|DJANGO_SETTINGS_MODULE|SITE_DATABASE"
 )
 """Variables that nobody reads while third parties are imported."""
+MEASURED: Final = bool({"COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG"} & set(os.environ))
+"""Whether coverage is measured in all processes."""
 LIMIT: Final = 1 << 20  # of a message
 MODULES: Final = """
 celery.app.amqp celery.app.builtins celery.app.control celery.app.events celery.app.log
@@ -168,8 +170,8 @@ def fits(pool: str, env: Mapping[str, str]) -> bool:
     Not if its pool patches what has been imported, nor if its environment could change what is
     imported; nor where coverage is measured, which begins with an interpreter.
     """
-    cold = {"CSL_TEST_FULL", "COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG"} & set(os.environ)
-    return sys.platform == "linux" and pool in POOLS and not cold and nursery().fits(env)
+    cold = MEASURED or "CSL_TEST_FULL" in os.environ or sys.platform != "linux"
+    return pool in POOLS and not cold and nursery().fits(env)
 
 
 # --- the nursery's end ----------------------------------------------------------------------------
