@@ -6,6 +6,7 @@ import pytest
 
 from celery_singleton_lock.model import Claim, Ending, Owner, Parcel, Verdict, base_of, new_token
 from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.scripts import load_scripts
 
 pytestmark = pytest.mark.contract
 
@@ -56,3 +57,27 @@ def test_a_delivery_that_its_worker_lost_keeps_its_place(store):
     assert base_of(again.token) == base_of(second.token)
     assert again.body == b"body of second/0/0"
     assert store.inspect(NAME).waiting == 1
+
+
+def test_renewals_beside_it_do_not_keep_a_message_adrift(redis_client):
+    """Nobody consumed it when it was parked. A sweeper looks after 5 s, whoever renews meanwhile.
+
+    A permit is free, and its worker has come: renewals every 4 s must not put the look off.
+    """
+    clock = "local function server_time() return tonumber(redis.call('GET', 'now')) end"
+    store, now = RedisStore(redis_client, scripts=load_scripts(clock)), 1_800_000_000_000_000
+    redis_client.set("now", now)
+    holder = message("first/0/0")
+    store.acquire(holder, Claim(NAME, 12.0, limit=2))
+    store.park(message("second/0/0"), Claim(NAME, 12.0, limit=2), Parcel(b"body", "R", "q"))
+    assert store.inspect(NAME).adrift == 1
+    seen = []
+    for seconds in (4, 8, 12):
+        redis_client.set("now", now + seconds * 1_000_000)
+        assert store.extend([(NAME, holder.token, 12.0)]) == [True]
+        seen += [seconds] if NAME in store.take_due(10) else []
+    assert seen[:1] == [8]
+    store.beat("w", "R", ["q"], 10.0)
+    store.kick(NAME)
+    assert store.receive("w", 1.0).body == b"body"
+    store.close()

@@ -443,12 +443,18 @@ local function live_until(until_ms, ...)
   end
 end
 
--- When a sweeper must look again.
+-- When a sweeper must look again. A renewal has not looked at what is adrift itself, so it does not
+-- put that look off: renewals come more often than it.
+local renewing = false
+
 local function next_look(first)
   local look = tonumber(first or now + ADRIFT_MS)
   local deadline = redis.call('ZRANGE', deadlines, 0, 0, 'WITHSCORES')[2]
   if deadline then look = math.min(look, tonumber(deadline)) end
-  if redis.call('ZCARD', adrift) > 0 then look = math.min(look, now + ADRIFT_MS) end
+  if redis.call('ZCARD', adrift) > 0 then
+    local planned = renewing and redis.call('ZSCORE', due, lock)
+    look = math.min(look, tonumber(planned or now + ADRIFT_MS))
+  end
   -- A free permit beside waiters: more had to be moved than one script may.
   if redis.call('ZCARD', queue) > 0 and has_permit() then
     look = math.min(look, now)
