@@ -436,6 +436,7 @@ class Desk:
 
     def on_turned(self, request: LockedRequest, turned: Turned) -> bool:
         """The task was not run. Returns False if Celery should acknowledge it as ignored."""
+        stamp = request.stamp
         if turned.verdict == "skipped":
             request.forget_start()
             self._announce_skipped(request, turned)
@@ -452,15 +453,46 @@ class Desk:
         elif turned.verdict == "done":
             self.dropped(request)
         elif turned.verdict == "unavailable":
-            if not self._down:
-                logger.warning("celery-singleton-lock: %s Locked tasks wait.", turned.reason)
-            self._down = True
-            self._clerk.backend_failed()
-            self._suspend(request)
+            self._unanswered(request, turned.reason)
         else:
             self.park(request)
         self.on_landed(request, gone=False)  # last: it lets those go on who arrived later
+        if turned.verdict == "gone" and stamp.settle and stamp.copy:
+            self._take_anew(request)
         return True
+
+    def _unanswered(self, request: LockedRequest, reason: str) -> None:
+        """Hold what found no Redis, until it is back."""
+        if not self._down:
+            logger.warning("celery-singleton-lock: %s Locked tasks wait.", reason)
+        self._down = True
+        self._clerk.backend_failed()
+        self._suspend(request)
+        if request.stamp.granted:  # nobody knows whether it was claimed
+            request.stamp = request.stamp._replace(copy=True)
+
+    def _take_anew(self, request: LockedRequest) -> None:
+        """Send what claimed its lock without hearing of it, until the lease was over.
+
+        Its message was settled by the claim, so this is all that is left of it. Or it is not, since
+        nothing had been claimed: then the one that is kept in Redis runs, and this is a copy of it.
+        """
+        waited = _clock.monotonic() - request.stamp.stamped_at
+        request.parking = request.took = request.delivered = False
+        request.stamp = request.stamp._replace(
+            token=new_token(),
+            place=max(0, self.place.stamp() - round(waited * 1e6)),
+            granted=False,
+            announce=True,
+        )
+        logger.warning(
+            "%s had been granted the lock %r, and lost it before it heard of that: it takes its "
+            "place in line again",
+            request,
+            request.stamp.name,
+        )
+        task_reserved(request)
+        self(request)
 
     def _announce_skipped(self, request: LockedRequest, turned: Turned) -> None:
         request.send_event("task-revoked", terminated=False, signum=None, expired=False)

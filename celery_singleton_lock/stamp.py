@@ -38,7 +38,8 @@ class Stamp(NamedTuple):
         worker: id of the worker that received it.
         place: server microseconds of arrival.
         stamped_at: monotonic seconds of arrival on this machine, before any ETA or rate limit.
-        copy: another copy of the attempt may exist.
+        copy: another copy of the attempt may exist; of one that is granted: it may have been
+            claimed before.
         granted: the lock was handed to this delivery; claim it instead of acquiring.
         settle: the message counts as acknowledged from its start (early acknowledgement).
         announce: tell the main process when the lock is taken, so that it acknowledges.

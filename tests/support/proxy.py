@@ -40,6 +40,8 @@ class Proxy:
         delay: seconds by which everything is delayed, in each direction.
         stalled: nothing is passed on; connections are accepted and stay open.
         stall_after: so many replies are passed on before it stalls; None: it does not count.
+        stall_at: bytes of a request after which it stalls: the server does what it is asked, and
+            nobody hears of it.
         lose_reply: the number of a reply, 1 is the next, that is thrown away, and its connection
             closed: the server has done what it was asked, and who asked does not hear of it.
     """
@@ -49,6 +51,7 @@ class Proxy:
         self.delay = 0.0
         self.stalled = False
         self.stall_after: int | None = None
+        self.stall_at: bytes | None = None
         self.lose_reply: int | None = None
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(0)
@@ -131,9 +134,15 @@ class Proxy:
         for pipe in list(self._pipes):
             while pipe.waiting and pipe.waiting[0][0] <= now and not self.stalled:
                 _, data = pipe.waiting.popleft()
+                self._look_at(pipe, data)
                 if not data or self._loses(pipe) or not self._sent(pipe.sink, data):
                     self._close([p for p in self._pipes if pipe.source in (p.source, p.sink)])
                     break
+
+    def _look_at(self, pipe: _Pipe, data: bytes) -> None:
+        """Stall behind a request that is waited for; it is itself passed on."""
+        if self.stall_at is not None and not pipe.replies and self.stall_at in data:
+            self.stall_at, self.stalled = None, True
 
     def _loses(self, pipe: _Pipe) -> bool:
         """Count a reply; return whether it is the one to be lost."""

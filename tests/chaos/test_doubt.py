@@ -1,0 +1,66 @@
+"""The locks' Redis does what it is asked, and falls silent before it says so."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from celery_singleton_lock.store.scripts import load_scripts
+from integration.book import Book
+from support.proxy import Proxy
+from support.waiting import eventually
+
+pytestmark = [pytest.mark.chaos, pytest.mark.integration]
+
+LEASE = 2.0
+
+
+@pytest.mark.parametrize(
+    ("task", "verb", "behind"),
+    [("act", "claim", 0), ("act", "claim", 2), ("act_late", "claim", 0), ("act", "acquire", 0)],
+)
+def test_L13_a_task_runs_though_its_lock_lapsed_before_it_heard_that_it_had_it(
+    redis_server, redis_url, tmp_path, task, verb, behind
+):
+    """The grant is written, with all that follows from it, and the lease ends in the silence.
+
+    Found by the storm (seed 7): a parked task that is acknowledged early was settled by its claim,
+    so its message was gone when its worker asked again.
+    """
+    with (
+        Proxy(redis_server.port) as proxy,
+        Book(redis_url, tmp_path, lock_url=redis_url) as book,
+        book.worker(
+            conf={"singleton_lock_backend": proxy.url, "singleton_lock_lease": LEASE}
+        ) as worker,
+    ):
+        before = book.send(task, "a", 0, hold="a")
+        book.started(before)
+        others = []
+        if verb == "acquire":
+            book.open("a")
+            book.value(before)
+            silence_at(proxy, verb)
+        after = book.send(task, "a", 1)
+        if verb == "claim":
+            others = [book.send(task, "a", 2 + n) for n in range(behind)]
+            eventually(lambda: book.view("a").waiting == 1 + behind)
+            silence_at(proxy, verb)
+            book.open("a")
+        worker.await_log("Locked tasks wait", 5)
+        eventually(lambda: lapsed(book.client, book.view("a")), LEASE + 3)
+        proxy.stalled = False
+        assert book.value(after) == 1
+        assert sorted(map(book.value, others)) == [2 + n for n in range(len(others))]
+        assert sorted(book.order("a")) == list(range(2 + len(others)))
+        book.await_free("a")
+
+
+def silence_at(proxy: Proxy, verb: str) -> None:
+    """Have Redis fall silent once it has been asked for something."""
+    proxy.stall_at = load_scripts()[verb].sha.encode()
+
+
+def lapsed(client: redis.Redis, view) -> bool:
+    """Whether the lease of whoever has it is over, though nobody has swept yet."""
+    return all(holder.expires_in <= 0 for holder in view.holders)
