@@ -27,6 +27,12 @@ MOST_OPEN = 45
 YOUNG = 20.0
 """Seconds for which a task counts there: a lost one must not hold up the others."""
 
+MOST_OF_KEY = 15
+"""So many open tasks of one key are enough: what waits at the storm's end must be served then."""
+
+FORGOTTEN = 150.0
+"""Seconds for which a task counts there."""
+
 HOT_KEYS = [f"hot{n}" for n in range(3)]
 KEYS = HOT_KEYS * 16 + [f"warm{n}" for n in range(8)] * 2
 KEYS += [f"cold{n}" for n in range(30)]
@@ -58,7 +64,7 @@ class Crowd:
     def __init__(self, fleet: Fleet, seed: int) -> None:
         self._fleet = fleet
         self._dice = random.Random(seed)
-        self._open: dict[str, float] = {}
+        self._open: dict[str, tuple[float, str]] = {}  # since when, and of which key
         self._recent: list[str] = []
         self._silent = threading.Event()
         self._ended = threading.Event()
@@ -106,7 +112,7 @@ class Crowd:
     def _talk(self) -> None:
         while not self._silent.wait(PAUSE):
             young = time.monotonic() - YOUNG
-            if sum(since > young for since in list(self._open.values())) < MOST_OPEN:
+            if sum(since > young for since, _ in list(self._open.values())) < MOST_OPEN:
                 self._publish()
 
     def _publish(self) -> None:
@@ -114,11 +120,18 @@ class Crowd:
             links = [self._signature(name) for name in self._dice.sample(["early", "late"] * 2, 3)]
         else:
             links = [self._signature(self._dice.choices(list(WEIGHTS), [*WEIGHTS.values()])[0])]
+        if any(self._has_enough(link.args[0]) for link in links):
+            return
         before = None
         for link in links:
             self._note(link, before)
             before = link.options["task_id"]
         chain(*links).apply_async() if len(links) > 1 else links[0].apply_async()
+
+    def _has_enough(self, key: str) -> bool:
+        known = time.monotonic() - FORGOTTEN
+        open_tasks = list(self._open.values())
+        return sum(of == key and since > known for since, of in open_tasks) >= MOST_OF_KEY
 
     def _signature(self, task: str) -> Any:
         dice = self._dice
@@ -148,7 +161,7 @@ class Crowd:
             kwargs=dict(link.kwargs),
             options={k: v for k, v in link.options.items() if k.endswith("time_limit")},
         )
-        self._open[task_id] = time.monotonic()
+        self._open[task_id] = time.monotonic(), link.args[0]
         self._recent.append(task_id)
 
     def _hear(self) -> None:
@@ -156,7 +169,7 @@ class Crowd:
             waiting = list(self._open)
             if not waiting:
                 continue
-            for raw in self._fleet.queue.mget([f"celery-task-meta-{i}" for i in waiting]):
+            for raw in self._fleet.results.mget([f"celery-task-meta-{i}" for i in waiting]):
                 meta = json.loads(raw) if raw else {}
                 if meta.get("status") in READY:
                     self._fleet.journal.note("final", id=meta["task_id"], state=meta["status"])

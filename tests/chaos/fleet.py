@@ -8,7 +8,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from typing_extensions import Self
 from celery_singleton_lock.embedded import RedisServer, find_provider
 from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.store.redis import RedisStore
+from chaos.broker import BROKERS, RedisBroker
 from chaos.schedule import LEASE
 from chaos.tasks import build
 from integration.book import QUICK
@@ -27,9 +28,6 @@ from support.waiting import eventually
 from support.workers import CeleryWorker
 
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
-VISIBILITY = 8.0
-"""Seconds after which the broker delivers again what was not acknowledged."""
-
 SHUTDOWN = 15.0
 """Seconds for a warm shutdown; then the worker is killed. Celery's own can hang: a child that is
 killed, or struck by a soft time limit, while it writes a result leaves a part of it in the pipe, on
@@ -39,11 +37,12 @@ CREWS = (("prefork", 3), ("threads", 4), ("prefork", 3), ("threads", 4))
 """Pool and concurrency of each worker."""
 
 
-def settings(locks: str) -> dict[str, Any]:
+def settings(locks: str, transport: Mapping[str, Any] = RedisBroker.options) -> dict[str, Any]:
     """Return the app's settings.
 
     Args:
         locks: URL of the locks' Redis.
+        transport: options of the broker's transport.
     """
     return {
         "singleton_lock_backend": locks,
@@ -51,12 +50,7 @@ def settings(locks: str) -> dict[str, Any]:
         "broker_connection_retry_on_startup": True,
         "worker_cancel_long_running_tasks_on_connection_loss": False,
         "worker_prefetch_multiplier": 2,
-        "broker_transport_options": {
-            "visibility_timeout": VISIBILITY,
-            "unacked_restore_interval": 1,  # kombu looks every 10 s, and each tenth look counts
-            "unacked_restore_throttle": 1,
-            "unacked_mutex_expire": 5,  # else who is killed while it restores keeps others from it
-        },
+        "broker_transport_options": dict(transport),
     }
 
 
@@ -144,23 +138,30 @@ class Crew:
 
 
 class Fleet:
-    """A broker behind a proxy, a Redis of the locks that keeps its data, and workers.
+    """A broker behind a proxy, workers, a Redis of results, and one of locks that keeps its data.
 
     Args:
         folder: for the history, the registers and, at the end, the logs.
+        broker: one of :data:`chaos.broker.BROKERS`.
         broken: variant of the library that the workers run; see :mod:`chaos.broken`.
         crews: pool and concurrency of each worker.
     """
 
     def __init__(
-        self, folder: Path, *, broken: str = "", crews: tuple[tuple[str, int], ...] = CREWS
+        self,
+        folder: Path,
+        *,
+        broker: str = "redis",
+        broken: str = "",
+        crews: tuple[tuple[str, int], ...] = CREWS,
     ) -> None:
         self.folder = folder
         self.journal = Journal(folder)
         self._broken = broken
         self._exit = contextlib.ExitStack()
         provider = find_provider(os.environ.get("CSL_TEST_REDIS") or None)
-        self.broker = RedisServer(provider)
+        self.broker = BROKERS[broker](folder)
+        self._results = RedisServer(provider)
         self.locks = RedisServer(provider, args=DURABLE)
         self.crews = [
             Crew(f"c{number}", self._maker(f"c{number}", pool, slots), self.journal)
@@ -170,13 +171,14 @@ class Fleet:
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.broker)
+            stack.enter_context(self._results)
             stack.enter_context(self.locks)
             self.proxy = stack.enter_context(Proxy(self.broker.port))
-            self.conf = settings(self.locks.url)
-            self.app = build(self.broker.url, self.broker.url, self.folder, self.conf)
+            self.conf = settings(self.locks.url, self.broker.options)
+            self.app = build(self.broker.url, self._results.url, self.folder, self.conf)
             stack.callback(self.app.close)
             self.app.backend.on_task_call = lambda *_: None  # no subscription per task
-            self.queue = stack.enter_context(redis.Redis.from_url(self.broker.url))
+            self.results = stack.enter_context(redis.Redis.from_url(self._results.url))
             client = redis.Redis.from_url(self.locks.url, socket_timeout=2, retry=None)
             self.store = RedisStore(stack.enter_context(client), Keyspace())
             stack.callback(self._end_workers)
@@ -190,8 +192,8 @@ class Fleet:
         """Return a worker of this fleet, not started."""
         return CeleryWorker(
             "chaos.worker_app",
-            self.proxy.url,
-            backend=self.broker.url,
+            self.broker.url.replace(f":{self.broker.port}/", f":{self.proxy.port}/"),
+            backend=self._results.url,
             pool=pool,
             concurrency=slots,
             name=name,

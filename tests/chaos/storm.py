@@ -61,6 +61,7 @@ class Storm:
         folder: where the history is kept.
         seed: of the plan and the crowd.
         seconds: how long it lasts.
+        broker: one of :data:`chaos.broker.BROKERS`.
         broken: a wrong variant of the library, to be caught: the storm ends when it is.
         crews: pool and concurrency of each worker.
     """
@@ -71,12 +72,14 @@ class Storm:
         seed: int,
         seconds: float,
         *,
+        broker: str = "redis",
         broken: str = "",
         crews: tuple[tuple[str, int], ...] = CREWS,
     ) -> None:
         self.folder = folder
         self.seed, self.seconds, self.broken = seed, seconds, broken
-        self.fleet = Fleet(folder, broken=broken, crews=crews)
+        self._about = {"seed": seed, "seconds": seconds, "broker": broker, "broken": broken}
+        self.fleet = Fleet(folder, broker=broker, broken=broken, crews=crews)
         self.faults: Counter[str] = Counter()
         self._later: list[tuple[float, Callable[[], None]]] = []
         self._locks_away = False
@@ -110,7 +113,7 @@ class Storm:
 
     def _rage(self, crowd: Crowd) -> None:
         began = time.monotonic()
-        self.fleet.journal.note("storm", seed=self.seed, seconds=self.seconds, broken=self.broken)
+        self.fleet.journal.note("storm", **self._about)
         crowd.lead()
         faults, look = plan(self.seed, self.seconds), began + EARLY_LOOK
         while (now := time.monotonic()) < began + self.seconds and self._caught is None:
@@ -277,9 +280,7 @@ class Storm:
                 name for kind in ("index", "due") for name in client.scan_iter(f"csl:*:{kind}")
             )
             quiet = quiet and not any(shared)
-        return (
-            quiet and not self.fleet.queue.hlen("unacked") and not self.fleet.queue.llen("celery")
-        )
+        return quiet and self.fleet.broker.is_empty()
 
     def _content(self, lock: str) -> str:
         view = self.fleet.store.inspect(lock)

@@ -186,7 +186,7 @@ class CeleryWorker:
         for process in self._family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(self._family, timeout=STOP_TIMEOUT)
+        eventually(lambda: not any(map(_runs, self._family)), STOP_TIMEOUT, "its processes end")
         if self._process is not None:
             self._process.wait(STOP_TIMEOUT)
         self._family = []
@@ -234,3 +234,10 @@ class CeleryWorker:
                 for process in [root, *root.children(recursive=True)]:
                     if process not in self._family:
                         self._family.append(process)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
