@@ -400,6 +400,25 @@ def test_a_store_that_is_done_with_leaves_no_connection(make_redis, end):
         eventually(lambda: len(client.client_list()) == len(before))
 
 
+@pytest.mark.needs_real_redis("maxmemory")
+def test_t39_on_a_full_redis_who_died_is_swept_and_who_waits_goes_on(make_redis):
+    """What is parked may be what fills it: if no sweeper could look, it would stay for ever."""
+    server = make_redis("--maxmemory-policy", "noeviction")
+    with server.client(decode_responses=False) as client:
+        store = RedisStore(client, claim_lease=5.0)
+        store.beat("w", "R", ["q"], 60.0)
+        waits = owner("m/0/0")
+        store.acquire(owner(), claim(0.05))
+        store.park(waits, claim(), Parcel(b"body", "R", "q"))
+        client.config_set("maxmemory", "1")
+        time.sleep(0.1)  # the lease of who died
+        assert store.neglected(0.0) == [NAME]
+        assert store.take_due() == [NAME]
+        store.kick(NAME, worker="w", realm="R")
+        assert store.receive("w", 1.0).token == waits.token
+        store.close()
+
+
 @pytest.mark.needs_real_redis("ACL")
 def test_a_user_who_may_not_run_scripts_is_told_what_to_allow(make_redis):
     server = make_redis()

@@ -525,6 +525,17 @@ def test_t42_a_reservation_whose_attempt_never_comes_ends_by_itself(store):
     assert store.acquire(owner("task/1/0"), claim()).verdict is Verdict.BLOCKED
 
 
+def test_t42_a_kept_permit_is_not_given_to_an_attempt_that_nobody_can_run(store):
+    """Its queue has lost its last worker meanwhile: the lock would be idle for a claim's lease."""
+    store.beat("w", "R", ["q"], 10.0)
+    first = held_by(store, attempt="task/0/0")
+    other = parked(store, "other/0/0")
+    store.release(NAME, first.token, Ending.KEEP, reserve=Reservation("task/1/0", LEASE))
+    parked(store, "task/1/0", queue="nobody's")
+    assert store.receive("w", 1.0).token == other.token
+    assert tokens(store) == [other.token]
+
+
 def test_a_delivery_that_its_worker_lost_comes_again_under_another_token(store):
     store.beat("w", "R", ["q"], 10.0)
     who = parked(store)

@@ -55,7 +55,7 @@ if not verdict then
     put_in_index(token, rec)
     deliver(token, rec, 'granted', worker) -- its own acquire was granted, and the reply was lost
     save(token, rec)
-  elseif reserved then
+  elseif reserved and worker_for(route_of(rec), worker) then -- else nobody would hear of it
     put_in_index(token, rec)
     grant(token, rec, worker)
   else

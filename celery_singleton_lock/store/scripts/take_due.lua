@@ -10,6 +10,7 @@ for i = 1, #KEYS do
   local left = tonumber(most) - #names
   if left <= 0 then break end
   for _, found in ipairs(redis.call('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, left)) do
+    if #names == 0 then redis.call('PERSIST', key) end -- a no-op; a full Redis refuses only the first write
     redis.call('ZADD', key, now + tonumber(defer_ms), found)
     names[#names + 1] = found
   end
