@@ -6,6 +6,8 @@ import argparse
 import random
 import sys
 import time
+from collections import Counter
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -13,12 +15,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from hypothesis import HealthCheck, Phase, settings
 
 from celery_singleton_lock.embedded import RedisServer, find_provider
+from support.engine import outcomes
 from support.engine.invariants import InvariantBroken, check
 from support.engine.machine import machine_on
 from support.engine.moves import walk
 from support.engine.world import World
 
 WALK = 150
+ENOUGH = 20_000
+"""Steps after which each outcome must have been seen."""
 
 
 def main() -> int:
@@ -37,16 +42,22 @@ def main() -> int:
     began = time.monotonic()
     with RedisServer(find_provider()) as server, server.client(decode_responses=False) as client:
         look = by_walk if options.by == "walk" else by_hypothesis
-        steps = look(client, seed, options.steps)
-    if steps:
-        print(f"{steps} steps in {time.monotonic() - began:.0f} s; all invariants held")
-    return 0 if steps else 1
+        tally: Counter[str] = Counter()
+        steps = look(client, seed, options.steps, tally)
+    if not steps:
+        return 1
+    print(f"{steps} steps in {time.monotonic() - began:.0f} s; all invariants held")
+    print("What came of them:", *outcomes.table(tally, steps), sep="\n")
+    blind = outcomes.unseen(tally) if steps >= ENOUGH else []
+    if blind:
+        print("The search never met:", *blind, sep="\n  ")
+    return 1 if blind else 0
 
 
-def by_walk(client, seed: int, most: int) -> int:
+def by_walk(client, seed: int, most: int, tally: Counter[str]) -> int:
     steps = 0
     while steps < most:
-        world = World(client, check)
+        world = World(client, check, watch=partial(outcomes.count, tally))
         try:
             walk(world, seed, WALK)
         except InvariantBroken as found:
@@ -60,7 +71,7 @@ def by_walk(client, seed: int, most: int) -> int:
     return steps
 
 
-def by_hypothesis(client, seed: int, most: int) -> int:
+def by_hypothesis(client, seed: int, most: int, tally: Counter[str]) -> int:
     each = 60
     how = settings(
         max_examples=max(1, most // 45),
@@ -71,7 +82,7 @@ def by_hypothesis(client, seed: int, most: int) -> int:
         suppress_health_check=list(HealthCheck),
         print_blob=True,
     )
-    return machine_on(client)(how, seed)
+    return machine_on(client, tally)(how, seed)
 
 
 if __name__ == "__main__":

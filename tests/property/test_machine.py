@@ -6,14 +6,17 @@ A found history is printed as calls of the verbs, and shrunk. Longer:
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from support.engine.machine import machine_on
+from support.engine.outcomes import ALL, unseen
 
 pytestmark = [pytest.mark.property, pytest.mark.needs_real_redis("the invariants are the scripts'")]
 
-EXAMPLES = 200
+EXAMPLES = 100
 STEPS = 60
 
 
@@ -21,7 +24,8 @@ STEPS = 60
 @pytest.mark.timeout(300)
 def test_machine_keeps_the_invariants(redis_client):
     """No sequence of calls, losses and deaths breaks an invariant."""
-    run = machine_on(redis_client)
+    tally: Counter[str] = Counter()
+    run = machine_on(redis_client, tally)
     run_settings = settings(
         max_examples=EXAMPLES,
         stateful_step_count=STEPS,
@@ -33,3 +37,4 @@ def test_machine_keeps_the_invariants(redis_client):
     )
     steps = run(run_settings, None)
     assert steps > EXAMPLES, "the machine did not move"
+    assert len(unseen(tally)) < len(ALL) / 2, "the machine plays the same over and over"

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from celery_singleton_lock.model import Ending, Reservation, Verdict
+from celery_singleton_lock.turn import Step
+from support.engine.clients import Patient
 from support.engine.moves import everybody_dies
 from support.engine.world import MIXED, ONE, TWO, World
 
@@ -742,6 +744,188 @@ def a_message_adrift_is_revoked(world):
     got = world.receive("w1")
     assert (got.token, got.verdict) == (gone.token, "revoked")
     world.release(ONE, got.token, worker="w1")
+
+
+@history
+def a_full_server_takes_nothing_new_and_all_that_ends(world):
+    """Who holds goes on and ends, who waits is granted; who asks is refused, and leaves nothing."""
+    world.beat("w1")
+    runs, client, waits = (
+        world.new_asker(ONE),
+        world.new_asker(ONE, attempt=""),
+        world.new_asker(ONE),
+    )
+    world.acquire(runs)
+    world.acquire(client, 60.0)
+    world.park(waits)
+    world.fill(full=True)
+    for lock in (ONE, TWO):
+        assert world.acquire(world.new_asker(lock), 60.0) is None
+        assert world.park(world.new_asker(lock)) is None
+    world.extend(ONE, [runs.token])
+    world.beat("w1")
+    world.release(ONE, runs.token, worker="w1")
+    world.claim(ONE, client.token)
+    world.release(ONE, client.token, worker="w1")
+    assert world.receive("w1").token == waits.token
+    world.claim(ONE, waits.token)
+    world.release(ONE, waits.token, Ending.AGAIN, worker="w1")
+    again = world.receive("w1")
+    world.reset(ONE)
+    world.release(ONE, again.token)
+    everybody_dies(world)
+
+
+@history
+def a_full_server_is_swept(world):
+    """Found by the state machine: who holds has died, and no sweeper could take the lock."""
+    world.beat("w1")
+    waits = world.new_asker(ONE)
+    world.acquire(world.new_asker(ONE))
+    world.park(waits)
+    world.fill(full=True)
+    world.advance(11.0)
+    world.beat("w1")
+    for ask in (world.acquire, world.park):
+        assert ask(world.new_asker(ONE)) is None  # though its sweep would free the lock
+    assert world.sweep("w1") == [ONE]
+    assert world.receive("w1").token == waits.token
+
+
+@history
+def on_a_full_server_a_permit_is_kept_and_a_message_revoked(world):
+    world.beat("w1")
+    first, gone = world.new_asker(ONE, attempt="r/0/0"), world.new_asker(ONE)
+    world.acquire(first)
+    world.park(gone)
+    world.fill(full=True)
+    world.release(ONE, first.token, Ending.KEEP, reserve=Reservation("r/1/0", 25.0), lost=True)
+    world.revoke(ONE, gone.token, lost=True)
+    assert world.receive("w1").verdict == "revoked"
+    world.release(ONE, gone.token)
+    assert world.acquire(world.new_asker(ONE, attempt="r/1/0")) is None
+    world.fill(full=False)
+    assert world.acquire(world.new_asker(ONE, attempt="r/1/0")).verdict is Verdict.GRANTED
+
+
+@history
+def the_next_attempt_comes_and_nobody_consumes_its_queue(world):
+    """Found by the state machine: it was granted, and delivered to nobody."""
+    world.beat("w1")
+    first, waits = world.new_asker(ONE, attempt="r/0/0"), world.new_asker(ONE)
+    world.acquire(first)
+    world.park(waits)
+    world.release(ONE, first.token, Ending.KEEP, reserve=Reservation("r/1/0", 25.0))
+    world.park(world.new_asker(ONE, attempt="r/1/0", queue="nobody's"))
+    assert world.receive("w1").token == waits.token
+
+
+@history
+def a_message_adrift_is_copied_to_its_own_broker_seldom_and_seldomer(world):
+    mine, other = world.new_asker(ONE), world.new_asker(ONE, realm="S")
+    world.park(mine)
+    world.park(other)
+    copies = {"w1": [], "w3": []}
+    for _ in range(40):
+        for worker, found in copies.items():
+            found += [stray.token for stray in world.kick(ONE, worker)]
+        world.advance(1.0)
+    assert copies == {"w1": [mine.token] * 5, "w3": [other.token] * 5}
+    world.beat("w1")
+    world.kick(ONE, "w1")
+    for stray in world.strays:
+        assert world.acquire(world.copy_of(stray)).verdict is not Verdict.BLOCKED
+
+
+@history
+def a_worker_that_comes_and_goes_does_not_multiply_copies(world):
+    world.park(world.new_asker(ONE))
+    runs = world.new_asker(ONE, lease=60.0)
+    world.acquire(runs)
+    for _ in range(3):
+        world.kick(ONE, "w2")
+        world.beat("w1")
+        world.advance(0.1)
+        world.kick(ONE, "w2")
+        world.leave("w1")
+        world.release(ONE, runs.token)
+        world.acquire(runs)
+
+
+@history
+def an_inbox_gets_what_its_worker_consumes(world):
+    world.beat("w2")
+    world.beat("w3")
+    runs = world.new_asker(TWO)
+    for asker in (runs, world.new_asker(TWO)):
+        world.acquire(asker)
+    for realm, queue in (("S", "q"), ("R", "r"), ("R", "q")):
+        world.park(world.new_asker(TWO, realm=realm, queue=queue))
+    for asker in list(world.state(TWO).holders):
+        world.release(TWO, asker, worker="w2")
+    assert world.receive("w2")
+    assert world.receive("w3")
+
+
+@history
+def a_client_waits_in_heartbeats_until_its_own_deadline(world):
+    runs = world.new_asker(ONE, lease=60.0)
+    world.acquire(runs)
+    patients = [Patient(world, ONE, timeout, 10.0, 1) for timeout in (7.0, 20.0, None)]
+    for _ in range(25):
+        for patient in patients:
+            if not patient.over:
+                patient.go_on()
+        world.advance(1.0)
+    assert [patient.step for patient in patients[:2]] == [Step.STOP, Step.STOP]
+    world.release(ONE, runs.token)
+    while not patients[2].over:
+        patients[2].go_on()
+    assert patients[2].step is Step.HAVE
+
+
+@history
+def a_message_waits_as_long_as_it_was_told_however_often_it_goes_back(world):
+    world.beat("w1")
+    waits = world.new_asker(ONE, deadline=20.0)
+    world.park(waits)
+    for _ in range(3):
+        world.advance(6.0)  # each time the worker dies with the grant
+        world.beat("w1")
+        world.sweep("w1")
+    world.advance(6.0)
+    world.beat("w1")
+    world.sweep("w1")
+    assert world.state(ONE).overdue
+
+
+@history
+def limits_change_while_the_lock_is_held(world):
+    """The lowest that is declared counts, for those who wait too, until the lock is idle."""
+    askers = [world.new_asker(MIXED, attempt="", limit=limit) for limit in (3, 3, 3)]
+    for asker in askers:
+        world.acquire(asker)
+    waits = [world.new_asker(MIXED, attempt="", limit=limit) for limit in (2, 3)]
+    for asker in waits:
+        assert world.acquire(asker, 60.0).verdict is Verdict.WAITING
+    for asker in askers:
+        world.release(MIXED, asker.token)
+    for asker in waits:
+        world.claim(MIXED, asker.token)
+        world.release(MIXED, asker.token)
+    for asker in askers:
+        assert world.acquire(asker).verdict is Verdict.GRANTED
+
+
+@history
+def nobody_sweeps_and_that_is_told(world):
+    world.park(world.new_asker(ONE, deadline=2.0))
+    assert world.neglected(0.0) == []
+    world.advance(10.0)
+    assert world.neglected(5.0) == world.neglected(1.0) == [ONE]
+    assert world.neglected(60.0) == []
+    world.sweep()
+    assert world.neglected(1.0) == []
 
 
 @history

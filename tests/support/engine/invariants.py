@@ -7,6 +7,7 @@ A function takes the world (with its ledgers: what is known independently of the
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
@@ -349,6 +350,8 @@ def a_reservation_is_kept_for_its_attempt(world: World, step: Step) -> None:
                 broken("T42", f"{name} was kept for {attempt} until {until}, and is not")
         if step.asker is None or step.asker.owner.attempt not in ledger.passing:
             continue
+        if verb(step) == "park" and not _consumed(world, step, after, step.token):
+            continue  # it has come, and nobody is there to run it
         if len(before.valid(world.now)) <= ledger.limit and step.token not in after.holders:
             broken("T42", f"{step.token} found {name} reserved, and was told {step.reply.verdict}")
 
@@ -388,7 +391,7 @@ def who_is_revoked_does_not_run(  # noqa: C901  # a list of facts
         waits = _waits_as_a_message(world, step, before)
         if (step.reply.verdict is Verdict.RELEASED) != waits:
             broken("revoke", f"{step.token} of {name}, {waits=}, was told {step.reply.verdict}")
-        if waits and _consumed(world, step, before) and not _told(step):
+        if waits and _consumed(world, step, before, step.token) and not _told(step):
             broken("revoke", f"no worker was told that {step.token} of {name} was revoked")
 
 
@@ -400,21 +403,23 @@ def _waits_as_a_message(world: World, step: Step, state: LockState) -> bool:
     return waits and in_time and rec["realm"] == step.asked[0]
 
 
-def _consumed(world: World, step: Step, state: LockState) -> bool:
-    rec = state.record[step.token]
-    route = step.before.routes.get(f"{rec['realm']}:{rec['queue']}", {})
+def _consumed(world: World, step: Step, state: LockState, token: str) -> bool:
+    rec = state.record.get(token, {})
+    route = step.before.routes.get(f"{rec.get('realm')}:{rec.get('queue')}", {})
     return any(till > world.now for till in route.values())
 
 
 def _told(step: Step) -> bool:
     """Whether an inbox has a verdict on the step's token that was not there before."""
-    news = [
-        entry
-        for worker, entries in step.after.inboxes.items()
-        for entry in entries[len(step.before.inboxes.get(worker, ())) :]
-    ]
-    heads = [json.loads(entry.partition(b"\n")[0]) for entry in news]
+    heads = [json.loads(entry.partition(b"\n")[0]) for _, entry in _news(step)]
     return any((h["token"], h["verdict"]) == (step.token, "revoked") for h in heads)
+
+
+def _news(step: Step) -> Iterator[tuple[str, bytes]]:
+    """Yield what this step put into an inbox, and into whose."""
+    for worker, entries in step.after.inboxes.items():
+        for entry in entries[len(step.before.inboxes.get(worker, ())) :]:
+            yield worker, entry
 
 
 def _its_like(state: LockState, asker: Asker) -> list[str]:
@@ -427,6 +432,136 @@ def _its_like(state: LockState, asker: Asker) -> list[str]:
         if (rec := state.record[token]).get("parked")
         and (rec["task"], rec["realm"]) == (asker.owner.task, parcel.realm)
     ]
+
+
+def a_full_redis_refuses_whole_or_not_at_all(world: World, step: Step) -> None:
+    """Only what takes memory is refused, and then nothing has changed (T39)."""
+    takes_memory = verb(step) in {"acquire", "park"}
+    if step.refused != (world.full and takes_memory):
+        said = "refused" if step.refused else "not refused"
+        broken("T39", f"{step.verb} of {step.token} was {said}, {world.full=}")
+    if step.refused and step.before.raw != step.after.raw:
+        broken("T39", f"{step.verb} of {step.token} was refused, and left something behind")
+
+
+def a_wait_lasts_as_long_as_was_asked(world: World, step: Step) -> None:
+    """Neither shorter, whatever happens to others, nor longer than the next sweep."""
+    for name, ledger, before, after in touched(world, step):
+        _carry_waits_over(world, ledger, before, after)
+        for token, (until, _) in ledger.waits.items():
+            waits = token in after.queue or token in after.adrift
+            if waits and until <= world.now and verb(step) in GRANTING:
+                broken("wait", f"{token} waits for {name}, and was to until {until}")
+            if until > world.now and after.record.get(token, {}).get("state") == "overdue":
+                broken("wait", f"{token} may wait for {name} until {until}, and is overdue")
+            waited = token in before.queue or token in before.adrift
+            gone = token not in after.standing and token != step.token
+            if waited and gone and until > world.now:
+                broken("wait", f"{token} may wait for {name} until {until}, and is gone")
+        ledger.waits = {t: wait for t, wait in ledger.waits.items() if t in after.standing}
+
+
+def _carry_waits_over(world: World, ledger: Ledger, before: LockState, after: LockState) -> None:
+    """A message that goes back waits on, under its next token; one that ran waits anew."""
+    for token, (until, seconds) in list(ledger.waits.items()):
+        following = [t for t in after.standing - {token} if base_of(t) == base_of(token)]
+        if token in after.standing or not following or token not in before.record:
+            continue
+        del ledger.waits[token]
+        rec = before.record[token]
+        anew = world.now + seconds if rec["state"] == "running" else until
+        if not rec.get("by") and not rec.get("revoked"):
+            ledger.waits[following[0]] = (anew, seconds)
+
+
+def a_grant_reaches_who_was_granted(world: World, step: Step) -> None:
+    """Once: in the inbox of a live worker that consumes its queue, or in its client's wake list."""
+    if verb(step) == "receive":
+        return
+    told: Counter[str] = Counter()
+    for worker, entry in _news(step):
+        head, _, body = entry.partition(b"\n")
+        fields = json.loads(head)
+        _delivery_is_right(world, step, worker, fields, body)
+        told[fields["token"]] += 1
+    for name, _, before, after in touched(world, step):
+        for token in set(grants(before, after)) - reservations(after):
+            _is_told(step, name, token, told[token])
+        for token in after.overdue - before.overdue:
+            if _consumed(world, step, after, token) != told[token]:
+                broken("grant", f"{token} of {name} is over, and told {told[token]} times")
+
+
+def _is_told(step: Step, name: str, token: str, times: int) -> None:
+    """Who asked itself, and not for its message to be kept, has the answer."""
+    state = step.after.locks[name]
+    answered = token == step.token and verb(step) in {"acquire", "claim"}
+    if state.record[token].get("parked"):
+        if times != (0 if answered else 1):
+            broken("grant", f"{token} was granted {name}, and told {times} times")
+    elif not answered and not state.wakes.get(token):
+        broken("grant", f"{token} was granted {name}, and not woken")
+
+
+def _delivery_is_right(
+    world: World, step: Step, worker: str, fields: dict[str, str], body: bytes
+) -> None:
+    token, state = fields["token"], step.after.locks[fields["lock"]]
+    rec = state.record.get(token, {})
+    route = f"{rec.get('realm')}:{rec.get('queue')}"
+    if step.before.routes.get(route, {}).get(worker, 0) <= world.now:
+        broken("realm", f"{token} of {route} was given to {worker}, which does not consume that")
+    as_it_stands = ("granted", rec.get("fence")) if token in state.holders else (rec["state"], "0")
+    if (fields["verdict"], fields["fence"]) != as_it_stands:
+        broken("grant", f"{token} is {as_it_stands}, and {worker} was told {fields}")
+    if body != state.bodies.get(base_of(token)):
+        broken("I8", f"{token} was given to {worker} with another body")
+
+
+def copies_stay_in_their_realm_and_keep_their_pauses(  # noqa: C901  # a list of facts
+    world: World, step: Step
+) -> None:
+    """Messages that nobody consumes go to their own broker, seldom and seldomer (T4, T38)."""
+    if verb(step) != "kick":
+        return
+    for name, ledger, _, after in touched(world, step):
+        for stray in step.reply:
+            rec = after.record.get(stray.token, {})
+            found = (rec.get("state"), rec.get("realm"), rec.get("queue"))
+            if found != ("adrift", step.asked[1], stray.queue):
+                broken("realm", f"a copy of {stray} of {name} goes to {step.asked}; it is {found}")
+            if stray.body != after.bodies[base_of(stray.token)]:
+                broken("I8", f"a copy of {stray.token} of {name} has another body")
+            last, pause = ledger.copies.get(stray.token, (0, 1000))
+            if world.now < last + pause:
+                broken("T4", f"{stray.token} of {name} was copied at {last}, and is again")
+            ledger.copies[stray.token] = world.now, min(2 * pause, 3_600_000)
+        for token in _first_adrift(after, step.asked[1], ledger.limit):
+            if token not in ledger.copies and token.endswith(".0"):
+                broken("T38", f"nobody consumes {token} of {name}, and its broker gets no copy")
+
+
+def _first_adrift(state: LockState, realm: str, most: int) -> list[str]:
+    """Return the tokens adrift that came first, so many of each queue of a broker."""
+    routes: dict[str, list[str]] = {}
+    for token in sorted(state.adrift, key=lambda t: (int(state.record[t]["place"]), t)):
+        routes.setdefault(state.adrift[token], []).append(token)
+    own = [tokens for route, tokens in routes.items() if route.startswith(f"{realm}:")]
+    return [token for tokens in own for token in tokens[:most]]
+
+
+def neglected_tells_what_nobody_looks_at(world: World, step: Step) -> None:
+    """All of it, and nothing changes by it."""
+    if verb(step) != "neglected":
+        return
+    until = world.now - round(1000 * step.asked[0])
+    wanting = {
+        name for name, state in step.after.locks.items() if (state.due or until + 1) <= until
+    }
+    if set(step.reply) != wanting:
+        broken("I12", f"{wanting} wanted a look until {until}, and {step.reply} was told")
+    if step.before.raw != step.after.raw:
+        broken("I12", "asking what is neglected changed it")
 
 
 def answers_tell_what_the_keys_say(  # noqa: C901, PLR0912  # a list of facts
@@ -499,6 +634,10 @@ ALL: tuple[Callable[[World, Step], None], ...] = (
     a_reservation_is_kept_for_its_attempt,
     who_is_replaced_makes_room_and_does_not_run,
     who_is_revoked_does_not_run,
+    a_wait_lasts_as_long_as_was_asked,
+    a_grant_reaches_who_was_granted,
+    copies_stay_in_their_realm_and_keep_their_pauses,
+    neglected_tells_what_nobody_looks_at,
     answers_tell_what_the_keys_say,
 )
 
@@ -509,6 +648,9 @@ def broken(invariant: str, message: str) -> NoReturn:
 
 def check(world: World, step: Step) -> None:
     """Take note of the step in the ledgers, then check every invariant."""
+    a_full_redis_refuses_whole_or_not_at_all(world, step)
+    if step.refused:
+        return  # all is as it was
     if step.lock:
         note(world, step)
     for invariant in ALL:
@@ -589,6 +731,16 @@ def _note_acquire(world, step, ledger, before, after) -> None:
         _note_copy(step, after)
     if step.reply.verdict is Verdict.GRANTED:
         ledger.beliefs[step.token] = world.now + round(step.reply.lease * 1000)
+    (wait,) = step.asked
+    waits = wait is not None and step.reply.verdict is Verdict.WAITING
+    if waits and not after.record[step.token].get("parked"):
+        _note_wait(world, ledger, step.token, wait)
+
+
+def _note_wait(world, ledger, token, seconds) -> None:
+    ledger.waits.pop(token, None)
+    if seconds is not None:
+        ledger.waits[token] = world.now + round(1000 * seconds), round(1000 * seconds)
 
 
 def _note_park(world, step, ledger, before, after) -> None:
@@ -597,6 +749,8 @@ def _note_park(world, step, ledger, before, after) -> None:
     _note_replaced(world, step, ledger, after)
     runs = {base_of(t) for t in before.valid(world.now)} & ledger.accepted
     if step.reply.verdict is Verdict.WAITING and base not in runs:
+        if base not in before.bodies:
+            _note_wait(world, ledger, step.token, step.asker.parcel.deadline)
         ledger.kept[base] = attempt
         if base not in after.bodies:
             broken("I8", f"{step.token} was told that it is kept")

@@ -2,37 +2,45 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from hypothesis import event, settings
 from hypothesis import seed as seeded
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
+from support.engine import outcomes
 from support.engine.invariants import InvariantBroken, check
 from support.engine.moves import MOVES, everybody_dies
 from support.engine.world import World
 
 
-def machine_on(client: Any) -> Callable[[settings, int | None], int]:
+def machine_on(client: Any, tally: Counter[str]) -> Callable[[settings, int | None], int]:
     """Return a function that runs the machine on a client's Redis, and returns the number of steps.
 
     A rule's arguments are drawn from the move's short lists. A move is a rule as many times as it
-    has weight. Found histories are printed by Hypothesis as calls of the moves.
+    has weight. Found histories are printed by Hypothesis as calls of the moves. What they led to is
+    counted in ``tally``, and shown by Hypothesis' own statistics as events.
     """
     walked = [0]
 
     class Machine(RuleBasedStateMachine):
         def __init__(self) -> None:
             super().__init__()
-            self.world = World(client, check)
+            self.seen: Counter[str] = Counter()
+            self.world = World(client, check, watch=partial(outcomes.count, self.seen))
             self.broken = False
 
         def teardown(self) -> None:
             walked[0] += self.world.steps
             if not self.broken:
                 everybody_dies(self.world)
+            tally.update(self.seen)
+            for outcome in self.seen:
+                event(outcome)
 
     for name, (function, choices, weight) in MOVES.items():
         for number in range(weight):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from celery_singleton_lock.model import Ending, Reservation, Verdict, base_of
+from support.engine.clients import Patient
 from support.engine.world import LIMITS, MIXED, ONE, TWO, WORKERS, Asker, World
 
 LOCKS = (ONE, ONE, TWO, MIXED)
@@ -75,6 +76,34 @@ def asks_again(world, lock, who, wait, lost):
         world.acquire(asker, wait, lost=lost)
 
 
+@move(2, lock=LOCKS, who=WHO, timeout=(None, 2.0, 9.0, 25.0), lease=(1.0, 10.0))
+def client_waits(world, lock, who, timeout, lease):
+    """A client begins to wait, as Lock does: in heartbeats, until its own deadline."""
+    patient = Patient(world, lock, timeout, lease, _limit(lock, who))
+    patient.go_on()
+    if not patient.over:
+        world.patients.append(patient)
+
+
+@move(4, who=WHO, steps=(1, 1, 2, 5))
+def client_goes_on(world, who, steps):
+    """One that waits does what its wake-up, or its clock, tells it."""
+    if not world.patients:
+        return
+    patient = world.patients[who % len(world.patients)]
+    for _ in range(steps):
+        if not patient.over:
+            patient.go_on()
+    if patient.over:
+        world.patients.remove(patient)
+
+
+@move(1, who=WHO)
+def client_dies(world, who):
+    if world.patients:
+        world.patients.pop(who % len(world.patients))
+
+
 @move(
     4,
     lock=LOCKS,
@@ -134,7 +163,7 @@ def copy_arrives(world, lock, who, then, lost):
     reply = world.acquire(copy, lost=lost)
     if then == "end":
         world.release(lock, first.token)
-    if then and (lost or reply.verdict in {Verdict.BLOCKED, Verdict.TWIN}):
+    if then and (not reply or reply.verdict in {Verdict.BLOCKED, Verdict.TWIN}):
         world.park(copy, lost=lost)
 
 
@@ -189,9 +218,10 @@ def retries(world, lock, who, seconds, early, worker, lost):
     first=("acquire", "park", "wait"),
     copy=(False, False, True),
     max_waiting=(None, 1),
+    queue=("q", "q", "nobody's"),
     lost=LOST,
 )
-def next_attempt_arrives(world, lock, who, first, copy, max_waiting, lost):
+def next_attempt_arrives(world, lock, who, first, copy, max_waiting, queue, lost):
     reserved = sorted(world.ledgers[lock].reserved)
     if not reserved:
         return
@@ -201,6 +231,7 @@ def next_attempt_arrives(world, lock, who, first, copy, max_waiting, lost):
         copy=copy,
         limit=_limit(lock, who),
         max_waiting=max_waiting,
+        queue=queue,
     )
     if first == "wait":
         world.acquire(asker, 4.0, lost=lost)
@@ -302,6 +333,50 @@ def all_data_is_lost(world, rarely):
         world.lose_all_data()
 
 
+@move(1, rarely=(True, *(False,) * 3))
+def memory_is_full(world, rarely):
+    """Another user of the server fills it, or goes."""
+    if rarely or world.full:
+        world.fill(full=not world.full)
+
+
+@move(2, lock=LOCKS, what=range(8), worker=tuple(WORKERS), lost=LOST)
+def goes_on_though_memory_is_full(world, lock, what, worker, lost):
+    """What needs no memory, just while there is none."""
+    state, was_full = world.state(lock), world.full
+    kept = [t for t, rec in state.record.items() if rec.get("parked") and t in state.holders]
+    token = kept[0] if kept and what < 3 else token_of(world, lock, 0)
+    world.fill(full=True)
+    if what < 3:
+        ending = (Ending.FINAL, Ending.AGAIN, Ending.CANCEL)[what]
+        world.release(lock, token, ending, worker=worker, lost=lost)
+    elif what == 3:
+        world.claim(lock, token, lost=lost)
+    elif what == 4:
+        world.extend(lock, [token], lost=lost)
+    elif what == 5:
+        world.sweep(worker, lost=lost)
+        world.kick(lock, worker, lost=lost)
+    elif what == 6:
+        world.revoke(lock, token_of(world, lock, 1), worker, lost=lost)
+    else:
+        retries(world, lock, 0, 8.0, "", worker, lost)
+    world.fill(full=was_full)
+
+
+@move(1, seconds=(0.0, 1.0, 10.0, 60.0))
+def looks_for_neglected(world, seconds):
+    world.neglected(seconds)
+
+
+@move(2, number=(0, 1, 2), first=("acquire", "park"), lost=LOST)
+def copy_comes_back(world, number, first, lost):
+    """A copy that was published for a message that nobody consumed, sooner or later."""
+    if world.strays:
+        stray = world.strays[-1 - number % len(world.strays)]
+        _goes_in(world, world.copy_of(stray), first, number, lost)
+
+
 @move(1, lock=LOCKS)
 def is_reset(world, lock):
     world.reset(lock)
@@ -311,6 +386,7 @@ def everybody_dies(world: World) -> None:
     """The last move: all die; each lock must be free within its longest lease (I9)."""
     from support.engine.invariants import broken  # noqa: PLC0415  # the invariants know the world
 
+    world.fill(full=False)
     for worker in WORKERS:
         world.leave(worker)
     world.advance(31.0)

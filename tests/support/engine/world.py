@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from celery_singleton_lock.errors import BackendRefused
 from celery_singleton_lock.keys import Keyspace, bucket_of
 from celery_singleton_lock.model import (
     Claim,
@@ -20,6 +21,7 @@ from celery_singleton_lock.model import (
     Parcel,
     Reply,
     Reservation,
+    Stray,
     Verdict,
     base_of,
 )
@@ -78,7 +80,10 @@ class Asker:
 
 @dataclass(frozen=True)
 class Step:
-    """One call of a verb: what was asked, what was answered, and the keys before and after."""
+    """One call of a verb: what was asked, what was answered, and the keys before and after.
+
+    A call that a full Redis refused has no answer.
+    """
 
     verb: str
     lock: str
@@ -89,6 +94,7 @@ class Step:
     asker: Asker | None = None
     ending: Ending | None = None
     asked: tuple[Any, ...] = ()
+    refused: bool = False
 
 
 @dataclass
@@ -109,8 +115,21 @@ class Ledger:
     passing: set[str] = field(default_factory=set)  # attempts that this step lets pass the line
     replaced: set[str] = field(default_factory=set)  # bases that made room, and may not run
     revoked: set[str] = field(default_factory=set)  # bases whose tasks were revoked, likewise
+    waits: dict[str, tuple[int, int]] = field(
+        default_factory=dict
+    )  # token -> till, of how long, ms
+    copies: dict[str, tuple[int, int]] = field(default_factory=dict)  # token -> last copy, pause
     limit: int = 0
     last_fence: int = 0
+
+
+class Clockwork(RedisStore):
+    """A store whose own clock is the scripts' one."""
+
+    world: World
+
+    def time(self) -> float:
+        return self.world.now_us / 1_000_000
 
 
 class World:
@@ -121,13 +140,16 @@ class World:
         client: Any,
         check: Callable[[World, Step], None],
         scripts: Mapping[str, Script] | None = None,
+        watch: Callable[[World, Step], None] | None = None,
     ) -> None:
         self.client = client
         self.check = check
+        self.watch = watch
         self.keyspace = Keyspace()
-        self.store = RedisStore(
+        self.store = Clockwork(
             client, self.keyspace, scripts=scripts or load_scripts(CLOCK), claim_lease=CLAIM_LEASE
         )
+        self.store.world = self
         self.reader = Reader(client, self.keyspace, list(LIMITS))
         self.now_us = START_US
         self.numbers = 0
@@ -135,11 +157,28 @@ class World:
         self.history: list[str] = []
         self.askers: list[Asker] = []
         self.deliveries: list[Delivery] = []
+        self.strays: list[Stray] = []
+        self.patients: list[Any] = []  # clients that wait, see clients.py
         self.bases_of: dict[str, set[str]] = {}
+        self.first_of: dict[str, Asker] = {}
         self.ledgers = {name: Ledger() for name in LIMITS}
+        self.full = False
+        self._allow(0)  # a former history may have ended on a full server
         client.flushall()
         self._set_clock()
         self.snap = self.reader.read()
+
+    # -- memory -----------------------------------------------------------------------------------
+
+    def fill(self, full: bool) -> None:
+        """Have the server refuse whatever takes memory, or not any more."""
+        self.history.append("the server is full" if full else "the server has room")
+        self.full = full
+        self._allow(1 if full else 0)
+
+    def _allow(self, most: int) -> None:
+        """Set maxmemory: 0 is without bound, and one byte is always too little."""
+        self.client.config_set("maxmemory", most)
 
     # -- time -------------------------------------------------------------------------------------
 
@@ -149,7 +188,11 @@ class World:
         return self.now_us // 1000
 
     def _set_clock(self) -> None:
+        if self.full:
+            self._allow(0)
         self.client.set(CLOCK_KEY, self.now_us)
+        if self.full:
+            self._allow(1)
 
     def advance(self, seconds: float) -> None:
         """Let time pass; keys whose time has come expire."""
@@ -186,12 +229,23 @@ class World:
         before = self.snap
         self.history.append(f"{verb} {lock} {facts.get('token', '')} {facts.get('note', '')}")
         facts.pop("note", None)
-        reply = call()
+        reply, refused = self._answer(call)
         self.snap = self._look()
         self.steps += 1
-        step = Step(verb, lock, before, self.snap, reply=reply, **facts)
+        step = Step(verb, lock, before, self.snap, reply=reply, refused=refused, **facts)
         self.check(self, step)
+        if self.watch is not None:
+            self.watch(self, step)
         return reply
+
+    @staticmethod
+    def _answer(call: Callable[[], Any]) -> tuple[Any, bool]:
+        try:
+            return call(), False
+        except BackendRefused as error:
+            if "maxmemory" not in str(error):
+                raise
+            return None, True
 
     def _twice(
         self, verb: str, lock: str, call: Callable[[], Any], lost: bool, **facts: Any
@@ -246,9 +300,21 @@ class World:
             Parcel(f"body of t{number}".encode(), realm, queue, deadline),
         )
         self.bases_of.setdefault(asker.owner.attempt, set()).add(asker.base)
+        self.first_of[asker.base] = asker
         self.askers.append(asker)
         del self.askers[:-40]
         return asker
+
+    def copy_of(self, stray: Stray) -> Asker:
+        """What comes back from the broker of a copy that was published there."""
+        first = self.first_of[base_of(stray.token)]
+        copy = Asker(
+            first.owner._replace(token=stray.token),
+            first.claim._replace(copy=True),
+            first.parcel,
+        )
+        self.askers.append(copy)
+        return copy
 
     def acquire(
         self, asker: Asker, wait: float | None = None, *, lost: bool = False
@@ -260,6 +326,7 @@ class World:
             lost,
             token=asker.token,
             asker=asker,
+            asked=(wait,),
             note=f"wait={wait} {asker.claim}",
         )
 
@@ -334,13 +401,17 @@ class World:
 
     def kick(self, lock: str, worker: str = "w1", *, lost: bool = False) -> Any:
         realm = WORKERS[worker][0]
-        return self._twice(
+        found = self._twice(
             "kick",
             lock,
             lambda: self.store.kick(lock, worker=worker, realm=realm),
             lost,
+            asked=(worker, realm),
             note=worker,
         )
+        self.strays += found or ()
+        del self.strays[:-20]
+        return found
 
     def revoke(
         self, lock: str, token: str, worker: str = "w1", *, realm: str = "", lost: bool = False
@@ -367,6 +438,18 @@ class World:
             self.kick(name, worker)
         return list(names or ())
 
+    def neglected(self, seconds: float) -> list[str]:
+        """What a worker asks that tells of locks nobody sweeps."""
+        call = lambda: self.store.neglected(seconds)  # noqa: E731
+        return list(self._step("neglected", "", call, asked=(seconds,), note=str(seconds)))
+
+    def hears(self, lock: str, token: str) -> bool:
+        """Whether a waiting client finds its wake-up (without blocking); it takes it."""
+        if not self.snap.locks[lock].wakes.get(token):
+            return False
+        call = lambda: self.store.wait(lock, token, 0.01)  # noqa: E731
+        return bool(self._step("wait", lock, call, token=token))
+
     def beat(self, worker: str) -> None:
         realm, queues = WORKERS[worker]
         self._step("beat", "", lambda: self.store.beat(worker, realm, queues, 3.0), note=worker)
@@ -388,6 +471,7 @@ class World:
     def lose_all_data(self) -> None:
         """FLUSHALL: what clients believe is void, what was parked is gone; fences go on."""
         self.history.append("flushall")
+        self.strays.clear()
         self.client.flushall()
         self.now_us += 1000  # no server loses its data and starts again within a microsecond
         self._set_clock()
@@ -399,6 +483,8 @@ class World:
             ledger.reserved.clear()
             ledger.replaced.clear()
             ledger.revoked.clear()
+            ledger.waits.clear()
+            ledger.copies.clear()
             ledger.limit = 0
         self.snap = self._look()
 
