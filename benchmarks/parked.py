@@ -111,6 +111,14 @@ class Lot:
             "bytes_per_parked_task": round((many["bytes"] - few["bytes"]) / added, 1),
         }
 
+    def park_and_run(self, count: int) -> None:
+        """Park ``count`` tasks behind one, and let them run; nothing is looked at."""
+        self._hold()
+        self.worker.publish(self._waiters(1, count + 1))
+        self._await_parked(count)
+        self.board.open_gate()
+        self.worker.wait(count + 1, 300)
+
     # -- one round --------------------------------------------------------------------------------
 
     def _round(self, count: int, *, look: bool) -> dict[str, Any]:

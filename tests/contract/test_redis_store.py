@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 import weakref
@@ -146,68 +145,6 @@ def test_a_server_clock_that_steps_back_repeats_no_fence(redis_client):
 
 
 # -- cost ------------------------------------------------------------------------------------------
-
-
-def crowd(store, client, size):
-    """Put `size` waiters into the queue: one by the script, the others as copies of it."""
-    keys = Keyspace().lock(NAME)
-    model = owner()
-    store.acquire(model, claim(), wait=10_000.0)
-    place = int(client.zscore(keys.queue, model.token))
-    record = json.dumps({**json.loads(client.hget(keys.record, model.token)), "deadline": None})
-    record = record.replace(', "deadline": null', "")
-    ends = client.zscore(keys.deadlines, model.token)
-    pipe = client.pipeline(transaction=False)
-    for start in range(1, size, 5000):
-        made = {f"w{number}.0": number for number in range(start, min(start + 5000, size))}
-        pipe.zadd(keys.queue, {token: place + number for token, number in made.items()})
-        pipe.zadd(keys.deadlines, dict.fromkeys(made, ends))
-        pipe.hset(keys.record, mapping=dict.fromkeys(made, record))
-        pipe.execute()
-
-
-def cost(store, client):
-    """Return, for each verb, the commands and microseconds of one call."""
-    spent = {}
-    holder = store.inspect(NAME, waiters=0).holders[0]
-    who = Owner(holder.token)
-    newcomer = owner()
-    calls = {
-        "acquire": lambda: store.acquire(owner(), claim()),
-        "wait": lambda: store.acquire(newcomer, claim(), wait=10_000.0),
-        "park": lambda: store.park(owner("p/0/0"), claim(), Parcel(b"body", "R", "q")),
-        "claim": lambda: store.claim(who, NAME, 30.0),
-        "extend": lambda: store.extend([(NAME, who.token, 30.0)]),
-        "kick": lambda: store.kick(NAME),
-        "cancel": lambda: store.release(NAME, newcomer.token, Ending.CANCEL),
-        "release": lambda: store.release(NAME, who.token, Ending.FINAL),
-    }
-    for verb, call in calls.items():
-        client.config_resetstat()
-        call()
-        stats = client.info("commandstats")
-        script = stats["cmdstat_evalsha"]
-        commands = sum(each["calls"] for name, each in stats.items() if "config" not in name)
-        spent[verb] = (commands - 1, script["usec"])
-    return spent
-
-
-@pytest.mark.needs_real_redis("INFO commandstats")
-def test_t25_a_call_costs_the_same_at_any_length_of_the_queue(redis_client):
-    store = RedisStore(redis_client, claim_lease=60.0)
-    commands, time_spent = {}, {}
-    for size in (10, 1_000, 100_000):
-        redis_client.flushall()
-        store.acquire(owner(), claim())
-        crowd(store, redis_client, size)
-        cost(store, redis_client)  # the scripts are loaded, and the release is the one under load
-        samples = [cost(store, redis_client) for _ in range(5)]
-        commands[size] = {verb: n for verb, (n, _) in samples[0].items()}
-        time_spent[size] = {verb: min(s[verb][1] for s in samples) for verb in samples[0]}
-    assert commands[10] == commands[1_000] == commands[100_000]
-    assert max(commands[10].values()) <= 60
-    for verb, spent in time_spent[100_000].items():
-        assert spent <= 3 * time_spent[10][verb] + 50, (verb, time_spent)
 
 
 @pytest.mark.needs_real_redis("INFO commandstats")

@@ -83,6 +83,31 @@ def test_T4_blocked_tasks_are_not_published_again(book, worker, key):
     assert book.order(key) == [-1, *range(100)]
 
 
+@pytest.mark.needs_real_redis("INFO commandstats")
+@only("prefork")
+def test_T25_a_task_costs_as_many_calls_among_a_thousand_as_among_ten(book, worker, key):
+    """From its arrival to its end: parked, claimed, released. Only the locks use scripts here."""
+
+    def scripts():
+        return book.broker.info("commandstats")["cmdstat_evalsha"]["calls"]
+
+    def per_task(count, rounds):
+        before = scripts()
+        for number in range(rounds):
+            gate = f"{key}-{count}-{number}"
+            book.started(book.send("act", gate, -1, hold=gate))
+            sent = [book.send("act", gate, n) for n in range(count)]
+            book.await_waiting(gate, count)
+            book.open(gate)
+            for result in sent:
+                book.value(result, 60)
+        return (scripts() - before) / rounds / (count + 1)
+
+    few, many = per_task(10, 10), per_task(1000, 1)
+    assert 2.9 < many < 1.1 * few, (few, many)
+    assert few < 4.5  # and what the worker asks by the clock
+
+
 class Idleness(threading.Thread):
     """Looks how long a key is free while somebody waits for it.
 
