@@ -83,3 +83,16 @@ def test_who_waited_in_vain_is_told_for_how_long(lock, redis_client, options, wa
     assert sentence(LockWaitTimeout, other.__enter__) == (
         f"Lock 'account:42' is busy, and was waited for{waited} in vain."
     )
+
+
+@pytest.mark.parametrize("ask", ["ensure_held", "reacquire"])
+def test_a_loss_that_was_noticed_ends_the_renewal(redis_client, ask):
+    """The watchdog would ask for it again and again."""
+    lock = Lock(redis_client, "account:42", renew=True)
+    lock.acquire()
+    assert len(lock._watchdog.watching()) == 1
+    redis_client.flushall()
+    with pytest.raises((LockLost, LockNotOwned)):
+        getattr(lock, ask)()
+    assert lock._watchdog.watching() == ()
+    lock._watchdog.stop()

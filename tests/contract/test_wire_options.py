@@ -1,0 +1,90 @@
+"""The short way to Redis does what the client's options say."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from celery_singleton_lock.keys import Keyspace
+from celery_singleton_lock.store.scripts import Script
+from celery_singleton_lock.store.wire import Wire, is_plain, packed
+
+ECHO = Script("echo", "return ARGV[1]", "lock", ("said",))
+KEYS = Script("keys", "return table.concat(KEYS, ' ')", "lock", ())
+
+
+@pytest.fixture
+def client(redis_client):
+    for script in (ECHO, KEYS):
+        redis_client.script_load(script.text)
+    return redis_client
+
+
+def said(word):
+    return packed(ECHO, "csl", "lock", (word,), ())
+
+
+def copy_of(client, **options):
+    """A client to the same server with these options alone."""
+    at = client.connection_pool.connection_kwargs
+    return redis.Redis(
+        connection_pool=redis.ConnectionPool(host=at["host"], port=at["port"], **options)
+    )
+
+
+def cut_all(client):
+    """Have the server close all other connections."""
+    client.client_kill_filter(_type="normal", skipme=True)
+
+
+@pytest.mark.parametrize("prefix", ["csl", "other:app"])
+def test_the_keys_are_those_below_the_prefix(client, prefix):
+    """In the scripts' order."""
+    told = Wire(client).ask(packed(KEYS, prefix, "lock", (), ()))
+    assert told.decode().split() == list(Keyspace(prefix).lock("lock"))
+
+
+def test_a_lost_connection_is_opened_again_as_often_as_the_client_would(client):
+    """By the client's own rule; without one, once."""
+    rule = Retry(NoBackoff(), 2)
+    assert Wire(copy_of(client, retry=rule))._retry is rule
+    wire = Wire(copy_of(client))
+    assert wire._retry._retries == 1
+    assert wire.ask(said("0")) == b"0"
+    cut_all(client)
+    assert wire.ask(said("1")) == b"1"
+
+
+def test_what_ended_one_connection_closes_the_idle_ones(client):
+    """They lead to the same server, and would each fail once."""
+    wire = Wire(copy_of(client))
+    first, second, third = (wire._connect() for _ in range(3))
+    wire._idle += [first, second, third]
+    cut_all(client)
+    assert wire.ask(said("1")) == b"1"
+    assert first._sock is None
+    assert second._sock is None
+    assert third._sock is None
+    assert len(wire._idle) == 1
+
+
+def test_only_a_connection_that_is_a_socket_and_no_more_is_read_past_redis_py(client):
+    """Not one of a user's own class, nor one whose health is looked after."""
+
+    class Own(redis.Connection):
+        pass
+
+    assert is_plain(client.connection_pool)
+    assert is_plain(copy_of(client, health_check_interval=0).connection_pool)
+    assert not is_plain(copy_of(client, health_check_interval=5).connection_pool)
+    assert not is_plain(redis.ConnectionPool(connection_class=Own))
+    assert not is_plain(redis.ConnectionPool(connection_class=Own, health_check_interval=5))
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_the_server_sends_nothing_between_the_answers(client, protocol):
+    """Which the newer protocol allows; the client's choice does not count here."""
+    wire = Wire(copy_of(client, protocol=protocol))
+    assert wire._connect().protocol == 2
