@@ -1,0 +1,84 @@
+"""Would the tests notice? ``python -m tests.mutation``: change the code, and see whether one fails.
+
+mutmut makes the mutants, as ``[tool.mutmut]`` in pyproject.toml says, and runs for each the tests
+that call the changed function. What was judged stays judged while its function stays the same:
+remove ``mutants/`` to begin anew. Interrupted, it goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from mutation.accepted import reason_for
+from mutation.page import table, write
+from mutation.quickest import MOST
+from mutation.verdicts import MUTANTS, ROOT, Mutant, mutants
+
+QUICK: Final = 0.3
+"""Seconds of the longest test that a mutant meets at first; what survives meets them all."""
+
+
+def main() -> int:
+    options = _options()
+    if not options.report:
+        run(options.processes, most=QUICK)
+        left = [mutant.name for mutant in survivors()]
+        if left:
+            run(options.processes, left)
+    found = list(mutants())
+    write(found)
+    for mutant in survivors():
+        print(f"\n{mutant.name}")
+        print(*(f"- {line}" for line in mutant.was.splitlines()), sep="\n")
+        print(*(f"+ {line}" for line in mutant.becomes.splitlines()), sep="\n")
+    print(*table(found), sep="\n")
+    return 1 if survivors() else 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
+    parser.add_argument("--report", action="store_true", help="run nothing, write what is known")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    return parser.parse_args()
+
+
+def survivors() -> list[Mutant]:
+    """Return the mutants that no test killed, and that must not live."""
+    return [
+        mutant
+        for mutant in mutants()
+        if not mutant.killed and not mutant.rewords and not reason_for(mutant)
+    ]
+
+
+def run(processes: int, names: Sequence[str] = (), *, most: float | None = None) -> None:
+    """Have mutmut run the tests: for these mutants, or, if none is named, for what it has not yet.
+
+    Args:
+        processes: how many at a time.
+        names: of mutants.
+        most: seconds; longer tests are left out.
+    """
+    environment = {
+        **os.environ,
+        # Processes that the tests start have to run the mutant, too.
+        "PYTHONPATH": os.pathsep.join([str(MUTANTS), str(MUTANTS / "tests")]),
+        # Half of the start of pytest; the two plugins that count are named in pyproject.toml.
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        **({} if most is None else {MOST: str(most)}),
+    }
+    mutmut = Path(sys.executable).with_name("mutmut")
+    command = [mutmut, "run", "--max-children", str(processes), *names]
+    subprocess.run(command, cwd=ROOT, env=environment, check=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
