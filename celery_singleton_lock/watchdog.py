@@ -284,10 +284,10 @@ class Watchdog:
         A long lease is noted, without a lock or a call to the thread, which reads the notes once a
         second. To forget it before that takes as little.
         """
-        until = self.clock.monotonic() + lease
         if lease < LONG:
-            self.watch(name, token, lease, held=held, valid_until=until, on_lost=on_lost)
+            self.watch(name, token, lease, held=held, on_lost=on_lost)
             return
+        until = self.clock.monotonic() + lease
         self._noted[token] = (name, token, lease, held, until, on_lost)
         # Asked behind the note, since a thread that ends looks for notes after it has said so.
         if self._thread is None or self._stopping:

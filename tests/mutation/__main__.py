@@ -25,14 +25,17 @@ from mutation.verdicts import MUTANTS, ROOT, Mutant, mutants
 QUICK: Final = 0.3
 """Seconds of the longest test that a mutant meets at first; what survives meets them all."""
 
+AFRESH: Final = Path(__file__).with_name("afresh.py")
+"""Runs mutmut so that a mutant is there before anything is imported."""
+
 
 def main() -> int:
     options = _options()
     if not options.report:
-        run(options.processes, most=QUICK)
+        run([Path(sys.executable).with_name("mutmut")], options.processes, most=QUICK)
         left = [mutant.name for mutant in survivors()]
         if left:
-            run(options.processes, left)
+            run([sys.executable, AFRESH], options.processes, left)
     found = list(mutants())
     write(found)
     for mutant in survivors():
@@ -59,10 +62,17 @@ def survivors() -> list[Mutant]:
     ]
 
 
-def run(processes: int, names: Sequence[str] = (), *, most: float | None = None) -> None:
+def run(
+    mutmut: Sequence[str | Path],
+    processes: int,
+    names: Sequence[str] = (),
+    *,
+    most: float | None = None,
+) -> None:
     """Have mutmut run the tests: for these mutants, or, if none is named, for what it has not yet.
 
     Args:
+        mutmut: how to call it.
         processes: how many at a time.
         names: of mutants.
         most: seconds; longer tests are left out.
@@ -75,8 +85,7 @@ def run(processes: int, names: Sequence[str] = (), *, most: float | None = None)
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         **({} if most is None else {MOST: str(most)}),
     }
-    mutmut = Path(sys.executable).with_name("mutmut")
-    command = [mutmut, "run", "--max-children", str(processes), *names]
+    command = [*mutmut, "run", "--max-children", str(processes), *names]
     subprocess.run(command, cwd=ROOT, env=environment, check=True)
 
 

@@ -95,6 +95,11 @@ def test_brokers_that_differ_in_what_matters_are_two(one, other):
     assert realm_of(one) != realm_of(other)
 
 
+def test_of_a_brokers_options_only_those_count_that_name_the_database():
+    """Whatever looks like an address in the others."""
+    assert realm_of("redis://h?db=1&x=redis://y/2") == realm_of("redis://h/1")
+
+
 def test_of_sentinels_the_masters_name_counts_as_well():
     """They may watch several."""
     assert len({realm_of("sentinel://a", name) for name in ("", "mine", "yours")}) == 3

@@ -77,6 +77,13 @@ def test_sentinels_are_asked_for_the_master_by_its_name_and_the_master_gets_what
     assert master().sentinel_manager.min_other_sentinels == 0
 
 
+def test_the_connections_end_with_their_client():
+    """Nobody else has them."""
+    client = connect(parse_backend_url(SENTINELS), {"master_name": "m"}, patience=0.5)
+    assert client.auto_close_connection_pool is True
+    assert connect(parse_backend_url("redis://h"), {}, patience=0.5).auto_close_connection_pool
+
+
 def test_what_a_sentinel_url_does_not_say_is_left_to_redis_py():
     """No user, no password and database 0 are nothing said."""
     options = master(url="sentinel://a").connection_kwargs

@@ -68,6 +68,16 @@ def test_a_noted_lease_is_the_one_that_was_noted(dog, store, clock, lease, held)
     assert dog.watching() == (() if held else ("b",))
 
 
+@pytest.mark.parametrize("lease", [LONG - 0.1, LONG])
+def test_a_noted_lease_is_held_from_when_it_was_noted(dog, clock, lease):
+    """For its length: without a renewal it is lost then, and not before."""
+    dog.watch_later("lock", "a", lease, held=True, on_lost=print)
+    clock.now += 0.3 * lease
+    assert dog.run_once() == Round()
+    clock.now += 0.1 * lease
+    assert dog.run_once() == Round(renewed=1)
+
+
 @pytest.mark.parametrize(("lease", "noted"), [(LONG - 0.1, False), (LONG, True)])
 def test_a_lease_that_is_noted_costs_no_lock_and_is_long(dog, lease, noted):
     """A shorter one must not wait for the next reading of the notes."""
