@@ -170,6 +170,18 @@ class Publisher:
         """
         self._publish(kept, queue, {COPY: [name, token]})
 
+    def send_back(self, kept: bytes, queue: str) -> None:
+        """Send a message to the end of its queue as if it had never been parked.
+
+        Args:
+            kept: the message, packed.
+            queue: where it was consumed.
+
+        Raises:
+            Exception: whatever the broker's transport raises; nothing was sent, or it is not known.
+        """
+        self._publish(kept, queue, {})
+
     def requeue(self, kept: bytes, queue: str, requeues: int, first_place: int) -> None:
         """Send a message to the end of its queue.
 

@@ -37,11 +37,12 @@ def force_release(
     """
     reply = store.force_release(name, token, by, keep=keep)
     if reply.verdict is not Verdict.RELEASED:
-        raise Refused(_why_not(store, name, token), name)
+        raise Refused(why_not(store, name, token), name)
     return reply
 
 
-def _why_not(store: AdminStore, name: str, token: str) -> str:
+def why_not(store: AdminStore, name: str, token: str) -> str:
+    """Return why a token cannot be released, and who holds the lock."""
     if store.look(name, token).waiting is not None:
         return f"{token} waits for the lock {name!r}, it does not hold it: drop it instead."
     holders = store.inspect(name, waiters=0).holders

@@ -7,7 +7,7 @@ everywhere; all times are the store's own.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -261,6 +261,25 @@ class AdminStore(Store, Protocol):
         Returns:
             The limit in force.
         """
+        ...
+
+    def messages(self, name: str, tokens: Sequence[str]) -> Sequence[bytes | None]:
+        """Return the messages that are kept of these tokens."""
+        ...
+
+    def remark(self, name: str, by: Operator, *, token: str = "", steps: int = 1) -> None:
+        """Put into the audit what was done to a lock elsewhere, such as to terminate its holder."""
+        ...
+
+    def drift(self, name: str) -> Iterator[tuple[str, str]]:
+        """Yield what contradicts itself in a lock's data: a token, and what is wrong with it.
+
+        Looks at it page by page: what changes between two pages is never told of.
+        """
+        ...
+
+    def workers(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return the live workers: id -> ``realm`` and ``queues``."""
         ...
 
     def audit(self, most: int = 100) -> Sequence[dict[str, Any]]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import fnmatch
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from celery_singleton_lock.model import Reply
+from celery_singleton_lock.model import Reply, base_of
 from celery_singleton_lock.store import replies
 from celery_singleton_lock.store.admin import Glance, Operator, Page, Standing, Waiting
 from celery_singleton_lock.store.redis import (
@@ -86,6 +86,45 @@ class RedisAdminStore(RedisStore):
         now, record, rank, left, size, ended = self._run(call)
         found = waiting_of(name, float(now), token, record, int(size)) if record else None
         return Standing(found, int(rank), replies.seconds(left), bool(int(ended)))
+
+    def messages(self, name: str, tokens: Sequence[str]) -> Sequence[bytes | None]:
+        """Return the messages that are kept of these tokens."""
+        if not tokens:
+            return []
+        with explained(self.reconnect):
+            found: Any = self.client.hmget(
+                self.keyspace.lock(name).bodies, [base_of(token) for token in tokens]
+            )
+        return list(found)
+
+    def drift(self, name: str) -> Iterator[tuple[str, str]]:
+        """Yield what contradicts itself in a lock's data; see :meth:`AdminStore.drift`."""
+        after = ""
+        while True:
+            call = self._lock_call("drift", name, after=after, most=GLANCED)
+            end, found = self._run(call)
+            told = [replies.text(each) for each in found]
+            yield from zip(told[::2], told[1::2], strict=True)
+            after = replies.text(end)
+            if not after:
+                return
+
+    def workers(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return the live workers: id -> ``realm`` and ``queues``."""
+        start = f"{self.keyspace.fleet}:worker:"
+        with explained(self.reconnect):
+            keys = list(self.client.scan_iter(match=f"{_escaped(start)}*", count=SCANNED))
+            told: Any = self.client.mget(keys) if keys else []
+        names = [replies.text(key)[len(start) :] for key in keys]
+        known = {n: json.loads(about) for n, about in zip(names, told, strict=True) if about}
+        return {name: about for name, about in known.items() if self._beats(name, about)}
+
+    def _beats(self, worker: str, about: Mapping[str, Any]) -> bool:
+        """Return whether a worker's last sign of life is young enough for it to get grants."""
+        now = self.time() * 1000
+        routes = [f"{self.keyspace.fleet}:route:{about['realm']}:{q}" for q in about["queues"]]
+        with explained(self.reconnect):
+            return any((self.client.zscore(route, worker) or 0) > now for route in routes[:1])
 
     def audit(self, most: int = 100) -> Sequence[dict[str, Any]]:
         """Return what operators did, newest first; see :meth:`AdminStore.audit`."""
@@ -176,6 +215,11 @@ class RedisAdminStore(RedisStore):
             who=_entry(by, action),
         )
         return bool(self._run(call))
+
+    def remark(self, name: str, by: Operator, *, token: str = "", steps: int = 1) -> None:
+        """Put into the audit what was done to a lock elsewhere."""
+        who = _entry(by, by.action or "remark")
+        self._run(self._lock_call("remark", name, token=token, steps=steps, who=who))
 
     def set_limit(self, name: str, limit: int | None, by: Operator) -> int:
         """Set the limit; see :meth:`AdminStore.set_limit`."""

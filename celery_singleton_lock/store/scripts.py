@@ -45,6 +45,8 @@ ADMIN_VERBS: Final = (
     "promote",
     "pause",
     "set_limit",
+    "remark",
+    "drift",
 )
 """Those of operators, which no worker loads."""
 
