@@ -1,0 +1,59 @@
+"""Commands that look after the store: sweep, doctor."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from celery_singleton_lock.admin.doctor import Health, examine
+from celery_singleton_lock.admin.sweep import sweep_once
+from celery_singleton_lock.cli import render
+from celery_singleton_lock.cli.options import as_json
+from celery_singleton_lock.cli.place import REFUSED, UNREACHABLE, UNSURE, Place, with_place
+from celery_singleton_lock.cli.witness import sent
+
+
+@click.command()
+@as_json
+@with_place
+def sweep(place: Place, *, machine: bool) -> None:
+    """Look once at all locks that want it: for cron, where autoscalers go to zero."""
+    app = place.app
+    if app is None:
+        swept = sweep_once(place.store)
+    else:
+        with app.publisher() as publisher:
+            swept = sweep_once(
+                place.store,
+                app.realm,
+                lambda s: sent(publisher.publish, s.body, s.name, s.token, s.queue),
+            )
+    if machine:
+        return render.as_json(swept)
+    told = f"{swept.locks:,} locks looked at, {swept.published:,} copies sent to the broker"
+    if swept.adrift and app is None:
+        told += f"; {swept.adrift:,} messages wait for a worker: with an app, copies would wake one"
+    return click.echo(told)
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="Do not look through all locks.")
+@as_json
+@with_place
+def doctor(place: Place, *, quick: bool, machine: bool) -> None:
+    """Is this Redis fit for locks, and does what lies in it agree? Exit status 0, 1, 3 or 4."""
+    found = list(examine(place.store, deep=not quick))
+    if machine:
+        render.as_json(found)
+    else:
+        click.echo(f"locks live in {place.settings.address()}")
+        click.echo(
+            render.table(
+                ("CHECK", "IS", "FOUND"), ((c.name, c.health.value, c.told) for c in found)
+            )
+        )
+    worst = {check.health for check in found}
+    if Health.FAIL in worst:
+        sys.exit(UNREACHABLE if len(found) == 1 else REFUSED)
+    sys.exit(UNSURE if worst != {Health.OK} else 0)

@@ -1,0 +1,46 @@
+"""All commands, and the group that Celery takes them from.
+
+Exit status: 0 done; 1 not done, or not there; 2 wrong usage; 3 the locks' Redis, or the broker, did
+not answer or refused; 4 (``doctor``) nothing is broken, but something is unknown or wants a look.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+
+from celery_singleton_lock.cli.care import doctor, sweep
+from celery_singleton_lock.cli.looking import audit, list_command, show, watch_command, why_command
+from celery_singleton_lock.cli.parked import (
+    drain_command,
+    export_command,
+    import_command,
+    purge_command,
+)
+from celery_singleton_lock.cli.stepping import drop, limit, pause, promote, release, resume
+
+COMMANDS: Final = (
+    list_command,
+    show,
+    why_command,
+    watch_command,
+    release,
+    drop,
+    promote,
+    purge_command,
+    drain_command,
+    export_command,
+    import_command,
+    pause,
+    resume,
+    limit,
+    sweep,
+    doctor,
+    audit,
+)
+
+
+@click.group(commands=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+def locks() -> None:
+    """See and mend the locks of this app's tasks."""

@@ -1,0 +1,97 @@
+"""Commands that change nothing: list, show, why, watch, audit."""
+
+from __future__ import annotations
+
+import click
+
+from celery_singleton_lock.admin.locks import ORDERS, list_locks, show_lock
+from celery_singleton_lock.admin.release import Refused
+from celery_singleton_lock.admin.why import why
+from celery_singleton_lock.cli import render
+from celery_singleton_lock.cli.options import as_json, lock_name
+from celery_singleton_lock.cli.place import Place, with_place
+from celery_singleton_lock.cli.watch import watch
+
+
+@click.command("list")
+@click.argument("pattern", default="")
+@click.option("--sort", type=click.Choice(list(ORDERS)), default="name", show_default=True)
+@click.option("--limit", "most", type=click.IntRange(1), help="Only the first of them.")
+@click.option("--idle", is_flag=True, help="Also those that nobody holds or waits for.")
+@as_json
+@with_place
+def list_command(
+    place: Place, pattern: str, sort: str, most: int | None, *, idle: bool, machine: bool
+) -> None:
+    """Locks that are held or waited for; PATTERN is a part of the name, or a pattern (*?[)."""
+    found = list_locks(place.store, pattern, order=sort, most=most, idle=idle)
+    if machine:
+        return render.as_json(found)
+    if not found:
+        return click.echo("No lock is held or waited for.")
+    return click.echo(render.table(render.LOCK_HEADINGS, render.lock_rows(found)))
+
+
+@click.command()
+@lock_name
+@click.option("--waiters", type=click.IntRange(0), default=20, show_default=True)
+@as_json
+@with_place
+def show(place: Place, name: str, waiters: int, *, machine: bool) -> None:
+    """One lock: its holders with their tokens, and who waits, in order."""
+    found = show_lock(place.store, name, waiters=waiters)
+    view = found.view
+    if machine:
+        render.as_json(found)
+    elif view.fencing_token or view.holders or found.waiting or view.paused or view.limit_set:
+        click.echo(render.detail(found))
+    else:
+        msg = (
+            f"no lock {name!r} is known: nobody holds it or waits for it. See list, and list --idle"
+        )
+        raise Refused(msg, name)
+
+
+@click.command("why")
+@click.argument("task_id")
+@as_json
+@with_place
+def why_command(place: Place, task_id: str, *, machine: bool) -> None:
+    """Why a task does not run: in one sentence."""
+    answer = why(place.store, task_id, place.app)
+    if machine:
+        return render.as_json(answer)
+    return click.echo(render.printable(f"{answer.state}: {answer.sentence}"))
+
+
+@click.command("watch")
+@click.argument("pattern", default="")
+@click.option("--interval", type=click.FloatRange(0.1), default=1.0, show_default=True)
+@click.option("--count", "times", type=click.IntRange(1), help="How often; until Ctrl-C.")
+@click.option("--limit", "most", type=click.IntRange(1), default=20, show_default=True)
+@click.option("--sort", type=click.Choice(list(ORDERS)), default="waiting", show_default=True)
+@with_place
+def watch_command(  # noqa: PLR0917  # click gives them by name
+    place: Place, pattern: str, interval: float, times: int | None, most: int, sort: str
+) -> None:
+    """The busiest locks, as they change."""
+
+    def look() -> str:
+        found = list_locks(place.store, pattern, order=sort, most=most)
+        return render.table(render.LOCK_HEADINGS, render.lock_rows(found))
+
+    watch(look, interval, times)
+
+
+@click.command()
+@click.option("--limit", "most", type=click.IntRange(1, 1000), default=50, show_default=True)
+@as_json
+@with_place
+def audit(place: Place, most: int, *, machine: bool) -> None:
+    """What operators did, newest first: who, when, from where."""
+    entries = place.store.audit(most)
+    if machine:
+        return render.as_json(entries)
+    if not entries:
+        return click.echo("Nobody has stepped in.")
+    return click.echo(render.table(render.AUDIT_HEADINGS, render.audit_rows(entries)))

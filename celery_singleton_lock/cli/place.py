@@ -1,0 +1,175 @@
+"""Where a command works: the store, who asks, and the app if there is one."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, Final, TypeVar
+
+import click
+
+from celery_singleton_lock.cli.witness import AppSide, BrokerError
+from celery_singleton_lock.errors import BackendError, SingletonLockError
+from celery_singleton_lock.extension import install
+from celery_singleton_lock.keys import Keyspace
+from celery_singleton_lock.settings import Settings, parse_settings
+from celery_singleton_lock.store.admin import Operator
+from celery_singleton_lock.store.connect import connect
+from celery_singleton_lock.store.redis_admin import RedisAdminStore
+
+PATIENCE: Final = 5.0
+"""Seconds within which Redis must answer a person."""
+
+REFUSED: Final = 1
+"""Exit status: what was asked for was not done, or is not there."""
+
+UNREACHABLE: Final = 3
+"""Exit status: the locks' Redis, or the broker, did not answer, or refused."""
+
+UNSURE: Final = 4
+"""Exit status of ``doctor``: nothing is broken, but something is unknown, or wants a look."""
+
+
+class NotDone(click.ClickException):
+    """What was asked for was not done."""
+
+    exit_code = REFUSED
+
+
+class NoAnswer(click.ClickException):
+    """Redis, or the broker, did not answer, or refused."""
+
+    exit_code = UNREACHABLE
+
+
+@dataclass
+class Place:
+    """What a command is given.
+
+    Args:
+        settings: where the locks live.
+        app: what the app knows; None without one.
+    """
+
+    settings: Settings
+    app: AppSide | None = None
+    _store: RedisAdminStore | None = field(default=None, repr=False)
+
+    @property
+    def store(self) -> RedisAdminStore:
+        """The store; made when it is first used."""
+        if self._store is None:
+            client = connect(
+                self.settings.address(), self.settings.backend_options, patience=PATIENCE
+            )
+            self._store = RedisAdminStore(client, Keyspace(self.settings.prefix))
+        return self._store
+
+    def close(self) -> None:
+        """Close what was opened."""
+        if self._store is not None:
+            self._store.close()
+            self._store.client.close()
+
+    def operator(self, action: str = "", why: str = "") -> Operator:
+        """Return who asks."""
+        return Operator(login(), socket.gethostname(), "cli", why, action)
+
+    def need_app(self, what: str) -> AppSide:
+        """Return the app's side.
+
+        Raises:
+            click.UsageError: there is no app.
+        """
+        if self.app is None:
+            msg = f"{what} needs the app: celery -A YOUR_APP locks …"
+            raise click.UsageError(msg)
+        return self.app
+
+    @contextmanager
+    def errors_told(self) -> Iterator[None]:
+        """Show our errors as one line that says where, and with the status that scripts go by."""
+        try:
+            with told():
+                yield
+        except BackendError as error:
+            where = f"{self.settings.backend_source} {self.settings.address()}"
+            raise NoAnswer(_line(f"{where}: {error}")) from None
+
+
+def login() -> str:
+    """Return who is logged in; who became root by sudo, as who they were."""
+    try:
+        return os.environ.get("SUDO_USER") or getpass.getuser()
+    except (KeyError, OSError):  # a container without an entry for this user
+        return f"uid {os.getuid()}"
+
+
+def of_app(app: Any) -> Place:
+    """Return the place of an app.
+
+    Raises:
+        ConfigurationError: a setting is wrong.
+    """
+    extension = install(app)
+    return Place(extension.settings, AppSide(app, extension))
+
+
+def of_url(url: str, prefix: str, options: Mapping[str, str]) -> Place:
+    """Return the place of a URL.
+
+    Raises:
+        ConfigurationError: it cannot be used.
+    """
+    given: dict[str, Any] = {
+        "singleton_lock_backend": url,
+        "singleton_lock_prefix": prefix,
+        "singleton_lock_backend_options": dict(options),
+    }
+    return Place(parse_settings(given.get))
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Show errors that are no outage as one line; an outage of the broker, too."""
+    try:
+        yield
+    except BackendError:
+        raise
+    except BrokerError as error:
+        raise NoAnswer(_line(str(error))) from None
+    except SingletonLockError as error:
+        raise NotDone(_line(str(error))) from None
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+R = TypeVar("R")
+
+
+def with_place(command: Callable[..., R]) -> Callable[..., R]:
+    """Give a command its :class:`Place` first, and show its errors in one line."""
+
+    @click.pass_context
+    @wraps(command)
+    def run(context: click.Context, /, *args: Any, **kwargs: Any) -> R:
+        with told():
+            place = place_of(context)
+        context.call_on_close(place.close)
+        with place.errors_told():
+            return command(place, *args, **kwargs)
+
+    return run
+
+
+def place_of(context: click.Context) -> Place:
+    """Return the place of an invocation: our own group has made it; Celery's carries the app."""
+    found = context.find_object(Place)
+    return of_app(context.find_root().obj.app) if found is None else found

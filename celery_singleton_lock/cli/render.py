@@ -1,0 +1,132 @@
+"""Text for people, JSON for programs. No sign of a lock's name may rule a terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timezone
+from typing import Any, Final
+
+import click
+
+from celery_singleton_lock.admin.locks import Detail
+from celery_singleton_lock.admin.why import named, seconds, short
+from celery_singleton_lock.store.admin import Glance, Waiting
+
+WIDEST: Final = 60
+"""Signs of a name that a table shows."""
+
+
+def printable(text: str, most: int | None = None) -> str:
+    """Return a text without signs that a terminal would obey, cut to ``most`` signs."""
+    safe = "".join(
+        sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text
+    )
+    return safe if most is None or len(safe) <= most else f"{safe[: most - 1]}…"
+
+
+def as_json(value: Any) -> None:
+    """Print a value as one document of JSON."""
+    click.echo(json.dumps(_plain(value), default=str))
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)
+        }
+    if hasattr(value, "_asdict"):
+        fields = value._asdict()
+        fields.pop("message", None)  # bytes, and somebody's arguments
+        return {name: _plain(each) for name, each in fields.items()}
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return value
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table in plain text; its last column is as wide as it likes."""
+    cells = [list(headings), *([printable(str(cell)) for cell in row] for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(headings))]
+    widths[-1] = 0
+    return "\n".join(_row(row, widths) for row in cells)
+
+
+def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+    return "  ".join(padded).rstrip()
+
+
+def lock_rows(locks: Iterable[Glance]) -> Iterable[Sequence[object]]:
+    """Yield a row for each lock; see :data:`LOCK_HEADINGS`."""
+    for lock in locks:
+        if lock.broken:
+            yield (printable(lock.name, WIDEST), "?", "?", "", "", "another program's keys")
+            continue
+        waiting = lock.waiting + lock.adrift
+        yield (
+            printable(lock.name, WIDEST),
+            f"{lock.held}/{lock.limit}" if lock.limit else str(lock.held),
+            waiting,
+            seconds(lock.oldest) if lock.waiting else "",
+            seconds(lock.holders[0].expires_in) if lock.holders else "",
+            _who(lock),
+        )
+
+
+LOCK_HEADINGS: Final = ("LOCK", "HELD", "WAITING", "OLDEST", "LEASE", "BY")
+
+
+def _who(lock: Glance) -> str:
+    told = ["PAUSED"] if lock.paused else []
+    told += [f"{lock.adrift} without a worker"] if lock.adrift else []
+    told += [short(holder) for holder in lock.holders]
+    return ", ".join(told)
+
+
+def detail(found: Detail) -> str:
+    """Return one lock in full."""
+    view = found.view
+    set_by = ", set by an operator" if view.limit_set else ""
+    waiting = f"{view.waiting:,} in line"
+    if view.adrift:
+        waiting += f", {view.adrift:,} for which no live worker consumes the queue"
+    state = f"PAUSED ({view.paused})" if view.paused else "granted as usual"
+    lines = [
+        f"lock     {printable(view.name)}",
+        f"state    {printable(state)}",
+        f"limit    {view.limit}{set_by}",
+        f"fence    {view.fencing_token}",
+        f"waiting  {waiting}; {view.bodies:,} messages kept",
+    ]
+    for holder in view.holders:
+        lines.append(f"holder   {printable(named((holder,)))}, {holder.state}")
+        lines.append(f"token    {printable(holder.token)}")
+    if found.waiting:
+        lines += ["", table(_WAITING, _line(found.waiting))]
+    return "\n".join(lines)
+
+
+_WAITING: Final = ("RANK", "AGE", "STATE", "TASK", "QUEUE", "TOKEN")
+
+
+def _line(waiting: Sequence[Waiting]) -> Iterable[Sequence[object]]:
+    for rank, each in enumerate(waiting, 1):
+        in_line = each.state in {"parked", "waiting"}
+        task = f"{each.task}[{each.task_id}]" if each.task else "a client"
+        yield (rank if in_line else "", seconds(each.age), each.state, task, each.queue, each.token)
+
+
+def audit_rows(entries: Iterable[dict[str, Any]]) -> Iterable[Sequence[object]]:
+    """Yield a row for each entry of the audit."""
+    for entry in entries:
+        when = datetime.fromtimestamp(entry["at"], timezone.utc).isoformat(" ", "seconds")
+        who = f"{entry.get('who', '?')}@{entry.get('host', '?')} ({entry.get('via', '?')})"
+        what = f"{entry['action']} x{entry['count']}" if entry["count"] > 1 else entry["action"]
+        yield when, who, what, printable(entry["lock"], WIDEST), entry.get("why", "")
+
+
+AUDIT_HEADINGS: Final = ("WHEN", "WHO", "WHAT", "LOCK", "WHY")

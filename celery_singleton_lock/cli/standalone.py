@@ -1,0 +1,50 @@
+"""``celery-singleton-lock``: the same commands, for a URL, without an app."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+
+from celery_singleton_lock.cli.commands import COMMANDS
+from celery_singleton_lock.cli.place import of_url, told
+
+BACKEND: Final = "CELERY_SINGLETON_LOCK_BACKEND"
+
+
+@click.group(
+    commands=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="The commands for which an app is needed: drain, and release --terminate. With one, "
+    "why also asks workers and results: celery -A YOUR_APP locks …",
+)
+@click.option(
+    "--backend",
+    envvar=BACKEND,
+    metavar="URL",
+    help=f"Redis of the locks. Better in the environment ({BACKEND}): others see this line.",
+)
+@click.option("--prefix", default="csl", show_default=True, help="First part of every key.")
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="For the Redis client, such as master_name=mymaster. May be repeated.",
+)
+@click.version_option(package_name="celery-singleton-lock")
+@click.pass_context
+def main(
+    context: click.Context, backend: str | None, prefix: str, options: tuple[str, ...]
+) -> None:
+    """See and mend the locks of Celery tasks."""
+    if not backend:
+        msg = f"say where the locks live: --backend redis://HOST:6379/0, or {BACKEND}=…"
+        raise click.UsageError(msg)
+    pairs = [option.partition("=") for option in options]
+    wrong = [name for name, sign, _ in pairs if not sign]
+    if wrong:
+        msg = f"--option {wrong[0]}: write NAME=VALUE, such as master_name=mymaster"
+        raise click.UsageError(msg)
+    with told():
+        context.obj = of_url(backend, prefix, {name: value for name, _, value in pairs})

@@ -1,0 +1,45 @@
+"""Locks as they change: in place with rich, line by line without it or in a pipe."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from threading import Event
+
+import click
+
+from celery_singleton_lock.errors import BackendUnreachable
+
+
+def watch(look: Callable[[], str], interval: float, times: int | None) -> None:
+    """Show what ``look`` returns, again and again; an outage of Redis is shown, and outlived.
+
+    Args:
+        look: returns the text to show.
+        interval: seconds between two looks.
+        times: how often; None until Ctrl-C.
+    """
+    shown = 0
+    with _screen() as show:
+        while times is None or shown < times:
+            if shown:
+                Event().wait(interval)
+            try:
+                show(look())
+            except BackendUnreachable as error:
+                show(str(error))
+            shown += 1
+
+
+@contextmanager
+def _screen() -> Iterator[Callable[[str], None]]:
+    if not sys.stdout.isatty() or find_spec("rich") is None:
+        yield lambda text: click.echo(f"{text}\n")
+        return
+    from rich.live import Live  # noqa: PLC0415  # an extra
+    from rich.text import Text  # noqa: PLC0415
+
+    with Live(auto_refresh=False, screen=True) as live:
+        yield lambda text: live.update(Text(text), refresh=True)

@@ -1,0 +1,160 @@
+"""What an app can say and do that a lock's Redis cannot: workers, queues, results, events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+from celery import states
+from celery.app.task import Context
+from kombu.serialization import prepare_accept_content
+
+from celery_singleton_lock.errors import SingletonLockError
+from celery_singleton_lock.extension import Extension
+from celery_singleton_lock.publisher import Publisher, unpack
+from celery_singleton_lock.store.admin import Operator, Waiting
+from celery_singleton_lock.worker import read_as_celery
+
+ANSWER: Final = 1.0
+"""Seconds for which workers are waited for."""
+
+EVENT: Final = "lock-admin"
+"""Celery event of each step that an operator takes."""
+
+
+class AppSide:
+    """An app, for operators.
+
+    Args:
+        app: the Celery app.
+        extension: its locks.
+    """
+
+    def __init__(self, app: Any, extension: Extension) -> None:
+        """Ask nobody yet."""
+        self.app = app
+        self.extension = extension
+        self.untold = 0
+
+    @property
+    def realm(self) -> str:
+        """Which broker the app's messages come from."""
+        return self.extension.realm
+
+    # -- a witness --------------------------------------------------------------------------------
+
+    def seen(self, task_id: str) -> tuple[str, str] | None:
+        """Return what its result, or a worker, says of a task; see :class:`Witness`."""
+        result = self._result(task_id)
+        if result in states.READY_STATES:
+            return "finished", f"ended {result}"
+        worker = self._worker_of(task_id)
+        if worker is not None:
+            return worker
+        if result == states.RETRY:
+            return "eta", "failed, and is to be retried: its next try is in the broker's queue"
+        return None
+
+    def _result(self, task_id: str) -> str:
+        try:
+            return str(self.app.AsyncResult(task_id).state)
+        except Exception:  # noqa: BLE001  # no result backend, or one that is away
+            return str(states.PENDING)
+
+    def _worker_of(self, task_id: str) -> tuple[str, str] | None:
+        inspect = self.app.control.inspect(timeout=ANSWER)
+        for worker, tasks in (inspect.query_task([task_id]) or {}).items():
+            for state, info in tasks.values():
+                return self._received(worker, state, info or {})
+        return None
+
+    def _received(self, worker: str, state: str, info: Mapping[str, Any]) -> tuple[str, str]:
+        if state == "active":
+            return "running", f"runs on {worker}, without a lock of this Redis"
+        eta = self._eta(worker, str(info.get("id", "")))
+        if eta:
+            return "eta", f"is in {worker}, which starts it not before {eta} (its ETA)"
+        return "received", f"was received by {worker} and waits there for a pool slot"
+
+    def _eta(self, worker: str, task_id: str) -> str:
+        found = self.app.control.inspect([worker], timeout=ANSWER).scheduled() or {}
+        for each in found.get(worker, ()):
+            if each.get("request", {}).get("id") == task_id:
+                return str(each.get("eta") or "")
+        return ""
+
+    def queues(self) -> str:
+        """Return how many messages the app's queues hold; see :class:`Witness`."""
+        counts = []
+        try:
+            with self.app.connection_for_read() as connection:
+                for name in self.app.amqp.queues:
+                    channel = connection.channel()
+                    held = channel.queue_declare(queue=name, passive=True).message_count
+                    counts.append(f"{name} holds {held:,} messages")
+        except Exception:  # noqa: BLE001  # a queue that is not there, or no broker: any transport's
+            counts.append("no more can be told")
+        return ", ".join(counts)
+
+    # -- stepping in ------------------------------------------------------------------------------
+
+    def terminate(self, task_id: str) -> None:
+        """Have the worker that runs a task end it."""
+        self.app.control.revoke(task_id, terminate=True, signal="SIGTERM")
+
+    @contextmanager
+    def publisher(self) -> Iterator[Publisher]:
+        """Give a way to the broker, closed at the end."""
+        publisher = Publisher(self.app.connection_for_write)
+        try:
+            yield publisher
+        finally:
+            publisher.close()
+
+    def tell_dropped(self, each: Waiting, by: Operator) -> None:
+        """Store REVOKED as the result of a task that was dropped, so that who waits hears of it.
+
+        A result that cannot be stored is counted, as :attr:`untold`: the task is gone already.
+        """
+        try:
+            self._revoke(each, f"dropped by {by.who} ({by.action or 'drop'})")
+        except Exception:  # noqa: BLE001  # whatever a result backend raises, or a body that is none
+            self.untold += 1
+
+    def _revoke(self, each: Waiting, reason: str) -> None:
+        accept = prepare_accept_content(self.app.conf.accept_content)
+        message = unpack(each.message, accept)
+        read = read_as_celery(message, utc=self.app.uses_utc_timezone())
+        headers = read["headers"]
+        _, _, embed = read["body"] if read["decoded"] else message.payload
+        request = Context({**headers, **(embed or {})})
+        self.app.backend.mark_as_revoked(
+            each.task_id, reason, request=request, store_result=not headers.get("ignore_result")
+        )
+
+    def announce(self, by: Operator, lock: str, action: str, count: int = 1) -> None:
+        """Send the event of a step; the audit in Redis has it, whether that arrives or not."""
+        told = {"action": action, "lock": lock, "count": count}
+        with suppress(Exception), self.app.events.default_dispatcher() as dispatcher:
+            dispatcher.send(EVENT, who=by.who, host=by.host, via=by.via, why=by.why, **told)
+
+
+class BrokerError(SingletonLockError):
+    """The broker did not take a message."""
+
+
+def sent(send: Callable[..., None], *args: Any) -> None:
+    """Send; whatever a transport raises becomes one sentence, without the broker's URL.
+
+    Raises:
+        BrokerError: it was not sent, or it is not known.
+    """
+    try:
+        send(*args)
+    except Exception as error:
+        msg = (
+            f"The broker did not take a message ({type(error).__name__}): what was not sent is "
+            "still parked. See broker_url, and that the queue exists; then run this again."
+        )
+        raise BrokerError(msg) from error

@@ -1,0 +1,498 @@
+"""The commands of operators, on a Redis with a password: no output of any of them may show it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+
+from celery_singleton_lock import Lock
+from celery_singleton_lock.cli import locks, main
+from celery_singleton_lock.cli.witness import EVENT
+from celery_singleton_lock.embedded import RedisServer
+from celery_singleton_lock.extension import install
+from celery_singleton_lock.keys import bucket_of
+from celery_singleton_lock.model import Claim, Owner, Parcel, new_token
+from celery_singleton_lock.publisher import pack
+from celery_singleton_lock.store.redis_admin import RedisAdminStore
+from integration.book import Book, standing
+from support.ci import skip_or_fail
+from support.entry_points import metadata_path
+from support.events import EventLog
+from support.waiting import eventually
+
+SECRET = "s3cr3t-of-the-locks"
+
+
+@pytest.fixture(scope="module")
+def book(redis_provider, tmp_path_factory):
+    if not redis_provider.is_real:
+        skip_or_fail("fakeredis has no password")
+    with (
+        RedisServer(redis_provider, password=SECRET) as server,
+        Book(server.url, tmp_path_factory.mktemp("book")) as book,
+    ):
+        yield book
+
+
+@pytest.fixture(scope="module")
+def worker(book):
+    with standing(book.worker(pool="prefork", concurrency=3, args=("-E",))) as worker:
+        yield worker
+
+
+@pytest.fixture
+def admin(book):
+    """The store as operators have it; the audit is empty."""
+    store = RedisAdminStore(book.client)
+    book.client.delete(store.keyspace.audit)
+    yield store
+    store.close()
+
+
+class Ran:
+    """What a command has said."""
+
+    def __init__(self, result):
+        self.code, self.out, self.err = result.exit_code, result.stdout, result.stderr
+        if result.exception and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert SECRET not in self.out + self.err
+        assert "Traceback" not in self.out + self.err
+
+    @property
+    def json(self):
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def run(book):
+    """Run a command of ``celery -A app locks``; it must end with ``code``."""
+
+    def call(*args, code=0, stdin=None):
+        obj = SimpleNamespace(app=book.app)
+        ran = Ran(CliRunner().invoke(locks, [str(arg) for arg in args], input=stdin, obj=obj))
+        assert ran.code == code, f"{args}: {ran.code}\n{ran.out}\n{ran.err}"
+        return ran
+
+    return call
+
+
+@pytest.fixture
+def alone(book):
+    """Run a command of ``celery-singleton-lock``, which has no app."""
+
+    def call(*args, code=0, stdin=None, url=book.url):
+        env = {"CELERY_SINGLETON_LOCK_BACKEND": url}
+        ran = Ran(CliRunner().invoke(main, [str(arg) for arg in args], input=stdin, env=env))
+        assert ran.code == code, f"{args}: {ran.code}\n{ran.out}\n{ran.err}"
+        return ran
+
+    return call
+
+
+@pytest.fixture
+def contended(book, worker, key):
+    """A task that holds the key's lock until its gate opens, and two that are parked."""
+    first = book.send("act", key, 0, hold=key)
+    book.started(first)
+    rest = [book.send("act", key, n) for n in (1, 2)]
+    book.await_waiting(key, 2)
+    yield SimpleNamespace(first=first, rest=rest, name=f"k:{key}")
+    book.open(key)
+
+
+def token_of(admin, name):
+    return admin.inspect(name).holders[0].token
+
+
+def park(admin, name, number=1, queue="nowhere", task="app.task", age=0.0, realm="R", **claim):
+    """Park messages that no worker consumes."""
+    place = int((admin.time() - age) * 1_000_000) if age else 0
+    tokens = []
+    for i in range(number):
+        owner = Owner(new_token(), f"{name}-{i}-{new_token()}/0/0", task)
+        admin.park(owner, Claim(name, place=place and place + i), Parcel(b"{}\n", realm, queue))
+        tokens.append(owner.token)
+    return tokens
+
+
+# -- looking ---------------------------------------------------------------------------------------
+
+
+def test_list_shows_who_holds_and_how_many_wait(run, alone, contended):
+    for command in (run, alone):
+        out = command("list", contended.name).out
+        assert re.search(rf"{contended.name} +1/1 +2 .*act\[{contended.first[:8]}\] on w", out)
+        (lock,) = command("list", contended.name, "--json", "--sort", "waiting").json
+        assert (lock["held"], lock["waiting"]) == (1, 2)
+    assert "No lock" in run("list", "no such lock").out
+
+
+def test_show_tells_holder_token_and_line(run, contended, admin):
+    out = run("show", contended.name).out
+    assert f"token    {token_of(admin, contended.name)}" in out
+    assert re.search(rf"1 +\d\.\d s +parked +act\[{contended.rest[0]}\]", out)
+    shown = run("show", contended.name, "--json").json
+    assert [each["attempt"] for each in shown["waiting"]] == [f"{r}/0/0" for r in contended.rest]
+    assert "no lock 'nobody' is known" in run("show", "nobody", code=1).err
+
+
+def test_why_answers_at_every_point_of_a_tasks_way(run, alone, book, worker, key, contended):
+    told = run("why", contended.rest[1]).out
+    assert re.fullmatch(
+        rf"parked: blocked \d\.\d s by act\[{contended.first[:8]}\] on w\d+@\S+, "
+        r"lease \d\.\d s left, you are 2nd\n",
+        told,
+    )
+    assert run("why", contended.first).out.startswith("running: runs on w")
+    plain = book.send("plain", key, hold=key)
+    book.started(plain)
+    assert run("why", plain).out.startswith("running: It runs on w")
+    later = book.send("act", f"{key}-later", countdown=300)
+    eventually(lambda: run("why", later).out.startswith("eta: It is in w"), 10)
+    never = book.send("act", key, queue="nobody consumes this")
+    assert "never reached a worker (see the queue: " in run("why", never).out
+    assert "Ask with the app" in alone("why", never).out
+    book.open(key)
+    book.value(contended.rest[1])
+    assert run("why", contended.rest[1]).out == "finished: It ended SUCCESS.\n"
+    assert run("why", contended.rest[1], "--json").json["state"] == "finished"
+
+
+def test_watch_shows_the_locks_again_and_again(run, contended):
+    out = run("watch", contended.name, "--interval", 0.1, "--count", 3).out
+    assert out.count(f"{contended.name}  1/1") == 3
+
+
+@pytest.mark.parametrize("name", ["<script>\x1b[31mred", "שלום\u202eolleh", "x" * 10_000, "a\nb"])
+def test_hostile_names_do_not_rule_the_terminal(run, alone, book, admin, name):
+    lock = Lock(book.client, name, lease=30)
+    lock.acquire()
+    for out in (alone("list").out, alone("show", name).out):
+        assert not set("\x1b\u202e") & set(out)
+    assert max(map(len, alone("list").out.splitlines())) < 200
+    found = run("release", name, "--token", token_of(admin, name), "--force", "--yes")
+    assert not set("\x1b\u202e") & set(found.out)
+    assert not set("\x1b\u202e") & set(alone("audit").out)
+
+
+# -- stepping in -----------------------------------------------------------------------------------
+
+
+def test_t28_release_is_refused_without_token_and_without_force(run, contended, admin):
+    token = token_of(admin, contended.name)
+    assert f"--token {token}" in run("release", contended.name, code=1).err
+    assert "--terminate" in run("release", contended.name, "--token", token, code=1).err
+    waiter = admin.page(contended.name, "queue").waiting[0].token
+    said = run("release", contended.name, "--token", waiter, "--force", "--yes", code=1).err
+    assert "drop it instead" in said
+    assert token_of(admin, contended.name) == token
+    assert admin.audit() == []
+
+
+def test_t28_force_says_what_it_risks_asks_and_moves_the_line_on(
+    run, contended, admin, book, tmp_path
+):
+    name, token = contended.name, token_of(admin, contended.name)
+    asked = run("release", name, "--token", token, "--force", code=1, stdin="n\n")
+    assert "two at once" in asked.err
+    assert token_of(admin, name) == token
+    with EventLog(book.app) as events:
+        run("release", name, "--token", token, "--force", "--why", "hangs", stdin="y\n")
+        event = eventually(lambda: next((e for e in events.seen if e["type"] == EVENT), None))
+    assert (event["action"], event["lock"], event["why"]) == ("release", name, "hangs")
+    assert book.value(contended.rest[0]) == 1
+    (entry,) = admin.audit()
+    assert (entry["action"], entry["via"], entry["why"]) == ("release", "cli", "hangs")
+    shown = run("audit").out
+    assert re.search(rf"release +{name} +hangs", shown)
+    assert run("audit", "--json").json[0]["task"] == "act"
+
+
+def test_terminate_ends_the_holder_first_and_needs_no_force(run, alone, contended, admin, book):
+    name, token = contended.name, token_of(admin, contended.name)
+    assert "needs the app" in alone("release", name, "--token", token, "--terminate", code=2).err
+    assert "has ended" in run("release", name, "--token", token, "--terminate").out
+    assert book.outcome(contended.first)[0] == "REVOKED"
+    assert [book.value(r) for r in contended.rest] == [1, 2]
+    assert [entry["action"] for entry in admin.audit()] == ["terminate"]
+
+
+def test_a_dropped_task_ends_revoked_and_the_others_go_on(run, contended, book, admin):
+    name, (gone, stays) = contended.name, contended.rest
+    assert run("drop", name, gone, "--dry-run", "--json").json["total"] == 1
+    assert "It will not run" in run("drop", name, gone, code=1, stdin="n\n").err
+    assert "use release" in run("drop", name, contended.first, code=1).err
+    run("drop", name, gone, "--yes")
+    state, reason = book.outcome(gone)
+    assert state == "REVOKED"
+    assert "dropped by" in str(reason)
+    book.open(name.removeprefix("k:"))
+    assert book.value(stays) == 2
+    assert not book.starts(id=gone)
+    assert admin.audit()[0]["count"] == 1
+
+
+def test_a_promoted_task_is_next(run, contended, book):
+    assert "is next" in run("promote", contended.name, contended.rest[1]).out
+    book.open(contended.name.removeprefix("k:"))
+    for result in contended.rest:
+        book.value(result)
+    assert book.order(contended.name.removeprefix("k:")) == [0, 2, 1]
+
+
+def test_a_paused_lock_starts_nothing_until_it_is_resumed(run, contended, book, admin):
+    name = contended.name
+    assert "Paused" in run("pause", name, "--why", "migration").out
+    assert "already" in run("pause", name).out
+    book.open(name.removeprefix("k:"))
+    assert book.value(contended.first) == 0
+    assert "is paused (" in run("why", contended.rest[0]).out
+    assert "PAUSED" in run("list", name).out
+    assert "migration" in run("show", name).out
+    assert len(book.starts(name.removeprefix("k:"))) == 1
+    run("resume", name)
+    assert [book.value(r) for r in contended.rest] == [1, 2]
+
+
+def test_a_limit_is_changed_while_tasks_run(run, contended, book):
+    name = contended.name
+    assert "limit is 2" in run("limit", name, 2).out
+    assert book.value(contended.rest[0]) == 1
+    assert "set by an operator" in run("show", name).out
+    assert "limit is 1" in run("limit", name, "--clear").out
+    run("limit", name, code=2)
+
+
+# -- many at once ----------------------------------------------------------------------------------
+
+
+def test_purge_takes_those_that_fit_and_asks_before(run, alone, admin):
+    park(admin, "p:old", 3, age=7200)
+    park(admin, "p:new", 2)
+    park(admin, "p:new", 2, task="app.other")
+    for command in (run, alone):
+        counted = command(
+            "purge", "--match", "p:", "--older-than", "1h", "--dry-run", "--json"
+        ).json
+        assert counted["locks"] == {"p:old": 3}
+    assert "say which" in run("purge", code=2).err
+    asked = alone("purge", "--match", "p:*", "--older-than", "1h", code=1, stdin="n\n")
+    assert "Drop 3 parked tasks of 1 lock?" in asked.err
+    alone("purge", "--match", "p:*", "--older-than", "1h", stdin="y\n")
+    alone("purge", "--lock", "p:new", "--task", "*.other", "--yes")
+    assert alone("purge", "--match", "p:", "--dry-run", "--json").json["locks"] == {"p:new": 2}
+    told = [(e["action"], e["lock"], e["count"]) for e in admin.audit()]
+    assert told == [("purge", "p:new", 2), ("purge", "p:old", 3)]
+    alone("purge", "--match", "p:", "--yes")
+    assert next(iter(admin.glances("p:old"))).is_idle
+
+
+def parked_messages(book, key, number):
+    """Park messages of the broker as a worker does, where there is none; return their task ids."""
+    queue, realm, ids = f"q-{key}", install(book.app).realm, []
+    store = RedisAdminStore(book.client)
+    with book.app.connection_for_read() as connection, connection.SimpleQueue(queue) as inbox:
+        for n in range(number):
+            ids.append(book.send("act", key, n, queue=queue))
+            message = inbox.get(timeout=5)
+            owner, parcel = Owner(new_token(), f"{ids[-1]}/0/0", "act"), pack(message)
+            store.park(owner, Claim(f"k:{key}"), Parcel(parcel, realm, queue))
+            message.ack()
+    return ids
+
+
+@pytest.fixture
+def run_own(own_book):
+    """As ``run``, on a Redis without workers."""
+
+    def call(*args):
+        obj = SimpleNamespace(app=own_book.app)
+        ran = Ran(CliRunner().invoke(locks, [str(arg) for arg in args], obj=obj))
+        assert ran.code == 0, ran.err
+        return ran
+
+    return call
+
+
+def test_drained_tasks_run_without_this_library_in_their_order(run_own, alone, own_book, key):
+    """Uninstall: parked messages go back to the broker, as they came, and any worker runs them."""
+    book, store = own_book, RedisAdminStore(own_book.client)
+    assert "needs the app" in alone("drain", "--all", code=2).err
+    ids = parked_messages(book, key, 7)
+    park(store, f"k:{key}", 1, realm="another")
+    counted = run_own("drain", "--lock", f"k:{key}", "--dry-run", "--json").json
+    assert counted["total"] == 8
+    drained = run_own("drain", "--lock", f"k:{key}", "--rate", 0, "--yes", "--json").json
+    assert (drained["total"], drained["left"]) == (7, {"of another broker": 1})
+    assert store.inspect(f"k:{key}").bodies == 1
+    assert store.audit()[0]["count"] == 7
+    sent = [json.loads(raw) for raw in book.broker.lrange(f"q-{key}", 0, -1)][::-1]
+    assert [each["headers"]["id"] for each in sent] == ids
+    assert not {name for each in sent for name in each["headers"] if "singleton" in name}
+    run_own("purge", "--lock", f"k:{key}", "--yes")
+    with book.worker(queues=f"q-{key}", concurrency=1):
+        assert [book.value(r) for r in ids] == list(range(7))
+    assert book.order(key) == list(range(7))
+
+
+def test_a_drain_that_the_broker_refuses_loses_nothing(run, book, admin, key, monkeypatch):
+    realm = "R"
+    park(admin, f"k:{key}", 3, realm=realm)
+
+    def refuse(*_):
+        raise ConnectionError(f"cannot reach {book.url}")
+
+    monkeypatch.setattr("celery_singleton_lock.publisher.Publisher.send_back", refuse)
+    monkeypatch.setattr("celery_singleton_lock.cli.witness.AppSide.realm", realm)
+    said = run("drain", "--lock", f"k:{key}", "--yes", code=3).err
+    assert "still parked" in said
+    assert admin.inspect(f"k:{key}").bodies == 3
+    run("purge", "--lock", f"k:{key}", "--yes")
+
+
+def test_exported_tasks_are_imported_at_their_places_and_twice_is_once(
+    run, alone, admin, contended, book, tmp_path
+):
+    """A way from one Redis to another; also when it is run again after a failure."""
+    file = tmp_path / "parked.jsonl"
+    name = contended.name
+    run("export", "--lock", name, "--output", file)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert "give a new file" in run("export", "--lock", name, "--output", file, code=2).err
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["attempt"] for line in lines] == [f"{r}/0/0" for r in contended.rest]
+    admin.drop(name, [line["token"] for line in lines], _by(), done_for=None)
+    assert alone("import", file, "--dry-run").out.split()[0] == "2"
+    for _ in range(2):
+        assert alone("import", file, "--json").json["total"] == 2
+    assert admin.inspect(name).bodies == 2
+    book.open(name.removeprefix("k:"))
+    assert [book.value(r) for r in contended.rest] == [1, 2]
+    assert book.order(name.removeprefix("k:")) == [0, 1, 2]
+    again = alone("import", file, "--json").json
+    assert again["left"] == {"has ended already": 2}
+    file.write_text('{"no": "task"}\n')
+    assert "line 1 is no parked task" in alone("import", file, code=1).err
+
+
+def _by():
+    from celery_singleton_lock.store.admin import Operator  # noqa: PLC0415
+
+    return Operator("test")
+
+
+# -- care ------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_from_cron_wakes_an_autoscaler_by_a_copy(run_own, alone, own_book, key):
+    """Where all workers are gone, the broker's queue says that there is work; not each time."""
+    parked_messages(own_book, key, 3)
+    store = RedisAdminStore(own_book.client)
+    due = store.keyspace.due(bucket_of(f"k:{key}"))
+    store.client.zadd(due, {f"k:{key}": 1})
+    told = alone("sweep", url=own_book.url).out
+    assert re.search(r"1 locks looked at.*3 messages wait for a worker", told)
+    store.client.zadd(due, {f"k:{key}": 1})
+    assert run_own("sweep", "--json").json == {"locks": 1, "published": 1, "adrift": 3}
+    assert own_book.queued(f"q-{key}") == 1
+    store.client.zadd(due, {f"k:{key}": 1})
+    assert run_own("sweep", "--json").json["published"] == 0
+
+
+def test_doctor_is_never_green_where_it_does_not_know(run, alone, worker, admin):
+    found = {check["name"]: check for check in alone("doctor", "--json", code=4).json}
+    assert {name for name, check in found.items() if check["health"] != "ok"} == {"persistence"}
+    assert "appendonly yes" in found["persistence"]["told"]
+    assert set(found) == {
+        "connection", "scripts", "version", "eviction", "memory", "replicas", "persistence",
+        "clock", "schema", "workers", "sweeping", "drift",
+    }  # fmt: skip
+    assert "redis://***@" in alone("doctor", code=4).out
+    rights = ("on", ">pw", "~*", "&*", "+@all", "-info", "-config")
+    admin.client.execute_command("ACL", "SETUSER", "half", *rights)
+    url = re.sub(r"//:[^@]*@", "//half:pw@", str(_url(admin)))
+    found = {c["name"]: c["health"] for c in alone("doctor", "--json", code=4, url=url).json}
+    assert {name for name, health in found.items() if health == "unknown"} == {
+        "version", "eviction", "memory", "replicas", "persistence",
+    }  # fmt: skip
+
+
+def _url(admin):
+    kwargs = admin.client.connection_pool.connection_kwargs
+    return f"redis://:{SECRET}@{kwargs['host']}:{kwargs['port']}"
+
+
+def test_T27_doctor_reports_what_contradicts_itself(alone, book, admin):
+    lock = Lock(book.client, "drifted", lease=30)
+    lock.acquire()
+    (parked,) = park(admin, "drifted")
+    assert "drift" in alone("doctor", code=4).out
+    keys = admin.keyspace.lock("drifted")
+    admin.client.zrem(keys.queue, parked)
+    found = alone("doctor", "--json", code=1).json[-1]
+    assert (found["name"], found["health"]) == ("drift", "fail")
+    assert "it is not in the queue" in found["told"]
+    admin.client.zadd(keys.queue, {parked: 1})
+    admin.client.hdel(keys.record, parked)
+    assert "without a record" in alone("doctor", code=1).out
+    admin.client.delete(*keys)
+
+
+def test_a_redis_that_is_away_is_told_in_one_line(alone):
+    url = f"redis://:{SECRET}@localhost:1/0"
+    for command in (["list"], ["show", "x"], ["why", "x"], ["audit"], ["pause", "x"]):
+        said = alone(*command, code=3, url=url).err
+        assert len(said.splitlines()) == 1
+        assert "redis://***@localhost:1/0" in said
+        assert "did not answer" in said
+    assert "connection" in alone("doctor", code=3, url=url).out
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["--backend", f"amqp://u:{SECRET}@h", "list"], "amqp://***@h"),
+        (["--backend", f"redis://:{SECRET}@h:x/0", "list"], "cannot be read"),
+        (["--option", SECRET, "list"], "NAME=VALUE"),
+        (["--prefix", "a{b", "list"], "braces"),
+        (["limit", "a", "0"], "0 is not in the range"),
+        (["purge", "--older-than", "soon"], "write 90, 10m, 2h or 3d"),
+        (["nonsense"], "No such command"),
+        (["pause"], "Missing argument 'NAME'"),
+    ],
+)
+def test_wrong_usage_says_what_to_change(args, told, book):
+    env = {"CELERY_SINGLETON_LOCK_BACKEND": book.url}
+    result = CliRunner().invoke(main, args, env=env)
+    assert result.exit_code in {1, 2}
+    assert told in result.stderr
+    if "--option" not in args:
+        assert SECRET not in result.stderr
+
+
+def test_without_a_backend_it_says_where_to_name_one():
+    result = CliRunner().invoke(main, ["list"], env={"CELERY_SINGLETON_LOCK_BACKEND": ""})
+    assert result.exit_code == 2
+    assert "say where the locks live" in result.stderr
+
+
+# -- as people start it ----------------------------------------------------------------------------
+
+
+def test_celery_finds_the_commands_by_the_entry_point(book, worker, contended, tmp_path):
+    env = worker.environment
+    env["PYTHONPATH"] = os.pathsep.join([*metadata_path(tmp_path), env["PYTHONPATH"]])
+    command = [sys.executable, "-m", "celery", "-A", "integration.worker_app", "locks", "list"]
+    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert contended.name in ran.stdout
+    assert SECRET not in ran.stdout
