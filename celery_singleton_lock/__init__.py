@@ -23,6 +23,7 @@ from celery_singleton_lock.errors import (
     SchemaMismatch,
     SingletonLockError,
 )
+from celery_singleton_lock.extension import observe
 from celery_singleton_lock.gate import current_lock
 from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.task import LockedTask
@@ -45,6 +46,7 @@ __all__ = [
     "SchemaMismatch",
     "SingletonLockError",
     "current_lock",
+    "observe",
 ]
 
 

@@ -437,6 +437,8 @@ class Agent:
             self._post(self.desk.refused, request, "as many wait as lock_max_waiting allows")
         elif reply.verdict is Verdict.DONE:
             self._post(self.desk.dropped, request)
+        elif reply.verdict is Verdict.TWIN:
+            self._post(self.desk.twinned, request)
         else:
             self.counts.parked += 1
             if request.id in revoked_tasks:  # before it could be found, perhaps
@@ -523,6 +525,7 @@ class Agent:
             mark=doubted(order.stamp, self._clock.monotonic(), self._done_for).copy,
         )
         self.counts.released_for_dead += 1
+        self._post(self.desk.ended, order.stamp.token)
 
     def _kick(self, names: list[str]) -> None:
         ready = [name for name in names if not self.desk.undecided(name)]

@@ -21,6 +21,8 @@ from celery_singleton_lock.clock import ServerClock, SystemClock
 from celery_singleton_lock.errors import ConfigurationError, LockWaitTimeout
 from celery_singleton_lock.events import (
     LeaseLost,
+    LockAcquired,
+    LockReleased,
     Observers,
     TaskBlocked,
     TaskDelivered,
@@ -148,7 +150,10 @@ class Desk:
     """
 
     send_event: Callable[..., None]
-    """Sends a Celery event that belongs to no request; set by who knows the worker's dispatcher."""
+    """Sends a Celery event; set by who knows the worker's dispatcher."""
+
+    sends_events: Callable[[], bool]
+    """Whether anybody listens to events of tasks; likewise."""
 
     broadcast: frozenset[str] = frozenset()
     """Exchanges from which each worker gets a copy; set once the worker's queues are known."""
@@ -180,8 +185,11 @@ class Desk:
         self._by_token: dict[str, LockedRequest] = {}
         self._suspended: list[LockedRequest] = []
         self._held_back: set[LockedRequest] = set()
+        self._ending: dict[str, LockedRequest] = {}
         self._down = False
         self._mutex = threading.RLock()
+        self.send_event = _unheard
+        self.sends_events = lambda: False
         self.alone: frozenset[str] = frozenset()
 
     # -- to the pool ------------------------------------------------------------------------------
@@ -210,6 +218,7 @@ class Desk:
             copy = copy_of is not None or requeued is not None
             request.stamp = self._stamped(request, copy=copy)
             request.requeues, request.first_place = requeued or (0, request.stamp.place)
+            request.was_blocked = request.stamp.copy  # it may have been, elsewhere
             if copy_of is not None and request.stamp.name:
                 request.desk = self
                 return self._clerk.look_up(request, *copy_of)
@@ -306,17 +315,24 @@ class Desk:
         task_ready(request)
         self._held_back.add(request)
         self._prefetch(1)
+        self._tell_requeued(request)
         self._clerk.requeue(request, held_for(options, request.requeues))
         return None
 
     # -- what the agent tells ---------------------------------------------------------------------
 
     def parked(self, request: LockedRequest, holder: str, rank: int) -> None:
-        """The message is safe in Redis (or its like is): acknowledge it."""
+        """The message is safe in Redis: acknowledge it."""
         self._back_from_clerk(request)
         request.acknowledge()
         request.was_blocked = True
         self._tell(request, TaskBlocked(*about(request), holder=holder, rank=rank))
+
+    def twinned(self, request: LockedRequest) -> None:
+        """The message's like is here already, and this one is safe: acknowledge it."""
+        self._back_from_clerk(request)
+        request.acknowledge()
+        self._tell(request, TaskDuplicate(*about(request), verdict="twin"))
 
     def holds_back(self, request: LockedRequest) -> bool:
         """Return whether a message is still to be requeued, and not redelivered instead."""
@@ -328,8 +344,14 @@ class Desk:
             self._held_back.remove(request)
             self._prefetch(-1)
         request.acknowledge()
+
+    def _tell_requeued(self, request: LockedRequest) -> None:
+        """Tell it before the message is sent: it may be back, and run, before we hear of that."""
         request.was_blocked = True
-        self._tell(request, TaskBlocked(*about(request), policy="requeue"))
+        if request.is_twin:  # its like runs, or waits: that it is blocked would not be true of it
+            self._tell(request, TaskDuplicate(*about(request), verdict="twin"))
+        else:
+            self._tell(request, TaskBlocked(*about(request), policy="requeue"))
 
     def refused(self, request: LockedRequest, reason: str) -> None:
         """The message cannot be parked: fail the task, or skip it, in a pool slot."""
@@ -358,7 +380,7 @@ class Desk:
             error=_verdict(delivery),
         )
         request.desk, request.stamp = self, stamp
-        request.delivered = request.took = True
+        request.delivered = request.took = request.was_blocked = True
         self._by_token[stamp.token] = request
         if delivery.verdict == "revoked":
             revoked_tasks.add(request.id)  # another worker may have heard of it, and this one not
@@ -367,7 +389,6 @@ class Desk:
         lease = min(CLAIM_LEASE, self._rules(request.task).lease)
         self._clerk.watch(stamp, lease, held=True)  # renewed while it waits for its slot
         task_reserved(request)
-        request.was_blocked = True
         self._tell(request, _delivered(request, delivery))
         self(request)
         return None
@@ -417,6 +438,8 @@ class Desk:
         stamp = request.stamp
         if stamp.name and stamp.error is None:
             self._clerk.watch(stamp, self._rules(request.task).lease, held=stamp.granted)
+            if request.took:
+                self._acquired(request)
 
     def on_notice(self, notice: str) -> None:
         """A child took its lock, or had lost it when its task ended.
@@ -430,9 +453,18 @@ class Desk:
                 self._clerk.report_loss(lost, "It was noticed when the task had ended.")
             return
         self._clerk.confirm(notice)
+        self._acquired(request)
         request.decided()
         request.took = request.told = True
         self._advance(request.stamp.name)
+
+    def on_ran(self, request: LockedRequest) -> None:
+        """The task has run, so it had its lock: of a short one the notice of that comes later.
+
+        Not if it may run without, while Redis is away; then only the notice tells.
+        """
+        if request.stamp.name and self._rules(request.task).on_backend_error != "run":
+            self._acquired(request)
 
     def on_turned(self, request: LockedRequest, turned: Turned) -> bool:
         """The task was not run. Returns False if Celery should acknowledge it as ignored."""
@@ -443,6 +475,7 @@ class Desk:
             return False
         request.parking = True
         request.undecide()
+        request.is_twin = turned.verdict == "twin"
         requeues = self._rules(request.task).on_conflict == "requeue" and not request.delivered
         if turned.verdict in {"blocked", "twin"} and requeues:
             self.on_landed(request, gone=False)
@@ -549,7 +582,10 @@ class Desk:
         unclaimed = stamp.granted and stamp.error is not None
         if unclaimed or (gone and (request.accepted or stamp.granted)):
             dying = request.worker_pid if gone and self._children else None
+            self._ending[stamp.token] = request
             self._clerk.end(stamp, request.ending(), dying)
+        else:
+            self._released(request)
         self._leave_flight(stamp)
 
     def _leave_flight(self, stamp: Stamp) -> None:
@@ -575,14 +611,34 @@ class Desk:
             if flight.over():
                 del self._flights[name]
 
+    def _acquired(self, request: LockedRequest) -> None:
+        """Tell that a task has its lock. Of two who tell, the first is heard."""
+        if request.acquired_at is None and request.stamp.error is None:
+            request.acquired_at = _clock.monotonic()
+            if self._is_heard():
+                waited = request.acquired_at - request.stamp.stamped_at
+                self._tell(request, LockAcquired(*about(request), waited=waited))
+
+    def _released(self, request: LockedRequest) -> None:
+        """Tell that a task's lock was given back, if it had it."""
+        if request.acquired_at is not None and self._is_heard():
+            held = _clock.monotonic() - request.acquired_at
+            self._tell(request, LockReleased(*about(request), held=held))
+
+    def _is_heard(self) -> bool:
+        """Return whether anybody wants to hear of each task's lock: else nothing is made of it."""
+        return bool(self._observers) or self.sends_events()
+
     def _tell(self, request: LockedRequest, event: TaskEvent) -> None:
-        """Tell observers, and whoever listens to Celery's events."""
+        """Tell observers, and whoever listens to Celery's events; no task is lost by either."""
         self._observers.notify(event)
         sent = celery_event(event)
-        if sent is not None:
+        if sent is not None and request.task.send_events:
             name, fields = sent
-            del fields["uuid"]
-            request.send_event(name, **fields)
+            try:
+                self.send_event(name, **fields)
+            except Exception:
+                logger.exception("celery-singleton-lock: %s of %s could not be sent", name, request)
 
     # -- the worker's life ------------------------------------------------------------------------
 
@@ -608,6 +664,12 @@ class Desk:
     def unfinished(self) -> Iterable[LockedRequest]:
         """Return what the pool has accepted and not told the end of."""
         return [request for request in self._by_token.values() if request.accepted]
+
+    def ended(self, token: str) -> None:
+        """The clerk has released for a process that could not."""
+        request = self._ending.pop(token, None)
+        if request is not None:
+            self._released(request)
 
     def announce_loss(self, event: LeaseLost) -> None:
         """Tell whoever listens to Celery's events of a loss; its task may have ended."""
@@ -663,6 +725,10 @@ class Desk:
         self._suspended.append(request)
         if len(self._suspended) <= MOST_SUSPENDED:
             self._prefetch(1)
+
+
+def _unheard(name: str, /, **fields: Any) -> None:
+    """Stand in for a dispatcher."""
 
 
 def _verdict(delivery: Delivery) -> Exception | None:

@@ -2,115 +2,146 @@
 
 The code that decides never logs, counts or sends: it tells an :class:`Observers`, and logs, metrics
 and Celery events are made of that, each in one place. Seconds everywhere.
+
+Celery's ``State``, of which Flower is made, takes the name of an unknown ``task-…`` event for the
+task's new state, until a final one comes. So an event that is a state of the task has such a name.
+One that tells of its lock beside that, and may come at any time, is a ``lock-…`` one, of which
+``State`` makes nothing.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final, Protocol, TypeAlias
 
 _log = logging.getLogger("celery_singleton_lock")
+
+
+def _told(default: Any, about: str, unit: str = "") -> Any:
+    """Return a field of an event, with what the table in docs/events.md says of it."""
+    return field(default=default, metadata={"about": about, "unit": unit})
 
 
 @dataclass(frozen=True, slots=True)
 class TaskEvent:
     """What all events about a task share; outside of tasks ``task`` and ``task_id`` are empty."""
 
-    lock: str
-    task: str = ""
-    task_id: str = ""
+    lock: str = field(metadata={"about": "name of the lock", "unit": ""})
+    task: str = _told("", "name of the task")
+    task_id: str = _told("", "id of the task; `uuid` in Celery's event")
 
 
 @dataclass(frozen=True, slots=True)
 class TaskBlocked(TaskEvent):
-    """The lock is busy. ``policy``: ``park`` or ``requeue``; ``rank``: 1 is next, 0 none."""
+    """The lock is busy: the task is kept, or goes back to the broker, and runs later."""
 
-    policy: str = "park"
-    holder: str = ""
-    rank: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseLost(TaskEvent):
-    """The lock is no longer held, though its holder is not done. ``held``: for how long, s."""
-
-    reason: str = ""
-    held: float = 0.0
+    policy: str = _told("park", "`park`, or `requeue` (its rank is not known then)")
+    holder: str = _told("", "one of those who hold the lock: task, id and worker, or the client")
+    rank: int = _told(0, "place in the queue: 1 is next, 0 unknown")
 
 
 @dataclass(frozen=True, slots=True)
 class TaskDelivered(TaskEvent):
-    """A parked task goes to a pool. ``verdict``: as in ``model.Delivery``; ``waited``: seconds."""
+    """A parked task goes to the pool of the worker that tells this."""
 
-    verdict: str = "granted"
-    waited: float = 0.0
+    verdict: str = _told(
+        "granted", "`granted`; or `overdue`: it goes there to fail, since its wait is over"
+    )
+    waited: float = _told(0.0, "since it arrived at a worker", "s")
 
 
 @dataclass(frozen=True, slots=True)
 class TaskReplaced(TaskEvent):
-    """A parked task made room for a later one. ``by``: id of that task; ``waited``: seconds."""
+    """A parked task made room for a later one (`lock_on_full="replace"`); it ends as REVOKED."""
 
-    by: str = ""
-    waited: float = 0.0
+    by: str = _told("", "id of the later task")
+    waited: float = _told(0.0, "since it arrived at a worker", "s")
+
+
+@dataclass(frozen=True, slots=True)
+class LockAcquired(TaskEvent):
+    """A task has its lock, and starts. Sent right before `task-started`."""
+
+    waited: float = _told(0.0, "since it arrived at a worker: for the lock, and for a slot", "s")
+
+
+@dataclass(frozen=True, slots=True)
+class LockReleased(TaskEvent):
+    """A task has ended, however, and its lock was given back."""
+
+    held: float = _told(0.0, "since it was acquired", "s")
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLost(TaskEvent):
+    """The lock is no longer held, though its task is not done."""
+
+    reason: str = _told("", "why, for people")
 
 
 @dataclass(frozen=True, slots=True)
 class TaskDuplicate(TaskEvent):
-    """Another copy of an attempt. ``verdict``: ``twin`` is kept, ``done`` has ended quietly."""
+    """Another copy of an attempt that is here, or has ended. The task's own state is unchanged."""
 
-    verdict: str = "twin"
+    verdict: str = _told("twin", "`twin`: it is kept, or waits; `done`: it was dropped quietly")
 
 
 @dataclass(frozen=True, slots=True)
 class BackendDown:
-    """The locks' Redis does not answer. ``url``: without credentials."""
+    """The locks' Redis does not answer this worker."""
 
-    url: str
-    reason: str = ""
+    url: str = field(metadata={"about": "without credentials", "unit": ""})
+    reason: str = _told("", "why, for people; may be empty")
 
 
 @dataclass(frozen=True, slots=True)
 class BackendUp:
-    """The locks' Redis answers again. ``down_for``: seconds for which it did not."""
+    """The locks' Redis answers this worker again."""
 
-    url: str
-    down_for: float = 0.0
+    url: str = field(metadata={"about": "without credentials", "unit": ""})
+    down_for: float = _told(0.0, "for how long it did not", "s")
 
 
 Event: TypeAlias = TaskEvent | BackendDown | BackendUp
 
 CELERY_EVENTS: Final[dict[type[Event], str]] = {
     TaskBlocked: "task-blocked",
-    LeaseLost: "task-lock-lost",
     TaskDelivered: "task-delivered",
     TaskReplaced: "task-replaced",
-    TaskDuplicate: "task-duplicate",
+    LockAcquired: "lock-acquired",
+    LockReleased: "lock-released",
+    LeaseLost: "lock-lost",
+    TaskDuplicate: "lock-duplicate",
 }
 """Which events are sent as Celery events, and under which name."""
-
-_STATES: Final[dict[type[Event], str]] = {TaskBlocked: "BLOCKED"}
-"""Which of them carry ``state``. Only what comes before the body: Celery's ``State`` lets the field
-overwrite SUCCESS, and without it leaves a finished task alone (5.7)."""
 
 
 def celery_event(event: Event) -> tuple[str, dict[str, Any]] | None:
     """Return the name and the fields of the Celery event to send; None if it is not one.
 
+    None has a field ``state``: ``State`` lets that overwrite even SUCCESS, where an event of
+    another worker comes late. The name alone does what is wanted (see above), and spares SUCCESS.
+
     Args:
-        event: what happened. The task's id becomes ``uuid``; its name is left out, since Celery
-            knows it from ``task-received``.
+        event: what happened. The task's id becomes ``uuid``. The task's name is left out where
+            Celery's ``State`` knows it, from ``task-received``; else it is ``name``, as there.
     """
     name = CELERY_EVENTS.get(type(event))
     if name is None:
         return None
-    fields = asdict(event)
-    del fields["task"]
-    fields["uuid"] = fields.pop("task_id")
-    if type(event) in _STATES:
-        fields["state"] = _STATES[type(event)]
-    return name, fields
+    sent = asdict(event)
+    sent["uuid"] = sent.pop("task_id")
+    task = sent.pop("task")
+    if not name.startswith("task-"):
+        sent["name"] = task
+    return name, sent
+
+
+def fields_of(kind: type[Event]) -> list[tuple[str, str, str]]:
+    """Return name, unit and meaning of each field of a type of events, for the docs."""
+    return [(f.name, f.metadata["unit"], f.metadata["about"]) for f in fields(kind)]
 
 
 class Observer(Protocol):
@@ -119,6 +150,25 @@ class Observer(Protocol):
     def notify(self, event: Event) -> None:
         """Take note of an event."""
         ...
+
+
+class Listener:
+    """Calls a function with the events of some types.
+
+    Args:
+        call: takes the event.
+        kinds: types; all that are derived from one count as well.
+    """
+
+    def __init__(self, call: Callable[[Any], object], kinds: tuple[type[Event], ...]) -> None:
+        """Keep both."""
+        self._call = call
+        self._kinds = kinds
+
+    def notify(self, event: Event) -> None:
+        """Pass the event on, if it is one of these."""
+        if isinstance(event, self._kinds):
+            self._call(event)
 
 
 class Observers:
@@ -131,6 +181,10 @@ class Observers:
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
         """Start with these observers."""
         self._observers = tuple(observers)
+
+    def __bool__(self) -> bool:
+        """Return whether anybody wants to know: an event of each task need not be made else."""
+        return bool(self._observers)
 
     def add(self, observer: Observer) -> None:
         """Tell this one too, from the next event on."""

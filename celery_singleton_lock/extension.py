@@ -6,11 +6,18 @@ import os
 from collections.abc import Callable
 from functools import cached_property
 from inspect import getattr_static
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from celery_singleton_lock.address import realm_of
 from celery_singleton_lock.eager import EagerGate
-from celery_singleton_lock.events import Observers
+from celery_singleton_lock.events import (
+    BackendDown,
+    BackendUp,
+    Event,
+    Listener,
+    Observers,
+    TaskEvent,
+)
 from celery_singleton_lock.gate import Gate, Run, take_stamp
 from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.mailbox import announcer
@@ -213,6 +220,42 @@ def install(app: Celery) -> Extension:
         for blueprint, step in _STEPS.items():
             app.steps[blueprint].add(step)
     return found
+
+
+_Call = TypeVar("_Call", bound=Callable[[Any], object])
+
+
+def observe(app: Celery, *kinds: type[Event]) -> Callable[[_Call], _Call]:
+    """Have a function called with each event of some types: ``@observe(app, LeaseLost)``.
+
+    It is called in the main process of each worker that runs tasks of the app, in the thread in
+    which it happens, which waits for it meanwhile: be quick, and hand what takes longer to a queue.
+    What it raises is logged, and changes nothing else.
+
+    Args:
+        app: the Celery app.
+        kinds: types from :mod:`celery_singleton_lock.events`; none for all events.
+
+    Returns:
+        A decorator, which returns the function as it is.
+
+    Raises:
+        TypeError: one of ``kinds`` is no type of events.
+    """
+    given: tuple[Any, ...] = kinds  # may be anything, whatever the annotation says
+    for kind in given:
+        if not isinstance(kind, type) or not issubclass(kind, _EVENTS):
+            msg = f"observe() got {kind!r}: give types from celery_singleton_lock.events."
+            raise TypeError(msg)
+
+    def register(call: _Call) -> _Call:
+        install(app).observers.add(Listener(call, kinds or _EVENTS))
+        return call
+
+    return register
+
+
+_EVENTS: Final = (TaskEvent, BackendDown, BackendUp)
 
 
 def _deaf() -> None:

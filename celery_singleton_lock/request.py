@@ -12,7 +12,13 @@ from celery.exceptions import TaskRevokedError
 from celery.worker.request import Request
 
 from celery_singleton_lock.clock import SystemClock
-from celery_singleton_lock.errors import LockLost
+from celery_singleton_lock.errors import (
+    BackendError,
+    LockConflict,
+    LockLost,
+    LockQueueFull,
+    LockWaitTimeout,
+)
 from celery_singleton_lock.gate import Turned
 from celery_singleton_lock.model import Ending
 from celery_singleton_lock.stamp import STAMP, UNSTAMPED, Stamp
@@ -30,6 +36,16 @@ _PROCESS_GONE: Final = (
     KeyboardInterrupt,
 )
 
+
+_NEVER_RAN: Final = (
+    *_PROCESS_GONE,  # or nobody knows
+    Turned,
+    BackendError,
+    LockConflict,
+    LockQueueFull,
+    LockWaitTimeout,
+)
+"""With these a task may end that had no lock."""
 
 _STATE_OF: Final = {
     "task-started": "STARTED",
@@ -63,6 +79,10 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
     first_place: int = 0
     """Server microseconds at which it arrived first."""
     was_blocked = False
+    """Whether monitors may show a state that only an explicit one changes: BLOCKED, DELIVERED."""
+    is_twin = False
+    acquired_at: float | None = None
+    """Monotonic time at which its lock was known to be taken."""
     _withheld = False
     _ack_due = False
     _start_due = False
@@ -101,7 +121,7 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
             self._ack_due = False
             self.acknowledge()
         if self.__dict__.pop("_start_due", False):  # at once: under threads two may come here
-            super().send_event("task-started", timestamp=self.time_start)
+            self._send("task-started", timestamp=self.time_start)
 
     def undecide(self) -> None:
         """Forget what Celery wanted to say meanwhile: the task was turned away."""
@@ -138,11 +158,16 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
         The pool accepts a task before its lock is asked for: that it has started is said after.
         """
         if type == "task-started" and self.desk is not None and not self._runs():
-            self._start_due = True
+            self._start_due = not isinstance(self.stamp.error, Turned)
             return
-        if self.was_blocked and type in _STATE_OF:
-            fields.setdefault("state", _STATE_OF[type])
-        super().send_event(type, **fields)
+        self._send(type, **fields)
+
+    def _send(self, name: str, **fields: Any) -> None:
+        if self.was_blocked and name in _STATE_OF:
+            fields.setdefault("state", _STATE_OF[name])
+        if name == "task-started" and self.stamp.name:
+            fields["lock"] = self.stamp.name
+        super().send_event(name, **fields)
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """Watch the lease from here on."""
@@ -158,6 +183,8 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
         if self.desk is None:
             super().on_failure(exc_info, *args, **kwargs)
         elif not (isinstance(error, Turned) and self.desk.on_turned(self, error)):
+            if not isinstance(error, _NEVER_RAN):
+                self.desk.on_ran(self)
             self.decided()
             try:
                 super().on_failure(exc_info, *args, **kwargs)
@@ -191,7 +218,9 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
                 self._request_dict[STAMP] = stamp
 
     def _runs(self) -> bool:
-        """Whether it is known that no busy lock can turn the task away."""
+        """Whether it is known that no busy lock can turn the task away, nor has."""
+        if isinstance(self.stamp.error, Turned):
+            return False
         return self.took or not self.stamp.name or self.stamp.error is not None
 
     def unsent(self) -> bool:
@@ -247,6 +276,8 @@ def _landing(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, result, **kwargs)
         told = isinstance(result, tuple) and result[2] is not None  # a killed greenlet has no time
         if not (told and result[0]):
+            if told:
+                self.desk.on_ran(self)
             self.decided()
         try:
             return original(self, result, **kwargs)

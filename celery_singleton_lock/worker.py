@@ -168,6 +168,7 @@ class Crew:
         )
         self.agent.desk = self.desk
         self.desk.send_event = self.send_event
+        self.desk.sends_events = self.sends_events
         link.mailbox.on_notice = self.desk.on_notice
         if self.kind in ("solo", *_GREEN):  # tasks run where the notice is heard
             extension.announce = partial(guarded, self.desk.on_notice)
@@ -223,11 +224,21 @@ class Crew:
         if request is not None and self.kind == "prefork":
             self.board.interrupt(request.worker_pid, token)
 
-    def send_event(self, name: str, **fields: Any) -> None:
-        """Send a Celery event, if this worker sends any. Runs in the main loop."""
-        dispatcher = self.consumer.event_dispatcher
-        if dispatcher is not None and dispatcher.enabled:
+    def send_event(self, name: str, /, **fields: Any) -> None:
+        """Send a Celery event, if this worker sends those of tasks. Runs in the main loop."""
+        if self.sends_events():
+            dispatcher = self.consumer.event_dispatcher
+            admit(dispatcher)
             dispatcher.send(name, **fields)
+
+    def sends_events(self) -> bool:
+        """Return whether this worker sends events of tasks: ``-E``, or a monitor asked for them."""
+        dispatcher = self.consumer.event_dispatcher
+        return (
+            dispatcher is not None
+            and dispatcher.enabled
+            and (not dispatcher.groups or "task" in dispatcher.groups)
+        )
 
     def prefetch(self, change: int) -> None:
         """Tell the broker that one message more, or less, may be unacknowledged."""
@@ -287,6 +298,14 @@ class Crew:
         elif not unfinished:
             self.watchdog.stop()
         self.agent.stop(FLUSH)
+
+
+def admit(dispatcher: Any) -> None:
+    """Have ``lock-…`` events sent as those of tasks are: whenever these are, and in batches."""
+    if dispatcher.groups:
+        dispatcher.groups.add("lock")
+    if "task" in dispatcher.buffer_group:
+        dispatcher.buffer_group = {*dispatcher.buffer_group, "lock"}
 
 
 def read_as_celery(message: Any, *, utc: bool) -> dict[str, Any]:

@@ -50,10 +50,10 @@ def test_a_loss_that_is_noticed_at_the_end_of_the_task_is_counted_and_told_once(
     with own_book.worker(pool=pool, args=("-E",)) as worker, EventLog(own_book.app) as events:
         task = loses(own_book, worker, key)
         assert own_book.outcome(task)[0] == states.SUCCESS
-        eventually(lambda: "task-lock-lost" in events.of(task), 10, lambda: events.of(task))
-        never(lambda: events.counts(task)["task-lock-lost"] > 1, 2)
+        eventually(lambda: "lock-lost" in events.of(task), 10, lambda: events.of(task))
+        never(lambda: events.counts(task)["lock-lost"] > 1, 2)
         assert lost_count(own_book) == 1
-        (event,) = (e for e in events.seen if e["type"] == "task-lock-lost")
+        (event,) = (e for e in events.seen if e["type"] == "lock-lost")
         assert event["lock"] == f"k:{key}"
         worker.await_log(f"The lock 'k:{key}' was lost")
 
@@ -65,8 +65,8 @@ def test_a_loss_that_is_noticed_while_the_task_runs_is_told_once(own_book, pool,
         own_book.started(task)
         assert own_book.store.reset(f"k:{key}") == 1
         worker.await_log(f"The lock 'k:{key}' was lost")
-        eventually(lambda: "task-lock-lost" in events.of(task))
+        eventually(lambda: "lock-lost" in events.of(task))
         own_book.open(f"{key}-1")
         assert own_book.value(task) == 1
-        never(lambda: events.counts(task)["task-lock-lost"] > 1, 1)
+        never(lambda: events.counts(task)["lock-lost"] > 1, 1)
         assert lost_count(own_book) == 1

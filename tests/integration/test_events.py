@@ -1,0 +1,215 @@
+"""What monitors see: the right state at each moment, and at no cost for the locks' Redis."""
+
+from __future__ import annotations
+
+import pytest
+from celery.events.state import State
+
+from integration.book import Book
+from support.events import EventLog
+from support.monitor import Monitor
+from support.waiting import eventually
+
+
+class States:
+    """What Celery's own State makes of a worker's events, as Flower and others use it."""
+
+    def __init__(self, log):
+        self.log = log
+
+    def of(self, task_id):
+        """Return the states of a task, in order, each as often as it changed."""
+        state, shown = State(), []
+        for event in list(self.log.seen):
+            state.event(event)
+            task = state.tasks.get(task_id)
+            if task is not None and shown[-1:] != [task.state]:
+                shown.append(task.state)
+        return shown
+
+    def await_(self, task_id, *states):
+        """Wait until a task has shown exactly these, and all of its events have come."""
+        eventually(
+            lambda: self.of(task_id) == list(states), 10, lambda: f"{states}: {self.of(task_id)}"
+        )
+
+    def one(self, kind, task_id):
+        """Wait for a task's event of a type, and return it."""
+        return eventually(
+            lambda: next(
+                (e for e in self.log.seen if (e["type"], e.get("uuid")) == (kind, task_id)), None
+            ),
+            10,
+            lambda: f"{kind} of {task_id}: {self.log.of(task_id)}",
+        )
+
+
+@pytest.fixture(scope="module")
+def worker_options():
+    """Its worker sends events."""
+    return {"args": ["-E"]}
+
+
+@pytest.fixture(scope="module")
+def states(book, worker):
+    """What monitors show."""
+    with EventLog(book.app) as log:
+        yield States(log)
+
+
+@pytest.fixture
+def holder(book, worker, key):
+    """A task that holds the test's key until its gate opens; the test leaves nothing behind."""
+    first = book.send("act", key, 0, hold=f"{key}-0")
+    book.started(first)
+    yield first
+    book.open(f"{key}-0")
+    book.await_free(key)
+
+
+def test_a_blocked_task_is_shown_as_such_until_it_is_delivered_and_started(
+    book, states, holder, key
+):
+    """Each state at its moment, and who holds the lock; a free task shows none of ours."""
+    second = book.send("act", key, 1, hold=f"{key}-1")
+    states.await_(second, "RECEIVED", "BLOCKED")
+    blocked = states.one("task-blocked", second)
+    assert holder in blocked["holder"]
+    assert (blocked["lock"], blocked["rank"], blocked["policy"]) == (f"k:{key}", 1, "park")
+    book.open(f"{key}-0")
+    states.await_(second, "RECEIVED", "BLOCKED", "DELIVERED", "STARTED")
+    book.open(f"{key}-1")
+    states.await_(second, "RECEIVED", "BLOCKED", "DELIVERED", "STARTED", "SUCCESS")
+    states.await_(holder, "RECEIVED", "STARTED", "SUCCESS")
+
+
+def test_the_lock_of_each_run_is_told_of_and_of_no_state(book, states, holder, key):
+    """Acquired before it starts, released after its end; the start names the lock, too."""
+    book.open(f"{key}-0")
+    released = states.one("lock-released", holder)
+    states.await_(holder, "RECEIVED", "STARTED", "SUCCESS")
+    assert states.log.counts(holder) == {
+        "task-received": 1,
+        "lock-acquired": 1,
+        "task-started": 1,
+        "task-succeeded": 1,
+        "lock-released": 1,
+    }
+    acquired = states.one("lock-acquired", holder)
+    assert (acquired["lock"], acquired["name"]) == (f"k:{key}", "act")
+    assert acquired["waited"] >= 0
+    assert released["held"] > 0
+    assert states.one("task-started", holder)["lock"] == f"k:{key}"
+
+
+ENDS = {
+    "raise": ("act", "plain"),
+    "ignore": ("act", "plain"),
+    "reject": ("act", "plain"),
+    "retry": ("act", "plain"),
+    "return": ("act_requeue", "plain"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_however_a_task_ends_that_was_blocked_it_shows_what_a_plain_one_shows(
+    book, states, holder, key, end
+):
+    """After BLOCKED (and DELIVERED, if it was parked) nothing of ours stays."""
+    task, plain = (book.send(name, key, 1, end=end) for name in ENDS[end])
+    ends = {"retry": 2}.get(end, 1)
+    states.await_(task, "RECEIVED", "BLOCKED")
+    eventually(lambda: len(book.events("end", id=plain)) == ends, 10)
+    book.open(f"{key}-0")
+    eventually(lambda: states.log.counts(task).get("lock-released") == ends, 10)
+
+    def shown():
+        return [state for state in states.of(task)[2:] if state != "DELIVERED"]
+
+    eventually(lambda: states.of(plain)[1:] == shown(), 5, lambda: f"{shown()}; {states.of(plain)}")
+
+
+def test_a_task_that_waited_too_long_is_shown_as_failed(book, states, holder, key):
+    """It is delivered in order to fail."""
+    second = book.send("act_patient", key, 1)
+    states.await_(second, "RECEIVED", "BLOCKED", "DELIVERED", "STARTED", "FAILURE")
+    assert states.one("task-delivered", second)["verdict"] == "overdue"
+
+
+def test_a_task_that_made_room_is_shown_as_replaced_and_then_revoked(book, states, holder, key):
+    """And the event names the task that took its place."""
+    second = book.send("act_latest", key, 1)
+    states.await_(second, "RECEIVED", "BLOCKED")
+    third = book.send("act_latest", key, 2)
+    states.await_(second, "RECEIVED", "BLOCKED", "REPLACED", "REVOKED")
+    assert states.one("task-replaced", second)["by"] == third
+    states.await_(third, "RECEIVED", "BLOCKED")
+
+
+def test_a_task_that_is_revoked_or_skipped_is_shown_so(book, states, holder, key):
+    """While it is parked, while it runs, and where its policy is to skip."""
+    parked = book.send("act", key, 1)
+    skipped = book.send("act_skip", key, 2)
+    states.await_(parked, "RECEIVED", "BLOCKED")
+    book.app.control.revoke(parked)
+    states.await_(parked, "RECEIVED", "BLOCKED", "REVOKED")
+    states.await_(skipped, "RECEIVED", "REVOKED")
+
+
+def test_a_task_that_is_terminated_after_it_was_blocked_stays_revoked(book, states, pool, key):
+    """Its lock is released after that, which changes no state."""
+    if pool != "prefork":
+        pytest.skip("only processes can be terminated")
+    first = book.send("act", key, 0, hold=f"{key}-0")
+    book.started(first)
+    second = book.send("act", key, 1, hold=f"{key}-never")
+    states.await_(second, "RECEIVED", "BLOCKED")
+    book.open(f"{key}-0")
+    states.await_(second, "RECEIVED", "BLOCKED", "DELIVERED", "STARTED")
+    book.app.control.revoke(second, terminate=True, signal="SIGKILL")
+    states.one("lock-released", second)
+    states.await_(second, "RECEIVED", "BLOCKED", "DELIVERED", "STARTED", "REVOKED")
+
+
+def test_a_task_that_loses_its_lock_is_shown_as_running(book, states, holder, key):
+    """It runs. The loss is an event of the lock."""
+    assert book.store.reset(f"k:{key}") == 1
+    assert states.one("lock-lost", holder)["lock"] == f"k:{key}"
+    book.open(f"{key}-0")
+    states.await_(holder, "RECEIVED", "STARTED", "SUCCESS")
+
+
+@pytest.mark.needs_real_redis("fakeredis has no MONITOR")
+def test_events_cost_the_locks_redis_no_command(redis_url, make_redis, tmp_path, key):
+    """Sent or not: acquire and release per task, and besides that what an idle worker does."""
+    lock = make_redis()
+    conf = {"singleton_lock_backend": lock.url}
+    with Book(redis_url, tmp_path, lock_url=lock.url, conf=conf) as book:
+        book.worker(args=("-E",), concurrency=2).start()
+        with Monitor(lock.url) as monitor, EventLog(book.app) as log:
+            eventually(lambda: len(monitor.scripts("beat")) >= 3, 10, "it beats")
+            idle = monitor.kinds() | {"CLIENT", "TIME", "EVALSHA inspect"}
+            on = run_ten(book, f"{key}-on")
+            eventually(lambda: all("lock-released" in log.of(task) for task in on), 10)
+            assert len(of_worker(monitor, f"k:{key}-on")) == 20
+            book.app.control.disable_events(reply=True)
+            told = len(log.seen)
+            off = run_ten(book, f"{key}-off")
+            assert len(of_worker(monitor, f"k:{key}-off")) == 20
+            assert not [e for e in log.seen[told:] if e.get("uuid") in off]
+            others = monitor.kinds(without=f"k:{key}-")
+            assert others <= idle, others - idle
+
+
+def of_worker(monitor, name):
+    """Return the commands about a lock, without those with which the test looks at it."""
+    return [c for c in monitor.about(name) if c not in monitor.scripts("inspect")]
+
+
+def run_ten(book, key):
+    """Run ten tasks, each with a lock of its own; return their ids."""
+    ids = [book.send("act", f"{key}-{n}", n) for n in range(10)]
+    assert [book.value(task) for task in ids] == list(range(10))
+    for n in range(10):
+        book.await_free(f"{key}-{n}")
+    return ids
