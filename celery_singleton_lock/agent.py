@@ -14,7 +14,7 @@ import queue
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -37,6 +37,7 @@ from celery_singleton_lock.model import (
     Stray,
     Verdict,
 )
+from celery_singleton_lock.modes import MODES, Modes
 from celery_singleton_lock.orders import (
     End,
     Later,
@@ -48,6 +49,7 @@ from celery_singleton_lock.orders import (
     Park,
     Requeue,
     Revoke,
+    Switch,
     alike,
 )
 from celery_singleton_lock.publisher import Outbox, Publisher, pack
@@ -82,6 +84,9 @@ GONE: Final = 5.0
 
 LANDING: Final = 1.0
 """Seconds that a task's end may need from its pool to the main loop, after its release."""
+
+IDLE: Final = 5.0
+"""Seconds between two looks for parked tasks of which the locks are not kept, if there are none."""
 
 NEGLECTED: Final = 10.0
 """Seconds after which a lock at which nobody has looked, though one should, is told of."""
@@ -121,6 +126,7 @@ class Counts:
     released_for_dead: int = 0
     backend_errors: int = 0
     lost: int = 0
+    let_run: int = 0
 
 
 class Agent:
@@ -141,6 +147,7 @@ class Agent:
         publisher: wakes workers through the broker.
         watchdog: renews the leases of what this worker runs, or is about to.
         observers: who is told what happens.
+        modes: which tasks keep their locks now.
         address: of the lock's Redis, without credentials.
         done_for: seconds for which later copies of an ended attempt end quietly.
         max_body: most bytes of a message that is parked.
@@ -166,6 +173,7 @@ class Agent:
         publisher: Publisher,
         watchdog: Watchdog,
         observers: Observers,
+        modes: Modes,
         address: str,
         done_for: float,
         max_body: int,
@@ -186,6 +194,7 @@ class Agent:
         self._outbox = Outbox(publisher)
         self._watchdog = watchdog
         self._observers = observers
+        self._modes = modes
         self._address = address
         self._done_for = done_for
         self._max_body = max_body
@@ -198,6 +207,7 @@ class Agent:
         self._next_beat = 0.0
         self._next_sync = 0.0
         self._next_look = 0.0
+        self._next_let_run = 0.0
         self._revokes_seen: set[str] = set()
         self._down = False
         self._down_since = 0.0
@@ -234,6 +244,11 @@ class Agent:
         """See what became of the message that this one is a copy of."""
         self._orders.put(LookUp(request, name, token))
 
+    def switch(self, task: str, mode: str | None) -> None:
+        """Switch the mode of a task, or of all (``*``): here at once, then for the fleet."""
+        self._tell_of_modes(self._modes.order(task, mode))
+        self._orders.put(Switch(task, mode))
+
     def drop(self, delivery: Delivery) -> None:
         """Settle a message that this worker cannot run, and has told so."""
         stamp = Stamp(delivery.name, delivery.token, "", "", self.worker, granted=True)
@@ -259,6 +274,10 @@ class Agent:
     def backend_failed(self) -> None:
         """Stop what needs Redis until it answers again."""
         self._set_down()
+
+    def down_for(self) -> float:
+        """Return the seconds for which Redis has not answered; 0 if it does."""
+        return round(self._clock.monotonic() - self._down_since, 1) if self._down else 0.0
 
     # -- life -------------------------------------------------------------------------------------
 
@@ -391,6 +410,7 @@ class Agent:
             Delivery: self._deliver,
             Lost: self._report_loss,
             Revoke: self._revoke,
+            Switch: self._switch,
             Leave: lambda _order: self._leave(),
         }
         steps[type(order)](order)
@@ -544,9 +564,12 @@ class Agent:
         try:
             self._sync()
             if not self._retired.is_set():
-                self.store.beat(self.worker, self.realm, self._queues.consumed(), ALIVE)
+                self._hear_of_modes(
+                    self.store.beat(self.worker, self.realm, self._queues.consumed(), ALIVE)
+                )
             self._free_revoked()
             self._sweep()
+            self._let_run()
             self._tell_of_kept()
             self._hear_of_revokes()
         except BackendError as error:
@@ -559,6 +582,8 @@ class Agent:
             logger.exception("celery-singleton-lock: the agent's round failed")
         else:
             self._set_up()
+        if self._down and self._modes.relaxed():
+            self._post(self.desk.relax)
 
     def _look_after_children(self) -> None:
         """Have the pool look again: a child's sentinel closes before the child can be reaped.
@@ -594,6 +619,50 @@ class Agent:
             names = list(self.store.take_due(min(room, BATCH)))
             self.counts.swept += len(names)
             self._kick(names)
+
+    # -- modes ------------------------------------------------------------------------------------
+
+    def _hear_of_modes(self, switches: Mapping[str, str]) -> None:
+        self._tell_of_modes(self._modes.hear(switches))
+
+    def _tell_of_modes(self, changed: list[str]) -> None:
+        for mode in MODES:
+            tasks = [task for task in changed if self._modes.of(task) == mode]
+            if tasks:
+                logger.warning(
+                    "celery-singleton-lock: the mode is %s now, of %s",
+                    mode,
+                    ", ".join(tasks),
+                    extra={"lock_event": "mode", "lock_mode": mode},
+                )
+        if changed:
+            self._next_let_run = 0.0
+            self._post(self.desk.relax)
+
+    def _switch(self, order: Switch) -> None:
+        """Tell the fleet, unless another order came meanwhile: this one may have had to wait."""
+        if self._modes.is_ordered(order.task, order.mode):
+            self.store.switch(order.task, order.mode)
+            self._modes.settle(order.task, order.mode)
+
+    def _let_run(self) -> None:
+        """Give parked tasks that do not keep their locks their turn, as fast as the pool runs them.
+
+        Where nobody waits for a lock, look less often.
+        """
+        tasks, room = self._modes.relaxed(), 4 * self._capacity - self.desk.backlog()
+        now = self._clock.monotonic()
+        if not tasks or room <= 0 or now < self._next_let_run or self._retired.is_set():
+            return
+        names = list(self.store.waited_for())
+        if not names:
+            self._next_let_run = now + IDLE
+            return
+        names = random.sample(names, min(len(names), room, BATCH))
+        most = max(1, room // len(names))
+        self.counts.let_run += self.store.let_run(
+            names, tasks, most, worker=self.worker, realm=self.realm
+        )
 
     def _tell_of_kept(self) -> None:
         """Where the worker runs no parked messages: tell if no other worker does it either."""

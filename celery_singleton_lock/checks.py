@@ -104,22 +104,19 @@ def _max_waiting(place: Place, value: Any) -> int | None:
     return None if value is None else cast("int", check(place, value))
 
 
-def _choice(*now: str, **later: str) -> Check:
+def _choice(*now: str) -> Check:
     """Check a policy.
 
     Args:
         now: what there is.
-        later: what comes in a later version, and what to use until then.
     """
 
     def check(place: Place, value: Any) -> str:
-        if not isinstance(value, str) or value not in {*now, *later}:
+        if not isinstance(value, str) or value not in now:
             choices = " or ".join(f'"{name}"' for name in now)
             close = difflib.get_close_matches(str(value), now, n=1)
             hint = f'. Did you mean "{close[0]}"?' if close else ""
             place.refuse(value, f"it must be {choices}{hint}")
-        if value in later:
-            place.refuse(value, f"that comes in a later version. For now, {later[value]}")
         return value
 
     return check
@@ -175,11 +172,7 @@ OPTIONS: Final[Mapping[str, Check]] = {
     "requeue_delay": _delay,
     "requeue_max": _delay,
     "eager": eager,
-    "mode": _choice(
-        "enforce",
-        observe='use "enforce"',
-        off="leave the lock options out of the tasks",
-    ),
+    "mode": _choice("enforce", "observe", "off"),
     "max_body_bytes": _count(1, "the default is 16 MiB"),
 }
 """Option -> its check. A task has those of :class:`LockOptions`, the settings all but ``limit``."""

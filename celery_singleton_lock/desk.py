@@ -33,6 +33,7 @@ from celery_singleton_lock.events import (
 )
 from celery_singleton_lock.gate import Turned, cannot_wait, reservation_for
 from celery_singleton_lock.model import CLAIM_LEASE, Delivery, Ending, Reservation, new_token
+from celery_singleton_lock.modes import ENFORCE, OFF, Modes
 from celery_singleton_lock.naming import ArgumentsDoNotBind
 from celery_singleton_lock.request import LockedRequest, about
 from celery_singleton_lock.settings import LockOptions
@@ -52,6 +53,10 @@ _clock = SystemClock()
 
 MOST_SUSPENDED: Final = 1000
 """Most messages held while Redis is down for which the worker asks the broker for more."""
+
+
+MOST_SHOWN: Final = 100
+"""Most locks that a report names."""
 
 
 class Clerk(Protocol):
@@ -141,6 +146,7 @@ class Desk:
         clerk: who does the I/O.
         observers: who is told what happens.
         prefetch: tells the broker that more (+1) or fewer (-1) messages may be unacknowledged.
+        modes: which tasks keep their locks now.
         children: whether tasks run in processes of their own, which may die; elsewhere what Celery
             calls the pid of a task may be the number of a greenlet.
 
@@ -169,6 +175,7 @@ class Desk:
         clerk: Clerk,
         observers: Observers,
         prefetch: Callable[[int], None],
+        modes: Modes,
         children: bool = True,
     ) -> None:
         """Begin with nothing in flight."""
@@ -180,6 +187,7 @@ class Desk:
         self._clerk = clerk
         self._observers = observers
         self._prefetch = prefetch
+        self._modes = modes
         self._children = children
         self._flights: dict[str, Flight] = {}
         self._by_token: dict[str, LockedRequest] = {}
@@ -215,8 +223,12 @@ class Desk:
         if request.stamp is UNSTAMPED:
             copy_of = taken_from(request, COPY)
             requeued = taken_from(request, REQUEUED)
-            copy = copy_of is not None or requeued is not None
-            request.stamp = self._stamped(request, copy=copy)
+            request.is_copy = copy_of is not None
+            if self._keeps(request):
+                copy = request.is_copy or requeued is not None
+                request.stamp = self._stamped(request, copy=copy)
+            else:
+                request.stamp = self._relaxed(request)
             request.requeues, request.first_place = requeued or (0, request.stamp.place)
             request.was_blocked = request.stamp.copy  # it may have been, elsewhere
             if copy_of is not None and request.stamp.name:
@@ -247,6 +259,28 @@ class Desk:
             settle=not task.acks_late,
             announce=True,
         )
+
+    def _keeps(self, request: LockedRequest) -> bool:
+        """Return whether a request's lock is kept.
+
+        A copy of a parked message always takes its way: it must not run beside the message.
+        """
+        return request.is_copy or self._modes.of(request.task.name) == ENFORCE
+
+    def _relaxed(self, request: LockedRequest) -> Stamp:
+        """Return the stamp of a task that runs without its lock."""
+        stamp = self._unlocked(request, None)
+        if self._modes.of(request.task.name) == OFF:
+            return stamp
+        try:
+            return stamp._replace(
+                observed=self._name_of(request.task, request.args, request.kwargs)
+            )
+        except ArgumentsDoNotBind:
+            return stamp
+        except Exception as error:  # noqa: BLE001  # with its lock the task would fail
+            logger.warning("%s is not observed, it has no lock: %s", request, error)
+            return stamp
 
     def _unlocked(self, request: LockedRequest, error: Exception | None) -> Stamp:
         attempt = attempt_of(request.request_dict)
@@ -428,6 +462,19 @@ class Desk:
         for index, request in enumerate(suspended):
             if index < MOST_SUSPENDED:
                 self._prefetch(-1)
+            task_reserved(request)
+            self(request)
+
+    def relax(self) -> None:
+        """Send on what is held here for Redis, and does not keep its lock any more."""
+        held, self._suspended = self._suspended, []
+        free = [request for request in held if not self._keeps(request)]
+        self._suspended += [request for request in held if self._keeps(request)]
+        spare = min(len(held), MOST_SUSPENDED) - min(len(self._suspended), MOST_SUSPENDED)
+        for _ in range(spare):
+            self._prefetch(-1)
+        for request in free:
+            request.stamp = self._relaxed(request)
             task_reserved(request)
             self(request)
 
@@ -695,14 +742,27 @@ class Desk:
         """Return how many granted messages wait for a slot."""
         return sum(request.delivered and not request.accepted for request in self._in_hand())
 
-    def held_back(self) -> int:
-        """Return how many blocked messages wait here to be requeued."""
-        return len(self._held_back)
+    def counts(self) -> dict[str, Any]:
+        """Return how many messages are here, and where; for JSON.
 
-    def in_flight(self) -> dict[str, int]:
-        """Return how many messages of each lock are in the pool."""
+        ``in_flight`` tells it by lock, of the first :data:`MOST_SHOWN`.
+        """
+        in_hand = self._in_hand()
         with self._mutex:
-            return {n: len(flight.requests) for n, flight in self._flights.items()}
+            flights = list(self._flights.items())
+        return {
+            "in_flight": {name: len(flight.requests) for name, flight in flights[:MOST_SHOWN]},
+            "held": sum(request.took for request in in_hand),
+            "granted": self.backlog(),
+            "waiting": sum(request.accepted and not request.took for request in in_hand),
+            "parking": sum(flight.parking + len(flight.followers) for _, flight in flights),
+            "suspended": len(self._suspended),
+            "held_back": len(self._held_back),
+        }
+
+    def requests(self) -> list[LockedRequest]:
+        """Return the requests that hold their locks, or are on their way to them."""
+        return [request for request in self._in_hand() if request.stamp.name]
 
     def undecided(self, name: str) -> bool:
         """Return whether an earlier message of this lock still waits for its slot."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 from collections.abc import Callable
 from functools import cached_property
 from inspect import getattr_static
@@ -21,6 +23,7 @@ from celery_singleton_lock.events import (
 from celery_singleton_lock.gate import Gate, Run, take_stamp
 from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.mailbox import announcer
+from celery_singleton_lock.modes import ENFORCE, OFF
 from celery_singleton_lock.naming import Namer, compile_name
 from celery_singleton_lock.native import patched_by
 from celery_singleton_lock.settings import (
@@ -44,6 +47,7 @@ PATIENCE: Final = 2.0
 """Seconds that the agent and the watchdog give Redis."""
 
 _ATTRIBUTE: Final = "_celery_singleton_lock"
+_COMMANDS: Final = "celery.worker.control"
 _STEPS: Final = {
     "worker": "celery_singleton_lock.worker:WorkerStep",
     "consumer": "celery_singleton_lock.worker:ConsumerStep",
@@ -89,6 +93,22 @@ class Extension:
     def declared(self) -> frozenset[str]:
         """Return the names of the tasks that take locks."""
         return frozenset(self._namers)
+
+    def modes(self) -> dict[str, str]:
+        """Return the mode that each task declares, or that the settings say.
+
+        Raises:
+            ConfigurationError: an option, or a setting, is wrong.
+        """
+        return {name: self.options(self.app.tasks[name]).mode for name in self._namers}
+
+    def active(self) -> bool:
+        """Return whether a worker of this app needs the locks' Redis: not if all is ``off``.
+
+        Raises:
+            ConfigurationError: an option, or a setting, is wrong.
+        """
+        return any(mode != OFF for mode in self.modes().values())
 
     def options(self, task: Any) -> LockOptions:
         """Return a task's options, filled up from the settings.
@@ -167,6 +187,14 @@ class Extension:
         """
         return is_eager(self._setting)
 
+    def locks_eager(self, task: Any) -> bool:
+        """Return whether a task that runs where it is called takes its lock.
+
+        Raises:
+            ConfigurationError: an option, or a setting, is wrong.
+        """
+        return self.is_eager() and self.options(task).mode == ENFORCE
+
     # -- the executing context --------------------------------------------------------------------
 
     @cached_property
@@ -188,10 +216,12 @@ class Extension:
         Returns:
             What Celery's tracer returns.
         """
-        stamp = take_stamp(run.request)
-        if stamp is None:
-            return self.gate.trace_alone(run, self._alone(run), self.options(run.task))
-        return self.gate.trace(run, stamp, self.options(run.task))
+        stamp, options = take_stamp(run.request), self.options(run.task)
+        if stamp is not None:
+            return self.gate.trace(run, stamp, options)
+        if options.mode == ENFORCE:
+            return self.gate.trace_alone(run, self._alone(run), options)
+        return self.gate.trace_relaxed(run, self._alone(run), options)
 
     def _alone(self, run: Run) -> Callable[[], str]:
         return lambda: self.name_of(run.task, run.args, run.kwargs)
@@ -219,6 +249,8 @@ def install(app: Celery) -> Extension:
         setattr(app, _ATTRIBUTE, found)
         for blueprint, step in _STEPS.items():
             app.steps[blueprint].add(step)
+        if _COMMANDS in sys.modules:  # in `celery inspect`; a worker comes to it by its step
+            importlib.import_module("celery_singleton_lock.control")
     return found
 
 

@@ -33,6 +33,7 @@ from celery_singleton_lock.errors import (
     SingletonLockError,
 )
 from celery_singleton_lock.lock import Lock
+from celery_singleton_lock.lookout import Lookout
 from celery_singleton_lock.model import (
     Claim,
     Ending,
@@ -42,9 +43,18 @@ from celery_singleton_lock.model import (
     Verdict,
     new_token,
 )
+from celery_singleton_lock.modes import OFF
 from celery_singleton_lock.naming import ArgumentsDoNotBind
 from celery_singleton_lock.settings import LockOptions
-from celery_singleton_lock.stamp import COPY, STAMP, Stamp, attempt_of, doubted, notice_of_loss
+from celery_singleton_lock.stamp import (
+    COPY,
+    REQUEUED,
+    STAMP,
+    Stamp,
+    attempt_of,
+    doubted,
+    notice_of_loss,
+)
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.turn import stand_in_line
 
@@ -221,6 +231,7 @@ class Gate:
         self._name_of = name_of
         self._listen = listen
         self._warned: set[str] = set()
+        self._lookout = Lookout(store)
 
     def trace(self, run: Run, stamp: Stamp, options: LockOptions) -> Any:
         """Run a stamped task under its lock, or turn it away.
@@ -228,6 +239,8 @@ class Gate:
         Returns:
             What Celery's tracer returns.
         """
+        if stamp.observed:
+            return self._observed(run, stamp, options)
         if options.on_lost == "abort":
             self._listen()
         try:
@@ -261,6 +274,52 @@ class Gate:
         except Exception as error:  # noqa: BLE001  # ours, or a time limit
             return fail(run, error)
         return self._run_alone(run, lock) if held else run.go()
+
+    def trace_relaxed(self, run: Run, name_of: Callable[[], str], options: LockOptions) -> Any:
+        """Run a task whose message did not pass a desk, and that does not keep its lock.
+
+        A copy of a message that was parked, before its lock was not kept any more, does not run:
+        the message itself is kept.
+        """
+        take_out(run.request, REQUEUED)
+        copy_of = take_out(run.request, COPY)
+        if copy_of is not None and self._is_kept(run, options, *copy_of):
+            logger.warning(
+                "%s is a copy of a message that is parked for the lock %r. It does not run: the "
+                'message is kept, and runs in a worker whose lock_mode is not "off".',
+                run.task.name,
+                copy_of[0],
+            )
+            verdict = "done"
+            return ignored(Turned(verdict, "the message itself is kept"))
+        if options.mode == OFF:
+            return run.go()
+        attempt = attempt_of(run.request)
+        try:
+            stamp = Stamp("", new_token(), attempt, run.task.name, "", observed=name_of())
+        except Exception as error:  # noqa: BLE001  # with its lock the task would fail
+            logger.warning("%s is not observed: %s", run.task.name, error)
+            return run.go()
+        return self._observed(run, stamp, options)
+
+    def _is_kept(self, run: Run, options: LockOptions, name: str, token: str) -> bool:
+        if options.mode == OFF:
+            return True
+        lock = Lock(self._store(), name, lease=options.lease, limit=options.limit)
+        try:
+            return self._is_elsewhere(run, lock, name, token)
+        except BackendError:
+            return True
+
+    def _observed(self, run: Run, stamp: Stamp, options: LockOptions) -> Any:
+        """Run a task without its lock, and write down what that would have done."""
+        owner = owner_of(stamp)
+        claim = Claim(stamp.observed, options.lease, options.limit)
+        waits = options.on_conflict not in {"skip", "fail"}
+        try:
+            return self._lookout.watch(owner, claim, run.go, waits=waits)
+        except SoftTimeLimitExceeded as error:  # while it was written down that the task begins
+            return fail(run, error)
 
     def _run_alone(self, run: Run, lock: Lock) -> Any:
         try:

@@ -23,7 +23,12 @@ and ``index`` (HASH, attempt, and ``@`` with the task id -> lock and token of a 
 waited). For the whole
 installation: ``fleet:route:<realm>:<queue>`` (ZSET, worker -> heartbeat deadline, ms),
 ``fleet:inbox:<worker>`` (LIST of grants), ``fleet:worker:<worker>`` (string, JSON),
-``fleet:audit`` (LIST of what operators did, the last thousand), and ``schema``.
+``fleet:audit`` (LIST of what operators did, the last thousand), ``fleet:mode`` (HASH, task or ``*``
+-> mode), and ``schema``.
+
+Of tasks that run without their locks and are observed: ``observed`` of a lock (HASH, run -> JSON),
+and per bucket ``observed:tasks`` and ``observed:locks`` (HASH, name -> JSON: runs, blocked, waited
+and longest, ms) with ``observed:ranks`` (ZSET, lock -> blocked). All are bounded and expire.
 """
 
 from __future__ import annotations
@@ -162,6 +167,20 @@ class Keyspace:
     def inbox(self, worker: str) -> str:
         """Return the list in which a worker receives its grants."""
         return f"{self.fleet}:inbox:{worker}"
+
+    @property
+    def mode(self) -> str:
+        """Return the hash of the switches: task, or ``*``, -> mode."""
+        return f"{self.fleet}:mode"
+
+    def observed(self, bucket: int, part: str) -> str:
+        """Return a part of the report of ``observe``, of one bucket.
+
+        Args:
+            bucket: its number.
+            part: ``tasks``, ``locks``, or ``ranks``, which bounds the locks.
+        """
+        return f"{self.bucket(bucket)}:observed:{part}"
 
     @property
     def schema(self) -> str:

@@ -268,3 +268,36 @@ class LockView:
     counters: Mapping[str, int] = field(default_factory=dict)
     paused: str = ""
     limit_set: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What a lock would have done to tasks that ran without it.
+
+    Args:
+        name: of the task, or of the lock (its first 200 characters).
+        runs: how many were observed; not counted by lock.
+        blocked: how many would have been blocked.
+        waited: seconds that they would have waited, in sum.
+        longest: seconds that one of them would have waited at most.
+    """
+
+    name: str
+    runs: int = 0
+    blocked: int = 0
+    waited: float = 0.0
+    longest: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Observations:
+    """The report of what was observed.
+
+    Args:
+        tasks: those that ran without their locks, the longest waits first.
+        locks: those that would have blocked a task; where there are many, those that would have
+            done it most often.
+    """
+
+    tasks: tuple[Observed, ...] = ()
+    locks: tuple[Observed, ...] = ()

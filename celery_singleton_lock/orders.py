@@ -74,6 +74,14 @@ class Revoke:
 
 
 @dataclass(frozen=True, slots=True)
+class Switch:
+    """Switch the mode of a task, or of all (``*``), for the whole fleet; None: as declared."""
+
+    task: str
+    mode: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """Tell the fleet that this worker takes no more grants, and give back those in the inbox."""
 
@@ -86,7 +94,7 @@ class Later:
     order: Requeue
 
 
-Order = Later | Park | Requeue | End | LookUp | Lost | Revoke | Leave | Delivery
+Order = Later | Park | Requeue | End | LookUp | Lost | Revoke | Switch | Leave | Delivery
 
 
 def alike(orders: list[Order]) -> Iterator[list[Order]]:

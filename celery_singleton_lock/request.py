@@ -73,6 +73,7 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
     took = False
     told = False
     at_clerk = False
+    is_copy = False
     job: Any = None
     requeues: int = 0
     """How often it has gone back to the broker, since nobody gave it the lock."""

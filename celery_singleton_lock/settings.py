@@ -47,6 +47,8 @@ class LockOptions:
             ``run`` (unlocked).
         requeue_delay: seconds for which a requeued task is held back the first time; doubles.
         requeue_max: most seconds for which it is held back.
+        mode: ``enforce``, ``observe`` (run without the lock, write down what would have blocked)
+            or ``off`` (run without).
     """
 
     lease: float = 30.0
@@ -60,6 +62,7 @@ class LockOptions:
     on_backend_error: str = "retry"
     requeue_delay: float = 1.0
     requeue_max: float = 60.0
+    mode: str = "enforce"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -84,7 +87,7 @@ class Settings:
         requeue_delay: default of ``lock_requeue_delay``, seconds.
         requeue_max: default of ``lock_requeue_max``, seconds.
         eager: whether ``apply()`` and ``task_always_eager`` take locks; see :func:`is_eager`.
-        mode: ``enforce``.
+        mode: default of ``lock_mode``.
         done_for: seconds for which the end of a task is remembered, so that later copies of it end
             quietly: the broker's visibility time-out.
         max_body_bytes: most bytes of a message that is parked; a longer one does what

@@ -44,6 +44,8 @@ class Stamp(NamedTuple):
         settle: the message counts as acknowledged from its start (early acknowledgement).
         announce: tell the main process when the lock is taken, so that it acknowledges.
         error: why the task must fail instead of run.
+        observed: name of the lock that the task would take, where it runs without and that is
+            to be written down; then ``name`` is empty.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Stamp(NamedTuple):
     settle: bool = False
     announce: bool = False
     error: Exception | None = None
+    observed: str = ""
 
 
 UNSTAMPED: Final = Stamp("", "", "", "", "")

@@ -71,7 +71,7 @@ class LockedTask(Task):  # type: ignore[misc]  # celery is untyped
             LockReentered: a task that holds the lock calls this one, and would wait for itself.
         """
         extension = self._lock_extension
-        if extension is not None and extension.is_eager():
+        if extension is not None and extension.locks_eager(self):
             go = partial(super().apply, args, kwargs, *rest, **options)
             return extension.eager.apply(self.app.tasks[self.name], args, kwargs, go)
         with entered(None):  # this run holds nothing, whatever the one around it does

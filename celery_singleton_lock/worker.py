@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ from celery_singleton_lock.errors import BackendRefused, BackendUnreachable, Sch
 from celery_singleton_lock.extension import PATIENCE, Extension, declared_options, install
 from celery_singleton_lock.mailbox import HEAR, PATH, Mailbox, guarded
 from celery_singleton_lock.model import SCHEMA, Delivery
+from celery_singleton_lock.modes import ENFORCE, Modes
 from celery_singleton_lock.native import patched_by
 from celery_singleton_lock.publisher import Publisher, unpack
 from celery_singleton_lock.queues import Consumed, refuse_broadcast
@@ -57,7 +58,7 @@ POOLS: Final = {
 _GREEN: Final = ("gevent", "eventlet")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Link:
     """What must be there before the pool forks, and before the first message arrives."""
 
@@ -135,6 +136,7 @@ class Crew:
         self._porter: threading.Thread | None = None
         worker = worker_id(consumer.hostname)
         self.queues = queues = Consumed(consumer)
+        self.modes = Modes(extension.modes())
         self.watchdog = self._new_watchdog()
         self.agent = Agent(
             extension.new_store(PATIENCE),
@@ -150,6 +152,7 @@ class Crew:
             publisher=Publisher(extension.app.connection_for_write),
             watchdog=self.watchdog,
             observers=extension.observers,
+            modes=self.modes,
             address=str(extension.settings.address()),
             done_for=extension.settings.done_for,
             max_body=extension.settings.max_body_bytes,
@@ -164,6 +167,7 @@ class Crew:
             clerk=self.agent,
             observers=extension.observers,
             prefetch=self.prefetch,
+            modes=self.modes,
             children=self.kind == "prefork",
         )
         self.agent.desk = self.desk
@@ -284,6 +288,18 @@ class Crew:
             self._request_classes[task.name] = found
         return found
 
+    def report(self) -> dict[str, Any]:
+        """Return what this worker knows of itself; asks nobody. For JSON."""
+        return {
+            "worker": self.desk.worker,
+            "backend": str(self.extension.settings.address()),
+            "backend_down_for": self.agent.down_for(),
+            "modes": {task: self.modes.of(task) for task in self.modes.relaxed()},
+            "switches": self.modes.switches(),
+            **self.desk.counts(),
+            **dataclasses.asdict(self.agent.counts),
+        }
+
     def shut(self) -> None:
         """End the threads; release for tasks whose processes are gone.
 
@@ -367,13 +383,14 @@ class WorkerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is un
             extension.listen = Listener(self.link.board).listen
         extension.announce = self.link.mailbox.announce
         worker.singleton_lock_link = self.link
-        if extension.declared() and spawns(worker):
+        if extension.active() and spawns(worker):
             os.environ[PATH] = self.link.mailbox.publish()
 
     def start(self, worker: Any) -> None:
         """Ask the lock's Redis, before any message is taken."""
         extension = install(worker.app)
-        if extension.declared():
+        tell_of_modes(extension)
+        if extension.active():
             check_backend(extension, self.link.place)
 
 
@@ -387,8 +404,9 @@ class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is 
         super().__init__(consumer, **options)
         self.crew: Crew | None = None
         extension = install(consumer.app)
-        if extension.declared():
+        if extension.active():
             self.crew = Crew(extension, consumer, consumer.controller.singleton_lock_link)
+            consumer.singleton_lock_crew = self.crew
             worker_shutdown.connect(self._on_worker_shutdown, weak=False)
 
     def start(self, consumer: Any) -> None:  # noqa: ARG002  # Celery's
@@ -416,17 +434,7 @@ class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is 
 
     def info(self, consumer: Any) -> dict[str, Any]:  # noqa: ARG002  # Celery's signature
         """Return what the worker page of Flower and ``inspect stats`` show."""
-        if self.crew is None:
-            return {}
-        counts = self.crew.agent.counts
-        return {
-            "singleton_lock": {
-                "worker": self.crew.desk.worker,
-                "in_flight": self.crew.desk.in_flight(),
-                "held_back": self.crew.desk.held_back(),
-                **{name: getattr(counts, name) for name in counts.__dataclass_fields__},
-            }
-        }
+        return {} if self.crew is None else {"singleton_lock": self.crew.report()}
 
     def _on_worker_shutdown(self, sender: Any = None, **_: Any) -> None:
         if self.crew is not None and sender in (None, self.crew.consumer.controller):
@@ -449,7 +457,7 @@ def check_pool(worker: Any) -> None:
     Raises:
         ImproperlyConfigured: an unknown pool, or a green one without green threads.
     """
-    if not install(worker.app).declared():
+    if not install(worker.app).active():
         return
     pool, kind = worker.pool_cls, pool_kind(worker.pool_cls)
     if not kind:
@@ -482,9 +490,25 @@ def check_app(extension: Extension) -> None:
             refuse_broadcast(app, task)
         else:
             refuse_unlocked(task)
-    if extension.declared():
+    if extension.active():
         extension.settings.address()
     warn_of_mixed_policies(extension)
+
+
+def tell_of_modes(extension: Extension) -> None:
+    """Say which tasks do not keep their locks, and what that means for messages that are parked."""
+    relaxed = sorted((name, mode) for name, mode in extension.modes().items() if mode != ENFORCE)
+    if relaxed:
+        logger.warning(
+            "celery-singleton-lock: these tasks run without their locks: %s",
+            ", ".join(f"{name} ({mode})" for name, mode in relaxed),
+        )
+    if relaxed and not extension.active():
+        logger.warning(
+            "celery-singleton-lock: this worker does not ask the locks' Redis. What is parked "
+            "there is kept, and does not run here: it runs in a worker whose singleton_lock_mode "
+            'is "observe" or "enforce".'
+        )
 
 
 def warn_of_mixed_policies(extension: Extension) -> None:
@@ -535,6 +559,7 @@ _OPTION_NAMES: Final = frozenset(
         "on_backend_error",
         "requeue_delay",
         "requeue_max",
+        "mode",
     )
 )
 
@@ -564,7 +589,8 @@ def check_backend(extension: Extension, place: ServerClock) -> None:
         "celery-singleton-lock: locks live in Redis %s: eviction %s, persistence %s, replicas %s",
         *(facts[fact] for fact in ("version", "eviction", "persistence", "replicas")),
     )
-    refuse_eviction(extension, facts["eviction"])
+    if ENFORCE in extension.modes().values():
+        refuse_eviction(extension, facts["eviction"])
 
 
 def check_schema(store: RedisStore) -> None:

@@ -14,7 +14,9 @@ from celery_singleton_lock.model import (
     Claim,
     Delivery,
     Ending,
+    Holder,
     LockView,
+    Observations,
     Owner,
     Parcel,
     Reply,
@@ -179,8 +181,66 @@ class Store(Protocol):
         """Return the parked message of ``token``."""
         ...
 
-    def beat(self, worker: str, realm: str, queues: Iterable[str], ttl: float) -> None:
-        """Tell that ``worker`` lives and consumes ``queues``, for ``ttl`` seconds."""
+    def beat(self, worker: str, realm: str, queues: Iterable[str], ttl: float) -> Mapping[str, str]:
+        """Tell that ``worker`` lives and consumes ``queues``, for ``ttl`` seconds.
+
+        Returns:
+            The switches, as :meth:`switches` does.
+        """
+        ...
+
+    def switches(self) -> Mapping[str, str]:
+        """Return which tasks' modes are switched: task, or ``*``, -> mode."""
+        ...
+
+    def switch(self, task: str, mode: str | None) -> None:
+        """Switch the mode of a task, or of all (``*``); None takes the switch away."""
+        ...
+
+    def waited_for(self) -> Sequence[str]:
+        """Return names of locks that somebody waits for: a few hundred, other ones each time."""
+        ...
+
+    def let_run(
+        self, names: Sequence[str], tasks: Sequence[str], most: int, *, worker: str, realm: str
+    ) -> int:
+        """Give parked messages of these tasks their turn, whoever holds the locks.
+
+        Args:
+            names: of locks.
+            tasks: whose locks are not kept.
+            most: most messages of one lock.
+            worker: id of the caller's worker, whose inbox is preferred.
+            realm: only messages of this broker.
+
+        Returns:
+            How many.
+        """
+        ...
+
+    def observe(
+        self, owner: Owner, claim: Claim, *, waits: bool, took: float | None = None
+    ) -> Holder | None:
+        """Write down that a task runs without its lock, and what the lock would have done.
+
+        Args:
+            owner: the run.
+            claim: what it would have asked.
+            waits: whether it would wait; else it would be left out.
+            took: None: it begins. Otherwise it has ended, after so many seconds.
+
+        Returns:
+            None if the lock would have been free (or the run has ended); else who, as far as that
+            is known, would have held it.
+        """
+        ...
+
+    def observed(self) -> Observations:
+        """Return the report of what was observed. Changes nothing."""
+        ...
+
+    def forget_observed(self) -> None:
+        """Begin the report anew."""
         ...
 
     def leave(self, worker: str, realm: str, queues: Iterable[str]) -> None:

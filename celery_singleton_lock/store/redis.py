@@ -30,7 +30,9 @@ from celery_singleton_lock.model import (
     Claim,
     Delivery,
     Ending,
+    Holder,
     LockView,
+    Observations,
     Owner,
     Parcel,
     Reply,
@@ -51,6 +53,9 @@ RELEASE: Final = "name token ending mark keep_ms keep_for worker done_ms claim_m
 
 DEFER: Final = 2.0
 """Seconds for which a lock that one sweeper took is not shown to another."""
+
+FEW: Final = 8
+"""Most locks that somebody waits for which are named per bucket."""
 
 BLOCKS: Final = (1.0, 3.0, 10.0, 30.0)
 """Lengths of blocking calls, in seconds, that have a client each; who wants longer asks again."""
@@ -371,16 +376,92 @@ class RedisStore:
             raw: Any = self.client.hget(self.keyspace.lock(name).bodies, base_of(token))
         return None if raw is None else bytes(raw)
 
-    def beat(self, worker: str, realm: str, queues: Iterable[str], ttl: float) -> None:
-        """Tell that a worker lives, for ``ttl`` seconds more."""
+    def beat(self, worker: str, realm: str, queues: Iterable[str], ttl: float) -> Mapping[str, str]:
+        """Tell that a worker lives, for ``ttl`` seconds more; return the switches."""
         names = sorted(queues)
         about = json.dumps({"realm": realm, "queues": names})
         arguments: list[Argument] = [worker, realm, _milliseconds(ttl), about, *names]
-        self._run(Call(self._scripts["beat"], [self.keyspace.fleet], arguments))
+        found = self._run(Call(self._scripts["beat"], [self.keyspace.fleet], arguments))
+        return replies.pairs(found)
 
     def leave(self, worker: str, realm: str, queues: Iterable[str]) -> None:
         """Tell that a worker takes no more grants."""
         self.beat(worker, realm, queues, 0)
+
+    # -- modes ------------------------------------------------------------------------------------
+
+    def switches(self) -> Mapping[str, str]:
+        """Return which tasks' modes are switched; see :meth:`Store.switches`."""
+        with explained(self.reconnect):
+            found: Any = self.client.hgetall(self.keyspace.mode)
+        return {replies.text(task): replies.text(mode) for task, mode in found.items()}
+
+    def switch(self, task: str, mode: str | None) -> None:
+        """Switch the mode of a task, or of all; see :meth:`Store.switch`."""
+        with explained(self.reconnect):
+            if mode is None:
+                self.client.hdel(self.keyspace.mode, task)
+            else:
+                self.client.hset(self.keyspace.mode, task, mode)
+
+    def waited_for(self) -> Sequence[str]:
+        """Return locks that somebody waits for; see :meth:`Store.waited_for`."""
+        with explained(self.reconnect):
+            pipe = self.client.pipeline(transaction=False)
+            for bucket in range(BUCKETS):
+                pipe.zrandmember(self.keyspace.due(bucket), FEW)
+            found = pipe.execute()
+        return [replies.text(name) for names in found for name in names]
+
+    def let_run(
+        self, names: Sequence[str], tasks: Sequence[str], most: int, *, worker: str, realm: str
+    ) -> int:
+        """Give parked messages of these tasks their turn; see :meth:`Store.let_run`."""
+        script, prefix = self._scripts["let_run"], self.keyspace.prefix
+        behind: list[Argument] = [worker, realm, most, self._claim_ms, *tasks]
+        answers = self._run_many(
+            [Call(script, encoded(prefix, name), [name, *behind]) for name in names]
+        )
+        return sum(int(moved) for moved in answers if not isinstance(moved, BackendError))
+
+    def observe(
+        self, owner: Owner, claim: Claim, *, waits: bool, took: float | None = None
+    ) -> Holder | None:
+        """Write down a run without its lock; see :meth:`Store.observe`."""
+        call = self._lock_call(
+            "observe",
+            claim.name,
+            token=owner.token,
+            attempt=owner.attempt,
+            task=owner.task,
+            worker=owner.worker,
+            limit_arg=limit_of(claim.limit),
+            waits=int(waits),
+            took_ms="" if took is None else _milliseconds(took),
+        )
+        found = replies.text(self._run(call))
+        return replies.holder("", found) if found else None
+
+    def observed(self) -> Observations:
+        """Return the report of what was observed; see :meth:`Store.observed`."""
+        with explained(self.reconnect):
+            pipe = self.client.pipeline(transaction=False)
+            for bucket in range(BUCKETS):
+                pipe.hgetall(self.keyspace.observed(bucket, "tasks"))
+                pipe.hgetall(self.keyspace.observed(bucket, "locks"))
+            found = pipe.execute()
+        return Observations(replies.observed(found[::2]), replies.observed(found[1::2]))
+
+    def forget_observed(self) -> None:
+        """Begin the report anew; see :meth:`Store.forget_observed`."""
+        with explained(self.reconnect):
+            pipe = self.client.pipeline(transaction=False)
+            for bucket in range(BUCKETS):
+                for part in ("tasks", "locks", "ranks"):
+                    pipe.delete(self.keyspace.observed(bucket, part))
+            pipe.execute()
+
+    # -- workers and waits ------------------------------------------------------------------------
 
     def receive(self, worker: str, timeout: float) -> Delivery | None:
         """Wait up to ``timeout`` seconds for a grant."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from celery_singleton_lock.model import Delivery, Holder, LockView, Reply, Stray, Verdict
+from celery_singleton_lock.model import Delivery, Holder, LockView, Observed, Reply, Stray, Verdict
 
 
 def text(raw: Any) -> str:
@@ -59,6 +59,33 @@ _THAT_IS_ALL: Final = Reply(Verdict.RELEASED)
 """The usual end: nobody is next."""
 
 _VERDICTS: Final = {verdict.value: verdict for verdict in Verdict}
+
+
+def pairs(raw: Sequence[Any]) -> dict[str, str]:
+    """Return a list of names and values as a mapping."""
+    return dict(zip(map(text, raw[::2]), map(text, raw[1::2]), strict=True))
+
+
+def observed(buckets: Iterable[Mapping[Any, Any]]) -> tuple[Observed, ...]:
+    """Return the sums of what was observed, by name; those that would have waited longest first."""
+    sums: dict[str, dict[str, float]] = {}
+    for bucket in buckets:
+        for name, raw in bucket.items():
+            total = sums.setdefault(text(name), {})
+            for what, value in json.loads(raw).items():
+                both = (total.get(what, 0), value)
+                total[what] = max(both) if what == "longest" else sum(both)
+    found = (
+        Observed(
+            name,
+            runs=int(total["runs"]),
+            blocked=int(total["blocked"]),
+            waited=seconds(total["waited"]),
+            longest=seconds(total["longest"]),
+        )
+        for name, total in sums.items()
+    )
+    return tuple(sorted(found, key=lambda each: (-each.waited, -each.blocked, each.name)))
 
 
 def delivery(raw: bytes | str) -> Delivery:

@@ -34,6 +34,8 @@ VERBS: Final = (
     "reset",
     "revoke",
     "beat",
+    "let_run",
+    "observe",
 )
 ADMIN_VERBS: Final = (
     "glance",

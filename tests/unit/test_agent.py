@@ -28,6 +28,7 @@ from celery_singleton_lock.clock import ServerClock
 from celery_singleton_lock.errors import BackendRefused, BackendUnreachable
 from celery_singleton_lock.events import BackendDown, BackendUp, LeaseLost, Observers
 from celery_singleton_lock.model import Delivery, Ending, Reply, Stray, Verdict
+from celery_singleton_lock.modes import Modes
 from celery_singleton_lock.settings import LockOptions
 from celery_singleton_lock.stamp import Stamp
 from support.waiting import eventually
@@ -57,6 +58,8 @@ class PaperStore:
         self.inbox = []
         self.due = []
         self.strays = []
+        self.switched = {}
+        self.waited = []
 
     def asked(self, *verbs):
         return [call for call in self.calls if call[0] in verbs]
@@ -93,6 +96,18 @@ class PaperStore:
 
     def beat(self, worker, realm, queues, ttl):
         self._note("beat", *queues)
+        return self.switched
+
+    def switch(self, task, mode):
+        self._note("switch", task, mode)
+
+    def waited_for(self):
+        self._note("waited_for")
+        return self.waited
+
+    def let_run(self, names, tasks, most, **_):
+        self._note("let_run", sorted(names), tasks, most)
+        return len(names)
 
     def leave(self, worker, realm, queues):
         self._note("leave", *queues)
@@ -182,6 +197,7 @@ def agent(clock, store, desk, seen):
         abort=lambda _token: None,
         publisher=SimpleNamespace(publish=publish, close=lambda: None),
         watchdog=SimpleNamespace(watch=lambda *a, **k: None),
+        modes=Modes({"task": "enforce"}),
         observers=Observers([SimpleNamespace(notify=seen.events.append)]),
         address="redis://localhost",
         done_for=60.0,

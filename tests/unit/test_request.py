@@ -23,6 +23,7 @@ from celery_singleton_lock.events import Observers
 from celery_singleton_lock.extension import install
 from celery_singleton_lock.gate import Turned
 from celery_singleton_lock.model import Delivery, Ending
+from celery_singleton_lock.modes import Modes
 from celery_singleton_lock.request import LockedRequest, bare
 from celery_singleton_lock.stamp import COPY, STAMP, Stamp
 
@@ -78,6 +79,7 @@ def office(app):
         clerk=clerk,
         observers=Observers(),
         prefetch=prefetch.append,
+        modes=Modes({}),
     )
 
     def message(task, *args, request_id=None, canvas=None, **headers):

@@ -202,13 +202,17 @@ def test_options_of_another_policy_are_warned_of(options):
         resolved(**options)
 
 
-@pytest.mark.parametrize("mode", ["observe", "off"])
-def test_modes_that_come_later_are_refused(mode):
-    """Likewise."""
-    with pytest.raises(
-        ConfigurationError, match=f"singleton_lock_mode is '{mode}': .*later version"
-    ):
-        parsed(mode=mode)
+@pytest.mark.parametrize("mode", ["enforce", "observe", "off"])
+def test_a_task_may_have_a_mode_of_its_own(mode):
+    """The setting is the default of ``lock_mode``."""
+    assert resolved(settings=parsed(mode=mode)).mode == mode
+    assert resolved(settings=parsed(mode="off"), lock_mode=mode).mode == mode
+
+
+def test_what_is_no_mode_is_refused():
+    """The message says which there are."""
+    with pytest.raises(ConfigurationError, match='it must be "enforce" or "observe" or "off"'):
+        parsed(mode="dry-run")
 
 
 def test_eager_is_a_bool():

@@ -1,7 +1,7 @@
 -- beat: a worker lives, and consumes these queues of this realm, until ttl_ms from now (0: it leaves).
 -- KEYS: fleet
 -- ARGV: worker realm ttl_ms info queue*
--- REPLY: 1
+-- REPLY: list of task (or *), mode: which tasks do not keep their locks now, by whose order
 local now = math.floor(server_time() / 1000)
 local ttl = tonumber(ttl_ms)
 for i = 5, #ARGV do
@@ -16,4 +16,4 @@ for i = 5, #ARGV do
 end
 local about = KEYS[1] .. ':worker:' .. worker
 if ttl > 0 then redis.call('SET', about, info, 'PX', ttl * 10) else redis.call('DEL', about) end
-return 1
+return redis.call('HGETALL', KEYS[1] .. ':mode')

@@ -1,0 +1,143 @@
+-- observe: a task runs without its lock: note that it begins, or has ended, and what the lock would have done.
+-- KEYS: lock
+-- ARGV: name token attempt task worker limit_arg waits took_ms
+--   waits 1 = blocked, it would wait, 0 = it would be left out; took_ms empty = it begins, else it
+--   has ended after so long
+-- REPLY: empty, or who would have blocked it: task, attempt, worker, as a JSON object
+--
+-- The runs are put into the line in which the lock would have let them: each into the permit that is
+-- free first, for as long as it took in fact. So the wait that is written down is the one that there
+-- would have been, also behind others that would have waited; and as long as one runs, those behind
+-- it that take no other permit stay undecided.
+local DEAD_MS = 3600000    -- a run of which no end was heard in this time has died
+local KEPT_MS = 604800000  -- how long the report is kept, from the last run on
+local MOST_RUNS = 256      -- of one lock, undecided
+local MOST_LOCKS = 32      -- in the report, per bucket: those that would have blocked most often
+local MOST_TASKS = 128     -- likewise
+use(0, name)
+local bucket = string.sub(due, 1, -4)
+local runs = string.sub(holders, 1, -8) .. 'observed'
+local by_task, by_lock, ranks = bucket .. 'observed:tasks', bucket .. 'observed:locks', bucket .. 'observed:ranks'
+
+local entries, free, in_use = {}, {}, 0
+local raw = redis.call('HGETALL', runs)
+for i = 1, #raw, 2 do
+  local value = cjson.decode(raw[i + 1])
+  if raw[i] == 'free' then free = value else entries[#entries + 1] = value end
+end
+local function earlier(one, other) return one.start < other.start end
+local function later(one, other) return one > other end
+table.sort(entries, earlier)
+
+local function add_up(key, field, most, blocked, wait, ran)
+  local old = redis.call('HGET', key, field)
+  if not old and most and redis.call('HLEN', key) >= most then return end
+  local sum = old and cjson.decode(old) or {runs = 0, blocked = 0, waited = 0, longest = 0}
+  sum.runs, sum.blocked = sum.runs + ran, sum.blocked + blocked
+  sum.waited, sum.longest = sum.waited + wait, math.max(sum.longest, wait)
+  redis.call('HSET', key, field, cjson.encode(sum))
+  redis.call('PEXPIRE', key, KEPT_MS)
+end
+
+local function rank_lock(shown)
+  redis.call('ZINCRBY', ranks, 1, shown)
+  redis.call('PEXPIRE', ranks, KEPT_MS)
+  local over = redis.call('ZCARD', ranks) - MOST_LOCKS
+  for _, least in ipairs(over > 0 and redis.call('ZRANGE', ranks, 0, -1) or {}) do
+    if over > 0 and least ~= shown then
+      redis.call('ZREM', ranks, least)
+      redis.call('HDEL', by_lock, least)
+      over = over - 1
+    end
+  end
+end
+
+local function blocked(entry, wait)
+  local shown = string.sub(lock, 1, 200)
+  add_up(by_task, entry.task, MOST_TASKS, 1, wait, 0)
+  rank_lock(shown)
+  add_up(by_lock, shown, nil, 1, wait, 0)
+end
+
+-- Take the permit that is free first; none, if that may be one of which the run has not ended yet.
+local function take_permit(runs_on)
+  if #free + in_use < tonumber(limit_arg) then free[#free + 1] = 0 end
+  if #free == 0 then return nil end
+  table.sort(free, later)
+  for _, entry in ipairs(runs_on) do
+    if entry.begins and not entry.took and free[#free] > entry.begins + now - entry.start then return nil end
+  end
+  in_use = in_use + 1
+  return table.remove(free)
+end
+
+local function give_back(entry)
+  in_use = in_use - 1
+  free[#free + 1] = entry.begins + entry.took
+end
+
+local kept = {}
+for _, entry in ipairs(entries) do
+  if entry.token == token and took_ms ~= '' then entry.took = tonumber(took_ms) end
+  if not entry.took and entry.start < now - DEAD_MS then entry.took = DEAD_MS end
+  if entry.begins then in_use = in_use + 1 end
+end
+for _, entry in ipairs(entries) do
+  if entry.begins and entry.took then give_back(entry) else kept[#kept + 1] = entry end
+end
+
+local me
+if took_ms == '' then
+  me = {token = token, task = task, attempt = attempt, worker = worker, start = now}
+  me.met = redis.call('ZCOUNT', holders, '(' .. now, '+inf') >= tonumber(limit_arg)
+  add_up(by_task, task, MOST_TASKS, 0, 0, 1)
+  kept[#kept + 1] = me
+end
+
+-- Who would block me: the first that runs, or whoever keeps the lock indeed.
+local function who()
+  for _, entry in ipairs(kept) do
+    if entry ~= me and not entry.took then return entry end
+  end
+  local first = redis.call('ZRANGE', holders, 0, 0)[1]
+  local rec = first and redis.call('HGET', record, first)
+  return rec and cjson.decode(rec) or {}
+end
+
+local answer, left, undecided = '', {}, false
+for _, entry in ipairs(kept) do
+  local permit = entry.begins
+  if not permit and not undecided then permit = take_permit(kept) end
+  local late = permit and not entry.begins and permit > entry.start or not permit or entry.met
+  if entry == me and late then
+    local holder = who()
+    answer = cjson.encode({task = holder.task or '', attempt = holder.attempt or '', worker = holder.worker or ''})
+  end
+  if entry.begins then
+    left[#left + 1] = entry
+  elseif late and waits == '0' and entry == me then
+    if permit then in_use = in_use - 1; free[#free + 1] = permit end
+    blocked(entry, 0)
+  elseif permit then
+    if late then blocked(entry, math.max(0, permit - entry.start)) end
+    entry.begins = math.max(permit, entry.start)
+    if entry.took then give_back(entry) else left[#left + 1] = entry end
+  else
+    undecided = true
+    left[#left + 1] = entry
+  end
+end
+if #left > MOST_RUNS then
+  local oldest = table.remove(left, 1)
+  if not oldest.begins then blocked(oldest, now - oldest.start) else in_use = in_use - 1 end
+end
+
+redis.call('DEL', runs)
+local last = 0
+for _, at in ipairs(free) do last = math.max(last, at) end
+if #left > 0 or last > now then
+  for _, entry in ipairs(left) do redis.call('HSET', runs, entry.token, cjson.encode(entry)) end
+  redis.call('HSET', runs, 'free', cjson.encode(free))
+  redis.call('PEXPIRE', runs, math.min(math.max(last - now, DEAD_MS), KEPT_MS))
+end
+return answer

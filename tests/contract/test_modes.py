@@ -1,0 +1,274 @@
+"""What is written down of tasks that run without their locks, and how the parked get their turn."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from celery_singleton_lock.model import Claim, Ending, Owner, Parcel, Verdict, new_token
+from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.scripts import load_scripts
+
+pytestmark = pytest.mark.contract
+
+NAME = "account:42"
+
+CLOCK = "local function server_time() return tonumber(redis.call('GET', 'test:clock')) end\n"
+"""Replaces the server's clock by one that the test turns."""
+
+
+class Line:
+    """Tasks that run without their lock, on a clock that is turned by hand; seconds."""
+
+    def __init__(self, client):
+        self.client = client
+        self.store = RedisStore(client, scripts=load_scripts(CLOCK))
+        self.begun = {}
+        self.at(0.0)
+
+    def at(self, seconds):
+        self.now = seconds
+        self.client.set("test:clock", 1_700_000_000_000_500 + round(seconds * 1000) * 1000)
+
+    def begin(self, who, *, at, limit=1, waits=True, name=NAME):
+        """Begin a run, and return who would have held the lock."""
+        self.at(at)
+        owner = Owner(new_token(), f"{who}/0/0", "settle", "w#1")
+        self.begun[who] = (at, owner, Claim(name, limit=limit), waits)
+        return self.store.observe(owner, self.begun[who][2], waits=waits)
+
+    def end(self, who, *, at):
+        self.at(at)
+        began, owner, claim, waits = self.begun.pop(who)
+        assert self.store.observe(owner, claim, waits=waits, took=at - began) is None
+
+    def sums(self):
+        """Return (runs, blocked, seconds waited, longest) of the task."""
+        (task,) = self.store.observed().tasks
+        assert task.name == "settle"
+        return task.runs, task.blocked, round(task.waited, 3), round(task.longest, 3)
+
+
+@pytest.fixture
+def line(redis_client):
+    return Line(redis_client)
+
+
+def test_a_run_that_meets_nobody_would_not_have_waited(line):
+    """And nothing but its sum is kept."""
+    for at in (0, 5):
+        assert line.begin("a", at=at) is None
+        line.end("a", at=at + 5)
+    assert line.sums() == (2, 0, 0.0, 0.0)
+    assert line.store.observed().locks == ()
+    keys = {key.decode() for key in line.client.scan_iter("csl:*")}
+    assert len(keys) == 1, keys
+
+
+def test_a_short_run_would_have_waited_for_the_long_one_before_it(line):
+    """Although it ended first: the order of the starts decides."""
+    line.begin("long", at=0)
+    holder = line.begin("short", at=10)
+    assert (holder.task, holder.task_id, holder.worker) == ("settle", "long", "w#1")
+    line.end("short", at=11)
+    assert line.sums() == (2, 0, 0.0, 0.0), "not decided: the long one may end at any time"
+    line.end("long", at=100)
+    assert line.sums() == (2, 1, 90.0, 90.0)
+
+
+def test_waits_add_up_behind_those_that_would_have_waited_too(line):
+    """Three that begin at once, of 10 s each, would have ended at 10, 20 and 30."""
+    for who in "abc":
+        line.begin(who, at=0)
+    for who in "abc":
+        line.end(who, at=10)
+    assert line.sums() == (3, 2, 30.0, 20.0)
+    assert line.begin("d", at=12) is not None, "c would still wait for its turn"
+    line.end("d", at=13)
+    assert line.sums() == (4, 3, 48.0, 20.0)
+
+
+def test_permits_are_as_many_as_the_limit(line):
+    """With two, the third waits for the first that ends."""
+    assert line.begin("a", at=0, limit=2) is None
+    assert line.begin("b", at=1, limit=2) is None
+    assert line.begin("c", at=2, limit=2) is not None
+    line.end("b", at=5)
+    assert line.sums() == (3, 1, 3.0, 3.0)
+    line.end("c", at=6)
+    line.end("a", at=50)
+    assert line.sums() == (3, 1, 3.0, 3.0)
+
+
+def test_who_would_be_left_out_keeps_nobody_waiting(line):
+    """A task that skips or fails is counted as blocked, and not put into the line."""
+    line.begin("a", at=0)
+    assert line.begin("b", at=1, waits=False) is not None
+    line.end("a", at=2)
+    assert line.begin("c", at=3) is None
+    line.end("c", at=4)
+    line.end("b", at=60)
+    assert line.sums() == (3, 1, 0.0, 0.0)
+
+
+def test_who_holds_the_lock_indeed_is_met(line):
+    """Tasks of one name may have different modes; who keeps the lock is not disturbed."""
+    line.at(0)
+    holder = Owner(new_token(), "id/0/0", "keeper", "w#2")
+    assert line.store.acquire(holder, Claim(NAME)).verdict is Verdict.GRANTED
+    met = line.begin("a", at=1)
+    assert (met.task, met.task_id) == ("keeper", "id")
+    line.end("a", at=2)
+    assert line.sums() == (1, 1, 0.0, 0.0)
+    line.at(3)
+    assert [each.token for each in line.store.inspect(NAME).holders] == [holder.token]
+
+
+def test_one_of_which_no_end_is_heard_counts_as_dead_after_an_hour(line):
+    """It was killed; those behind it are decided then."""
+    line.begin("killed", at=0)
+    line.begin("b", at=10)
+    line.end("b", at=11)
+    assert line.sums()[1] == 0
+    line.begin("c", at=3700)
+    assert line.sums()[:2] == (3, 1)
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+def test_the_waits_are_those_of_the_line_that_there_would_have_been(line, limit):
+    """Against a plain calculation, over runs of random starts and lengths."""
+    dice = random.Random(limit)
+    runs, at = [], 0.0
+    for number in range(60):
+        at += dice.randrange(1, 2000) / 1000
+        runs.append((at, at + dice.randrange(1, 5000) / 1000, str(number)))
+    steps = sorted([(b, "begin", w) for b, _, w in runs] + [(e, "end", w) for _, e, w in runs])
+    for when, what, who in steps:
+        line.begin(who, at=when, limit=limit) if what == "begin" else line.end(who, at=when)
+    free, waits = [0.0] * limit, []
+    for begin, end, _ in runs:
+        free.sort()
+        begins = max(begin, free[0])
+        free[0] = begins + end - begin
+        waits.append(begins - begin)
+    total, blocked, waited, longest = line.sums()
+    assert (total, blocked) == (60, sum(wait > 1e-6 for wait in waits))
+    assert waited == pytest.approx(sum(waits), abs=0.2)  # a millisecond each
+    assert longest == pytest.approx(max(waits), abs=0.05)
+
+
+def test_the_report_is_bounded_and_expires(line):
+    """Of very many locks those stay that would have blocked most often; all keys have an end."""
+    for name in ("hot", "x" * 5000, *(f"cold{n}" for n in range(2500))):
+        for _ in range(3 if name == "hot" else 1):
+            line.begin("a", at=line.now, name=name)
+            line.begin("b", at=line.now + 0.001, name=name)
+            line.end("a", at=line.now + 0.001)
+            line.end("b", at=line.now + 0.001)
+    report = line.store.observed()
+    assert 1000 < len(report.locks) <= 64 * 32
+    assert {lock.name: lock.blocked for lock in report.locks}["hot"] >= 3
+    assert max(len(lock.name) for lock in report.locks) <= 200
+    assert report.tasks[0].blocked > 2500
+    keys = list(line.client.scan_iter("csl:*"))
+    assert all(line.client.ttl(key) > 0 for key in keys)
+    line.store.forget_observed()
+    assert line.store.observed().tasks == ()
+
+
+# -- parked messages of tasks that do not keep their locks any more --------------------------------
+
+
+def parked(line, who, task="settle", realm="R", name=NAME):
+    owner = Owner(new_token(), f"{who}/0/0", task, "w")
+    kept = line.store.park(owner, Claim(name), Parcel(who.encode(), realm, "q"))
+    assert kept.verdict is Verdict.WAITING
+    return owner
+
+
+def let_run(line, *tasks, most=10, realm="R", worker="w"):
+    return line.store.let_run([NAME], tasks, most, worker=worker, realm=realm)
+
+
+@pytest.fixture
+def held(line):
+    """A lock that somebody holds, before a worker that lives."""
+    holder = Owner(new_token(), "holder/0/0", "settle", "w")
+    line.store.acquire(holder, Claim(NAME, lease=3000))
+    line.store.beat("w", "R", ["q"], 3000.0)
+    return holder
+
+
+def received(line, worker="w"):
+    bodies = []
+    while (delivery := line.store.receive(worker, 0.01)) is not None:
+        bodies.append(delivery.body.decode())
+    return bodies
+
+
+def test_parked_messages_of_a_task_get_their_turn_beside_the_holder(line, held):
+    """In their order, at most as many as asked; each holds, so that it is not lost."""
+    owners = [parked(line, who) for who in "abc"]
+    assert let_run(line, "settle", most=2) == 2
+    assert received(line) == ["a", "b"]
+    view = line.store.inspect(NAME)
+    assert {each.token for each in view.holders} == {
+        held.token,
+        owners[0].token,
+        owners[1].token,
+    }
+    assert (view.waiting, view.bodies) == (1, 3)
+    for owner in owners[:2]:
+        claimed = line.store.claim(owner, NAME, 30.0, settle=True)
+        assert claimed.verdict is Verdict.GRANTED
+        line.store.release(NAME, owner.token, Ending.FINAL)
+    assert line.store.inspect(NAME).waiting == 1, "the lock is kept for all others"
+
+
+def test_one_that_is_let_run_and_dies_with_its_worker_is_not_lost(line, held):
+    """Its grant lapses, and its message has its old place."""
+    parked(line, "a")
+    assert let_run(line, "settle") == 1
+    line.at(10)
+    line.store.kick(NAME)
+    view = line.store.inspect(NAME)
+    assert (view.waiting, view.bodies, len(view.holders)) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "case", [{"tasks": ["other"]}, {"tasks": ["settle"], "realm": "S"}, {"tasks": []}]
+)
+def test_others_stay_parked(line, held, case):
+    """Of another task, which keeps its lock, or of another broker."""
+    parked(line, "a")
+    assert (
+        line.store.let_run([NAME], case["tasks"], 5, worker="w", realm=case.get("realm", "R")) == 0
+    )
+    assert line.store.inspect(NAME).waiting == 1
+
+
+def test_a_message_that_nobody_consumes_stays_parked(line):
+    """Until a worker that does lives."""
+    line.store.acquire(Owner(new_token(), "h/0/0"), Claim(NAME, lease=3000))
+    parked(line, "a")
+    assert let_run(line, "settle") == 0
+    view = line.store.inspect(NAME)
+    assert view.waiting + view.adrift == 1
+
+
+def test_locks_that_somebody_waits_for_are_found(line, held):
+    """And none once nobody does."""
+    assert list(line.store.waited_for()) == []
+    parked(line, "a")
+    assert list(line.store.waited_for()) == [NAME]
+
+
+def test_switches_are_told_with_each_beat(line):
+    """So that it costs no command of its own."""
+    assert line.store.beat("w", "R", ["q"], 3.0) == {}
+    line.store.switch("*", "off")
+    line.store.switch("settle", "observe")
+    assert line.store.beat("w", "R", ["q"], 3.0) == {"*": "off", "settle": "observe"}
+    line.store.switch("*", None)
+    assert line.store.switches() == {"settle": "observe"}

@@ -1,0 +1,80 @@
+"""Which tasks keep their locks: declared, switched for one task, switched for all."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_singleton_lock.modes import ALL, ENFORCE, MODES, OBSERVE, OFF, Modes, laxer
+
+
+@pytest.mark.parametrize("declared", MODES)
+def test_without_a_switch_a_task_has_the_mode_that_it_declares(declared):
+    modes = Modes({"settle": declared})
+    assert modes.of("settle") == declared
+    assert modes.relaxed() == ([] if declared == ENFORCE else ["settle"])
+
+
+@pytest.mark.parametrize("declared", MODES)
+@pytest.mark.parametrize("switch", MODES)
+def test_the_switch_of_a_task_replaces_what_it_declares(declared, switch):
+    """Also towards enforce: so a task is taken from observing to its lock without a deployment."""
+    modes = Modes({"settle": declared, "other": declared})
+    changed = modes.hear({"settle": switch})
+    assert (modes.of("settle"), modes.of("other")) == (switch, declared)
+    assert changed == ([] if switch == declared else ["settle"])
+
+
+@pytest.mark.parametrize("declared", MODES)
+@pytest.mark.parametrize("own", [None, *MODES])
+@pytest.mark.parametrize("switch", MODES)
+def test_the_switch_for_all_only_relaxes(declared, own, switch):
+    """Whatever else is switched, ``off`` for all is off, and ``enforce`` for all asks nothing."""
+    modes = Modes({"settle": declared})
+    modes.hear({ALL: switch, **({"settle": own} if own else {})})
+    assert modes.of("settle") == laxer(own or declared, switch)
+
+
+def test_a_switch_that_is_taken_away_leaves_what_is_declared():
+    modes = Modes({"settle": OBSERVE})
+    modes.hear({ALL: OFF})
+    assert modes.hear({}) == ["settle"]
+    assert modes.of("settle") == OBSERVE
+
+
+def test_what_is_no_mode_is_left_out():
+    """Another version may have written it; a task is not unlocked by a word nobody knows."""
+    modes = Modes({"settle": ENFORCE})
+    assert modes.hear({ALL: "paused", "settle": ""}) == []
+    assert modes.switches() == {}
+
+
+def test_an_order_counts_until_the_switch_in_redis_has_it():
+    """The beat may bring an older switch meanwhile, or none."""
+    modes = Modes({"settle": ENFORCE})
+    assert modes.order(ALL, OFF) == ["settle"]
+    assert modes.hear({}) == []
+    assert modes.of("settle") == OFF
+    modes.settle(ALL, OFF)
+    assert modes.of("settle") == OFF
+    assert modes.hear({}) == ["settle"]
+
+
+def test_an_order_can_take_a_switch_away():
+    modes = Modes({"settle": ENFORCE})
+    modes.hear({ALL: OFF})
+    assert modes.order(ALL, None) == ["settle"]
+    assert modes.hear({ALL: OFF}) == []
+    assert modes.of("settle") == ENFORCE
+    modes.settle(ALL, None)
+    assert (modes.of("settle"), modes.switches()) == (ENFORCE, {})
+
+
+def test_only_the_last_order_is_settled():
+    """One that had to wait for Redis must not undo what was ordered after it."""
+    modes = Modes({"settle": ENFORCE})
+    modes.order(ALL, OFF)
+    modes.order(ALL, OBSERVE)
+    assert not modes.is_ordered(ALL, OFF)
+    modes.settle(ALL, OFF)
+    assert modes.is_ordered(ALL, OBSERVE)
+    assert modes.of("settle") == OBSERVE
