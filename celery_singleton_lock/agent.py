@@ -24,7 +24,7 @@ from celery.worker.state import revoked as revoked_tasks
 from celery_singleton_lock.clock import ServerClock, SystemClock
 from celery_singleton_lock.desk import Desk
 from celery_singleton_lock.errors import BackendError, BackendUnreachable
-from celery_singleton_lock.events import BackendDown, BackendUp, LeaseLost, Observers
+from celery_singleton_lock.events import BackendDown, BackendUp, LeaseLost, Observers, log_keys
 from celery_singleton_lock.gate import claim_of
 from celery_singleton_lock.model import (
     Claim,
@@ -40,6 +40,7 @@ from celery_singleton_lock.model import (
 from celery_singleton_lock.modes import MODES, Modes
 from celery_singleton_lock.orders import (
     End,
+    Errand,
     Later,
     Leave,
     LookUp,
@@ -249,6 +250,10 @@ class Agent:
         self._tell_of_modes(self._modes.order(task, mode))
         self._orders.put(Switch(task, mode))
 
+    def run_errand(self, call: Callable[[], None]) -> None:
+        """Make a call that waits for Redis; once, whatever comes of it."""
+        self._orders.put(Errand(call))
+
     def drop(self, delivery: Delivery) -> None:
         """Settle a message that this worker cannot run, and has told so."""
         stamp = Stamp(delivery.name, delivery.token, "", "", self.worker, granted=True)
@@ -411,6 +416,7 @@ class Agent:
             Lost: self._report_loss,
             Revoke: self._revoke,
             Switch: self._switch,
+            Errand: lambda order: order.call(),
             Leave: lambda _order: self._leave(),
         }
         steps[type(order)](order)
@@ -703,7 +709,7 @@ class Agent:
             "The lock %r was lost while its task ran: its lease ended or it was taken away. %s",
             loss.name,
             loss.ended or "The task goes on; only its fencing token protects its writes.",
-            extra={"lock": loss.name},
+            extra=log_keys(event),
         )
 
     # -- Redis away and back ----------------------------------------------------------------------
@@ -720,8 +726,11 @@ class Agent:
         if self._down:
             self._down = False
             down_for = self._clock.monotonic() - self._down_since
-            self._observers.notify(BackendUp(self._address, down_for))
-            logger.warning("celery-singleton-lock: the lock's Redis answers again.")
+            event = BackendUp(self._address, down_for)
+            self._observers.notify(event)
+            logger.warning(
+                "celery-singleton-lock: the lock's Redis answers again.", extra=log_keys(event)
+            )
             self._post(self.desk.backend_up)
 
     # -- the end ----------------------------------------------------------------------------------

@@ -123,7 +123,7 @@ def _choice(*now: str) -> Check:
 
 
 def eager(place: Place, value: Any) -> bool:
-    """Check whether eager tasks take locks."""
+    """Check a setting that is on or off."""
     if not isinstance(value, bool):
         place.refuse(value, "it must be True or False")
     return value
@@ -156,6 +156,22 @@ def _backend(place: Place, value: Any) -> str | None:
     return value
 
 
+def _port(place: Place, value: Any) -> int | None:
+    """Check the port of the metrics."""
+    if value is not None and (type(value) is not int or not 1 <= value <= MOST_PORT):
+        place.refuse(value, f"it must be a port, 1 to {MOST_PORT}, or None for none")
+    return value
+
+
+def _address(place: Place, value: Any) -> str:
+    """Check the address on which metrics are served."""
+    if not isinstance(value, str) or not value:
+        place.refuse(value, 'it must be an address of this machine, such as "127.0.0.1"')
+    return value
+
+
+MOST_PORT: Final = 65535
+
 OPTIONS: Final[Mapping[str, Check]] = {
     "backend": _backend,
     "backend_options": _backend_options,
@@ -173,6 +189,9 @@ OPTIONS: Final[Mapping[str, Check]] = {
     "requeue_max": _delay,
     "eager": eager,
     "mode": _choice("enforce", "observe", "off"),
+    "metrics_port": _port,
+    "metrics_address": _address,
+    "metrics_by_lock": eager,
     "max_body_bytes": _count(1, "the default is 16 MiB"),
 }
 """Option -> its check. A task has those of :class:`LockOptions`, the settings all but ``limit``."""

@@ -6,15 +6,23 @@ wants Redis to the agent: its answer comes later, in the log.
 
 from __future__ import annotations
 
+import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from celery.worker.control import control_command, inspect_command
 
+from celery_singleton_lock.admin.release import force_release
 from celery_singleton_lock.clock import SystemClock
+from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.modes import ALL, MODES
+from celery_singleton_lock.store.admin import Operator
+from celery_singleton_lock.store.redis_admin import RedisAdminStore
 
 if TYPE_CHECKING:
     from celery_singleton_lock.request import LockedRequest
+
+logger = logging.getLogger(__name__)
 
 MOST: Final = 1000
 """Most locks of a worker that an answer names."""
@@ -93,3 +101,41 @@ def lock_mode(state: Any, mode: str, task: str = ALL, **_: Any) -> dict[str, Any
         return {"error": f"there is no LockedTask {task!r} here"}
     crew.agent.switch(task, None if mode == DECLARED else mode)
     return {"ok": f"{'all tasks' if task == ALL else task}: {mode}"}
+
+
+@control_command(  # type: ignore[untyped-decorator]  # celery is untyped
+    signature="<token> [who [why]]", args=[("token", str), ("who", str), ("why", str)]
+)
+def lock_release(state: Any, token: str, who: str = "", why: str = "", **_: Any) -> dict[str, Any]:
+    """Take a lock from the task that holds it under this token, and grant it to who is next.
+
+    Only the worker that runs the task does it; of one that is dead the lease ends by itself. The
+    task is not ended: it runs on without the lock. Audited; what came of it is in the log.
+
+    Args:
+        state: Celery's.
+        token: as ``inspect locks`` tells it.
+        who: who orders it, for the audit: Celery's messages do not tell.
+        why: reason, for the audit.
+    """
+    crew = getattr(state.consumer, "singleton_lock_crew", None)
+    if crew is None:
+        return NO_LOCKS
+    request = next((r for r in crew.desk.requests() if r.stamp.token == token), None)
+    if request is None:
+        return {"error": "no task of this worker has this token"}
+    by = Operator(who or "somebody with access to the broker", via="control", why=why)
+    crew.agent.run_errand(partial(_release, crew, request.stamp.name, token, by))
+    return {"ok": f"{request.stamp.name!r} will be taken from {request.task.name}[{request.id}]"}
+
+
+def _release(crew: Any, name: str, token: str, by: Operator) -> None:
+    """Release in the agent's thread, and tell what came of it."""
+    store = RedisAdminStore(crew.agent.store.client, crew.agent.store.keyspace)
+    told = {"lock_event": "forced-release", "lock_name": name, "lock_by": by.who}
+    try:
+        force_release(store, name, token, by)
+    except SingletonLockError as error:
+        logger.warning("The lock %r was not released for %s: %s", name, by.who, error, extra=told)
+    else:
+        logger.warning("The lock %r was taken from its task for %s", name, by.who, extra=told)

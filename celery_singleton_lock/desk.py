@@ -18,10 +18,17 @@ from celery.worker.state import revoked as revoked_tasks
 from celery.worker.state import task_ready, task_reserved
 
 from celery_singleton_lock.clock import ServerClock, SystemClock
-from celery_singleton_lock.errors import ConfigurationError, LockWaitTimeout
+from celery_singleton_lock.errors import (
+    ConfigurationError,
+    LockConflict,
+    LockError,
+    LockQueueFull,
+    LockWaitTimeout,
+)
 from celery_singleton_lock.events import (
     LeaseLost,
     LockAcquired,
+    LockRefused,
     LockReleased,
     Observers,
     TaskBlocked,
@@ -30,6 +37,7 @@ from celery_singleton_lock.events import (
     TaskEvent,
     TaskReplaced,
     celery_event,
+    log_keys,
 )
 from celery_singleton_lock.gate import Turned, cannot_wait, reservation_for
 from celery_singleton_lock.model import CLAIM_LEASE, Delivery, Ending, Reservation, new_token
@@ -54,6 +62,13 @@ _clock = SystemClock()
 MOST_SUSPENDED: Final = 1000
 """Most messages held while Redis is down for which the worker asks the broker for more."""
 
+
+REFUSALS: Final[dict[type[LockError], str]] = {
+    LockConflict: "fail",
+    LockQueueFull: "full",
+    LockWaitTimeout: "timeout",
+}
+"""How a task ends that did not get its lock, and what that is called."""
 
 MOST_SHOWN: Final = 100
 """Most locks that a report names."""
@@ -194,6 +209,7 @@ class Desk:
         self._suspended: list[LockedRequest] = []
         self._held_back: set[LockedRequest] = set()
         self._ending: dict[str, LockedRequest] = {}
+        self.unclaimed = 0
         self._down = False
         self._mutex = threading.RLock()
         self.send_event = _unheard
@@ -529,6 +545,7 @@ class Desk:
             self._requeue(request)
             return True
         if turned.verdict == "gone":
+            self.unclaimed += 1
             task_ready(request)
         elif turned.verdict == "done":
             self.dropped(request)
@@ -583,7 +600,10 @@ class Desk:
             signum=None,
             expired=False,
         )
-        logger.info("Task %s was skipped: %s", request, turned.reason)
+        policy = "skip" if self._rules(request.task).on_conflict == "skip" else "full"
+        event = LockRefused(*about(request), policy=policy)
+        self._tell(request, event)
+        logger.info("Task %s was skipped: %s", request, turned.reason, extra=log_keys(event))
 
     def on_retried(self, request: LockedRequest, retry: BaseException) -> None:
         """The task is to be retried, and may have kept its permit for that."""
@@ -599,6 +619,11 @@ class Desk:
         if retried and stamp.name and self._rules(request.task).on_retry == "keep":
             token = Reservation(stamp.attempt, 0.0).token
             self._clerk.end(stamp._replace(token=token), Ending.FINAL, None)
+
+    def on_refused(self, request: LockedRequest, error: LockError) -> None:
+        """The task has ended with an error that tells why it did not get its lock."""
+        policy = next(p for kind, p in REFUSALS.items() if isinstance(error, kind))
+        self._tell(request, LockRefused(*about(request), policy=policy))
 
     def on_lost(self, request: LockedRequest) -> None:
         """The task has ended with LockLost, by itself or since it was interrupted."""
@@ -758,6 +783,7 @@ class Desk:
             "parking": sum(flight.parking + len(flight.followers) for _, flight in flights),
             "suspended": len(self._suspended),
             "held_back": len(self._held_back),
+            "unclaimed": self.unclaimed,
         }
 
     def requests(self) -> list[LockedRequest]:

@@ -68,6 +68,16 @@ class LockAcquired(TaskEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class LockRefused(TaskEvent):
+    """A task did not get its lock, and ends without having run."""
+
+    policy: str = _told(
+        "fail",
+        "`skip` or `fail`, as it declares; `full`: no room to wait; `timeout`: its wait is over",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class LockReleased(TaskEvent):
     """A task has ended, however, and its lock was given back."""
 
@@ -111,6 +121,7 @@ CELERY_EVENTS: Final[dict[type[Event], str]] = {
     TaskDelivered: "task-delivered",
     TaskReplaced: "task-replaced",
     LockAcquired: "lock-acquired",
+    LockRefused: "lock-refused",
     LockReleased: "lock-released",
     LeaseLost: "lock-lost",
     TaskDuplicate: "lock-duplicate",
@@ -137,6 +148,24 @@ def celery_event(event: Event) -> tuple[str, dict[str, Any]] | None:
     if not name.startswith("task-"):
         sent["name"] = task
     return name, sent
+
+
+def log_keys(event: Event) -> dict[str, Any]:
+    """Return an event as the ``extra`` of a log line: stable names, none of logging's own.
+
+    Args:
+        event: what happened. ``lock_event`` is the name of its Celery event, where it has one.
+    """
+    kind = type(event)
+    renamed = {"lock": "lock_name"}
+    facts = {renamed.get(name, f"lock_{name}"): value for name, value in asdict(event).items()}
+    return {"lock_event": CELERY_EVENTS.get(kind, _UNSENT.get(kind, "")), **facts}
+
+
+_UNSENT: Final[dict[type[Event], str]] = {
+    BackendDown: "lock-backend-down",
+    BackendUp: "lock-backend-up",
+}
 
 
 def fields_of(kind: type[Event]) -> list[tuple[str, str, str]]:

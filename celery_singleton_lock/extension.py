@@ -52,6 +52,7 @@ _STEPS: Final = {
     "worker": "celery_singleton_lock.worker:WorkerStep",
     "consumer": "celery_singleton_lock.worker:ConsumerStep",
 }
+_METRICS: Final = "celery_singleton_lock.metrics:MetricsStep"
 
 
 class Extension:
@@ -249,6 +250,7 @@ def install(app: Celery) -> Extension:
         setattr(app, _ATTRIBUTE, found)
         for blueprint, step in _STEPS.items():
             app.steps[blueprint].add(step)
+        app.steps["consumer"].add(_METRICS)
         if _COMMANDS in sys.modules:  # in `celery inspect`; a worker comes to it by its step
             importlib.import_module("celery_singleton_lock.control")
     return found

@@ -23,8 +23,9 @@ and ``index`` (HASH, attempt, and ``@`` with the task id -> lock and token of a 
 waited). For the whole
 installation: ``fleet:route:<realm>:<queue>`` (ZSET, worker -> heartbeat deadline, ms),
 ``fleet:inbox:<worker>`` (LIST of grants), ``fleet:worker:<worker>`` (string, JSON),
-``fleet:audit`` (LIST of what operators did, the last thousand), ``fleet:mode`` (HASH, task or ``*``
--> mode), and ``schema``.
+``fleet:parked:<realm>:<queue>`` (ZSET, token of a parked message -> place in line) with
+``fleet:parked`` (SET of these routes), ``fleet:audit`` (LIST of what operators did, the last
+thousand), ``fleet:mode`` (HASH, task or ``*`` -> mode), and ``schema``.
 
 Of tasks that run without their locks and are observed: ``observed`` of a lock (HASH, run -> JSON),
 and per bucket ``observed:tasks`` and ``observed:locks`` (HASH, name -> JSON: runs, blocked, waited
@@ -167,6 +168,11 @@ class Keyspace:
     def inbox(self, worker: str) -> str:
         """Return the list in which a worker receives its grants."""
         return f"{self.fleet}:inbox:{worker}"
+
+    @property
+    def parked(self) -> str:
+        """Return the set of routes of which messages are parked; their lists are named below it."""
+        return f"{self.fleet}:parked"
 
     @property
     def mode(self) -> str:

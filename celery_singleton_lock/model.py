@@ -301,3 +301,15 @@ class Observations:
 
     tasks: tuple[Observed, ...] = ()
     locks: tuple[Observed, ...] = ()
+
+
+class Parked(NamedTuple):
+    """The parked messages of a queue.
+
+    Args:
+        waiting: how many.
+        oldest: seconds since the first of them arrived at a worker.
+    """
+
+    waiting: int
+    oldest: float

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from celery_singleton_lock.model import Delivery, Ending
@@ -82,6 +82,13 @@ class Switch:
 
 
 @dataclass(frozen=True, slots=True)
+class Errand:
+    """Make a call for somebody who must not wait, such as the main loop; it handles its errors."""
+
+    call: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """Tell the fleet that this worker takes no more grants, and give back those in the inbox."""
 
@@ -94,7 +101,7 @@ class Later:
     order: Requeue
 
 
-Order = Later | Park | Requeue | End | LookUp | Lost | Revoke | Switch | Leave | Delivery
+Order = Later | Park | Requeue | End | LookUp | Lost | Revoke | Switch | Errand | Leave | Delivery
 
 
 def alike(orders: list[Order]) -> Iterator[list[Order]]:

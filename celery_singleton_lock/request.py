@@ -37,13 +37,13 @@ _PROCESS_GONE: Final = (
 )
 
 
+_REFUSED: Final = (LockConflict, LockQueueFull, LockWaitTimeout)
+
 _NEVER_RAN: Final = (
     *_PROCESS_GONE,  # or nobody knows
     Turned,
     BackendError,
-    LockConflict,
-    LockQueueFull,
-    LockWaitTimeout,
+    *_REFUSED,
 )
 """With these a task may end that had no lock."""
 
@@ -186,6 +186,8 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
         elif not (isinstance(error, Turned) and self.desk.on_turned(self, error)):
             if not isinstance(error, _NEVER_RAN):
                 self.desk.on_ran(self)
+            elif isinstance(error, _REFUSED) and error.name == self.stamp.name:
+                self.desk.on_refused(self, error)
             self.decided()
             try:
                 super().on_failure(exc_info, *args, **kwargs)

@@ -92,6 +92,10 @@ class Settings:
             quietly: the broker's visibility time-out.
         max_body_bytes: most bytes of a message that is parked; a longer one does what
             ``lock_on_full`` says.
+        metrics_port: port on which a worker serves metrics for Prometheus; None: it does not.
+        metrics_address: address on which it does.
+        metrics_by_lock: whether metrics of tasks have the lock's name as a label: only where there
+            are few locks, since each has series of its own.
     """
 
     backend: str | None = dataclasses.field(default=None, repr=False)
@@ -112,6 +116,9 @@ class Settings:
     mode: str = "enforce"
     done_for: float = 3600.0
     max_body_bytes: int = 16 * 2**20
+    metrics_port: int | None = None
+    metrics_address: str = "0.0.0.0"  # noqa: S104  # who scrapes is elsewhere
+    metrics_by_lock: bool = False
 
     def address(self) -> BackendAddress:
         """Return where the locks live. Ask only when there is a lock: an app without needs none.

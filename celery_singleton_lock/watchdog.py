@@ -209,6 +209,10 @@ class Watchdog:
             gives the system's own where gevent or eventlet has replaced them.
         tell: runs a call that logs, or reports a loss; where threads are native and all else is
             green, it has to make the call where the greenlets live.
+
+    Attributes:
+        renewed: leases that the thread has renewed so far.
+        failed: leases that were due when the store did not answer.
     """
 
     def __init__(
@@ -224,6 +228,8 @@ class Watchdog:
         self.clock: Final = clock or SystemClock()
         self._threads: Final = threads
         self._tell: Final = tell
+        self.renewed = 0
+        self.failed = 0
         self._begin()
         _dogs.add(self)
 
@@ -501,7 +507,9 @@ class Watchdog:
     def _run_safely(self) -> None:
         """Look once; whatever goes wrong, the thread lives (L12)."""
         try:
-            self.run_once()
+            done = self.run_once()
+            self.renewed += done.renewed
+            self.failed += done.failed
         except Exception as error:  # noqa: BLE001  # logged, where that can be done
             self._complain("the watchdog goes on after an error", error=error)
             self._back_off()

@@ -297,6 +297,8 @@ class Crew:
             "modes": {task: self.modes.of(task) for task in self.modes.relaxed()},
             "switches": self.modes.switches(),
             **self.desk.counts(),
+            "renewed": self.watchdog.renewed,
+            "renewals_failed": self.watchdog.failed,
             **dataclasses.asdict(self.agent.counts),
         }
 

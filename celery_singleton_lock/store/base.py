@@ -19,6 +19,7 @@ from celery_singleton_lock.model import (
     Observations,
     Owner,
     Parcel,
+    Parked,
     Reply,
     Reservation,
     Stray,
@@ -187,6 +188,10 @@ class Store(Protocol):
         Returns:
             The switches, as :meth:`switches` does.
         """
+        ...
+
+    def parked(self, realm: str) -> Mapping[str, Parked]:
+        """Return how many messages of a broker are parked, and for how long: by queue."""
         ...
 
     def switches(self) -> Mapping[str, str]:

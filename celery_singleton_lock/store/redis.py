@@ -35,6 +35,7 @@ from celery_singleton_lock.model import (
     Observations,
     Owner,
     Parcel,
+    Parked,
     Reply,
     Reservation,
     Stray,
@@ -387,6 +388,25 @@ class RedisStore:
     def leave(self, worker: str, realm: str, queues: Iterable[str]) -> None:
         """Tell that a worker takes no more grants."""
         self.beat(worker, realm, queues, 0)
+
+    def parked(self, realm: str) -> Mapping[str, Parked]:
+        """Return how many messages of a broker are parked; see :meth:`Store.parked`."""
+        with explained(self.reconnect):
+            members: Any = self.client.smembers(self.keyspace.parked)
+            routes = [
+                route for route in map(replies.text, members) if route.startswith(f"{realm}:")
+            ]
+            pipe = self.client.pipeline(transaction=False)
+            for route in routes:
+                pipe.zcard(f"{self.keyspace.parked}:{route}")
+                pipe.zrange(f"{self.keyspace.parked}:{route}", 0, 0, withscores=True)
+            found, now = pipe.execute(), self.time()
+        return {
+            route.removeprefix(f"{realm}:"): Parked(
+                count, max(0.0, now - first[0][1] / 1e6) if first else 0.0
+            )
+            for route, count, first in zip(routes, found[::2], found[1::2], strict=True)
+        }
 
     # -- modes ------------------------------------------------------------------------------------
 

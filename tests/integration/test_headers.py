@@ -109,6 +109,28 @@ def test_a_parked_task_sees_the_request_that_an_unlocked_one_sees(book, locked, 
     book.await_free(key)
 
 
+TRACING = {
+    "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+    "tracestate": "vendor=t61rcWkgMzE",
+    "baggage": "sentry-trace_id=771a43a4192642f0b136d5159a501700,user=42",
+    "sentry-trace": "771a43a4192642f0b136d5159a501700-00f067aa0ba902b7-1",
+}
+"""What OpenTelemetry and Sentry put into a message; Sentry also into a header of its own name."""
+
+
+def test_tracing_headers_survive_parking_and_a_retry(book, locked, key):
+    """So that the spans of a parked task, and of its retry, belong to who sent it."""
+    headers = {**TRACING, "headers": {"sentry-monitor-start-timestamp-s": "1.5", **TRACING}}
+    result = book.app.send_task("mirror", (key, 1, "retry"), headers=headers).id
+    book.await_waiting(key, 1)
+    locked.release()
+    for times in (1, 2):
+        seen = mirrored(book, result, times=times)["seen"]
+        assert {name: seen["headers"].get(name, seen.get(name)) for name in TRACING} == TRACING
+        assert seen["retries"] == times - 1
+    book.await_free(key)
+
+
 def test_expires_and_eta_of_a_parked_task_are_kept(book, locked, key):
     """As they were sent, to the microsecond."""
     expires = datetime.now(timezone.utc) + timedelta(seconds=60)

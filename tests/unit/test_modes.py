@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from celery_singleton_lock.admin.observed import report_lines
+from celery_singleton_lock.model import Observations, Observed
 from celery_singleton_lock.modes import ALL, ENFORCE, MODES, OBSERVE, OFF, Modes, laxer
 
 
@@ -78,3 +80,25 @@ def test_only_the_last_order_is_settled():
     modes.settle(ALL, OFF)
     assert modes.is_ordered(ALL, OBSERVE)
     assert modes.of("settle") == OBSERVE
+
+
+def test_the_report_names_tasks_and_locks_with_their_waits():
+    report = Observations(
+        tasks=(Observed("settle", 100, 40, 80.0, 12.5), Observed("mail", 7)),
+        locks=(Observed("account:42", 0, 40, 80.0, 12.5),),
+    )
+    lines = report_lines(report)
+    assert lines[0] == "Of 107 runs 40 would have been blocked."
+    assert lines[3].split() == ["100", "40", "80.0", "2.0", "12.5", "settle"]
+    assert lines[4].split() == ["7", "0", "0.0", "0.0", "0.0", "mail"]
+    assert lines[-1].split() == ["40", "80.0", "2.0", "12.5", "account:42"]
+
+
+def test_a_long_report_says_what_it_leaves_out():
+    report = Observations(tasks=tuple(Observed(f"t{n}", 1) for n in range(30)))
+    assert report_lines(report)[-1] == "… and 10 more"
+
+
+def test_an_empty_report_says_how_to_begin():
+    (line,) = report_lines(Observations())
+    assert "singleton_lock_mode" in line

@@ -148,6 +148,22 @@ end
 -- found without a look at the others.
 local function route_of(rec) return rec.realm .. ':' .. rec.queue end
 
+-- How many messages of a route wait, and since when, is what autoscalers ask: so they are listed by
+-- route too, wherever their lock lives. Nothing is decided by that.
+local function list_parked(token, rec)
+  if not rec.parked then return end
+  redis.pcall('ZADD', fleet .. ':parked:' .. route_of(rec), rec.place, token)
+  redis.pcall('SADD', fleet .. ':parked', route_of(rec))
+end
+
+local function unlist_parked(token, rec)
+  if not (rec and rec.parked) then return end
+  local list = fleet .. ':parked:' .. route_of(rec)
+  if redis.pcall('ZREM', list, token) == 1 and redis.pcall('EXISTS', list) == 0 then
+    redis.pcall('SREM', fleet .. ':parked', route_of(rec))
+  end
+end
+
 local function adrift_member(token, rec)
   return route_of(rec) .. '\n' .. string.format('%016.0f', tonumber(rec.place)) .. '\n' .. token
 end
@@ -176,6 +192,7 @@ local function unqueue(token, rec)
   if alone then return end
   redis.call('ZREM', queue, token)
   redis.call('ZREM', deadlines, token)
+  unlist_parked(token, rec)
   if rec and rec.state == 'adrift' then redis.call('ZREM', adrift, adrift_member(token, rec)) end
 end
 
@@ -253,6 +270,7 @@ local function enqueue(token, rec, state)
   redis.call('ZADD', queue, rec.place, token)
   if rec.deadline then redis.call('ZADD', deadlines, rec.deadline, token) end
   put_in_index(token, rec)
+  list_parked(token, rec)
   save(token, rec)
 end
 

@@ -1,0 +1,340 @@
+"""Metrics for Prometheus: what a worker's tasks, its agent, and the whole fleet's queues do.
+
+A worker serves them itself (``singleton_lock_metrics_port``); or :func:`export` puts them into a
+registry of the application's own. Children of a prefork pool need nothing: all that is counted
+comes to the worker's main process anyway. The numbers of parked messages are asked of Redis at each
+scrape, in the thread of who scrapes.
+
+Needs ``prometheus_client``: ``pip install "celery-singleton-lock[prometheus]"``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from celery import bootsteps
+from celery.exceptions import ImproperlyConfigured
+
+from celery_singleton_lock.errors import BackendError
+from celery_singleton_lock.events import (
+    Event,
+    LeaseLost,
+    LockAcquired,
+    LockRefused,
+    LockReleased,
+    TaskBlocked,
+    TaskDelivered,
+    TaskDuplicate,
+    TaskEvent,
+    TaskReplaced,
+    log_keys,
+)
+from celery_singleton_lock.extension import PATIENCE, Extension, install
+
+if TYPE_CHECKING:
+    from celery import Celery
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.core import Metric
+
+logger = logging.getLogger(__name__)
+
+BUCKETS: Final = (0.005, 0.02, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
+"""Upper ends of the histograms' buckets, seconds."""
+
+COUNTERS: Final = {
+    "celery_lock_acquired": "Tasks that got their lock.",
+    "celery_lock_blocked": "Tasks that found their lock busy, by what became of them.",
+    "celery_lock_delivered": "Parked tasks that went to a pool, by verdict.",
+    "celery_lock_replaced": "Parked tasks that made room for a later one.",
+    "celery_lock_duplicates": "Further copies of a task, kept (twin) or dropped (done).",
+    "celery_lock_lost": "Locks that were lost while their task ran.",
+}
+"""By task."""
+
+COUNTED: Final[dict[type[Event], str]] = {
+    TaskDelivered: "delivered",
+    TaskDuplicate: "duplicates",
+    TaskReplaced: "replaced",
+    LeaseLost: "lost",
+}
+"""What is counted of an event, where no other counts as the same."""
+
+HISTOGRAMS: Final = {
+    "celery_lock_wait_seconds": "From a task's arrival at a worker until it had its lock.",
+    "celery_lock_hold_seconds": "For how long tasks held their lock.",
+}
+"""By task."""
+
+TOTALS: Final = {
+    "parked": ("celery_lock_parked_messages", "Messages that this worker has parked."),
+    "swept": ("celery_lock_swept", "Locks that this worker has looked after."),
+    "published": ("celery_lock_copies_published", "Copies of parked messages sent to the broker."),
+    "requeued": ("celery_lock_requeued", "Blocked messages sent back to the broker."),
+    "let_run": ("celery_lock_let_run", "Parked messages that got their turn unlocked."),
+    "released_for_dead": ("celery_lock_released_for_dead", "Locks released for dead processes."),
+    "unclaimed": ("celery_lock_unclaimed_grants", "Grants that lapsed before their task began."),
+    "renewed": ("celery_lock_renewals", "Leases renewed."),
+    "renewals_failed": ("celery_lock_renewals_failed", "Renewals that Redis did not answer."),
+    "backend_errors": ("celery_lock_backend_errors", "Calls that the locks' Redis did not answer."),
+}
+"""What a worker counts: name in its report -> metric, and what it tells."""
+
+GAUGES: Final = {
+    "held": ("celery_lock_held", "Tasks of this worker that hold their lock."),
+    "granted": ("celery_lock_granted", "Parked tasks that were granted and wait for a slot here."),
+    "waiting": ("celery_lock_waiting", "Tasks that are in a slot and have no lock yet."),
+    "parking": ("celery_lock_parking", "Messages on their way into Redis."),
+    "suspended": ("celery_lock_suspended", "Messages held until the locks' Redis answers."),
+    "held_back": ("celery_lock_held_back", "Blocked messages held until they are requeued."),
+    "backend_down_for": ("celery_lock_backend_down_seconds", "Since when Redis does not answer."),
+}
+"""What a worker has now; likewise."""
+
+FLEET: Final = {
+    "celery_lock_parked": "Messages that are parked now, of all workers: by queue.",
+    "celery_lock_oldest_parked_seconds": "Age of the oldest of them.",
+    "celery_lock_fleet_up": "Whether the locks' Redis answered this scrape.",
+}
+"""What Redis is asked for at each scrape; the same in all workers."""
+
+
+class TaskMetrics:
+    """Counts what is told of tasks.
+
+    Args:
+        registry: where the metrics are registered.
+        by_lock: whether the lock's name is a label.
+    """
+
+    def __init__(self, registry: CollectorRegistry, *, by_lock: bool = False) -> None:
+        """Register."""
+        from prometheus_client import Counter, Histogram  # noqa: PLC0415  # an extra
+
+        self._by_lock = by_lock
+        labels = ("task", "lock") if by_lock else ("task",)
+        further = {
+            "celery_lock_blocked": ("policy",),
+            "celery_lock_delivered": ("verdict",),
+            "celery_lock_duplicates": ("verdict",),
+        }
+        self._counters = {
+            name: Counter(name, about, (*labels, *further.get(name, ())), registry=registry)
+            for name, about in COUNTERS.items()
+        }
+        self._histograms = {
+            name: Histogram(name, about, labels, registry=registry, buckets=BUCKETS)
+            for name, about in HISTOGRAMS.items()
+        }
+
+    def notify(self, event: Event) -> None:
+        """Count an event."""
+        match event:
+            case LockAcquired():
+                self._count("acquired", event)
+                self._observe("wait", event, event.waited)
+            case LockReleased():
+                self._observe("hold", event, event.held)
+            case TaskBlocked() | LockRefused():
+                self._count("blocked", event, event.policy)
+            case TaskDelivered() | TaskDuplicate():
+                self._count(COUNTED[type(event)], event, event.verdict)
+            case TaskReplaced() | LeaseLost():
+                self._count(COUNTED[type(event)], event)
+            case _:
+                pass
+
+    def _labels(self, event: TaskEvent) -> tuple[str, ...]:
+        return (event.task, event.lock) if self._by_lock else (event.task,)
+
+    def _count(self, what: str, event: TaskEvent, *further: str) -> None:
+        self._counters[f"celery_lock_{what}"].labels(*self._labels(event), *further).inc()
+
+    def _observe(self, what: str, event: TaskEvent, seconds: float) -> None:
+        metric = self._histograms[f"celery_lock_{what}_seconds"]
+        metric.labels(*self._labels(event)).observe(seconds)
+
+
+class WorkerCollector:
+    """Tells what a worker counts by itself, at each scrape.
+
+    Args:
+        report: returns it.
+    """
+
+    def __init__(self, report: Callable[[], Mapping[str, Any]]) -> None:
+        """Ask nothing yet."""
+        self._report = report
+
+    def describe(self) -> list[Metric]:
+        """Return nothing: to register asks for no report."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics."""
+        from prometheus_client.core import (  # noqa: PLC0415
+            CounterMetricFamily,
+            GaugeMetricFamily,
+        )
+
+        report = self._report()
+        for what, (name, about) in TOTALS.items():
+            yield CounterMetricFamily(name, about, value=report[what])
+        for what, (name, about) in GAUGES.items():
+            yield GaugeMetricFamily(name, about, value=report[what])
+
+
+class FleetCollector:
+    """Asks Redis at each scrape what is parked, whichever worker has parked it.
+
+    Args:
+        extension: the app's locks.
+    """
+
+    def __init__(self, extension: Extension) -> None:
+        """Ask nothing yet, and connect to nobody."""
+        self._extension = extension
+        self._store: Any = None
+
+    def describe(self) -> list[Metric]:
+        """Return nothing: to register must not wait for Redis."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics; without an answer only that there was none."""
+        from prometheus_client.core import GaugeMetricFamily  # noqa: PLC0415
+
+        families = {
+            name: GaugeMetricFamily(name, about, labels=() if name.endswith("_up") else ("queue",))
+            for name, about in FLEET.items()
+        }
+        if self._store is None:
+            self._store = self._extension.new_store(PATIENCE)
+        up = True
+        try:
+            for queue, parked in self._store.parked(self._extension.realm).items():
+                families["celery_lock_parked"].add_metric((queue,), parked.waiting)
+                families["celery_lock_oldest_parked_seconds"].add_metric((queue,), parked.oldest)
+        except BackendError as error:
+            up = False
+            logger.debug("celery-singleton-lock: %s No metrics of parked messages.", error)
+        families["celery_lock_fleet_up"].add_metric((), up)
+        yield from families.values()
+
+
+class LogLines:
+    """Writes a line for each event, with the same facts as stable keys of the record.
+
+    Args:
+        level: of :mod:`logging`.
+    """
+
+    def __init__(self, level: int) -> None:
+        """Keep the level."""
+        self._level = level
+
+    def notify(self, event: Event) -> None:
+        """Write a line."""
+        keys = log_keys(event)
+        facts = {key: value for key, value in keys.items() if key != "lock_event"}
+        sentence = " ".join(f"{key}={value!r}" for key, value in facts.items() if value != "")
+        logger.log(self._level, "%s %s", keys["lock_event"], sentence, extra=keys)
+
+
+def log_events(app: Celery, level: int = logging.INFO) -> None:
+    """Have a line logged for each event of an app's locks, in its workers.
+
+    Args:
+        app: the Celery app.
+        level: of :mod:`logging`.
+    """
+    install(app).observers.add(LogLines(level))
+
+
+def export(app: Celery, registry: CollectorRegistry, *, fleet: bool = True) -> None:
+    """Put an app's metrics into a registry of your own.
+
+    In a worker these are those of its tasks; call it where the app is made, so that it is there
+    before the first task. In any other process only the fleet's have values: so a small process
+    can tell an autoscaler what waits when no worker is left.
+
+    Args:
+        app: the Celery app.
+        registry: of ``prometheus_client``.
+        fleet: whether to ask Redis at each scrape for what is parked.
+
+    Raises:
+        ImportError: ``prometheus_client`` is not installed.
+    """
+    extension = install(app)
+    by_lock = extension.settings.metrics_by_lock
+    extension.observers.add(TaskMetrics(registry, by_lock=by_lock))
+    if fleet:
+        registry.register(FleetCollector(extension))
+
+
+class MetricsStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is untyped
+    """Serves a worker's metrics, if ``singleton_lock_metrics_port`` is set."""
+
+    requires = ("celery_singleton_lock.worker:ConsumerStep",)
+
+    def __init__(self, consumer: Any, **options: Any) -> None:
+        """Refuse a setting that cannot be fulfilled."""
+        super().__init__(consumer, **options)
+        self._server: Any = None
+        self._registry: Any = None
+
+    def include_if(self, consumer: Any) -> bool:
+        """Return whether metrics are to be served."""
+        extension = install(consumer.app)
+        return extension.settings.metrics_port is not None and extension.active()
+
+    def start(self, consumer: Any) -> None:
+        """Serve; once, whatever becomes of the connection to the broker.
+
+        A port that is taken ends no worker: there may be two of them on this machine.
+        """
+        if self._server is not None:
+            return
+        prometheus = _prometheus()
+        extension, crew = install(consumer.app), consumer.singleton_lock_crew
+        if self._registry is None:
+            self._registry = prometheus.CollectorRegistry()
+            export(consumer.app, self._registry)
+            self._registry.register(WorkerCollector(crew.report))
+        port, address = extension.settings.metrics_port, extension.settings.metrics_address
+        try:
+            self._server = prometheus.start_http_server(port, address, self._registry)[0]
+        except OSError as error:
+            logger.error(  # noqa: TRY400  # whose port it is, no traceback tells
+                "celery-singleton-lock: no metrics on %s:%s: %s. Give each worker of a machine a "
+                "singleton_lock_metrics_port of its own.",
+                address,
+                port,
+                error,
+            )
+            return
+        logger.info("celery-singleton-lock: metrics on http://%s:%s/metrics", address, port)
+
+    def terminate(self, consumer: Any) -> None:  # Celery's signature
+        """Stop to serve; not at a lost connection, for which Celery calls ``stop``."""
+
+    stop = terminate
+
+
+def _prometheus() -> Any:
+    """Return ``prometheus_client``.
+
+    Raises:
+        ImproperlyConfigured: it is not installed.
+    """
+    try:
+        import prometheus_client  # noqa: PLC0415  # an extra
+    except ImportError as error:
+        msg = (
+            "singleton_lock_metrics_port is set, and prometheus_client is not installed: "
+            'pip install "celery-singleton-lock[prometheus]", or remove the setting.'
+        )
+        raise ImproperlyConfigured(msg) from error
+    return prometheus_client

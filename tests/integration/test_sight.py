@@ -1,0 +1,259 @@
+"""What a worker shows of its locks: ``inspect``, ``control``, metrics, logs; never a password."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import urllib.request
+from urllib.parse import quote
+
+import pytest
+from celery import states
+
+from celery_singleton_lock.embedded import RedisServer
+from celery_singleton_lock.store.redis_admin import RedisAdminStore
+from integration.book import Book, standing
+from support.waiting import eventually
+
+parser = pytest.importorskip("prometheus_client.parser")
+pytestmark = pytest.mark.needs_real_redis
+
+PASSWORD = "S3cret/w0rd@x"  # what a URL must escape
+USER = "locks-user"
+SECRETS = (PASSWORD, quote(PASSWORD, safe=""), "S3cret")
+
+
+def free_port():
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def scene(redis_provider, redis_server, tmp_path_factory):
+    """A worker with metrics, whose locks' Redis wants a user and a password."""
+    acl = f"{USER} on >{PASSWORD} ~* &* +@all"
+    port = free_port()
+    with RedisServer(redis_provider, args=("--user", *acl.split()), password=PASSWORD) as locks:
+        url = f"redis://{USER}:{quote(PASSWORD, safe='')}@127.0.0.1:{locks.port}/0"
+        conf = {
+            "singleton_lock_backend": url,
+            "singleton_lock_metrics_port": port,
+            "singleton_lock_metrics_address": "127.0.0.1",
+        }
+        folder = tmp_path_factory.mktemp("sight")
+        with Book(redis_server.url, folder, lock_url=url, conf=conf) as book:
+            book.metrics = f"http://127.0.0.1:{port}/metrics"
+            with standing(book.worker(concurrency=3, args=("-E",))) as worker:
+                yield book, worker
+
+
+@pytest.fixture
+def book(scene):
+    return scene[0]
+
+
+@pytest.fixture
+def worker(scene):
+    return scene[1]
+
+
+def scraped(book):
+    with urllib.request.urlopen(book.metrics, timeout=5) as answer:
+        return answer.read().decode()
+
+
+def sample(book, name, **labels):
+    """Return the value of a series; 0 if there is none."""
+    for family in parser.text_string_to_metric_families(scraped(book)):
+        for each in family.samples:
+            if each.name == name and each.labels == labels:
+                return each.value
+    return 0
+
+
+def inspected(book, command, *args):
+    """Return the one worker's answer to a command line, as people type it."""
+    line = [sys.executable, "-m", "celery", "-A", "integration.worker_app"]
+    line += [*command.split(), "--json", *args] if not args else [*command.split(), *args, "--json"]
+    env = book.worker().environment
+    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    replies = json.loads(done.stdout.splitlines()[-1])
+    (answer,) = (replies[0] if isinstance(replies, list) else replies).values()
+    return answer
+
+
+def locks(book, **arguments):
+    """Return the one worker's answer to ``inspect locks``."""
+    (answer,) = book.app.control.inspect(timeout=5, limit=1)._request("locks", **arguments).values()
+    return answer
+
+
+@pytest.fixture
+def blocked(book, worker, key):
+    """A task that holds its lock, and one that is parked behind it."""
+    holder = book.send("act", key, 0, hold=f"{key}-0")
+    book.started(holder)
+    parked = book.send("act", key, 1)
+    book.await_waiting(key, 1)
+    yield holder, parked
+    book.open(f"{key}-0")
+    for result in (holder, parked):
+        assert book.outcome(result)[0] == states.SUCCESS
+    book.await_free(key)
+
+
+def test_inspect_locks_tells_what_a_worker_holds_and_waits_for(book, blocked, key):
+    """By the command line, with the token by which the lock can be taken from it."""
+    (held,) = eventually(lambda: inspected(book, "inspect locks", f"k:{key}")["locks"], 10)
+    (view,) = book.view(key).holders
+    assert (held["lock"], held["id"], held["task"]) == (f"k:{key}", blocked[0], "act")
+    assert (held["token"], held["state"], held["pid"]) == (view.token, "held", view.pid)
+    assert held["age"] > 0
+    answer = locks(book, name="nobody's")
+    assert answer["locks"] == []
+    assert (answer["held"], answer["parking"], answer["suspended"]) == (1, 0, 0)
+    assert answer["parked"] >= 1
+    stats = next(iter(book.app.control.inspect(timeout=5, limit=1).stats().values()))[
+        "singleton_lock"
+    ]
+    assert stats["in_flight"] == {f"k:{key}": 1}
+    assert stats.keys() == answer.keys() - {"locks", "locks_left_out"}
+
+
+def test_inspect_locks_answers_while_redis_does_not(book, worker, blocked, key):
+    """It asks nobody: a Redis that stands still does not delay the answer."""
+    book.client.client_pause(1500)
+    answer = locks(book, name=f"k:{key}")
+    assert [each["state"] for each in answer["locks"]] == ["held"]
+
+
+def test_what_inspect_locks_names_is_bounded(book, blocked, key):
+    """As many as asked, and how many are left out."""
+    answer = locks(book, most=0)
+    assert (answer["locks"], answer["locks_left_out"]) == ([], 1)
+
+
+def test_lock_release_takes_the_lock_and_is_audited(book, worker, key):
+    """The next task runs beside the holder, which is told; who did it, and why, is kept."""
+    holder = book.send("act", key, 0, hold=f"{key}-0")
+    book.started(holder)
+    behind = book.send("act", key, 1)
+    book.await_waiting(key, 1)
+    token = book.view(key).holders[0].token
+    answer = inspected(book, "control lock_release", token, "ann", "it hangs")
+    assert "will be taken" in answer["ok"]
+    assert book.value(behind) == 1
+    audit = RedisAdminStore(book.client, book.store.keyspace).audit()
+    entry = next(each for each in audit if each.get("lock") == f"k:{key}")
+    assert (entry["who"], entry["via"], entry["why"]) == ("ann", "control", "it hangs")
+    worker.await_log(f"The lock 'k:{key}' was taken from its task for ann")
+    eventually(
+        lambda: sample(book, "celery_lock_lost_total", task="act"), 10, "the loss is counted"
+    )
+    book.open(f"{key}-0")
+    assert book.value(holder) == 0
+    book.await_free(key)
+
+
+def test_lock_release_of_an_unknown_token_does_nothing(book, worker):
+    answers = book.app.control.broadcast(
+        "lock_release", {"token": "nobody.0"}, reply=True, timeout=5, limit=1
+    )
+    assert [next(iter(each.values())) for each in answers] == [
+        {"error": "no task of this worker has this token"}
+    ]
+
+
+def test_lock_mode_refuses_what_it_does_not_know(book, worker):
+    """A slip of the pen switches nothing."""
+    for arguments in ({"mode": "of"}, {"mode": "off", "task": "nobody"}):
+        (answer,) = book.app.control.broadcast(
+            "lock_mode", arguments, reply=True, timeout=5, limit=1
+        )
+        assert "error" in next(iter(answer.values()))
+    assert book.store.switches() == {}
+
+
+def test_parked_tasks_are_counted_by_queue_with_their_age(book, worker, blocked):
+    """What an autoscaler asks; zero series when nobody waits."""
+    assert sample(book, "celery_lock_parked", queue="celery") == 1
+    assert 0 < sample(book, "celery_lock_oldest_parked_seconds", queue="celery") < 60
+    assert sample(book, "celery_lock_fleet_up") == 1
+
+
+def test_tasks_are_counted_with_their_waits_and_holds(book, worker, key):
+    """Acquired, blocked by policy, delivered, and the histograms: of a prefork pool's children."""
+    names = {
+        "acquired": ("celery_lock_acquired_total", {"task": "act"}),
+        "parked": ("celery_lock_blocked_total", {"task": "act", "policy": "park"}),
+        "skipped": ("celery_lock_blocked_total", {"task": "act_skip", "policy": "skip"}),
+        "failed": ("celery_lock_blocked_total", {"task": "act_fail", "policy": "fail"}),
+        "delivered": ("celery_lock_delivered_total", {"task": "act", "verdict": "granted"}),
+        "waits": ("celery_lock_wait_seconds_count", {"task": "act"}),
+        "holds": ("celery_lock_hold_seconds_count", {"task": "act"}),
+    }
+    before = {what: sample(book, name, **labels) for what, (name, labels) in names.items()}
+    held_before = sample(book, "celery_lock_hold_seconds_sum", task="act")
+    holder = book.send("act", key, 0, hold=f"{key}-0")
+    book.started(holder)
+    parked = book.send("act", key, 1)
+    book.await_waiting(key, 1)
+    for task in ("act_skip", "act_fail"):
+        book.outcome(book.send(task, key, 2))
+    book.open(f"{key}-0")
+    assert [book.value(result) for result in (holder, parked)] == [0, 1]
+    expected = dict.fromkeys(names, 1) | {"acquired": 2, "waits": 2, "holds": 2}
+
+    def grown():
+        now = {what: sample(book, name, **labels) for what, (name, labels) in names.items()}
+        assert {what: now[what] - before[what] for what in names} == expected
+        return True
+
+    eventually(grown, 5)
+    assert sample(book, "celery_lock_hold_seconds_sum", task="act") > held_before
+    assert f"k:{key}" not in scraped(book), "no series by lock, unless asked for"
+
+
+def test_a_port_that_is_taken_ends_no_worker(book, worker, key):
+    """Two workers of one machine may have the same settings."""
+    with book.worker(concurrency=1, queues=["elsewhere"]) as second:
+        second.await_log("no metrics on 127.0.0.1")
+        assert book.value(book.send("act", key, 1, queue="elsewhere")) == 1
+
+
+def test_passwords_are_nowhere(book, worker, blocked, key):
+    """Not in logs, errors, inspect conf, stats and locks, nor in metrics."""
+    texts = {
+        "conf": inspected(book, "inspect conf"),
+        "stats": inspected(book, "inspect stats"),
+        "locks": inspected(book, "inspect locks"),
+        "report": inspected(book, "inspect report"),
+        "metrics": scraped(book),
+        "log": worker.log(),
+        "error": book.outcome(book.send("act_fail", key, 3)),
+    }
+    for what, text in texts.items():
+        for secret in SECRETS:
+            assert secret not in str(text), what
+    assert USER in str(texts["locks"]) or "127.0.0.1" in str(texts["locks"]), "it shows where"
+
+
+def test_a_wrong_password_is_told_without_it(book, worker, key):
+    """Neither the wrong one nor the right one is in the log or the error."""
+    wrong = f"redis://{USER}:wr0ngS3cret@127.0.0.1:{book.client.connection_pool.connection_kwargs['port']}/0"
+    conf = {"singleton_lock_backend": wrong, "singleton_lock_metrics_port": None}
+    other = book.worker(conf=conf, pool="threads", queues=["wrong"], loglevel="DEBUG")
+    other.start(wait=False)
+    eventually(lambda: "WRONGPASS" in other.log() or not other.is_running, 20)
+    eventually(lambda: not other.is_running or "ready" in other.log(), 20)
+    error = ""
+    if other.is_running:
+        error = str(book.outcome(book.send("act_failing", key, 1, queue="wrong")))
+    assert "wrong user name or password" in other.log() + error
+    for secret in (*SECRETS, "wr0ngS3cret"):
+        assert secret not in other.log() + error
+    other.end()

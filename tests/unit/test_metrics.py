@@ -1,0 +1,155 @@
+"""What each event counts, and that rules and dashboard ask for what there is."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+
+import pytest
+from celery import Celery
+
+from celery_singleton_lock.events import (
+    BackendDown,
+    LeaseLost,
+    LockAcquired,
+    LockRefused,
+    LockReleased,
+    TaskBlocked,
+    TaskDelivered,
+    TaskDuplicate,
+    TaskReplaced,
+    log_keys,
+)
+from celery_singleton_lock.extension import install
+from celery_singleton_lock.metrics import (
+    COUNTERS,
+    FLEET,
+    GAUGES,
+    HISTOGRAMS,
+    TOTALS,
+    TaskMetrics,
+    export,
+    log_events,
+)
+
+prometheus = pytest.importorskip("prometheus_client")
+ROOT = Path(__file__).parents[2]
+MONITORING = ROOT / "examples" / "monitoring"
+
+SERIES = {
+    *(f"{name}_total" for name in COUNTERS),
+    *(f"{name}_{part}" for name in HISTOGRAMS for part in ("bucket", "count", "sum")),
+    *(f"{name}_total" for name, _ in TOTALS.values()),
+    *(name for name, _ in GAUGES.values()),
+    *FLEET,
+}
+"""All names under which Prometheus stores something of ours."""
+
+
+@pytest.mark.parametrize(
+    ("event", "series", "labels"),
+    [
+        (LockAcquired, "celery_lock_acquired_total", {}),
+        (TaskBlocked, "celery_lock_blocked_total", {"policy": "park"}),
+        (LockRefused, "celery_lock_blocked_total", {"policy": "fail"}),
+        (TaskDelivered, "celery_lock_delivered_total", {"verdict": "granted"}),
+        (TaskDuplicate, "celery_lock_duplicates_total", {"verdict": "twin"}),
+        (TaskReplaced, "celery_lock_replaced_total", {}),
+        (LeaseLost, "celery_lock_lost_total", {}),
+        (LockAcquired, "celery_lock_wait_seconds_count", {}),
+        (LockReleased, "celery_lock_hold_seconds_count", {}),
+    ],
+)
+@pytest.mark.parametrize("by_lock", [False, True])
+def test_each_event_counts_by_task_and_by_lock_only_if_asked(event, series, labels, by_lock):
+    """A lock per account would be a series per account."""
+    registry = prometheus.CollectorRegistry()
+    metrics = TaskMetrics(registry, by_lock=by_lock)
+    for _ in range(2):
+        metrics.notify(event("account:42", "settle", "id-1"))
+    labels = {"task": "settle", **({"lock": "account:42"} if by_lock else {}), **labels}
+    assert registry.get_sample_value(series, labels) == 2
+    assert ("account:42" in prometheus.generate_latest(registry).decode()) is by_lock
+
+
+def test_seconds_are_put_into_histograms():
+    registry = prometheus.CollectorRegistry()
+    metrics = TaskMetrics(registry)
+    metrics.notify(LockAcquired("a:1", "settle", "id", waited=4.0))
+    metrics.notify(LockReleased("a:1", "settle", "id", held=0.25))
+    for name, value in (("wait", 4.0), ("hold", 0.25)):
+        found = registry.get_sample_value(f"celery_lock_{name}_seconds_sum", {"task": "settle"})
+        assert found == value
+
+
+def test_an_outage_is_no_tasks_event():
+    TaskMetrics(prometheus.CollectorRegistry()).notify(BackendDown("redis://host/0"))
+
+
+def test_to_register_asks_no_redis():
+    """An app is made where Redis may not be reached; a scrape then tells that it is not."""
+    app = Celery("app", set_as_current=False)
+    app.conf.singleton_lock_backend = "redis://127.0.0.1:1/0"
+    registry = prometheus.CollectorRegistry()
+    export(app, registry)
+    assert registry.get_sample_value("celery_lock_fleet_up") == 0
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        TaskBlocked("account:42", "settle", "id-1", holder="x", rank=2),
+        LeaseLost("account:42", "settle", "id-1", reason="lapsed"),
+        BackendDown("redis://host/0"),
+    ],
+)
+def test_each_event_can_be_logged_with_stable_keys(caplog, event):
+    """Their names begin with ``lock_``, so that they are none of logging's, nor of Celery's."""
+    app = Celery("app", set_as_current=False)
+    log_events(app)
+    with caplog.at_level(logging.INFO):
+        install(app).observers.notify(event)
+    (record,) = caplog.records
+    keys = log_keys(event)
+    assert all(key.startswith("lock_") for key in keys)
+    assert {key: getattr(record, key) for key in keys} == keys
+    assert record.getMessage().startswith(f"{keys['lock_event']} lock_")
+
+
+def names_in(expression):
+    return set(re.findall(r"\bcelery_lock_\w+", expression))
+
+
+def test_alert_rules_ask_for_metrics_that_there_are():
+    """And each says what it means."""
+    yaml = pytest.importorskip("yaml")
+    rules = yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"][0]["rules"]
+    assert len({rule["alert"] for rule in rules}) == len(rules) > 5
+    for rule in rules:
+        assert names_in(rule["expr"])
+        assert names_in(rule["expr"]) <= SERIES, rule["alert"]
+        assert rule["annotations"].keys() == {"summary", "description"}
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are():
+    """Its panels do not overlap, and each of its targets can be asked."""
+    board = json.loads((MONITORING / "dashboard.json").read_text())
+    places = set()
+    for panel in board["panels"]:
+        place = panel["gridPos"]
+        places |= {(x, place["y"]) for x in range(place["x"], place["x"] + place["w"])}
+        for target in panel["targets"]:
+            assert names_in(target["expr"])
+            assert names_in(target["expr"]) <= SERIES, panel["title"]
+    assert len(places) == sum(panel["gridPos"]["w"] for panel in board["panels"])
+
+
+def test_every_metric_is_in_the_docs():
+    """And no other."""
+    told = names_in((ROOT / "docs" / "metrics.md").read_text())
+    assert SERIES - {f"{name}_{part}" for name in HISTOGRAMS for part in ("count", "sum")} <= (
+        told | {f"{name}_bucket" for name in HISTOGRAMS}
+    )
+    assert told <= SERIES | set(HISTOGRAMS)
