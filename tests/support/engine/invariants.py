@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 from celery_singleton_lock.model import Ending, Verdict, base_of
-from support.engine.snapshot import LockState
+from support.engine.snapshot import LockState, Snapshot
 from support.engine.world import Asker, Ledger, Step, World
 
 GRACE = 60_000
@@ -152,6 +152,7 @@ def i6_nobody_holds_and_waits(world: World, step: Step) -> None:
 def i7_records_match_what_stands(world: World, step: Step) -> None:
     if step.after.strays:
         broken("I7", f"stray keys: {step.after.strays}")
+    _parked_are_listed(step.after)
     for name, _, _, after in touched(world, step):
         if set(after.record) != after.standing:
             broken("I7", f"records of {name} {set(after.record)} differ from {after.standing}")
@@ -161,6 +162,21 @@ def i7_records_match_what_stands(world: World, step: Step) -> None:
             _state_is(name, after, token, rec["state"])
         _index_matches(world, name, after)
         _keys_live_as_long_as_the_lock(world, name, after)
+
+
+def _parked_are_listed(after: Snapshot) -> None:
+    """What is told of parked messages by route is what stands in the queues, and no more."""
+    parked: dict[str, dict[str, int]] = {}
+    for state in after.locks.values():
+        for token in (*state.queue, *state.adrift):
+            rec = state.record.get(token, {})
+            if rec.get("parked"):
+                route = parked.setdefault(f"{rec['realm']}:{rec['queue']}", {})
+                route[token] = int(rec["place"])
+    if parked != after.parked:
+        broken("I7", f"listed as parked are {after.parked}, not {parked}")
+    if set(parked) != after.parked_routes:
+        broken("I7", f"routes with parked messages are {after.parked_routes}, not {set(parked)}")
 
 
 def _state_is(name: str, state: LockState, token: str, said: str) -> None:

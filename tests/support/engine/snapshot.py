@@ -17,6 +17,7 @@ for _, key in ipairs(redis.call('KEYS', ARGV[1] .. ':*')) do
   local kind, value = redis.call('TYPE', key).ok
   if kind == 'zset' then value = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
   elseif kind == 'hash' then value = redis.call('HGETALL', key)
+  elseif kind == 'set' then value = redis.call('SORT', key, 'ALPHA')
   elseif kind == 'list' then value = redis.call('LRANGE', key, 0, -1)
   else value = redis.call('GET', key) end
   out[#out + 1] = {key, value}
@@ -66,6 +67,8 @@ class Snapshot:
     locks: dict[str, LockState]
     routes: dict[str, dict[str, int]] = field(default_factory=dict)
     inboxes: dict[str, list[bytes]] = field(default_factory=dict)
+    parked: dict[str, dict[str, int]] = field(default_factory=dict)
+    parked_routes: set[str] = field(default_factory=set)
     strays: list[str] = field(default_factory=list)
     raw: dict[str, Any] = field(default_factory=dict)
     ends: dict[str, int] = field(default_factory=dict)
@@ -159,6 +162,10 @@ class Reader:
         elif key.startswith(f"{fleet}:inbox:"):
             entries = [entry.encode() for entry in value]
             snap.inboxes[key.removeprefix(f"{fleet}:inbox:")] = entries
+        elif key.startswith(f"{fleet}:parked:"):
+            snap.parked[key.removeprefix(f"{fleet}:parked:")] = _scores(value)
+        elif key == f"{fleet}:parked":
+            snap.parked_routes = set(value)
         elif key.startswith(f"{fleet}:worker:"):
             pass
         else:

@@ -1,0 +1,75 @@
+"""What every store promises of modes: switches, observing, and letting the parked run.
+
+How the waits of observed tasks add up, on a clock of the test's, is in ``test_modes.py``.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_singleton_lock.model import Claim, Owner, Parcel, Verdict, new_token
+from celery_singleton_lock.store.redis import RedisStore
+
+pytestmark = pytest.mark.contract
+
+NAME = "account:42"
+
+
+@pytest.fixture(params=["redis"])
+def store(request):
+    """Each store there is."""
+    store = RedisStore(request.getfixturevalue("redis_client"))
+    yield store
+    store.close()
+
+
+def owner(who, **more):
+    return Owner(new_token(), f"{who}/0/0", "settle", "w", **more)
+
+
+def test_a_switch_is_there_until_it_is_taken_away(store):
+    """Also the beat tells it, so that it costs no command of its own."""
+    assert store.switches() == store.beat("w", "R", ["q"], 3.0) == {}
+    store.switch("*", "off")
+    store.switch("settle", "observe")
+    assert store.switches() == store.beat("w", "R", ["q"], 3.0)
+    assert store.switches() == {"*": "off", "settle": "observe"}
+    for task in ("*", "settle", "nobody"):
+        store.switch(task, None)
+    assert store.switches() == {}
+
+
+def test_parked_messages_are_counted_by_queue_and_let_run(store):
+    """They count until they are granted; the holder keeps its lock."""
+    store.beat("w", "R", ["q"], 30.0)
+    holder = owner("holder")
+    store.acquire(holder, Claim(NAME))
+    for who in "ab":
+        parked = store.park(owner(who), Claim(NAME), Parcel(who.encode(), "R", "q"))
+        assert parked.verdict is Verdict.WAITING
+    assert list(store.waited_for()) == [NAME]
+    assert {queue: each.waiting for queue, each in store.parked("R").items()} == {"q": 2}
+    assert 0 <= store.parked("R")["q"].oldest < 30
+    assert store.parked("S") == {}
+    assert store.let_run([NAME], ["settle"], 1, worker="w", realm="R") == 1
+    assert store.parked("R")["q"].waiting == 1
+    assert store.let_run([NAME], ["settle"], 9, worker="w", realm="R") == 1
+    assert store.parked("R") == {}
+    holders = [each.token for each in store.inspect(NAME).holders]
+    assert len(holders) == 3
+    assert holder.token in holders
+
+
+def test_observed_runs_hold_nothing_and_are_reported(store):
+    """Who would have been blocked learns by whom; nobody is."""
+    first, second = owner("first"), owner("second")
+    assert store.observe(first, Claim(NAME), waits=True) is None
+    assert store.observe(second, Claim(NAME), waits=True).task_id == "first"
+    assert store.inspect(NAME).holders == ()
+    for who in (first, second):
+        assert store.observe(who, Claim(NAME), waits=True, took=0.5) is None
+    (task,) = store.observed().tasks
+    assert (task.name, task.runs, task.blocked) == ("settle", 2, 1)
+    assert [lock.name for lock in store.observed().locks] == [NAME]
+    store.forget_observed()
+    assert (store.observed().tasks, store.observed().locks) == ((), ())
