@@ -137,6 +137,14 @@ def calls(store: RedisStore, holder: Owner) -> Mapping[str, Callable[[], Any]]:
         "wait": lambda: store.wait(NAME, client.token, 0.01),
         "beat": lambda: store.beat("w", "R", ["q"], 600.0),
         "leave": lambda: store.leave("w2", "R", ["q"]),
+        "parked": lambda: store.parked("R"),
+        "waited_for": store.waited_for,
+        "let_run": lambda: store.let_run([NAME], [""], 1, worker="w", realm="R"),
+        "switch": lambda: store.switch(task, "observe"),
+        "switches": store.switches,
+        "observe": lambda: store.observe(Owner("o", "o/0/0", task), usual, waits=True),
+        "observed": store.observed,
+        "forget_observed": store.forget_observed,
         "time": store.time,
     }
 

@@ -366,20 +366,20 @@ MUTANTS = (
     Mutant(
         "a lower limit is ignored",
         LIBRARY,
-        "if wanted < limit or idle and wanted ~= limit then",
-        "if idle and wanted ~= limit then",
+        "if wanted < declared or idle and wanted ~= declared then",
+        "if idle and wanted ~= declared then",
     ),
     Mutant(
         "a lower limit stays for ever",
         LIBRARY,
-        "if wanted < limit or idle and wanted ~= limit then",
-        "if wanted < limit or last_fence == 0 and wanted ~= limit then",
+        "if wanted < declared or idle and wanted ~= declared then",
+        "if wanted < declared or last_fence == 0 and wanted ~= declared then",
     ),
     Mutant(
         "the last declared limit wins",
         LIBRARY,
-        "if wanted < limit or idle and wanted ~= limit then",
-        "if wanted ~= limit then",
+        "if wanted < declared or idle and wanted ~= declared then",
+        "if wanted ~= declared then",
     ),
     Mutant(
         "a kept permit is kept for ever",

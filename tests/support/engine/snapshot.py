@@ -17,7 +17,7 @@ for _, key in ipairs(redis.call('KEYS', ARGV[1] .. ':*')) do
   local kind, value = redis.call('TYPE', key).ok
   if kind == 'zset' then value = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
   elseif kind == 'hash' then value = redis.call('HGETALL', key)
-  elseif kind == 'set' then value = redis.call('SORT', key, 'ALPHA')
+  elseif kind == 'set' then value = redis.call('SMEMBERS', key)
   elseif kind == 'list' then value = redis.call('LRANGE', key, 0, -1)
   else value = redis.call('GET', key) end
   out[#out + 1] = {key, value}
