@@ -32,6 +32,8 @@ DECLARED: Final = "declared"
 
 NO_LOCKS: Final = {"error": "this worker keeps no locks: it has no LockedTask, or all are off"}
 
+UNNAMED: Final = "somebody with access to the broker"
+
 _clock = SystemClock()
 
 
@@ -80,9 +82,12 @@ def _state(request: LockedRequest) -> str:
 
 
 @control_command(  # type: ignore[untyped-decorator]  # celery is untyped
-    signature="<enforce|observe|off|declared> [task]", args=[("mode", str), ("task", str)]
+    signature="<enforce|observe|off|declared> [task [who [why]]]",
+    args=[("mode", str), ("task", str), ("who", str), ("why", str)],
 )
-def lock_mode(state: Any, mode: str, task: str = ALL, **_: Any) -> dict[str, Any]:
+def lock_mode(
+    state: Any, mode: str, task: str = ALL, who: str = "", why: str = "", **_: Any
+) -> dict[str, Any]:
     """Switch the mode of all tasks, or of one, in the whole fleet; "declared" ends that.
 
     It counts at once in the workers that hear this, also if the locks' Redis does not answer.
@@ -90,7 +95,9 @@ def lock_mode(state: Any, mode: str, task: str = ALL, **_: Any) -> dict[str, Any
     Args:
         state: Celery's.
         mode: as in the settings, or :data:`DECLARED`.
-        task: name of a task.
+        task: name of a task, or ``*`` for all.
+        who: who orders it, for the audit: Celery's messages do not tell.
+        why: reason, for the audit.
     """
     crew = getattr(state.consumer, "singleton_lock_crew", None)
     if crew is None:
@@ -100,6 +107,10 @@ def lock_mode(state: Any, mode: str, task: str = ALL, **_: Any) -> dict[str, Any
     if task != ALL and task not in crew.extension.declared():
         return {"error": f"there is no LockedTask {task!r} here"}
     crew.agent.switch(task, None if mode == DECLARED else mode)
+    shown = f"(all tasks: {mode})" if task == ALL else f"(task {task}: {mode})"
+    op = f"control:{task}:{mode}"  # all workers hear it, and their entries of the audit are one
+    by = Operator(who or UNNAMED, via="control", why=why, action="mode", op=op)
+    crew.agent.run_errand(partial(_remark, crew, shown, by))
     return {"ok": f"{'all tasks' if task == ALL else task}: {mode}"}
 
 
@@ -124,9 +135,17 @@ def lock_release(state: Any, token: str, who: str = "", why: str = "", **_: Any)
     request = next((r for r in crew.desk.requests() if r.stamp.token == token), None)
     if request is None:
         return {"error": "no task of this worker has this token"}
-    by = Operator(who or "somebody with access to the broker", via="control", why=why)
+    by = Operator(who or UNNAMED, via="control", why=why)
     crew.agent.run_errand(partial(_release, crew, request.stamp.name, token, by))
     return {"ok": f"{request.stamp.name!r} will be taken from {request.task.name}[{request.id}]"}
+
+
+def _remark(crew: Any, shown: str, by: Operator) -> None:
+    """Put into the audit what was ordered, if Redis answers; the log has it in any case."""
+    try:
+        RedisAdminStore(crew.agent.store.client, crew.agent.store.keyspace).remark(shown, by)
+    except SingletonLockError as error:
+        logger.warning("celery-singleton-lock: %s is not in the audit: %s", shown, error)
 
 
 def _release(crew: Any, name: str, token: str, by: Operator) -> None:

@@ -12,6 +12,7 @@ import click
 
 from celery_singleton_lock.cli.care import doctor, sweep
 from celery_singleton_lock.cli.looking import audit, list_command, show, watch_command, why_command
+from celery_singleton_lock.cli.modes import mode, report
 from celery_singleton_lock.cli.parked import (
     drain_command,
     export_command,
@@ -35,6 +36,8 @@ COMMANDS: Final = (
     pause,
     resume,
     limit,
+    report,
+    mode,
     sweep,
     doctor,
     audit,
