@@ -318,6 +318,16 @@ class Crew:
         self.agent.stop(FLUSH)
 
 
+def open_buffers(dispatcher: Any) -> None:
+    """Have a place for each group of events before a thread sends the first of one.
+
+    Celery's dispatcher makes it then, without its mutex: in the midst of the main loop's look at
+    all of them, that look raises, and ends the worker.
+    """
+    for group in ("task", "lock"):
+        dispatcher._group_buffer[group]  # noqa: SLF001  # a defaultdict makes it
+
+
 def admit(dispatcher: Any) -> None:
     """Have ``lock-…`` events sent as those of tasks are: whenever these are, and in batches."""
     if dispatcher.groups:
@@ -411,10 +421,12 @@ class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is 
             consumer.singleton_lock_crew = self.crew
             worker_shutdown.connect(self._on_worker_shutdown, weak=False)
 
-    def start(self, consumer: Any) -> None:  # noqa: ARG002  # Celery's
+    def start(self, consumer: Any) -> None:
         """Start the agent; look whether Celery still lets us in."""
         if self.crew is not None:
             check_wrap(self.crew)
+            if consumer.event_dispatcher is not None:
+                open_buffers(consumer.event_dispatcher)
             self.crew.desk.broadcast = self.crew.queues.broadcast()
             self.crew.start()
 
