@@ -463,13 +463,14 @@ class Agent:
             self._post(self.desk.refused, request, "as many wait as lock_max_waiting allows")
         elif reply.verdict is Verdict.DONE:
             self._post(self.desk.dropped, request)
-        elif reply.verdict is Verdict.TWIN:
-            self._post(self.desk.twinned, request)
         else:
             self.counts.parked += 1
             if request.id in revoked_tasks:  # before it could be found, perhaps
                 self._orders.put(Revoke((request.id,)))
-            self._post(self.desk.parked, request, str(reply.holder or ""), reply.rank)
+            if reply.verdict is Verdict.TWIN:
+                self._post(self.desk.twinned, request)
+            else:
+                self._post(self.desk.parked, request, str(reply.holder or ""), reply.rank)
 
     def _hear_of_revokes(self) -> None:
         """Look for tasks that were revoked since the last look; mingle and state files count."""

@@ -693,8 +693,9 @@ class Desk:
 
     def _released(self, request: LockedRequest) -> None:
         """Tell that a task's lock was given back, if it had it."""
-        if request.acquired_at is not None and self._is_heard():
-            held = _clock.monotonic() - request.acquired_at
+        began, request.acquired_at = request.acquired_at, None  # it may be sent to the pool again
+        if began is not None and self._is_heard():
+            held = _clock.monotonic() - began
             self._tell(request, LockReleased(*about(request), held=held))
 
     def _is_heard(self) -> bool:

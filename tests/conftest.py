@@ -119,7 +119,14 @@ def pytest_runtest_makereport(item, call):
 FULL = "CSL_TEST_FULL"  # CSL_TEST_FULL=1 pytest: also the second pool or queue type of slow scenes
 
 ONE_POOL = frozenset(
-    {"test_brokers", "test_rabbitmq", "test_redelivery", "test_outages", "test_sentinel"}
+    {
+        "test_brokers",
+        "test_events",
+        "test_rabbitmq",
+        "test_redelivery",
+        "test_outages",
+        "test_sentinel",
+    }
 )
 """Files that play scenes of 10 s and more: the usual run leaves their threads to the full one."""
 
