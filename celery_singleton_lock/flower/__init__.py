@@ -1,0 +1,24 @@
+"""Locks in Flower: one line in ``flowerconfig.py``.
+
+::
+
+    import celery_singleton_lock.flower
+
+adds a **Locks** page, ``/api/locks``, and the lock of a task and of a worker to their pages. See
+docs/flower.md.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+if find_spec("flower") is None:
+    msg = (
+        "celery_singleton_lock.flower needs Flower, which is not installed: "
+        'pip install "celery-singleton-lock[flower]"'
+    )
+    raise ImportError(msg)
+
+from celery_singleton_lock.flower.mount import mount as _mount
+
+_mount()

@@ -1,0 +1,510 @@
+/* Locks in Flower: the Locks page, and what the pages of tasks and workers tell of locks.
+   What comes from outside is only ever set as text; no HTML is put together here. */
+(function () {
+  "use strict";
+
+  var PERIOD = 1000; // ms from one answer to the next question
+  var prefixField = document.getElementById("url_prefix");
+  var prefix = prefixField && prefixField.value ? "/" + prefixField.value.replace(/^\/+|\/+$/g, "") : "";
+
+  function el(tag, classes, text) {
+    var node = document.createElement(tag);
+    if (classes) node.className = classes;
+    if (text !== undefined) node.textContent = text;
+    return node;
+  }
+
+  function setText(node, text) {
+    if (node.textContent !== text) node.textContent = text;
+  }
+
+  // A name of anybody's: it may be written from right to left, and must not turn what is around it.
+  function name(text) {
+    return el("bdi", "csl-name", text);
+  }
+
+  function duration(seconds) {
+    if (seconds < 10) return seconds.toFixed(1) + " s";
+    if (seconds < 120) return Math.round(seconds) + " s";
+    if (seconds < 7200) return Math.floor(seconds / 60) + " min " + Math.round(seconds % 60) + " s";
+    if (seconds < 172800) return Math.floor(seconds / 3600) + " h " + Math.floor(seconds % 3600 / 60) + " min";
+    return Math.floor(seconds / 86400) + " d " + Math.floor(seconds % 86400 / 3600) + " h";
+  }
+
+  function taskLink(id, task) {
+    var link = el("a", "", (task ? task.split(".").pop() : "task") + "[" + id.slice(0, 8) + "]");
+    link.href = prefix + "/task/" + encodeURIComponent(id);
+    link.title = id;
+    link.dataset.task = id;
+    return link;
+  }
+
+  function lockLink(lock) {
+    var link = el("a");
+    link.appendChild(name(lock.name));
+    var search = lock.name.length < lock.length ? lock.name.slice(0, -1) : lock.name;
+    link.href = prefix + "/locks?search=" + encodeURIComponent(search);
+    return link;
+  }
+
+  function holderNode(holder) {
+    var node = el("div", "csl-holder");
+    if (holder.task_id) node.appendChild(taskLink(holder.task_id, holder.task));
+    else node.appendChild(name(holder.client || holder.token.slice(0, 8)));
+    if (holder.worker) {
+      node.appendChild(document.createTextNode(" on "));
+      node.appendChild(name(holder.worker));
+    }
+    var state = holder.state && holder.state !== "running" ? holder.state + ", " : "";
+    node.appendChild(el("span", "csl-small",
+      state + "for " + duration(holder.held_for) + ", lease " + duration(holder.left) + " left"));
+    return node;
+  }
+
+  function holdersNode(lock) {
+    var node = el("div");
+    lock.holders.forEach(function (holder) { node.appendChild(holderNode(holder)); });
+    if (lock.held > lock.holders.length) {
+      node.appendChild(el("span", "csl-small", "and " + (lock.held - lock.holders.length) + " more"));
+    }
+    if (!lock.held) node.appendChild(el("span", "csl-small", lock.paused ? "paused" : "nobody"));
+    else if (lock.limit > 1) node.appendChild(el("span", "csl-small", lock.held + " of " + lock.limit + " permits"));
+    return node;
+  }
+
+  // Ask, show, and ask again, one question at a time; not while nobody looks.
+  function poll(address, show, fail) {
+    var timer = null, running = 0, stopped = false;
+    function ask() {
+      clearTimeout(timer);
+      var turn = ++running;
+      return fetch(address(), {credentials: "same-origin", headers: {Accept: "application/json"}})
+        .then(function (response) {
+          if (response.redirected || !/json/.test(response.headers.get("Content-Type") || "")) {
+            throw new Error(response.status === 200 ? "You are logged out. Load the page again." :
+              "Flower answers with status " + response.status + ".");
+          }
+          return response.json();
+        })
+        .then(function (answer) {
+          if (turn !== running) return;
+          if (answer.error) throw new Error(answer.error);
+          show(answer);
+        })
+        .catch(function (error) {
+          if (turn === running) fail(error.message || String(error));
+        })
+        .then(function () {
+          if (turn === running && !stopped) timer = setTimeout(again, PERIOD);
+        });
+    }
+    function again() {
+      if (document.hidden) timer = setTimeout(again, PERIOD);
+      else ask();
+    }
+    return {
+      now: ask,
+      go: function () { stopped = false; ask(); },
+      stop: function () { stopped = true; clearTimeout(timer); }
+    };
+  }
+
+  // -- the Locks page ---------------------------------------------------------------------------
+
+  function locksPage(root) {
+    var rows = document.getElementById("csl-rows"), search = document.getElementById("csl-search");
+    var order = document.getElementById("csl-order"), error = document.getElementById("csl-error");
+    var live = document.getElementById("csl-live"), empty = document.getElementById("csl-empty");
+    var back = document.getElementById("csl-back"), next = document.getElementById("csl-next");
+    var known = new URLSearchParams(location.search), shown = new Map();
+    var offset = parseInt(known.get("offset"), 10) || 0, opened = known.get("open") || "";
+    search.value = known.get("search") || "";
+    if (known.get("order")) order.value = known.get("order");
+    if (order.selectedIndex < 0) order.value = "waiting";
+
+    function query() {
+      var asked = new URLSearchParams();
+      if (search.value) asked.set("search", search.value);
+      if (order.value !== "waiting") asked.set("order", order.value);
+      if (offset) asked.set("offset", offset);
+      if (opened) asked.set("open", opened);
+      return asked;
+    }
+
+    var feed = poll(function () { return prefix + "/locks/data?" + query(); }, show, function (text) {
+      error.hidden = false;
+      setText(error, text);
+      root.dataset.state = "error";
+    });
+
+    function changed() {
+      var text = query().toString();
+      history.replaceState(null, "", location.pathname + (text ? "?" + text : ""));
+      feed.now();
+    }
+
+    function show(answer) {
+      error.hidden = true;
+      if (offset && offset >= answer.listed) {
+        offset = 0;
+        return changed();
+      }
+      var longest = Math.max.apply(null, answer.locks.map(function (lock) {
+        return Math.max(lock.held_for, lock.oldest);
+      }).concat(1));
+      var wanted = new Set(answer.locks.map(function (lock) { return lock.id; }));
+      shown.forEach(function (row, id) {
+        if (!wanted.has(id)) {
+          row.remove();
+          shown.delete(id);
+        }
+      });
+      var focus = document.activeElement, at = rows.firstElementChild;
+      answer.locks.forEach(function (lock) {
+        var row = shown.get(lock.id) || newRow(lock);
+        fill(row, lock, longest);
+        if (row === at) at = row.nextElementSibling;
+        else rows.insertBefore(row, at);
+        if (at && at.classList.contains("csl-more")) at = at.nextElementSibling;
+      });
+      details(answer.open);
+      if (focus && focus !== document.activeElement && document.contains(focus)) focus.focus();
+      tell(answer);
+    }
+
+    function tell(answer) {
+      var first = answer.locks.length ? answer.offset + 1 : 0, last = answer.offset + answer.locks.length;
+      var text = answer.total + (answer.total === 1 ? " lock" : " locks") + ", " + answer.waiting + " waiting";
+      if (answer.listed < answer.total) text += "; the first " + answer.listed + " are listed, a filter narrows";
+      if (answer.broken) text += "; " + answer.broken + " keys hold something else";
+      if (answer.age > 2) text += "; as of " + duration(answer.age) + " ago";
+      setText(document.getElementById("csl-summary"), text);
+      setText(document.getElementById("csl-place"), first + "–" + last + " of " + answer.listed);
+      back.disabled = answer.offset === 0;
+      next.disabled = last >= answer.listed;
+      back.onclick = function () { offset = Math.max(0, answer.offset - 50); changed(); };
+      next.onclick = function () { offset = last; changed(); };
+      empty.hidden = answer.locks.length > 0;
+      setText(empty, search.value ? "No lock that is held or waited for fits the filter." :
+        "No lock is held or waited for. They appear here as soon as one is.");
+      root.dataset.state = "shown";
+    }
+
+    function newRow(lock) {
+      var row = el("tr"), fold = el("button", "csl-fold");
+      fold.type = "button";
+      fold.appendChild(name(lock.name));
+      fold.addEventListener("click", function () {
+        opened = opened === lock.id ? "" : lock.id;
+        changed();
+      });
+      row.appendChild(el("td")).appendChild(fold);
+      ["td", "td", "td"].forEach(function (tag) { row.appendChild(el(tag)); });
+      row.dataset.lock = lock.id;
+      var bars = row.cells[3].appendChild(el("div", "csl-bars"));
+      ["held", "waited"].forEach(function (kind) {
+        bars.appendChild(el("span", "csl-track")).appendChild(el("span", "csl-bar csl-bar-" + kind));
+        bars.appendChild(el("span"));
+      });
+      shown.set(lock.id, row);
+      return row;
+    }
+
+    function fill(row, lock, longest) {
+      var waiting = row.cells[2], bars = row.cells[3].firstChild.children;
+      row.cells[0].firstChild.setAttribute("aria-expanded", String(opened === lock.id));
+      replaceUnlessFocused(row.cells[1], holdersNode(lock));
+      var text = lock.waiting + (lock.adrift ? " + " + lock.adrift + " that no worker consumes" : "");
+      setText(waiting, text + (lock.paused && lock.held ? " (paused)" : ""));
+      [lock.held_for, lock.oldest].forEach(function (value, i) {
+        bars[2 * i].firstChild.style.width = value ? Math.max(1, 100 * value / longest) + "%" : "0";
+        setText(bars[2 * i + 1], (i ? "waited " : "held ") + duration(value));
+      });
+    }
+
+    // Who stands on a link with the keyboard keeps it.
+    function replaceUnlessFocused(cell, node) {
+      if (!(document.activeElement && document.activeElement !== cell && cell.contains(document.activeElement))) {
+        cell.replaceChildren(node);
+      }
+    }
+
+    function details(lock) {
+      var old = document.getElementById("csl-more"), row = lock && shown.get(lock.id);
+      if (old && old.dataset.of !== (row ? lock.id : "")) old.remove();
+      if (!row) return;
+      var more = document.getElementById("csl-more");
+      if (!more) {
+        more = el("tr", "csl-more");
+        more.id = "csl-more";
+        more.dataset.of = lock.id;
+        more.appendChild(el("td")).colSpan = 4;
+      }
+      if (row.nextElementSibling !== more) row.after(more);
+      replaceUnlessFocused(more.cells[0], detailsNode(lock));
+    }
+
+    function detailsNode(lock) {
+      var node = el("div");
+      if (lock.length > 200) node.appendChild(el("div", "csl-full")).appendChild(name(lock.name));
+      if (lock.paused) node.appendChild(el("p", "", "Paused: " + lock.paused));
+      table(node, "Holders", ["Task", "Worker", "State", "Held for", "Lease left", "Fencing token", ""],
+        lock.holders, function (holder) {
+          var button = el("button", "btn btn-outline-danger btn-sm", "Release…");
+          button.type = "button";
+          button.addEventListener("click", function () { release(lock, holder); });
+          return [holder.task_id ? taskLink(holder.task_id, holder.task) : name(holder.client),
+            name(holder.worker), holder.state, duration(holder.held_for), duration(holder.left),
+            holder.fence, root.dataset.readOnly ? "" : button];
+        });
+      table(node, "Queue", ["Rank", "Task", "State", "Waits for", "Broker's queue"],
+        lock.queue, function (waiter) {
+          return [waiter.rank ? String(waiter.rank) : "–",
+            waiter.task_id ? taskLink(waiter.task_id, waiter.task) : "a client", waiter.state,
+            duration(waiter.age), name(waiter.queue)];
+        });
+      var left = lock.waiting + lock.adrift - lock.queue.length;
+      if (left > 0) node.appendChild(el("p", "csl-small", "and " + left + " more wait"));
+      return node;
+    }
+
+    function table(parent, title, heads, entries, cells) {
+      if (!entries.length) return;
+      var node = parent.appendChild(el("table")), head = node.createTHead().insertRow();
+      node.createCaption().textContent = title;
+      node.caption.style.captionSide = "top";
+      heads.forEach(function (text) { head.appendChild(el("th", "", text)).scope = "col"; });
+      var body = node.createTBody();
+      entries.forEach(function (entry) {
+        var row = body.insertRow();
+        cells(entry).forEach(function (cell) { row.insertCell().append(cell); });
+      });
+    }
+
+    // Asked twice: what is to be done, then what that risks, which the server says.
+    function release(lock, holder) {
+      var dialog = document.getElementById("csl-dialog"), yes = document.getElementById("csl-dialog-yes");
+      var title = document.getElementById("csl-dialog-title"), text = document.getElementById("csl-dialog-text");
+      var why = document.getElementById("csl-dialog-why"), reason = document.getElementById("csl-dialog-reason");
+      setText(document.getElementById("csl-dialog-name"), lock.name);
+      setText(title, "Take this lock from its holder?");
+      setText(text, "Its holder is " + (holder.task_id ? holder.task + "[" + holder.task_id + "]" : holder.client) +
+        (holder.worker ? " on " + holder.worker : "") + ".");
+      setText(yes, "Continue");
+      why.value = "";
+      reason.hidden = yes.hidden = yes.disabled = false;
+      document.getElementById("csl-dialog-no").onclick = function () { dialog.close(); };
+      yes.onclick = function () {
+        send(false).then(function (answer) {
+          if (!answer.risk) throw new Error("It does not hold the lock any more.");
+          setText(title, "Are you sure?");
+          setText(text, answer.risk);
+          setText(yes, "Release it");
+          yes.onclick = function () {
+            send(true).then(function () {
+              dialog.close();
+              feed.now();
+            }).catch(failed);
+          };
+        }).catch(failed);
+      };
+      function failed(problem) {
+        setText(title, "It was not released");
+        setText(text, problem.message || String(problem));
+        yes.hidden = reason.hidden = true;
+        feed.now();
+      }
+      function send(sure) {
+        yes.disabled = true;
+        return fetch(prefix + "/api/locks/release", {
+          method: "POST",
+          credentials: "same-origin",
+          headers: {"Content-Type": "application/json", "X-XSRFToken": root.dataset.token},
+          body: JSON.stringify({id: lock.id, token: holder.token, sure: sure, why: why.value})
+        }).then(function (response) {
+          return response.text().then(function (body) {
+            var answer;
+            yes.disabled = false;
+            try {
+              answer = JSON.parse(body);
+            } catch (_) {
+              answer = {error: body};
+            }
+            if (!response.ok) throw new Error(answer.error || "Flower answers with status " + response.status + ".");
+            return answer;
+          });
+        });
+      }
+      dialog.showModal();
+    }
+
+    var typing = null;
+    search.addEventListener("input", function () {
+      clearTimeout(typing);
+      typing = setTimeout(function () { offset = 0; changed(); }, 200);
+    });
+    order.addEventListener("change", function () { offset = 0; changed(); });
+    document.getElementById("csl-tools").addEventListener("submit", function (event) { event.preventDefault(); });
+    live.addEventListener("click", function () {
+      var on = live.getAttribute("aria-pressed") !== "true";
+      live.setAttribute("aria-pressed", String(on));
+      setText(document.getElementById("csl-live-text"), on ? "Live" : "Paused");
+      if (on) feed.go();
+      else feed.stop();
+    });
+    feed.now();
+  }
+
+  // -- Flower's own pages -----------------------------------------------------------------------
+
+  function panel(after, title) {
+    var node = el("section", "csl-panel");
+    node.hidden = true;
+    node.appendChild(el("h2", "", title));
+    node.appendChild(el("div"));
+    after.after(node);
+    return node;
+  }
+
+  function taskPage(id, header) {
+    var node = panel(header, "Lock"), badge = stateBadge();
+    node.id = "csl-task";
+    var ended = false;
+    var feed = poll(function () {
+      return prefix + "/locks/data?task=" + encodeURIComponent(id);
+    }, function (answer) {
+      node.hidden = !answer.lock;
+      if (answer.lock) node.lastChild.replaceChildren(lockOfTask(answer.lock, id));
+      else node.lastChild.replaceChildren();
+      if (badge && answer.state) paint(badge, answer.state);
+      if (!answer.lock && /^(SUCCESS|FAILURE|REVOKED)$/.test(answer.state)) {
+        if (ended) feed.stop(); // seen twice: it does not come back
+        ended = true;
+      }
+    }, function (text) {
+      node.hidden = false;
+      node.lastChild.replaceChildren(el("p", "text-danger", text));
+    });
+    feed.now();
+  }
+
+  function lockOfTask(lock, id) {
+    var node = el("div"), list = el("dl"), waits = lock.rank || !lock.holders.some(function (h) { return h.task_id === id; });
+    function add(title, node) {
+      list.appendChild(el("dt", "", title));
+      list.appendChild(el("dd")).append(node);
+    }
+    if (lock.sentence) node.appendChild(el("p", "csl-sentence", lock.sentence));
+    node.appendChild(list);
+    add("Name", lockLink(lock));
+    if (waits) {
+      add("Held by", holdersNode(lock));
+      add("Rank", lock.rank ? lock.rank + " of " + lock.waiting + (lock.rank === 1 ? " (next)" : "") :
+        "not in line (" + lock.state + ")");
+      add("Waits for", duration(lock.waited));
+    } else {
+      var own = lock.holders[0];
+      add("State", own.state === "running" ? "held by this task" : own.state);
+      add("Held for", duration(own.held_for) + ", lease " + duration(own.left) + " left");
+      add("Behind it", lock.waiting + (lock.waiting === 1 ? " waits" : " wait"));
+    }
+    return node;
+  }
+
+  function stateBadge() {
+    var page = document.getElementById("task-page");
+    return page && page.querySelector("dd .badge, td .badge");
+  }
+
+  function paint(badge, state) {
+    setText(badge, state);
+    badge.classList.toggle("csl-blocked", state === "BLOCKED");
+    badge.classList.toggle("csl-delivered", state === "DELIVERED");
+  }
+
+  function workerPage(worker, header) {
+    var node = panel(header, "Locks of this worker's tasks");
+    node.id = "csl-worker";
+    poll(function () {
+      return prefix + "/locks/data?worker=" + encodeURIComponent(worker);
+    }, function (answer) {
+      var list = el("dl");
+      answer.locks.forEach(function (lock) {
+        list.appendChild(el("dt")).appendChild(lockLink(lock));
+        var told = list.appendChild(el("dd"));
+        told.appendChild(holdersNode(lock));
+        if (lock.waiting) told.appendChild(el("span", "csl-small", lock.waiting + " waiting"));
+      });
+      if (!answer.locks.length) list = el("p", "csl-small", "None now.");
+      node.lastChild.replaceChildren(list);
+      node.hidden = false;
+    }, function (text) {
+      node.hidden = false;
+      node.lastChild.replaceChildren(el("p", "text-danger", text));
+    }).now();
+  }
+
+  // The list of tasks: a filter beside Flower's own, and badges that differ from what is unknown.
+  function tasksPage(table) {
+    // DataTables may have moved the head into a table of its own.
+    function column() {
+      var head = table.tHead && table.tHead.rows.length ? table.tHead :
+        document.querySelector(".dataTables_scrollHead thead");
+      return head ? Array.from(head.rows[0].cells).findIndex(function (cell) {
+        return cell.textContent.trim() === "State";
+      }) : -1;
+    }
+    function paintAll() {
+      var index = column();
+      Array.from(table.tBodies[0].rows).forEach(function (row) {
+        var cell = row.cells[index], badge = cell && cell.querySelector(".badge");
+        var state = cell ? cell.textContent.trim() : "";
+        if (cell && !badge && (state === "BLOCKED" || state === "DELIVERED")) {
+          badge = el("span", "badge"); // an older Flower shows a state as mere text
+          cell.replaceChildren(badge);
+        }
+        if (badge) paint(badge, state);
+      });
+    }
+    new MutationObserver(paintAll).observe(table, {childList: true, subtree: true});
+    paintAll();
+    var filters = document.querySelector(".task-state-filters"), $ = window.jQuery;
+    var bar = filters || table.parentNode.insertBefore(el("p"), table);
+    var button = el("button", filters ? "task-state-filter" : "btn btn-outline-secondary btn-sm", "Blocked");
+    button.type = "button";
+    button.id = "csl-filter";
+    button.dataset.taskState = "BLOCKED";
+    button.setAttribute("aria-pressed", "false");
+    bar.appendChild(button);
+    function tables() { return $(table).DataTable(); }
+    function mark() {
+      var on = /(^|\s)state:BLOCKED(\s|$)/i.test(tables().search());
+      button.classList.toggle("active", on);
+      button.setAttribute("aria-pressed", String(on));
+      if (on && filters) {
+        filters.querySelectorAll('[data-task-state=""]').forEach(function (all) {
+          all.classList.remove("active");
+          all.setAttribute("aria-pressed", "false");
+        });
+      }
+    }
+    $(function () {
+      button.addEventListener("click", function () {
+        var on = button.getAttribute("aria-pressed") === "true";
+        tables().search(on && !filters ? "" : "state:BLOCKED").draw();
+        mark();
+      });
+      $(table).on("search.dt draw.dt", mark);
+      document.querySelectorAll(".task-state-filter").forEach(function (each) {
+        each.addEventListener("click", function () { setTimeout(mark); });
+      });
+    });
+  }
+
+  var page = document.getElementById("csl-locks"), task = document.getElementById("taskid");
+  var worker = document.getElementById("workername"), tasks = document.getElementById("tasks-table");
+  if (page) locksPage(page);
+  if (task) taskPage(task.textContent.trim(), task.closest("header, .page-header") || document.querySelector("#task-page > header") || task);
+  if (worker) workerPage(worker.textContent.trim(), worker.closest("header") || worker.parentNode);
+  if (tasks && window.jQuery) tasksPage(tasks);
+})();

@@ -1,0 +1,506 @@
+"""Locks in a real Flower, looked at in a real browser, beside a real worker."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+
+import pytest
+
+from celery_singleton_lock.embedded import RedisServer
+from celery_singleton_lock.model import Claim, Ending, Owner, new_token
+from integration.book import Book, standing
+from support.flower import Flower, browser, needs_flower
+from support.proxy import Proxy
+from support.waiting import eventually
+
+pytestmark = [
+    pytest.mark.needs_real_redis("Flower's state, and 5,000 locks, are no matter of fakeredis"),
+    pytest.mark.timeout(120),
+]
+
+SOON = 2.0
+"""Seconds within which a page shows what is so."""
+
+HOSTILE = [
+    "<script>window.hacked = 1</script>",
+    '"><img src=x onerror="window.hacked=1">',
+    "\u202egnp.kcah\u202d and \u2066\u05e9\u05dc\u05d5\u05dd",
+    "line\nbreak\x00nul\ttab",
+    "{{ 7 * 7 }} ${7*7} </script><!--",
+    "x" * 10_000,
+]
+
+
+@pytest.fixture(scope="module")
+def pool():
+    """One pool is enough for a page."""
+    return "prefork"
+
+
+@pytest.fixture(scope="module")
+def book(redis_provider, tmp_path_factory):
+    """A task book, its Redis, and a proxy before it for Flower's view of the locks."""
+    needs_flower()
+    with (
+        RedisServer(redis_provider) as server,
+        Book(server.url, tmp_path_factory.mktemp("book")) as book,
+    ):
+        yield book
+
+
+@pytest.fixture(scope="module")
+def worker(book):
+    """A worker that sends no events by itself: Flower asks for them."""
+    with standing(book.worker(concurrency=4)) as worker:
+        yield worker
+
+
+@pytest.fixture(scope="module")
+def proxy(book):
+    """What lies between Flower and the locks."""
+    port = book.client.connection_pool.connection_kwargs["port"]
+    with Proxy(port) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def flower(book, worker, proxy, tmp_path_factory):
+    """Flower, with our line in its configuration."""
+    env = book.worker(conf={"singleton_lock_backend": proxy.url}).environment
+    with Flower("integration.worker_app", env, tmp_path_factory.mktemp("flower")) as flower:
+        eventually(lambda: task_events(book, flower), 20, "Flower hears of tasks")
+        yield flower
+
+
+def task_events(book, flower):
+    """Run a task, and return whether Flower has heard of it."""
+    task = book.send("plain", "warm-up")
+    book.value(task)
+    return flower.get(f"/api/task/info/{task}")[0] == 200
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """A browser."""
+    with browser() as started:
+        yield started
+
+
+@pytest.fixture
+def view(chromium, flower):
+    """A window, logged in; what goes wrong in its scripts fails the test."""
+    context = chromium.new_context(
+        base_url=flower.url, http_credentials={"username": "jane", "password": "s3cret-of-jane"}
+    )
+    context.set_default_timeout(10_000)
+    page, problems = context.new_page(), []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("dialog", lambda dialog: problems.append(f"dialog {dialog.message}"))
+    yield page
+    context.close()
+    assert problems == []
+
+
+@pytest.fixture
+def empty(book):
+    """No lock is there."""
+    book.client.delete(*book.client.keys("csl:{*"), "none")
+    return book
+
+
+@pytest.fixture
+def pair(book, worker, key):
+    """A task that holds a lock, and one that waits for it."""
+    first = book.send("act", key, 0, hold=f"{key}-0")
+    book.started(first)
+    second = book.send("act", key, 1, hold=f"{key}-1")
+    book.await_waiting(key, 1)
+    yield first, second
+    for gate in (0, 1):
+        book.open(f"{key}-{gate}")
+    book.await_free(key)
+
+
+def holder_in(page, task):
+    """What names a holder: a link to its page."""
+    return page.locator(f'#csl-locks .csl-holder a[data-task="{task}"]')
+
+
+def take(book, *names, limit=1):
+    """Have a client take locks."""
+    tokens = {}
+    for name in names:
+        tokens[name] = new_token()
+        owner = Owner(tokens[name], host="there", pid=4711)
+        book.store.acquire(owner, Claim(name, lease=60, limit=limit))
+    return tokens
+
+
+def show_locks(page, query=""):
+    """Open the page, and wait until it shows something."""
+    page.goto(f"/locks{query}")
+    page.wait_for_selector('#csl-locks[data-state="shown"]')
+
+
+# -- the promise --------------------------------------------------------------------------------
+
+
+def test_the_holder_is_on_the_page_within_two_seconds_of_the_block_and_gone_after_the_start(
+    flower, view, book, worker, key
+):
+    """On the Locks page, and on the page of the task that waits, which are not loaded anew."""
+    show_locks(view, f"?search=k:{key}")
+    first = book.send("act", key, 0, hold=f"{key}-0")
+    book.started(first)
+    holder_in(view, first).wait_for(timeout=SOON * 1000)
+    second = book.send("act", key, 1, hold=f"{key}-1")
+    book.await_waiting(key, 1)
+    eventually(lambda: flower.get(f"/api/task/info/{second}")[0] == 200, SOON)
+    own = view.context.new_page()
+    own.goto(f"/task/{second}")
+    shown = own.locator(f'#csl-task a[data-task="{first}"]')
+    shown.wait_for(timeout=SOON * 1000)
+    badge = own.locator("#task-page .badge")
+    own.locator("#task-page .badge.csl-blocked").wait_for(timeout=SOON * 1000)
+    told = own.locator("#csl-task").inner_text()
+    assert "1 of 1 (next)" in told
+    sentence = rf"blocked [\d.]+ s by act\[{first[:8]}\] on \S+, lease [\d.]+ s left, you are next"
+    assert re.search(sentence, told), told
+
+    book.open(f"{key}-0")
+    book.started(second)
+    shown.wait_for(state="detached", timeout=SOON * 1000)
+    holder_in(view, first).wait_for(state="detached", timeout=SOON * 1000)
+    holder_in(view, second).wait_for(timeout=SOON * 1000)
+    eventually(lambda: badge.inner_text() == "STARTED", SOON)
+    assert "held by this task" in own.locator("#csl-task").inner_text()
+    book.open(f"{key}-1")
+    eventually(lambda: badge.inner_text() == "SUCCESS", SOON + 1)
+    own.locator("#csl-task").wait_for(state="hidden")
+
+
+def test_the_api_of_flower_tells_that_a_task_is_blocked(flower, pair):
+    """Its own, by state; and ours tells by whom."""
+    first, second = pair
+    eventually(lambda: second in flower.get("/api/tasks?state=BLOCKED")[1], SOON)
+    assert first not in flower.get("/api/tasks?state=BLOCKED")[1]
+    told = json.loads(flower.get(f"/api/locks?task={second}")[1])
+    assert told["lock"]["rank"] == 1
+    assert [holder["task_id"] for holder in told["lock"]["holders"]] == [first]
+
+
+def test_the_list_of_tasks_has_a_badge_and_a_filter_for_blocked_ones(flower, view, pair):
+    """One click leaves those that wait for a lock."""
+    first, second = pair
+    eventually(lambda: second in flower.get("/api/tasks?state=BLOCKED")[1], SOON)
+    view.goto("/tasks")
+    view.locator("#tasks-table tbody tr").first.wait_for()
+    view.locator("#csl-filter").click()
+    row = view.locator("#tasks-table tbody tr", has=view.locator(f'a[href$="/{second}"]'))
+    row.wait_for()
+    view.locator("#tasks-table tbody", has_not_text=first[:8]).wait_for()
+    assert "csl-blocked" in row.locator(".badge").get_attribute("class")
+    assert view.locator("#csl-filter").get_attribute("aria-pressed") == "true"
+
+
+def test_the_page_of_a_worker_shows_the_locks_that_its_tasks_hold_now(view, worker, pair, key):
+    """With a link to the Locks page, filtered by that name."""
+    first, _ = pair
+    view.goto(f"/worker/{worker.name}@" + socket.gethostname())
+    link = view.locator("#csl-worker a", has_text=f"k:{key}")
+    link.wait_for(timeout=SOON * 1000)
+    assert view.locator(f'#csl-worker a[data-task="{first}"]').count() == 1
+    link.click()
+    holder_in(view, first).wait_for()
+
+
+# -- the list -----------------------------------------------------------------------------------
+
+
+def test_without_locks_the_page_says_so_and_shows_the_first_by_itself(view, empty):
+    """Nobody has to load it again."""
+    show_locks(view)
+    assert "No lock is held" in view.locator("#csl-empty").inner_text()
+    take(empty, "first")
+    view.locator(".csl-fold", has_text="first").wait_for(timeout=SOON * 1000)
+    view.locator("#csl-empty").wait_for(state="hidden")
+
+
+def test_three_locks_are_shown_with_holders_queues_and_bars(view, empty, pair, key):
+    """What a lock's line says; folded out, it lists who waits, in order."""
+    _, second = pair
+    take(empty, "one", "two")
+    show_locks(view)
+    view.locator("#csl-summary", has_text="3 locks, 1 waiting").wait_for()
+    line = view.locator("#csl-rows > tr").first  # most waiting first
+    assert re.search(r"act\[\w{8}\]\s+on\s+\S+", line.inner_text())
+    assert re.search(r"for [\d.]+ s, lease [\d.]+ s left", line.inner_text())
+    assert re.search(r"held [\d.]+ s\s+waited [\d.]+ s", line.inner_text())
+    assert line.locator(".csl-bar-waited").evaluate("bar => bar.offsetWidth") > 0
+    line.locator(".csl-fold").click()
+    queue = view.locator("#csl-more table", has_text="Queue")
+    queue.wait_for()
+    assert re.match(r"1\s+act\[\w{8}\]\s+parked", queue.locator("tbody tr").inner_text())
+    assert queue.locator(f'a[data-task="{second}"]').count() == 1
+    queue.locator("a").first.click()
+    view.wait_for_url(f"**/task/{second}")
+
+
+def test_five_thousand_locks_come_in_pages_of_fifty(view, flower, empty):
+    """Small answers, quick ones; a filter finds one of them; the next page is another."""
+    pipe = [f"many:{n:04}" for n in range(5000)]
+    take(empty, *pipe)
+    show_locks(view, "?order=name")
+    view.locator("#csl-summary", has_text="5000 locks").wait_for()
+    assert view.locator("#csl-rows > tr").count() == 50
+    began = time.monotonic()
+    _, body = flower.get("/locks/data")
+    assert len(body) < 100_000
+    assert time.monotonic() - began < SOON
+    view.locator("#csl-next").click()
+    view.locator(".csl-fold", has_text="many:0050").wait_for()
+    view.locator("#csl-search").fill("many:4321")
+    view.locator("#csl-summary", has_text="1 lock, 0 waiting").wait_for()
+    assert view.locator(".csl-fold").inner_text() == "many:4321"
+    assert "search=many%3A4321" in view.url
+    assert len(flower.get("/locks/data?limit=5000")[1]) < 1_000_000
+    empty.client.flushdb()
+
+
+def test_hostile_names_are_text_and_break_no_page(view, flower, empty):
+    """No script of a name runs; a name cannot turn the text beside it, nor push it away."""
+    take(empty, *HOSTILE)
+    show_locks(view)
+    view.locator("#csl-summary", has_text=f"{len(HOSTILE)} locks").wait_for()
+    texts = view.locator(".csl-fold bdi").all_inner_texts()
+    assert HOSTILE[0] in texts
+    assert HOSTILE[1] in texts
+    assert "line\u240abreak\u2400nul\u2409tab" in texts
+    assert max(map(len, texts)) <= 200
+    assert len(flower.get("/locks/data")[1]) < 20_000
+    for fold in range(len(HOSTILE)):
+        view.locator(".csl-fold").nth(fold).click()
+        view.locator("#csl-more .btn").wait_for()
+    view.locator(".csl-fold", has_text="xxxx").click()
+    view.locator("#csl-more .csl-full").wait_for()
+    assert len(view.locator("#csl-more .csl-full").inner_text()) == 10_000
+    assert view.evaluate("window.hacked") is None
+    assert view.locator("#csl-locks script, #csl-locks img").count() == 0
+    assert not overflows(view)
+
+
+def test_a_hostile_filter_is_text(view, empty):
+    """Also where it comes by the page's address."""
+    show_locks(view, "?search=%3Cscript%3Ewindow.hacked%3D1%3C%2Fscript%3E&order=nonsense&offset=x")
+    assert view.locator("#csl-search").input_value() == "<script>window.hacked=1</script>"
+    assert view.evaluate("window.hacked") is None
+
+
+def overflows(page):
+    """Whether the page is wider than the window."""
+    return page.evaluate("document.documentElement.scrollWidth > window.innerWidth")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_can_be_read_in_the_light_and_in_the_dark_on_narrow_screens_too(
+    view, empty, pair, scheme
+):
+    """Text and ground differ enough (WCAG: 4.5), and nothing has to be pushed sideways."""
+    take(empty, "a-lock-with-a-rather-long-name:" + "part-" * 20)
+    view.emulate_media(color_scheme=scheme)
+    view.set_viewport_size({"width": 360, "height": 740})
+    show_locks(view)
+    view.locator(".csl-fold").first.click()
+    view.locator("#csl-more").wait_for()
+    assert not overflows(view)
+    ratios = view.evaluate(CONTRAST)
+    assert {text: ratio for text, ratio in ratios.items() if ratio < 4.5} == {}
+
+
+CONTRAST = """() => {
+  const numbers = color => color.match(/[\\d.]+/g).map(Number);
+  const light = color => {
+    const [r, g, b] = numbers(color).slice(0, 3).map(v => v / 255)
+      .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const ground = node => {
+    for (; node; node = node.parentElement) {
+      const color = getComputedStyle(node).backgroundColor, parts = numbers(color);
+      if (parts.length === 3 || parts[3] === 1) return color;
+    }
+    return "rgb(255, 255, 255)";
+  };
+  const found = {};
+  const texts = "#csl-locks .csl-small, #csl-locks a, .csl-fold, .csl-summary, .csl-bars > span";
+  for (const node of document.querySelectorAll(texts)) {
+    const text = node.textContent.trim();
+    if (!text || !node.offsetParent) continue;
+    const [a, b] = [light(getComputedStyle(node).color), light(ground(node))].sort((x, y) => y - x);
+    found[text.slice(0, 60)] = Math.round(100 * (a + 0.05) / (b + 0.05)) / 100;
+  }
+  return found;
+}"""
+
+
+def test_everything_can_be_reached_and_done_with_the_keyboard(view, empty, pair, key):
+    """Filter, fold out, and leave a dialog; what has the focus keeps it while the page lives."""
+    show_locks(view)
+    view.locator("#csl-search").focus()
+    view.keyboard.type(f"k:{key}")
+    fold = view.locator(".csl-fold")
+    view.locator("#csl-summary", has_text="1 lock,").wait_for()
+    view.keyboard.press("Tab")
+    assert view.evaluate("document.activeElement.id") == "csl-order"
+    view.keyboard.press("Tab")
+    assert view.evaluate("document.activeElement.className") == "csl-fold"
+    view.keyboard.press("Enter")
+    view.locator("#csl-more").wait_for()
+    assert fold.get_attribute("aria-expanded") == "true"
+    before = view.locator(".csl-bars").inner_text()
+    view.wait_for_function(
+        "text => document.querySelector('.csl-bars').innerText !== text", arg=before
+    )
+    assert view.evaluate("document.activeElement.className") == "csl-fold"
+    button = view.locator("#csl-more .btn-outline-danger")
+    button.focus()
+    view.keyboard.press("Enter")
+    assert view.locator("#csl-dialog").evaluate("dialog => dialog.open")
+    view.keyboard.press("Escape")
+    assert not view.locator("#csl-dialog").evaluate("dialog => dialog.open")
+    assert empty.view(key).holders
+
+
+# -- stepping in --------------------------------------------------------------------------------
+
+
+def test_a_forced_release_is_asked_twice_then_audited_and_the_next_one_runs(view, book, pair, key):
+    """The second question names the risk; the audit names who did it, and why."""
+    first, second = pair
+    (held,) = book.view(key).holders
+    show_locks(view, f"?search=k:{key}")
+    view.locator(".csl-fold").click()
+    view.locator("#csl-more .btn-outline-danger").click()
+    dialog = view.locator("#csl-dialog")
+    assert first in dialog.inner_text()
+    view.locator("#csl-dialog-why").fill("it hangs")
+    view.locator("#csl-dialog-yes").click()
+    dialog.locator("h2", has_text="Are you sure?").wait_for()
+    assert "two at once" in dialog.inner_text()
+    assert book.view(key).holders[0].token == held.token
+    view.locator("#csl-dialog-yes").click()
+    book.started(second)
+    holder_in(view, second).wait_for(timeout=SOON * 1000)
+    entry = json.loads(book.client.lrange("csl:fleet:audit", 0, 0)[0])
+    assert (entry["who"], entry["via"], entry["why"]) == ("jane", "flower", "it hangs")
+    assert entry["host"] == "127.0.0.1"
+
+
+def test_a_release_needs_the_pages_own_token_and_no_other_site(flower, empty):
+    """Without it, with a wrong one, or sent by a page of another site: refused."""
+    (token,) = take(empty, "kept").values()
+    shown = json.loads(flower.get("/locks/data?search=kept")[1])["locks"][0]
+    order = json.dumps({"id": shown["id"], "token": token, "sure": True}).encode()
+    for headers in (
+        {},
+        {"Cookie": "_xsrf=mine"},
+        {"Cookie": "_xsrf=mine", "X-XSRFToken": "other"},
+        {"Cookie": "_xsrf=mine", "X-XSRFToken": "mine", "Sec-Fetch-Site": "cross-site"},
+    ):
+        assert flower.get("/api/locks/release", data=order, headers=headers)[0] == 403
+    assert empty.store.inspect("kept").holders
+    own = {"Cookie": "_xsrf=mine", "X-XSRFToken": "mine", "Sec-Fetch-Site": "same-origin"}
+    other = order.replace(token.encode(), b"0" * 32 + b".0")
+    assert flower.get("/api/locks/release", data=other, headers=own)[0] == 409
+    assert flower.get("/api/locks/release", data=b"[]", headers=own)[0] == 400
+    assert flower.get("/api/locks/release", data=order, headers=own)[0] == 200
+    assert not empty.store.inspect("kept").holders
+    assert flower.get("/api/locks/release", data=order, headers=own)[0] == 409
+
+
+@pytest.mark.parametrize("path", ["/locks", "/locks/data", "/api/locks", "/locks/data?task=x"])
+def test_nothing_of_a_lock_is_told_without_the_login(flower, path):
+    """No login, or a wrong one."""
+    assert flower.get(path)[0] == 200
+    assert flower.get(path, user="")[0] == 401
+    assert flower.get(path, password="guessed")[0] == 401
+    assert flower.get("/api/locks/release", user="", data=b"{}")[0] in (401, 403)
+
+
+# -- when something is away ---------------------------------------------------------------------
+
+
+def test_flower_goes_on_while_the_locks_redis_does_not_answer(flower, view, proxy, empty):
+    """Its own pages answer at once; ours says what is wrong, and shows the locks again after it."""
+    take(empty, "seen")
+    show_locks(view)
+    proxy.stalled = True
+    try:
+        view.locator("#csl-error", has_text="did not answer").wait_for(timeout=8000)
+        for _ in range(5):
+            began = time.monotonic()
+            assert flower.get("/healthcheck")[0] == 200
+            assert time.monotonic() - began < 0.5
+    finally:
+        proxy.stalled = False
+    view.locator("#csl-error").wait_for(state="hidden")
+    assert "seen" in view.locator(".csl-fold").inner_text()
+
+
+def test_the_page_says_when_flower_is_gone_and_stops_when_it_is_told_to(view, empty):
+    """Paused, it asks nothing; live again, it does."""
+    show_locks(view)
+    view.locator("#csl-live").click()
+    asked = []
+    view.on("request", lambda request: asked.append(request.url))
+    take(empty, "later")
+    view.wait_for_timeout(1500)
+    assert asked == []
+    view.locator("#csl-live").click()
+    view.locator(".csl-fold", has_text="later").wait_for(timeout=SOON * 1000)
+    view.context.set_offline(True)
+    view.locator("#csl-error", has_text="fetch").wait_for()
+    view.context.set_offline(False)
+    view.locator("#csl-error").wait_for(state="hidden")
+
+
+def test_behind_a_prefix_and_a_login_by_others_all_addresses_are_right(
+    book, worker, tmp_path, chromium
+):
+    """Who is not logged in is sent to the login; who is sees the page, and may step in."""
+    from tornado.web import create_signed_value  # noqa: PLC0415  # comes with Flower
+
+    (token,) = take(book, "prefixed").values()
+    args = (
+        "--url_prefix=monitor",
+        "--auth=.*@example.com",
+        "--auth_provider=flower.views.auth.GoogleAuth2LoginHandler",
+        "--oauth2_key=key",
+        "--oauth2_secret=secret",
+        "--oauth2_redirect_uri=http://localhost/monitor/login",
+        "--cookie_secret=baked",
+    )
+    env = book.worker().environment
+    with Flower("integration.worker_app", env, tmp_path, args=args) as flower:
+        for path in ("/monitor/locks", "/monitor/locks/data", "/monitor/api/locks"):
+            assert flower.get(path, user="")[0] == 302
+        assert flower.get("/monitor/api/locks/release", user="", data=b"{}")[0] == 403
+        cookie = create_signed_value("baked", "user", "jane@example.com").decode()
+        context = chromium.new_context(base_url=flower.url)
+        context.add_cookies([{"name": "user", "value": cookie, "url": flower.url}])
+        page = context.new_page()
+        page.goto("/monitor/workers")
+        page.locator("nav a", has_text="Locks").click()
+        page.locator(".csl-fold", has_text="prefixed").click()
+        page.locator("#csl-more .btn-outline-danger").click()
+        page.locator("#csl-dialog-yes").click()
+        page.locator("#csl-dialog h2", has_text="sure").wait_for()
+        page.locator("#csl-dialog-yes").click()
+        page.locator(".csl-fold", has_text="prefixed").wait_for(state="detached")
+        context.close()
+    entry = json.loads(book.client.lrange("csl:fleet:audit", 0, 0)[0])
+    assert entry["who"] == "jane@example.com"
+    assert book.store.release("prefixed", token, Ending.FINAL).verdict == "absent"

@@ -1,0 +1,154 @@
+"""A real Flower, as a process, and a browser that looks at it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from support.ci import skip_or_fail
+from support.waiting import eventually
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+    from typing_extensions import Self
+
+USER, PASSWORD = "jane", "s3cret-of-jane"
+CONFIG = "import celery_singleton_lock.flower\n"
+START_TIMEOUT = 30
+
+
+class Flower:
+    """``celery flower``, with our page in it; behind basic authentication unless told otherwise.
+
+    Args:
+        app: what ``celery -A`` takes.
+        environment: of the process: a worker's.
+        folder: for its configuration and its log.
+        args: further arguments, instead of a login.
+        config: its flowerconfig.py.
+    """
+
+    def __init__(
+        self,
+        app: str,
+        environment: Mapping[str, str],
+        folder: Path,
+        *,
+        args: tuple[str, ...] = (f"--basic_auth={USER}:{PASSWORD}",),
+        config: str = CONFIG,
+    ) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log_file = folder / f"flower-{self.port}.log"
+        conf = folder / f"flowerconfig-{self.port}.py"
+        conf.write_text(config)
+        self._env = {**environment, "PYTHONUNBUFFERED": "1"}
+        self._command = [sys.executable, "-m", "celery", "-A", app, "flower"]
+        self._command += ["--address=127.0.0.1", f"--port={self.port}", f"--conf={conf}", *args]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        with self.log_file.open("wb") as log:
+            self._process = subprocess.Popen(
+                self._command, env=self._env, stdout=log, stderr=subprocess.STDOUT
+            )
+        try:
+            eventually(self._answers, START_TIMEOUT, lambda: f"Flower answers; {self.log()}")
+        except BaseException:
+            self.end()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, self.log()
+        try:
+            return self.get("/healthcheck")[0] in (200, 404)  # another one, below a prefix
+        except OSError:
+            return False
+
+    def end(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait(10)
+
+    def log(self) -> str:
+        """What it has printed."""
+        return self.log_file.read_text(errors="replace")
+
+    def get(
+        self,
+        path: str,
+        *,
+        user: str = USER,
+        password: str = PASSWORD,
+        headers: Mapping[str, str] | None = None,
+        data: bytes | None = None,
+    ) -> tuple[int, str]:
+        """Return status and body of a request, without following a redirect to a login."""
+        basic = b64encode(f"{user}:{password}".encode()).decode()
+        login = {"Authorization": f"Basic {basic}"} if user else {}
+        request = urllib.request.Request(
+            self.url + path, data=data, headers={**login, **(headers or {})}
+        )
+        opener = urllib.request.build_opener(_NoRedirect)
+        try:
+            with opener.open(request, timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def needs_flower() -> None:
+    """Skip on a laptop, fail in CI, where Flower is not installed."""
+    if find_spec("flower") is None:
+        skip_or_fail("Flower is not installed: pip install 'celery-singleton-lock[flower]'")
+
+
+def find_chromium() -> str | None:
+    """Return a Chromium or Chrome of this machine."""
+    asked = os.environ.get("CSL_TEST_CHROMIUM")
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    return asked or next(filter(None, map(shutil.which, names)), None)
+
+
+@contextmanager
+def browser() -> Iterator[Browser]:
+    """Start a headless browser; skip on a laptop, fail in CI, where there is none."""
+    if find_spec("playwright") is None:
+        skip_or_fail("playwright is not installed: pip install playwright")
+    chromium = find_chromium()
+    if chromium is None:
+        skip_or_fail("no Chromium on this machine: apt-get install chromium")
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415  # may be missing
+
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage"]
+        )
+        try:
+            yield started
+        finally:
+            started.close()
