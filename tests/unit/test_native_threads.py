@@ -94,3 +94,26 @@ def test_a_waiter_that_is_late_and_notified_at_once_is_forgotten_once():
     changed._waiters = Taken()
     with changed:
         assert changed.wait(0.01) is False
+
+
+@pytest.mark.parametrize(("timeout", "told"), [(None, -1), (0.01, 0.01)])
+def test_a_wait_without_a_time_has_none(timeout, told, monkeypatch):
+    """The system's lock writes that as -1."""
+    waits, real = [], native.original
+
+    class Lock:
+        """A lock that is given at once, and notes for how long one would have waited."""
+
+        def acquire(self, *wait):
+            waits.append(wait)
+            return True
+
+    monkeypatch.setattr(
+        native,
+        "original",
+        lambda module, name: Lock if name == "allocate_lock" else real(module, name),
+    )
+    changed = native.Condition(native.RLock())
+    with changed:
+        assert changed.wait(timeout) is True
+    assert waits == [(), (True, told)]
