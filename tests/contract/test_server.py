@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import redis
 from redis.backoff import NoBackoff
@@ -11,6 +13,7 @@ from celery_singleton_lock.errors import BackendUnreachable
 from celery_singleton_lock.keys import Keyspace, bucket_of
 from celery_singleton_lock.model import SCHEMA, Claim, Owner, Parcel, new_token
 from celery_singleton_lock.store.redis import RedisStore
+from support.waiting import eventually
 
 pytestmark = pytest.mark.contract
 
@@ -169,3 +172,13 @@ def test_to_reconnect_is_to_ask_anew_where_the_server_is(store, redis_client, re
     assert len(mine_and_the_blocking_one_and_who_looked) == 3
     assert store.time() > 0
     assert store.wait("a", "nobody.0", 0.01) is False
+
+
+def test_to_reconnect_cuts_off_nobody_who_is_being_answered(store, redis_client):
+    """Another thread's wait goes on to its end, or until it is woken."""
+    with ThreadPoolExecutor(1) as aside:
+        waiting = aside.submit(store.wait, "a", "t.0", 10.0)
+        eventually(lambda: redis_client.info("clients")["blocked_clients"] == 1)
+        store.reconnect()
+        redis_client.rpush(Keyspace().wake("a", "t.0"), "1")
+        assert waiting.result(5) is True
