@@ -18,7 +18,7 @@ def said(check, value, place=HERE):
 
 def test_a_choice_is_one_of_what_there_is():
     """Written as it is."""
-    check = _choice("red", "green", blue="mix it")
+    check = _choice("red", "green")
     assert [check(HERE, colour) for colour in ("red", "green")] == ["red", "green"]
 
 
@@ -29,12 +29,11 @@ def test_a_choice_is_one_of_what_there_is():
         ("qqqq", '\'qqqq\': it must be "red" or "green".'),
         (None, 'None: it must be "red" or "green".'),
         (["red"], '[\'red\']: it must be "red" or "green". Did you mean "red"?'),
-        ("blue", "'blue': that comes in a later version. For now, mix it."),
     ],
 )
 def test_what_is_no_choice_is_refused_with_what_there_is(value, sentence):
-    """With the one that was perhaps meant, or with what to do until it comes."""
-    check = _choice("red", "green", blue="mix it")
+    """With the one that was perhaps meant."""
+    check = _choice("red", "green")
     assert said(check, value) == f"task shop.paint: lock_colour is {sentence}"
 
 
