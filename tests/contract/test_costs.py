@@ -32,12 +32,12 @@ def test_t25_every_verb_runs_as_many_commands_at_any_length_of_the_queue(found):
 def test_t25_no_verb_runs_many_commands(found):
     """Except where it says how many it looks at: replace, and whoever looks at all 64 buckets.
 
-    Operators read a report of two parts of each.
+    Operators read a report of each, in parts, and begin it anew.
     """
     for what, cost in found[100_000].items():
         most = 200 if what in {"park, and replace the oldest", "take_due"} else 65
         assert cost.inside / cost.sent <= most, (what, cost)
-        assert cost.sent <= (130 if what == "observed" else 65), (what, cost)
+        assert cost.sent <= (200 if "observed" in what else 65), (what, cost)
 
 
 def test_t25_no_call_takes_long_beside_a_hundred_thousand(found):
