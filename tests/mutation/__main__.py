@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from mutation.accepted import reason_for
 from mutation.page import table, write
 from mutation.quickest import MOST
-from mutation.verdicts import MUTANTS, ROOT, Mutant, mutants
+from mutation.verdicts import MUTANTS, PACKAGE, ROOT, Mutant, mutants
 
 QUICK: Final = 0.3
 """Seconds of the longest test that a mutant meets at first; what survives meets them all."""
@@ -85,8 +86,18 @@ def run(
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         **({} if most is None else {MOST: str(most)}),
     }
+    _renew_data()
     command = [*mutmut, "run", "--max-children", str(processes), *names]
     subprocess.run(command, cwd=ROOT, env=environment, check=True)
+
+
+def _renew_data() -> None:
+    """Copy the Lua as it is now: mutmut copies what is no Python only once."""
+    package = ROOT / PACKAGE
+    for path in package.rglob("*.lua"):
+        copy = MUTANTS / path.relative_to(ROOT)
+        if copy.parent.is_dir():
+            shutil.copy2(path, copy)
 
 
 if __name__ == "__main__":

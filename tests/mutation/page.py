@@ -47,14 +47,12 @@ def _row(name: str, mutants: Sequence[Mutant]) -> str:
     accepted = sum(not mutant.killed and bool(reason_for(mutant)) for mutant in judged)
     survived = len(judged) - killed - accepted
     numbers = (len(mutants), killed, accepted, survived, len(mutants) - len(judged))
-    score = _percent(killed, len(judged) - accepted)
+    score = "" if len(judged) < len(mutants) else _percent(killed, len(judged) - accepted)
     return f"| {name} | {' | '.join(map(str, numbers))} | {score} |"
 
 
 def _percent(killed: int, of: int) -> str:
     """Write a score; 100 % is said of no less."""
-    if not of:
-        return ""
     return "100 %" if killed == of else f"{min(100 * killed / of, 99.9):.1f} %"
 
 
