@@ -106,8 +106,8 @@ def _unseen(task_id: str, witness: Witness | None) -> Answer:
         queues = witness.queues()
         told = (
             "No worker that answers, no lock and no result knows it: it never reached a worker "
-            "(see the queue"
-            f"{f': {queues}' if queues else ''}), or it has finished and its result was not kept."
+            f"(see the queue{f': {queues}' if queues else ''}; was it sent to one that a worker "
+            "consumes?), or it has finished and its result was not kept."
         )
     return Answer(task_id, "unseen", told)
 
@@ -133,7 +133,7 @@ def _at_its_lock(task_id: str, view: LockView, me: Waiting, standing: Standing) 
 def _holding(task_id: str, view: LockView, holder: Holder) -> Answer:
     left = f"lease {seconds(holder.expires_in)} left"
     sentences = {
-        "granted": f"granted, on its way to {holder.worker or 'its client'}, {left}",
+        "granted": f"granted, on its way to {worker_name(holder.worker) or 'its client'}, {left}",
         "reserved": f"between two tries: {view.name!r} is kept for its retry, {left}",
         "running": f"runs{_on(holder)}, holds {view.name!r}, {left}",
     }
@@ -179,7 +179,7 @@ _VERDICTS = {
 
 
 def _on(holder: Holder) -> str:
-    return f" on {holder.worker}" if holder.worker else ""
+    return f" on {worker_name(holder.worker)}" if holder.worker else ""
 
 
 def named(holders: tuple[Holder, ...], most: int = 3) -> str:
@@ -195,8 +195,7 @@ def short(holder: Holder) -> str:
     """Return ``settle[3f2a91c0] on worker-2``: without module, and what makes ids unique."""
     if not holder.task:
         return str(holder)
-    on = f" on {worker_name(holder.worker)}" if holder.worker else ""
-    return f"{holder.task.rpartition('.')[2]}[{holder.task_id[:8]}]{on}"
+    return f"{holder.task.rpartition('.')[2]}[{holder.task_id[:8]}]{_on(holder)}"
 
 
 def worker_name(worker: str) -> str:

@@ -31,7 +31,7 @@ def sweep(place: Place, *, machine: bool) -> None:
             )
     if machine:
         return render.as_json(swept)
-    told = f"{swept.locks:,} locks looked at, {swept.published:,} copies sent to the broker"
+    told = f"locks looked at: {swept.locks:,}, copies sent to the broker: {swept.published:,}"
     if swept.adrift and app is None:
         told += f"; {swept.adrift:,} messages wait for a worker: with an app, copies would wake one"
     return click.echo(told)

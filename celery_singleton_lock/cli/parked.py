@@ -157,15 +157,15 @@ def _opened(output: Path | None) -> Iterator[TextIO]:
 @click.command("import")
 @click.argument("file", type=click.File(encoding="utf-8"))
 @click.option("--adopt", is_flag=True, help="The app's broker takes the place of theirs.")
+@click.option("--again", is_flag=True, help="Also what was purged or has run; twice is twice.")
 @dry
 @as_json
 @with_place
-def import_command(
-    place: Place, file: TextIO, *, adopt: bool, dry_run: bool, machine: bool
-) -> None:
+def import_command(place: Place, file: TextIO, **how: bool) -> None:
     """Park what export wrote, each at its place; twice is once."""
-    realm = place.need_app("--adopt").realm if adopt else ""
-    if dry_run:
+    realm = place.need_app("--adopt").realm if how["adopt"] else ""
+    if how["dry_run"]:
         number = sum(1 for line in file if line.strip())
         return click.echo(f"{number:>9,}  would be parked")
-    return tell_tally(restore(place.store, file, realm=realm), "parked", machine)
+    tally = restore(place.store, file, realm=realm, again=how["again"])
+    return tell_tally(tally, "parked", how["machine"])

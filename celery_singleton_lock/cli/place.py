@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from celery_singleton_lock.cli.witness import AppSide, BrokerError
-from celery_singleton_lock.errors import BackendError, SingletonLockError
+from celery_singleton_lock.errors import BackendError, BackendUnreachable, SingletonLockError
 from celery_singleton_lock.extension import install
 from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.settings import Settings, parse_settings
@@ -53,10 +53,12 @@ class Place:
 
     Args:
         settings: where the locks live.
+        source: where its address was given.
         app: what the app knows; None without one.
     """
 
     settings: Settings
+    source: str
     app: AppSide | None = None
     _store: RedisAdminStore | None = field(default=None, repr=False)
 
@@ -98,8 +100,9 @@ class Place:
             with told():
                 yield
         except BackendError as error:
-            where = f"{self.settings.backend_source} {self.settings.address()}"
-            raise NoAnswer(_line(f"{where}: {error}")) from None
+            hint = " Check that it runs, and its address." * isinstance(error, BackendUnreachable)
+            where = f"{self.source} is {self.settings.address()}"
+            raise NoAnswer(_line(f"{where}: {error}{hint}")) from None
 
 
 def login() -> str:
@@ -117,7 +120,8 @@ def of_app(app: Any) -> Place:
         ConfigurationError: a setting is wrong.
     """
     extension = install(app)
-    return Place(extension.settings, AppSide(app, extension))
+    settings = extension.settings
+    return Place(settings, settings.backend_source, AppSide(app, extension))
 
 
 def of_url(url: str, prefix: str, options: Mapping[str, str]) -> Place:
@@ -131,7 +135,7 @@ def of_url(url: str, prefix: str, options: Mapping[str, str]) -> Place:
         "singleton_lock_prefix": prefix,
         "singleton_lock_backend_options": dict(options),
     }
-    return Place(parse_settings(given.get))
+    return Place(parse_settings(given.get), "--backend")
 
 
 @contextmanager

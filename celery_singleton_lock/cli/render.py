@@ -20,10 +20,12 @@ WIDEST: Final = 60
 
 def printable(text: str, most: int | None = None) -> str:
     """Return a text without signs that a terminal would obey, cut to ``most`` signs."""
-    safe = "".join(
-        sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text
-    )
+    safe = text if text.isprintable() else "".join(map(_shown, text))
     return safe if most is None or len(safe) <= most else f"{safe[: most - 1]}…"
+
+
+def _shown(sign: str) -> str:
+    return sign if sign.isprintable() else sign.encode("unicode_escape").decode()
 
 
 def as_json(value: Any) -> None:

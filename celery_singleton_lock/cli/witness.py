@@ -58,7 +58,7 @@ class AppSide:
 
     def _result(self, task_id: str) -> str:
         try:
-            return str(self.app.AsyncResult(task_id).state)
+            return str(self.app.backend.get_state(task_id))
         except Exception:  # noqa: BLE001  # no result backend, or one that is away
             return str(states.PENDING)
 
@@ -78,7 +78,7 @@ class AppSide:
         return "received", f"was received by {worker} and waits there for a pool slot"
 
     def _eta(self, worker: str, task_id: str) -> str:
-        found = self.app.control.inspect([worker], timeout=ANSWER).scheduled() or {}
+        found = self.app.control.inspect([worker], timeout=ANSWER, limit=1).scheduled() or {}
         for each in found.get(worker, ()):
             if each.get("request", {}).get("id") == task_id:
                 return str(each.get("eta") or "")
@@ -86,16 +86,17 @@ class AppSide:
 
     def queues(self) -> str:
         """Return how many messages the app's queues hold; see :class:`Witness`."""
-        counts = []
+        with self.app.connection_for_read() as connection:
+            return ", ".join(self._depth(connection, name) for name in self.app.amqp.queues)
+
+    @staticmethod
+    def _depth(connection: Any, name: str) -> str:
         try:
-            with self.app.connection_for_read() as connection:
-                for name in self.app.amqp.queues:
-                    channel = connection.channel()
-                    held = channel.queue_declare(queue=name, passive=True).message_count
-                    counts.append(f"{name} holds {held:,} messages")
-        except Exception:  # noqa: BLE001  # a queue that is not there, or no broker: any transport's
-            counts.append("no more can be told")
-        return ", ".join(counts)
+            with connection.channel() as channel:
+                held = channel.queue_declare(queue=name, passive=True).message_count
+        except Exception:  # noqa: BLE001  # any transport's: an empty queue of Redis is not there
+            return f"{name} is empty, or not there"
+        return f"{name} holds {held:,} messages"
 
     # -- stepping in ------------------------------------------------------------------------------
 

@@ -89,10 +89,10 @@ def test_a_granted_task_is_on_its_way_and_a_running_one_holds(store):
     live_worker(store)
     me = park(store, "me")
     assert why(store, "me").state == "granted"
-    assert "on its way to worker-2#a1b2c3" in why(store, "me").sentence
+    assert "on its way to worker-2," in why(store, "me").sentence
     store.claim(Owner(me.token, worker="worker-2#a1b2c3"), NAME, 30.0)
     assert re.fullmatch(
-        r"runs on worker-2#a1b2c3, holds 'account:42', lease (29|30) s left",
+        r"runs on worker-2, holds 'account:42', lease (29|30) s left",
         why(store, "me").sentence,
     )
 
@@ -133,7 +133,7 @@ def test_it_is_never_a_dead_end(store):
     assert "Ask with the app" in why(store, "x").sentence
     answer = why(store, "x", App(queues="celery holds 37 messages"))
     assert answer.state == "unseen"
-    assert "it never reached a worker (see the queue: celery holds 37 messages)" in answer.sentence
+    assert "it never reached a worker (see the queue: celery holds 37 messages" in answer.sentence
 
 
 def test_locks_are_sorted_and_cut(store, holder):
