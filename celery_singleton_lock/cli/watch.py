@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from threading import Event
 
@@ -22,7 +22,7 @@ def watch(look: Callable[[], str], interval: float, times: int | None) -> None:
         times: how often; None until Ctrl-C.
     """
     shown = 0
-    with _screen() as show:
+    with suppress(KeyboardInterrupt), _screen() as show:
         while times is None or shown < times:
             if shown:
                 Event().wait(interval)
