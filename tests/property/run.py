@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, Phase, settings
 from celery_singleton_lock.embedded import RedisServer, find_provider
 from support.engine import outcomes
 from support.engine.invariants import InvariantBroken, check
+from support.engine.kept import FOLDER, shrunk, write
 from support.engine.machine import machine_on
 from support.engine.moves import walk
 from support.engine.world import World
@@ -63,6 +64,10 @@ def by_walk(client, seed: int, most: int, tally: Counter[str]) -> int:
         except InvariantBroken as found:
             print("\n".join(world.history))
             print(f"walk {seed}, step {world.steps}: {found}")
+            path = FOLDER / f"found_by_seed_{seed}.json"
+            shorter = shrunk(client, world.played, found.invariant)
+            write(path, str(found), found.invariant, shorter)
+            print(f"{len(shorter)} moves show it: {path}. Name it among the HOLES, and close it.")
             return 0
         steps += world.steps
         seed += 1

@@ -16,9 +16,9 @@ if is_done(base) or copy == '1' and is_done(attempt) then
   verdict = 'done'
 elseif is_kept(token, attempt) then
   verdict = 'waiting' -- asked again after a lost reply
-elseif copy == '1' then
+elseif copy == '1' and not where then -- else it holds or waits itself, whoever does so beside it
   local other, others = find(attempt)
-  if other and other ~= token then
+  if other then
     verdict = 'twin'
     others.copied = '1'
     if not has_body(base_of(other)) and not (others.twin and has_body(base_of(others.twin))) then

@@ -900,6 +900,22 @@ def a_message_waits_as_long_as_it_was_told_however_often_it_goes_back(world):
 
 
 @history
+def a_copy_that_holds_the_lock_is_nobodys_twin(world):
+    """Found by the state machine: its first asked again and ran beside it, and it was parked."""
+    world.beat("w1")
+    first = world.new_asker(TWO, lease=1.0)
+    world.acquire(first)
+    world.advance(2.0)
+    copy = world.new_asker(TWO, attempt=first.owner.attempt, copy=True)
+    assert world.acquire(copy).verdict is Verdict.GRANTED
+    assert world.acquire(first).verdict is Verdict.GRANTED
+    assert world.park(copy).verdict is Verdict.WAITING  # it was granted, and its answer was lost
+    assert world.receive("w1").token == copy.token
+    world.advance(2.0)
+    world.kick(TWO, "w1")
+
+
+@history
 def limits_change_while_the_lock_is_held(world):
     """The lowest that is declared counts, for those who wait too, until the lock is idle."""
     askers = [world.new_asker(MIXED, attempt="", limit=limit) for limit in (3, 3, 3)]

@@ -19,6 +19,9 @@ WHO = tuple(range(8))
 LOST = (False, False, False, True)
 PLACES = (0, 0, 1_500_000, -1, -2_000_000, -2_000_000, -7_000_000)
 Move = Callable[..., None]
+Program = Sequence[tuple[str, Mapping[str, Any]]]
+"""Moves by name, with their arguments."""
+
 MOVES: dict[str, tuple[Move, Mapping[str, Sequence[Any]], int]] = {}
 
 
@@ -279,15 +282,18 @@ def renews(world, lock, who, lease, lost):
     )
 
 
-@move(3, worker=tuple(WORKERS), then=("claim", "claim", "die", "end"), who=WHO)
+@move(3, worker=tuple(WORKERS), then=("claim", "claim", "die", "end", "settle"), who=WHO)
 def worker_receives(world, worker, then, who):
+    """A worker takes a grant; one that settles it may hear of its being parked only then."""
     got = world.receive(worker)
     if got is None or then == "die":
         return
     if got.verdict != "granted" or then == "end":
         world.release(got.name, got.token, worker=worker)
     else:
-        world.claim(got.name, got.token, settle=who == 7)
+        world.claim(got.name, got.token, settle=then == "settle" or who == 7)
+    if then == "settle" and who % 2:
+        world.park(world.first_of[base_of(got.token)])
 
 
 @move(2, lock=LOCKS, worker=tuple(WORKERS), lost=LOST)
@@ -407,6 +413,20 @@ def walk(world: World, seed: int, steps: int) -> None:
     end = world.steps + steps
     while world.steps < end:
         name = chance.choice(names)
-        function, choices, _ = MOVES[name]
-        function(world, **{key: chance.choice(values) for key, values in choices.items()})
+        _, choices, _ = MOVES[name]
+        make(world, name, {key: chance.choice(values) for key, values in choices.items()})
+    everybody_dies(world)
+
+
+def make(world: World, name: str, arguments: Mapping[str, Any]) -> None:
+    """Make one move, and note it, so that the same can be played again; JSON knows no enums."""
+    function, choices, _ = MOVES[name]
+    world.played.append((name, dict(arguments)))
+    function(world, **{key: choices[key][choices[key].index(arguments[key])] for key in arguments})
+
+
+def play(world: World, program: Program) -> None:
+    """Make these moves, to the end of all."""
+    for name, arguments in program:
+        make(world, name, arguments)
     everybody_dies(world)

@@ -509,4 +509,40 @@ MUTANTS = (
         "local body = redis.call('HGET', bodies, base_of(token)) or ''",
         "local body = redis.call('HVALS', bodies)[1] or ''",
     ),
+    Mutant(
+        "a twin inherits the deadline of a client that died",
+        LIBRARY,
+        "kept, rec.twin, rec.parked, anew = rec.twin, nil, '1', true",
+        "kept, rec.twin, rec.parked = rec.twin, nil, '1'",
+    ),
+    Mutant(
+        "a message adrift asks, and nobody else is granted",
+        "acquire.lua",
+        "elseif where == 'adrift' or where == 'overdue' then\n  grant_waiters(worker)\n",
+        "elseif where == 'adrift' or where == 'overdue' then\n",
+    ),
+    Mutant(
+        "a message that was acknowledged at its start is kept again",
+        "park.lua",
+        "elseif is_kept(token, attempt) then",
+        "elseif has_body(base) then",
+    ),
+    Mutant(
+        "a copy that holds the lock is the twin of another that does",
+        "park.lua",
+        "elseif copy == '1' and not where then",
+        "elseif copy == '1' then",
+        also=(("  if other then\n", "  if other and other ~= token then\n"),),
+    ),
+    Mutant(
+        "who claims in its turn gets its own delivery",
+        "claim.lua",
+        "grant_waiters(worker, token, rec)\n",
+        "grant_waiters(worker)\nrec = load(token) or rec\n",
+    ),
 )
+
+
+def mutant(name: str) -> Mutant:
+    """Return the mutant of that name."""
+    return next(each for each in MUTANTS if each.name == name)

@@ -154,7 +154,8 @@ class World:
         self.now_us = START_US
         self.numbers = 0
         self.steps = 0
-        self.history: list[str] = []
+        self.history: list[str] = []  # calls, for people
+        self.played: list[tuple[str, dict[str, Any]]] = []  # moves, to be played again
         self.askers: list[Asker] = []
         self.deliveries: list[Delivery] = []
         self.strays: list[Stray] = []
