@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
-import tornado.web
 from flower.api import BaseApiHandler
 from flower.views import BaseHandler
+from tornado.web import HTTPError, RequestHandler, StaticFileHandler, authenticated
 
 from celery_singleton_lock.admin import Operator, Refused
 from celery_singleton_lock.errors import SingletonLockError
@@ -103,7 +103,7 @@ class _Locks:
 class LocksPage(_Locks, BaseHandler):
     """The page itself; what is on it comes from :class:`PageData`."""
 
-    @tornado.web.authenticated
+    @authenticated
     def get(self) -> None:
         """Render it."""
         self.render(
@@ -132,7 +132,7 @@ class _Questions(_Locks):
 
     def _given(self, name: str, default: str = "") -> str:
         """Return an argument as it was sent: Flower's own way would escape it for HTML."""
-        found: str = tornado.web.RequestHandler.get_argument(self, name, default)
+        found: str = RequestHandler.get_argument(self, name, default)
         return found[:LONGEST_FILTER]
 
     def _number(self, name: str, default: int) -> int:
@@ -171,7 +171,7 @@ class _Questions(_Locks):
 class PageData(_Questions, BaseHandler):
     """What the pages ask for, as themselves: behind the login, if there is one."""
 
-    @tornado.web.authenticated
+    @authenticated
     async def get(self) -> None:
         """Answer."""
         await self.answer()
@@ -180,7 +180,7 @@ class PageData(_Questions, BaseHandler):
 class LocksApi(_Questions, BaseApiHandler):
     """``GET /api/locks``: the same for programs, under the conditions of Flower's API."""
 
-    @tornado.web.authenticated
+    @authenticated
     async def get(self) -> None:
         """Answer."""
         await self.answer()
@@ -196,10 +196,10 @@ class ReleaseApi(_Locks, BaseApiHandler):
     def check_xsrf_cookie(self) -> None:
         """Refuse what another site may have had the browser send."""
         if self.request.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
-            raise tornado.web.HTTPError(403, "Cross-site request forbidden")
-        tornado.web.RequestHandler.check_xsrf_cookie(self)
+            raise HTTPError(403, "Cross-site request forbidden")
+        RequestHandler.check_xsrf_cookie(self)
 
-    @tornado.web.authenticated
+    @authenticated
     async def post(self) -> None:
         """Tell the risk, or (``"sure": true``) release."""
         self.check_xsrf_cookie()  # an older Flower does not
@@ -241,7 +241,7 @@ class ReleaseApi(_Locks, BaseApiHandler):
         return Operator(visible(str(who), 200), str(self.request.remote_ip), "flower", reason)
 
 
-class Assets(tornado.web.StaticFileHandler):
+class Assets(StaticFileHandler):
     """Script and style of the pages; they tell nothing of any lock."""
 
     def set_extra_headers(self, path: str) -> None:  # noqa: ARG002  # tornado's

@@ -89,7 +89,7 @@ class Crew:
         if worker.returncode is not None:
             if not self.asked_to_end:
                 about = {"victim": worker.pid, "worker": self.name, "code": worker.returncode}
-                self._journal.note("died", **about)
+                self._journal.note("died", **about, last=worker.log_tail())
                 print(f"{self.name} died; its log ends with:\n{worker.log_tail()}", flush=True)
             self.worker, self.ready = None, False
         elif not self.ready and " ready." in worker.log():
