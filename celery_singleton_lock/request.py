@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -26,6 +27,7 @@ from celery_singleton_lock.stamp import STAMP, UNSTAMPED, Stamp
 if TYPE_CHECKING:
     from celery_singleton_lock.desk import Desk
 
+logger = logging.getLogger(__name__)
 _clock = SystemClock()
 
 _PROCESS_GONE: Final = (
@@ -145,8 +147,11 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
         """Acknowledge, unless it is not known yet whether the task runs."""
         if self._withheld:
             self._ack_due = True
-        else:
+            return
+        try:
             super().acknowledge()
+        except self._connection_errors as error:  # raised by what Celery hangs on to it
+            logger.warning("%s may be delivered again, it was not acknowledged: %r", self, error)
 
     def reject(self, requeue: bool = False) -> None:  # Celery's signature
         """Reject, and remember whether the message comes back."""

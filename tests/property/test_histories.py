@@ -9,7 +9,8 @@ import pytest
 
 from support.engine.histories import HISTORIES
 from support.engine.invariants import InvariantBroken, check
-from support.engine.moves import walk
+from support.engine.kept import HOLES
+from support.engine.moves import play, walk
 from support.engine.mutants import MUTANTS, Mutant
 from support.engine.outcomes import count, unseen
 from support.engine.world import World
@@ -51,6 +52,7 @@ def killer(mutant: Mutant, client) -> str | None:
     """Return the invariant that notices the mutant first, and in which history."""
     scripts = mutant.scripts()
     runs = {name: (history, ()) for name, history in HISTORIES.items()}
+    runs |= {hole.file: (play, (hole.load()["moves"],)) for hole in HOLES}
     runs |= {f"walk {seed}": (walk, (seed, 150)) for seed in range(WALKS)}
     for name, (run, arguments) in runs.items():
         found = broken_by(

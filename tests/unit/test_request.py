@@ -571,3 +571,18 @@ def test_threads_wrap_their_errors():
 def test_a_worker_id_is_never_given_twice():
     """T16: a namesake is another worker."""
     assert len({worker_id("w@host") for _ in range(100)}) == 100
+
+
+def test_a_connection_that_is_lost_at_the_acknowledgement_leaves_the_rest_in_order(office, caplog):
+    """Celery sets its prefetch count behind it, on a channel that may be closed by then."""
+
+    def lost(*_):
+        raise ConnectionResetError("the broker went away")
+
+    request = office.message("late", "a")
+    request._connection_errors, request._on_ack = (ConnectionError,), lost
+    office.desk(request)
+    take(office, request)
+    end(request)
+    assert "may be delivered again" in caplog.text
+    assert not office.desk.counts()["in_flight"]

@@ -349,6 +349,7 @@ def memory_is_full(world, rarely):
 @move(2, lock=LOCKS, what=range(8), worker=tuple(WORKERS), lost=LOST)
 def goes_on_though_memory_is_full(world, lock, what, worker, lost):
     """What needs no memory, just while there is none."""
+    lock = next((name for name in (lock, *LOCKS) if world.state(name).standing), lock)
     state, was_full = world.state(lock), world.full
     kept = [t for t, rec in state.record.items() if rec.get("parked") and t in state.holders]
     token = kept[0] if kept and what < 3 else token_of(world, lock, 0)
@@ -361,6 +362,8 @@ def goes_on_though_memory_is_full(world, lock, what, worker, lost):
     elif what == 4:
         world.extend(lock, [token], lost=lost)
     elif what == 5:
+        world.advance(11.0)  # who holds has died
+        world.beat(worker)
         world.sweep(worker, lost=lost)
         world.kick(lock, worker, lost=lost)
     elif what == 6:

@@ -210,7 +210,10 @@ WHILE_FULL: dict[str, Callable[[Seen], Any]] = {
         s.step.refused and len(s.after.holders) > len(s.after.valid(s.world.now))
     ),
     "full: a release hands over": lambda s: s.verb == "release" and s.granted,
-    "full: a message goes back": lambda s: s.step.ending is Ending.AGAIN and s.became("parked"),
+    "full: a message goes back": lambda s: (
+        s.step.ending is Ending.AGAIN
+        and any(not token.endswith(".0") for token in s.after.standing - s.before.standing)
+    ),
     "full: a permit is kept for a retry": lambda s: (
         s.step.ending is Ending.KEEP and reservations(s.after) - reservations(s.before)
     ),
