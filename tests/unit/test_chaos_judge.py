@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from chaos.history import History
-from chaos.judge import RULES, SAFETY, judge, unsettled
+from chaos.judge import FAULT_OF_CELERY, RULES, SAFETY, judge, unsettled
 from chaos.register import Register
 from chaos.schedule import KILLS_AND_STOPS, plan
 
@@ -356,8 +356,13 @@ def test_nobody_takes_a_lock_while_redis_is_away(story):
 
 
 def test_a_worker_that_dies_of_itself_is_seen(story):
-    story.note(1, "died", worker="w", victim=MAIN, code=1)
+    story.note(1, "died", worker="w", victim=MAIN, code=1, last="KeyError: 'of ours'")
     assert story.broken() == [DIED]
+
+
+def test_a_worker_that_dies_of_a_fault_of_celery_is_not_ours(story):
+    story.note(1, "died", worker="w", victim=MAIN, code=1, last=f"… {FAULT_OF_CELERY}")
+    assert story.broken() == []
 
 
 def key(story, name, ttl, live="", tasks=()):
