@@ -30,9 +30,7 @@ def test_L13_a_task_runs_though_its_lock_lapsed_before_it_heard_that_it_had_it(
     with (
         Proxy(redis_server.port) as proxy,
         Book(redis_url, tmp_path, lock_url=redis_url) as book,
-        book.worker(
-            conf={"singleton_lock_backend": proxy.url, "singleton_lock_lease": LEASE}
-        ) as worker,
+        book.worker(conf={"singleton_lock_backend": proxy.url, "singleton_lock_lease": LEASE}),
     ):
         before = book.send(task, "a", 0, hold="a")
         book.started(before)
@@ -47,7 +45,7 @@ def test_L13_a_task_runs_though_its_lock_lapsed_before_it_heard_that_it_had_it(
             eventually(lambda: book.view("a").waiting == 1 + behind)
             silence_at(proxy, verb)
             book.open("a")
-        worker.await_log("Locked tasks wait", 5)
+        eventually(lambda: proxy.stalled, 5, "Redis has been asked")
         eventually(lambda: lapsed(book.client, book.view("a")), LEASE + 3)
         proxy.stalled = False
         assert book.value(after) == 1

@@ -95,7 +95,7 @@ def view(chromium, flower):
     context = chromium.new_context(
         base_url=flower.url, http_credentials={"username": "jane", "password": "s3cret-of-jane"}
     )
-    context.set_default_timeout(10_000)
+    context.set_default_timeout(30_000)
     page, problems = context.new_page(), []
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("dialog", lambda dialog: problems.append(f"dialog {dialog.message}"))
@@ -121,7 +121,7 @@ def pair(book, worker, key):
     yield first, second
     for gate in (0, 1):
         book.open(f"{key}-{gate}")
-    book.await_free(key)
+    book.await_free(key, 12)  # a worker that was starved for 3 s has its messages set adrift for 5
 
 
 def holder_in(page, task):
