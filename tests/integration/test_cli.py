@@ -499,3 +499,29 @@ def test_celery_finds_the_commands_by_the_entry_point(book, worker, contended, t
     assert (ran.returncode, ran.stderr) == (0, "")
     assert contended.name in ran.stdout
     assert SECRET not in ran.stdout
+
+
+LAZY = """
+from celery import Celery
+from celery_singleton_lock import LockedTask
+
+app = Celery("lazy", broker="memory://")
+
+@app.task(base=LockedTask, lock_key="k:{key}")
+def act(key):
+    pass
+"""
+
+
+@pytest.mark.parametrize(("kind", "command"), [("inspect", "locks"), ("control", "lock_release")])
+def test_celery_knows_our_remote_commands_before_the_app_has_made_its_tasks(
+    worker, tmp_path, kind, command
+):
+    """A task is declared when the app is first used, and ``celery inspect`` looks before that."""
+    (tmp_path / "lazy.py").write_text(LAZY)
+    env = worker.environment
+    paths = [*metadata_path(tmp_path), str(tmp_path), env["PYTHONPATH"]]
+    env["PYTHONPATH"] = os.pathsep.join(paths)
+    asked = [sys.executable, "-m", "celery", "-A", "lazy", kind, "--list"]
+    ran = subprocess.run(asked, env=env, capture_output=True, text=True, timeout=30, check=False)
+    assert command in ran.stdout, ran.stderr
