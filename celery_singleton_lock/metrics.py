@@ -173,7 +173,7 @@ class WorkerCollector:
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics."""
-        from prometheus_client.core import (  # noqa: PLC0415
+        from prometheus_client.core import (  # noqa: PLC0415  # an extra
             CounterMetricFamily,
             GaugeMetricFamily,
         )
@@ -203,7 +203,7 @@ class FleetCollector:
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics; without an answer only that there was none."""
-        from prometheus_client.core import GaugeMetricFamily  # noqa: PLC0415
+        from prometheus_client.core import GaugeMetricFamily  # noqa: PLC0415  # an extra
 
         families = {
             name: GaugeMetricFamily(name, about, labels=() if name.endswith("_up") else ("queue",))

@@ -64,7 +64,7 @@ class Journal:
     def await_gate(self, name: str) -> None:
         deadline = time.monotonic() + LONGEST_HOLD
         while not (self._folder / f"gate-{name}").exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
+            time.sleep(0.01)  # a task waits for a file, as its work would
 
 
 def build(setup: Setup) -> Celery:
@@ -108,7 +108,7 @@ def _hold(journal: Journal, hold: Any) -> None:
     if isinstance(hold, str):
         journal.await_gate(hold)
     elif hold:
-        time.sleep(hold)
+        time.sleep(hold)  # the work
 
 
 def _knows_of_loss(task: Any) -> bool | None:

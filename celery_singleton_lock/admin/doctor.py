@@ -75,7 +75,7 @@ def examine(store: RedisAdminStore, *, deep: bool = True) -> Iterator[Check]:
     yield _tried("persistence", lambda: _persistence(store, info))
     yield _clock(offset)
     for name, check in _OF_STORE.items():
-        yield _tried(name, lambda check=check: check(store))  # type: ignore[misc]
+        yield _tried(name, lambda check=check: check(store))  # type: ignore[misc]  # no type for it
     if deep:
         yield _tried("drift", lambda: _drift(store))
 

@@ -217,7 +217,7 @@ def ordinal(rank: int) -> str:
 
 def seconds(duration: float) -> str:
     """Return a duration as people say it: ``0.4 s``, ``41 s``, ``7 min 3 s``, ``5 h 2 min``."""
-    if duration < 10:  # noqa: PLR2004
+    if duration < 10:  # noqa: PLR2004  # tenths are told below it
         return f"{duration:.1f} s"
     whole = round(duration)
     for unit, name, below in ((86_400, "d", "h"), (3600, "h", "min"), (60, "min", "s")):

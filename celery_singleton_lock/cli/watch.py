@@ -39,7 +39,7 @@ def _screen() -> Iterator[Callable[[str], None]]:
         yield lambda text: click.echo(f"{text}\n")
         return
     from rich.live import Live  # noqa: PLC0415  # an extra
-    from rich.text import Text  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415  # an extra
 
     with Live(auto_refresh=False, screen=True) as live:
         yield lambda text: live.update(Text(text), refresh=True)
