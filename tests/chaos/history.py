@@ -9,6 +9,7 @@ event       of                           facts
 published   the crowd                    id, key, lock, limit, late, after (id of the link before)
 final       the crowd                    id, state
 received    a worker's main process      id, attempt
+discarded   a worker's main process      id: its task was revoked
 asks, left  a process that has a task    id; in between it may hold the task's lock
 start       a body                       run, id, attempt, key, limit, fence, main, until
 held        a body                       run, until: it has learned that the lease is longer

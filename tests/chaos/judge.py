@@ -169,11 +169,13 @@ def unsettled(history: History) -> list[Event]:
     """Return the tasks that have no final state and no excuse.
 
     A later link of a chain is published by the success of the one before. An early-acknowledged
-    task may die with a process that had it in its hands. And the broker's transport may lose what
-    nobody has received: see :func:`lost_on_the_way`.
+    task may die with a process that had it in its hands. The broker's transport may lose what
+    nobody has received: see :func:`lost_on_the_way`. And Celery sends a retry before it stores that
+    state: it may store it over REVOKED, when another worker has thrown the retry away already.
     """
     states = {event["id"]: event["state"] for event in history.of("final")}
     died, lost = _died_in_hands(history), lost_on_the_way(history)
+    discarded = {event["id"] for event in history.of("discarded")}
     return [
         task
         for task in history.of("published")
@@ -181,6 +183,7 @@ def unsettled(history: History) -> list[Event]:
         and (task.get("after") is None or states.get(task["after"]) == "SUCCESS")
         and (task["late"] or task["id"] not in died)
         and task["id"] not in lost
+        and not (states.get(task["id"]) == "RETRY" and task["id"] in discarded)
     ]
 
 

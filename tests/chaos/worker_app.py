@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any
 
-from celery.signals import task_received
+from celery.signals import task_received, task_revoked
 
 from chaos.broken import VARIANTS
 from chaos.tasks import build
@@ -29,3 +29,10 @@ def _note(request: Any, **_: object) -> None:
     """Note each message that arrives, from the broker or from the locks' Redis."""
     attempt = request.request_dict.get("retries") or 0
     _journal.note("received", id=request.id, attempt=attempt)
+
+
+@task_revoked.connect
+def _note_end(request: Any, terminated: bool, **_: object) -> None:
+    """Note each message that is thrown away because its task was revoked."""
+    if not terminated:
+        _journal.note("discarded", id=request.id)

@@ -275,6 +275,14 @@ def test_a_final_state_is_an_end(story, state):
     assert story.broken() == []
 
 
+def test_celery_may_store_retry_over_revoked(story):
+    """The retry was sent, another worker threw it away, and only then its sender stored RETRY."""
+    story.published(1, "x").note(2, "final", id="x", state="RETRY")
+    assert story.broken() == [UNFINISHED]
+    story.note(1.5, "discarded", id="x")
+    assert not story.broken()
+
+
 def test_an_early_task_may_die_with_its_process(story):
     story.published(1, "task-one").run("one", 2, fence=1).note(3, "kill", victim=10)
     assert story.broken() == []
