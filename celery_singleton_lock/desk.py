@@ -271,7 +271,7 @@ class Desk:
             self.worker,
             place=self.place.stamp(),
             stamped_at=request.received_at,
-            copy=copy or self._may_have_a_like(request),
+            copy=copy or bool(request.delivery_info.get("redelivered")),
             settle=not task.acks_late,
             announce=True,
         )
@@ -297,17 +297,6 @@ class Desk:
         except Exception as error:  # noqa: BLE001  # with its lock the task would fail
             logger.warning("%s is not observed, it has no lock: %s", request, error)
             return stamp
-
-    def _may_have_a_like(self, request: LockedRequest) -> bool:
-        """Whether another message of its attempt may exist.
-
-        An attempt that ran, and was delivered again since its acknowledgement was lost, is retried
-        once more: by two messages of the next attempt, of which no one is marked. One permit keeps
-        them apart; several do not.
-        """
-        if request.delivery_info.get("redelivered"):
-            return True
-        return bool(request.request_dict.get("retries")) and self._rules(request.task).limit > 1
 
     def _unlocked(self, request: LockedRequest, error: Exception | None) -> Stamp:
         attempt = attempt_of(request.request_dict)

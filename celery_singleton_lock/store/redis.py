@@ -52,8 +52,11 @@ ACQUIRE: Final = (
 RELEASE: Final = "name token ending mark keep_ms keep_for worker done_ms claim_ms"
 """What the two verbs around each task take, in order; see :func:`packed`."""
 
-DEFER: Final = 2.0
-"""Seconds for which a lock that one sweeper took is not shown to another."""
+DEFER: Final = 0.5
+"""Seconds for which a lock that one sweeper took is not shown to another.
+
+Long enough to look at it; a sweeper that stands still just then keeps the lock waiting for as long.
+"""
 
 FEW: Final = 8
 """Most locks that somebody waits for which are named per bucket."""

@@ -23,7 +23,7 @@ from celery_singleton_lock.model import (
     base_of,
     new_token,
 )
-from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.redis import DEFER, RedisStore
 from support.waiting import eventually
 
 pytestmark = pytest.mark.contract
@@ -621,7 +621,7 @@ def test_a_deadline_delivers_with_a_verdict_until_it_is_settled(store):
         assert NAME in store.take_due()
         store.kick(NAME)
         assert store.receive("w", 1.0).verdict == "overdue"
-        store.wait(NAME, "nobody", 2.0)  # take_due shows it to another only after a while
+        store.wait(NAME, "nobody", DEFER)  # take_due shows it to another only after a while
     assert store.extend([(NAME, who.token, LEASE)]) == [True]
     store.release(NAME, who.token, Ending.FINAL)
     assert store.inspect(NAME).bodies == 0

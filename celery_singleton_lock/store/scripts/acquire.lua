@@ -34,7 +34,7 @@ if not where then
     verdict = 'done'
   elseif is_kept(token, attempt) then
     verdict = 'twin'
-  elseif copy == '1' then
+  else
     local other, others = find(attempt)
     if other then
       verdict = 'twin'

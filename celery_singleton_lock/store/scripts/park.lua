@@ -16,7 +16,7 @@ if is_done(base) or copy == '1' and is_done(attempt) then
   verdict = 'done'
 elseif is_kept(token, attempt) then
   verdict = 'waiting' -- asked again after a lost reply
-elseif copy == '1' and not where then -- else it holds or waits itself, whoever does so beside it
+elseif not where then -- else it holds or waits itself, whoever does so beside it
   local other, others = find(attempt)
   if other then
     verdict = 'twin'

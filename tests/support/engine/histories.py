@@ -13,7 +13,7 @@ from celery_singleton_lock.model import Ending, Reservation, Verdict
 from celery_singleton_lock.turn import Step
 from support.engine.clients import Patient
 from support.engine.moves import everybody_dies
-from support.engine.world import MIXED, ONE, TWO, World
+from support.engine.world import LIMITS, MIXED, ONE, TWO, World
 
 History = Callable[[World], None]
 HISTORIES: dict[str, History] = {}
@@ -195,6 +195,19 @@ def a_copy_is_the_twin_of_a_running_attempt(world):
         world.acquire(world.new_asker(ONE, attempt=first.owner.attempt, copy=True)).verdict
         is Verdict.DONE
     )
+
+
+@history
+def a_twin_goes_with_its_attempt(world):
+    world.beat("w1")
+    waits, holder = world.new_asker(ONE), world.new_asker(ONE)
+    world.acquire(holder)
+    world.park(waits)
+    for first in (holder, waits):
+        world.park(world.new_asker(ONE, attempt=first.owner.attempt, copy=True))
+    world.release(ONE, holder.token)
+    world.claim(ONE, waits.token)
+    world.release(ONE, waits.token)
 
 
 @history
@@ -900,19 +913,36 @@ def a_message_waits_as_long_as_it_was_told_however_often_it_goes_back(world):
 
 
 @history
-def a_copy_that_holds_the_lock_is_nobodys_twin(world):
-    """Found by the state machine: its first asked again and ran beside it, and it was parked."""
+def a_first_is_the_twin_of_its_copy(world):
+    """Found by the state machine: its lease had lapsed, it asked again, and ran beside its copy."""
     world.beat("w1")
     first = world.new_asker(TWO, lease=1.0)
     world.acquire(first)
     world.advance(2.0)
     copy = world.new_asker(TWO, attempt=first.owner.attempt, copy=True)
     assert world.acquire(copy).verdict is Verdict.GRANTED
-    assert world.acquire(first).verdict is Verdict.GRANTED
+    assert world.acquire(first).verdict is Verdict.TWIN
     assert world.park(copy).verdict is Verdict.WAITING  # it was granted, and its answer was lost
     assert world.receive("w1").token == copy.token
     world.advance(2.0)
     world.kick(TWO, "w1")
+
+
+@history
+def a_message_that_is_read_late_is_the_twin_of_its_redelivered_copy(world):
+    """Found by the storm (RabbitMQ, seed 12), where both ran at once.
+
+    A stopped worker read a message from its socket when the broker had long given it to another.
+    """
+    for lock in (ONE, TWO):
+        busy = [world.new_asker(lock) for _ in range(LIMITS[lock])]
+        for asker in busy:
+            world.acquire(asker)
+        copy = world.new_asker(lock, copy=True)
+        assert world.park(copy).verdict is Verdict.WAITING
+        late = world.new_asker(lock, attempt=copy.owner.attempt)
+        assert world.acquire(late).verdict is Verdict.TWIN
+        assert world.park(late).verdict is Verdict.TWIN
 
 
 @history

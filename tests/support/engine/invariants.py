@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 from celery_singleton_lock.model import Ending, Verdict, base_of
+from celery_singleton_lock.store import redis
 from support.engine.snapshot import LockState, Snapshot
 from support.engine.world import Asker, Ledger, Step, World
 
 GRACE = 60_000
 ADRIFT = 5_000
-DEFER = 2_000
+DEFER = round(1000 * redis.DEFER)
 GRANTING = {"acquire", "park", "claim", "release", "kick", "reset", "revoke"}
 QUEUED = {"waiting", "parked"}
 HOLDING = {"running", "granted", "reserved"}
@@ -201,15 +202,13 @@ def entries_of(attempt: str) -> set[str]:
 
 
 def _index_matches(world: World, name: str, state: LockState) -> None:
-    asked, ledger = world.bases_of, world.ledgers[name]
+    ledger = world.ledgers[name]
     for entry, token in state.index.items():
         if any(entry in entries_of(attempt) for attempt, t in ledger.expired if t == token):
             continue
         if entry not in entries_of(state.record.get(token, {}).get("attempt", "")):
             broken("I7", f"the index leads from {entry} to {token} of {name}, which is not there")
     for token, rec in state.record.items():
-        if len(asked.get(rec["attempt"], ())) > 1:
-            continue  # two deliveries of one attempt stand apart: the index knows the later one
         if rec["attempt"] and rec["state"] not in HOLDING and rec["attempt"] not in state.index:
             broken("I7", f"{token} of {name} waits and is not in the index")
 
@@ -358,6 +357,15 @@ def settled_attempts_do_not_come_back(world: World, step: Step) -> None:
         )
         if done != (step.reply.verdict is Verdict.DONE):
             broken("I8", f"{step.token} of {attempt} at {name} was told {step.reply.verdict}")
+
+
+def an_attempt_is_here_once(world: World, step: Step) -> None:
+    """However many messages of it there are, one holds or waits; another is its twin (T14)."""
+    for name, _, _, after in touched(world, step):
+        here = Counter(after.record[token]["attempt"] for token in after.standing)
+        for attempt, times in here.items():
+            if attempt and times > 1:
+                broken("T14", f"{attempt} stands {times} times at {name}: {after.standing}")
 
 
 def a_reservation_is_kept_for_its_attempt(world: World, step: Step) -> None:
@@ -649,6 +657,7 @@ ALL: tuple[Callable[[World, Step], None], ...] = (
     i12_somebody_looks_again_in_time,
     every_token_is_granted_once,
     settled_attempts_do_not_come_back,
+    an_attempt_is_here_once,
     a_reservation_is_kept_for_its_attempt,
     who_is_replaced_makes_room_and_does_not_run,
     who_is_revoked_does_not_run,

@@ -80,10 +80,10 @@ HOLES: Final = (
         "who dies alone stays in the index",
     ),
     Hole(
-        "copy_that_holds_is_a_twin",
-        "A copy was granted beside its first; parked after a lost reply, it became its twin, and "
-        "stood there twice when the first had died.",
-        "a copy that holds the lock is the twin of another that does",
+        "read_late_from_a_socket",
+        "A stopped worker read a message that another had long been given, and which was thus not "
+        "marked as redelivered: both ran at once.",
+        "only a marked copy is looked up when it is parked",
     ),
     Hole(
         "full_server_is_not_swept",

@@ -142,23 +142,28 @@ def _goes_in(world, asker, first, who, lost):
         world.park(asker, lost=lost)
 
 
-@move(2, lock=LOCKS, who=WHO, copy=(True, False), lost=LOST)
-def is_parked_late(world, lock, who, copy, lost):
+@move(2, lock=LOCKS, who=WHO, lost=LOST)
+def is_parked_late(world, lock, who, lost):
     asker = asker_of(world, lock, who)
     if asker and asker.owner.attempt:
         world.park(asker, lost=lost)
 
 
-@move(3, lock=LOCKS, who=WHO, then=("", "park", "end", "park"), lost=LOST)
-def copy_arrives(world, lock, who, then, lost):
-    """A redelivered copy of an attempt; its first may end between its two calls."""
+@move(
+    3, lock=LOCKS, who=WHO, marked=(True, True, False), then=("", "park", "end", "park"), lost=LOST
+)
+def copy_arrives(world, lock, who, marked, then, lost):
+    """Another message of an attempt; its first may end between its two calls.
+
+    It is marked as redelivered, unless it was sent twice, or is the first and is read late.
+    """
     first = asker_of(world, lock, who)
     if not first or not first.owner.attempt:
         return
     copy = world.new_asker(
         lock,
         attempt=first.owner.attempt,
-        copy=True,
+        copy=marked,
         realm=first.parcel.realm,
         queue=first.parcel.queue,
         limit=first.claim.limit,

@@ -530,9 +530,20 @@ MUTANTS = (
     Mutant(
         "a copy that holds the lock is the twin of another that does",
         "park.lua",
+        "elseif not where then",
+        "else",
+    ),
+    Mutant(
+        "only a marked copy is looked up",
+        "acquire.lua",
+        "  else\n    local other",
+        "  elseif copy == '1' then\n    local other",
+    ),
+    Mutant(
+        "only a marked copy is looked up when it is parked",
+        "park.lua",
+        "elseif not where then",
         "elseif copy == '1' and not where then",
-        "elseif copy == '1' then",
-        also=(("  if other then\n", "  if other and other ~= token then\n"),),
     ),
     Mutant(
         "who claims in its turn gets its own delivery",

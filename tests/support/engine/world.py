@@ -160,7 +160,6 @@ class World:
         self.deliveries: list[Delivery] = []
         self.strays: list[Stray] = []
         self.patients: list[Any] = []  # clients that wait, see clients.py
-        self.bases_of: dict[str, set[str]] = {}
         self.first_of: dict[str, Asker] = {}
         self.ledgers = {name: Ledger() for name in LIMITS}
         self.full = False
@@ -300,7 +299,6 @@ class World:
             ),
             Parcel(f"body of t{number}".encode(), realm, queue, deadline),
         )
-        self.bases_of.setdefault(asker.owner.attempt, set()).add(asker.base)
         self.first_of[asker.base] = asker
         self.askers.append(asker)
         del self.askers[:-40]
