@@ -10,7 +10,8 @@ published   the crowd                    id, key, lock, limit, late, after (id o
 final       the crowd                    id, state
 received    a worker's main process      id, attempt
 discarded   a worker's main process      id: its task was revoked
-asks, left  a process that has a task    id; in between it may hold the task's lock
+asks, left  a process that has a task    id; in between it may hold the task's lock; to (process id)
+                                         who has it from then on, if Redis did not answer
 start       a body                       run, id, attempt, key, limit, fence, main, until
 held        a body                       run, until: it has learned that the lease is longer
 lost        a body                       run: it has learned that the lock is lost

@@ -169,13 +169,13 @@ def unsettled(history: History) -> list[Event]:
     """Return the tasks that have no final state and no excuse.
 
     A later link of a chain is published by the success of the one before. An early-acknowledged
-    task may die with a process that had it in its hands. The broker's transport may lose what
-    nobody has received: see :func:`lost_on_the_way`. And Celery sends a retry before it stores that
-    state: it may store it over REVOKED, when another worker has thrown the retry away already.
+    task may die with a process that had it in its hands. And the broker's transport may lose what
+    nobody has received, see :func:`lost_on_the_way`, and Celery the final state of a task that was
+    retried, see :func:`overwritten`.
     """
     states = {event["id"]: event["state"] for event in history.of("final")}
     died, lost = _died_in_hands(history), lost_on_the_way(history)
-    discarded = {event["id"] for event in history.of("discarded")}
+    ended = overwritten(history)
     return [
         task
         for task in history.of("published")
@@ -183,8 +183,30 @@ def unsettled(history: History) -> list[Event]:
         and (task.get("after") is None or states.get(task["after"]) == "SUCCESS")
         and (task["late"] or task["id"] not in died)
         and task["id"] not in lost
-        and not (states.get(task["id"]) == "RETRY" and task["id"] in discarded)
+        and task["id"] not in ended
     ]
+
+
+def overwritten(history: History) -> set[str]:
+    """Return the tasks that ended before a former attempt of theirs had stored its state.
+
+    Celery sends a retry before it stores RETRY. If that attempt is quicker, or its message is
+    thrown away at once since the task was revoked, RETRY is stored over the task's last state.
+    """
+    left = defaultdict(list)
+    for event in history.of("left"):
+        left[event["pid"], event["id"]].append(event["t"])
+    ends = {event["id"]: (math.inf, event["t"]) for event in history.of("discarded")}
+    for run in history.runs:
+        if not run.killed and not math.isinf(run.end):
+            ends[run.id] = max(ends.get(run.id, (0, 0.0)), (run.attempt, run.end))
+    return {
+        run.id
+        for run in history.runs
+        for attempt, end in [ends.get(run.id, (0, 0.0))]
+        if attempt > run.attempt
+        and end < min((t for t in left[run.pid, run.id] if t >= run.end), default=0.0)
+    }
 
 
 def lost_on_the_way(history: History) -> set[str]:
@@ -227,13 +249,18 @@ def never_run(history: History) -> Iterator[Violation]:
 def _died_in_hands(history: History) -> set[str]:
     """Return the tasks that were in the hands of a process when that died."""
     held: dict[tuple[int, str], float] = {}
+    doubtful: dict[str, int] = {}
     lost: set[str] = set()
     for event in sorted(history.of("asks", "left"), key=lambda event: event["t"]):
         who = event["pid"], event["id"]
         if event["e"] == "asks":
+            held.pop((doubtful.pop(event["id"], 0), event["id"]), None)
             held[who] = event["t"]
         else:
             held.pop(who, None)
+            if event.get("to"):  # it may have been given the lock, and has not heard of it
+                held[event["to"], event["id"]] = event["t"]
+                doubtful[event["id"]] = event["to"]
     for (pid, task_id), since in held.items():
         if not math.isinf(history.death_of(pid, since)):
             lost.add(task_id)

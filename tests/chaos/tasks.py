@@ -61,10 +61,13 @@ class Watched(LockedTask):
 
     def _noted(self, traced: Callable[..., Any], uuid: str, *args: Any) -> Any:
         self.journal.note("asks", id=uuid)
+        unheard = False
         try:
-            return traced(uuid, *args)
+            outcome = traced(uuid, *args)
+            unheard = getattr(outcome[1].retval, "verdict", "") == "unavailable"
+            return outcome
         finally:
-            self.journal.note("left", id=uuid)
+            self.journal.note("left", id=uuid, to=_MAIN if unheard else None)
 
 
 class Run:

@@ -277,10 +277,38 @@ def test_a_final_state_is_an_end(story, state):
 
 def test_celery_may_store_retry_over_revoked(story):
     """The retry was sent, another worker threw it away, and only then its sender stored RETRY."""
-    story.published(1, "x").note(2, "final", id="x", state="RETRY")
+    story.published(1, "x").run("one", 2, 3, fence=1, id="x")
     assert story.broken() == [UNFINISHED]
-    story.note(1.5, "discarded", id="x")
+    story.note(3.005, "discarded", id="x")
     assert not story.broken()
+
+
+def test_a_retry_that_is_thrown_away_later_has_a_final_state(story):
+    story.published(1, "x").run("one", 2, 3, fence=1, id="x").note(3.5, "discarded", id="x")
+    assert story.broken() == [UNFINISHED]
+
+
+def test_celery_may_store_retry_over_success(story):
+    """The next attempt was quicker than the process that had sent it."""
+    story.published(1, "x").run("one", 2, 3, fence=1, id="x", limit=2)
+    assert story.broken() == [UNFINISHED]
+    story.run("two", 2.9, 2.95, fence=2, id="x", attempt=1, pid=11, limit=2)
+    assert not story.broken()
+
+
+def test_an_early_task_may_die_with_a_process_that_knows_nothing_of_its_grant(story):
+    """Redis gave it the lock in its silence: that worker would have asked again."""
+    story.published(1, "x").note(2, "asks", 10, id="x").note(3, "left", 10, id="x", to=MAIN)
+    assert story.broken() == [UNFINISHED]
+    story.note(4, "kill", victim=MAIN)
+    assert not story.broken()
+
+
+def test_who_asks_again_has_it_in_hands(story):
+    story.published(1, "x").note(2, "asks", 10, id="x").note(3, "left", 10, id="x", to=MAIN)
+    story.note(3.5, "asks", 11, id="x").note(3.6, "left", 11, id="x", to=None)
+    story.note(4, "kill", victim=MAIN)
+    assert story.broken() == [UNFINISHED]
 
 
 def test_an_early_task_may_die_with_its_process(story):
