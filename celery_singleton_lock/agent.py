@@ -231,6 +231,18 @@ class Agent:
         """Send a message back to the broker after ``delay`` seconds, then tell the desk."""
         self._orders.put(Later(self._clock.monotonic() + delay, Requeue(request)))
 
+    def rescue(self, request: LockedRequest) -> None:
+        """Send a message to the broker at once: this worker ends, and Redis does not answer."""
+
+        def told(error: Exception | None) -> None:
+            if error is None:
+                self.counts.requeued += 1
+                logger.warning("%s may have been lost in an outage: sent to the broker", request)
+            else:
+                logger.error("%s may be lost: neither Redis nor the broker takes it", request)
+
+        self._send_back(request, told)
+
     def mind(self, name: str, reservation: Reservation, task_id: str) -> None:
         """End a reservation when its task is revoked."""
         until = self._clock.monotonic() + reservation.seconds
@@ -318,7 +330,7 @@ class Agent:
         self._orders.put(None)
         for thread in self._threads:
             thread.join(timeout / 2)
-        self._outbox.close(timeout / 4)
+        self._outbox.close(timeout)
 
     def _run(self) -> None:
         while not self._stopped.is_set():
@@ -491,15 +503,16 @@ class Agent:
 
         Then there are two, of which the second finds the first running, or its end remembered.
         """
-        request = order.request
-        if not self.desk.holds_back(request):
-            return
+        if self.desk.holds_back(order.request):
+            self._send_back(order.request, lambda error: self._requeued(order, error))
+
+    def _send_back(self, request: LockedRequest, told: Callable[[Exception | None], None]) -> None:
         kept, route = pack(request.message), self._queues.queue_of(request)
         self._outbox.put(
             lambda publisher: publisher.requeue(
                 kept, route, request.requeues + 1, request.first_place
             ),
-            lambda error: self._requeued(order, error),
+            told,
         )
 
     def _requeued(self, order: Requeue, error: Exception | None) -> None:

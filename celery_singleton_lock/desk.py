@@ -89,6 +89,10 @@ class Clerk(Protocol):
         """Send the message back to the broker, not before ``delay`` seconds; then tell the desk."""
         ...
 
+    def rescue(self, request: LockedRequest) -> None:
+        """Send the message to the broker at once; Redis does not answer."""
+        ...
+
     def mind(self, name: str, reservation: Reservation, task_id: str) -> None:
         """End a reservation when its task is revoked."""
         ...
@@ -569,10 +573,11 @@ class Desk:
             request.stamp = request.stamp._replace(copy=True)
 
     def _take_anew(self, request: LockedRequest) -> None:
-        """Send what claimed its lock without hearing of it, until the lease was over.
+        """Park what claimed its lock without hearing of it, until the lease was over.
 
         Its message was settled by the claim, so this is all that is left of it. Or it is not, since
         nothing had been claimed: then the one that is kept in Redis runs, and this is a copy of it.
+        It does not go to the pool, which may be closed by now.
         """
         waited = _clock.monotonic() - request.stamp.stamped_at
         request.parking = request.took = request.delivered = False
@@ -588,8 +593,7 @@ class Desk:
             request,
             request.stamp.name,
         )
-        task_reserved(request)
-        self(request)
+        self.park(request)
 
     def _announce_skipped(self, request: LockedRequest, turned: Turned) -> None:
         request.send_event("task-revoked", terminated=False, signum=None, expired=False)
@@ -731,8 +735,22 @@ class Desk:
                 continue
             request.doubt()
             self.on_landed(request, gone=request.delivered)
-        self._suspended.clear()
         self._held_back.clear()  # likewise
+        suspended, self._suspended = self._suspended, []
+        for request in suspended:
+            if request.delivered and request.stamp.settle and request.stamp.copy:
+                self._save(request, closing=unless_dispatched)
+
+    def _save(self, request: LockedRequest, *, closing: bool) -> None:
+        """Keep what may have been settled by a claim of which Redis has told nothing.
+
+        Then nobody has it any more. If that is not so, this is a copy. Redis is asked as soon as it
+        answers; by a worker that shuts down the broker is.
+        """
+        if closing:
+            self._clerk.rescue(request)
+        else:
+            self.park(request)
 
     def unfinished(self) -> Iterable[LockedRequest]:
         """Return what the pool has accepted and not told the end of."""

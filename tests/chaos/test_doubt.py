@@ -54,6 +54,38 @@ def test_L13_a_task_runs_though_its_lock_lapsed_before_it_heard_that_it_had_it(
         book.await_free("a")
 
 
+@pytest.mark.parametrize("pool", ["threads", "prefork"])
+def test_L13_a_worker_that_shuts_down_in_doubt_leaves_its_task_to_another(
+    redis_server, redis_url, tmp_path, pool
+):
+    """Its claim settled the message, unheard: it is told to go, and then Redis answers.
+
+    Found by the storm (RabbitMQ, seed 21): what took its place in line again found the pool closed.
+    """
+    with (
+        Proxy(redis_server.port) as proxy,
+        Book(redis_url, tmp_path, lock_url=redis_url) as book,
+    ):
+        conf = {"singleton_lock_backend": proxy.url, "singleton_lock_lease": LEASE}
+        with book.worker(pool=pool, conf=conf) as leaving:
+            book.started(book.send("act", "a", 0, hold="a"))
+            after = book.send("act", "a", 1)
+            book.await_waiting("a", 1)
+            silence_at(proxy, "claim")
+            book.open("a")
+            eventually(lambda: proxy.stalled, 10, "Redis has been asked")
+            leaving.await_log("Locked tasks wait")
+            leaving.terminate()
+            leaving.await_log("Warm shutdown")
+            eventually(lambda: lapsed(book.client, book.view("a")), LEASE + 10)
+            proxy.stalled = False
+            leaving.wait()
+        with book.worker(conf={"singleton_lock_lease": LEASE}):
+            assert book.value(after) == 1
+        assert book.order("a") == [0, 1]
+        book.await_free("a")
+
+
 def silence_at(proxy: Proxy, verb: str) -> None:
     """Have Redis fall silent once it has been asked for something."""
     proxy.stall_at = load_scripts()[verb].sha.encode()
