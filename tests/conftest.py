@@ -7,10 +7,12 @@ import os
 from collections.abc import Callable, Iterator
 
 import pytest
+from _pytest.runner import runtestprotocol
 
 from celery_singleton_lock.embedded import EmbeddedRedisError, Provider, RedisServer, find_provider
 from support.ci import skip_or_fail
 from support.rabbit import RabbitMQ, VirtualHost, find_server
+from support.waiting import Late
 from support.workers import CeleryWorker
 
 PROVIDER = "CSL_TEST_REDIS"  # e.g. CSL_TEST_REDIS=fakeredis pytest: that kind and no other
@@ -108,12 +110,52 @@ def _no_worker_stays() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    """Show the workers' logs with a failure."""
+    """Show the workers' logs with a failure, and note whether it is one of time."""
     report = yield
+    report.late = bool(report.failed and call.excinfo and call.excinfo.errisinstance(Late))
     if report.failed:
         for worker in CeleryWorker.started:
             report.sections.append((f"log of {worker!r}", worker.log_tail()))
     return report
+
+
+PLAYS = 3
+"""How often a test is played, at most, of which the only failure is that it was late."""
+
+LATE = "late"
+
+
+def pytest_runtest_protocol(item, nextitem):
+    """Play a test; again, if it was late, and nothing else: see `support.waiting.in_time`."""
+    about = {"nodeid": item.nodeid, "location": item.location}
+    item.ihook.pytest_runtest_logstart(**about)
+    late = []
+    for _ in range(PLAYS):
+        reports = runtestprotocol(item, log=False, nextitem=nextitem)
+        found = [report.longrepr.reprcrash.message for report in reports if report.late]
+        if not found or any(report.failed and not report.late for report in reports):
+            break
+        late += found
+    for report in reports:
+        report.user_properties += [(LATE, text.partition("Late: ")[2]) for text in late]
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(**about)
+    return True
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Tell which tests were in time only when they were played again."""
+    passed = terminalreporter.getreports("passed")
+    late = {
+        report.nodeid: [text for name, text in report.user_properties if name == LATE]
+        for report in passed
+        if report.when == "call"
+    }
+    late = {test: texts for test, texts in late.items() if texts}
+    if late:
+        terminalreporter.section("in time when played again")
+        for test, texts in late.items():
+            terminalreporter.line(f"LATE {test}: {'; '.join(texts)}")
 
 
 FULL = "CSL_TEST_FULL"  # CSL_TEST_FULL=1 pytest: also the second pool or queue type of slow scenes

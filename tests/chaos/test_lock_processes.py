@@ -18,7 +18,7 @@ import celery_singleton_lock
 from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.model import CLAIM_LEASE
 from celery_singleton_lock.store.redis import RedisStore
-from support.waiting import eventually
+from support.waiting import eventually, in_time
 
 pytestmark = [
     pytest.mark.chaos,
@@ -97,7 +97,7 @@ class Client:
         self.process.stdin.write(f"{verb}\n")
         self.process.stdin.flush()
 
-    def hear(self, timeout=20):
+    def hear(self, timeout=60):
         return self._lines.get(timeout=timeout)
 
     def ask(self, verb):
@@ -162,8 +162,10 @@ def test_T7_a_killed_holder_blocks_the_next_for_no_longer_than_its_lease(start, 
     holder.process.wait()
     began = time.monotonic()
     left = store.inspect("lock").holders[0].expires_in
-    assert lock.acquire(blocking_timeout=20)
-    assert left - 0.1 <= time.monotonic() - began < 3
+    assert lock.acquire(blocking_timeout=60)
+    took = time.monotonic() - began
+    assert took >= left - 0.1
+    in_time(took, 3)
     lock.release()
 
 
@@ -172,7 +174,7 @@ def test_T5_a_holder_that_was_paused_past_its_lease_frees_nothing(start, store, 
     holder = start(lease=1)
     assert holder.ask("acquire").startswith("acquired True")
     holder.signal(signal.SIGSTOP)
-    assert lock.acquire(blocking_timeout=20)
+    assert lock.acquire(blocking_timeout=60)
     third = start()
     third.say("acquire")
     await_waiting(store, 1)
@@ -210,12 +212,13 @@ def test_L9_L17_a_woken_waiter_that_is_no_more_costs_the_claim_lease(start, stor
     lock.release()
     assert holding_pids(store) == [dead.process.pid]
     assert alive.hear().startswith("acquired True")
-    assert time.monotonic() - began < CLAIM_LEASE + 1
+    took = time.monotonic() - began
     if number == signal.SIGSTOP:
         dead.signal(signal.SIGCONT)
         await_waiting(store, 1)  # it finds its grant gone, and queues again
         assert alive.ask("release") == "released"
         assert dead.hear().startswith("acquired True")
+    in_time(took, CLAIM_LEASE + 1)
 
 
 def test_L33_among_dying_and_pausing_writers_fences_only_grow(start, store, redis_client):
@@ -235,7 +238,7 @@ def test_L33_among_dying_and_pausing_writers_fences_only_grow(start, store, redi
     more(50)
     redis_client.set("stop", 1)
     for survivor in writers[4:]:
-        assert survivor.process.wait(20) == 0
+        assert survivor.process.wait(60) == 0
     written = [int(fence) for fence in redis_client.lrange("written", 0, -1)]
     assert len(set(written)) == len(written)
     # A writer stopped between its look and its write comes late: what a fence is for.

@@ -21,7 +21,7 @@ from celery_singleton_lock.embedded import RedisServer
 from celery_singleton_lock.errors import BackendError, BackendUnreachable
 from integration.book import Book
 from support.proxy import Proxy
-from support.waiting import eventually, never
+from support.waiting import eventually, in_time, never
 
 pytestmark = [pytest.mark.chaos, pytest.mark.integration]
 
@@ -69,8 +69,8 @@ def open_book(redis_url, tmp_path) -> Iterator[Callable[..., Book]]:
 def ping(book: Book) -> None:
     """Ask the worker whether it lives; it must not take long."""
     began = time.monotonic()
-    assert book.app.control.ping(timeout=PING + 2, limit=1)
-    assert time.monotonic() - began < PING
+    assert book.app.control.ping(timeout=20, limit=1)
+    in_time(time.monotonic() - began, PING)
 
 
 # --- away, for a while ----------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class Scene:
         rounds = 0
         while time.monotonic() < deadline or not rounds:
             rounds += 1
-            assert self.book.value(self.book.send("plain", "p", rounds), 3) == rounds
+            assert self.book.value(self.book.send("plain", "p", rounds)) == rounds
             ping(self.book)
             assert not self.book.starts("new"), "begun without its lock"
             never(lambda: False, during=0.3)
@@ -201,7 +201,7 @@ def test_two_leases_away(open_book, durable, pool, outage, record_property):
         began = time.monotonic()
         with outage(durable):
             scene.endure(2 * LEASE)
-            worker.await_log("The lock 'k:held' was lost", 1)
+            worker.await_log("The lock 'k:held' was lost")
             record_property("outage", time.monotonic() - began)
         record_property("first_after", scene.recover())
         assert [book.value(r) for r in scene.parked] == [2, 3]
@@ -241,14 +241,16 @@ def test_t24_flushall_in_mid_run(open_book, locks, pool, record_property):
         with locks.client() as admin:
             admin.flushall()
         flushed = time.monotonic()
-        worker.await_log("The lock 'k:held' was lost", LEASE / 3 + 2)
-        record_property("told_after", time.monotonic() - flushed)
+        worker.await_log("The lock 'k:held' was lost")
+        told_after = time.monotonic() - flushed
+        record_property("told_after", told_after)
         assert book.value(book.send("act", "held", 9)) == 9
         assert book.starts("held", n=9)[0]["fence"] > before
         ping(book)
         book.open("held-1")
         assert book.value(scene.running) == 1
         book.await_free("held")
+    in_time(told_after, LEASE / 3 + 2)
 
 
 # --- disturbed, and never away --------------------------------------------------------------------
@@ -272,7 +274,7 @@ def again_and_again(disturb: Callable[[], object], pause: float = 0.05):
         yield
     finally:
         ended.set()
-        thread.join(5)
+        thread.join()
     assert not failures
 
 

@@ -165,7 +165,7 @@ def test_parked_tasks_are_drained_within_bounded_memory(server, store, number):
     app = Celery(broker=server.url)
     with app.connection_for_read() as connection, connection.SimpleQueue("q") as queue:
         app.send_task("bank.settle", ["x" * 700], queue="q")
-        message = queue.get(timeout=5)
+        message = queue.get(timeout=30)
         body = pack(message)
         message.ack()
     store.acquire(Owner(new_token()), Claim("hot", 3600))

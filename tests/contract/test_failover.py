@@ -15,7 +15,7 @@ from celery_singleton_lock.store.connect import connect
 from celery_singleton_lock.store.redis import RedisStore
 from support.proxy import Proxy
 from support.sentinel import SentinelSet
-from support.waiting import eventually
+from support.waiting import eventually, in_time
 
 pytestmark = [pytest.mark.needs_real_redis("replication"), pytest.mark.chaos]
 
@@ -70,13 +70,13 @@ def test_t24_a_failover_is_followed_and_fences_grow(servers, store_on, direct):
     first = granted(store)
     servers.await_replicated()
     servers.failover()
-    second = eventually(lambda: granted(store), 5)
+    second = eventually(lambda: granted(store))
     servers.await_replica(servers.master(), 30)
     servers.await_replicated()
     old = servers.master()
     old.kill()
     servers.await_promotion(old)
-    third = eventually(lambda: granted(store), 5)
+    third = eventually(lambda: granted(store))
     assert first.fencing_token < second.fencing_token < third.fencing_token
 
 
@@ -88,9 +88,9 @@ def test_a_blocked_wait_ends_with_its_master(servers, store_on):
     servers.await_replicated()
     servers.failover()
     began = time.monotonic()
-    with Lock(waiter, "a", lease=3, blocking_timeout=15) as lock:
+    with Lock(waiter, "a", lease=3, blocking_timeout=60) as lock:
         assert lock.held
-    assert time.monotonic() - began < 10
+    in_time(time.monotonic() - began, 10)
 
 
 @pytest.mark.parametrize("direct", [False, True], ids=["client", "wire"])
@@ -105,7 +105,7 @@ def test_a_demoted_master_is_left_though_it_keeps_the_connection(make_redis, mak
         proxy.target = new.port
         with pytest.raises(BackendUnreachable, match=r"ReadOnlyError|READONLY"):
             store.acquire(Owner(new_token()), Claim("b", 3.0))
-        assert eventually(lambda: granted(store), 2)
+        assert eventually(lambda: granted(store))
 
 
 def test_too_few_replicas_is_an_outage_and_not_a_refusal(make_redis, make_store):
@@ -127,5 +127,5 @@ def test_no_sentinel_answers_within_two_seconds_and_the_error_hides_the_password
         began = time.monotonic()
         with pytest.raises(BackendUnreachable, match="master_name") as caught:
             store.time()
-        assert time.monotonic() - began < 2
         assert SECRET not in f"{caught.value}{caught.value.__cause__}"
+        in_time(time.monotonic() - began, 2)

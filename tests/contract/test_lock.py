@@ -30,7 +30,7 @@ from celery_singleton_lock.errors import (
 from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.model import Claim, Ending, Owner, new_token
 from celery_singleton_lock.store.redis import RedisStore
-from support.waiting import eventually, never
+from support.waiting import eventually, in_time, never
 
 pytestmark = pytest.mark.contract
 
@@ -161,8 +161,10 @@ def test_a_busy_lock_is_waited_for_no_longer_than_allowed(make_lock, store):
         began = time.monotonic()
         assert not make_lock().acquire(blocking_timeout=0.3)
         assert not make_lock(blocking_timeout=0.3).acquire()
-        assert 0.6 <= time.monotonic() - began < 1.5
+        took = time.monotonic() - began
+    assert took >= 0.6
     assert store.inspect("lock").waiting == 0
+    in_time(took, 1.5)
 
 
 def test_a_with_statement_raises_when_the_lock_is_not_to_be_had(make_lock):
@@ -297,7 +299,7 @@ def test_a_client_that_decodes_replies_will_do(redis_server, redis_url, make_loc
         waiting = acquire_in(pool, make_lock(backend=client))
         await_waiting(lock._store, 1)
         lock.release()
-        assert waiting.result(10)
+        assert waiting.result(60)
         lock._store.close()
 
 
@@ -337,7 +339,7 @@ def test_a_lock_object_that_is_dropped_is_not_renewed(make_lock, store):
     dog = lock._watchdog
     del lock
     gc.collect()
-    eventually(lambda: holders(store) == [], timeout=3)
+    eventually(lambda: holders(store) == [])
     dog.stop()
 
 
@@ -346,7 +348,7 @@ def test_a_thread_that_ends_without_release_is_not_renewed(make_lock, store):
     taker = threading.Thread(target=lock.acquire)
     taker.start()
     taker.join()
-    eventually(lambda: holders(store) == [], timeout=3)
+    eventually(lambda: holders(store) == [])
 
 
 def test_extend_adds_to_what_is_left(make_lock, store):
@@ -394,13 +396,16 @@ def test_T10_a_holder_hears_of_its_loss_within_one_renewal(make_lock, store):
     lock.acquire()
     (token,) = holders(store)
     store.reset("lock")
-    eventually(lambda: lock.lost, timeout=1)
+    began = time.monotonic()
+    eventually(lambda: lock.lost)
+    took = time.monotonic() - began
     eventually(lambda: heard == [("lock", token)])
     assert not lock.held
     with pytest.raises(LockNotOwned):
         lock.release()
     assert not lock.lost
     assert lock.acquire(blocking=False)
+    in_time(took, 1)
 
 
 @pytest.mark.needs_real_redis("CLIENT KILL")
@@ -489,7 +494,7 @@ def test_L1_one_bad_moment_in_the_queue_changes_no_outcome(
     if verb != "claim":
         eventually(lambda: getattr(troubled, trouble) == [])
     give_back(store, token)
-    assert waiting.result(10)
+    assert waiting.result(60)
     assert lock.owned()
     assert len(holders(store)) == 1
 
@@ -569,7 +574,7 @@ def test_L19_a_lock_of_which_the_release_failed_is_not_renewed(make_lock, troubl
     troubled.cut = ["release", "release"]
     with pytest.raises(BackendUnreachable):
         lock.release()
-    eventually(lambda: holders(store) == [], timeout=2)
+    eventually(lambda: holders(store) == [])
 
 
 # --- hand-over ------------------------------------------------------------------------------------
@@ -599,8 +604,10 @@ def test_L3_L9_a_waiter_that_dies_with_its_grant_delays_the_next_by_the_claim_le
     await_waiting(store, 2)
     began = time.monotonic()
     give_back(store, token)
-    assert waiting.result(10)
-    assert 0.4 < time.monotonic() - began < 1.5
+    assert waiting.result(60)
+    took = time.monotonic() - began
+    assert took > 0.4
+    in_time(took, 1.5)
 
 
 def test_L4_a_slow_waiter_does_not_overwrite_the_new_owner(make_lock, troubled, store, pool, brisk):
@@ -608,11 +615,11 @@ def test_L4_a_slow_waiter_does_not_overwrite_the_new_owner(make_lock, troubled, 
     token = take_elsewhere(store)
     lock = make_lock(backend=troubled)
     woken, go_on = threading.Event(), threading.Event()
-    troubled.before["claim"] = lambda: (woken.set(), go_on.wait(10))
+    troubled.before["claim"] = lambda: (woken.set(), go_on.wait(60))
     waiting = acquire_in(pool, lock)
     await_waiting(store, 1)
     give_back(store, token)
-    assert woken.wait(10)
+    assert woken.wait(60)
     eventually(lambda: holders(store) == [])
     successor = take_elsewhere(store)
     go_on.set()
@@ -620,7 +627,7 @@ def test_L4_a_slow_waiter_does_not_overwrite_the_new_owner(make_lock, troubled, 
     assert holders(store) == [successor]
     assert not waiting.done()
     give_back(store, successor)
-    assert waiting.result(10)
+    assert waiting.result(60)
 
 
 @pytest.mark.parametrize("lease", [0.3, 0.9])
@@ -652,7 +659,9 @@ def test_L8_L11_a_waiter_looks_when_the_crashed_holders_lease_ends(make_lock, st
     take_elsewhere(store, lease=0.5)
     began = time.monotonic()
     assert make_lock().acquire(blocking_timeout=30)
-    assert 0.4 < time.monotonic() - began < 1
+    took = time.monotonic() - began
+    assert took > 0.4
+    in_time(took, 1)
 
 
 def test_L10_a_release_between_busy_and_wait_is_not_slept_through(make_lock, troubled, store):
@@ -660,7 +669,7 @@ def test_L10_a_release_between_busy_and_wait_is_not_slept_through(make_lock, tro
     troubled.before["wait"] = lambda: give_back(store, token)
     began = time.monotonic()
     assert make_lock(backend=troubled).acquire()
-    assert time.monotonic() - began < 1
+    in_time(time.monotonic() - began, 1)
 
 
 def test_L10_a_wake_up_that_has_expired_is_not_missed(
@@ -702,9 +711,11 @@ def test_L16_a_long_wait_with_a_default_client_is_no_error(redis_url, make_lock,
             began = time.monotonic()
             blocked = pool.submit(lock._store.wait, "lock", new_token(), 8)
             assert waiter.acquire(blocking_timeout=12) is False
-            assert 12 <= time.monotonic() - began < 12.5
+            took = time.monotonic() - began
+            assert took >= 12
             assert blocked.result() is False
         lock._store.close()
+    in_time(took, 13)
 
 
 def test_L28_client_clocks_play_no_part(make_lock, store, pool, monkeypatch):

@@ -15,7 +15,7 @@ from celery_singleton_lock.errors import BackendError, BackendRefused, BackendUn
 from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.model import Claim, Ending, Owner, Parcel, Verdict, new_token
 from celery_singleton_lock.store.redis import RedisStore, explain
-from support.waiting import eventually
+from support.waiting import eventually, in_time
 
 pytestmark = pytest.mark.contract
 
@@ -451,7 +451,7 @@ def test_an_unreachable_server_is_told_quickly_and_without_a_password():
         with pytest.raises(BackendUnreachable) as caught:
             call()
         assert "s3cret-word" not in f"{caught.value} {caught.value.__cause__}"
-    assert time.monotonic() - began < 2
+    in_time(time.monotonic() - began, 2)
 
 
 def test_errors_are_ours():
@@ -492,7 +492,7 @@ def test_a_wait_on_a_stalled_server_ends_soon_after_its_time(make_redis):
         began = time.monotonic()
         with pytest.raises(BackendUnreachable):
             store.wait(NAME, "nobody.0", 1.0)
-        assert time.monotonic() - began < 6
+        in_time(time.monotonic() - began, 6)
     finally:
         server.resume()
         store.close()

@@ -24,7 +24,7 @@ from celery_singleton_lock.model import (
     new_token,
 )
 from celery_singleton_lock.store.redis import DEFER, RedisStore
-from support.waiting import eventually
+from support.waiting import eventually, in_time
 
 pytestmark = pytest.mark.contract
 
@@ -104,7 +104,7 @@ def test_t7_after_a_crash_never_two_and_free_within_one_lease(store):
     restarted, began = owner(), time.monotonic()
     assert store.acquire(restarted, claim()).verdict is Verdict.BLOCKED
     eventually(lambda: store.acquire(restarted, claim()).verdict is Verdict.GRANTED)
-    assert time.monotonic() - began < 2 * SHORT
+    in_time(time.monotonic() - began, 2 * SHORT)
 
 
 def test_t12_l23_extend_never_creates_and_never_revives(store):
@@ -348,7 +348,8 @@ def test_t23_dead_waiters_delay_a_newcomer_by_nothing(store):
         store.kick(NAME)
         return store.claim(alive, NAME, LEASE).verdict is Verdict.GRANTED
 
-    eventually(granted, 1.0)
+    kicks = next(number for number in range(1, 10) if granted())
+    assert kicks <= 3, "each removes some"
     assert store.inspect(NAME).waiting == 0
 
 

@@ -62,7 +62,7 @@ def test_a_wrong_option_is_refused_when_it_is_declared(options, words):
         assert word in str(caught.value)
 
 
-def refused(own_book, bad, *, pool="solo", timeout=20, **urls):
+def refused(own_book, bad, *, pool="solo", timeout=60, **urls):
     """Start a worker that must refuse; return its log when it has ended with an error."""
     urls.setdefault("broker", own_book.url)
     worker = CeleryWorker("integration.bad_app", pool=pool, env={"BAD": json.dumps(bad)}, **urls)

@@ -19,7 +19,7 @@ benchmarks.rig.Rig(["locked"], 1, 10).__enter__()
 """
 
 
-def run(*command, timeout=30):
+def run(*command, timeout=120):
     return subprocess.run(
         [sys.executable, *command],
         cwd=ROOT,

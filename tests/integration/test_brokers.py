@@ -53,7 +53,7 @@ def test_what_a_message_carries_survives_parking(make_book, pool):
         book.started(first)
         parked = [book.send(task, "a", 7, **options) for task in ("act", "act_late")]
         book.await_waiting("a", 2)
-        eventually(lambda: book.unacked() == 0, 5, "acknowledged")
+        eventually(lambda: book.unacked() == 0, message="acknowledged")
         book.open("a-0")
         for result in parked:
             assert book.value(result) == 7

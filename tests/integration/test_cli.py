@@ -303,7 +303,7 @@ def parked_messages(book, key, number):
     with book.app.connection_for_read() as connection, connection.SimpleQueue(queue) as inbox:
         for n in range(number):
             ids.append(book.send("act", key, n, queue=queue))
-            message = inbox.get(timeout=5)
+            message = inbox.get(timeout=30)
             owner, parcel = Owner(new_token(), f"{ids[-1]}/0/0", "act"), pack(message)
             store.park(owner, Claim(f"k:{key}"), Parcel(parcel, realm, queue))
             message.ack()
@@ -495,7 +495,7 @@ def test_celery_finds_the_commands_by_the_entry_point(book, worker, contended, t
     env = worker.environment
     env["PYTHONPATH"] = os.pathsep.join([*metadata_path(tmp_path), env["PYTHONPATH"]])
     command = [sys.executable, "-m", "celery", "-A", "integration.worker_app", "locks", "list"]
-    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, check=False)
+    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert (ran.returncode, ran.stderr) == (0, "")
     assert contended.name in ran.stdout
     assert SECRET not in ran.stdout
@@ -523,5 +523,5 @@ def test_celery_knows_our_remote_commands_before_the_app_has_made_its_tasks(
     paths = [*metadata_path(tmp_path), str(tmp_path), env["PYTHONPATH"]]
     env["PYTHONPATH"] = os.pathsep.join(paths)
     asked = [sys.executable, "-m", "celery", "-A", "lazy", kind, "--list"]
-    ran = subprocess.run(asked, env=env, capture_output=True, text=True, timeout=30, check=False)
+    ran = subprocess.run(asked, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert command in ran.stdout, ran.stderr

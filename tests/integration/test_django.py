@@ -82,7 +82,7 @@ def test_t19_tasks_sent_on_commit_are_parked_and_run_under_their_lock(site, held
         eventually(lambda: site.waiting() == 2, 15)
         assert site.app.AsyncResult("settle-7").state == states.PENDING
         held.release()
-        assert site.app.AsyncResult("settle-7").get(timeout=15) == [ENTRY, True, 7]
+        assert site.app.AsyncResult("settle-7").get(timeout=60) == [ENTRY, True, 7]
         eventually(lambda: not site.store.inspect(ENTRY).holders and site.waiting() == 0, 10)
 
 

@@ -87,7 +87,8 @@ def test_where_celery_cannot_end_a_task_it_keeps_its_lock(book, worker, pool, ke
     scene = Scene(book, pool, key, late=False, keeper=keeper, worker=worker)
     scene.first(soft_time_limit=0.2, time_limit=0.4)
     scene.behind()
-    book.app.control.revoke(scene.both(), terminate=True, signal="SIGKILL", reply=True, timeout=0.3)
+    end = {"terminate": True, "signal": "SIGKILL"}
+    book.app.control.revoke(scene.both(), **end, reply=True, limit=2, timeout=20)
     never(lambda: scene.runs(scene.next), during=1, message="the next one started early")
     scene.let()
     assert book.value(scene.next) == 2

@@ -11,7 +11,7 @@ from celery import states
 from celery_singleton_lock.errors import LockConflict
 from integration.book import only
 from support.versions import ACKS_ON_TIMEOUT, TELLS_EXIT, TELLS_REJECTED
-from support.waiting import eventually, never
+from support.waiting import eventually, in_time, never
 
 
 def first_and_next(book, key, task="act", end="return", **options):
@@ -143,10 +143,10 @@ def test_hard_time_limit_frees_the_lock_once_the_process_is_gone(book, worker, k
     following = book.send(task, key, 2)
     assert book.outcome(first)[0] == states.FAILURE
     start = book.started(following)
-    assert start["t"] - begun["t"] < 1 + 2
     assert book.value(following) == 2
     assert len(book.starts(key)) == 2
     book.await_free(key)
+    in_time(start["t"] - begun["t"], 1 + 2)
 
 
 @pytest.mark.skipif(not ACKS_ON_TIMEOUT, reason="acks_on_timeout came with Celery 5.7")
@@ -171,10 +171,10 @@ def test_a_child_that_ends_in_mid_task_frees_its_lock(book, worker, key, end):
     start = book.started(following)
     if end != "exit" or TELLS_EXIT:
         assert book.outcome(first)[0] == states.FAILURE
-    assert start["t"] - book.runs(key)[0][1] < 2
     assert book.value(following) == 2
     assert len(book.starts(key)) == 2
     book.await_free(key)
+    in_time(start["t"] - book.runs(key)[0][1], 2)
 
 
 @only("threads")
@@ -188,7 +188,7 @@ def test_sys_exit_in_a_thread_frees_the_lock(book, worker, key):
 def test_revoked_before_it_arrives_takes_no_lock(book, worker, key):
     """A task that the worker knows to be revoked is ended, and its key is free."""
     task_id = str(uuid4())
-    book.app.control.revoke(task_id, reply=True, timeout=1)
+    book.app.control.revoke(task_id, reply=True, limit=1, timeout=20)
     first = book.send("act", key, 1, task_id=task_id)
     assert book.outcome(first)[0] == states.REVOKED
     assert book.value(book.send("act", key, 2)) == 2
@@ -202,7 +202,7 @@ def test_T17_revoked_while_it_is_parked_never_runs(book, worker, key):
     book.started(first)
     second, third = book.send("act", key, 2), book.send("act", key, 3)
     book.await_waiting(key, 2)
-    book.app.control.revoke(second, reply=True, timeout=1)
+    book.app.control.revoke(second, reply=True, limit=1, timeout=20)
     book.await_waiting(key, 1)
     assert book.outcome(second)[0] == states.REVOKED
     book.open(f"{key}-1")
@@ -222,11 +222,11 @@ def test_T17_terminated_while_it_runs_frees_the_lock(book, worker, key, task):
     book.journal.note("killed", victim=begun["pid"])
     book.app.control.revoke(first, terminate=True, signal="SIGKILL")
     start = book.started(following)
-    assert start["t"] - book.runs(key)[0][1] < 2
     assert book.outcome(first)[0] == states.REVOKED
     assert book.value(following) == 2
     assert len(book.starts(key)) == 2
     book.await_free(key)
+    in_time(start["t"] - book.runs(key)[0][1], 2)
 
 
 def test_T17_expired_before_it_arrives_takes_no_lock(book, worker, key):
@@ -245,7 +245,7 @@ def test_T17_a_task_that_ends_on_its_way_to_the_pool_is_acknowledged(book, worke
     options = {"expires": 0.5} if why == "expired" else {}
     first = book.send(task, key, 1, countdown=1, **options)
     if why == "revoked":
-        book.app.control.revoke(first, reply=True, timeout=0.5)
+        book.app.control.revoke(first, reply=True, limit=1, timeout=20)
     assert book.outcome(first)[0] == states.REVOKED
     eventually(lambda: first.encode() not in b"".join(book.broker.hvals("unacked")), 3, "settled")
     assert book.value(book.send(task, key, 2)) == 2
@@ -329,6 +329,7 @@ def test_a_child_killed_from_outside_frees_its_lock(book, worker, key):
     following = book.send("act", key, 2)
     book.await_waiting(key, 1)
     killed = book.kill_child(child, signal.SIGKILL)
-    assert book.started(following)["t"] - killed < 2
+    begun = book.started(following)["t"]
     assert book.outcome(first)[0] == states.FAILURE
     book.await_free(key)
+    in_time(begun - killed, 2)

@@ -74,7 +74,7 @@ def run(example, script, environment):
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -114,13 +114,13 @@ def test_L33_the_ledger_refuses_a_worker_that_was_stopped_past_its_lease(
         os.kill(pid, signal.SIGSTOP)
 
     worker("ledger", concurrency=2)
-    assert successor.get(timeout=15) == 70
+    assert successor.get(timeout=60) == 70
 
     for pid in stopped:
         os.kill(pid, signal.SIGCONT)
     with pytest.raises(Exception, match="account 2 has seen a fence above"):
-        late.get(timeout=15)
-    assert client.send_task("tasks.settle", [2, 0]).get(timeout=15) == 70
+        late.get(timeout=60)
+    assert client.send_task("tasks.settle", [2, 0]).get(timeout=60) == 70
 
 
 def test_the_report_of_beat_never_overlaps_itself(worker, environment, redis_client, tmp_path):

@@ -167,7 +167,7 @@ def test_t17_a_parked_task_can_be_revoked_by_its_stamp(book, locked, key):
     stamp = f"stamp-{key}"
     result = sig.apply_async(stamped_headers=["tenant"], tenant=stamp).id
     book.await_waiting(key, 1)
-    book.app.control.revoke_by_stamped_headers({"tenant": [stamp]}, reply=True, timeout=2)
+    book.app.control.revoke_by_stamped_headers({"tenant": [stamp]}, reply=True, limit=1, timeout=20)
     locked.release()
     assert book.outcome(result)[0] == states.REVOKED
     assert book.events("mirror", id=result) == []

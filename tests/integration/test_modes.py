@@ -27,7 +27,7 @@ def await_mode(book, mode, task="act"):
     """Wait until the worker has heard of it."""
 
     def told():
-        stats = book.app.control.inspect(timeout=1, limit=1).stats() or {}
+        stats = book.app.control.inspect(timeout=20, limit=1).stats() or {}
         modes = [each["singleton_lock"]["modes"] for each in stats.values()]
         return bool(modes) and all(each.get(task, "enforce") == mode for each in modes)
 
@@ -192,7 +192,7 @@ def test_tasks_wait_for_redis_no_longer_once_they_are_switched_off(
         worker.await_log("Locked tasks wait")
         assert not book.starts(key)
         (answer,) = book.app.control.broadcast(
-            "lock_mode", {"mode": "off"}, reply=True, timeout=5, limit=1
+            "lock_mode", {"mode": "off"}, reply=True, timeout=20, limit=1
         )
         assert "ok" in next(iter(answer.values()))
         assert sorted(book.value(result) for result in held) == [1, 2]

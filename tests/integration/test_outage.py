@@ -9,7 +9,7 @@ from celery import states
 
 from celery_singleton_lock.errors import BackendUnreachable
 from integration.book import Book
-from support.waiting import eventually, never
+from support.waiting import eventually, in_time, never
 
 pytestmark = pytest.mark.chaos
 
@@ -31,7 +31,7 @@ def book(redis_url, locks, tmp_path):
 def ping(book) -> float:
     """Return how long the worker took to answer, in seconds."""
     began = time.monotonic()
-    assert book.app.control.ping(timeout=4, limit=1)
+    assert book.app.control.ping(timeout=20, limit=1)
     return time.monotonic() - began
 
 
@@ -48,7 +48,7 @@ def test_unreachable_at_worker_start(book, locks, pool):
         assert (state, type(error)) == (states.FAILURE, BackendUnreachable)
         assert book.value(running) == 1
         assert book.starts("c")[0]["held"] is False
-        assert ping(book) < 2
+        in_time(ping(book), 2)
         assert not book.starts("a")
         locks.restart(keep_data=False)
         assert [book.value(r) for r in waiting] == list(range(5))
@@ -72,7 +72,7 @@ def test_killed_and_restarted_in_mid_task(book, locks, keep_data):
         assert book.value(book.send("plain", "p", 1)) == 1
         assert isinstance(book.outcome(book.send("act_failing", "b", 1))[1], BackendUnreachable)
         assert book.value(book.send("act_running", "c", 1)) == 1
-        assert ping(book) < 2
+        in_time(ping(book), 2)
         never(lambda: book.starts("a", n=2), during=0.5)
         book.open("a-1")
         assert book.value(first) == 1
@@ -111,8 +111,8 @@ def test_a_stalled_redis_stalls_nothing_else(book, locks, pool):
         try:
             waiting = [book.send("act", f"k{n}", n) for n in range(6)]
             for n in range(5):
-                assert book.value(book.send("plain", "p", n), 5) == n
-                assert ping(book) < 2
+                assert book.value(book.send("plain", "p", n)) == n
+                in_time(ping(book), 2)
         finally:
             locks.resume()
         assert [book.value(r) for r in waiting] == list(range(6))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 from celery import states
 
@@ -18,9 +20,9 @@ def held(book, key, task="act_requeue"):
 
 def held_back(book, worker):
     """Return how many messages a worker holds back, as it says itself."""
-    stats = book.app.control.inspect(timeout=1).stats() or {}
-    mine = [said for name, said in stats.items() if name.startswith(f"{worker.name}@")]
-    return sum(said["singleton_lock"]["held_back"] for said in mine)
+    name = f"{worker.name}@{socket.gethostname()}"
+    stats = book.app.control.inspect([name], timeout=20).stats()
+    return stats[name]["singleton_lock"]["held_back"]
 
 
 @pytest.mark.parametrize("task", ["act_requeue", "act_requeue_late"])

@@ -8,13 +8,14 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from integration.book import Book, needs_pool
-from support.waiting import eventually
+from support.waiting import eventually, in_time
 from support.workers import TESTS
 
 LEASE = 1.5
@@ -137,7 +138,7 @@ def test_a_parked_task_holds_no_slot(scene):
     scene.started(first)
     parked = [scene.send("act", "a", n) for n in range(1, 11)]
     scene.await_waiting("a", 10)
-    assert scene.value(scene.send("act", "b", 1), 5) == 1
+    assert scene.value(scene.send("act", "b", 1)) == 1
     scene.open("a-0")
     assert sorted(scene.value(result, 20) for result in (first, *parked)) == list(range(11))
     assert scene.peak("a") == 1
@@ -153,7 +154,7 @@ def test_a_solo_worker_parks_what_another_holds(scene):
     scene.started(first)
     parked = [scene.send("act", "a", n, queue="two") for n in (1, 2, 3)]
     scene.await_waiting("a", 3)
-    assert scene.value(scene.send("act", "b", 1, queue="two"), 5) == 1
+    assert scene.value(scene.send("act", "b", 1, queue="two")) == 1
     scene.open("a-0")
     assert [scene.value(result) for result in (first, *parked)] == [0, 1, 2, 3]
     assert scene.order("a") == [0, 1, 2, 3]
@@ -171,10 +172,10 @@ def test_an_early_ack_task_is_acknowledged_when_it_holds_its_lock(scene, ground)
     first = scene.send("act", "a", 1, hold="a-1")
     scene.started(first)
     if ground.pool != "solo":
-        eventually(lambda: scene.unacked() == 0, 4, "acknowledged while it runs")
+        eventually(lambda: scene.unacked() == 0, 5, "acknowledged while it runs")
     scene.open("a-1")
     assert scene.value(first) == 1
-    eventually(lambda: scene.unacked() == 0, 2, "acknowledged")
+    eventually(lambda: scene.unacked() == 0, 5, "acknowledged")
 
 
 @pytest.mark.parametrize("end", ["sleep", "hog"])
@@ -227,10 +228,10 @@ def test_t7_a_killed_workers_parked_tasks_go_to_another(scene):
     scene.await_waiting("a", 2)
     killed = scene.kill_worker(one)
     assert [scene.value(result) for result in parked] == [2, 3]
-    assert scene.starts("a", n=2)[0]["t"] - killed < NEXT
     assert scene.order("a") == [1, 2, 3]
     assert scene.peak("a") == 1
     scene.await_free("a")
+    in_time(scene.starts("a", n=2)[0]["t"] - killed, NEXT)
 
 
 @on(*ALL)
@@ -318,12 +319,14 @@ def test_t17_a_terminated_greenlet_frees_its_lock(scene, task):
     scene.started(first)
     second = scene.send(task, "a", 2)
     scene.await_waiting("a", 1)
+    revoked = time.monotonic()
     scene.app.control.revoke(first, terminate=True)
-    assert scene.started(second, 2)["n"] == 2
+    took = scene.started(second)["t"] - revoked
     assert scene.outcome(first)[0] == "REVOKED"
     assert scene.value(second) == 2
     assert scene.peak("a") == 1
     scene.await_free("a")
+    in_time(took, 2)
 
 
 @on(GEVENT)
@@ -332,13 +335,14 @@ def test_t17_a_greenlets_time_limit_frees_its_lock(scene, task):
     """Gevent knows a hard time limit; the next one starts soon after it."""
     scene.start()
     first = scene.send(task, "a", 1, hold="never", time_limit=1)
-    scene.started(first)
+    begun = scene.started(first)["t"]
     second = scene.send(task, "a", 2)
-    assert scene.started(second, 3)["n"] == 2
+    took = scene.started(second)["t"] - begun
     assert scene.outcome(first)[0] == "FAILURE"
     assert scene.value(second) == 2
     assert scene.peak("a") == 1
     scene.await_free("a")
+    in_time(took, 1 + 2)
 
 
 @on(POLLING, SPAWN)
@@ -350,10 +354,11 @@ def test_a_killed_child_frees_its_lock(scene, ground):
     second = scene.send("act", "a", 2)
     scene.await_waiting("a", 1)
     killed = scene.kill_child(child)
-    assert scene.started(second, 20)["t"] - killed < (13 if ground.polling else 2)
+    took = scene.started(second, 20)["t"] - killed
     assert scene.outcome(first)[0] == "FAILURE"
     assert scene.value(second) == 2
     scene.await_free("a")
+    in_time(took, 13 if ground.polling else 2)
 
 
 def _refusal(redis_url, tmp_path, *args: str, **env: str) -> str:
@@ -366,7 +371,7 @@ def _refusal(redis_url, tmp_path, *args: str, **env: str) -> str:
             cwd=TESTS,
             capture_output=True,
             text=True,
-            timeout=40,
+            timeout=120,
             check=False,
         )
     assert ended.returncode != 0

@@ -9,7 +9,7 @@ from kombu import Connection
 
 from integration.book import only_kind
 from integration.brokers import queues
-from support.waiting import eventually, never
+from support.waiting import eventually, in_time, never
 
 TENANT = {"x-tenant": "acme"}
 
@@ -61,10 +61,10 @@ def test_natively_delayed_tasks_take_the_lock_when_they_arrive(make_book, pool, 
         holder = book.send("act", "a", 0, hold="a-0")
         book.started(holder)
         later = [
-            book.send(task, "a", n, countdown=2, headers=TENANT)
+            book.send(task, "a", n, countdown=4, headers=TENANT)
             for n, task in enumerate(["act", "act_late"], 1)
         ]
-        eventually(lambda: book.vhost.depths()["celery_delayed_1"].ready == 2, 1.5)
+        eventually(lambda: book.vhost.depths()["celery_delayed_2"].ready == 2)
         never(lambda: book.view("a").waiting, 0.5)
         book.await_waiting("a", 2)
         book.open("a-0")
@@ -216,7 +216,6 @@ def test_parked_tasks_are_not_counted_by_the_prefetch_limit(make_book, kind, poo
     assert book.order("a") == list(range(21))
 
 
-@pytest.mark.timeout(90)
 def test_threads_and_acknowledgements_do_not_mix_up_the_connection(make_book, kind):
     """500 short tasks over 20 keys on 8 threads: AMQP frames of acknowledgements never mingle."""
     book = make_book()
@@ -247,6 +246,7 @@ def test_a_worker_starts_within_seconds_beside_a_backlog_of_parked(make_book, ki
     with book.worker():
         assert [book.value(result) for result in parked] == list(range(1, 11))
         book.await_settled("a", timeout=15)
-    assert time.monotonic() - began < 30
+    took = time.monotonic() - began
     assert book.order("a") == list(range(11))
     assert book.peak("a") == 1
+    in_time(took, 30)

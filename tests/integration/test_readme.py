@@ -63,7 +63,7 @@ def test_the_ten_line_example_runs_as_the_readme_says(redis_url, tmp_path):
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=40,
+        timeout=120,
         check=False,
     )
     assert printed.returncode == 0, printed.stderr
@@ -323,7 +323,7 @@ assert any(name.startswith("docs.") for name in app.tasks), list(app.tasks)
 def test_what_the_docs_declare_is_accepted(block):
     """Without an error, and without a warning."""
     command = [sys.executable, "-W", "error", "-c", AROUND.replace("{block}", block)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
 
 

@@ -61,7 +61,7 @@ def worker(scene):
 
 
 def scraped(book):
-    with urllib.request.urlopen(book.metrics, timeout=5) as answer:
+    with urllib.request.urlopen(book.metrics, timeout=20) as answer:
         return answer.read().decode()
 
 
@@ -79,7 +79,7 @@ def inspected(book, command, *args):
     line = [sys.executable, "-m", "celery", "-A", "integration.worker_app"]
     line += [*command.split(), "--json", *args] if not args else [*command.split(), *args, "--json"]
     env = book.worker().environment
-    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     replies = json.loads(done.stdout.splitlines()[-1])
     (answer,) = (replies[0] if isinstance(replies, list) else replies).values()
@@ -88,7 +88,9 @@ def inspected(book, command, *args):
 
 def locks(book, **arguments):
     """Return the one worker's answer to ``inspect locks``."""
-    (answer,) = book.app.control.inspect(timeout=5, limit=1)._request("locks", **arguments).values()
+    (answer,) = (
+        book.app.control.inspect(timeout=20, limit=1)._request("locks", **arguments).values()
+    )
     return answer
 
 
@@ -117,7 +119,7 @@ def test_inspect_locks_tells_what_a_worker_holds_and_waits_for(book, blocked, ke
     assert answer["locks"] == []
     assert (answer["held"], answer["parking"], answer["suspended"]) == (1, 0, 0)
     assert answer["parked"] >= 1
-    stats = next(iter(book.app.control.inspect(timeout=5, limit=1).stats().values()))[
+    stats = next(iter(book.app.control.inspect(timeout=20, limit=1).stats().values()))[
         "singleton_lock"
     ]
     assert stats["in_flight"] == {f"k:{key}": 1}
@@ -161,7 +163,7 @@ def test_lock_release_takes_the_lock_and_is_audited(book, worker, key):
 
 def test_lock_release_of_an_unknown_token_does_nothing(book, worker):
     answers = book.app.control.broadcast(
-        "lock_release", {"token": "nobody.0"}, reply=True, timeout=5, limit=1
+        "lock_release", {"token": "nobody.0"}, reply=True, timeout=20, limit=1
     )
     assert [next(iter(each.values())) for each in answers] == [
         {"error": "no task of this worker has this token"}
@@ -172,7 +174,7 @@ def test_lock_mode_refuses_what_it_does_not_know(book, worker):
     """A slip of the pen switches nothing."""
     for arguments in ({"mode": "of"}, {"mode": "off", "task": "nobody"}):
         (answer,) = book.app.control.broadcast(
-            "lock_mode", arguments, reply=True, timeout=5, limit=1
+            "lock_mode", arguments, reply=True, timeout=20, limit=1
         )
         assert "error" in next(iter(answer.values()))
     assert book.store.switches() == {}

@@ -36,7 +36,7 @@ def test_the_page_is_of_the_present_scenes():
 
 
 @pytest.mark.needs_real_redis("scenes restart it")
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @pytest.mark.full_run_plays("test_our_column")
 @pytest.mark.parametrize("scene", OURS)
 def test_our_column_comes_out_as_documented(scene):

@@ -29,7 +29,7 @@ def test_history_keeps_the_invariants(name, redis_client):
     HISTORIES[name](World(redis_client, check))
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_walks_keep_the_invariants_and_meet_every_outcome(redis_client):
     """A search whose moves never led to a case has said nothing about it."""
     tally: Counter[str] = Counter()

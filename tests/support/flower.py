@@ -87,7 +87,7 @@ class Flower:
         """End the process."""
         if self._process is not None:
             self._process.send_signal(signal.SIGKILL)
-            self._process.wait(10)
+            self._process.wait(60)
 
     def log(self) -> str:
         """What it has printed."""
@@ -110,7 +110,7 @@ class Flower:
         )
         opener = urllib.request.build_opener(_NoRedirect)
         try:
-            with opener.open(request, timeout=10) as answer:
+            with opener.open(request, timeout=60) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()

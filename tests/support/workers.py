@@ -30,7 +30,7 @@ from support.waiting import eventually
 
 TESTS = nursery.TESTS
 START_TIMEOUT = 30
-STOP_TIMEOUT = 20
+STOP_TIMEOUT = 60
 
 
 class CeleryWorker:

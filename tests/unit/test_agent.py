@@ -494,7 +494,7 @@ def test_stop_carries_out_what_was_ordered_and_ends_both_threads(agent, store, d
     threads = list(agent._threads)
     message = request("a")
     agent.park(message)
-    agent.stop(timeout=10)
+    agent.stop(timeout=60)
     assert desk.heard("parked") == [("parked", message, "", 1)]
     assert store.asked("leave")
     assert len(threads) == 2
@@ -507,6 +507,6 @@ def test_stop_ends_though_redis_is_away(agent, store, caplog):
     store.receive = lambda worker, timeout: agent._retired.wait(timeout) and None
     agent.start()
     agent.park(request("a"))
-    agent.stop(timeout=10)
+    agent.stop(timeout=60)
     assert "leases are left to end" in caplog.text
     assert not any(thread.is_alive() for thread in agent._threads)

@@ -54,7 +54,7 @@ def test_without_flower_the_error_says_what_to_install():
         "import celery_singleton_lock.flower\n"
     )
     found = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
     )
     assert found.returncode == 1
     assert 'pip install "celery-singleton-lock[flower]"' in found.stderr

@@ -135,7 +135,7 @@ def announce_from_outside(path):
     """Announce a token from a process that has inherited nothing."""
     script = "from celery_singleton_lock.mailbox import announcer; announcer()('token')"
     subprocess.run(
-        [sys.executable, "-c", script], env={**os.environ, PATH: path}, timeout=30, check=True
+        [sys.executable, "-c", script], env={**os.environ, PATH: path}, timeout=120, check=True
     )
 
 
@@ -185,7 +185,7 @@ def publish_and_be_killed(proc, folder):
     """Let a worker's main process publish its mailbox, and kill it; return the name."""
     killed = subprocess.run(
         [sys.executable, "-c", PUBLISH_AND_BE_KILLED, proc],
-        env={**os.environ, "TMPDIR": str(folder)}, capture_output=True, text=True, timeout=30,
+        env={**os.environ, "TMPDIR": str(folder)}, capture_output=True, text=True, timeout=120,
         check=False,
     )  # fmt: skip
     assert killed.returncode == -signal.SIGKILL
@@ -234,7 +234,7 @@ print(mailbox.Mailbox().publish())
 def test_the_pipe_of_a_process_that_changed_its_user_has_a_name_of_its_own():
     """Linux gives the open files to root then (``--uid``), and a child could not open them."""
     command = [sys.executable, "-c", PUBLISH_AS_ANOTHER]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    told = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert told.stdout.startswith(str(Path(tempfile.gettempdir(), "celery-singleton-lock-")))
 
 

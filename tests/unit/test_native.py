@@ -12,6 +12,7 @@ import pytest
 
 from celery_singleton_lock import native
 from support.ci import skip_or_fail
+from support.waiting import in_time
 
 PATCH = {
     "gevent": "from gevent import monkey; monkey.patch_all()",
@@ -48,7 +49,7 @@ def test_a_native_thread_goes_on_while_a_greenlet_computes(library):
         skip_or_fail(f"{library} is not installed")
     script = f"import warnings; warnings.simplefilter('ignore')\n{PATCH[library]}\n{BUSY}"
     ended = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=True
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True
     )
     first, alive = ended.stdout.splitlines()
     patched_by, ticks, unpatched_read = first.split()
@@ -70,8 +71,10 @@ def test_a_condition_times_out_and_forgets_the_waiter():
     began = time.monotonic()
     with changed:
         assert changed.wait(0.05) is False
-    assert 0.04 < time.monotonic() - began < 1
+    took = time.monotonic() - began
+    assert took > 0.04
     assert not changed._waiters
+    in_time(took, 1)
 
 
 def test_a_condition_is_notified_and_wait_for_asks_again():

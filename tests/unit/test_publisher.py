@@ -98,7 +98,7 @@ def broker():
 def received(connection, queue):
     found = []
     with Consumer(connection, [queue], on_message=found.append, accept=["json", "pickle"]):
-        connection.drain_events(timeout=2)
+        connection.drain_events(timeout=20)
     return found[0]
 
 
