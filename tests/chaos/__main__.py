@@ -1,7 +1,8 @@
 """Look for holes in real traffic: ``python -m tests.chaos --minutes 5 --seed 7``.
 
 Kills, stops and cuts what runs real tasks, and judges the history. The same seed gives the same
-plan of faults and the same tasks; who meets whom is up to the machine.
+plan of faults and the same tasks; who meets whom is up to the machine. A history in which a
+rule was broken is kept, and what happened around it is printed.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -20,13 +22,40 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from chaos.bounds import measure, table
 from chaos.broken import VARIANTS
 from chaos.broker import BROKERS
-from chaos.judge import RULES, lost_on_the_way
+from chaos.history import History
+from chaos.judge import RULES, Violation, lost_on_the_way
 from chaos.storm import Report, Storm
+
+SHOWN = 3
+"""Violations of which the history is printed."""
+BEFORE, AFTER = 8.0, 2.0
+"""Seconds of the history that are printed before and after a violation."""
+PROVED = 60.0
+"""Seconds of a storm that is to catch a wrong variant: half of them are enough, unless the machine
+is busy otherwise."""
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no process is left behind
     options = _options()
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
+    unseen = [variant for variant in options.catch if not _sees(variant, seed)]
+    return _storm(options, seed) or len(unseen)
+
+
+def _sees(variant: str, seed: int) -> bool:
+    """Return whether one of two storms sees a wrong variant soon."""
+    for each in (seed, seed + 1):
+        with tempfile.TemporaryDirectory(prefix="csl-chaos-", ignore_cleanup_errors=True) as folder:
+            caught = Storm(Path(folder), each, PROVED, broken=variant).run().caught
+        after = "NOT caught" if caught is None else f"caught after {caught:.0f} s"
+        print(f"{variant}: {after} (seed {each})", flush=True)
+        if caught is not None:
+            return True
+    return False
+
+
+def _storm(options: argparse.Namespace, seed: int) -> int:
     seconds = options.minutes * 60
     folder = Path(tempfile.mkdtemp(prefix=f"csl-chaos-{seed}-"))
     print(f"--minutes {options.minutes:g} --seed {seed}; history in {folder}", flush=True)
@@ -37,6 +66,7 @@ def main() -> int:
         return _caught(report, options.broken, folder)
     kept = options.rounds == 0 or _bounds_kept(options.rounds)
     if report.violations:
+        print(excerpts(report))
         print(f"seed {seed}; the history is kept in {folder}/journal")
     elif not options.keep:
         shutil.rmtree(folder, ignore_errors=True)  # a keeper of RabbitMQ may be at it as well
@@ -49,6 +79,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=None, help="repeat a plan")
     parser.add_argument("--broker", choices=BROKERS, default="redis")
     parser.add_argument("--broken", choices=VARIANTS, default="", help="a variant to be caught")
+    parser.add_argument(
+        "--catch",
+        choices=VARIANTS,
+        default=[],
+        nargs="*",
+        help="variants to be caught before: else the storm proves nothing",
+    )
     parser.add_argument(
         "--rounds", type=int, default=2, help="how often each time to the next one is measured"
     )
@@ -95,6 +132,22 @@ def summary(report: Report) -> str:
     lines += [f"  {broken[name] or 'ok':>4}  {name}" for name in RULES]
     lines += [f"{v.at:.3f} {v.rule}: {v.text}" for v in report.violations[:40]]
     return "\n".join(lines)
+
+
+def excerpts(report: Report) -> str:
+    """Return what happened around the first violations."""
+    shown = report.violations[:SHOWN]
+    return "\n".join(line for each in shown for line in _excerpt(report.history, each))
+
+
+def _excerpt(history: History, violation: Violation) -> list[str]:
+    lines = [f"\nbefore and after {violation.at:.3f}, {violation.rule}: {violation.text}"]
+    for event in history.events:
+        since = event["t"] - violation.at
+        if -BEFORE <= since <= AFTER and (event["e"] != "look" or event["free"]):
+            facts = {name: fact for name, fact in event.items() if name not in ("t", "e", "last")}
+            lines.append(f"{since:+8.3f} {event['e']:9} {facts}")
+    return lines
 
 
 if __name__ == "__main__":

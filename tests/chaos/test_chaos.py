@@ -1,6 +1,7 @@
 """A short storm over real workers: no rule is broken, and wrong variants of the library are caught.
 
-The long one is ``python -m tests.chaos --minutes 5``.
+CI plays a longer one instead, in a step of its own: ``python -m tests.chaos --minutes 5``, with
+``--catch``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ pytestmark = [
     pytest.mark.integration,
     pytest.mark.slow,
     pytest.mark.needs_real_redis("signals, append-only data"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
+    pytest.mark.full_run_plays("storm", "variant", "next_one"),
 ]
 
 

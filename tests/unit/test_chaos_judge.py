@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from chaos.__main__ import excerpts
 from chaos.history import History
 from chaos.judge import FAULT_OF_CELERY, RULES, SAFETY, judge, unsettled
 from chaos.register import Register
 from chaos.schedule import KILLS_AND_STOPS, plan
+from chaos.storm import Report
 
 LIMIT = "at most the limit believe that they hold a lock"
 TWINS = "no attempt runs beside itself"
@@ -451,3 +453,16 @@ def test_a_plan_of_half_an_hour_has_hundreds_of_kills_and_stops():
 
 def test_the_rules_of_a_moment_are_some_of_all():
     assert SAFETY.items() < RULES.items()
+
+
+def test_a_violation_is_shown_with_what_happened_around_it(story):
+    """Not the whole history, and of the looks at the locks those that saw something."""
+    story.run("before", 1, 2, fence=1).run("one", 19, 22, fence=2).run("two", 20, fence=3)
+    history = History(story.looks(21, 21).looks(21.5, 21.5, a=2).events)
+    shown = excerpts(Report(history, judge(history, SAFETY)))
+    assert f"20.000, {LIMIT}: a: two (fence 3" in shown
+    assert "-1.000 start" in shown
+    assert "'run': 'before'" not in shown
+    assert [line for line in shown.splitlines() if " look " in line] == [
+        "  +1.500 look      {'pid': 0, 'free': {'a': 2}}"
+    ]
