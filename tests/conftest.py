@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from _pytest.runner import runtestprotocol
@@ -173,13 +174,13 @@ ONE_POOL = frozenset(
 """Files that play scenes of 10 s and more: the usual run leaves their threads to the full one."""
 
 
-LONGEST = ("chaos", "property", "integration", "contract")
-"""Folders of the files that take longest: they begin, so that no process ends alone with one."""
+LONGEST = ("test_pools", "test_brokers", "chaos", "property", "integration", "contract")
+"""The longest files, and folders of such: they begin, so that no process ends alone with one."""
 
 
 def pytest_collection_modifyitems(config, items):
     """Begin with the longest; leave out what only the full run plays (pytest: deselected)."""
-    items.sort(key=lambda item: _rank(item.path.parent.name))
+    items.sort(key=lambda item: _rank(item.path))
     if os.environ.get(FULL):
         return
     left = [item for item in items if _for_the_full_run(item)]
@@ -188,8 +189,9 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if item not in left]
 
 
-def _rank(folder: str) -> int:
-    return LONGEST.index(folder) if folder in LONGEST else len(LONGEST)
+def _rank(path: Path) -> int:
+    ranks = (LONGEST.index(name) for name in (path.stem, path.parent.name) if name in LONGEST)
+    return next(ranks, len(LONGEST))
 
 
 def _for_the_full_run(item) -> bool:

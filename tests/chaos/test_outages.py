@@ -170,6 +170,7 @@ class Scene:
         eventually(lambda: self.book.unacked() == 0 and self.book.queued() == 0, 10, "all settled")
 
 
+@pytest.mark.full_run_plays("paused")
 @REAL
 @pytest.mark.parametrize("outage", [stopped, paused, restarted])
 def test_five_seconds_away_and_the_lease_lasts(open_book, durable, pool, outage, record_property):
@@ -187,6 +188,7 @@ def test_five_seconds_away_and_the_lease_lasts(open_book, durable, pool, outage,
         assert worker.is_running
 
 
+@pytest.mark.full_run_plays("restarted")
 @REAL
 @pytest.mark.parametrize("outage", [stopped, restarted])
 def test_two_leases_away(open_book, durable, pool, outage, record_property):
@@ -366,6 +368,7 @@ def test_t39_full(open_book, make_redis, pool):
 # --- the broker -----------------------------------------------------------------------------------
 
 
+@pytest.mark.full_run_plays("stopped")
 @REAL
 @pytest.mark.slow
 @pytest.mark.parametrize("outage", [stopped, restarted])

@@ -42,6 +42,7 @@ def pool(request):
     return request.param
 
 
+@pytest.mark.full_run_plays("threads")
 def test_T7_a_killed_workers_next_task_starts_on_another_worker(book, pool):
     """Kill -9 of a whole worker: the next of the key starts elsewhere within a lease plus 2 s."""
     one = book.worker(pool=pool).start()
@@ -58,6 +59,7 @@ def test_T7_a_killed_workers_next_task_starts_on_another_worker(book, pool):
     in_time(min(start["t"] for start in book.starts("a")[1:]) - killed, NEXT)
 
 
+@pytest.mark.full_run_plays("threads")
 def test_T7_a_worker_restarted_at_once_keeps_the_parked_and_never_runs_two(book, pool):
     """Kill -9 of the only worker, restarted at once: its parked tasks run, one at a time."""
     one = book.worker(pool=pool, name="same").start()
@@ -106,6 +108,7 @@ def test_T35_the_only_copy_left_runs_though_its_attempt_seems_to_hold(book):
         book.await_free("a")
 
 
+@pytest.mark.full_run_plays("test_T14_a_long")
 def test_T14_a_long_task_is_redelivered_and_runs_once(book):
     """A late-ack task four times as long as the visibility time-out: its copies do not run."""
     with book.worker(conf=IMPATIENT), book.worker(conf=IMPATIENT):
@@ -117,6 +120,7 @@ def test_T14_a_long_task_is_redelivered_and_runs_once(book):
         assert book.order("a") == [1, 2]
 
 
+@pytest.mark.full_run_plays("test_T14_a_redelivered")
 def test_T14_a_redelivered_task_whose_worker_dies_runs_again_once_at_a_time(book):
     """The copy waits beside the running original; when that dies, the copy runs."""
     one = book.worker(conf=IMPATIENT).start()
@@ -215,6 +219,7 @@ def test_T7_many_keys_survive_the_kill_of_one_of_two_workers(book):
     two.stop()
 
 
+@pytest.mark.full_run_plays("prefork-act]", "threads-act_late")
 @pytest.mark.parametrize("task", ["act", "act_late"])
 def test_warm_shutdown_finishes_what_runs_and_loses_nothing(book, pool, task):
     """TERM while one runs, some are parked and others run freely: all run once."""
@@ -240,6 +245,7 @@ def test_warm_shutdown_finishes_what_runs_and_loses_nothing(book, pool, task):
     assert book.unacked() == 0
 
 
+@pytest.mark.full_run_plays("threads")
 def test_warm_shutdown_under_load_loses_nothing_and_overlaps_never(book, pool):
     """TERM amid 200 short tasks over 4 keys, a successor takes over: all run, in no overlap.
 
@@ -285,6 +291,7 @@ def test_a_shutdown_gives_what_was_granted_and_not_started_to_another_worker(boo
     in_time(begun - closed, 2)
 
 
+@pytest.mark.full_run_plays("act_late")
 @pytest.mark.parametrize("task", ["act", "act_late"])
 def test_a_message_is_acknowledged_only_once_redis_keeps_it(make_redis, redis_url, tmp_path, task):
     """The locks' Redis stands still, so nothing can be parked: a killed worker loses no message."""

@@ -14,6 +14,7 @@ from support.waiting import eventually, never
 TENANT = {"x-tenant": "acme"}
 
 
+@pytest.mark.full_run_plays("redis-1", "classic-4", "quorum-1")
 @pytest.mark.parametrize("prefetch", [1, 4])
 def test_contended_keys_run_one_at_a_time_in_order(make_book, pool, prefetch):
     """60 tasks of three keys, acknowledged early, late, and late with reject: each runs once."""
@@ -68,6 +69,7 @@ def test_what_a_message_carries_survives_parking(make_book, pool):
     assert others == [seen, seen]
 
 
+@pytest.mark.full_run_plays("classic")
 def test_countdown_comes_before_the_lock(make_book, pool):
     """A task with a countdown neither takes nor awaits its lock before its time has come."""
     book = make_book()
@@ -83,6 +85,7 @@ def test_countdown_comes_before_the_lock(make_book, pool):
     assert book.order("a") == [0, 1]
 
 
+@pytest.mark.full_run_plays("classic", "quorum")
 def test_a_rate_limited_task_keeps_its_order_and_its_lock(make_book, pool):
     """Ten tasks of one key at 20 a second: one at a time, in order, no faster than that."""
     book = make_book(conf={"task_annotations": {"act": {"rate_limit": "20/s"}}})
@@ -96,6 +99,7 @@ def test_a_rate_limited_task_keeps_its_order_and_its_lock(make_book, pool):
     assert starts[-1] - starts[0] > 0.3
 
 
+@pytest.mark.full_run_plays("classic")
 def test_a_task_whose_process_dies_comes_back(make_book):
     """task_reject_on_worker_lost: the one that dies and those that wait all run, never two."""
     book = make_book()
@@ -107,6 +111,7 @@ def test_a_task_whose_process_dies_comes_back(make_book):
     assert book.peak("a") == 1
 
 
+@pytest.mark.full_run_plays("classic")
 @pytest.mark.skipif(VERSION < (5, 7), reason="a setting of Celery 5.7")
 def test_a_task_whose_process_dies_is_retried(make_book):
     """task_retry_on_worker_lost: a new attempt is sent; it takes the lock like any other."""
@@ -124,6 +129,7 @@ def test_a_task_whose_process_dies_is_retried(make_book):
     assert book.peak("a") == 1
 
 
+@pytest.mark.full_run_plays("classic")
 def test_a_worker_of_several_queues(make_book, pool):
     """One worker, three queues, one key: one at a time; nothing is left in any queue."""
     names = ("one", "two", "three")
@@ -141,6 +147,7 @@ def test_a_worker_of_several_queues(make_book, pool):
     assert {s["queue"] for s in book.starts("a")} == set(names)
 
 
+@pytest.mark.full_run_plays("classic")
 def test_workers_of_different_queues(make_book):
     """Two workers with a queue each share a key: each runs its own queue's tasks, in turn."""
     book = make_book("one", "two")
@@ -183,6 +190,7 @@ def test_parked_tasks_whose_worker_went_away_wake_the_next(make_book):
     holder.stop()
 
 
+@pytest.mark.full_run_plays("classic")
 def test_T36_a_rejected_and_requeued_task_runs_again(make_book, pool):
     """Reject(requeue=True) of one that was parked, and of one that was not: neither is lost."""
     book = make_book()
@@ -199,6 +207,7 @@ def test_T36_a_rejected_and_requeued_task_runs_again(make_book, pool):
     assert book.peak("a") == 1
 
 
+@pytest.mark.full_run_plays("classic", "quorum")
 def test_locks_in_another_redis_than_broker_and_results(make_book, make_redis, pool):
     """``singleton_lock_backend``: two workers exclude each other through a Redis of its own."""
     locks = make_redis()
@@ -216,6 +225,7 @@ def test_locks_in_another_redis_than_broker_and_results(make_book, make_redis, p
     assert book.peak("a") == 1
 
 
+@pytest.mark.full_run_plays("classic", "quorum")
 def test_a_broadcast_task_may_not_be_locked(make_book, pool):
     """A route of a locked task to a Broadcast queue is refused at start: all would run it."""
     book = make_book()
@@ -227,6 +237,7 @@ def test_a_broadcast_task_may_not_be_locked(make_book, pool):
     assert "Broadcast" in worker.log()
 
 
+@pytest.mark.full_run_plays("quorum")
 def test_a_locked_task_that_arrives_by_broadcast_fails(make_book, pool):
     """A plain task may be broadcast to the same worker; a locked one fails, and says why."""
     book = make_book()

@@ -201,6 +201,7 @@ def test_states_and_extended_results_are_those_of_the_run(book, locked, key):
     assert (meta["retries"], meta["queue"]) == (0, "celery")
 
 
+@pytest.mark.full_run_plays("mirror_fail-FAILURE-False", "mirror_skip-REVOKED-True")
 @pytest.mark.parametrize("stores", [False, True])
 @pytest.mark.parametrize(
     ("task", "state"), [("mirror_skip", states.REVOKED), ("mirror_fail", states.FAILURE)]
@@ -253,6 +254,7 @@ def test_old_messages_are_parked_and_run(book, locked, key, send):
     book.await_free(key)
 
 
+@pytest.mark.full_run_plays("hybrid")
 @pytest.mark.parametrize("send", SENDERS.values(), ids=SENDERS)
 def test_copies_of_old_messages_wake_a_worker_and_end_quietly(own_book, key, send):
     """Parked when no worker was left: one that comes later runs each once, whatever copies came."""

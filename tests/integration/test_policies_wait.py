@@ -97,6 +97,7 @@ def test_a_full_line_ends_as_lock_on_full_says(book, worker, key):
     assert [book.value(first), book.value(second)] == [0, 1]
 
 
+@pytest.mark.full_run_plays("threads")
 def test_the_lease_of_one_that_has_waited_is_renewed(book, worker, key):
     """It runs for two leases after a wait, and holds its lock throughout."""
     first = held(book, key)
@@ -160,6 +161,7 @@ REDELIVERY = {
 }
 
 
+@pytest.mark.full_run_plays("act_wait]")
 @pytest.mark.parametrize("task", ["act_wait", "act_wait_late"])
 def test_a_worker_that_dies_with_a_waiting_task_loses_nothing(redis_url, tmp_path, key, task):
     """The acknowledgement is withheld until the lock is taken: another worker runs the task."""
@@ -179,6 +181,7 @@ def test_a_worker_that_dies_with_a_waiting_task_loses_nothing(redis_url, tmp_pat
         holder.stop()
 
 
+@pytest.mark.full_run_plays("threads")
 def test_a_cold_shutdown_leaves_nobody_in_line(own_book, pool, key):
     """SIGQUIT to a worker whose tasks wait: the line is empty within the liveness of a waiter."""
     worker = own_book.worker(pool=pool, concurrency=2).start()

@@ -130,6 +130,7 @@ def test_one_key_runs_in_its_order_and_never_twice_at_once(scene, ground):
     scene.await_free("a")
 
 
+@pytest.mark.full_run_plays("eventlet", "spawn")
 @on(*[ground for ground in ALL if ground not in ONE_AT_A_TIME])
 def test_a_parked_task_holds_no_slot(scene):
     """Two slots, one holds a lock, ten wait for it: another key's task starts all the same."""
@@ -162,6 +163,7 @@ def test_a_solo_worker_parks_what_another_holds(scene):
     scene.await_free("a")
 
 
+@pytest.mark.full_run_plays("eventlet")
 @on(*[ground for ground in ALL if not ground.polling])
 def test_an_early_ack_task_is_acknowledged_when_it_holds_its_lock(scene, ground):
     """Not at its end: for that its process must hear of the lock, also one that was spawned.
@@ -178,6 +180,7 @@ def test_an_early_ack_task_is_acknowledged_when_it_holds_its_lock(scene, ground)
     eventually(lambda: scene.unacked() == 0, 5, "acknowledged")
 
 
+@pytest.mark.full_run_plays("[prefork-hog]", "solo-hog", "eventlet-hog", "polling", "spawn")
 @pytest.mark.parametrize("end", ["sleep", "hog"])
 @on(*ALL)
 def test_t11_a_lease_is_renewed_for_as_long_as_its_task_runs(scene, end):
@@ -195,6 +198,7 @@ def test_t11_a_lease_is_renewed_for_as_long_as_its_task_runs(scene, end):
     assert LOST.format("a") not in worker.log() + other.log()
 
 
+@pytest.mark.full_run_plays("solo", "eventlet", "polling", "spawn")
 @on(*ALL)
 def test_t11_c_code_that_keeps_the_interpreter_is_survived_or_its_loss_is_told(scene, ground):
     """Three leases in C with the GIL: prefork renews; elsewhere nobody can, and the worker says so.
@@ -217,6 +221,7 @@ def test_t11_c_code_that_keeps_the_interpreter_is_survived_or_its_loss_is_told(s
         assert LOST.format("a") not in worker.log() + other.log()
 
 
+@pytest.mark.full_run_plays("eventlet", "polling", "spawn")
 @on(*ALL)
 def test_t7_a_killed_workers_parked_tasks_go_to_another(scene):
     """Kill -9 of the worker that holds: the next one starts elsewhere within a lease plus 2 s."""
@@ -234,6 +239,7 @@ def test_t7_a_killed_workers_parked_tasks_go_to_another(scene):
     in_time(scene.starts("a", n=2)[0]["t"] - killed, NEXT)
 
 
+@pytest.mark.full_run_plays("eventlet", "spawn")
 @on(*ALL)
 def test_warm_shutdown_finishes_what_runs_and_loses_nothing(scene, ground):
     """TERM while one runs and two are parked: the one ends here, the others on the next worker."""
@@ -256,6 +262,7 @@ def test_warm_shutdown_finishes_what_runs_and_loses_nothing(scene, ground):
     scene.await_free("a")
 
 
+@pytest.mark.full_run_plays("eventlet")
 @pytest.mark.needs_real_redis("the speed of a server")
 @on(THREADS, GEVENT, EVENTLET)
 def test_100_blocked_tasks_keep_100_locks(scene):
@@ -286,6 +293,7 @@ def _lease_ends(scene) -> list[float]:
     ]
 
 
+@pytest.mark.full_run_plays("eventlet")
 @pytest.mark.needs_real_redis("INFO stats")
 @on(THREADS, GEVENT, EVENTLET)
 def test_tasks_one_after_another_open_no_connection_each(ground, redis_url, make_redis, tmp_path):
@@ -310,6 +318,7 @@ def test_tasks_one_after_another_open_no_connection_each(ground, redis_url, make
         assert opened_by(100) <= 8
 
 
+@pytest.mark.full_run_plays("act_late-eventlet")
 @on(GEVENT, EVENTLET)
 @pytest.mark.parametrize("task", ["act", "act_late"])
 def test_t17_a_terminated_greenlet_frees_its_lock(scene, task):

@@ -52,6 +52,7 @@ def delayed(make_book, *names, queue_type="classic"):
     return make_book(*names, conf=conf)
 
 
+@pytest.mark.full_run_plays("classic-quorum")
 @only_kind("quorum")
 @pytest.mark.parametrize("queue_type", ["classic", "quorum"])
 def test_natively_delayed_tasks_take_the_lock_when_they_arrive(make_book, pool, queue_type):
@@ -199,6 +200,7 @@ def test_T34_copies_of_a_finished_task_end_quietly(make_book, kind):
     holder.stop()
 
 
+@pytest.mark.full_run_plays("classic")
 def test_parked_tasks_are_not_counted_by_the_prefetch_limit(make_book, kind, pool):
     """With prefetch 1 and one slot, 20 blocked tasks leave room for a free one."""
     book = make_book(conf={"worker_prefetch_multiplier": 1})

@@ -52,6 +52,7 @@ def test_T14_a_task_of_four_visibility_timeouts_runs_once(book, pool):
     assert book.order("a") == [1, 2]
 
 
+@pytest.mark.full_run_plays("classic")
 def test_T14_a_redelivered_task_runs_once(book, pool):
     """Redelivered in mid-run to two workers: its copy waits beside it, and ends with it."""
     with book.worker(pool=pool), book.worker(pool=pool):
@@ -67,6 +68,7 @@ def test_T14_a_redelivered_task_runs_once(book, pool):
     assert book.order("a") == [1, 2]
 
 
+@pytest.mark.full_run_plays("classic")
 def test_T35_a_redelivered_task_whose_worker_dies_runs_again_once_at_a_time(book, pool):
     """Its copy waits beside it, and runs after the worker was killed and the lease has ended."""
     one = book.worker(pool=pool).start()
@@ -84,6 +86,7 @@ def test_T35_a_redelivered_task_whose_worker_dies_runs_again_once_at_a_time(book
     in_time(again["t"] - killed, NEXT)
 
 
+@pytest.mark.full_run_plays("classic")
 def test_T30_a_killed_workers_task_is_redelivered_and_runs_again(book, pool):
     """Killed before any copy was there: what the broker delivers then is no duplicate."""
     one = book.worker(pool=pool).start()
@@ -100,6 +103,7 @@ def test_T30_a_killed_workers_task_is_redelivered_and_runs_again(book, pool):
     assert book.peak("a") == 1
 
 
+@pytest.mark.full_run_plays("classic")
 @only_kind("classic", "quorum")
 def test_T14_many_cuts_lose_nothing_and_overlap_never(book, pool):
     """The connections are cut four times under 200 tasks of four keys, early and late ack."""
@@ -118,6 +122,7 @@ def test_T14_many_cuts_lose_nothing_and_overlap_never(book, pool):
         assert book.peak(key) == 1
 
 
+@pytest.mark.full_run_plays("classic")
 @only_kind("classic", "quorum")
 def test_T36_a_task_that_a_lost_connection_cancels_runs_again(book):
     """worker_cancel_long_running_tasks_on_connection_loss: cancelled, freed, redelivered, run."""
@@ -136,6 +141,7 @@ def test_T36_a_task_that_a_lost_connection_cancels_runs_again(book):
     assert sorted(book.order("a")) == [1, 1, 2]
 
 
+@pytest.mark.full_run_plays("classic")
 @only_kind("classic", "quorum")
 def test_a_cut_while_tasks_are_parked_and_granted_changes_nothing(book, pool):
     """What is kept in Redis does not hang on the broker's connection: each runs once, in order."""

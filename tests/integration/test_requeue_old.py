@@ -63,6 +63,7 @@ def test_an_old_message_is_held_back_twice_as_long_each_time(own_book, send):
     assert own_book.starts(id=second)[0]["leaks"] == []
 
 
+@pytest.mark.full_run_plays("send_without_args", "send_hybrid")
 def test_the_deadline_of_an_old_message_counts_from_its_first_arrival(own_book, send):
     """Requeued more than once within it, it fails at the first try after."""
     with own_book.worker():

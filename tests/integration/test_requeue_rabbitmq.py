@@ -44,6 +44,7 @@ def held(book):
     return holder, first
 
 
+@pytest.mark.full_run_plays("classic", "threads")
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_blocked_tasks_come_back_until_they_run_and_each_time_later(make_book, pool):
     """As they were sent; their delays double, so the count of requeues survives the broker."""
@@ -107,6 +108,7 @@ def test_a_message_that_is_held_back_by_a_worker_that_is_killed_goes_to_the_next
     holder.stop()
 
 
+@pytest.mark.full_run_plays("classic")
 def test_a_message_that_the_broker_refuses_to_take_back_is_not_lost(make_book):
     """A full queue that rejects what is published: the first is kept, and tried again."""
     book = make_book(**{"x-max-length": 1, "x-overflow": "reject-publish"})

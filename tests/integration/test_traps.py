@@ -36,6 +36,7 @@ def test_T1_a_sweeper_that_loops_frees_no_running_task(book, worker, key):
     assert book.peak(key) == 1
 
 
+@pytest.mark.full_run_plays("threads")
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_T2_workers_that_start_after_every_lease_has_lapsed_run_all(own_book, pool):
     """Messages lie in the broker, and others parked by a worker that died, for over two leases."""
@@ -134,6 +135,7 @@ class Idleness(threading.Thread):
             self._since.pop(key, None)
 
 
+@pytest.mark.full_run_plays("threads")
 @pytest.mark.needs_real_redis("the speed of a server")
 def test_T6_no_task_stays_parked_beside_a_free_key(book, worker, key):
     """1,000 tasks of three keys come at random moments: none is parked beside a key free for 1 s.

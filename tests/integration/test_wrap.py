@@ -28,6 +28,7 @@ def broken(book, how, **options):
     return book.worker(app="integration.broken_app", env={"BREAK": how}, **options)
 
 
+@pytest.mark.full_run_plays("threads")
 @pytest.mark.parametrize(
     ("how", "pool"),
     [*((how, "prefork") for how in BREAKS), ("own", "threads"), ("unwrapped", "threads")],
@@ -135,6 +136,7 @@ def test_a_request_class_derived_from_ours_passes(own_book):
         assert own_book.order("a") == [0, 1, 2, 3]
 
 
+@pytest.mark.full_run_plays("own")
 @pytest.mark.parametrize("how", ["own", "composed", "replaced"])  # "unwrapped" is told the same
 def test_a_broken_worker_beside_a_whole_one_loses_and_doubles_nothing(own_book, how):
     """Parked by the whole one, which then ends: they run once each, one at a time."""
@@ -173,6 +175,7 @@ def test_messages_that_no_worker_of_the_fleet_can_run_are_told_of(own_book):
     assert own_book.order("a") == [0, 1]
 
 
+@pytest.mark.full_run_plays("composed")
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["own", "composed"])
 def test_T34_a_broken_worker_runs_no_copy_beside_its_original(own_book, how):
