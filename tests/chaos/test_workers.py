@@ -42,7 +42,6 @@ def pool(request):
     return request.param
 
 
-@pytest.mark.full_run_plays("threads")
 def test_T7_a_killed_workers_next_task_starts_on_another_worker(book, pool):
     """Kill -9 of a whole worker: the next of the key starts elsewhere within a lease plus 2 s."""
     one = book.worker(pool=pool).start()
