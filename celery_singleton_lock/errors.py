@@ -15,6 +15,7 @@
         ├── LockConflict                          busy, and the conflict policy is "fail"
         ├── LockQueueFull                         busy, and its queue is full
         ├── LockWaitTimeout                       waited for as long as was allowed
+        │   └── LockTimeout                       likewise in code: tells who holds it
         └── LockReentered                         taken again by its own holder
 
 "Not ours" (:class:`LockNotOwned`, :class:`LockLost`) and "broken" (:class:`BackendError`) are two
@@ -134,6 +135,33 @@ class LockQueueFull(LockError):
 
 class LockWaitTimeout(LockError):
     """Waited for the lock as long as was allowed (``lock_wait_timeout``, ``blocking_timeout``)."""
+
+
+class LockTimeout(LockWaitTimeout):
+    """Code (``with Lock(…)``, ``@locked``) waited for the lock as long as was allowed.
+
+    Args:
+        message: what happened.
+        name: the lock's name.
+        holder: who holds it, as shown to people, or an empty string if nobody knows.
+        expires_in: seconds left of the holder's lease, 0 if unknown.
+    """
+
+    def __init__(
+        self, message: str = "", name: str = "", holder: str = "", expires_in: float = 0.0
+    ) -> None:
+        """Keep holder and lease as fields."""
+        super().__init__(message, name, holder, expires_in)
+
+    @property
+    def holder(self) -> str:
+        """Who holds the lock, as shown to people."""
+        return str(self.args[2])
+
+    @property
+    def expires_in(self) -> float:
+        """Seconds that were left of the holder's lease."""
+        return float(self.args[3])
 
 
 class LockReentered(LockError):

@@ -15,6 +15,7 @@ from celery_singleton_lock.errors import (
     LockConflict,
     LockError,
     LockQueueFull,
+    LockTimeout,
     SingletonLockError,
 )
 
@@ -30,7 +31,7 @@ EVERY_CLASS = sorted(
 
 def made(cls):
     """An error with all of its fields set."""
-    if issubclass(cls, LockConflict):
+    if issubclass(cls, (LockConflict, LockTimeout)):
         return cls("busy", "account:1", "settle[3f] on w2", 12.5)
     return cls("busy", "account:1") if issubclass(cls, LockError) else cls("busy")
 
