@@ -20,6 +20,7 @@ from celery_singleton_lock.bounds import (
     MAX_WAIT,
     MIN_LEASE,
 )
+from celery_singleton_lock.caches import is_alias
 from celery_singleton_lock.errors import ConfigurationError
 
 
@@ -152,7 +153,8 @@ def _backend(place: Place, value: Any) -> str | None:
     if not isinstance(value, str):
         msg = f"{place} is a {type(value).__name__}: it must be a URL."
         raise ConfigurationError(msg)
-    parse_backend_url(value, place.option)
+    if not is_alias(value):  # of which Django's settings know more
+        parse_backend_url(value, place.option)
     return value
 
 

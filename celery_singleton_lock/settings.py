@@ -24,6 +24,7 @@ from celery_singleton_lock.address import (
     scheme_of,
 )
 from celery_singleton_lock.bounds import MAX_WAIT, PREFIX
+from celery_singleton_lock.caches import found_by_alias, is_alias
 from celery_singleton_lock.checks import OPTIONS, ConfigurationWarning, Place, eager
 from celery_singleton_lock.errors import ConfigurationError
 
@@ -324,8 +325,17 @@ def check_unknown_settings(names: Iterable[str]) -> None:
     for name in names:
         plain = name.lower().removeprefix("celery_")
         if plain.startswith(PREFIX) and plain not in {*known, f"{PREFIX}expiry"}:
-            msg = f"There is no setting {name!r}. {_nearest(plain, PREFIX, known)}"
+            hint = _nearest(plain, PREFIX, known)
+            if name.isupper():  # as in Django's settings
+                hint = spelled_as(name, hint)
+            msg = f"There is no setting {name!r}. {hint}"
             raise ConfigurationError(msg)
+
+
+def spelled_as(name: str, text: str) -> str:
+    """Return a text of which the settings are written as this one: with namespace, in capitals."""
+    namespace = name.partition(PREFIX.upper())[0]
+    return re.sub(rf"\b{PREFIX}\w+", lambda setting: namespace + setting[0].upper(), text)
 
 
 def _nearest(name: str, prefix: str, known: Iterable[str]) -> str:
@@ -361,6 +371,8 @@ def _find_backend(
     get: Callable[[str, Any], Any], explicit: str | None
 ) -> tuple[str | None, str, dict[str, Any]]:
     """Return URL, where it was found (or why it was not), and options that belong to it."""
+    if explicit is not None and is_alias(explicit):
+        return found_by_alias(explicit, f"{PREFIX}backend")
     if explicit is not None:
         return explicit, f"{PREFIX}backend", {}
     candidates = {"broker_url": "broker_use_ssl", "result_backend": "redis_backend_use_ssl"}

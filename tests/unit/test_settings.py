@@ -321,14 +321,14 @@ def test_known_options_and_other_attributes_pass():
     ("name", "says"),
     [
         ("singleton_lock_leas", "Did you mean singleton_lock_lease?"),
-        ("CELERY_SINGLETON_LOCK_LEAS", "Did you mean singleton_lock_lease?"),
+        ("CELERY_SINGLETON_LOCK_LEAS", "Did you mean CELERY_SINGLETON_LOCK_LEASE?"),
         ("singleton_lock_backend_url", "Did you mean singleton_lock_backend?"),
         ("singleton_lock_qqqqqqqq", "There are: singleton_lock_backend, "),
         ("singleton_lock_limit", "There is no setting 'singleton_lock_limit'"),
     ],
 )
 def test_an_unknown_setting_is_refused_with_the_one_that_was_meant(name, says):
-    """Django's namespace included."""
+    """In the spelling of the mistake, Django's namespace included."""
     with pytest.raises(ConfigurationError) as caught:
         check_unknown_settings(["broker_url", name])
     assert says in str(caught.value)
