@@ -1,0 +1,118 @@
+"""System checks: ``CELERY_SINGLETON_LOCK_…`` is checked by ``manage.py check`` as by a worker.
+
+============================  =====================================================================
+``celery_singleton_lock.…``
+============================  =====================================================================
+``E001``                      there is no such setting
+``E002``                      it cannot have this value
+``E003``                      no Redis for the locks: wrong alias, or no URL that can be used
+``W001``                      it works, and does not do what its author probably expects
+``W002``                      locks and parked tasks share a database with a cache's values
+============================  =====================================================================
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Warning, register  # noqa: A004
+
+from celery_singleton_lock.bounds import PREFIX
+from celery_singleton_lock.caches import is_alias
+from celery_singleton_lock.checks import OPTIONS, ConfigurationWarning, Place
+from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.settings import (
+    Settings,
+    check_unknown_settings,
+    parse_settings,
+    spelled_as,
+)
+
+TAG: Final = "celery_singleton_lock"
+NAMESPACE: Final = "CELERY_"
+NAMES: Final = NAMESPACE + PREFIX.upper()
+"""How all settings of ours begin in Django's settings."""
+
+
+@register(TAG)
+def check_settings(**_: Any) -> list[CheckMessage]:
+    """Return what is wrong with the settings of the locks in Django's settings."""
+    given = {name: getattr(settings, name) for name in dir(settings) if _is_ours(name)}
+    wrong = [*_unknown(given), *_values(given)]
+    return wrong or list(_backend(given))
+
+
+def _is_ours(name: str) -> bool:
+    return name.startswith(NAMES)
+
+
+def _unknown(given: Iterable[str]) -> Iterator[CheckMessage]:
+    for name in given:
+        try:
+            check_unknown_settings([name])
+        except ConfigurationError as error:
+            yield _error("E001", error)
+
+
+def _values(given: dict[str, Any]) -> Iterator[CheckMessage]:
+    for name, value in given.items():
+        check = OPTIONS.get(_plain(name).removeprefix(PREFIX))
+        if check is None:
+            continue
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always", ConfigurationWarning)
+            try:
+                check(Place(name), value)
+            except ConfigurationError as error:
+                yield _error("E002", error)
+        yield from (Warning(str(each.message), id=f"{TAG}.W001") for each in told)
+
+
+def _backend(given: dict[str, Any]) -> Iterator[CheckMessage]:
+    """Look for the Redis, if one is named: a project without locked tasks needs none."""
+    url = given.get(f"{NAMES}BACKEND")
+    if url is None:
+        return
+    known = {_plain(name): value for name, value in given.items()}
+    try:
+        parsed = parse_settings(known.get)
+        parsed.address()
+    except ConfigurationError as error:
+        yield _error("E003", error)
+        return
+    if is_alias(url):
+        yield from _shared(url.partition("://")[2].strip("/"), parsed)
+
+
+def _shared(alias: str, ours: Settings) -> Iterator[CheckMessage]:
+    """Warn of a database in which a cache keeps its values: ``clear()`` empties all of it."""
+    here = str(ours.address())
+    others = [each for each in settings.CACHES if each != alias and _address(each) == here]
+    sharing = ["default"] if alias == "default" else others
+    if sharing:
+        yield Warning(
+            f"Locks and parked tasks live in the database of the cache {sharing[0]!r}: its clear() "
+            "would delete them, and tasks that wait there would be lost.",
+            hint='Add an alias of their own to CACHES, with another database (".../2"), and name '
+            f'it in {NAMES}BACKEND = "django-cache://locks".',
+            id=f"{TAG}.W002",
+        )
+
+
+def _address(alias: str) -> str:
+    """Return where a cache keeps its values; empty if that is no Redis, or is not understood."""
+    try:
+        return str(parse_settings({f"{PREFIX}backend": f"django-cache://{alias}"}.get).address())
+    except ConfigurationError:
+        return ""
+
+
+def _plain(name: str) -> str:
+    return name.removeprefix(NAMESPACE).lower()
+
+
+def _error(number: str, error: ConfigurationError) -> CheckMessage:
+    return Error(spelled_as(NAMES, error.message), id=f"{TAG}.{number}")
