@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from types import MethodType
+from typing import Any, Final
 
 from celery import Task
 
@@ -29,6 +32,9 @@ class LockedTask(Task):  # type: ignore[misc]  # celery is untyped
     The lock is taken around Celery's own tracing, so overriding ``__call__``, ``before_start`` or
     ``after_return`` without ``super`` does not disarm it. A direct call takes none; ``apply()`` and
     ``task_always_eager`` take one if ``singleton_lock_eager`` is set.
+
+    In a Django project a task has ``delay_on_commit`` and ``apply_async_on_commit``, as of Celery's
+    task class for Django, which this base class replaces.
 
     Raises:
         ConfigurationError: when the app is finalized, if an option is wrong.
@@ -77,6 +83,13 @@ class LockedTask(Task):  # type: ignore[misc]  # celery is untyped
         with entered(None):  # this run holds nothing, whatever the one around it does
             return super().apply(args, kwargs, *rest, **options)
 
+    def __getattr__(self, name: str) -> Any:
+        """Return what Celery's task class for Django adds, where there is a Django project."""
+        if name in _ON_COMMIT:
+            return MethodType(_djangos(name), self)
+        msg = f"{type(self).__name__!r} object has no attribute {name!r}"
+        raise AttributeError(msg, name=name, obj=self)
+
     def on_replace(self, sig: Any) -> Any:
         """Give the lock of an eager run back: its replacement runs inside of it, and takes its own.
 
@@ -104,3 +117,28 @@ class LockedTask(Task):  # type: ignore[misc]  # celery is untyped
         if extension is None or tracer is None:
             return None
         return extension.trace(Run(self, tracer, uuid, args, kwargs, request or {}))
+
+
+_ON_COMMIT: Final = frozenset({"delay_on_commit", "apply_async_on_commit"})
+
+
+def _djangos(name: str) -> Callable[..., None]:
+    """Return a method of Celery's task class for Django, by which alone a project is known.
+
+    Raises:
+        AttributeError: there is no Django project here.
+    """
+    conf = sys.modules.get("django.conf")
+    if "DJANGO_SETTINGS_MODULE" in os.environ or (conf and conf.settings.configured):
+        try:
+            from celery.contrib.django.task import DjangoTask  # noqa: PLC0415
+        except ImportError:  # no Django after all
+            pass
+        else:
+            method: Callable[..., None] = getattr(DjangoTask, name)
+            return method
+    msg = (
+        f"{name} waits for the end of a transaction of Django, and there is no Django project "
+        "here: install Django, and set DJANGO_SETTINGS_MODULE. Or use apply_async."
+    )
+    raise AttributeError(msg, name=name)

@@ -6,7 +6,7 @@ from django.core.management.base import BaseCommand
 from django.db import transaction
 
 from integration.site.ledger.models import Entry
-from integration.site.ledger.tasks import settle
+from integration.site.ledger.tasks import settle, settle_plainly
 
 
 class Command(BaseCommand):
@@ -23,7 +23,8 @@ class Command(BaseCommand):
             with transaction.atomic():
                 entry = Entry.objects.create(account=account, amount=amount)
                 settle.delay_on_commit(entry.pk, account)
-                settle.apply_async_on_commit((entry.pk, account), task_id=f"settle-{amount}")
+                task_id = f"settle-{amount}"
+                settle_plainly.apply_async_on_commit((entry.pk, account), task_id=task_id)
                 if rollback:
                     raise InterruptedError
         except InterruptedError:
