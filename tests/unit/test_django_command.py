@@ -1,0 +1,108 @@
+"""``manage.py locks``: what it hands to the commands, and what comes back."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+pytest.importorskip("django")
+
+from celery import Celery, _state
+from django.core.management import CommandError, call_command
+
+from celery_singleton_lock import Lock, LockedTask
+from celery_singleton_lock.django.management.commands.locks import Command
+from support import djangos
+
+
+@pytest.fixture(autouse=True)
+def app(redis_url):
+    """The project's app, with one locked task."""
+    before = getattr(_state._tls, "current_app", None)
+    with Celery("shop", broker=redis_url, set_as_current=False) as app, djangos.project():
+        task = app.task(name="shop.settle", shared=False, base=LockedTask, lock_key="account:1")
+        task(lambda: None)
+        _state._set_current_app(app)
+        yield app
+    _state._set_current_app(before)
+
+
+@pytest.fixture
+def held(redis_client):
+    """The lock that is shown."""
+    with Lock(redis_client, "account:1"):
+        yield
+
+
+def manage(*arguments):
+    """Run it as the program; return its exit status."""
+    with pytest.raises(SystemExit) as ended:
+        Command().run_from_argv(["manage.py", "locks", *arguments])
+    return ended.value.code
+
+
+def called(*arguments):
+    """Run it from code; return what it prints."""
+    out = io.StringIO()
+    call_command(Command(), *arguments, stdout=out)
+    return out.getvalue()
+
+
+def test_it_is_the_command_line_of_the_projects_app(held, capsys):
+    """With the options of each command, and of manage.py before them."""
+    assert manage("list", "--json") == 0
+    (lock,) = json.loads(capsys.readouterr().out)
+    assert lock["name"] == "account:1"
+    assert manage("--settings", "shop.settings", "--pythonpath=.", "show", "account:1") == 0
+    assert "account:1" in capsys.readouterr().out
+
+
+def test_help_names_the_commands(capsys):
+    assert manage("--help") == 0
+    told = capsys.readouterr().out
+    assert "Usage: manage.py locks" in told
+    assert all(name in told for name in ("doctor", "release", "watch", "--app", "--settings"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (["show", "account:7"], 1, "account:7"),
+        (["shwo"], 2, "No such command 'shwo'"),
+        (["purge"], 2, "say which"),
+    ],
+)
+def test_the_exit_status_is_kept(arguments, status, says, capsys):
+    """From code, it is the error's ``returncode``."""
+    assert manage(*arguments) == status
+    assert says in capsys.readouterr().err
+    with pytest.raises(CommandError) as caught:
+        called(*arguments)
+    assert caught.value.returncode == status
+    assert says in str(caught.value)
+
+
+def test_an_app_may_be_named(capsys):
+    """As ``celery -A`` takes it."""
+    assert manage("--app", "no.such.project", "list") == 2
+    assert "--app no.such.project: No module named 'no'" in capsys.readouterr().err
+
+
+def test_a_redis_that_is_away_has_a_status_of_its_own(app, capsys):
+    app.conf.singleton_lock_backend = "redis://127.0.0.1:1"
+    assert manage("list") == 3
+    assert "127.0.0.1:1" in capsys.readouterr().err
+
+
+def test_from_code_it_prints_to_stdout(held):
+    (lock,) = json.loads(called("list", "--json"))
+    assert lock["name"] == "account:1"
+
+
+def test_a_project_without_an_app_is_asked_for_it(capsys):
+    """A Celery of its own that knows nothing would show nothing, and be believed."""
+    _state._set_current_app(None)
+    assert manage("list") == 2
+    assert "the project has made no Celery app by now" in capsys.readouterr().err
