@@ -37,8 +37,8 @@ from typing import Any, Final
 POOLS: Final = ("prefork", "threads", "solo")
 """Gevent and eventlet patch the standard library before anything else is imported."""
 OURS: Final = re.compile(
-    r"(BOOK|CHAOS|PYTEST|FLASH_SALE|LEDGER|REPORT|README)_\w+|BAD|BREAK"
-    r"|CELERY_(BROKER_URL|RESULT_BACKEND)|C_FORCE_ROOT|DJANGO_SETTINGS_MODULE|SITE_DATABASE"
+    r"(BOOK|CHAOS|PYTEST|FLASH_SALE|LEDGER|REPORT|README|SITE)_\w+|BAD|BREAK"
+    r"|CELERY_(BROKER_URL|RESULT_BACKEND)|C_FORCE_ROOT|DJANGO_SETTINGS_MODULE"
 )
 """Variables that nobody reads while third parties are imported."""
 MEASURED: Final = bool({"COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG"} & set(os.environ))
