@@ -181,13 +181,26 @@ def link(shared: str, body: str) -> str:
 def used(blocks: Sequence[str], code: str) -> list[str]:
     """Return the blocks that ``code`` uses, itself or by another, in their order."""
     kept: list[str] = []
+    known = _words_of(code)
     for block in reversed(blocks):
-        defined = {name for names in _DEFINED.findall(block) for name in re.split(r",\s*", names)}
-        if defined & set(_WORD.findall("\n".join([code, *kept]))):
+        if _defined_in(block) & known:
             kept.insert(0, block)
+            known |= _words_of(block)
     return kept
 
 
+@cache
+def _defined_in(block: str) -> frozenset[str]:
+    names = (each for found in _DEFINED.findall(block) for each in re.split(r",\s*", found))
+    return frozenset(names)
+
+
+@cache
+def _words_of(code: str) -> frozenset[str]:
+    return frozenset(_WORD.findall(code))
+
+
+@cache
 def _code(text: str) -> str:
     return "\n".join(line for line in _COMMENT.sub("", text).splitlines() if line.strip())
 
