@@ -51,41 +51,39 @@ def _plain(value: Any) -> Any:
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a table in plain text; its last column is as wide as it likes."""
-    cells = [list(headings), *([printable(str(cell)) for cell in row] for row in rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(headings))]
-    widths[-1] = 0
-    return "\n".join(_row(row, widths) for row in cells)
+    lines = [tuple(headings), *map(_cells, rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    shape = "".join(f"%-{width}s  " for width in widths[:-1]) + "%s"
+    return "\n".join([(shape % cells).rstrip() for cells in lines])
 
 
-def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
-    padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-    return "  ".join(padded).rstrip()
+def _cells(row: Sequence[object]) -> tuple[str, ...]:
+    cells = tuple(map(str, row))
+    return cells if "".join(cells).isprintable() else tuple(map(printable, cells))
 
 
 def lock_rows(locks: Iterable[Glance]) -> Iterable[Sequence[object]]:
     """Yield a row for each lock; see :data:`LOCK_HEADINGS`."""
     for lock in locks:
+        name = printable(lock.name, WIDEST)
         if lock.broken:
-            yield (printable(lock.name, WIDEST), "?", "?", "", "", "another program's keys")
+            yield name, "?", "?", "", "", "another program's keys"
             continue
-        waiting = lock.waiting + lock.adrift
-        yield (
-            printable(lock.name, WIDEST),
-            f"{lock.held}/{lock.limit}" if lock.limit else str(lock.held),
-            waiting,
-            seconds(lock.oldest) if lock.waiting else "",
-            seconds(lock.holders[0].expires_in) if lock.holders else "",
-            _who(lock),
-        )
+        held = f"{lock.held}/{lock.limit}" if lock.limit else str(lock.held)
+        oldest = seconds(lock.oldest) if lock.waiting else ""
+        lease = seconds(lock.holders[0].expires_in) if lock.holders else ""
+        yield name, held, str(lock.waiting + lock.adrift), oldest, lease, _who(lock)
 
 
 LOCK_HEADINGS: Final = ("LOCK", "HELD", "WAITING", "OLDEST", "LEASE", "BY")
 
 
 def _who(lock: Glance) -> str:
-    told = ["PAUSED"] if lock.paused else []
-    told += [f"{lock.adrift} without a worker"] if lock.adrift else []
-    told += [short(holder) for holder in lock.holders]
+    told = [*map(short, lock.holders)]
+    if lock.adrift:
+        told.insert(0, f"{lock.adrift} without a worker")
+    if lock.paused:
+        told.insert(0, "PAUSED")
     return ", ".join(told)
 
 
@@ -128,7 +126,9 @@ def audit_rows(entries: Iterable[dict[str, Any]]) -> Iterable[Sequence[object]]:
         when = datetime.fromtimestamp(entry["at"], timezone.utc).isoformat(" ", "seconds")
         who = f"{entry.get('who', '?')}@{entry.get('host', '?')} ({entry.get('via', '?')})"
         what = f"{entry['action']} x{entry['count']}" if entry["count"] > 1 else entry["action"]
-        yield when, who, what, printable(entry["lock"], WIDEST), entry.get("why", "")
+        lock = printable(entry["lock"], WIDEST)
+        more = f" and {entry['more']:,} more" if "more" in entry else ""
+        yield when, who, what, lock + more, entry.get("why", "")
 
 
 AUDIT_HEADINGS: Final = ("WHEN", "WHO", "WHAT", "LOCK", "WHY")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -15,11 +15,13 @@ from celery_singleton_lock.store import replies
 from celery_singleton_lock.store.admin import Glance, Operator, Page, Standing, Waiting
 from celery_singleton_lock.store.redis import (
     RedisStore,
+    explain,
     explained,
     limit_of,
     milliseconds_of,
 )
 from celery_singleton_lock.store.scripts import Argument, Call, load_admin_scripts
+from celery_singleton_lock.store.wire import Relay, packed_call, packed_command
 
 SCANNED: Final = 1000
 """Keys that one SCAN looks at: 0.3 ms on a usual machine."""
@@ -43,39 +45,68 @@ class RedisAdminStore(RedisStore):
 
     def glances(self, pattern: str = "", *, holders: int = 1) -> Iterator[Glance]:
         """Yield all locks that are there; see :meth:`AdminStore.glances`."""
-        seen: set[bytes | str] = set()  # SCAN may answer a key twice
-        for metas in self._metas():
-            fresh = [key for key in dict.fromkeys(metas) if key not in seen]
-            seen.update(fresh)
-            wanted = [key for key in fresh if self._may_fit(key, pattern)]
-            for found in self._glances(wanted, holders):
-                if fits(found.name, pattern):
-                    yield found
+        relay = Relay(self.client)
+        try:
+            for call, answer in self._looks(relay, pattern, holders):
+                for found in self._read(call, answer):
+                    if not pattern or fits(found.name, pattern):
+                        yield found
+        finally:
+            relay.close()
 
-    def _glances(self, metas: Sequence[bytes | str], holders: int) -> Iterator[Glance]:
-        """Yield these locks: short scripts, in one round trip."""
-        script, starts = self._scripts["glance"], range(0, len(metas), GLANCED)
-        calls = [Call(script, metas[start : start + GLANCED], [holders]) for start in starts]
-        for answer in self._run_many(calls):
-            if isinstance(answer, BackendError):
-                raise answer
-            yield from map(glance, answer)
+    def _looks(self, relay: Relay, pattern: str, holders: int) -> Iterator[tuple[Call, Any]]:
+        """Yield short scripts, each for some of the locks that SCAN finds, and their answers.
+
+        While the caller works on these, the server is at the next ones.
+        """
+        answered: Iterable[tuple[Call, Any]] = ()
+        calls: list[Call] = []
+        seen: set[bytes | str] = set()  # SCAN may answer a key twice
+        cursor: str | None = "0"
+        while calls or cursor is not None:
+            scan = [] if cursor is None else [self._scan(cursor)]
+            with explained(self.reconnect):
+                relay.ask([*map(packed_call, calls), *scan])
+            yield from answered
+            with explained(self.reconnect):
+                answers = relay.answers()
+            cursor, found = _scanned(answers.pop()) if scan else (None, [])
+            answered = zip(calls, answers, strict=True)
+            wanted = [
+                key
+                for key in dict.fromkeys(found)
+                if key not in seen and (not pattern or self._may_fit(key, pattern))
+            ]
+            seen.update(wanted)
+            parts = range(0, len(wanted), GLANCED)
+            calls = [self._glance_call(wanted[start : start + GLANCED], holders) for start in parts]
+        yield from answered
+
+    def _scan(self, cursor: str) -> bytes:
+        """Return the command that looks for keys that tell of a lock."""
+        match = f"{_escaped(self.keyspace.prefix)}:{{b[0-9][0-9]}}:*:meta"
+        return packed_command(["SCAN", cursor, "MATCH", match, "COUNT", SCANNED])
+
+    def _glance_call(self, metas: Sequence[bytes | str], holders: int) -> Call:
+        return Call(self._scripts["glance"], metas, [holders])
+
+    def _read(self, call: Call, answer: Any) -> Iterable[Glance]:
+        """Return these locks; where a record is no JSON, each by itself, to tell whose it is."""
+        told = self._settled(call, answer)
+        if isinstance(told, BackendError):
+            raise told
+        try:
+            return glances_of(told)
+        except (ValueError, TypeError, AttributeError):
+            if len(call.keys) == 1:
+                return [Glance(replies.text(call.keys[0]), broken=True)]
+        singly = [call._replace(keys=[meta]) for meta in call.keys]
+        return (found for each in singly for found in self._read(each, self._run(each)))
 
     def _may_fit(self, key: bytes | str, pattern: str) -> bool:
         """Return whether a key's lock may fit; of long names the key shows a digest."""
         shown = replies.text(key)[len(self.keyspace.bucket(0)) + 1 : -len(":meta")]
         return shown.startswith("sha256-") or fits(shown, pattern)
-
-    def _metas(self) -> Iterator[Sequence[bytes | str]]:
-        """Yield the keys that tell of a lock, as SCAN finds them."""
-        match = f"{_escaped(self.keyspace.prefix)}:{{b[0-9][0-9]}}:*:meta"
-        cursor: Any = 0
-        while True:
-            with explained(self.reconnect):
-                cursor, found = self.client.scan(cursor, match=match, count=SCANNED)
-            yield found
-            if not int(cursor):
-                return
 
     def page(self, name: str, part: str, after: str = "", most: int = 100) -> Page:
         """Return some of who waits for a lock; see :meth:`AdminStore.page`."""
@@ -259,18 +290,42 @@ def _entry(by: Operator, action: str) -> str:
     return json.dumps({key: value for key, value in told.items() if value})
 
 
-def glance(raw: Any) -> Glance:
-    """Return a lock in short, of one text of glance.lua."""
-    line, _, rest = replies.text(raw).partition("\n")
-    if line.startswith("! "):
-        return Glance(line[2:], broken=True)
-    held, waiting, adrift, bodies, limit, paused, oldest, shown = map(int, line.split(" "))
-    *fields, name = rest.split("\n", 3 * shown)
-    holders = tuple(
-        replies.holder(fields[i], fields[i + 2], replies.seconds(fields[i + 1]))
-        for i in range(0, len(fields), 3)
+def _scanned(answer: Any) -> tuple[str | None, Sequence[bytes | str]]:
+    """Return where SCAN goes on (None: it has ended), and the keys that it has found."""
+    if isinstance(answer, Exception):
+        raise explain(answer)
+    cursor, found = answer
+    return (replies.text(cursor) if int(cursor) else None), found
+
+
+def glances_of(raw: Any) -> list[Glance]:
+    """Return locks in short, of what glance.lua answers.
+
+    Raises:
+        ValueError: a record is none.
+    """
+    return [
+        Glance(each, broken=True) if isinstance(each, str) else _glance(*each)
+        for each in json.loads(replies.text(raw))
+    ]
+
+
+def _glance(  # noqa: PLR0917  # as glance.lua lists it
+    held: int,
+    waiting: int,
+    adrift: int,
+    bodies: int,
+    limit: int,
+    paused: int,
+    oldest: float,
+    name: str,
+    *holders: Any,
+) -> Glance:
+    shown = tuple(
+        replies.holder_of(token, record, left / 1000)
+        for token, left, record in zip(holders[::3], holders[1::3], holders[2::3], strict=True)
     )
-    return Glance(name, held, waiting, adrift, bodies, limit, bool(paused), oldest / 1000, holders)
+    return Glance(name, held, waiting, adrift, bodies, limit, paused == 1, oldest / 1000, shown)
 
 
 def waiting_of(  # noqa: PLR0917  # as a page lists it

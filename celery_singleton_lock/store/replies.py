@@ -21,18 +21,22 @@ def seconds(milliseconds: Any) -> float:
 
 def holder(token: str, record: str, expires_in: float = 0.0) -> Holder:
     """Return who holds or waits, from its record."""
-    rec = json.loads(record)
+    return holder_of(token, json.loads(record), expires_in)
+
+
+def holder_of(token: str, rec: Mapping[str, Any], expires_in: float = 0.0) -> Holder:
+    """Likewise, where the record has been read."""
     return Holder(
-        token=token,
-        task=rec.get("task", ""),
-        task_id=rec.get("attempt", "").split("/")[0],
-        worker=rec.get("worker", ""),
-        host=rec.get("host", ""),
-        pid=int(rec.get("pid") or 0),
-        expires_in=expires_in,
-        fencing_token=int(rec.get("fence") or 0),
-        state=rec.get("state", ""),
-        since=seconds(rec.get("since") or 0),
+        token,
+        rec.get("task", ""),
+        rec.get("attempt", "").split("/")[0],
+        rec.get("worker", ""),
+        rec.get("host", ""),
+        int(rec.get("pid") or 0),
+        expires_in,
+        int(rec.get("fence") or 0),
+        rec.get("state", ""),
+        seconds(rec.get("since") or 0),
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import functools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from celery_singleton_lock.store.scripts import Argument, Script, packed_keys, words
+from celery_singleton_lock.store.scripts import Argument, Call, Script, packed_keys, words
 
 _PLAIN: Final = (redis.Connection, redis.SSLConnection, redis.UnixDomainSocketConnection)
 """Connections that are a socket and no more; redis-py does more at each answer of a Sentinel's."""
@@ -114,6 +114,68 @@ class Wire:
                 self._idle.pop().disconnect()
 
 
+class Relay:
+    """Asks for the next thing before the last answers are used, so that the server is never idle.
+
+    Args:
+        client: whose address and options to take; its connections are left alone.
+    """
+
+    def __init__(self, client: redis.Redis) -> None:
+        """Connect with the first question."""
+        self._pool = client.connection_pool
+        self._connection: Any = None
+        self._asked: Sequence[bytes] = ()
+
+    def ask(self, commands: Sequence[bytes]) -> None:
+        """Send packed commands, which may be sent twice; :meth:`answers` reads what is answered.
+
+        Raises:
+            redis.RedisError: there is no connection.
+        """
+        self._asked = commands
+        try:
+            self._send()
+        except redis.ConnectionError:  # a server closes what nobody has used for long
+            self.close()
+            self._send()
+
+    def answers(self) -> list[Any]:
+        """Return an answer for each command: also an error that is the answer to one.
+
+        Raises:
+            redis.RedisError: the server does not answer.
+        """
+        try:
+            return self._read()
+        except redis.ConnectionError:  # likewise
+            self.close()
+        self._send()
+        return self._read()
+
+    def _send(self) -> None:
+        if self._connection is None:
+            connection = self._pool.connection_class(**self._pool.connection_kwargs)
+            connection.connect()
+            self._connection = connection
+        self._connection.send_packed_command(self._asked)
+
+    def _read(self) -> list[Any]:
+        return [self._answer() for _ in self._asked]
+
+    def _answer(self) -> Any:
+        try:
+            return self._connection.read_response()
+        except redis.ResponseError as error:
+            return error
+
+    def close(self) -> None:
+        """Close the connection."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.disconnect()
+
+
 def is_plain(pool: redis.ConnectionPool) -> bool:
     """Return whether nothing is lost if connections are used past redis-py.
 
@@ -187,6 +249,16 @@ def packed(
         usual: those behind them, which are the same for all calls of a task in a process.
     """
     return b"".join((script.head, packed_keys(prefix, name), words(own), _usual(usual)))
+
+
+def packed_command(parts: Sequence[Argument]) -> bytes:
+    """Return a command as the server reads it."""
+    return b"*%d\r\n" % len(parts) + words(parts)
+
+
+def packed_call(call: Call) -> bytes:
+    """Return the EVALSHA of a script likewise."""
+    return packed_command(["EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.arguments])
 
 
 _usual = functools.lru_cache(maxsize=1024)(words)

@@ -113,6 +113,16 @@ def test_a_lock_whose_keys_hold_something_else_hides_no_other(store):
     assert found == {NAME: False, other.meta: True}
 
 
+@pytest.mark.parametrize("junk", ["no JSON", "[1]", '{"pid": [1]}', "{\n"])
+def test_a_lock_whose_record_is_none_hides_no_other(store, junk):
+    hold(store)
+    other = store.keyspace.lock("other")
+    token = hold(store, "other").token
+    store.client.hset(other.record, token, junk)
+    found = {lock.name: lock.broken for lock in store.glances()}
+    assert found == {NAME: False, other.meta: True}
+
+
 def test_looking_changes_nothing(store):
     hold(store)
     waiter = wait(store)
