@@ -24,7 +24,14 @@ from celery.worker.state import revoked as revoked_tasks
 from celery_singleton_lock.clock import ServerClock, SystemClock
 from celery_singleton_lock.desk import Desk
 from celery_singleton_lock.errors import BackendError, BackendUnreachable
-from celery_singleton_lock.events import BackendDown, BackendUp, LeaseLost, Observers, log_keys
+from celery_singleton_lock.events import (
+    BackendDown,
+    BackendUp,
+    Event,
+    LeaseLost,
+    Observers,
+    log_keys,
+)
 from celery_singleton_lock.gate import claim_of
 from celery_singleton_lock.model import (
     Claim,
@@ -717,14 +724,18 @@ class Agent:
         self.counts.lost += 1
         whose = (loss.task, loss.task_id) if loss.ended else self.desk.who(loss.token)
         event = LeaseLost(loss.name, *whose, reason="lapsed or taken away")
-        self._observers.notify(event)
-        self._post(self.desk.announce_loss, event)
+        self.tell(event)
         logger.error(
             "The lock %r was lost while its task ran: its lease ended or it was taken away. %s",
             loss.name,
             loss.ended or "The task goes on; only its fencing token protects its writes.",
             extra=log_keys(event),
         )
+
+    def tell(self, event: Event) -> None:
+        """Tell observers, and whoever listens to Celery's events; in the agent's thread."""
+        self._observers.notify(event)
+        self._post(self.desk.announce, event)
 
     # -- Redis away and back ----------------------------------------------------------------------
 

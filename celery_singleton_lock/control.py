@@ -157,4 +157,5 @@ def _release(crew: Any, name: str, token: str, by: Operator) -> None:
     except SingletonLockError as error:
         logger.warning("The lock %r was not released for %s: %s", name, by.who, error, extra=told)
     else:
+        crew.agent.tell(by.step(name, "release"))
         logger.warning("The lock %r was taken from its task for %s", name, by.who, extra=told)

@@ -26,7 +26,7 @@ from celery_singleton_lock.errors import (
     LockWaitTimeout,
 )
 from celery_singleton_lock.events import (
-    LeaseLost,
+    Event,
     LockAcquired,
     LockRefused,
     LockReleased,
@@ -762,8 +762,8 @@ class Desk:
         if request is not None:
             self._released(request)
 
-    def announce_loss(self, event: LeaseLost) -> None:
-        """Tell whoever listens to Celery's events of a loss; its task may have ended."""
+    def announce(self, event: Event) -> None:
+        """Tell whoever listens to Celery's events of what is no task's here: a loss, an order."""
         sent = celery_event(event)
         if sent is not None:
             name, fields = sent

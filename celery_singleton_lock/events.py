@@ -99,6 +99,19 @@ class TaskDuplicate(TaskEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class LockAdmin:
+    """An operator stepped in. Told by what they did it with: the command, Flower, a worker."""
+
+    lock: str = field(metadata={"about": "name of the lock, or what was meant", "unit": ""})
+    action: str = _told("", "`release`, `terminate`, `drop`, `purge`, `drain`, `pause` …")
+    count: int = _told(1, "how many tasks, or times")
+    who: str = _told("", "login of the operator")
+    host: str = _told("", "their machine, or address")
+    via: str = _told("", "`cli`, `flower` or `control`")
+    why: str = _told("", "reason that they gave")
+
+
+@dataclass(frozen=True, slots=True)
 class BackendDown:
     """The locks' Redis does not answer this worker."""
 
@@ -114,7 +127,7 @@ class BackendUp:
     down_for: float = _told(0.0, "for how long it did not", "s")
 
 
-Event: TypeAlias = TaskEvent | BackendDown | BackendUp
+Event: TypeAlias = TaskEvent | BackendDown | BackendUp | LockAdmin
 
 CELERY_EVENTS: Final[dict[type[Event], str]] = {
     TaskBlocked: "task-blocked",
@@ -125,6 +138,7 @@ CELERY_EVENTS: Final[dict[type[Event], str]] = {
     LockReleased: "lock-released",
     LeaseLost: "lock-lost",
     TaskDuplicate: "lock-duplicate",
+    LockAdmin: "lock-admin",
 }
 """Which events are sent as Celery events, and under which name."""
 
@@ -143,6 +157,8 @@ def celery_event(event: Event) -> tuple[str, dict[str, Any]] | None:
     if name is None:
         return None
     sent = asdict(event)
+    if not isinstance(event, TaskEvent):
+        return name, sent
     sent["uuid"] = sent.pop("task_id")
     task = sent.pop("task")
     if not name.startswith("task-"):

@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property
 from inspect import getattr_static
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -17,8 +18,10 @@ from celery_singleton_lock.events import (
     BackendUp,
     Event,
     Listener,
+    LockAdmin,
     Observers,
     TaskEvent,
+    celery_event,
 )
 from celery_singleton_lock.gate import Gate, Run, take_stamp
 from celery_singleton_lock.keys import Keyspace
@@ -224,6 +227,19 @@ class Extension:
             return self.gate.trace_alone(run, self._alone(run), options)
         return self.gate.trace_relaxed(run, self._alone(run), options)
 
+    def tell(self, step: LockAdmin) -> None:
+        """Tell observers, and whoever listens to Celery's events, what an operator did.
+
+        The audit in Redis has it already: a broker that is away does not undo it.
+
+        Args:
+            step: what, to which lock, by whom.
+        """
+        self.observers.notify(step)
+        sent = celery_event(step)
+        with suppress(Exception), self.app.events.default_dispatcher() as dispatcher:
+            dispatcher.send(sent[0], **sent[1])  # type: ignore[index]  # it is one
+
     def _alone(self, run: Run) -> Callable[[], str]:
         return lambda: self.name_of(run.task, run.args, run.kwargs)
 
@@ -289,7 +305,7 @@ def observe(app: Celery, *kinds: type[Event]) -> Callable[[_Call], _Call]:
     return register
 
 
-_EVENTS: Final = (TaskEvent, BackendDown, BackendUp)
+_EVENTS: Final = (TaskEvent, BackendDown, BackendUp, LockAdmin)
 
 
 def _deaf() -> None:

@@ -13,8 +13,13 @@ No Celery here: what an app knows of a task is asked through :class:`Witness`.
 
 from __future__ import annotations
 
-from celery_singleton_lock.admin.locks import ORDERS, Detail, list_locks, show_lock
-from celery_singleton_lock.admin.release import Refused, force_release, forced_release_warning
+from celery_singleton_lock.admin.locks import ORDERS, Detail, list_locks, order_of, show_lock
+from celery_singleton_lock.admin.release import (
+    Refused,
+    end_holder,
+    force_release,
+    forced_release_warning,
+)
 from celery_singleton_lock.admin.why import Answer, Witness, why
 from celery_singleton_lock.store.admin import Glance, Operator, Standing, Waiting
 from celery_singleton_lock.store.redis_admin import RedisAdminStore
@@ -30,9 +35,11 @@ __all__ = [
     "Standing",
     "Waiting",
     "Witness",
+    "end_holder",
     "force_release",
     "forced_release_warning",
     "list_locks",
+    "order_of",
     "show_lock",
     "why",
 ]

@@ -20,6 +20,21 @@ ORDERS: Final[Mapping[str, Callable[[Glance], Any]]] = {
 """By what locks are sorted: most, or longest, first; ``lease`` by what ends first."""
 
 
+def order_of(name: str) -> Callable[[Glance], Any]:
+    """Return the key by which locks are sorted.
+
+    Args:
+        name: one of :data:`ORDERS`.
+
+    Raises:
+        ValueError: there is no such order.
+    """
+    if name not in ORDERS:
+        msg = f"order is {name!r}: use one of {', '.join(ORDERS)}."
+        raise ValueError(msg)
+    return ORDERS[name]
+
+
 def list_locks(
     store: AdminStore,
     pattern: str = "",
@@ -43,13 +58,11 @@ def list_locks(
         ValueError: there is no such order.
         BackendError: Redis did not answer, or refused.
     """
-    if order not in ORDERS:
-        msg = f"order is {order!r}: use one of {', '.join(ORDERS)}."
-        raise ValueError(msg)
+    key = order_of(order)
     found = (lock for lock in store.glances(pattern, holders=holders) if idle or not lock.is_idle)
     if most is None:
-        return sorted(found, key=ORDERS[order])
-    return heapq.nsmallest(most, found, key=ORDERS[order])
+        return sorted(found, key=key)
+    return heapq.nsmallest(most, found, key=key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import base64
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from threading import Event
 from typing import Any, Final
@@ -19,6 +19,9 @@ from celery_singleton_lock.store.admin import AdminStore, Operator, Waiting
 
 STEP: Final = 20
 """Most tasks that one script takes out of a line: half a millisecond."""
+
+READ: Final = 100
+"""Most tasks that are read at a time."""
 
 LOAD: Final = 8 * 2**20
 """Bytes of messages that are in memory at a time, unless one alone is longer."""
@@ -259,11 +262,22 @@ def _send_off(  # noqa: PLR0917  # the parts of one step
 # -- out of one Redis, into another ----------------------------------------------------------------
 
 
-def export(store: AdminStore, wanted: Filter) -> Iterator[str]:
-    """Yield each parked task as a line of JSON, message and arguments included; changes nothing."""
+def export(store: AdminStore, wanted: Filter, by: Operator) -> Iterator[str]:
+    """Yield each parked task as a line of JSON, message and arguments included; takes none away.
+
+    Args:
+        store: where.
+        wanted: which.
+        by: who reads them: the audit has it before they do.
+
+    Raises:
+        BackendError: Redis did not answer, or refused.
+    """
     limits: dict[str, int] = {}
-    for group in steps(select(store, wanted)):
+    by = replace(by, action="export")
+    for group in steps(select(store, wanted), READ):
         lock = group[0].lock
+        store.remark(lock, by, steps=len(group))
         if lock not in limits:
             limits = {lock: max(1, store.inspect(lock, waiters=0).limit)}
         messages = store.messages(lock, [each.token for each in group])
@@ -281,13 +295,19 @@ def _line(each: Waiting, limit: int, message: bytes) -> dict[str, Any]:
 
 
 def restore(
-    store: AdminStore, lines: Iterable[str], *, realm: str = "", again: bool = False
+    store: AdminStore,
+    lines: Iterable[str],
+    by: Operator,
+    *,
+    realm: str = "",
+    again: bool = False,
 ) -> Tally:
     """Park what :func:`export` wrote, each at its place and under its token: twice is once.
 
     Args:
         store: where.
         lines: of the file.
+        by: who does it, for the audit.
         realm: broker of the messages from now on; empty leaves them theirs.
         again: under new tokens: also those that were purged, or have run; twice is twice.
 
@@ -296,15 +316,26 @@ def restore(
         BackendError: Redis did not answer, or refused.
     """
     tally = Tally()
+    by = replace(by, action="import")
     for group in _batches(_parcels(lines, realm, again=again)):
-        for (_, claim, _), reply in zip(group, store.park_many(group), strict=True):
-            if isinstance(reply, BackendError):
-                raise reply
-            if reply.verdict in {Verdict.DONE, Verdict.FULL}:
-                tally.skipped["has ended already"] += 1
-            else:
-                tally.done[claim.name] += 1
+        parked = _park(store, group, tally)
+        for name, number in parked.items():
+            store.remark(name, by, steps=number)
+        tally.done.update(parked)
     return tally
+
+
+def _park(store: AdminStore, group: list[_Parked], tally: Tally) -> Counter[str]:
+    """Park them, and return how many were, by lock; who has ended is counted as skipped."""
+    parked = Counter[str]()
+    for (_, claim, _), reply in zip(group, store.park_many(group), strict=True):
+        if isinstance(reply, BackendError):
+            raise reply
+        if reply.verdict in {Verdict.DONE, Verdict.FULL}:
+            tally.skipped["has ended already"] += 1
+        else:
+            parked[claim.name] += 1
+    return parked
 
 
 _Parked = tuple[Owner, Claim, Parcel]

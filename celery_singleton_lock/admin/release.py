@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 from celery_singleton_lock.errors import LockError
-from celery_singleton_lock.model import Reply, Verdict
+from celery_singleton_lock.model import Holder, Reply, Verdict
 from celery_singleton_lock.store.admin import AdminStore, Operator
 
 
@@ -39,6 +42,38 @@ def force_release(
     if reply.verdict is not Verdict.RELEASED:
         raise Refused(why_not(store, name, token), name)
     return reply
+
+
+def end_holder(
+    store: AdminStore, name: str, token: str, by: Operator, terminate: Callable[[str], object]
+) -> Holder:
+    """Have the task that holds the lock ended; audited. The lock is given back when it is gone.
+
+    Args:
+        store: where.
+        name: the lock's name.
+        token: owner token of the holder, as :func:`show_lock` tells it.
+        by: who does it.
+        terminate: has the worker that runs a task end it; given its id.
+
+    Returns:
+        Who was told to end; they may not have ended yet.
+
+    Raises:
+        Refused: that token does not hold the lock (any more), or its holder is no task.
+        BackendError: Redis did not answer, or refused.
+        Exception: what ``terminate`` raises.
+    """
+    holders = store.inspect(name, waiters=0).holders
+    holder = next((each for each in holders if each.token == token), None)
+    if holder is None:
+        raise Refused(why_not(store, name, token), name)
+    if not holder.task_id:
+        msg = f"{holder} is a client, not a task: it cannot be ended from here."
+        raise Refused(msg, name)
+    terminate(holder.task_id)
+    store.remark(name, replace(by, action="terminate"), token=token)
+    return holder
 
 
 def why_not(store: AdminStore, name: str, token: str) -> str:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from celery_singleton_lock.model import Stray
-from celery_singleton_lock.store.admin import AdminStore
+from celery_singleton_lock.store.admin import AdminStore, Operator
+
+ALL_LOCKS = "(all locks)"
+"""Stands in the audit for the name of a lock."""
 
 
 @dataclass(slots=True)
@@ -25,7 +28,10 @@ class Swept:
 
 
 def sweep_once(
-    store: AdminStore, realm: str = "", publish: Callable[[Stray], None] | None = None
+    store: AdminStore,
+    by: Operator,
+    realm: str = "",
+    publish: Callable[[Stray], None] | None = None,
 ) -> Swept:
     """Look at all locks that want it: lapsed leases end, and who is next is granted.
 
@@ -34,6 +40,8 @@ def sweep_once(
 
     Args:
         store: where.
+        by: who does it. In the audit the sweeps of one, as of a cron job, are one entry, as long as
+            nobody else steps in.
         realm: of the broker; empty: no copies.
         publish: sends a copy.
 
@@ -41,6 +49,7 @@ def sweep_once(
         BackendError: Redis did not answer, or refused.
         Exception: what ``publish`` raises; a later sweep sends that copy again.
     """
+    store.remark(ALL_LOCKS, replace(by, action="sweep", op=f"sweep:{by.who}@{by.host}"))
     swept = Swept()
     seen: set[str] = set()
     while fresh := [name for name in store.take_due() if name not in seen]:

@@ -7,7 +7,7 @@ import sys
 import click
 
 from celery_singleton_lock.admin.doctor import Health, examine
-from celery_singleton_lock.admin.sweep import sweep_once
+from celery_singleton_lock.admin.sweep import ALL_LOCKS, sweep_once
 from celery_singleton_lock.cli import render
 from celery_singleton_lock.cli.options import as_json
 from celery_singleton_lock.cli.place import REFUSED, UNREACHABLE, UNSURE, Place, with_place
@@ -19,16 +19,18 @@ from celery_singleton_lock.cli.witness import sent
 @with_place
 def sweep(place: Place, *, machine: bool) -> None:
     """Look once at all locks that want it: for cron, where autoscalers go to zero."""
-    app = place.app
+    app, by = place.app, place.operator("sweep")
     if app is None:
-        swept = sweep_once(place.store)
+        swept = sweep_once(place.store, by)
     else:
         with app.publisher() as publisher:
             swept = sweep_once(
                 place.store,
+                by,
                 app.realm,
                 lambda s: sent(publisher.publish, s.body, s.name, s.token, s.queue),
             )
+    place.announce(by, {ALL_LOCKS: 1}, "sweep")
     if machine:
         return render.as_json(swept)
     told = f"locks looked at: {swept.locks:,}, copies sent to the broker: {swept.published:,}"

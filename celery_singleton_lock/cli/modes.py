@@ -13,6 +13,9 @@ from celery_singleton_lock.modes import ALL, MODES
 DECLARED = "declared"
 """Stands for a mode where the switch is to be taken away."""
 
+OBSERVED = "(report of what was observed)"
+"""Stands in the audit for the name of a lock."""
+
 
 @click.command()
 @click.option("--limit", "most", type=click.IntRange(1), default=20, show_default=True)
@@ -31,6 +34,9 @@ def report(place: Place, most: int, *, reset: bool, yes: bool, machine: bool) ->
         if not yes:
             click.confirm("Forget what was observed so far?", abort=True, err=True)
         place.store.forget_observed()
+        by = place.operator("reset")
+        place.store.remark(OBSERVED, by)
+        place.announce(by, {OBSERVED: 1}, "reset")
 
 
 @click.command()
@@ -48,7 +54,9 @@ def mode(place: Place, mode: str | None, task: str, *, why_text: str, machine: b
     if mode is not None:
         place.store.switch(task, None if mode == DECLARED else mode)
         shown = f"(all tasks: {mode})" if task == ALL else f"(task {task}: {mode})"
-        place.store.remark(shown, place.operator("mode", why_text))
+        by = place.operator("mode", why_text)
+        place.store.remark(shown, by)
+        place.announce(by, {shown: 1}, "mode")
     switches = dict(place.store.switches())
     if machine:
         return render.as_json(switches)

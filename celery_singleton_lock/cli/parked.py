@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Final, TextIO
 
 import click
 
@@ -23,6 +23,9 @@ from celery_singleton_lock.cli import render
 from celery_singleton_lock.cli.options import agreed, as_json, chosen, dry, filters, reason
 from celery_singleton_lock.cli.place import Place, with_place
 from celery_singleton_lock.cli.witness import sent
+
+SEVERAL: Final = "(several locks)"
+"""Stands in an event for the name of a lock."""
 
 
 @click.command("purge")
@@ -46,8 +49,7 @@ def purge_command(place: Place, **how: Any) -> None:
     app = place.app
     tell = (lambda each: app.tell_dropped(each, by)) if app else None
     tally = purge(place.store, wanted, by, dropped=tell)
-    for name, number in tally.done.items() if app else ():
-        app.announce(by, name, "purge", number)  # type: ignore[union-attr]  # if there is one
+    place.announce(by, tally.done, "purge")
     return tell_dropped(place, tally, how["machine"])
 
 
@@ -115,8 +117,7 @@ def drain_command(place: Place, rate: float, **how: Any) -> None:
             publish=lambda each: sent(publisher.send_back, each.message, each.queue),
             pace=Pace(rate),
         )
-    for name, number in tally.done.items():
-        app.announce(by, name, "drain", number)
+    place.announce(by, tally.done, "drain")
     return tell_tally(tally, "sent to the broker", how["machine"])
 
 
@@ -127,15 +128,20 @@ def drain_command(place: Place, rate: float, **how: Any) -> None:
     type=click.Path(dir_okay=False, path_type=Path),
     help="A file; else standard output.",
 )
+@reason
 @with_place
 def export_command(place: Place, output: Path | None, **how: Any) -> None:
     """Write parked tasks as lines of JSON, with their arguments; takes nothing away."""
     wanted = chosen(how)
+    by = place.operator("export", how["why_text"])
     written = 0
     with _opened(output) as file:
-        for line in export(place.store, wanted):
+        for line in export(place.store, wanted, by):
             file.write(f"{line}\n")
             written += 1
+    place.announce(
+        by, {wanted.lock if wanted.exact else SEVERAL: written} if written else {}, "export"
+    )
     click.echo(f"{written:,} parked tasks written", err=True)
 
 
@@ -158,14 +164,17 @@ def _opened(output: Path | None) -> Iterator[TextIO]:
 @click.argument("file", type=click.File(encoding="utf-8"))
 @click.option("--adopt", is_flag=True, help="The app's broker takes the place of theirs.")
 @click.option("--again", is_flag=True, help="Also what was purged or has run; twice is twice.")
+@reason
 @dry
 @as_json
 @with_place
-def import_command(place: Place, file: TextIO, **how: bool) -> None:
+def import_command(place: Place, file: TextIO, **how: Any) -> None:
     """Park what export wrote, each at its place; twice is once."""
     realm = place.need_app("--adopt").realm if how["adopt"] else ""
     if how["dry_run"]:
         number = sum(1 for line in file if line.strip())
         return click.echo(f"{number:>9,}  would be parked")
-    tally = restore(place.store, file, realm=realm, again=how["again"])
+    by = place.operator("import", how["why_text"])
+    tally = restore(place.store, file, by, realm=realm, again=how["again"])
+    place.announce(by, tally.done, "import")
     return tell_tally(tally, "parked", how["machine"])

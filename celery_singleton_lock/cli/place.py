@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
+from itertools import islice
 from typing import Any, Final, TypeVar
 
 import click
@@ -30,6 +31,9 @@ REFUSED: Final = 1
 
 UNREACHABLE: Final = 3
 """Exit status: the locks' Redis, or the broker, did not answer, or refused."""
+
+NAMED: Final = 20
+"""Most locks that the events of one operation name."""
 
 UNSURE: Final = 4
 """Exit status of ``doctor``: nothing is broken, but something is unknown, or wants a look."""
@@ -81,6 +85,20 @@ class Place:
     def operator(self, action: str = "", why: str = "") -> Operator:
         """Return who asks."""
         return Operator(login(), socket.gethostname(), "cli", why, action)
+
+    def announce(self, by: Operator, done: Mapping[str, int], action: str) -> None:
+        """Send the events of what was done, where there is an app: one for each lock.
+
+        Of many locks the first twenty are named, as in the audit.
+        """
+        if self.app is None:
+            return
+        named = dict(islice(done.items(), NAMED))
+        rest = sum(done.values()) - sum(named.values())
+        if rest:
+            named[f"(and {len(done) - NAMED} more)"] = rest
+        for name, number in named.items():
+            self.app.announce(by, name, action, number)
 
     def need_app(self, what: str) -> AppSide:
         """Return the app's side.

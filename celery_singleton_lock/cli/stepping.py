@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from threading import Event
 from typing import Any, Final
 
@@ -13,6 +12,7 @@ import click
 from celery_singleton_lock.admin.parked import Tally
 from celery_singleton_lock.admin.release import (
     Refused,
+    end_holder,
     force_release,
     forced_release_warning,
     why_not,
@@ -73,12 +73,7 @@ def _holder(place: Place, name: str, token: str | None) -> Holder:
 
 def _terminated(place: Place, name: str, holder: Holder, by: Operator) -> bool:
     """Have the holder's task ended, and wait until it has given the lock back."""
-    app = place.need_app("--terminate")
-    if not holder.task_id:
-        msg = f"{holder} is a client, not a task: it cannot be terminated from here. Use --force"
-        raise Refused(msg, name)
-    app.terminate(holder.task_id)
-    place.store.remark(name, replace(by, action="terminate"), token=holder.token)
+    end_holder(place.store, name, holder.token, by, place.need_app("--terminate").terminate)
     clock = SystemClock()
     until = clock.monotonic() + ENDED_WITHIN
     while clock.monotonic() < until:
@@ -108,10 +103,12 @@ def _done(  # noqa: PLR0917  # one line of all that is told
     action: str,
     name: str,
     text: str,
+    *,
+    changed: bool = True,
 ) -> None:
     """Tell what was done: the person, the app's events."""
-    if place.app is not None:
-        place.app.announce(by, name, action)
+    if changed:
+        place.announce(by, {name: 1}, action)
     holders = place.store.inspect(name, waiters=0).holders
     if machine:
         return render.as_json({"lock": name, "action": action, "holders": holders})
@@ -141,7 +138,7 @@ def drop(place: Place, name: str, who: tuple[str, ...], **how: Any) -> None:
     if place.app is not None:
         for each in gone:
             place.app.tell_dropped(each, by)
-        place.app.announce(by, name, "drop", len(gone))
+    place.announce(by, {name: len(gone)} if gone else {}, "drop")
     return tell_dropped(place, _tally(gone), how["machine"])
 
 
@@ -188,7 +185,15 @@ def pause(place: Place, name: str, why_text: str, *, machine: bool) -> None:
     """Grant NAME to nobody until resume; who holds it goes on."""
     by = place.operator(why=why_text)
     new = place.store.pause(name, by)
-    _done(place, by, machine, "pause", name, "Paused." if new else "It was paused already.")
+    _done(
+        place,
+        by,
+        machine,
+        "pause",
+        name,
+        "Paused." if new else "It was paused already.",
+        changed=new,
+    )
 
 
 @click.command()
@@ -200,7 +205,15 @@ def resume(place: Place, name: str, why_text: str, *, machine: bool) -> None:
     """Grant NAME as usual again."""
     by = place.operator(why=why_text)
     was = place.store.resume(name, by)
-    _done(place, by, machine, "resume", name, "Granted as usual." if was else "It was not paused.")
+    _done(
+        place,
+        by,
+        machine,
+        "resume",
+        name,
+        "Granted as usual." if was else "It was not paused.",
+        changed=was,
+    )
 
 
 @click.command()

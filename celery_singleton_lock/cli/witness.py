@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Final
 
 from celery import states
@@ -18,9 +18,6 @@ from celery_singleton_lock.worker import read_as_celery
 
 ANSWER: Final = 1.0
 """Seconds for which workers are waited for."""
-
-EVENT: Final = "lock-admin"
-"""Celery event of each step that an operator takes."""
 
 
 class AppSide:
@@ -136,9 +133,7 @@ class AppSide:
 
     def announce(self, by: Operator, lock: str, action: str, count: int = 1) -> None:
         """Send the event of a step; the audit in Redis has it, whether that arrives or not."""
-        told = {"action": action, "lock": lock, "count": count}
-        with suppress(Exception), self.app.events.default_dispatcher() as dispatcher:
-            dispatcher.send(EVENT, who=by.who, host=by.host, via=by.via, why=by.why, **told)
+        self.extension.tell(by.step(lock, action, count))
 
 
 class BrokerError(SingletonLockError):

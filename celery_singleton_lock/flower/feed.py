@@ -11,21 +11,23 @@ import hashlib
 import heapq
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from celery_singleton_lock.admin import (
-    ORDERS,
     Glance,
     Operator,
     Waiting,
+    end_holder,
     force_release,
     forced_release_warning,
+    order_of,
     show_lock,
     why,
 )
 from celery_singleton_lock.clock import Clock, SystemClock
+from celery_singleton_lock.events import LockAdmin
 from celery_singleton_lock.model import Holder, LockView
 from celery_singleton_lock.store.admin import AdminStore
 
@@ -123,7 +125,7 @@ class Feed:
 
         Args:
             pattern: part of the name, or a pattern with ``*?[``; empty for all.
-            order: one of :data:`ORDERS`.
+            order: one of :data:`celery_singleton_lock.admin.ORDERS`.
             offset: of the first.
             limit: most of them.
 
@@ -131,9 +133,7 @@ class Feed:
             ValueError: there is no such order.
             BackendError: Redis did not answer, or refused.
         """
-        if order not in ORDERS:
-            msg = f"order is {order!r}: use one of {', '.join(ORDERS)}."
-            raise ValueError(msg)
+        order_of(order)
         found = self._listing(pattern, order)
         offset = max(0, min(offset, len(found.rows)))
         shown = found.rows[offset : offset + max(1, min(limit, MOST_ROWS))]
@@ -172,7 +172,7 @@ class Feed:
                     waiting += lock.waiting + lock.adrift
                     yield lock
 
-        rows = heapq.nsmallest(KEPT, counted(), key=ORDERS[order])
+        rows = heapq.nsmallest(KEPT, counted(), key=order_of(order))
         ended = self._clock.monotonic()
         return Listing(rows, total, waiting, broken, ended, ended - began, now)
 
@@ -301,22 +301,52 @@ class Feed:
                 return forced_release_warning(visible(name, SHORT), visible(str(holder), SHORT))
         return ""
 
-    def release(self, lock_id: str, token: str, by: Operator) -> bool:
-        """Take a lock from one holder; audited.
+    def end(
+        self, lock_id: str, token: str, by: Operator, terminate: Callable[[str], object]
+    ) -> LockAdmin:
+        """Have the task that holds a lock ended; audited.
+
+        Args:
+            lock_id: ``id`` of a row.
+            token: owner token of the holder.
+            by: who does it.
+            terminate: has the worker that runs a task end it; given its id.
 
         Returns:
-            True.
+            The event of it.
+
+        Raises:
+            UnknownLock: no list had it.
+            Refused: that token does not hold the lock any more, or its holder is no task.
+            BackendError: Redis did not answer, or refused.
+            Exception: what ``terminate`` raises.
+        """
+        name = self.name_of(lock_id)
+        end_holder(self._store, name, token, by, terminate)
+        return by.step(name, "terminate")
+
+    def release(self, lock_id: str, token: str, by: Operator) -> LockAdmin:
+        """Take a lock from one holder; audited.
+
+        Args:
+            lock_id: ``id`` of a row.
+            token: owner token of the holder.
+            by: who does it.
+
+        Returns:
+            The event of it.
 
         Raises:
             UnknownLock: no list had it.
             Refused: that token does not hold the lock any more.
             BackendError: Redis did not answer, or refused.
         """
-        force_release(self._store, self.name_of(lock_id), token, by)
+        name = self.name_of(lock_id)
+        force_release(self._store, name, token, by)
         with self._mutex:
             for shelf in self._lists.values():
                 shelf.listing = replace(shelf.listing, took=0.0, read_at=float("-inf"))
-        return True
+        return by.step(name, "release")
 
 
 class _Nobody:

@@ -8,7 +8,7 @@ from base64 import b64decode
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from flower.api import BaseApiHandler
 from flower.views import BaseHandler
@@ -16,6 +16,7 @@ from tornado.web import HTTPError, RequestHandler, StaticFileHandler, authentica
 
 from celery_singleton_lock.admin import Operator, Refused
 from celery_singleton_lock.errors import SingletonLockError
+from celery_singleton_lock.events import LockAdmin
 from celery_singleton_lock.extension import PATIENCE, install
 from celery_singleton_lock.flower.feed import ROWS, Feed, UnknownLock, locks_in, visible
 from celery_singleton_lock.keys import Keyspace
@@ -53,6 +54,14 @@ class Office:
             client = extension.new_store(PATIENCE).client
             self._feed = Feed(RedisAdminStore(client, Keyspace(extension.settings.prefix)))
         return self._feed
+
+    def terminate(self, task_id: str) -> None:
+        """Have the worker that runs a task end it; as Flower's own button does."""
+        self._capp.control.revoke(task_id, terminate=True, signal="SIGTERM")
+
+    def tell(self, step: LockAdmin) -> None:
+        """Tell who listens to events what was done; the audit has it."""
+        install(self._capp).tell(step)
 
 
 class _Locks:
@@ -186,8 +195,28 @@ class LocksApi(_Questions, BaseApiHandler):
         await self.answer()
 
 
+class Order(NamedTuple):
+    """What is to be done to a holder.
+
+    Args:
+        lock_id: id of the lock.
+        token: owner token of the holder.
+        sure: do it; else tell what it risks.
+        end: end its task, instead of taking the lock from it.
+        why: reason, for the audit.
+    """
+
+    lock_id: str
+    token: str
+    sure: bool
+    end: bool
+    why: str
+
+
 class ReleaseApi(_Locks, BaseApiHandler):
     """``POST /api/locks/release``: a forced release, by id of the lock and token of the holder.
+
+    Or (``"terminate": true``) the end of the task that holds it, which then gives it back.
 
     Under the conditions of Flower's API: refused without a login, unless the installation says
     otherwise. And always with the page's XSRF token, whatever this Flower does by itself.
@@ -201,35 +230,41 @@ class ReleaseApi(_Locks, BaseApiHandler):
 
     @authenticated
     async def post(self) -> None:
-        """Tell the risk, or (``"sure": true``) release."""
+        """Tell the risk, or (``"sure": true``) do it."""
         self.check_xsrf_cookie()  # an older Flower does not
         if is_read_only(self.application.options):
             return self.refuse(403, "This Flower is read only.")
         order = self._order()
         if order is None:
             return self.refuse(400, 'Send a JSON object with "id", "token" and "sure".')
-        lock_id, token, sure, reason = order
-        by = self._operator(reason)
-        if sure:
-            found = await self.ask(
-                lambda feed: {"released": feed.release(lock_id, token, by) is None}
-            )
-        else:
-            found = await self.ask(lambda feed: {"risk": feed.risk(lock_id, token)})
+        by = self._operator(order.why)
+        found = await self.ask(lambda feed: self._carried_out(feed, order, by))
         if found is not None:
             self.finish(found)
         return None
 
-    def _order(self) -> tuple[str, str, bool, str] | None:
+    def _carried_out(self, feed: Feed, order: Order, by: Operator) -> dict[str, Any]:
+        """Return the answer; runs in a thread."""
+        if not order.sure:
+            return {"risk": feed.risk(order.lock_id, order.token)}
+        if order.end:
+            step = feed.end(order.lock_id, order.token, by, self.office.terminate)
+        else:
+            step = feed.release(order.lock_id, order.token, by)
+        self.office.tell(step)
+        return {"terminated" if order.end else "released": True}
+
+    def _order(self) -> Order | None:
         try:
             given = json.loads(self.request.body)
-            return (
+            return Order(
                 str(given["id"]),
                 str(given["token"]),
-                given["sure"] is True,
-                str(given.get("why", "")),
+                sure=given["sure"] is True,
+                end=given.get("terminate") is True,
+                why=str(given.get("why", "")),
             )
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, AttributeError):
             return None
 
     def _operator(self, reason: str) -> Operator:

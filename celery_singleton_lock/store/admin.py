@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from celery_singleton_lock.events import LockAdmin
 from celery_singleton_lock.model import Holder, Reply
 from celery_singleton_lock.store.base import Store
 
@@ -25,7 +26,7 @@ class Operator:
         via: by what: ``cli``, ``flower``, ``control``, ``python``.
         why: reason, in words; the first 500 characters are kept.
         action: name of the operation, if it is more than one verb (``purge``, ``drain``).
-        op: id of the operation: its steps are one entry of the audit.
+        op: id of the operation: its steps on a lock are one entry of the audit.
     """
 
     who: str
@@ -34,6 +35,18 @@ class Operator:
     why: str = ""
     action: str = ""
     op: str = field(default_factory=lambda: os.urandom(8).hex())
+
+    def step(self, lock: str, action: str = "", count: int = 1) -> LockAdmin:
+        """Return the event of what they did.
+
+        Args:
+            lock: name of the lock, or what was meant.
+            action: name of the operation; else theirs.
+            count: to how many tasks, or how often.
+        """
+        return LockAdmin(
+            lock, action or self.action, count, self.who, self.host, self.via, self.why
+        )
 
 
 class Glance(NamedTuple):
@@ -283,5 +296,9 @@ class AdminStore(Store, Protocol):
         ...
 
     def audit(self, most: int = 100) -> Sequence[dict[str, Any]]:
-        """Return what operators did, newest first; the last thousand entries are kept."""
+        """Return what operators did, newest first; the last thousand entries are kept.
+
+        The steps of one operation on one lock are one entry, with their ``count``. An operation on
+        many locks has an entry for each of the first twenty; the last tells how many ``more``.
+        """
         ...

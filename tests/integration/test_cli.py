@@ -15,7 +15,6 @@ from click.testing import CliRunner
 
 from celery_singleton_lock import Lock
 from celery_singleton_lock.cli import locks, main
-from celery_singleton_lock.cli.witness import EVENT
 from celery_singleton_lock.embedded import RedisServer
 from celery_singleton_lock.extension import install
 from celery_singleton_lock.keys import bucket_of
@@ -207,7 +206,9 @@ def test_t28_force_says_what_it_risks_asks_and_moves_the_line_on(
     assert token_of(admin, name) == token
     with EventLog(book.app) as events:
         run("release", name, "--token", token, "--force", "--why", "hangs", stdin="y\n")
-        event = eventually(lambda: next((e for e in events.seen if e["type"] == EVENT), None))
+        event = eventually(
+            lambda: next((e for e in events.seen if e["type"] == "lock-admin"), None)
+        )
     assert (event["action"], event["lock"], event["why"]) == ("release", name, "hangs")
     assert book.value(contended.rest[0]) == 1
     (entry,) = admin.audit()

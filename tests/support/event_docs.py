@@ -19,7 +19,7 @@ SHARED: Final = {"lock", "task", "task_id"}
 def kinds() -> list[type[events.Event]]:
     """Return all types of events, in the order in which they are declared."""
     found = [each for each in vars(events).values() if isinstance(each, type)]
-    bases = (events.TaskEvent, events.BackendDown, events.BackendUp)
+    bases = (events.TaskEvent, events.LockAdmin, events.BackendDown, events.BackendUp)
     return [each for each in found if issubclass(each, bases) and each is not events.TaskEvent]
 
 
@@ -28,7 +28,9 @@ def table() -> str:
     lines = ["| Celery event | type | when | fields |", "|---|---|---|---|"]
     for kind in kinds():
         name = events.CELERY_EVENTS.get(kind)
-        told = [field(*each) for each in events.fields_of(kind) if each[0] not in SHARED]
+        about_task = issubclass(kind, events.TaskEvent)
+        shared = SHARED if about_task else set()
+        told = [field(*each) for each in events.fields_of(kind) if each[0] not in shared]
         cells = [f"`{name}`" if name else "(observers only)", f"`{kind.__name__}`", when(kind)]
         lines.append(f"| {' | '.join(cells)} | {'<br>'.join(told)} |")
     return "\n".join(lines) + "\n"

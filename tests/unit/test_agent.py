@@ -138,7 +138,7 @@ class PaperDesk:
     def who(self, token):
         return "app.task", token
 
-    def announce_loss(self, event):
+    def announce(self, event):
         self.announced.append(event)
 
     def backlog(self):

@@ -285,6 +285,7 @@
     function release(lock, holder) {
       var dialog = document.getElementById("csl-dialog"), yes = document.getElementById("csl-dialog-yes");
       var title = document.getElementById("csl-dialog-title"), text = document.getElementById("csl-dialog-text");
+      var end = document.getElementById("csl-dialog-end");
       var why = document.getElementById("csl-dialog-why"), reason = document.getElementById("csl-dialog-reason");
       setText(document.getElementById("csl-dialog-name"), lock.name);
       setText(title, "Take this lock from its holder?");
@@ -292,39 +293,44 @@
         (holder.worker ? " on " + holder.worker : "") + ".");
       setText(yes, "Continue");
       why.value = "";
-      reason.hidden = yes.hidden = yes.disabled = false;
+      reason.hidden = yes.hidden = yes.disabled = end.disabled = false;
+      end.hidden = true;
       document.getElementById("csl-dialog-no").onclick = function () { dialog.close(); };
       yes.onclick = function () {
-        send(false).then(function (answer) {
+        send({sure: false}).then(function (answer) {
           if (!answer.risk) throw new Error("It does not hold the lock any more.");
           setText(title, "Are you sure?");
-          setText(text, answer.risk);
+          setText(text, answer.risk + (holder.task_id ? " Or end the task: its worker stops it, what it does is lost, " +
+            "and the lock goes to the next one once it is gone." : ""));
           setText(yes, "Release it");
-          yes.onclick = function () {
-            send(true).then(function () {
-              dialog.close();
-              feed.now();
-            }).catch(failed);
-          };
+          end.hidden = !holder.task_id;
+          yes.onclick = function () { order({sure: true}); };
+          end.onclick = function () { order({sure: true, terminate: true}); };
         }).catch(failed);
       };
       function failed(problem) {
-        setText(title, "It was not released");
+        setText(title, "It was not done");
         setText(text, problem.message || String(problem));
-        yes.hidden = reason.hidden = true;
+        yes.hidden = end.hidden = reason.hidden = true;
         feed.now();
       }
-      function send(sure) {
-        yes.disabled = true;
+      function order(what) {
+        send(what).then(function () {
+          dialog.close();
+          feed.now();
+        }).catch(failed);
+      }
+      function send(what) {
+        yes.disabled = end.disabled = true;
         return fetch(prefix + "/api/locks/release", {
           method: "POST",
           credentials: "same-origin",
           headers: {"Content-Type": "application/json", "X-XSRFToken": root.dataset.token},
-          body: JSON.stringify({id: lock.id, token: holder.token, sure: sure, why: why.value})
+          body: JSON.stringify(Object.assign({id: lock.id, token: holder.token, why: why.value}, what))
         }).then(function (response) {
           return response.text().then(function (body) {
             var answer;
-            yes.disabled = false;
+            yes.disabled = end.disabled = false;
             try {
               answer = JSON.parse(body);
             } catch (_) {
