@@ -30,7 +30,7 @@ from celery_singleton_lock.errors import (
 )
 from celery_singleton_lock.gate import Turned, current_lock, entered
 from celery_singleton_lock.lock import Lock
-from celery_singleton_lock.model import LockView
+from celery_singleton_lock.model import LockView, why_busy
 from celery_singleton_lock.naming import ArgumentsDoNotBind
 from celery_singleton_lock.settings import LockOptions
 from celery_singleton_lock.store.base import Store
@@ -241,7 +241,7 @@ def _is_inside(task_id: str) -> bool:
 def _refusal(view: LockView, options: LockOptions) -> Exception | None:
     """Return how a blocked task ends that does not wait; None if it does."""
     first = view.holders[0] if view.holders else None
-    reason = f"lock {view.name!r} is held by {first or 'another client'}"
+    reason = why_busy(view.name, first, view.paused)
     if options.on_conflict == "skip":
         return Turned("skipped", reason)
     if options.on_conflict == "fail":

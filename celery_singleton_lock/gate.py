@@ -42,6 +42,7 @@ from celery_singleton_lock.model import (
     Reservation,
     Verdict,
     new_token,
+    why_busy,
 )
 from celery_singleton_lock.modes import OFF
 from celery_singleton_lock.naming import ArgumentsDoNotBind
@@ -350,7 +351,8 @@ class Gate:
         )
         while True:
             try:
-                return _acquired_alone(lock, options, max(until - _clock.monotonic(), 0.001))
+                patience = max(until - _clock.monotonic(), 0.001)
+                return _acquired_alone(lock, options, patience, self._store())
             except BackendError as error:
                 if options.on_backend_error == "run":
                     logger.warning("%s runs without its lock %r: %s", task, lock.name, error)
@@ -416,7 +418,7 @@ class Gate:
             return Turned("gone", "its grant lapsed; the message is delivered again")
         if options.on_conflict == "wait":
             return self._not_served(stamp, options, reply)
-        reason = f"lock {stamp.name!r} is held by {reply.holder or 'another client'}"
+        reason = why_busy(stamp.name, reply.holder, reply.paused)
         if options.on_conflict == "skip":
             return Turned("skipped", reason)
         if options.on_conflict == "fail":
@@ -533,7 +535,7 @@ def wait(store: Store, owner: Owner, claim: Claim, options: LockOptions) -> Repl
     return reply._replace(lease=reply.lease + asked - began)
 
 
-def _acquired_alone(lock: Lock, options: LockOptions, patience: float) -> bool:
+def _acquired_alone(lock: Lock, options: LockOptions, patience: float, store: Store) -> bool:
     """Take the lock as the task's policy says, waiting in the slot for ``patience`` seconds."""
     if options.on_conflict not in {"skip", "fail"}:
         if lock.acquire(blocking_timeout=patience):
@@ -542,7 +544,8 @@ def _acquired_alone(lock: Lock, options: LockOptions, patience: float) -> bool:
         raise LockWaitTimeout(msg, lock.name)
     if lock.acquire(blocking=False):
         return True
-    reason = f"lock {lock.name!r} is held by another client"
+    view = store.inspect(lock.name, waiters=0)
+    reason = why_busy(lock.name, next(iter(view.holders), None), view.paused)
     error = Turned("skipped", reason) if options.on_conflict == "skip" else None
     raise error or LockConflict(f"The {reason}.", lock.name)
 

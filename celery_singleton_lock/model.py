@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -175,6 +176,7 @@ class Reply(NamedTuple):
         next_look: seconds until the first lease of a holder ends; when a waiter looks again.
         holder: one of those who hold the lock, if it is busy.
         limit: permits in force (the lowest of those declared by who holds or waits).
+        paused: why an operator has the lock granted to nobody, if it was asked for in vain.
     """
 
     verdict: Verdict
@@ -184,6 +186,23 @@ class Reply(NamedTuple):
     next_look: float = 0.0
     holder: Holder | None = None
     limit: int = 1
+    paused: str = ""
+
+
+def why_busy(name: str, holder: Holder | None, paused: str) -> str:
+    """Return why a lock is not to be had, for the reason of a task's end.
+
+    Args:
+        name: the lock's name.
+        holder: one of those who hold it, if known.
+        paused: why an operator has it granted to nobody; empty if it is granted as usual.
+    """
+    if paused:
+        return (
+            f"lock {name!r} is paused ({paused}): nobody gets it until an operator resumes it "
+            f"(celery -A YOUR_APP locks resume {shlex.quote(name)})"
+        )
+    return f"lock {name!r} is held by {holder or 'another client'}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from datetime import datetime, timezone
 from typing import Any, Final
 
 from celery_singleton_lock.errors import BackendError
@@ -238,8 +239,10 @@ class RedisAdminStore(RedisStore):
 
     def pause(self, name: str, by: Operator) -> bool:
         """Grant the lock to nobody; see :meth:`AdminStore.pause`."""
-        place = f"{by.who}@{by.host}" if by.host else by.who
-        return self._pause(name, f"{place}: {by.why}" if by.why else place or "paused", by, "pause")
+        when = datetime.fromtimestamp(self.time(), timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+        place = f"{by.who}@{by.host}" if by.host else by.who or "somebody"
+        told = f"{place}, {when}: {by.why}" if by.why else f"{place}, {when}"
+        return self._pause(name, " ".join(told.split()), by, "pause")
 
     def resume(self, name: str, by: Operator) -> bool:
         """Grant as usual again; see :meth:`AdminStore.resume`."""

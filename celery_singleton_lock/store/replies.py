@@ -46,7 +46,8 @@ def reply(raw: bytes | str) -> Reply:
         return _THAT_IS_ALL
     verdict, fence, left, rank, look, limit, who = text(raw).split("\n", 6)
     next_look = max(0.0, int(look) / 1000)
-    token, _, record = who.partition("\n")
+    token, _, rest = who.partition("\n")
+    record, _, paused = rest.partition("\n")
     return Reply(
         _VERDICTS[verdict],
         int(fence),
@@ -55,6 +56,7 @@ def reply(raw: bytes | str) -> Reply:
         next_look,
         holder(token, record, next_look) if record else None,
         int(limit),
+        paused,
     )
 
 

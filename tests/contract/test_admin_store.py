@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from celery_singleton_lock.errors import BackendRefused
@@ -327,10 +329,16 @@ def test_a_paused_lock_is_granted_to_nobody_and_its_holder_goes_on(store):
     parked = park(store)
     assert store.pause(NAME, by())
     assert not store.pause(NAME, by())
-    assert store.inspect(NAME).paused == "jane@desk-1: stuck"
+    assert re.fullmatch(
+        r"jane@desk-1, \d{4}-\d\d-\d\d \d\d:\d\d UTC: stuck", store.inspect(NAME).paused
+    )
     assert store.extend([(NAME, holder.token, 30.0)]) == [True]
+    beside = store.acquire(owner(), Claim(NAME))
+    assert (beside.holder.token, beside.paused) == (holder.token, store.inspect(NAME).paused)
     assert store.release(NAME, holder.token, Ending.FINAL).verdict is Verdict.RELEASED
-    assert store.acquire(owner(), Claim(NAME)).verdict is Verdict.BLOCKED
+    blocked = store.acquire(owner(), Claim(NAME))
+    assert (blocked.verdict, blocked.holder) == (Verdict.BLOCKED, None)
+    assert blocked.paused == store.inspect(NAME).paused
     store.kick(NAME)
     assert store.claim(parked, NAME, 30.0).verdict is Verdict.WAITING
     assert tokens(store) == []

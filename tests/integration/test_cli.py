@@ -264,6 +264,18 @@ def test_a_paused_lock_starts_nothing_until_it_is_resumed(run, contended, book, 
     assert [book.value(r) for r in contended.rest] == [1, 2]
 
 
+@pytest.mark.parametrize("task", ["act_skip", "act_fail"])
+def test_a_task_that_a_pause_turns_away_says_so_and_how_to_resume(run, worker, book, key, task):
+    """Nobody holds the lock, so no client would be found to blame."""
+    run("pause", f"k:{key}", "--why", "migration")
+    state, reason = book.outcome(book.send(task, key, 0))
+    assert state == {"act_skip": "REVOKED", "act_fail": "FAILURE"}[task]
+    told = rf"lock 'k:{key}' is paused \(\S+@\S+, 20[\d-]+ [\d:]+ UTC: migration\): nobody gets it"
+    assert re.search(told, str(reason)), reason
+    assert f"locks resume k:{key}" in str(reason)
+    run("resume", f"k:{key}")
+
+
 def test_a_limit_is_changed_while_tasks_run(run, contended, book):
     name = contended.name
     assert "limit is 2" in run("limit", name, 2).out

@@ -517,7 +517,9 @@ end
 
 local function describe(token)
   local raw = token and redis.call('HGET', record, token)
-  return raw and token .. '\n' .. raw or ''
+  local who = raw and token .. '\n' .. raw or ''
+  if paused then return (raw and who or '\n') .. '\n' .. paused end
+  return who
 end
 
 local function answer(verdict, token, rec)
