@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import time
+from importlib.metadata import version
 from statistics import median
 
 import pytest
@@ -13,7 +14,8 @@ import pytest
 from celery_singleton_lock.embedded import RedisServer
 from celery_singleton_lock.model import Claim, Ending, Owner, new_token
 from integration.book import Book, standing
-from support.flower import Flower, browser, needs_flower
+from support.events import EventLog
+from support.flower import PASSWORD, USER, Flower, browser, needs_flower
 from support.proxy import Proxy
 from support.waiting import eventually, in_time, seconds_until
 
@@ -410,6 +412,72 @@ def test_a_forced_release_is_asked_twice_then_audited_and_the_next_one_runs(view
     assert entry["host"] == "127.0.0.1"
 
 
+def test_the_holders_task_can_be_ended_instead_and_the_next_one_runs(view, book, pair, key):
+    """What it does is lost, as the page says, but it does not run beside the next one."""
+    first, second = pair
+    show_locks(view, f"?search=k:{key}")
+    view.locator(".csl-fold").click()
+    view.locator("#csl-more .btn-outline-danger").click()
+    assert view.locator("#csl-dialog-end").is_hidden()
+    view.locator("#csl-dialog-yes").click()
+    view.locator("#csl-dialog h2", has_text="Are you sure?").wait_for()
+    assert "its worker stops it" in view.locator("#csl-dialog").inner_text()
+    with EventLog(book.app) as events:
+        view.locator("#csl-dialog-end").click()
+        book.started(second)
+        step = eventually(
+            lambda: next((e for e in events.seen if e["type"] == "lock-admin"), None), SOON
+        )
+    assert (step["action"], step["lock"], step["who"]) == ("terminate", f"k:{key}", "jane")
+    assert book.outcome(first)[0] == "REVOKED"
+    entry = json.loads(book.client.lrange("csl:fleet:audit", 0, 0)[0])
+    assert (entry["action"], entry["who"], entry["via"]) == ("terminate", "jane", "flower")
+
+
+def test_a_client_that_holds_a_lock_cannot_be_ended_from_the_page(view, flower, empty):
+    (token,) = take(empty, "kept").values()
+    show_locks(view)
+    view.locator(".csl-fold").click()
+    view.locator("#csl-more .btn-outline-danger").click()
+    view.locator("#csl-dialog-yes").click()
+    view.locator("#csl-dialog h2", has_text="Are you sure?").wait_for()
+    assert view.locator("#csl-dialog-end").is_hidden()
+    shown = json.loads(flower.get("/locks/data?search=kept")[1])["locks"][0]
+    order = {"id": shown["id"], "token": token, "sure": True, "terminate": True}
+    own = {"Cookie": "_xsrf=mine", "X-XSRFToken": "mine", "Sec-Fetch-Site": "same-origin"}
+    status, told = flower.get("/api/locks/release", data=json.dumps(order).encode(), headers=own)
+    assert (status, "not a task" in told) == (409, True)
+    assert empty.store.inspect("kept").holders
+
+
+def test_a_flower_that_is_read_only_offers_no_release_and_refuses_it(
+    book, empty, tmp_path, chromium
+):
+    """Neither a release nor the end of a task; Flower below 2.2 has no such option."""
+    if version("flower") < "2.2":
+        pytest.skip("no --read_only")
+    (token,) = take(empty, "kept").values()
+    env = book.worker().environment
+    args = (f"--basic_auth={USER}:{PASSWORD}", "--read_only")
+    with Flower("integration.worker_app", env, tmp_path, args=args) as flower:
+        login = {"username": USER, "password": PASSWORD}
+        context = chromium.new_context(base_url=flower.url, http_credentials=login)
+        page = context.new_page()
+        show_locks(page)
+        page.locator(".csl-fold").click()
+        page.locator("#csl-more table").wait_for()
+        assert "kept" in page.locator(".csl-fold").inner_text()
+        assert page.locator("#csl-more button").count() == 0
+        context.close()
+        shown = json.loads(flower.get("/locks/data?search=kept")[1])["locks"][0]
+        own = {"Cookie": "_xsrf=mine", "X-XSRFToken": "mine", "Sec-Fetch-Site": "same-origin"}
+        for more in ({}, {"terminate": True}):
+            order = json.dumps({"id": shown["id"], "token": token, "sure": True, **more}).encode()
+            status, told = flower.get("/api/locks/release", data=order, headers=own)
+            assert (status, "read only" in told) == (403, True)
+    assert empty.store.inspect("kept").holders
+
+
 def test_a_release_needs_the_pages_own_token_and_no_other_site(flower, empty):
     """Without it, with a wrong one, or sent by a page of another site: refused."""
     (token,) = take(empty, "kept").values()
@@ -427,7 +495,9 @@ def test_a_release_needs_the_pages_own_token_and_no_other_site(flower, empty):
     other = order.replace(token.encode(), b"0" * 32 + b".0")
     assert flower.get("/api/locks/release", data=other, headers=own)[0] == 409
     assert flower.get("/api/locks/release", data=b"[]", headers=own)[0] == 400
-    assert flower.get("/api/locks/release", data=order, headers=own)[0] == 200
+    assert json.loads(flower.get("/api/locks/release", data=order, headers=own)[1]) == {
+        "released": True
+    }
     assert not empty.store.inspect("kept").holders
     assert flower.get("/api/locks/release", data=order, headers=own)[0] == 409
 
