@@ -98,7 +98,7 @@ def detail(found: Detail) -> str:
     lines = [
         f"lock     {printable(view.name)}",
         f"state    {printable(state)}",
-        f"limit    {view.limit}{set_by}",
+        f"limit    {view.limit or 'as its tasks declare'}{set_by}",
         f"fence    {view.fencing_token}",
         f"waiting  {waiting}; {view.bodies:,} messages kept",
     ]
@@ -126,6 +126,7 @@ def audit_rows(entries: Iterable[dict[str, Any]]) -> Iterable[Sequence[object]]:
         when = datetime.fromtimestamp(entry["at"], timezone.utc).isoformat(" ", "seconds")
         who = f"{entry.get('who', '?')}@{entry.get('host', '?')} ({entry.get('via', '?')})"
         what = f"{entry['action']} x{entry['count']}" if entry["count"] > 1 else entry["action"]
+        what += f" {entry['to']}" if "to" in entry else ""
         lock = printable(entry["lock"], WIDEST)
         more = f" and {entry['more']:,} more" if "more" in entry else ""
         yield when, who, what, lock + more, entry.get("why", "")

@@ -270,7 +270,7 @@ class RedisAdminStore(RedisStore):
             name,
             limit_arg="" if limit is None else limit_of(limit),
             claim_ms=self._claim_ms,
-            who=_entry(by, "limit"),
+            who=_entry(by, "limit", "as declared" if limit is None else str(limit)),
         )
         return int(self._run(call))
 
@@ -287,9 +287,9 @@ def fits(name: str, pattern: str) -> bool:
     return pattern in name
 
 
-def _entry(by: Operator, action: str) -> str:
+def _entry(by: Operator, action: str, to: str = "") -> str:
     """Return who does what, as the scripts put it into the audit."""
-    told = {**asdict(by), "action": by.action or action, "why": by.why[:LONGEST_WHY]}
+    told = {**asdict(by), "action": by.action or action, "to": to, "why": by.why[:LONGEST_WHY]}
     return json.dumps({key: value for key, value in told.items() if value})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -133,6 +134,14 @@ def test_a_pause_of_a_paused_lock_is_no_step(scene):
     scene.run("pause", NAME)
     scene.run("pause", NAME)
     assert len(scene.store.audit()) == len(scene.told) == 1
+
+
+def test_the_audit_says_to_what_a_limit_was_set(scene):
+    scene.run("limit", NAME, "3")
+    scene.run("limit", NAME, "--clear")
+    told = scene.run("audit")
+    assert re.search(rf"limit 3 +{NAME}", told)
+    assert re.search(rf"limit as declared +{NAME}", told)
 
 
 def test_sweeps_of_a_cron_job_are_one_entry(scene):
