@@ -32,6 +32,7 @@ pytestmark = [
 ]
 
 NAME, LEASE = "account:42", 600.0
+MANY = 6  # waiting, before a purge makes sense
 ANY = st.integers(0, 1000)
 
 
@@ -83,12 +84,13 @@ class Machine(RuleBasedStateMachine):
             assert reply.verdict is Verdict.BLOCKED
             assert bool(reply.paused) is self.paused
 
-    @rule()
-    def parks(self):
-        token = new_token()
-        owner = Owner(token, f"{token}/0/0", "app.task")
-        self.store.park(owner, Claim(NAME, LEASE, self.limit), Parcel(b"{}\n", "R", "q"))
-        self.alive.add(base_of(token))
+    @rule(number=st.integers(1, 4))
+    def parks(self, number):
+        for _ in range(number):
+            token = new_token()
+            owner = Owner(token, f"{token}/0/0", "app.task")
+            self.store.park(owner, Claim(NAME, LEASE, self.limit), Parcel(b"{}\n", "R", "q"))
+            self.alive.add(base_of(token))
 
     @rule(n=ANY)
     def claims(self, n):
@@ -185,6 +187,7 @@ class Machine(RuleBasedStateMachine):
         assert before <= here
         self.exported = []
 
+    @precondition(lambda self: len(self.alive) > MANY)
     @rule()
     def purges(self):
         here = [each.token for each in self.waiting()]
@@ -228,7 +231,7 @@ class Machine(RuleBasedStateMachine):
         assert list(self.store.drift(NAME)) == []
 
 
-@pytest.mark.parametrize("examples", [8, 600])
+@pytest.mark.parametrize("examples", [12, 600])
 @pytest.mark.timeout(900)
 def test_whatever_operators_do_no_lock_breaks_and_no_task_is_lost_unsaid(redis_client, examples):
     """A paused lock is granted to nobody; resumed, the next one has it; the audit has each step."""
