@@ -1,0 +1,71 @@
+"""Drain, export and import where the broker is a RabbitMQ; test_cli.py has Redis."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+from kombu import Connection
+
+from celery_singleton_lock import Lock
+from celery_singleton_lock.cli.commands import locks
+from celery_singleton_lock.store.redis_admin import RedisAdminStore
+from support.waiting import eventually
+
+TENANT = {"x-tenant": "acme"}
+NUMBER = 5
+
+
+@pytest.fixture(params=["classic", "quorum"])
+def kind(request):
+    """The type of the queues."""
+    return request.param
+
+
+@pytest.mark.full_run_plays("classic")  # they differ little in this
+def test_parked_tasks_go_back_to_rabbitmq_and_come_again_from_a_file(make_book, tmp_path):
+    """As they came: order, arguments, headers, priority; each once; nothing of ours on them."""
+    book = make_book()
+    store = RedisAdminStore(book.client)
+    file = tmp_path / "parked.jsonl"
+
+    def run(*args):
+        obj = SimpleNamespace(app=book.app)
+        result = CliRunner().invoke(locks, [*map(str, args)], obj=obj)
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    lock = Lock(book.client, "k:a", lease=600)
+    lock.acquire()
+    with book.worker(concurrency=1):
+        sent = [book.send("act", "a", n, headers=TENANT, priority=3) for n in range(NUMBER)]
+        book.await_waiting("a", NUMBER)
+        eventually(lambda: book.left() == 0, 10, "acknowledged")
+    run("export", "--lock", "k:a", "--output", file)
+    run("drain", "--lock", "k:a", "--rate", 0, "--yes")
+    assert store.inspect("k:a").bodies == 0
+    eventually(lambda: book.queued() == NUMBER, 10, "in the broker again")
+    seen = taken_and_put_back(book)
+    assert [each["id"] for each in seen] == sent
+    assert all(each["x-tenant"] == "acme" for each in seen)
+    assert not {name for each in seen for name in each if "singleton" in name}
+
+    lock.release()
+    with book.worker(concurrency=1):
+        assert [book.value(each, 30) for each in sent] == list(range(NUMBER))
+        book.await_settled("a")
+        run("import", file, "--again")
+        eventually(lambda: len(book.starts("a")) == 2 * NUMBER, 20, "all run again")
+        book.await_settled("a")
+    assert book.order("a") == [*range(NUMBER)] * 2
+    assert book.peak("a") == 1
+    carried = {(start["priority"], start["headers"]["x-tenant"]) for start in book.starts("a")}
+    assert carried == {(3, "acme")}
+
+
+def taken_and_put_back(book):
+    """Return the headers of the messages that are in the queue, and leave them there."""
+    with Connection(book.vhost.url) as connection, connection.channel() as channel:
+        found = [channel.basic_get("celery") for _ in range(NUMBER)]
+        return [message.headers for message in found]
