@@ -16,6 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -30,6 +31,7 @@ from celery_singleton_lock.events import (
     Event,
     LeaseLost,
     Observers,
+    TaskBlocked,
     log_keys,
 )
 from celery_singleton_lock.gate import claim_of
@@ -61,10 +63,11 @@ from celery_singleton_lock.orders import (
     alike,
 )
 from celery_singleton_lock.publisher import Outbox, Publisher, pack
-from celery_singleton_lock.request import LockedRequest
+from celery_singleton_lock.request import LockedRequest, about
 from celery_singleton_lock.settings import LockOptions
 from celery_singleton_lock.stamp import Stamp, doubted, task_id_of
 from celery_singleton_lock.store.base import Store
+from celery_singleton_lock.store.redis_admin import RedisAdminStore
 from celery_singleton_lock.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
@@ -489,7 +492,23 @@ class Agent:
             if reply.verdict is Verdict.TWIN:
                 self._post(self.desk.twinned, request)
             else:
-                self._post(self.desk.parked, request, str(reply.holder or ""), reply.rank)
+                seen_at = self._clock.monotonic()
+                self._post(self.desk.parked, request, str(reply.holder or ""), reply.rank, seen_at)
+
+    def look_again(self, request: LockedRequest) -> None:
+        """Tell the desk that a message is blocked, if it still is; see :meth:`Desk.blocked`."""
+        self.run_errand(partial(self._look_again, request))
+
+    def _look_again(self, request: LockedRequest) -> None:
+        stamp = request.stamp
+        store: Any = self.store
+        admin = RedisAdminStore(store.client, store.keyspace)
+        standing, seen_at = admin.look(stamp.name, stamp.token), self._clock.monotonic()
+        if standing.waiting is None or standing.waiting.state not in {"parked", "adrift"}:
+            return
+        holders = [str(each) for each in admin.inspect(stamp.name, waiters=0).holders]
+        event = TaskBlocked(*about(request), holder="".join(holders[:1]), rank=standing.rank)
+        self._post(self.desk.blocked, request, event, seen_at)
 
     def _hear_of_revokes(self) -> None:
         """Look for tasks that were revoked since the last look; mingle and state files count."""

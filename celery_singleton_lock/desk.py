@@ -74,6 +74,12 @@ MOST_SHOWN: Final = 100
 """Most locks that a report names."""
 
 
+FRESH: Final = 1.0
+"""Seconds within which it is told that a message was parked; later it is looked at again."""
+
+INF: Final = float("inf")
+
+
 class Clerk(Protocol):
     """Who does the desk's I/O: the agent."""
 
@@ -95,6 +101,10 @@ class Clerk(Protocol):
 
     def mind(self, name: str, reservation: Reservation, task_id: str) -> None:
         """End a reservation when its task is revoked."""
+        ...
+
+    def look_again(self, request: LockedRequest) -> None:
+        """Tell the desk that a message is blocked, if it still is."""
         ...
 
     def report_loss(self, stamp: Stamp, ended: str) -> None:
@@ -375,12 +385,33 @@ class Desk:
 
     # -- what the agent tells ---------------------------------------------------------------------
 
-    def parked(self, request: LockedRequest, holder: str, rank: int) -> None:
-        """The message is safe in Redis: acknowledge it."""
+    def parked(self, request: LockedRequest, holder: str, rank: int, seen_at: float = INF) -> None:
+        """The message is safe in Redis: acknowledge it.
+
+        Args:
+            request: the message.
+            holder: who holds its lock.
+            rank: its place in line.
+            seen_at: local monotonic time at which that was so; now, unless given.
+        """
         self._back_from_clerk(request)
         request.acknowledge()
         request.was_blocked = True
-        self._tell(request, TaskBlocked(*about(request), holder=holder, rank=rank))
+        event = TaskBlocked(*about(request), holder=holder, rank=rank)
+        self._observers.notify(event)
+        self.blocked(request, event, seen_at)
+
+    def blocked(self, request: LockedRequest, event: TaskBlocked, seen_at: float) -> None:
+        """Send the event of it, if the message has not had the time to end elsewhere meanwhile.
+
+        For Celery's State, BLOCKED that comes after REVOKED would be the last word.
+        """
+        if not self.sends_events():
+            return
+        if _clock.monotonic() - seen_at <= FRESH:
+            self._send_event_of(request, event)
+        else:
+            self._clerk.look_again(request)
 
     def twinned(self, request: LockedRequest) -> None:
         """The message's like is here already, and this one is safe: acknowledge it."""
@@ -709,6 +740,9 @@ class Desk:
     def _tell(self, request: LockedRequest, event: TaskEvent) -> None:
         """Tell observers, and whoever listens to Celery's events; no task is lost by either."""
         self._observers.notify(event)
+        self._send_event_of(request, event)
+
+    def _send_event_of(self, request: LockedRequest, event: TaskEvent) -> None:
         sent = celery_event(event)
         if sent is not None and request.task.send_events:
             name, fields = sent

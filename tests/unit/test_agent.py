@@ -250,7 +250,7 @@ def test_the_desk_hears_what_became_of_each_message(agent, store, desk):
     for message in messages.values():
         agent.park(message)
     agent.run_once()
-    assert desk.heard("parked", "refused", "dropped") == [
+    assert [call[:4] for call in desk.heard("parked", "refused", "dropped")] == [
         ("parked", messages["kept"], "", 1),
         ("refused", messages["full"], "as many wait as lock_max_waiting allows"),
         ("dropped", messages["done"]),
@@ -495,7 +495,7 @@ def test_stop_carries_out_what_was_ordered_and_ends_both_threads(agent, store, d
     message = request("a")
     agent.park(message)
     agent.stop(timeout=60)
-    assert desk.heard("parked") == [("parked", message, "", 1)]
+    assert [call[:4] for call in desk.heard("parked")] == [("parked", message, "", 1)]
     assert store.asked("leave")
     assert len(threads) == 2
     assert not any(thread.is_alive() for thread in threads)

@@ -1,0 +1,28 @@
+"""A worker whose main loop stands still once it has handed a message over to be parked.
+
+As it does under a key callable that takes its time, or where a machine has too little of it. The
+agent, which is another thread, goes on. Imported by ``imports`` of its configuration.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from celery_singleton_lock.agent import Agent
+from support.waiting import eventually
+
+HALTS = Path(os.environ["BOOK_FOLDER"]) / "halts"
+GOES_ON = Path(os.environ["BOOK_FOLDER"]) / "goes-on"
+
+_park = Agent.park
+
+
+def park(self, request):
+    """Hand it over, and stand still until somebody lets the loop go on."""
+    _park(self, request)
+    HALTS.touch()
+    eventually(GOES_ON.exists, 60, "the loop goes on")
+
+
+Agent.park = park

@@ -1,0 +1,50 @@
+"""Events of two workers, of which one comes late: the last word is right."""
+
+from __future__ import annotations
+
+import pytest
+from celery.events.state import State
+
+from celery_singleton_lock import Lock
+from support.events import EventLog
+from support.waiting import eventually, never
+
+
+def shown(log, task_id):
+    """Return what Celery's State makes of the events so far."""
+    state = State()
+    for event in list(log.seen):
+        state.event(event)
+    task = state.tasks.get(task_id)
+    return task.state if task else ""
+
+
+@pytest.mark.parametrize("ends", ["revoked", "waits"])
+def test_a_worker_that_stood_still_does_not_show_a_task_as_blocked_that_was_revoked(
+    own_book, key, ends
+):
+    """It parked the task, and its main loop halted before it could say so; another one ended it.
+
+    If the task still waits then, it is shown as blocked, by the late worker.
+    """
+    book = own_book
+    halts, goes_on = (book.journal.folder / name for name in ("halts", "goes-on"))
+    lock = Lock(book.client, f"k:{key}", lease=600)
+    lock.acquire()
+    conf = {"imports": ["integration.halting"]}
+    with book.worker(concurrency=1, conf=conf, args=("-E",)), EventLog(book.app) as log:
+        task = book.send("act", key, 0)
+        eventually(halts.exists, 20, "it halts")
+        book.await_waiting(key, 1)
+        if ends == "revoked":
+            with book.worker(concurrency=1, args=("-E",)):
+                book.app.control.revoke(task)
+                eventually(lambda: shown(log, task) == "REVOKED", 20, lambda: log.of(task))
+                goes_on.touch()
+                eventually(lambda: book.unacked() == 0, 20, "the late one has come to it")
+                never(lambda: shown(log, task) != "REVOKED", 2, "it is shown as blocked")
+        else:
+            never(lambda: shown(log, task) == "BLOCKED", 1.5, "the loop goes on")
+            goes_on.touch()
+            eventually(lambda: shown(log, task) == "BLOCKED", 20, lambda: log.of(task))
+        lock.release()
