@@ -342,14 +342,20 @@ _Parked = tuple[Owner, Claim, Parcel]
 
 
 def _batches(parcels: Iterator[_Parked]) -> Iterator[list[_Parked]]:
+    """Yield them in groups of a bounded number and size; before an error, those read until then."""
     group: list[_Parked] = []
     size = 0
-    for each in parcels:
-        if group and (len(group) == STEP or size + len(each[2].body) > LOAD):
+    try:
+        for each in parcels:
+            if group and (len(group) == STEP or size + len(each[2].body) > LOAD):
+                yield group
+                group, size = [], 0
+            group.append(each)
+            size += len(each[2].body)
+    except ConfigurationError:
+        if group:
             yield group
-            group, size = [], 0
-        group.append(each)
-        size += len(each[2].body)
+        raise
     if group:
         yield group
 

@@ -1,0 +1,378 @@
+"""Many parked tasks at once: which are meant, what is done to them, and that none is lost."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from celery_singleton_lock.admin import parked
+from celery_singleton_lock.admin.parked import (
+    Filter,
+    Pace,
+    count,
+    drain,
+    export,
+    names_of,
+    purge,
+    restore,
+    select,
+    steps,
+)
+from celery_singleton_lock.errors import BackendError, ConfigurationError
+from celery_singleton_lock.model import Claim, Ending, Owner, Parcel, new_token
+from celery_singleton_lock.store.admin import Operator, Waiting
+from celery_singleton_lock.store.redis_admin import RedisAdminStore
+
+pytestmark = pytest.mark.contract
+
+
+@pytest.fixture
+def store(redis_client):
+    store = RedisAdminStore(redis_client)
+    store.beat("w", "R", ["q"], 30)
+    yield store
+    store.close()
+
+
+def hold(store, name, limit=1):
+    who = Owner(new_token(), "holder/0/0", "app.task")
+    store.acquire(who, Claim(name, limit=limit))
+    return who
+
+
+def park(store, name, task_id, *, realm="R", queue="q", body=b"body", **claim):
+    who = Owner(new_token(), f"{task_id}/0/0", "app.task")
+    store.park(who, Claim(name, **claim), Parcel(body, realm, queue, 900.0))
+    return who.token
+
+
+def by(action):
+    return Operator("jane", action=action)
+
+
+def ids(found):
+    return [each.task_id for each in found]
+
+
+# -- which are meant -------------------------------------------------------------------------------
+
+
+def test_locks_where_nothing_waits_are_passed_by(store):
+    """A lock that is only held, idle, or whose keys are another program's, has nothing to give."""
+    for name in ("held", "waited", "adrift"):
+        hold(store, name)
+    park(store, "waited", "a")
+    park(store, "adrift", "b", queue="nobody")
+    store.release("idle", new_token(), Ending.FINAL)
+    store.client.set(store.keyspace.lock("other").meta, "x")
+    store.client.set(store.keyspace.lock("other").holders, "x")
+    assert set(names_of(store, Filter())) == {"waited", "adrift"}
+    assert list(names_of(store, Filter(lock="adri"))) == ["adrift"]
+
+
+def test_a_whole_name_is_taken_as_it_is(store):
+    """Also one that looks like a pattern, or has others that begin like it."""
+    for name in ("a", "ab", "a*"):
+        hold(store, name)
+        park(store, name, name)
+    assert ids(select(store, Filter(lock="a", exact=True))) == ["a"]
+    assert ids(select(store, Filter(lock="a*", exact=True))) == ["a*"]
+
+
+def test_they_are_counted_by_lock(store):
+    hold(store, "a")
+    hold(store, "b")
+    for name, number in (("a", 2), ("b", 3)):
+        for each in range(number):
+            park(store, name, f"t{each}")
+    tally = count(store, Filter())
+    assert tally.done == {"a": 2, "b": 3}
+    assert tally.total == 5
+    assert count(store, Filter(state="adrift")).total == 0
+
+
+def test_a_group_holds_twenty_and_eight_mebibytes_at_most():
+    small = [Waiting("a", "t", "parked", size=1)] * 41
+    assert [len(group) for group in steps(small)] == [20, 20, 1]
+    large = [Waiting("a", "t", "parked", size=4 * 2**20)] * 3
+    assert [len(group) for group in steps(large)] == [2, 1]
+
+
+# -- purge -----------------------------------------------------------------------------------------
+
+
+def test_what_is_purged_is_gone_told_and_audited_once_per_lock(store):
+    hold(store, "a")
+    for number in range(45):
+        park(store, "a", f"t{number}", body=b"message %d" % number)
+    who, told = by("purge"), []
+    tally = purge(store, Filter(), who, dropped=told.append)
+    assert tally.done == {"a": 45}
+    assert not +tally.skipped
+    assert [each.message for each in told] == [b"message %d" % number for number in range(45)]
+    assert count(store, Filter()).total == 0
+    (entry,) = store.audit()
+    assert (entry["action"], entry["who"], entry["count"]) == ("purge", "jane", 45)
+
+
+def test_copies_of_what_was_purged_end_quietly_for_an_hour_or_as_long_as_said(store):
+    hold(store, "a")
+    park(store, "a", "usual")
+    purge(store, Filter(), by("purge"))
+    assert seconds_remembered(store, "usual") == pytest.approx(3600, abs=30)
+    park(store, "a", "short")
+    purge(store, Filter(), by("purge"), done_for=60.0)
+    assert seconds_remembered(store, "short") == pytest.approx(60, abs=30)
+
+
+def seconds_remembered(store, task_id):
+    until = store.client.zscore(store.keyspace.lock("a").done, f"{task_id}/0/0")
+    return until / 1000 - store.time()
+
+
+def test_who_got_the_lock_meanwhile_is_not_purged(store):
+    holder = hold(store, "a")
+    token, other = park(store, "a", "first"), park(store, "a", "second")
+    found = list(select(store, Filter()))
+    store.release("a", holder.token, Ending.FINAL)
+    assert [each.token for each in found] == [token, other]
+
+    class Late(RedisAdminStore):
+        """The lock is given back between the look at the line and the step."""
+
+        def page(self, name, part, after="", most=100):
+            page = super().page(name, part, after, most)
+            self.release("b", held.token, Ending.FINAL)
+            return page
+
+    held = hold(store, "b")
+    park(store, "b", "first")
+    park(store, "b", "second")
+    late = Late(store.client)
+    tally = purge(late, Filter(lock="b", exact=True), by("purge"))
+    assert tally.done == {"b": 1}
+    assert tally.skipped == {"moved meanwhile": 1}
+    assert [h.task_id for h in store.inspect("b").holders] == ["first"]
+
+
+# -- drain -----------------------------------------------------------------------------------------
+
+
+def test_drained_messages_are_published_in_their_order_and_forgotten(store):
+    hold(store, "a")
+    for number in range(45):
+        park(store, "a", f"t{number}", body=b"message %d" % number)
+    sent, who = [], by("drain")
+    tally = drain(store, Filter(), who, realm="R", publish=sent.append, pace=Pace(0))
+    assert [each.message for each in sent] == [b"message %d" % number for number in range(45)]
+    assert tally.done == {"a": 45}
+    assert not +tally.skipped
+    assert count(store, Filter()).total == 0
+    (entry,) = store.audit()
+    assert (entry["action"], entry["who"], entry["count"]) == ("drain", "jane", 45)
+    assert not store.client.exists(store.keyspace.lock("a").done), "the message is to run"
+
+
+def test_what_stays_in_a_drain_is_counted_by_reason(store):
+    """Of another broker; with a verdict, that a worker has to end; taken by another drain."""
+    hold(store, "a", limit=2)
+    hold(store, "a", limit=2)
+    park(store, "a", "other", realm="S", limit=2)
+    store.revoke("a", park(store, "a", "revoked", limit=2), realm="R")
+    store.seal("a", [park(store, "a", "leaving", limit=2)], 60)
+    park(store, "a", "goes", limit=2)
+    sent = []
+    tally = drain(store, Filter(), by("drain"), realm="R", publish=sent.append, pace=Pace(0))
+    assert ids(sent) == ["goes"]
+    assert +tally.skipped == {
+        "of another broker": 1,
+        "revoked: a worker has to end it": 1,
+        "leaving": 1,
+    }
+
+
+def test_what_is_parked_after_the_drain_began_is_left(store):
+    """Else a worker that parks again what was sent would keep the drain busy for ever."""
+    hold(store, "a")
+    park(store, "a", "goes")
+
+    class Late(RedisAdminStore):
+        def page(self, name, part, after="", most=100):
+            park(store, "a", "later")
+            return super().page(name, part, after, most)
+
+    sent, late = [], Late(store.client)
+    tally = drain(late, Filter(), by("drain"), realm="R", publish=sent.append, pace=Pace(0))
+    assert ids(sent) == ["goes"]
+    assert set(+tally.skipped) == {"parked since"}
+
+
+def test_who_got_the_lock_meanwhile_is_not_drained(store):
+    held = hold(store, "a")
+    park(store, "a", "first")
+    park(store, "a", "second")
+
+    class Late(RedisAdminStore):
+        def seal(self, name, tokens, seconds):
+            self.release("a", held.token, Ending.FINAL)
+            return super().seal(name, tokens, seconds)
+
+    sent = []
+    late = Late(store.client)
+    tally = drain(late, Filter(), by("drain"), realm="R", publish=sent.append, pace=Pace(0))
+    assert ids(sent) == ["second"]
+    assert +tally.skipped == {"granted meanwhile": 1}
+
+
+def test_a_drain_that_the_broker_refuses_keeps_what_was_not_sent(store):
+    """It is out of line for a minute, and then at its place again."""
+    hold(store, "a")
+    tokens = [park(store, "a", f"t{number}") for number in range(3)]
+    sent = []
+
+    def publish(each):
+        if len(sent) == 1:
+            raise ConnectionError("the broker is away")
+        sent.append(each)
+
+    with pytest.raises(ConnectionError):
+        drain(store, Filter(), by("drain"), realm="R", publish=publish, pace=Pace(0))
+    assert ids(sent) == ["t0"]
+    assert [each.state for each in select(store, Filter())] == ["leaving", "leaving"]
+    assert store.look("a", tokens[0]).waiting is None
+    again = store.client.zscore(store.keyspace.lock("a").deadlines, tokens[1])
+    assert 50 < again / 1000 - store.time() <= 60
+
+
+def test_a_slow_drain_takes_no_more_at_once_than_it_sends_in_ten_seconds(store):
+    hold(store, "a")
+    for number in range(3):
+        park(store, "a", f"t{number}")
+    sealed = []
+
+    class Counting(RedisAdminStore):
+        def seal(self, name, tokens, seconds):
+            sealed.append(len(tokens))
+            return super().seal(name, tokens, seconds)
+
+    class Time:
+        now = 0.0
+
+        def monotonic(self):
+            return self.now
+
+        def sleep(self, seconds):
+            self.now += seconds
+
+    time = Time()
+    pace = Pace(0.2, time, time.sleep)
+    drain(
+        Counting(store.client), Filter(), by("drain"), realm="R", publish=lambda _: None, pace=pace
+    )
+    assert sealed == [2, 1]
+    assert time.now == pytest.approx(10.0), "one at once, then one each five seconds"
+
+
+# -- export and import -----------------------------------------------------------------------------
+
+
+def test_what_is_exported_is_parked_again_as_it_was(store):
+    """At its place, under its token, of its broker and queue: only the age goes on."""
+    for name, limit in (("a", 1), ("b", 2)):
+        for _ in range(limit):
+            hold(store, name, limit)
+        for number in range(3):
+            park(store, name, f"{name}{number}", body=b"\0\xff %d" % number, limit=limit)
+    before = sorted(each._replace(age=0.0, since=0.0) for each in select(store, Filter()))
+    lines = list(export(store, Filter()))
+    assert count(store, Filter()).total == 6, "an export changes nothing"
+    store.client.flushall()
+    store.beat("w", "R", ["q"], 30)
+    told = {json.loads(line)["lock"]: json.loads(line)["limit"] for line in lines}
+    assert told == {"a": 1, "b": 2}
+    for name, limit in told.items():
+        for _ in range(limit):
+            hold(store, name, limit)
+    tally = restore(store, [*lines, "", "  \n"])
+    assert tally.done == {"a": 3, "b": 3}
+    assert not +tally.skipped
+    after = sorted(each._replace(age=0.0, since=0.0) for each in select(store, Filter()))
+    assert after == before
+    tokens = [each.token for each in select(store, Filter(lock="a"))]
+    assert store.messages("a", tokens) == [b"\0\xff 0", b"\0\xff 1", b"\0\xff 2"]
+
+
+def test_to_import_twice_is_to_import_once_unless_it_is_to_run_again(store):
+    hold(store, "a")
+    park(store, "a", "t")
+    lines = list(export(store, Filter()))
+    assert restore(store, lines).total == 1
+    assert count(store, Filter()).total == 1
+    purge(store, Filter(), by("purge"))
+    assert restore(store, lines).skipped == {"has ended already": 1}
+    assert count(store, Filter()).total == 0
+    assert restore(store, lines, again=True).done == {"a": 1}
+    assert restore(store, lines, again=True).done == {"a": 1}
+    assert ids(select(store, Filter())) == ["t", "t"]
+
+
+def test_an_import_may_move_messages_to_another_broker(store):
+    hold(store, "a")
+    park(store, "a", "t")
+    lines = list(export(store, Filter()))
+    store.client.flushall()
+    hold(store, "a")
+    restore(store, lines, realm="S")
+    assert [each.realm for each in select(store, Filter())] == ["S"]
+
+
+GOOD = {
+    "lock": "a", "token": "abc.0", "task": "t", "attempt": "t/0/0", "realm": "R", "queue": "q",
+    "lease": 30.0, "place": 1, "wait": None, "limit": 1, "message": "Ym9keQ==",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["{", "[]", "7", json.dumps({**GOOD, "message": "*"}), *(
+        json.dumps({key: value for key, value in GOOD.items() if key != left}) for left in GOOD
+    )],
+)  # fmt: skip
+def test_a_line_that_is_none_of_ours_is_named_and_what_came_before_is_parked(store, line):
+    hold(store, "a")
+    with pytest.raises(ConfigurationError, match=r"^line 3 is no parked task .* export wrote\.$"):
+        restore(store, ["", json.dumps(GOOD), line, json.dumps({**GOOD, "token": "later.0"})])
+    assert [each.token for each in select(store, Filter())] == ["abc.0"]
+
+
+def test_all_that_came_before_a_bad_line_is_parked(store):
+    """Also what would have been sent with it: who goes on behind that line must lose nothing."""
+    hold(store, "a")
+    good = [json.dumps({**GOOD, "token": f"{number:032x}.0"}) for number in range(25)]
+    with pytest.raises(ConfigurationError, match=r"^line 26 "):
+        restore(store, [*good, "{"])
+    assert count(store, Filter()).total == 25
+
+
+def test_an_import_goes_in_steps_of_twenty_and_of_eight_mebibytes():
+    def groups(*sizes):
+        parcels = [(Owner(""), Claim(""), Parcel(b"x" * size, "", "")) for size in sizes]
+        return [len(group) for group in parked._batches(iter(parcels))]
+
+    assert groups(*[1] * 41) == [20, 20, 1]
+    assert groups(4 * 2**20, 4 * 2**20, 1, 9 * 2**20, 1) == [2, 1, 1, 1]
+    assert groups() == []
+
+
+def test_an_import_that_redis_refuses_says_so(make_redis):
+    """A full Redis keeps what it has, and takes no more."""
+    server = make_redis("--maxmemory", "3mb")
+    with server.client(decode_responses=False) as client:
+        store = RedisAdminStore(client)
+        line = json.dumps({**GOOD, "message": "YWFh" * 400_000})
+        hold(store, "a")
+        lines = [line.replace("abc.0", f"{number:032x}.0") for number in range(6)]
+        with pytest.raises(BackendError):
+            restore(store, lines)
+        store.close()
