@@ -13,7 +13,7 @@ local function note(steps, token, rec)
   entry.task, entry.attempt = rec and rec.task, rec and rec.attempt
   local newest = redis.call('LINDEX', audit, 0)
   local last = newest and cjson.decode(newest)
-  if last and last.op == entry.op then
+  if last and last.op == entry.op and last.action == entry.action then
     local same = (last.latest or last.lock) == lock
     local nth = last.nth or 1
     if same or nth >= LOCKS then

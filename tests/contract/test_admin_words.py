@@ -1,0 +1,244 @@
+"""What operators' verbs ask and read, word by word: names, numbers, and what is usual."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.keys import Keyspace
+from celery_singleton_lock.model import Claim, Holder, Owner, Parcel, new_token
+from celery_singleton_lock.store import redis_admin
+from celery_singleton_lock.store.admin import Glance, Operator, Waiting
+from celery_singleton_lock.store.redis_admin import (
+    RedisAdminStore,
+    fits,
+    glance,
+    waiting_of,
+)
+
+pytestmark = pytest.mark.contract
+
+NAME = "account:42"
+JANE = Operator("jane", "desk")
+
+
+@pytest.fixture
+def store(redis_client):
+    store = RedisAdminStore(redis_client)
+    yield store
+    store.close()
+
+
+def hold(store, name=NAME, **claim):
+    who = Owner(new_token(), "h/0/0", "app.task")
+    store.acquire(who, Claim(name, **claim))
+    return who.token
+
+
+def park(store, task_id="t", name=NAME, **claim):
+    who = Owner(new_token(), f"{task_id}/0/0", "app.task")
+    store.park(who, Claim(name, **claim), Parcel(b"body", "R", "q"))
+    return who.token
+
+
+# -- names -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern", "found"),
+    [
+        ("account:42", "", True), ("account:42", "unt:4", True), ("account:42", "42:", False),
+        ("account:42", "account:*", True), ("account:42", "count:*", False),
+        ("account:42", "account:4?", True), ("account:42", "account:[0-9]2", True),
+        ("Account", "account", False), ("Account", "account*", False), ("aXb", "X", True),
+    ],
+)  # fmt: skip
+def test_a_part_of_a_name_fits_and_a_pattern_fits_the_whole(name, pattern, found):
+    assert fits(name, pattern) is found
+
+
+@pytest.mark.parametrize("prefix", ["a*b", "a?b", "a[b]c", "a\\b"])
+def test_a_prefix_that_looks_like_a_pattern_finds_its_own_locks_alone(redis_client, prefix):
+    ours = RedisAdminStore(redis_client, Keyspace(prefix))
+    other = RedisAdminStore(redis_client, Keyspace("axb"))
+    hold(ours, "mine")
+    hold(other, "theirs")
+    assert [lock.name for lock in ours.glances()] == ["mine"]
+    ours.beat("w", "R", ["q"], 30)
+    other.beat("v", "R", ["q"], 30)
+    assert set(ours.workers()) == {"w"}
+
+
+def test_many_locks_are_found_in_many_short_steps(store, monkeypatch):
+    """However few keys one SCAN looks at, and however few locks one script."""
+    monkeypatch.setattr(redis_admin, "SCANNED", 5)
+    monkeypatch.setattr(redis_admin, "GLANCED", 3)
+    names = {f"a{number}" for number in range(40)}
+    for name in names:
+        hold(store, name)
+    found = [lock.name for lock in store.glances()]
+    assert len(found) == 40
+    assert set(found) == names
+
+
+# -- replies ---------------------------------------------------------------------------------------
+
+
+def test_a_glance_is_read_as_it_is_written():
+    records = [json.dumps({"task": "t", "attempt": f"{n}/0/0", "state": "running"}) for n in "ab"]
+    text = "\n".join(["2 3 4 5 6 1 7500 2", "x.0", "1500", records[0], "y.0", "2500", records[1]])
+    found = glance(f"{text}\nname\nof two lines".encode())
+    assert found[:8] == ("name\nof two lines", 2, 3, 4, 5, 6, True, 7.5)
+    assert [(each.token, each.task_id, each.expires_in) for each in found.holders] == [
+        ("x.0", "a", 1.5),
+        ("y.0", "b", 2.5),
+    ]
+    assert not found.broken
+    assert glance(b"0 0 0 0 0 0 0 0\nidle") == Glance("idle")
+    assert glance(b"! key") == Glance("key", broken=True)
+
+
+def test_the_age_of_the_line_is_that_of_its_first(store):
+    hold(store)
+    park(store, place=int((store.time() - 100) * 1_000_000))
+    park(store)
+    (lock,) = store.glances()
+    assert lock.oldest == pytest.approx(100, abs=10)
+
+
+def test_who_waits_is_read_with_all_that_its_record_says():
+    record = {
+        "state": "parked", "task": "t", "attempt": "a/0/0", "place": 4_000_000, "since": 7_000,
+        "realm": "R", "queue": "q", "worker": "w", "lease": 30_000, "wait": 60_000, "copied": 1,
+    }  # fmt: skip
+    found = waiting_of("lock", 10_000.0, b"x.0", json.dumps(record), 4, b"body")
+    assert found == Waiting(
+        "lock", "x.0", "parked", "t", "a/0/0", 6.0, 3.0, 4, "R", "q", "w", 30.0, 4_000_000, 60.0,
+        copied=True, message=b"body",
+    )  # fmt: skip
+
+
+def test_what_a_record_leaves_out_is_empty():
+    assert waiting_of("lock", 10_000.0, b"x.0", b"{}", 0) == Waiting(
+        "lock", "x.0", "", age=10.0, since=10.0, lease=0.0
+    )
+
+
+def test_no_age_is_told_without_the_time_nor_one_below_nothing():
+    record = json.dumps({"place": 20_000_000, "since": 20_000})
+    ahead = waiting_of("lock", 10_000.0, b"x.0", record, 0)
+    assert (ahead.age, ahead.since) == (0.0, 0.0)
+    unknown = waiting_of("lock", 0.0, b"x.0", b"{}", 0)
+    assert (unknown.age, unknown.since) == (0.0, 0.0)
+
+
+# -- stepping in -----------------------------------------------------------------------------------
+
+
+def remembered(store, task_id):
+    """Seconds for which copies of a task end quietly."""
+    until = store.client.zscore(store.keyspace.lock(NAME).done, f"{task_id}/0/0")
+    return until / 1000 - store.time()
+
+
+def test_what_is_dropped_is_remembered_for_an_hour(store):
+    hold(store)
+    store.drop(NAME, [park(store)], JANE)
+    assert remembered(store, "t") == pytest.approx(3600, abs=0.9)
+
+
+def test_what_is_released_for_good_is_remembered_for_an_hour(store):
+    token = hold(store)
+    store.force_release(NAME, token, JANE, keep=False)
+    assert remembered(store, "h") == pytest.approx(3600, abs=0.9)
+
+
+@pytest.mark.parametrize("verb", ["force_release", "drop"])
+def test_a_time_that_is_none_is_refused_by_its_name(store, verb):
+    tokens = hold(store) if verb == "force_release" else [hold(store)]
+    with pytest.raises(ConfigurationError, match=r"^done_for"):
+        getattr(store, verb)(NAME, tokens, JANE, done_for=-1.0)
+
+
+def test_messages_come_with_what_was_dropped_when_they_are_asked_for(store):
+    hold(store)
+    (quiet,) = store.drop(NAME, [park(store, "a")], JANE)
+    (whole,) = store.drop(NAME, [park(store, "b")], JANE, whole=True)
+    assert (quiet.message, whole.message) == (b"", b"body")
+
+
+def test_each_step_is_audited_by_its_name(store):
+    """Also if one operator takes them all: only the same step again is of one entry."""
+    hold(store)
+    token = park(store)
+    store.promote(NAME, token, JANE)
+    store.pause(NAME, JANE)
+    store.resume(NAME, JANE)
+    store.set_limit(NAME, 2, JANE)
+    store.remark(NAME, JANE)
+    store.remark(NAME, replace(JANE, action="terminate"), token=token)
+    assert [each["action"] for each in reversed(store.audit())] == [
+        "promote", "pause", "resume", "limit", "remark", "terminate",
+    ]  # fmt: skip
+    newest = store.audit(1)
+    assert [(each["action"], each["token"], each["lock"]) for each in newest] == [
+        ("terminate", token, NAME)
+    ]
+    assert abs(newest[0]["at"] - store.time()) < 10
+
+
+@pytest.mark.parametrize(
+    ("by", "told"),
+    [
+        (Operator("jane", "desk", why="migration"), "jane@desk: migration"),
+        (Operator("jane", why="migration"), "jane: migration"),
+        (Operator("jane", "desk"), "jane@desk"),
+        (Operator(""), "paused"),
+        (Operator("jane", why="x" * 600), "jane: " + "x" * 494),
+    ],
+)
+def test_a_pause_says_by_whom_and_why(store, by, told):
+    assert store.pause(NAME, by)
+    assert not store.pause(NAME, by)
+    assert store.inspect(NAME).paused == told
+    assert store.resume(NAME, by)
+    assert not store.resume(NAME, by)
+
+
+def test_a_long_reason_is_cut_in_the_audit_too(store):
+    store.pause(NAME, Operator("jane", why="x" * 600))
+    (entry,) = store.audit()
+    assert entry["why"] == "x" * 500
+
+
+def test_an_operators_limit_is_taken_back_without_a_trace(store):
+    hold(store, limit=2)
+    assert store.set_limit(NAME, 5, JANE) == 5
+    assert store.inspect(NAME).limit_set
+    assert store.set_limit(NAME, None, JANE) == 2
+    assert not store.inspect(NAME).limit_set
+    assert [lock.limit for lock in store.glances()] == [2]
+
+
+def test_without_tokens_nothing_is_asked(store):
+    """Nor is anything audited."""
+    assert store.drop(NAME, [], JANE) == []
+    assert store.seal(NAME, [], 60) == []
+    assert store.messages(NAME, []) == []
+    assert store.audit() == []
+
+
+def test_a_worker_that_is_silent_is_not_live(store):
+    store.beat("w", "R", ["q"], 30)
+    store.beat("silent", "R", ["q"], 30)
+    store.client.zadd(f"{store.keyspace.fleet}:route:R:q", {"silent": store.time() * 1000 - 1})
+    assert store.workers() == {"w": {"realm": "R", "queues": ["q"]}}
+
+
+def test_a_record_of_no_holder_is_no_holder():
+    assert glance(b"1 0 0 0 1 0 0 1\nx.0\n1000\n{}\nname").holders == (
+        Holder("x.0", expires_in=1.0),
+    )
