@@ -170,15 +170,15 @@ def log_keys(event: Event) -> dict[str, Any]:
     """Return an event as the ``extra`` of a log line: stable names, none of logging's own.
 
     Args:
-        event: what happened. ``lock_event`` is the name of its Celery event, where it has one.
+        event: what happened. ``lock_event`` is the name of its Celery event, or one like it.
     """
-    kind = type(event)
     renamed = {"lock": "lock_name"}
     facts = {renamed.get(name, f"lock_{name}"): value for name, value in asdict(event).items()}
-    return {"lock_event": CELERY_EVENTS.get(kind, _UNSENT.get(kind, "")), **facts}
+    return {"lock_event": _LOGGED[type(event)], **facts}
 
 
-_UNSENT: Final[dict[type[Event], str]] = {
+_LOGGED: Final[dict[type[Event], str]] = {
+    **CELERY_EVENTS,
     BackendDown: "lock-backend-down",
     BackendUp: "lock-backend-up",
 }

@@ -63,7 +63,7 @@ def examine(store: RedisAdminStore, *, deep: bool = True) -> Iterator[Check]:
         deep: also look through all locks for what contradicts itself.
     """
     try:
-        offset = -_server_offset(store)
+        offset = _server_offset(store)
     except BackendError as error:
         yield Check("connection", Health.FAIL, str(error))
         return

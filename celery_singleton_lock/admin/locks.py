@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 from celery_singleton_lock.model import LockView
@@ -90,12 +91,7 @@ def show_lock(store: AdminStore, name: str, *, waiters: int = 20) -> Detail:
         BackendError: Redis did not answer, or refused.
     """
     view = store.inspect(name, waiters=0)
-    found: list[Waiting] = []
-    for each in waiting_in(store, name):
-        if len(found) == waiters:
-            break
-        found.append(each)
-    return Detail(view, tuple(found))
+    return Detail(view, tuple(islice(waiting_in(store, name), waiters)))
 
 
 def waiting_in(store: AdminStore, name: str, most: int = 100) -> Iterator[Waiting]:

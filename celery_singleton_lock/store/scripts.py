@@ -156,14 +156,12 @@ def read(file: str) -> str:
 def assemble(verb: str, clock: str, shared: str, body: str) -> Script:
     """Join a verb with what it shares; its named arguments become local variables."""
     header = dict(_HEADER.findall(body))
-    arguments = tuple(header["ARGV"].split())
-    listed = any("*" in name for name in arguments)
-    fixed = [name for name in arguments if "*" not in name and "(" not in name]
-    names = () if listed and arguments[0].startswith("(") else tuple(fixed)
+    said = header["ARGV"]
+    names = () if said.startswith("(") else tuple(n for n in said.split() if not n.endswith("*"))
     values = ", ".join(f"ARGV[{i}]" for i in range(1, len(names) + 1))
     unpack = f"local {', '.join(names)} = {values}\n" if names else ""
     text = f"{unpack}{clock}\n{link(shared, body)}"
-    return Script(verb, text, header["KEYS"].strip(), () if listed else names)
+    return Script(verb, text, header["KEYS"], () if said.endswith("*") else names)
 
 
 def link(shared: str, body: str) -> str:

@@ -52,7 +52,8 @@ def test_whose_lock_is_gone_is_told_the_same(lock, redis_client, what, args):
     """The server says it."""
     lock.acquire()
     redis_client.flushall()
-    assert sentence(LockNotOwned, getattr(lock, what), *args).startswith(f"Cannot {what} lock ")
+    told = sentence(LockNotOwned, getattr(lock, what), *args)
+    assert told.startswith(f"Cannot {what} lock 'account:42': this thread ")
 
 
 def test_who_lost_the_lock_is_told_to_stop(lock, redis_client):

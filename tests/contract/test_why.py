@@ -8,8 +8,16 @@ import pytest
 
 from celery_singleton_lock.admin import Operator, Refused, force_release, list_locks, why
 from celery_singleton_lock.admin.locks import show_lock
-from celery_singleton_lock.admin.why import ordinal, seconds
-from celery_singleton_lock.model import Claim, Ending, Owner, Parcel, Reservation, new_token
+from celery_singleton_lock.admin.why import named, ordinal, seconds, short, worker_name
+from celery_singleton_lock.model import (
+    Claim,
+    Ending,
+    Holder,
+    Owner,
+    Parcel,
+    Reservation,
+    new_token,
+)
 from celery_singleton_lock.store.redis_admin import RedisAdminStore
 
 pytestmark = pytest.mark.contract
@@ -184,3 +192,90 @@ def test_durations_are_told_as_people_do(duration, text):
 )
 def test_ranks_are_told_as_people_do(rank, text):
     assert ordinal(rank) == f"you are {text}"
+
+
+def test_a_free_lock_says_that_a_sweep_grants_it(store):
+    """Its holder's lease has ended, and nobody has looked since."""
+    store.acquire(Owner(new_token()), Claim(NAME, lease=0.05))
+    live_worker(store)
+    park(store, "first")
+    park(store, "me")
+    store.wait(NAME, "nobody", 0.1)
+    assert re.fullmatch(
+        r"waits for \S+ s; 'account:42' is free, you are 2nd: a sweep grants it",
+        why(store, "me").sentence,
+    )
+
+
+def test_what_is_known_of_a_holder_is_told_with_it(store, holder):
+    answer = why(store, "3f2a91c0-1")
+    assert (answer.task_id, answer.lock, answer.token) == ("3f2a91c0-1", NAME, holder.token)
+    assert (answer.rank, answer.waited, answer.paused) == (0, 0.0, "")
+    assert [each.token for each in answer.holders] == [holder.token]
+
+
+def test_a_verdict_says_what_it_was_and_after_how_long(store, holder):
+    me = park(store, "me")
+    store.revoke(NAME, me.token, realm="R")
+    assert re.fullmatch(r"revoked after 0\.\d s; a worker that .*", why(store, "me").sentence)
+
+
+def test_what_an_app_knows_is_told_by_id(store):
+    assert why(store, "other", App(("eta", "waits until noon"))).task_id == "other"
+    seen = App(("finished", "ended SUCCESS"))
+    assert why(store, "other", seen).sentence == "It ended SUCCESS."
+    assert why(store, "other").task_id == "other"
+
+
+def test_a_holder_that_an_app_calls_finished_is_not_looked_for(store, holder):
+    """To look through all locks takes long; what has ended holds none."""
+    assert why(store, "3f2a91c0-1", App(("finished", "ended SUCCESS"))).state == "finished"
+    assert why(store, "3f2a91c0-1", App(("running", "runs on worker-2"))).lock == NAME
+
+
+def test_without_a_word_on_queues_the_sentence_is_whole(store):
+    told = why(store, "x", App()).sentence
+    assert "it never reached a worker (see the queue; was it sent to one" in told
+
+
+def who(number, **more):
+    return Holder(f"t{number}", "bank.settle", f"{number}23456789", expires_in=number, **more)
+
+
+def test_three_holders_are_named_and_the_others_counted():
+    one, two, three = (f"settle[{n}2345678], lease {n}.0 s left" for n in (1, 2, 3))
+    assert named((who(1), who(2), who(3))) == f"{one}; {two}; {three}"
+    assert named((who(1), who(2), who(3), who(4))) == f"{one}; {two}; {three} and 1 more"
+
+
+def test_a_worker_is_named_by_all_but_what_makes_its_id_unique():
+    assert worker_name("celery#1@host#a1b2") == "celery#1@host"
+    assert worker_name("worker-2") == "worker-2"
+
+
+def test_who_is_no_task_is_shown_as_it_is():
+    client = Holder("t", host="h", pid=7)
+    assert short(client) == str(client)
+
+
+@pytest.mark.parametrize(
+    ("duration", "text"),
+    [
+        (9.94, "9.9 s"), (10.0, "10 s"), (59.6, "60 s"), (119.6, "2 min 0 s"),
+        (3599, "59 min 59 s"), (3600, "1 h 0 min"), (86_399, "23 h 59 min"), (90_000, "1 d 1 h"),
+    ],
+)  # fmt: skip
+def test_a_duration_changes_its_unit_where_people_do(duration, text):
+    assert seconds(duration) == text
+
+
+@pytest.mark.parametrize(
+    ("rank", "text"),
+    [
+        (0, "not in line"), (-1, "not in line"), (12, "you are 12th"), (13, "you are 13th"),
+        (14, "you are 14th"), (22, "you are 22nd"), (23, "you are 23rd"), (113, "you are 113th"),
+        (101, "you are 101st"), (1111, "you are 1,111th"), (2003, "you are 2,003rd"),
+    ],
+)  # fmt: skip
+def test_a_place_far_behind_or_none_is_told_as_people_do(rank, text):
+    assert ordinal(rank) == text

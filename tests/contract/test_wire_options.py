@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import redis
-from redis.backoff import NoBackoff
+from redis.backoff import DecorrelatedJitterBackoff, NoBackoff
 from redis.retry import Retry
 
 from celery_singleton_lock.keys import Keyspace
@@ -55,6 +55,15 @@ def test_a_lost_connection_is_opened_again_as_often_as_the_client_would(client):
     assert wire.ask(said("0")) == b"0"
     cut_all(client)
     assert wire.ask(said("1")) == b"1"
+
+
+def test_who_cannot_connect_is_told_so_however_often_it_was_tried(client):
+    """The rule is the client's, its progress each call's own: two threads may try at once."""
+    rule = Retry(DecorrelatedJitterBackoff(cap=0.002, base=0.001), 2)
+    wire = Wire(redis.Redis(port=1, retry=rule))
+    with pytest.raises(redis.ConnectionError):
+        wire.ask(said("0"))
+    assert wire._retry._backoff._previous_backoff == 0
 
 
 def test_what_ended_one_connection_closes_the_idle_ones(client):

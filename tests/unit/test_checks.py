@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from celery_singleton_lock.checks import Place, _backend, _choice, _count
+from celery_singleton_lock.checks import (
+    MOST_PORT,
+    Place,
+    _address,
+    _backend,
+    _choice,
+    _count,
+    _port,
+)
 from celery_singleton_lock.errors import ConfigurationError
 
 HERE = Place("lock_colour", "shop.paint")
@@ -58,3 +66,22 @@ def test_a_url_is_blamed_on_the_setting_that_holds_it():
     assert said(_backend, 5, place) == "other_backend is a int: it must be a URL."
     assert _backend(place, None) is None
     assert _backend(place, "redis://h/1") == "redis://h/1"
+
+
+def test_a_port_is_one_that_there_is_or_none():
+    assert [_port(HERE, port) for port in (None, 1, 9808, MOST_PORT)] == [None, 1, 9808, 65535]
+    for port in (0, -1, 65536, 9808.0, "9808", True):
+        assert said(_port, port) == (
+            f"task shop.paint: lock_colour is {port!r}: it must be a port, 1 to 65535, or None for "
+            "none."
+        )
+
+
+def test_an_address_is_a_text():
+    """Which of this machine's it is, the system knows when it is bound."""
+    assert _address(HERE, "127.0.0.1") == "127.0.0.1"
+    for address in ("", None, 1, b"127.0.0.1"):
+        assert said(_address, address) == (
+            f"task shop.paint: lock_colour is {address!r}: it must be an address of this machine, "
+            'such as "127.0.0.1".'
+        )

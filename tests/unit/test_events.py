@@ -12,14 +12,17 @@ from celery_singleton_lock import observe
 from celery_singleton_lock.events import (
     CELERY_EVENTS,
     BackendDown,
+    BackendUp,
     LeaseLost,
     Observers,
     TaskBlocked,
     TaskDelivered,
     TaskDuplicate,
     TaskReplaced,
+    _told,
     celery_event,
     fields_of,
+    log_keys,
 )
 from celery_singleton_lock.extension import install
 from support import event_docs
@@ -70,6 +73,53 @@ def test_later_events_carry_no_state(event, name):
     assert sent is not None
     assert sent[0] == name
     assert "state" not in sent[1]
+
+
+def test_an_event_of_a_lock_names_its_task_as_celery_does():
+    """Nothing else would: there may have been no ``task-received``."""
+    assert celery_event(LeaseLost("a:1", "settle", "id-1", reason="lapsed")) == (
+        "lock-lost",
+        {"lock": "a:1", "name": "settle", "uuid": "id-1", "reason": "lapsed"},
+    )
+
+
+def test_a_log_line_has_the_events_name_and_its_facts():
+    """A collector of logs finds them by these keys."""
+    assert log_keys(LeaseLost("a:1", "settle", "id-1", reason="lapsed")) == {
+        "lock_event": "lock-lost",
+        "lock_name": "a:1",
+        "lock_task": "settle",
+        "lock_task_id": "id-1",
+        "lock_reason": "lapsed",
+    }
+    down = log_keys(BackendDown("redis://h:1/0", "away"))
+    assert down == {
+        "lock_event": "lock-backend-down",
+        "lock_url": "redis://h:1/0",
+        "lock_reason": "away",
+    }
+
+
+def test_where_nobody_observes_no_event_need_be_made():
+    assert not Observers()
+    assert Observers([Broken()])
+
+
+def test_a_field_is_made_with_its_default_its_unit_and_its_meaning():
+    """Made for the test: those of the events are made at import."""
+    made = _told(2.5, "how long", "s")
+    assert made.default == 2.5
+    assert made.metadata == {"about": "how long", "unit": "s"}
+    assert _told("", "why").metadata["unit"] == ""
+
+
+def test_each_field_of_an_event_has_a_unit_and_a_meaning():
+    assert fields_of(BackendUp) == [
+        ("url", "", "without credentials"),
+        ("down_for", "s", "for how long it did not"),
+    ]
+    assert BackendUp("redis://h").down_for == 0.0
+    assert fields_of(BackendDown)[1] == ("reason", "", "why, for people; may be empty")
 
 
 def test_what_is_no_task_is_no_celery_event():

@@ -57,6 +57,7 @@ def test_the_keys_outside_of_a_lock():
     assert keys.index(7) == "app:{b07}:index"
     assert keys.inbox("w1") == "app:fleet:inbox:w1"
     assert keys.schema == "app:schema"
+    assert keys.observed(7, "tasks") == "app:{b07}:observed:tasks"
 
 
 @given(names)
@@ -106,8 +107,12 @@ def test_long_names_with_a_common_start_are_different_locks():
     assert key_name("a" * 500 + "1") != key_name("a" * 500 + "2")
 
 
-@pytest.mark.parametrize("prefix", ["", "{csl}", "a{", "a}"])
+@pytest.mark.parametrize("prefix", ["", "{csl}", "a{", "a}", "a\0"])
 def test_a_prefix_that_would_move_the_hash_tag_is_refused(prefix):
     """The error names the setting."""
-    with pytest.raises(ConfigurationError, match="singleton_lock_prefix is "):
+    with pytest.raises(ConfigurationError, match=r"singleton_lock_prefix is .* and colons\.$"):
         Keyspace(prefix)
+
+
+def test_a_prefix_may_have_any_letter():
+    assert Keyspace("eXtra:x").schema == "eXtra:x:schema"

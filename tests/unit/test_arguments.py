@@ -1,0 +1,27 @@
+"""Arguments of a lock at their bounds: what is allowed is taken as it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_singleton_lock.arguments import checked_limit, checked_seconds
+from celery_singleton_lock.bounds import MAX_COUNT
+from celery_singleton_lock.errors import ConfigurationError
+
+
+@pytest.mark.parametrize("value", [0.5, 1, 5, 5.0])
+def test_the_least_and_the_most_are_allowed(value):
+    assert checked_seconds("lease", value, 0.5, 5) == value
+
+
+@pytest.mark.parametrize("value", [0.49, 5.01, True, "1", None, float("nan")])
+def test_what_is_beyond_or_no_number_is_not(value):
+    with pytest.raises(ConfigurationError, match=r"^lease must be a number of seconds"):
+        checked_seconds("lease", value, 0.5, 5)
+
+
+def test_a_limit_is_from_one_to_the_most_that_redis_counts():
+    assert [checked_limit(value) for value in (1, MAX_COUNT)] == [1, MAX_COUNT]
+    for value in (0, MAX_COUNT + 1, 1.0, True):
+        with pytest.raises(ConfigurationError, match=r"^limit must be a whole number"):
+            checked_limit(value)
