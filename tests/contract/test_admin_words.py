@@ -103,8 +103,8 @@ def test_a_glance_is_read_as_it_is_written():
 
 def test_the_age_of_the_line_is_that_of_its_first(store):
     hold(store)
-    park(store, place=int((store.time() - 100) * 1_000_000))
-    park(store)
+    park(store, "first", place=int((store.time() - 100) * 1_000_000))
+    park(store, "second")
     (lock,) = store.glances()
     assert lock.oldest == pytest.approx(100, abs=10)
 

@@ -27,7 +27,7 @@ def store(redis_client):
 
 
 def park(store, name, queue="q"):
-    who = Owner(new_token(), "t/0/0", "app.task")
+    who = Owner(token := new_token(), f"{token}/0/0", "app.task")
     store.park(who, Claim(name), Parcel(b"body", "R", queue))
     return who.token
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 import pytest
 
 from celery_singleton_lock.admin.locks import ORDERS, list_locks, show_lock, waiting_in
-from celery_singleton_lock.admin.release import forced_release_warning, why_not
+from celery_singleton_lock.admin.release import (
+    Refused,
+    force_release,
+    forced_release_warning,
+    why_not,
+)
 from celery_singleton_lock.model import Claim, Ending, Holder, Owner, Parcel, new_token
-from celery_singleton_lock.store.admin import PARTS, Glance
+from celery_singleton_lock.store.admin import PARTS, Glance, Operator
 from celery_singleton_lock.store.redis_admin import RedisAdminStore
 
 pytestmark = pytest.mark.contract
@@ -21,7 +26,7 @@ def store(redis_client):
 
 
 def hold(store, name, limit=1, lease=30.0):
-    who = Owner(new_token(), "h/0/0", "app.task")
+    who = Owner(token := new_token(), f"{token[:4]}/0/0", "app.task")
     store.acquire(who, Claim(name, lease, limit))
     return who
 
@@ -129,11 +134,27 @@ def test_t28_a_refused_release_names_each_holder_with_its_token(store):
     )
     holders = [hold(store, "a", 2, lease=20.0), hold(store, "a", 2, lease=30.0)]
     told = why_not(store, "a", "x.0")
-    one, two = (f"app.task[h] (token {who.token})" for who in holders)
+    one, two = (f"app.task[{who.token[:4]}] (token {who.token})" for who in holders)
     assert told.endswith(f" It is held by {one}, {two}.")
     waiter = park(store, "a", "t")
     told = f"{waiter} waits for the lock 'a', it does not hold it: drop it instead."
     assert why_not(store, "a", waiter) == told
+
+
+def test_t28_a_released_task_whose_message_is_kept_runs_again_unless_it_is_dropped(store):
+    """And a refusal names the lock, for who catches it."""
+    store.beat("w", "R", ["q"], 30)
+    for keep, waiting in ((None, 1), (False, 0)):
+        holder = hold(store, f"a{keep}")
+        token = park(store, f"a{keep}", f"t{keep}")
+        store.release(f"a{keep}", holder.token, Ending.FINAL)
+        how = {} if keep is None else {"keep": keep}
+        force_release(store, f"a{keep}", token, Operator("jane"), **how)
+        view = store.inspect(f"a{keep}")
+        assert len(view.holders) + view.waiting == waiting
+    with pytest.raises(Refused) as caught:
+        force_release(store, "a", "x.0", Operator("jane"))
+    assert caught.value.name == "a"
 
 
 def test_t28_a_forced_release_says_what_it_risks():

@@ -57,7 +57,7 @@ def test_an_order_counts_until_the_switch_in_redis_has_it():
     assert modes.hear({}) == []
     assert modes.of("settle") == OFF
     modes.settle(ALL, OFF)
-    assert modes.of("settle") == OFF
+    assert (modes.of("settle"), modes.switches()) == (OFF, {ALL: OFF})
     assert modes.hear({}) == ["settle"]
 
 
