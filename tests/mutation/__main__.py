@@ -1,18 +1,17 @@
 """Would the tests notice? ``python -m tests.mutation``: change the code, and see whether one fails.
 
-mutmut makes the mutants, as ``[tool.mutmut]`` in pyproject.toml says, and runs for each the tests
-that call the changed function. What was judged stays judged while its function stays the same:
-remove ``mutants/`` to begin anew. Interrupted, it goes on where it was.
+mutmut makes the mutants, as ``[tool.mutmut]`` in pyproject.toml says, and judge.py plays for each
+the tests that call the changed function. What was judged stays judged while its function stays the
+same: remove ``mutants/`` to begin anew. Interrupted, it goes on where it was.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -20,23 +19,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mutation.accepted import reason_for
 from mutation.page import table, write
-from mutation.quickest import MOST
-from mutation.verdicts import MUTANTS, PACKAGE, ROOT, Mutant, mutants
+from mutation.verdicts import FAILED, MUTANTS, ROOT, SURVIVED, Mutant, mutants, record
 
-QUICK: Final = 0.3
-"""Seconds of the longest test that a mutant meets at first; what survives meets them all."""
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
-AFRESH: Final = Path(__file__).with_name("afresh.py")
-"""Runs mutmut so that a mutant is there before anything is imported."""
+CONFIGURED: Final = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
 
 
 def main() -> int:
     options = _options()
     if not options.report:
-        run([Path(sys.executable).with_name("mutmut")], options.processes, most=QUICK)
-        left = [mutant.name for mutant in survivors()]
-        if left:
-            run([sys.executable, AFRESH], options.processes, left)
+        judge(options.processes)
+        judge_afresh()
     found = list(mutants())
     write(found)
     for mutant in survivors():
@@ -63,41 +60,60 @@ def survivors() -> list[Mutant]:
     ]
 
 
-def run(
-    mutmut: Sequence[str | Path],
-    processes: int,
-    names: Sequence[str] = (),
-    *,
-    most: float | None = None,
-) -> None:
-    """Have mutmut run the tests: for these mutants, or, if none is named, for what it has not yet.
+def judge(processes: int) -> None:
+    """Make the mutants of what has changed, and play those that were not."""
+    make = Path(__file__).with_name("make.py")
+    _python(make, str(processes), cwd=ROOT).check_returncode()
+    # Native: a mutated module is long, and pytest's own traceback would parse it for each failure.
+    plugin = ("-p", "mutation.judge", "-sq", "--tb=native")
+    _pytest(*plugin, *_tests(), jobs=processes).check_returncode()
 
-    Args:
-        mutmut: how to call it.
-        processes: how many at a time.
-        names: of mutants.
-        most: seconds; longer tests are left out.
+
+def judge_afresh() -> None:
+    """Play survivors once more in a process that imports everything under the mutant.
+
+    What runs while a module is imported (a check that is made there, a table) has run before a fork
+    switches its mutant on.
     """
+    imported = set(json.loads((MUTANTS / "imported.json").read_text(encoding="utf-8")))
+    calls = json.loads((MUTANTS / "calls.json").read_text(encoding="utf-8"))
+    for mutant in survivors():
+        if mutant.original in imported and mutant.code == SURVIVED:
+            tests = [test for test, told in calls.items() if mutant.original in told["calls"]]
+            ran = _pytest("-x", *(tests or _tests()), mutant=mutant.name)
+            if ran.returncode:
+                record({mutant.name: min(FAILED)}, mutant.module)
+
+
+def _tests() -> list[str]:
+    selected: list[str] = CONFIGURED["mutmut"]["pytest_add_cli_args_test_selection"]
+    return selected
+
+
+def _pytest(
+    *arguments: str, mutant: str = "stats", jobs: int = 1
+) -> subprocess.CompletedProcess[str]:
+    """Run pytest on the package with its mutants; ``stats`` notes which functions are called."""
     environment = {
-        **os.environ,
         # Processes that the tests start have to run the mutant, too.
         "PYTHONPATH": os.pathsep.join([str(MUTANTS), str(MUTANTS / "tests")]),
-        # Half of the start of pytest; the two plugins that count are named in pyproject.toml.
+        # Half of the start of pytest; what counts is named in pyproject.toml.
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        **({} if most is None else {MOST: str(most)}),
+        "PY_IGNORE_IMPORTMISMATCH": "1",
+        "MUTANT_UNDER_TEST": mutant,
+        "CSL_MUTANTS_JOBS": str(jobs),
     }
-    _renew_data()
-    command = [*mutmut, "run", "--max-children", str(processes), *names]
-    subprocess.run(command, cwd=ROOT, env=environment, check=True)
+    usual = CONFIGURED["mutmut"]["pytest_add_cli_args"]
+    return _python("-m", "pytest", "--rootdir=.", *usual, *arguments, **environment)
 
 
-def _renew_data() -> None:
-    """Copy the Lua as it is now: mutmut copies what is no Python only once."""
-    package = ROOT / PACKAGE
-    for path in package.rglob("*.lua"):
-        copy = MUTANTS / path.relative_to(ROOT)
-        if copy.parent.is_dir():
-            shutil.copy2(path, copy)
+def _python(
+    *arguments: str | Path, cwd: Path = MUTANTS, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    here = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]), **environment}
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=cwd, env={**os.environ, **here}, text=True, check=False
+    )
 
 
 if __name__ == "__main__":

@@ -45,6 +45,11 @@ class Mutant:
     code: int | None
 
     @property
+    def original(self) -> str:
+        """Mutmut's name of the function."""
+        return self.name.rpartition("__mutmut_")[0]
+
+    @property
     def killed(self) -> bool:
         """Whether a test failed, or the tests did not come to their end."""
         return self.code in FAILED or self.code in OUT_OF_TIME
@@ -70,6 +75,14 @@ def mutants(root: Path = MUTANTS) -> Iterator[Mutant]:
         module = source.relative_to(root / PACKAGE).as_posix()
         for name, code in codes.items():
             yield _mutant(name, module, lines, spans, code)
+
+
+def record(codes: Mapping[str, int], module: str, root: Path = MUTANTS) -> None:
+    """Write down what became of mutants of a module, as mutmut does."""
+    file = root / PACKAGE / f"{module}.meta"
+    told = json.loads(file.read_text(encoding="utf-8"))
+    told["exit_code_by_key"] |= codes
+    file.write_text(json.dumps(told, indent=4), encoding="utf-8")
 
 
 def _mutant(

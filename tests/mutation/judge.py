@@ -1,0 +1,426 @@
+"""A pytest plugin that plays mutants: each in a fork of the process that has collected the tests.
+
+To start pytest anew for each mutant, and a Redis for it, took a hundred times as long as the test
+that kills it. A fork has both: it switches its mutant on, plays the tests that call the changed
+function, the quickest first, and ends with the first that fails.
+
+At first each test is played once like that, to see which functions it calls, and whether it passes
+here at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import hashlib
+import json
+import os
+import select
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from mutmut.mutation.trampoline import set_mutant_under_test
+from mutmut.state import state
+
+from celery_singleton_lock.embedded import Provider, RedisServer, find_provider
+from mutation.accepted import reason_for
+from mutation.verdicts import FAILED, PACKAGE, SURVIVED, UNTESTED, Mutant, mutants, record
+
+CALLS: Final = Path("calls.json")
+"""Which functions each test calls, and how long it takes; pytest runs in ``mutants/``."""
+
+KILLERS: Final = Path("killers.json")
+"""Which test killed a mutant, and how."""
+
+IMPORTED: Final = Path("imported.json")
+"""Which functions run when the package, or a test, is imported."""
+
+FIRST: Final = 15.0
+"""Seconds of the quickest tests together; what survives them meets the others, too."""
+
+STEADY: Final = 1.0
+"""Seconds of a test that fails for no other reason than the mutant; the failure of a longer one has
+to come twice, since on a busy machine it may have waited for too short a time."""
+
+PATIENCE: Final = 30.0
+"""Seconds that a mutant may take besides five times what its tests take."""
+
+OUT_OF_TIME: Final = 24
+"""SIGXCPU, as mutmut has it."""
+
+
+@cache
+def provider() -> Provider:
+    """Return the Redis of this run, as tests/conftest.py has it."""
+    return find_provider(os.environ.get("CSL_TEST_REDIS") or None)
+
+
+@dataclass(frozen=True)
+class Play:
+    """Tests to be played in a fork.
+
+    Args:
+        mutant: name of the mutant that is switched on; ``stats`` to note what is called.
+        items: the tests.
+        seconds: how long they take, as far as known.
+        then: takes what the fork has told.
+    """
+
+    mutant: str
+    items: Sequence[pytest.Item]
+    seconds: float
+    then: Callable[[dict[str, Any]], None]
+
+
+@dataclass
+class Slot:
+    """Where one fork runs at a time, with a Redis of its own.
+
+    Args:
+        told: the file in which the fork leaves what it found.
+        play: what is played now.
+        pid: of the fork.
+        until: when it is given up, in seconds of the monotonic clock.
+        spoilt: whether the server may not be as it was, after a test that failed on it.
+    """
+
+    told: Path
+    server: RedisServer = field(default_factory=lambda: RedisServer(provider()))
+    settings: Mapping[str, str] = field(default_factory=dict)
+    play: Play | None = None
+    pid: int = 0
+    until: float = 0.0
+    spoilt: bool = True
+
+    def begin(self, play: Play, session: pytest.Session) -> None:
+        """Fork."""
+        if self.spoilt:
+            self._renew()
+        self.spoilt = True
+        self.told.unlink(missing_ok=True)
+        self.play, self.until = play, time.monotonic() + PATIENCE + 5 * play.seconds
+        self.pid = os.fork()
+        if not self.pid:
+            _in_fork(session, self)
+
+    def _renew(self) -> None:
+        """See to it that the last mutant has left the server as it was."""
+        try:
+            with self.server.client(socket_timeout=2) as client:
+                client.flushall()
+                if client.config_get() == self.settings:
+                    return
+        except Exception:  # noqa: BLE001  # whatever is wrong with it
+            pass
+        with contextlib.suppress(Exception):
+            self.server.stop()
+        self.server = RedisServer(provider())
+        self.server.start()
+        with self.server.client() as client:
+            self.settings = client.config_get()
+
+    def is_over(self) -> bool:
+        """Return whether the fork has ended, or is given up; then it has told what it found."""
+        assert self.play is not None
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        late = not pid and time.monotonic() > self.until
+        if not pid and not late:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)  # and what its tests have started
+        if late:
+            os.waitpid(self.pid, 0)
+        try:
+            found = json.loads(self.told.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            found = {"failed": "", "how": f"ended with {status}", "died": True}
+        self.spoilt = late or found.get("used", True)
+        play, self.play = self.play, None
+        play.then({**found, "late": late})
+        return True
+
+
+def _in_fork(session: pytest.Session, slot: Slot) -> None:
+    """Play the tests until one fails, and leave what was found."""
+    try:
+        # What it starts ends with it. A session of its own would be scheduled apart from ours, and
+        # so be as important as all others together, however nice we are.
+        os.setpgid(0, 0)
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for number in range(3):
+            os.dup2(nowhere, number)
+        session.config.pluginmanager.unregister(name="terminalreporter")
+        watcher = Watcher(slot.server)
+        session.config.pluginmanager.register(watcher)
+        _forget_caches()
+        state()._stats.clear()
+        play = slot.play
+        set_mutant_under_test(play.mutant)
+        began = time.monotonic()
+        for item, following in zip(play.items, [*play.items[1:], None], strict=True):
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if watcher.failed:
+                break
+        found = {
+            "failed": watcher.failed,
+            "used": bool(watcher.failed) and watcher.lent,
+            "how": watcher.how,
+            "calls": sorted(state()._stats),
+            "seconds": time.monotonic() - began,
+        }
+        slot.told.write_text(json.dumps(found), encoding="utf-8")
+        with contextlib.suppress(BaseException):
+            session._setupstate.teardown_exact(None)
+    finally:
+        os._exit(0)
+
+
+def _forget_caches() -> None:
+    """Let functions whose answers are cached be called again: by the mutant."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == PACKAGE:
+            for value in list(vars(module).values()):
+                if hasattr(value, "cache_clear"):
+                    value.cache_clear()
+
+
+class Watcher:
+    """Sees the first failure, and lends the slot's server."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self.failed, self.how, self.lent, self._server = "", "", False, server
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and not self.failed:
+            self.failed = report.nodeid
+            crash = getattr(report.longrepr, "reprcrash", None)
+            self.how = f"{report.when}: {crash.message if crash else report.longrepr}"[:300]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Any:
+        if fixturedef.argname != "redis_server":
+            return None
+        self.lent = True
+        fixturedef.cached_result = (self._server, fixturedef.cache_key(request), None)
+        return self._server
+
+
+class Judge:
+    """Plays the mutants in the order in which the least remains to be done for the next.
+
+    Args:
+        session: with the tests.
+        jobs: forks at a time.
+    """
+
+    def __init__(self, session: pytest.Session, jobs: int) -> None:
+        self._session = session
+        self._items = {item.nodeid: item for item in session.items}
+        folder = Path(tempfile.mkdtemp())
+        self._slots = [Slot(folder / str(number)) for number in range(jobs)]
+        self._calls: dict[str, dict[str, Any]] = _loaded(CALLS)
+        self._killers: dict[str, list[str]] = _loaded(KILLERS)
+        self._again: list[Play] = []
+        self._sound: set[str] = set()
+        self._unsound: set[str] = set()
+
+    # -- playing ----------------------------------------------------------------------------------
+
+    def play(self, plays: Iterable[Play]) -> None:
+        """Play all, as many at a time as there are slots."""
+        waiting = iter(plays)
+        while True:
+            for slot in self._slots:
+                if slot.play is None and (play := self._next(waiting)) is not None:
+                    slot.begin(play, self._session)
+            busy = [slot for slot in self._slots if slot.play is not None]
+            if not busy:
+                return
+            _wait([slot.pid for slot in busy])
+            for slot in busy:
+                slot.is_over()
+
+    def _next(self, waiting: Iterator[Play]) -> Play | None:
+        return self._again.pop() if self._again else next(waiting, None)
+
+    def close(self) -> None:
+        for slot in self._slots:
+            if slot.play is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(slot.pid, signal.SIGKILL)
+            with contextlib.suppress(Exception):
+                slot.server.stop()
+
+    # -- which test calls what --------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Play each test that is new, or has changed, without a mutant."""
+        digests = {file: _digest(file) for file in {item.path for item in self._items.values()}}
+        known = {
+            name: told
+            for name, told in self._calls.items()
+            if name in self._items
+            and not told["failed"]
+            and told["digest"] == digests[self._items[name].path]
+        }
+        self._calls = known
+        new = [item for name, item in self._items.items() if name not in known]
+        print(f"{len(new)} of {len(self._items)} tests are new or changed", flush=True)
+        for start in range(0, len(new), 20):
+            self.play(self._looks(new[start : start + 20], digests))
+            _save(CALLS, self._calls)
+            print(f"{start}", end=" ", flush=True)
+        for name, told in self._calls.items():
+            if told["failed"] or told.get("late"):
+                how = next(iter(told["how"].splitlines()), "")
+                print(f"left out, since it fails without a mutant: {name}: {how}")
+
+    def _looks(self, items: Iterable[pytest.Item], digests: Mapping[Path, str]) -> Iterator[Play]:
+        for item in items:
+
+            def then(told: dict[str, Any], item: pytest.Item = item) -> None:
+                self._calls[item.nodeid] = {"seconds": 0.0, **told, "digest": digests[item.path]}
+
+            yield Play("stats", [item], 20.0, then)
+
+    # -- mutants ----------------------------------------------------------------------------------
+
+    def judge(self) -> None:
+        """Play every mutant that was not: the tests that take a moment, then the longer ones."""
+        callers: dict[str, list[str]] = defaultdict(list)
+        for test, told in self._calls.items():
+            if not told["failed"] and not told.get("late"):
+                for function in told.get("calls", ()):
+                    callers[function].append(test)
+        for tests in callers.values():
+            tests.sort(key=lambda test: self._calls[test]["seconds"])
+        first = {function: self._first(tests) for function, tests in callers.items()}
+        self._round(first)
+        rest = {function: tests[len(first[function]) :] for function, tests in callers.items()}
+        self._round(rest)
+
+    def _first(self, tests: Sequence[str]) -> Sequence[str]:
+        """Return the quickest tests, as many as take some seconds together."""
+        took = accumulate(self._calls[test]["seconds"] for test in tests)
+        return [test for test, seconds in zip(tests, took, strict=True) if seconds <= FIRST]
+
+    def _round(self, callers: Mapping[str, Sequence[str]]) -> None:
+        found = [mutant for mutant in mutants(Path()) if _is_open(mutant)]
+        number = Counter(mutant.module for mutant in found)
+        modules = sorted(number, key=number.__getitem__)
+        print(f"{len(found)} mutants of {len(modules)} modules", flush=True)
+        for module in modules:
+            those = [mutant for mutant in found if mutant.module == module]
+            began, codes = time.monotonic(), {}
+            for start in range(0, len(those), 20):
+                self.play(self._trials(those[start : start + 20], callers, codes))
+                record(codes, module, Path())
+                _save(KILLERS, self._killers)
+            killed = sum(code not in {SURVIVED, UNTESTED} for code in codes.values())
+            took = time.monotonic() - began
+            print(f"{module}: {killed} of {len(those)} killed, {took:.0f} s", flush=True)
+
+    def _trials(
+        self,
+        those: Iterable[Mutant],
+        callers: Mapping[str, Sequence[str]],
+        codes: dict[str, int],
+    ) -> Iterator[Play]:
+        for mutant in those:
+            tests = [t for t in callers.get(mutant.original, ()) if t not in self._unsound]
+            if not tests:
+                codes.setdefault(mutant.name, UNTESTED if mutant.code is None else mutant.code)
+                continue
+
+            def then(told: dict[str, Any], name: str = mutant.name) -> None:
+                self._weigh(name, told, codes)
+
+            seconds = sum(self._calls[test]["seconds"] for test in tests)
+            yield Play(mutant.name, [self._items[test] for test in tests], seconds, then)
+
+    def _weigh(
+        self, name: str, told: Mapping[str, Any], codes: dict[str, int], *, again: bool = False
+    ) -> None:
+        """Note what became of a mutant, once it is sure that nothing else did it."""
+        failed = told["failed"]
+        if not (failed or told["late"] or told.get("died")):
+            if not again:
+                codes[name] = SURVIVED
+            return  # a failure that does not come again says nothing
+        item = self._items.get(failed)
+        hangs = "Timeout" in told["how"]
+        if item and not again and not hangs and self._calls[failed]["seconds"] > STEADY:
+            repeat = partial(self._weigh, name, codes=codes, again=True)
+            self._again.append(Play(name, [item], 20.0, lambda said: repeat(told=said)))
+        elif item and failed not in self._sound:
+            self._again.append(Play("", [item], 20.0, partial(self._try, name, told, codes)))
+        else:
+            codes[name] = OUT_OF_TIME if told["late"] else min(FAILED)
+            self._killers[name] = [failed, told["how"]]
+
+    def _try(
+        self, name: str, killed: Mapping[str, Any], codes: dict[str, int], told: Mapping[str, Any]
+    ) -> None:
+        """See whether a test that killed passes without a mutant, now that the code is as it is."""
+        if told["failed"] or told["late"] or told.get("died"):
+            self._unsound.add(killed["failed"])
+            print(f"fails without a mutant: {killed['failed']}", flush=True)
+            return
+        self._sound.add(killed["failed"])
+        self._weigh(name, killed, codes, again=True)
+
+
+def _is_open(mutant: Mutant) -> bool:
+    """Return whether a mutant has to be played: a survivor, too, since there may be new tests."""
+    if mutant.rewords or mutant.killed:
+        return False
+    return not mutant.judged or not reason_for(mutant)
+
+
+def _wait(pids: Sequence[int]) -> None:
+    """Wait until one of these processes has ended, for a second at most."""
+    files = [os.pidfd_open(pid) for pid in pids]
+    select.select(files, [], [], 1.0)
+    for file in files:
+        os.close(file)
+
+
+def _digest(file: Path) -> str:
+    """Return a digest of a file of tests. What it calls may change with the package; see `_try`."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _loaded(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+
+
+def _save(file: Path, told: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(told), encoding="utf-8")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """Play mutants instead of the tests."""
+    if session.testsfailed or session.config.option.collectonly:
+        return None
+    session.config._tmp_path_factory.getbasetemp()  # one for all forks
+    IMPORTED.write_text(json.dumps(sorted(state()._stats)), encoding="utf-8")
+    set_mutant_under_test("")
+    gc.freeze()  # forks share it
+    judge = Judge(session, int(os.environ["CSL_MUTANTS_JOBS"]))
+    try:
+        judge.look()
+        judge.judge()
+    finally:
+        judge.close()
+    return True
