@@ -52,7 +52,7 @@ ADMIN_VERBS: Final = (
 )
 """Those of operators, which no worker loads."""
 
-_HEADER: Final = re.compile(r"^-- (KEYS|ARGV): *(.*)$", re.MULTILINE)
+_HEADER: Final = re.compile(r"^-- (KEYS|ARGV): *(.*?) *$", re.MULTILINE)
 
 _DEFINED: Final = re.compile(r"^local (?:function )?(\w+(?:, \w+)*)", re.MULTILINE)
 _WORD: Final = re.compile(r"\w+")

@@ -285,7 +285,7 @@ def test_what_is_exported_is_parked_again_as_it_was(store):
         for number in range(3):
             park(store, name, f"{name}{number}", body=b"\0\xff %d" % number, limit=limit)
     before = sorted(each._replace(age=0.0, since=0.0) for each in select(store, Filter()))
-    lines = list(export(store, Filter()))
+    lines = list(export(store, Filter(), by("export")))
     assert count(store, Filter()).total == 6, "an export changes nothing"
     store.client.flushall()
     store.beat("w", "R", ["q"], 30)
@@ -294,7 +294,7 @@ def test_what_is_exported_is_parked_again_as_it_was(store):
     for name, limit in told.items():
         for _ in range(limit):
             hold(store, name, limit)
-    tally = restore(store, [*lines, "", "  \n"])
+    tally = restore(store, [*lines, "", "  \n"], by("import"))
     assert tally.done == {"a": 3, "b": 3}
     assert not +tally.skipped
     after = sorted(each._replace(age=0.0, since=0.0) for each in select(store, Filter()))
@@ -306,23 +306,23 @@ def test_what_is_exported_is_parked_again_as_it_was(store):
 def test_to_import_twice_is_to_import_once_unless_it_is_to_run_again(store):
     hold(store, "a")
     park(store, "a", "t")
-    lines = list(export(store, Filter()))
-    assert restore(store, lines).total == 1
+    lines = list(export(store, Filter(), by("export")))
+    assert restore(store, lines, by("import")).total == 1
     assert count(store, Filter()).total == 1
     purge(store, Filter(), by("purge"))
-    assert restore(store, lines).skipped == {"has ended already": 1}
+    assert restore(store, lines, by("import")).skipped == {"has ended already": 1}
     assert count(store, Filter()).total == 0
-    assert restore(store, lines, again=True).done == {"a": 1}
+    assert restore(store, lines, by("import"), again=True).done == {"a": 1}
     assert ids(select(store, Filter())) == ["t"]
 
 
 def test_an_import_may_move_messages_to_another_broker(store):
     hold(store, "a")
     park(store, "a", "t")
-    lines = list(export(store, Filter()))
+    lines = list(export(store, Filter(), by("export")))
     store.client.flushall()
     hold(store, "a")
-    restore(store, lines, realm="S")
+    restore(store, lines, by("import"), realm="S")
     assert [each.realm for each in select(store, Filter())] == ["S"]
 
 
@@ -349,6 +349,7 @@ def test_a_line_that_is_none_of_ours_is_named_and_what_came_before_is_parked(sto
                 line,
                 json.dumps({**GOOD, "token": "later.0", "attempt": "u/0/0"}),
             ],
+            by("import"),
         )
     assert [each.token for each in select(store, Filter())] == ["abc.0"]
 
@@ -361,7 +362,7 @@ def test_all_that_came_before_a_bad_line_is_parked(store):
         for number in range(25)
     ]
     with pytest.raises(ConfigurationError, match=r"^line 26 "):
-        restore(store, [*good, "{"])
+        restore(store, [*good, "{"], by("import"))
     assert count(store, Filter()).total == 25
 
 
@@ -387,5 +388,5 @@ def test_an_import_that_redis_refuses_says_so(make_redis):
             for number in range(6)
         ]
         with pytest.raises(BackendError):
-            restore(store, lines)
+            restore(store, lines, by("import"))
         store.close()

@@ -6,9 +6,12 @@ import pytest
 
 from celery_singleton_lock.admin.sweep import Swept, sweep_once
 from celery_singleton_lock.model import Claim, Owner, Parcel, new_token
+from celery_singleton_lock.store.admin import Operator
 from celery_singleton_lock.store.redis_admin import RedisAdminStore
 
 pytestmark = pytest.mark.contract
+
+BY = Operator("jane", "desk")
 
 
 @pytest.fixture
@@ -36,7 +39,7 @@ def test_a_sweep_grants_what_the_dead_have_left(store):
     token = park(store, "a")
     store.wait("a", "nobody", 0.1)
     make_due(store, "a")
-    assert sweep_once(store) == Swept(locks=1)
+    assert sweep_once(store, BY) == Swept(locks=1)
     assert [holder.token for holder in store.inspect("a").holders] == [token]
 
 
@@ -47,23 +50,23 @@ def test_where_no_worker_is_live_copies_wake_one(store):
         park(store, name)
     make_due(store, "a", "b")
     sent = []
-    assert sweep_once(store, "R", sent.append) == Swept(locks=2, published=2, adrift=4)
+    assert sweep_once(store, BY, "R", sent.append) == Swept(locks=2, published=2, adrift=4)
     assert {(stray.name, stray.queue, stray.body) for stray in sent} == {
         ("a", "q", b"body"),
         ("b", "q", b"body"),
     }
     make_due(store, "a")
-    assert sweep_once(store, "R", sent.append) == Swept(locks=1, adrift=2), "not so soon again"
+    assert sweep_once(store, BY, "R", sent.append) == Swept(locks=1, adrift=2), "not so soon again"
 
 
 def test_copies_are_of_this_broker_and_only_where_they_can_be_sent(store):
     park(store, "a")
     make_due(store, "a")
     sent = []
-    assert sweep_once(store, "S", sent.append) == Swept(locks=1, adrift=1)
+    assert sweep_once(store, BY, "S", sent.append) == Swept(locks=1, adrift=1)
     assert sent == []
     make_due(store, "a")
-    assert sweep_once(store, "R") == Swept(locks=1, adrift=1)
+    assert sweep_once(store, BY, "R") == Swept(locks=1, adrift=1)
 
 
 def test_more_locks_than_one_look_takes_are_all_swept(store):
@@ -72,8 +75,8 @@ def test_more_locks_than_one_look_takes_are_all_swept(store):
         if number % 30 == 0:
             park(store, name)
         make_due(store, name)
-    assert sweep_once(store) == Swept(locks=300, adrift=10)
+    assert sweep_once(store, BY) == Swept(locks=300, adrift=10)
 
 
 def test_nothing_to_do_is_nothing_done(store):
-    assert sweep_once(store) == Swept(0, 0, 0)
+    assert sweep_once(store, BY) == Swept(0, 0, 0)

@@ -79,7 +79,7 @@ def test_a_paused_lock_is_named_as_the_reason(store):
     live_worker(store)
     park(store, "me")
     assert re.fullmatch(
-        r"waits for \S+ s; 'account:42' is paused \(jane@desk: migration\), you are next",
+        r"waits for \S+ s; 'account:42' is paused \(jane@desk, .* UTC: migration\), you are next",
         why(store, "me").sentence,
     )
 
