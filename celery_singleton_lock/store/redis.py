@@ -1,65 +1,28 @@
-"""The store on a Redis or Valkey server: each verb is one Lua script."""
+"""The store on a Redis or Valkey server, for threads."""
 
 from __future__ import annotations
 
 import functools
-import json
-import math
-import re
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import redis
 from redis import exceptions as failures
 from redis.backoff import NoBackoff
 from redis.retry import Retry
-from redis.sentinel import MasterNotFoundError
 
-from celery_singleton_lock.errors import (
-    BackendError,
-    BackendRefused,
-    BackendUnreachable,
-    ConfigurationError,
-)
-from celery_singleton_lock.keys import BUCKETS, Keyspace, encoded
-from celery_singleton_lock.model import (
-    CLAIM_LEASE,
-    SCHEMA,
-    Claim,
-    Delivery,
-    Ending,
-    Holder,
-    LockView,
-    Observations,
-    Owner,
-    Parcel,
-    Parked,
-    Reply,
-    Reservation,
-    Stray,
-    base_of,
-    new_token,
-)
-from celery_singleton_lock.store import replies
-from celery_singleton_lock.store.scripts import Argument, Call, Script, load_scripts
+from celery_singleton_lock.keys import Keyspace
+from celery_singleton_lock.model import CLAIM_LEASE
+from celery_singleton_lock.plans import carry_out
+from celery_singleton_lock.store.failures import explain
+from celery_singleton_lock.store.scripts import Argument, Call, Script
+from celery_singleton_lock.store.verbs import Ask, Batch, Command, Pop, Verb, Verbs, Wish, by_digest
 from celery_singleton_lock.store.wire import Wire, demoted, packed
 
-ACQUIRE: Final = (
-    "name token attempt place_us copy lease_ms limit_arg max_waiting wait_ms worker claim_ms about"
-)
-RELEASE: Final = "name token ending mark keep_ms keep_for worker done_ms claim_ms"
-"""What the two verbs around each task take, in order; see :func:`packed`."""
-
-DEFER: Final = 0.5
-"""Seconds for which a lock that one sweeper took is not shown to another.
-
-Long enough to look at it; a sweeper that stands still just then keeps the lock waiting for as long.
-"""
-
-FEW: Final = 8
-"""Most locks that somebody waits for which are named per bucket."""
+P = ParamSpec("P")
+T = TypeVar("T")
 
 BLOCKS: Final = (1.0, 3.0, 10.0, 30.0)
 """Lengths of blocking calls, in seconds, that have a client each; who wants longer asks again."""
@@ -67,131 +30,8 @@ BLOCKS: Final = (1.0, 3.0, 10.0, 30.0)
 SLACK: Final = 2.0
 """Seconds by which the socket time-out of a blocking call exceeds its block."""
 
-_UNREACHABLE: Final = (
-    failures.ConnectionError,
-    failures.TimeoutError,
-    failures.BusyLoadingError,
-    failures.ReadOnlyError,
-    failures.ClusterDownError,
-    failures.TryAgainError,
-    OSError,
-)
-_TEMPORARY: Final = re.compile(r"\b(READONLY|UNBLOCKED|NOREPLICAS|MASTERDOWN|BUSY)\b")
-"""Refusals that pass by themselves: a failover, too few replicas, another client's long script."""
-_REFUSED: Final = {
-    "NOPERM": "the ACL user may not run this; allow it: +@read +@write +eval +evalsha +time on the "
-    "keys below the prefix (and +info +config|get, to be told what this server guarantees)",
-    "WRONGTYPE": "a key below the lock's prefix holds another type, so another program uses the "
-    "same names; set singleton_lock_prefix to a prefix of its own",
-    "OOM": "the server has reached maxmemory; nothing was kept",
-    "NOAUTH": "the server wants a password; put it into the URL",
-    "WRONGPASS": "wrong user name or password",
-}
-_CODE: Final = re.compile(rf"\b({'|'.join(_REFUSED)})\b")
-_DENIED_INSIDE: Final = "executing the script can't"
-"""How Redis says, without a code, that a user may run a script and not what is in it."""
-_CODE_OF: Final = (
-    # redis-py takes the code off the sentence of errors for which it has a class.
-    (failures.NoPermissionError, "NOPERM"),
-    (failures.OutOfMemoryError, "OOM"),
-    (failures.AuthenticationError, "WRONGPASS"),
-)
-_NO_MASTER: Final = (
-    "No Sentinel that answers names a master. If that lasts, check the addresses, master_name and "
-    "the password of the Sentinels (sentinel_kwargs)."
-)
-_NO_SCRIPTS: Final = "this server does not allow scripts (EVALSHA, EVAL), which every lock needs"
-
-LONGEST_LEASE: Final = 366 * 86_400.0
-"""Most seconds for a lease or a wait: beyond it a slip of units is likelier than a plan."""
-
-
-def _milliseconds(duration: float) -> int:
-    return round(duration * 1000)
-
-
-@functools.lru_cache(maxsize=1024)
-def milliseconds_of(what: str, duration: float, *, least: float = 0.0) -> int:
-    """Return milliseconds, and refuse what the scripts could only fail on half-way."""
-    given: object = duration  # may be anything, whatever the annotation says
-    if not isinstance(given, (int, float)) or not least <= given <= LONGEST_LEASE:
-        msg = f"{what} is {duration!r}: give seconds, from {least:g} to {LONGEST_LEASE:g}."
-        raise ConfigurationError(msg)
-    return _milliseconds(duration)
-
-
-def _lease(duration: float) -> int:
-    return milliseconds_of("lease", duration, least=0.001)
-
-
-def _place(number: float) -> int:
-    return number if type(number) is int and number >= 0 else _number("place", number)
-
-
-@functools.lru_cache(maxsize=1024)
-def limit_of(number: float) -> int:
-    """Return a limit, and refuse what is none."""
-    return _number("limit", number, least=1)
-
-
-def _number(what: str, number: float, *, least: int = 0) -> int:
-    if not math.isfinite(number) or number % 1 or number < least:
-        msg = f"{what} is {number!r}: give a whole number, {least} or more."
-        raise ConfigurationError(msg)
-    return int(number)
-
-
-@functools.lru_cache(maxsize=1024)
-def _usual_of_acquire(  # noqa: PLR0917  # by place, since a key made of names is dearer
-    lease: float,
-    limit: int,
-    max_waiting: int | None,
-    wait: float | None,
-    task: str,
-    worker: str,
-    host: str,
-    pid: int,
-    claim_ms: int,
-) -> tuple[Argument, ...]:
-    """Return what is the same for all calls of a task in a process: from ``lease_ms`` on."""
-    lease_ms = _lease(lease)
-    about = {"task": task, "worker": worker, "host": host, "pid": str(pid), "lease": str(lease_ms)}
-    return (
-        lease_ms,
-        limit_of(limit),
-        "" if max_waiting is None else _number("max_waiting", max_waiting),
-        "" if wait is None else milliseconds_of("wait", wait),
-        worker,
-        claim_ms,
-        json.dumps(about, separators=(",", ":")),
-    )
-
-
-@functools.lru_cache(maxsize=1024)
-def _usual_of_release(worker: str, done_for: float, claim_ms: int) -> tuple[Argument, ...]:
-    """Likewise, from ``worker`` on."""
-    return worker, milliseconds_of("done_for", done_for), claim_ms
-
-
-def explain(error: Exception) -> BackendError:
-    """Return our error for one of redis-py's; never quotes an address or a password."""
-    sentence = str(error)
-    found = _CODE.search(sentence)
-    code = found[1] if found else next((c for kind, c in _CODE_OF if isinstance(error, kind)), "")
-    if _DENIED_INSIDE in sentence:
-        code = "NOPERM"
-    if code:
-        return BackendRefused(f"The lock's Redis refused ({code}): {_REFUSED[code]}.")
-    if "unknown command" in sentence.lower():
-        return BackendRefused(f"The lock's Redis refused: {_NO_SCRIPTS}.")
-    if isinstance(error, MasterNotFoundError):
-        return BackendUnreachable(_NO_MASTER)
-    temporary = _TEMPORARY.search(sentence)
-    if temporary and not isinstance(error, _UNREACHABLE):
-        return BackendUnreachable(f"The lock's Redis cannot serve now ({temporary[1]}).")
-    if isinstance(error, _UNREACHABLE):
-        return BackendUnreachable(f"The lock's Redis did not answer ({type(error).__name__}).")
-    return BackendRefused(f"The lock's Redis refused: {sentence}")
+SHORTEST: Final = 0.01
+"""Seconds for which a call blocks at least: 0 would be for ever."""
 
 
 @contextmanager
@@ -203,6 +43,18 @@ def explained(reconnect: Callable[[], None]) -> Iterator[None]:
         if demoted(error):
             reconnect()
         raise explain(error) from error
+
+
+def _in_thread(
+    verb: Callable[Concatenate[Verbs, P], Verb[T]],
+) -> Callable[Concatenate[RedisStore, P], T]:
+    """Return a verb that is carried out by the thread that calls it."""
+
+    @functools.wraps(verb)
+    def run(store: RedisStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return carry_out(verb(store.verbs, *args, **kwargs), store.do)
+
+    return run
 
 
 class RedisStore:
@@ -232,419 +84,114 @@ class RedisStore:
     ) -> None:
         """Prepare; nothing is sent yet."""
         self.client = client
+        self.verbs = Verbs(keyspace, scripts, claim_lease)
+        self.keyspace = self.verbs.keyspace
         self._wire = Wire(client) if direct else None
-        self.keyspace = keyspace or Keyspace()
-        self._scripts = dict(scripts) if scripts else load_scripts()
-        self._acquire = self._scripts["acquire"].taking(ACQUIRE)
-        self._release = self._scripts["release"].taking(RELEASE)
-        self._claim_ms = _lease(claim_lease)
         self._blocking: dict[float, redis.Redis] = {}
         weakref.finalize(self, _close_all, self._blocking, self._wire)
 
-    # -- verbs ------------------------------------------------------------------------------------
-
-    def acquire(self, owner: Owner, claim: Claim, *, wait: float | None = None) -> Reply:
-        """Take the lock, or queue for it; see :meth:`Store.acquire`."""
-        own = (claim.name, owner.token, owner.attempt, _place(claim.place), int(claim.copy))
-        usual = _usual_of_acquire(
-            *(claim.lease, claim.limit, claim.max_waiting, wait),
-            *(owner.task, owner.worker, owner.host, owner.pid, self._claim_ms),
-        )
-        return replies.reply(self._ask(self._acquire, claim.name, own, usual))
-
-    def park(self, owner: Owner, claim: Claim, parcel: Parcel) -> Reply:
-        """Keep a message and queue it; see :meth:`Store.park`."""
-        return replies.reply(self._run(self._park_call(owner, claim, parcel)))
-
-    def park_many(
-        self, parcels: Iterable[tuple[Owner, Claim, Parcel]]
-    ) -> Sequence[Reply | BackendError]:
-        """Park several messages in one round trip; each gets its own answer or error."""
-        answers = self._run_many([self._park_call(*parcel) for parcel in parcels])
-        return [a if isinstance(a, BackendError) else replies.reply(a) for a in answers]
-
-    def claim(self, owner: Owner, name: str, lease: float, *, settle: bool = False) -> Reply:
-        """Begin to use a grant; see :meth:`Store.claim`."""
-        call = self._lock_call(
-            "claim",
-            name,
-            token=owner.token,
-            lease_ms=_lease(lease),
-            settle=int(settle),
-            worker=owner.worker,
-            host=owner.host,
-            pid=owner.pid,
-            claim_ms=self._claim_ms,
-        )
-        return replies.reply(self._run(call))
-
-    def release(
-        self,
-        name: str,
-        token: str,
-        ending: Ending,
-        *,
-        worker: str = "",
-        done_for: float = 3600.0,
-        mark: bool = False,
-        reserve: Reservation | None = None,
-    ) -> Reply:
-        """Give the lock back; see :meth:`Store.release`."""
-        kept = ("", "") if reserve is None else (_lease(reserve.seconds), reserve.attempt)
-        own = (name, token, ending.value, int(mark), *kept)
-        usual = _usual_of_release(worker, done_for, self._claim_ms)
-        return replies.reply(self._ask(self._release, name, own, usual))
-
-    def extend(self, leases: Iterable[tuple[str, str, float]]) -> Sequence[bool | None]:
-        """Renew many leases; see :meth:`Store.extend`."""
-        asked = list(leases)
-        if not asked:
-            return []
-        prefix = self.keyspace.prefix
-        keys = [key for name, _, _ in asked for key in encoded(prefix, name)]
-        arguments: list[Argument] = []
-        for name, token, lease in asked:
-            arguments += [name, token, _lease(lease)]
-        answers = self._run(Call(self._scripts["extend"], keys, arguments))
-        refused = [answer for answer in answers if not isinstance(answer, int)]
-        if len(refused) == len(asked):
-            raise explain(failures.ResponseError(replies.text(refused[0])))
-        return [answer == 1 if isinstance(answer, int) else None for answer in answers]
-
-    def kick(self, name: str, *, worker: str = "", realm: str = "") -> Sequence[Stray]:
-        """Sweep and grant; see :meth:`Store.kick`."""
-        raw = self._run(self._kick_call(name, worker, realm))
-        return replies.strays(name, raw)
-
-    def kick_many(
-        self, names: Sequence[str], *, worker: str = "", realm: str = ""
-    ) -> Sequence[Stray]:
-        """Sweep several locks in one round trip; a lock whose keys are refused is passed by."""
-        answers = self._run_many([self._kick_call(name, worker, realm) for name in names])
-        found: list[Stray] = []
-        for name, answer in zip(names, answers, strict=True):
-            if not isinstance(answer, BackendError):
-                found += replies.strays(name, answer)
-        return found
-
-    def take_due(self, limit: int = 100) -> Sequence[str]:
-        """Return locks that want a look; see :meth:`Store.take_due`."""
-        script = self._scripts["take_due"]
-        keys = [self.keyspace.due(bucket) for bucket in range(BUCKETS)]
-        arguments = script.pack({"most": limit, "defer_ms": _milliseconds(DEFER)})
-        return [replies.text(name) for name in self._run(Call(script, keys, arguments))]
-
-    def neglected(self, seconds: float, limit: int = 20) -> Sequence[str]:
-        """Return locks that have wanted a look for so long; see :meth:`Store.neglected`."""
-        until = _milliseconds(self.time() - seconds)
-        with explained(self.reconnect):
-            pipe = self.client.pipeline(transaction=False)
-            for bucket in range(BUCKETS):
-                pipe.zrangebyscore(self.keyspace.due(bucket), "-inf", until, 0, limit)
-            found = pipe.execute()
-        return [replies.text(name) for names in found for name in names][:limit]
-
-    def inspect(self, name: str, *, waiters: int = 10) -> LockView:
-        """Return the lock as it stands; see :meth:`Store.inspect`."""
-        return replies.view(name, self._run(self._lock_call("inspect", name, waiters=waiters)))
-
-    def reset(self, name: str) -> int:
-        """Take the lock from all its holders; see :meth:`Store.reset`."""
-        return int(self._run(self._lock_call("reset", name, claim_ms=self._claim_ms)))
-
-    def revoke(self, name: str, token: str, *, realm: str, worker: str = "") -> Reply:
-        """Have a revoked message delivered with that verdict; see :meth:`Store.revoke`."""
-        call = self._lock_call(
-            "revoke", name, token=token, realm=realm, worker=worker, claim_ms=self._claim_ms
-        )
-        return replies.reply(self._run(call))
-
-    # -- parked messages, workers, waits ----------------------------------------------------------
-
-    def find(self, task_ids: Sequence[str]) -> Sequence[tuple[str, str]]:
-        """Return the lock and token of those of these tasks that wait; one round trip."""
-        fields = [f"@{task_id}" for task_id in task_ids]
-        if not fields:
-            return []
-        with explained(self.reconnect):
-            pipe = self.client.pipeline(transaction=False)
-            for bucket in range(BUCKETS):
-                pipe.hmget(self.keyspace.index(bucket), fields)
-            answers = pipe.execute()
-        entries = [replies.text(entry) for answer in answers for entry in answer if entry]
-        return [(name, token) for name, _, token in (e.rpartition("\n") for e in entries)]
-
-    def body(self, name: str, token: str) -> bytes | None:
-        """Return the parked message of ``token``."""
-        with explained(self.reconnect):
-            raw: Any = self.client.hget(self.keyspace.lock(name).bodies, base_of(token))
-        return None if raw is None else bytes(raw)
-
-    def beat(self, worker: str, realm: str, queues: Iterable[str], ttl: float) -> Mapping[str, str]:
-        """Tell that a worker lives, for ``ttl`` seconds more; return the switches."""
-        names = sorted(queues)
-        about = json.dumps({"realm": realm, "queues": names})
-        arguments: list[Argument] = [worker, realm, _milliseconds(ttl), about, *names]
-        found = self._run(Call(self._scripts["beat"], [self.keyspace.fleet], arguments))
-        return replies.pairs(found)
-
-    def leave(self, worker: str, realm: str, queues: Iterable[str]) -> None:
-        """Tell that a worker takes no more grants."""
-        self.beat(worker, realm, queues, 0)
-
-    def parked(self, realm: str) -> Mapping[str, Parked]:
-        """Return how many messages of a broker are parked; see :meth:`Store.parked`."""
-        with explained(self.reconnect):
-            members: Any = self.client.smembers(self.keyspace.parked)
-            routes = [
-                route for route in map(replies.text, members) if route.startswith(f"{realm}:")
-            ]
-            pipe = self.client.pipeline(transaction=False)
-            for route in routes:
-                pipe.zcard(f"{self.keyspace.parked}:{route}")
-                pipe.zrange(f"{self.keyspace.parked}:{route}", 0, 0, withscores=True)
-            found, now = pipe.execute(), self.time()
-        return {
-            route.removeprefix(f"{realm}:"): Parked(
-                count, max(0.0, now - first[0][1] / 1e6) if first else 0.0
-            )
-            for route, count, first in zip(routes, found[::2], found[1::2], strict=True)
-        }
-
-    # -- modes ------------------------------------------------------------------------------------
-
-    def switches(self) -> Mapping[str, str]:
-        """Return which tasks' modes are switched; see :meth:`Store.switches`."""
-        with explained(self.reconnect):
-            found: Any = self.client.hgetall(self.keyspace.mode)
-        return {replies.text(task): replies.text(mode) for task, mode in found.items()}
-
-    def switch(self, task: str, mode: str | None) -> None:
-        """Switch the mode of a task, or of all; see :meth:`Store.switch`."""
-        with explained(self.reconnect):
-            if mode is None:
-                self.client.hdel(self.keyspace.mode, task)
-            else:
-                self.client.hset(self.keyspace.mode, task, mode)
-
-    def waited_for(self) -> Sequence[str]:
-        """Return locks that somebody waits for; see :meth:`Store.waited_for`."""
-        with explained(self.reconnect):
-            pipe = self.client.pipeline(transaction=False)
-            for bucket in range(BUCKETS):
-                pipe.zrandmember(self.keyspace.due(bucket), FEW)
-            found = pipe.execute()
-        return [replies.text(name) for names in found for name in names]
-
-    def let_run(
-        self, names: Sequence[str], tasks: Sequence[str], most: int, *, worker: str, realm: str
-    ) -> int:
-        """Give parked messages of these tasks their turn; see :meth:`Store.let_run`."""
-        script, prefix = self._scripts["let_run"], self.keyspace.prefix
-        behind: list[Argument] = [worker, realm, most, self._claim_ms, *tasks]
-        answers = self._run_many(
-            [Call(script, encoded(prefix, name), [name, *behind]) for name in names]
-        )
-        return sum(int(moved) for moved in answers if not isinstance(moved, BackendError))
-
-    def observe(
-        self, owner: Owner, claim: Claim, *, waits: bool, took: float | None = None
-    ) -> Holder | None:
-        """Write down a run without its lock; see :meth:`Store.observe`."""
-        call = self._lock_call(
-            "observe",
-            claim.name,
-            token=owner.token,
-            attempt=owner.attempt,
-            task=owner.task,
-            worker=owner.worker,
-            limit_arg=limit_of(claim.limit),
-            waits=int(waits),
-            took_ms="" if took is None else _milliseconds(took),
-        )
-        found = replies.text(self._run(call))
-        return replies.holder("", found) if found else None
-
-    def observed(self) -> Observations:
-        """Return the report of what was observed; see :meth:`Store.observed`."""
-        with explained(self.reconnect):
-            pipe = self.client.pipeline(transaction=False)
-            for bucket in range(BUCKETS):
-                pipe.hgetall(self.keyspace.observed(bucket, "tasks"))
-                pipe.hgetall(self.keyspace.observed(bucket, "locks"))
-            found = pipe.execute()
-        return Observations(replies.observed(found[::2]), replies.observed(found[1::2]))
-
-    def forget_observed(self) -> None:
-        """Begin the report anew; see :meth:`Store.forget_observed`."""
-        with explained(self.reconnect):
-            pipe = self.client.pipeline(transaction=False)
-            for bucket in range(BUCKETS):
-                for part in ("tasks", "locks", "ranks"):
-                    pipe.delete(self.keyspace.observed(bucket, part))
-            pipe.execute()
-
-    # -- workers and waits ------------------------------------------------------------------------
-
-    def receive(self, worker: str, timeout: float) -> Delivery | None:
-        """Wait up to ``timeout`` seconds for a grant."""
-        raw = self._pop(self.keyspace.inbox(worker), timeout)
-        return None if raw is None else replies.delivery(raw)
-
-    def wait(self, name: str, token: str, timeout: float) -> bool:
-        """Block until the wake list of ``token`` has an element, or ``timeout`` seconds passed."""
-        return self._pop(self.keyspace.wake(name, token), timeout) is not None
-
-    def time(self) -> float:
-        """Return the server's clock, in seconds."""
-        with explained(self.reconnect):
-            whole, micro = self.client.time()
-        return float(whole) + float(micro) / 1_000_000
-
-    def probe(self) -> None:
-        """Take and give back a lock nobody else wants: this server can do all that locks need."""
-        owner, name = Owner(new_token()), "celery-singleton-lock probe"
-        self.acquire(owner, Claim(name, lease=1.0, limit=2**31 - 1))
-        self.release(name, owner.token, Ending.FINAL)
-
-    def schema(self) -> str:
-        """Return the version of the data model that lives here; ours, if none did."""
-        with explained(self.reconnect):
-            self.client.set(self.keyspace.schema, SCHEMA, nx=True)
-            return replies.text(self.client.get(self.keyspace.schema))
-
-    def describe(self) -> Mapping[str, str]:
-        """Return what this server guarantees; ``unknown`` where it does not say."""
-        facts = {"version": "unknown", "eviction": "unknown", "persistence": "unknown"}
-        facts["replicas"] = "unknown"
-        try:
-            with explained(self.reconnect):
-                info: Any = self.client.info()
-        except BackendRefused:
-            return facts
-        facts["version"] = str(info.get("redis_version", "unknown"))
-        facts["eviction"] = str(info.get("maxmemory_policy", "unknown"))
-        facts["replicas"] = str(info.get("connected_slaves", "unknown"))
-        facts["persistence"] = self._persistence(info)
-        return facts
-
-    def _persistence(self, info: Mapping[str, Any]) -> str:
-        if "aof_enabled" not in info:
-            return "unknown"
-        if int(info["aof_enabled"]):
-            return "append-only file"
-        try:
-            with explained(self.reconnect):
-                saves: Any = self.client.config_get("save")
-        except BackendRefused:
-            return "unknown"
-        return "snapshots" if saves.get("save") else "none"
+    acquire = _in_thread(Verbs.acquire)
+    park = _in_thread(Verbs.park)
+    park_many = _in_thread(Verbs.park_many)
+    claim = _in_thread(Verbs.claim)
+    release = _in_thread(Verbs.release)
+    extend = _in_thread(Verbs.extend)
+    kick = _in_thread(Verbs.kick)
+    kick_many = _in_thread(Verbs.kick_many)
+    take_due = _in_thread(Verbs.take_due)
+    neglected = _in_thread(Verbs.neglected)
+    inspect = _in_thread(Verbs.inspect)
+    reset = _in_thread(Verbs.reset)
+    revoke = _in_thread(Verbs.revoke)
+    find = _in_thread(Verbs.find)
+    body = _in_thread(Verbs.body)
+    parked = _in_thread(Verbs.parked)
+    switches = _in_thread(Verbs.switches)
+    switch = _in_thread(Verbs.switch)
+    waited_for = _in_thread(Verbs.waited_for)
+    let_run = _in_thread(Verbs.let_run)
+    observe = _in_thread(Verbs.observe)
+    observed = _in_thread(Verbs.observed)
+    forget_observed = _in_thread(Verbs.forget_observed)
+    beat = _in_thread(Verbs.beat)
+    leave = _in_thread(Verbs.leave)
+    receive = _in_thread(Verbs.receive)
+    wait = _in_thread(Verbs.wait)
+    time = _in_thread(Verbs.time)
+    probe = _in_thread(Verbs.probe)
+    schema = _in_thread(Verbs.schema)
+    describe = _in_thread(Verbs.describe)
 
     # -- calls ------------------------------------------------------------------------------------
 
+    def do(self, wish: Wish) -> Any:
+        """Do what a verb wishes for.
+
+        Raises:
+            NoScriptError: the server does not know that script.
+            BackendError: no answer, or refused.
+        """
+        try:
+            return self._done(wish)
+        except failures.NoScriptError:
+            raise
+        except (failures.RedisError, OSError) as error:
+            if demoted(error):
+                self.reconnect()
+            raise explain(error) from error
+
+    def _done(self, wish: Wish) -> Any:
+        if isinstance(wish, Ask):
+            return self._asked(wish)
+        if isinstance(wish, Command):
+            return self._command(wish)
+        if isinstance(wish, Batch):
+            return self._sent(wish.commands)
+        return self._pop(wish)
+
+    def _asked(self, ask: Ask) -> Any:
+        """Run a lock's script the short way, if that is open."""
+        prefix = self.keyspace.prefix
+        if self._wire is None:
+            return self._command(by_digest(ask.call(prefix)))
+        return self._wire.ask(packed(ask.script, prefix, ask.name, ask.own, ask.usual))
+
+    def _command(self, command: Command) -> Any:
+        client: Any = self.client  # redis-py has not annotated this one
+        return client.execute_command(*command.words, **command.options)
+
+    def _sent(self, commands: Sequence[Command]) -> list[Any]:
+        """Send commands in one round trip; an answer may be an error."""
+        pipe: Any = self.client.pipeline(transaction=False)
+        for command in commands:
+            pipe.execute_command(*command.words, **command.options)
+        answers: list[Any] = pipe.execute(raise_on_error=False)
+        if any(isinstance(answer, Exception) and demoted(answer) for answer in answers):
+            self.reconnect()
+        return answers
+
     def _lock_call(self, verb: str, name: str, **arguments: Argument) -> Call:
-        script = self._scripts[verb]
-        keys = encoded(self.keyspace.prefix, name)
-        return Call(script, keys, script.pack({"name": name, **arguments}))
-
-    def _asked(self, owner: Owner, claim: Claim) -> dict[str, Argument]:
-        most = "" if claim.max_waiting is None else _number("max_waiting", claim.max_waiting)
-        return {
-            "token": owner.token,
-            "lease_ms": _lease(claim.lease),
-            "limit_arg": limit_of(claim.limit),
-            "place_us": _place(claim.place),
-            "max_waiting": most,
-            "copy": int(claim.copy),
-            "attempt": owner.attempt,
-            "task": owner.task,
-            "worker": owner.worker,
-            "host": owner.host,
-            "pid": owner.pid,
-            "claim_ms": self._claim_ms,
-        }
-
-    def _park_call(self, owner: Owner, claim: Claim, parcel: Parcel) -> Call:
-        return self._lock_call(
-            "park",
-            claim.name,
-            **self._asked(owner, claim),
-            body=parcel.body,
-            realm=parcel.realm,
-            route=parcel.queue,
-            wait_ms="" if parcel.deadline is None else milliseconds_of("deadline", parcel.deadline),
-            on_full="replace" if claim.replace else "",
-        )
-
-    def _kick_call(self, name: str, worker: str, realm: str) -> Call:
-        return self._lock_call("kick", name, worker=worker, realm=realm, claim_ms=self._claim_ms)
-
-    def _ask(
-        self, script: Script, name: str, own: tuple[Argument, ...], usual: tuple[Argument, ...]
-    ) -> Any:
-        """Run a lock's script the short way, if that is open; see :func:`packed`."""
-        if self._wire is not None:
-            try:
-                return self._wire.ask(packed(script, self.keyspace.prefix, name, own, usual))
-            except failures.NoScriptError:
-                pass  # as below, with its text
-            except (failures.RedisError, OSError) as error:
-                raise explain(error) from error
-        return self._run(Call(script, encoded(self.keyspace.prefix, name), [*own, *usual]))
+        return self.verbs.lock_call(verb, name, **arguments)
 
     def _run(self, call: Call) -> Any:
-        """Run a script by its digest; send its text only where the server does not know it."""
-        with explained(self.reconnect):
-            try:
-                return self.client.evalsha(
-                    call.script.sha, len(call.keys), *call.keys, *call.arguments
-                )
-            except failures.NoScriptError:
-                return self.client.eval(
-                    call.script.text, len(call.keys), *call.keys, *call.arguments
-                )
+        return carry_out(self.verbs.run(call), self.do)
 
     def _run_many(self, calls: Sequence[Call]) -> list[Any]:
-        """Run scripts in one round trip; an answer is a reply, or the error of that call alone.
-
-        Those that the server did not know run again, in their order and one by one: the first
-        takes the text along, which the others then need not. SCRIPT LOAD would want a permission
-        of its own.
-        """
-        if not calls:
-            return []
-        with explained(self.reconnect):
-            pipe = self.client.pipeline(transaction=False)
-            for call in calls:
-                pipe.evalsha(call.script.sha, len(call.keys), *call.keys, *call.arguments)
-            answers = pipe.execute(raise_on_error=False)
-        return [self._settled(call, answer) for call, answer in zip(calls, answers, strict=True)]
+        return carry_out(self.verbs.run_many(calls), self.do)
 
     def _settled(self, call: Call, answer: Any) -> Any:
-        if isinstance(answer, failures.NoScriptError):
-            return self._caught(lambda: self._run(call))
-        if isinstance(answer, Exception) and demoted(answer):
-            self.reconnect()
-        return explain(answer) if isinstance(answer, Exception) else answer
-
-    @staticmethod
-    def _caught(run: Callable[[], Any]) -> Any:
-        try:
-            return run()
-        except BackendError as error:
-            return error
+        return carry_out(self.verbs.settled(call, answer), self.do)
 
     # -- blocking ---------------------------------------------------------------------------------
 
-    def _pop(self, key: str, timeout: float) -> bytes | str | None:
+    def _pop(self, pop: Pop) -> bytes | str | None:
         """BLPOP on connections of their own, whose socket time-out lies above the block.
 
         redis-py 8's defaults (a 5 s socket time-out and ten retries) turned ``blpop(key, 7)`` into
         an error after 58.9 s; a retried BLPOP would also swallow an element.
         """
-        block = min(max(timeout, 0.01), BLOCKS[-1])
-        with explained(self.reconnect):
-            found: Any = self._blocking_client(block).blpop([key], timeout=block)
+        block = min(max(pop.seconds, SHORTEST), BLOCKS[-1])
+        found: Any = self._blocking_client(block).blpop([pop.key], timeout=block)
         return None if found is None else found[1]
 
     def _blocking_client(self, block: float) -> redis.Redis:

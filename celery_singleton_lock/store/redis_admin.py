@@ -14,14 +14,10 @@ from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.model import Reply, base_of
 from celery_singleton_lock.store import replies
 from celery_singleton_lock.store.admin import Glance, Operator, Page, Standing, Waiting
-from celery_singleton_lock.store.redis import (
-    RedisStore,
-    explain,
-    explained,
-    limit_of,
-    milliseconds_of,
-)
+from celery_singleton_lock.store.failures import explain
+from celery_singleton_lock.store.redis import RedisStore, explained
 from celery_singleton_lock.store.scripts import Argument, Call, load_admin_scripts
+from celery_singleton_lock.store.verbs import limit_of, milliseconds_of
 from celery_singleton_lock.store.wire import Relay, packed_call, packed_command
 
 SCANNED: Final = 1000
@@ -40,7 +36,7 @@ class RedisAdminStore(RedisStore):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Prepare; nothing is sent yet."""
         super().__init__(*args, **kwargs)
-        self._scripts = {**self._scripts, **load_admin_scripts()}
+        self.verbs.scripts.update(load_admin_scripts())
 
     # -- looking ----------------------------------------------------------------------------------
 
@@ -89,7 +85,7 @@ class RedisAdminStore(RedisStore):
         return packed_command(["SCAN", cursor, "MATCH", match, "COUNT", SCANNED])
 
     def _glance_call(self, metas: Sequence[bytes | str], holders: int) -> Call:
-        return Call(self._scripts["glance"], metas, [holders])
+        return Call(self.verbs.scripts["glance"], metas, [holders])
 
     def _read(self, call: Call, answer: Any) -> Iterable[Glance]:
         """Return these locks; where a record is no JSON, each by itself, to tell whose it is."""
@@ -193,7 +189,7 @@ class RedisAdminStore(RedisStore):
             keep=int(keep),
             done_ms=milliseconds_of("done_for", done_for),
             worker=worker,
-            claim_ms=self._claim_ms,
+            claim_ms=self.verbs.claim_ms,
             who=_entry(by, "release"),
         )
         return replies.reply(self._run(call))
@@ -209,13 +205,13 @@ class RedisAdminStore(RedisStore):
     ) -> Sequence[Waiting]:
         """Take waiters out of the line; see :meth:`AdminStore.drop`."""
         done_ms = "" if done_for is None else milliseconds_of("done_for", done_for)
-        ours: list[Argument] = [name, done_ms, int(whole), self._claim_ms, _entry(by, "drop")]
+        ours: list[Argument] = [name, done_ms, int(whole), self.verbs.claim_ms, _entry(by, "drop")]
         return self._taken("drop", name, ours, tokens)
 
     def seal(self, name: str, tokens: Sequence[str], seconds: float) -> Sequence[Waiting]:
         """Take messages out of the line for a while; see :meth:`AdminStore.seal`."""
         hold_ms = milliseconds_of("seconds", seconds)
-        return self._taken("seal", name, [name, hold_ms, self._claim_ms], tokens)
+        return self._taken("seal", name, [name, hold_ms, self.verbs.claim_ms], tokens)
 
     def _taken(
         self, verb: str, name: str, ours: list[Argument], tokens: Sequence[str]
@@ -224,7 +220,7 @@ class RedisAdminStore(RedisStore):
         if not tokens:
             return []
         keys = tuple(self.keyspace.lock(name))
-        found = self._run(Call(self._scripts[verb], keys, [*ours, *tokens]))
+        found = self._run(Call(self.verbs.scripts[verb], keys, [*ours, *tokens]))
         return [
             waiting_of(name, 0.0, found[i], found[i + 1], len(found[i + 2]), found[i + 2])
             for i in range(0, len(found), 3)
@@ -233,7 +229,7 @@ class RedisAdminStore(RedisStore):
     def promote(self, name: str, token: str, by: Operator) -> Reply:
         """Put a waiter at the head of the line; see :meth:`AdminStore.promote`."""
         call = self._lock_call(
-            "promote", name, token=token, claim_ms=self._claim_ms, who=_entry(by, "promote")
+            "promote", name, token=token, claim_ms=self.verbs.claim_ms, who=_entry(by, "promote")
         )
         return replies.reply(self._run(call))
 
@@ -253,7 +249,7 @@ class RedisAdminStore(RedisStore):
             "pause",
             name,
             reason=reason[:LONGEST_WHY],
-            claim_ms=self._claim_ms,
+            claim_ms=self.verbs.claim_ms,
             who=_entry(by, action),
         )
         return bool(self._run(call))
@@ -269,7 +265,7 @@ class RedisAdminStore(RedisStore):
             "set_limit",
             name,
             limit_arg="" if limit is None else limit_of(limit),
-            claim_ms=self._claim_ms,
+            claim_ms=self.verbs.claim_ms,
             who=_entry(by, "limit", "as declared" if limit is None else str(limit)),
         )
         return int(self._run(call))

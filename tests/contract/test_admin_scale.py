@@ -65,7 +65,7 @@ def hold_many(store, number):
             "lease_ms": 600_000, "limit_arg": 1, "max_waiting": "", "wait_ms": "",
             "worker": "w1#ab", "claim_ms": 5000, "about": about,
         }  # fmt: skip
-        return store._lock_call("acquire", f"account:{n}", **arguments)
+        return store.verbs.lock_call("acquire", f"account:{n}", **arguments)
 
     in_batches(store, number, call)
 
@@ -74,7 +74,7 @@ def park_many(store, number, body, realm="R", after=0):
     def call(i):
         n = after + i
         owner = Owner(new_token(), f"id{n}/0/0", f"bank.settle{n % 2}")
-        return store._park_call(owner, Claim("hot"), Parcel(body, realm, "q"))
+        return store.verbs.park_call(owner, Claim("hot"), Parcel(body, realm, "q"))
 
     in_batches(store, number, call)
 

@@ -23,7 +23,8 @@ from celery_singleton_lock.model import (
     base_of,
     new_token,
 )
-from celery_singleton_lock.store.redis import DEFER, RedisStore
+from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.verbs import DEFER
 from support.waiting import eventually, in_time
 
 pytestmark = pytest.mark.contract

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 from celery_singleton_lock.model import Ending, Verdict, base_of
-from celery_singleton_lock.store import redis
+from celery_singleton_lock.store.verbs import DEFER as DEFER_SECONDS
 from support.engine.snapshot import LockState, Snapshot
 from support.engine.world import Asker, Ledger, Step, World
 
 GRACE = 60_000
 ADRIFT = 5_000
-DEFER = round(1000 * redis.DEFER)
+DEFER = round(1000 * DEFER_SECONDS)
 GRANTING = {"acquire", "park", "claim", "release", "kick", "reset", "revoke"}
 QUEUED = {"waiting", "parked"}
 HOLDING = {"running", "granted", "reserved"}

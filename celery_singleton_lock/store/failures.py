@@ -1,0 +1,68 @@
+"""From redis-py's errors to ours (pure)."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from redis import exceptions as failures
+from redis.asyncio.sentinel import MasterNotFoundError as NoMasterForTasks
+from redis.sentinel import MasterNotFoundError
+
+from celery_singleton_lock.errors import BackendError, BackendRefused, BackendUnreachable
+
+_UNREACHABLE: Final = (
+    failures.ConnectionError,
+    failures.TimeoutError,
+    failures.BusyLoadingError,
+    failures.ReadOnlyError,
+    failures.ClusterDownError,
+    failures.TryAgainError,
+    OSError,
+)
+_TEMPORARY: Final = re.compile(r"\b(READONLY|UNBLOCKED|NOREPLICAS|MASTERDOWN|BUSY)\b")
+"""Refusals that pass by themselves: a failover, too few replicas, another client's long script."""
+_REFUSED: Final = {
+    "NOPERM": "the ACL user may not run this; allow it: +@read +@write +eval +evalsha +time on the "
+    "keys below the prefix (and +info +config|get, to be told what this server guarantees)",
+    "WRONGTYPE": "a key below the lock's prefix holds another type, so another program uses the "
+    "same names; set singleton_lock_prefix to a prefix of its own",
+    "OOM": "the server has reached maxmemory; nothing was kept",
+    "NOAUTH": "the server wants a password; put it into the URL",
+    "WRONGPASS": "wrong user name or password",
+}
+_CODE: Final = re.compile(rf"\b({'|'.join(_REFUSED)})\b")
+_DENIED_INSIDE: Final = "executing the script can't"
+"""How Redis says, without a code, that a user may run a script and not what is in it."""
+_CODE_OF: Final = (
+    # redis-py takes the code off the sentence of errors for which it has a class.
+    (failures.NoPermissionError, "NOPERM"),
+    (failures.OutOfMemoryError, "OOM"),
+    (failures.AuthenticationError, "WRONGPASS"),
+)
+_NO_MASTER: Final = (
+    "No Sentinel that answers names a master. If that lasts, check the addresses, master_name and "
+    "the password of the Sentinels (sentinel_kwargs)."
+)
+_NO_SCRIPTS: Final = "this server does not allow scripts (EVALSHA, EVAL), which every lock needs"
+
+
+def explain(error: Exception) -> BackendError:
+    """Return our error for one of redis-py's; never quotes an address or a password."""
+    sentence = str(error)
+    found = _CODE.search(sentence)
+    code = found[1] if found else next((c for kind, c in _CODE_OF if isinstance(error, kind)), "")
+    if _DENIED_INSIDE in sentence:
+        code = "NOPERM"
+    if code:
+        return BackendRefused(f"The lock's Redis refused ({code}): {_REFUSED[code]}.")
+    if "unknown command" in sentence.lower():
+        return BackendRefused(f"The lock's Redis refused: {_NO_SCRIPTS}.")
+    if isinstance(error, (MasterNotFoundError, NoMasterForTasks)):
+        return BackendUnreachable(_NO_MASTER)
+    temporary = _TEMPORARY.search(sentence)
+    if temporary and not isinstance(error, _UNREACHABLE):
+        return BackendUnreachable(f"The lock's Redis cannot serve now ({temporary[1]}).")
+    if isinstance(error, _UNREACHABLE):
+        return BackendUnreachable(f"The lock's Redis did not answer ({type(error).__name__}).")
+    return BackendRefused(f"The lock's Redis refused: {sentence}")

@@ -1,0 +1,592 @@
+"""The verbs of a store as plans: which scripts they run, and what the answers mean (no I/O).
+
+:mod:`celery_singleton_lock.store.redis` carries them out in a thread, and
+:mod:`celery_singleton_lock.store.async_redis` in a task.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+
+from redis import exceptions as failures
+
+from celery_singleton_lock.errors import BackendError, BackendRefused, ConfigurationError
+from celery_singleton_lock.keys import BUCKETS, Keyspace, encoded
+from celery_singleton_lock.model import (
+    CLAIM_LEASE,
+    SCHEMA,
+    Claim,
+    Delivery,
+    Ending,
+    Holder,
+    LockView,
+    Observations,
+    Owner,
+    Parcel,
+    Parked,
+    Reply,
+    Reservation,
+    Stray,
+    base_of,
+    new_token,
+)
+from celery_singleton_lock.plans import Plan
+from celery_singleton_lock.store import replies
+from celery_singleton_lock.store.failures import explain
+from celery_singleton_lock.store.scripts import Argument, Call, Script, load_scripts
+
+T = TypeVar("T")
+
+ACQUIRE: Final = (
+    "name token attempt place_us copy lease_ms limit_arg max_waiting wait_ms worker claim_ms about"
+)
+RELEASE: Final = "name token ending mark keep_ms keep_for worker done_ms claim_ms"
+"""What the two verbs around each task take, in order; see :func:`packed`."""
+
+DEFER: Final = 0.5
+"""Seconds for which a lock that one sweeper took is not shown to another.
+
+Long enough to look at it; a sweeper that stands still just then keeps the lock waiting for as long.
+"""
+
+FEW: Final = 8
+"""Most locks that somebody waits for which are named per bucket."""
+
+LONGEST_LEASE: Final = 366 * 86_400.0
+"""Most seconds for a lease or a wait: beyond it a slip of units is likelier than a plan."""
+
+
+def _milliseconds(duration: float) -> int:
+    return round(duration * 1000)
+
+
+@functools.lru_cache(maxsize=1024)
+def milliseconds_of(what: str, duration: float, *, least: float = 0.0) -> int:
+    """Return milliseconds, and refuse what the scripts could only fail on half-way."""
+    given: object = duration  # may be anything, whatever the annotation says
+    if not isinstance(given, (int, float)) or not least <= given <= LONGEST_LEASE:
+        msg = f"{what} is {duration!r}: give seconds, from {least:g} to {LONGEST_LEASE:g}."
+        raise ConfigurationError(msg)
+    return _milliseconds(duration)
+
+
+def _lease(duration: float) -> int:
+    return milliseconds_of("lease", duration, least=0.001)
+
+
+def _place(number: float) -> int:
+    return number if type(number) is int and number >= 0 else _number("place", number)
+
+
+@functools.lru_cache(maxsize=1024)
+def limit_of(number: float) -> int:
+    """Return a limit, and refuse what is none."""
+    return _number("limit", number, least=1)
+
+
+def _number(what: str, number: float, *, least: int = 0) -> int:
+    if not math.isfinite(number) or number % 1 or number < least:
+        msg = f"{what} is {number!r}: give a whole number, {least} or more."
+        raise ConfigurationError(msg)
+    return int(number)
+
+
+@functools.lru_cache(maxsize=1024)
+def _usual_of_acquire(  # noqa: PLR0917  # by place, since a key made of names is dearer
+    lease: float,
+    limit: int,
+    max_waiting: int | None,
+    wait: float | None,
+    task: str,
+    worker: str,
+    host: str,
+    pid: int,
+    claim_ms: int,
+) -> tuple[Argument, ...]:
+    """Return what is the same for all calls of a task in a process: from ``lease_ms`` on."""
+    lease_ms = _lease(lease)
+    about = {"task": task, "worker": worker, "host": host, "pid": str(pid), "lease": str(lease_ms)}
+    return (
+        lease_ms,
+        limit_of(limit),
+        "" if max_waiting is None else _number("max_waiting", max_waiting),
+        "" if wait is None else milliseconds_of("wait", wait),
+        worker,
+        claim_ms,
+        json.dumps(about, separators=(",", ":")),
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _usual_of_release(worker: str, done_for: float, claim_ms: int) -> tuple[Argument, ...]:
+    """Likewise, from ``worker`` on."""
+    return worker, milliseconds_of("done_for", done_for), claim_ms
+
+
+class Command(NamedTuple):
+    """Send this, and answer with the server's answer.
+
+    Args:
+        words: the command.
+        options: how redis-py is to read the answer.
+    """
+
+    words: tuple[Any, ...]
+    options: Mapping[str, Any] = {}
+
+
+class Batch(NamedTuple):
+    """Send these in one round trip. Answer for each with the server's answer, or its error."""
+
+    commands: Sequence[Command]
+
+
+class Ask(NamedTuple):
+    """Run the script of one lock, the shortest way there is; see :func:`packed`.
+
+    Args:
+        script: what to run.
+        name: the lock's name.
+        own: the arguments that differ from call to call.
+        usual: those behind them, which are the same for all calls of a task in a process.
+    """
+
+    script: Script
+    name: str
+    own: tuple[Argument, ...]
+    usual: tuple[Argument, ...]
+
+    def call(self, prefix: str) -> Call:
+        """Return this as a call like any other."""
+        return Call(self.script, encoded(prefix, self.name), [*self.own, *self.usual])
+
+
+class Pop(NamedTuple):
+    """Block until a list has an element, and answer with it; or with None.
+
+    Args:
+        key: of the list.
+        seconds: for which to block at most.
+    """
+
+    key: str
+    seconds: float
+
+
+Wish: TypeAlias = Command | Batch | Ask | Pop
+"""What a verb wants done. An error is one of ours, or NoScriptError."""
+
+Verb: TypeAlias = Plan[Wish, T]
+
+
+def by_digest(call: Call) -> Command:
+    """Run a script that the server knows."""
+    return Command(("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.arguments))
+
+
+def by_text(call: Call) -> Command:
+    """Run a script, and have the server know it from now on."""
+    return Command(("EVAL", call.script.text, len(call.keys), *call.keys, *call.arguments))
+
+
+class Verbs:
+    """The verbs of a store on Redis.
+
+    Args:
+        keyspace: where the keys are.
+        scripts: what they run; test builds pass their own.
+        claim_lease: seconds in which a waiter must claim its grant.
+    """
+
+    def __init__(
+        self,
+        keyspace: Keyspace | None = None,
+        scripts: Mapping[str, Script] | None = None,
+        claim_lease: float = CLAIM_LEASE,
+    ) -> None:
+        """Prepare."""
+        self.keyspace = keyspace or Keyspace()
+        self.scripts = dict(scripts) if scripts else dict(load_scripts())
+        self._acquire = self.scripts["acquire"].taking(ACQUIRE)
+        self._release = self.scripts["release"].taking(RELEASE)
+        self.claim_ms = _lease(claim_lease)
+
+    # -- verbs ------------------------------------------------------------------------------------
+
+    def acquire(self, owner: Owner, claim: Claim, *, wait: float | None = None) -> Verb[Reply]:
+        """Take the lock, or queue for it; see :meth:`Store.acquire`."""
+        own = (claim.name, owner.token, owner.attempt, _place(claim.place), int(claim.copy))
+        usual = _usual_of_acquire(
+            *(claim.lease, claim.limit, claim.max_waiting, wait),
+            *(owner.task, owner.worker, owner.host, owner.pid, self.claim_ms),
+        )
+        return replies.reply((yield from self._ask(Ask(self._acquire, claim.name, own, usual))))
+
+    def park(self, owner: Owner, claim: Claim, parcel: Parcel) -> Verb[Reply]:
+        """Keep a message and queue it; see :meth:`Store.park`."""
+        return replies.reply((yield from self.run(self.park_call(owner, claim, parcel))))
+
+    def park_many(
+        self, parcels: Iterable[tuple[Owner, Claim, Parcel]]
+    ) -> Verb[Sequence[Reply | BackendError]]:
+        """Park several messages in one round trip; each gets its own answer or error."""
+        answers = yield from self.run_many([self.park_call(*parcel) for parcel in parcels])
+        return [a if isinstance(a, BackendError) else replies.reply(a) for a in answers]
+
+    def claim(self, owner: Owner, name: str, lease: float, *, settle: bool = False) -> Verb[Reply]:
+        """Begin to use a grant; see :meth:`Store.claim`."""
+        call = self.lock_call(
+            "claim",
+            name,
+            token=owner.token,
+            lease_ms=_lease(lease),
+            settle=int(settle),
+            worker=owner.worker,
+            host=owner.host,
+            pid=owner.pid,
+            claim_ms=self.claim_ms,
+        )
+        return replies.reply((yield from self.run(call)))
+
+    def release(
+        self,
+        name: str,
+        token: str,
+        ending: Ending,
+        *,
+        worker: str = "",
+        done_for: float = 3600.0,
+        mark: bool = False,
+        reserve: Reservation | None = None,
+    ) -> Verb[Reply]:
+        """Give the lock back; see :meth:`Store.release`."""
+        kept = ("", "") if reserve is None else (_lease(reserve.seconds), reserve.attempt)
+        own = (name, token, ending.value, int(mark), *kept)
+        usual = _usual_of_release(worker, done_for, self.claim_ms)
+        return replies.reply((yield from self._ask(Ask(self._release, name, own, usual))))
+
+    def extend(self, leases: Iterable[tuple[str, str, float]]) -> Verb[Sequence[bool | None]]:
+        """Renew many leases; see :meth:`Store.extend`."""
+        asked = list(leases)
+        if not asked:
+            return []
+        prefix = self.keyspace.prefix
+        keys = [key for name, _, _ in asked for key in encoded(prefix, name)]
+        arguments: list[Argument] = []
+        for name, token, lease in asked:
+            arguments += [name, token, _lease(lease)]
+        answers = yield from self.run(Call(self.scripts["extend"], keys, arguments))
+        refused = [answer for answer in answers if not isinstance(answer, int)]
+        if len(refused) == len(asked):
+            raise explain(failures.ResponseError(replies.text(refused[0])))
+        return [answer == 1 if isinstance(answer, int) else None for answer in answers]
+
+    def kick(self, name: str, *, worker: str = "", realm: str = "") -> Verb[Sequence[Stray]]:
+        """Sweep and grant; see :meth:`Store.kick`."""
+        return replies.strays(name, (yield from self.run(self._kick_call(name, worker, realm))))
+
+    def kick_many(
+        self, names: Sequence[str], *, worker: str = "", realm: str = ""
+    ) -> Verb[Sequence[Stray]]:
+        """Sweep several locks in one round trip; a lock whose keys are refused is passed by."""
+        answers = yield from self.run_many([self._kick_call(name, worker, realm) for name in names])
+        found: list[Stray] = []
+        for name, answer in zip(names, answers, strict=True):
+            if not isinstance(answer, BackendError):
+                found += replies.strays(name, answer)
+        return found
+
+    def take_due(self, limit: int = 100) -> Verb[Sequence[str]]:
+        """Return locks that want a look; see :meth:`Store.take_due`."""
+        script = self.scripts["take_due"]
+        keys = [self.keyspace.due(bucket) for bucket in range(BUCKETS)]
+        arguments = script.pack({"most": limit, "defer_ms": _milliseconds(DEFER)})
+        answer = yield from self.run(Call(script, keys, arguments))
+        return [replies.text(name) for name in answer]
+
+    def neglected(self, seconds: float, limit: int = 20) -> Verb[Sequence[str]]:
+        """Return locks that have wanted a look for so long; see :meth:`Store.neglected`."""
+        until = _milliseconds((yield from self.time()) - seconds)
+        found = yield from self._each(
+            Command(("ZRANGEBYSCORE", self.keyspace.due(bucket), "-inf", until, "LIMIT", 0, limit))
+            for bucket in range(BUCKETS)
+        )
+        return [replies.text(name) for names in found for name in names][:limit]
+
+    def inspect(self, name: str, *, waiters: int = 10) -> Verb[LockView]:
+        """Return the lock as it stands; see :meth:`Store.inspect`."""
+        call = self.lock_call("inspect", name, waiters=waiters)
+        return replies.view(name, (yield from self.run(call)))
+
+    def reset(self, name: str) -> Verb[int]:
+        """Take the lock from all its holders; see :meth:`Store.reset`."""
+        return int((yield from self.run(self.lock_call("reset", name, claim_ms=self.claim_ms))))
+
+    def revoke(self, name: str, token: str, *, realm: str, worker: str = "") -> Verb[Reply]:
+        """Have a revoked message delivered with that verdict; see :meth:`Store.revoke`."""
+        call = self.lock_call(
+            "revoke", name, token=token, realm=realm, worker=worker, claim_ms=self.claim_ms
+        )
+        return replies.reply((yield from self.run(call)))
+
+    # -- parked messages --------------------------------------------------------------------------
+
+    def find(self, task_ids: Sequence[str]) -> Verb[Sequence[tuple[str, str]]]:
+        """Return the lock and token of those of these tasks that wait; one round trip."""
+        fields = [f"@{task_id}" for task_id in task_ids]
+        if not fields:
+            return []
+        answers = yield from self._each(
+            Command(("HMGET", self.keyspace.index(bucket), *fields)) for bucket in range(BUCKETS)
+        )
+        entries = [replies.text(entry) for answer in answers for entry in answer if entry]
+        return [(name, token) for name, _, token in (e.rpartition("\n") for e in entries)]
+
+    def body(self, name: str, token: str) -> Verb[bytes | None]:
+        """Return the parked message of ``token``."""
+        raw = yield Command(("HGET", self.keyspace.lock(name).bodies, base_of(token)))
+        return None if raw is None else bytes(raw)
+
+    def parked(self, realm: str) -> Verb[Mapping[str, Parked]]:
+        """Return how many messages of a broker are parked; see :meth:`Store.parked`."""
+        members = yield Command(("SMEMBERS", self.keyspace.parked))
+        routes = [route for route in map(replies.text, members) if route.startswith(f"{realm}:")]
+        commands = []
+        for route in routes:
+            key = f"{self.keyspace.parked}:{route}"
+            commands.append(Command(("ZCARD", key)))
+            commands.append(Command(("ZRANGE", key, 0, 0, "WITHSCORES"), {"withscores": True}))
+        found = yield from self._each(commands)
+        now = yield from self.time()
+        return {
+            route.removeprefix(f"{realm}:"): Parked(
+                count, max(0.0, now - first[0][1] / 1e6) if first else 0.0
+            )
+            for route, count, first in zip(routes, found[::2], found[1::2], strict=True)
+        }
+
+    # -- modes ------------------------------------------------------------------------------------
+
+    def switches(self) -> Verb[Mapping[str, str]]:
+        """Return which tasks' modes are switched; see :meth:`Store.switches`."""
+        found = yield Command(("HGETALL", self.keyspace.mode))
+        return {replies.text(task): replies.text(mode) for task, mode in found.items()}
+
+    def switch(self, task: str, mode: str | None) -> Verb[None]:
+        """Switch the mode of a task, or of all; see :meth:`Store.switch`."""
+        if mode is None:
+            yield Command(("HDEL", self.keyspace.mode, task))
+        else:
+            yield Command(("HSET", self.keyspace.mode, task, mode))
+
+    def waited_for(self) -> Verb[Sequence[str]]:
+        """Return locks that somebody waits for; see :meth:`Store.waited_for`."""
+        found = yield from self._each(
+            Command(("ZRANDMEMBER", self.keyspace.due(bucket), FEW)) for bucket in range(BUCKETS)
+        )
+        return [replies.text(name) for names in found for name in names]
+
+    def let_run(
+        self, names: Sequence[str], tasks: Sequence[str], most: int, *, worker: str, realm: str
+    ) -> Verb[int]:
+        """Give parked messages of these tasks their turn; see :meth:`Store.let_run`."""
+        script, prefix = self.scripts["let_run"], self.keyspace.prefix
+        behind: list[Argument] = [worker, realm, most, self.claim_ms, *tasks]
+        answers = yield from self.run_many(
+            [Call(script, encoded(prefix, name), [name, *behind]) for name in names]
+        )
+        return sum(int(moved) for moved in answers if not isinstance(moved, BackendError))
+
+    def observe(
+        self, owner: Owner, claim: Claim, *, waits: bool, took: float | None = None
+    ) -> Verb[Holder | None]:
+        """Write down a run without its lock; see :meth:`Store.observe`."""
+        call = self.lock_call(
+            "observe",
+            claim.name,
+            token=owner.token,
+            attempt=owner.attempt,
+            task=owner.task,
+            worker=owner.worker,
+            limit_arg=limit_of(claim.limit),
+            waits=int(waits),
+            took_ms="" if took is None else _milliseconds(took),
+        )
+        found = replies.text((yield from self.run(call)))
+        return replies.holder("", found) if found else None
+
+    def observed(self) -> Verb[Observations]:
+        """Return the report of what was observed; see :meth:`Store.observed`."""
+        found = yield from self._each(
+            Command(("HGETALL", self.keyspace.observed(bucket, part)))
+            for bucket in range(BUCKETS)
+            for part in ("tasks", "locks")
+        )
+        return Observations(replies.observed(found[::2]), replies.observed(found[1::2]))
+
+    def forget_observed(self) -> Verb[None]:
+        """Begin the report anew; see :meth:`Store.forget_observed`."""
+        yield from self._each(
+            Command(("DEL", self.keyspace.observed(bucket, part)))
+            for bucket in range(BUCKETS)
+            for part in ("tasks", "locks", "ranks")
+        )
+
+    # -- workers and waits ------------------------------------------------------------------------
+
+    def beat(
+        self, worker: str, realm: str, queues: Iterable[str], ttl: float
+    ) -> Verb[Mapping[str, str]]:
+        """Tell that a worker lives, for ``ttl`` seconds more; return the switches."""
+        names = sorted(queues)
+        about = json.dumps({"realm": realm, "queues": names})
+        arguments: list[Argument] = [worker, realm, _milliseconds(ttl), about, *names]
+        found = yield from self.run(Call(self.scripts["beat"], [self.keyspace.fleet], arguments))
+        return replies.pairs(found)
+
+    def leave(self, worker: str, realm: str, queues: Iterable[str]) -> Verb[None]:
+        """Tell that a worker takes no more grants."""
+        yield from self.beat(worker, realm, queues, 0)
+
+    def receive(self, worker: str, timeout: float) -> Verb[Delivery | None]:
+        """Wait up to ``timeout`` seconds for a grant."""
+        raw = yield Pop(self.keyspace.inbox(worker), timeout)
+        return None if raw is None else replies.delivery(raw)
+
+    def wait(self, name: str, token: str, timeout: float) -> Verb[bool]:
+        """Block until the wake list of ``token`` has an element, or ``timeout`` seconds passed."""
+        return (yield Pop(self.keyspace.wake(name, token), timeout)) is not None
+
+    # -- the server -------------------------------------------------------------------------------
+
+    def time(self) -> Verb[float]:
+        """Return the server's clock, in seconds."""
+        whole, micro = yield Command(("TIME",))
+        return float(whole) + float(micro) / 1_000_000
+
+    def probe(self) -> Verb[None]:
+        """Take and give back a lock nobody else wants: this server can do all that locks need."""
+        owner, name = Owner(new_token()), "celery-singleton-lock probe"
+        yield from self.acquire(owner, Claim(name, lease=1.0, limit=2**31 - 1))
+        yield from self.release(name, owner.token, Ending.FINAL)
+
+    def schema(self) -> Verb[str]:
+        """Return the version of the data model that lives here; ours, if none did."""
+        yield Command(("SET", self.keyspace.schema, SCHEMA, "NX"))
+        return replies.text((yield Command(("GET", self.keyspace.schema))))
+
+    def describe(self) -> Verb[Mapping[str, str]]:
+        """Return what this server guarantees; ``unknown`` where it does not say."""
+        facts = dict.fromkeys(("version", "eviction", "persistence", "replicas"), "unknown")
+        try:
+            info = yield Command(("INFO",))
+        except BackendRefused:
+            return facts
+        facts["version"] = str(info.get("redis_version", "unknown"))
+        facts["eviction"] = str(info.get("maxmemory_policy", "unknown"))
+        facts["replicas"] = str(info.get("connected_slaves", "unknown"))
+        facts["persistence"] = yield from self._persistence(info)
+        return facts
+
+    def _persistence(self, info: Mapping[str, Any]) -> Verb[str]:
+        if "aof_enabled" not in info:
+            return "unknown"
+        if int(info["aof_enabled"]):
+            return "append-only file"
+        try:
+            saves = yield Command(("CONFIG GET", "save"))
+        except BackendRefused:
+            return "unknown"
+        return "snapshots" if saves.get("save") else "none"
+
+    # -- calls ------------------------------------------------------------------------------------
+
+    def lock_call(self, verb: str, name: str, **arguments: Argument) -> Call:
+        """Return the call of a script for one lock."""
+        script = self.scripts[verb]
+        keys = encoded(self.keyspace.prefix, name)
+        return Call(script, keys, script.pack({"name": name, **arguments}))
+
+    def _asked(self, owner: Owner, claim: Claim) -> dict[str, Argument]:
+        most = "" if claim.max_waiting is None else _number("max_waiting", claim.max_waiting)
+        return {
+            "token": owner.token,
+            "lease_ms": _lease(claim.lease),
+            "limit_arg": limit_of(claim.limit),
+            "place_us": _place(claim.place),
+            "max_waiting": most,
+            "copy": int(claim.copy),
+            "attempt": owner.attempt,
+            "task": owner.task,
+            "worker": owner.worker,
+            "host": owner.host,
+            "pid": owner.pid,
+            "claim_ms": self.claim_ms,
+        }
+
+    def park_call(self, owner: Owner, claim: Claim, parcel: Parcel) -> Call:
+        """Return the call that keeps a message and queues it."""
+        return self.lock_call(
+            "park",
+            claim.name,
+            **self._asked(owner, claim),
+            body=parcel.body,
+            realm=parcel.realm,
+            route=parcel.queue,
+            wait_ms="" if parcel.deadline is None else milliseconds_of("deadline", parcel.deadline),
+            on_full="replace" if claim.replace else "",
+        )
+
+    def _kick_call(self, name: str, worker: str, realm: str) -> Call:
+        return self.lock_call("kick", name, worker=worker, realm=realm, claim_ms=self.claim_ms)
+
+    def _ask(self, ask: Ask) -> Verb[Any]:
+        """Run a lock's script the shortest way; send its text only where it is not known."""
+        try:
+            return (yield ask)
+        except failures.NoScriptError:
+            return (yield by_text(ask.call(self.keyspace.prefix)))
+
+    def run(self, call: Call) -> Verb[Any]:
+        """Run a script by its digest; send its text only where the server does not know it."""
+        try:
+            return (yield by_digest(call))
+        except failures.NoScriptError:
+            return (yield by_text(call))
+
+    def run_many(self, calls: Sequence[Call]) -> Verb[list[Any]]:
+        """Run scripts in one round trip; an answer is a reply, or the error of that call alone.
+
+        Those that the server did not know run again, in their order and one by one: the first
+        takes the text along, which the others then need not. SCRIPT LOAD would want a permission
+        of its own.
+        """
+        if not calls:
+            return []
+        answers = yield Batch([by_digest(call) for call in calls])
+        settled = []
+        for call, answer in zip(calls, answers, strict=True):
+            settled.append((yield from self.settled(call, answer)))
+        return settled
+
+    def settled(self, call: Call, answer: Any) -> Verb[Any]:
+        """Return the answer to one of many calls, or its error."""
+        if not isinstance(answer, failures.NoScriptError):
+            return explain(answer) if isinstance(answer, Exception) else answer
+        try:
+            return (yield from self.run(call))
+        except BackendError as error:
+            return error
+
+    @staticmethod
+    def _each(commands: Iterable[Command]) -> Verb[list[Any]]:
+        """Send commands in one round trip; the first error is that of all."""
+        answers = yield Batch(list(commands))
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise explain(answer) from answer
+        return list(answers)
