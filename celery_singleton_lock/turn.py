@@ -1,10 +1,11 @@
 """The way to a lock: what to do next, for threads, tasks and coroutines alike.
 
-:class:`Turn` decides and does nothing itself; :func:`go` goes the way to its end, with whatever
-asks the store and waits. A caller who finds the lock busy stands in its queue and blocks on a list
-of its own until the releaser's script has written it in as holder: a hand-over, not a signal.
-(python-redis-lock signals: the woken client tries again, and whoever is quicker has the lock.) So
-the order of arrival holds, nobody polls, and what is popped from the list decides nothing.
+:class:`Turn` decides and does nothing itself; :func:`way` is the plan of the whole way, which
+threads and coroutines carry out each in their manner. A caller who finds the lock busy stands in
+its queue and blocks on a list of its own until the releaser's script has written it in as holder: a
+hand-over, not a signal. (python-redis-lock signals: the woken client tries again, and whoever is
+quicker has the lock.) So the order of arrival holds, nobody polls, and what is popped from the list
+decides nothing.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import math
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from celery_singleton_lock.clock import Clock
 from celery_singleton_lock.errors import BackendUnreachable
 from celery_singleton_lock.model import Claim, Ending, Owner, Reply, Verdict, new_token
+from celery_singleton_lock.plans import Plan, carry_out
 from celery_singleton_lock.store.base import Store
 
 T = TypeVar("T")
@@ -77,7 +79,7 @@ class Turn:
         rename: Callable[[], str] = new_token,
     ) -> None:
         """Stand before the lock; nothing was asked yet."""
-        self._clock = clock
+        self.clock = clock
         self.token = token
         self.blocking = blocking
         self.deadline = math.inf if timeout is None else clock.monotonic() + timeout
@@ -89,7 +91,7 @@ class Turn:
     @property
     def liveness(self) -> float | None:
         """Seconds for which the store keeps our place without a word; None: do not queue."""
-        left = self.deadline - self._clock.monotonic()
+        left = self.deadline - self.clock.monotonic()
         return min(LIVENESS, max(left, 0.0) + 1.0) if self.blocking else None
 
     def answered(self, step: Step, reply: Reply) -> Step:
@@ -118,7 +120,7 @@ class Turn:
     def _stay(self, reply: Reply) -> Step:
         """Wait until the earliest of own deadline, next lease end, heartbeat."""
         self._queued = True
-        left = self.deadline - self._clock.monotonic()
+        left = self.deadline - self.clock.monotonic()
         self.pause = max(0.01, min(left, HEARTBEAT, _look_after(reply)))
         return Step.CANCEL if left <= 0 else Step.WAIT
 
@@ -131,7 +133,7 @@ class Turn:
         return Step.ASK
 
     def _out_of_time(self) -> bool:
-        return self._clock.monotonic() >= self.deadline
+        return self.clock.monotonic() >= self.deadline
 
 
 def _look_after(reply: Reply) -> float:
@@ -141,17 +143,51 @@ def _look_after(reply: Reply) -> float:
     return reply.next_look + AFTER_LEASE + STAGGER * max(0, reply.rank - 1)
 
 
-Ask = Callable[[Step, Turn], Reply]
-"""Asks the store what a step of a turn says."""
+# --- the way, as a plan ---------------------------------------------------------------------------
 
 
-def go(turn: Turn, ask: Ask, wait: Callable[[Turn], bool]) -> tuple[Step, Reply]:
+class Do(NamedTuple):
+    """Have the store do something, and answer with its answer.
+
+    What was asked is done whether the answer is heard or not: so it is heard to its end.
+
+    Args:
+        call: asks a store.
+    """
+
+    call: Callable[[Any], Any]
+
+
+class Rest(NamedTuple):
+    """Let time pass; that may be broken off at any moment.
+
+    Args:
+        seconds: most that may pass.
+        call: waits with a store, and tells whether we were woken; None: there is no connection.
+    """
+
+    seconds: float
+    call: Callable[[Any], Any] | None = None
+
+
+Wish: TypeAlias = Do | Rest
+
+
+def twice(plan: Callable[[], Plan[Wish, T]]) -> Plan[Wish, T]:
+    """Do something, and once more if no answer came: every verb is idempotent per token (I10)."""
+    try:
+        return (yield from plan())
+    except BackendUnreachable:
+        return (yield from plan())
+
+
+def way(turn: Turn, owner: Owner, claim: Claim) -> Plan[Wish, tuple[Step, Reply]]:
     """Go the way to a lock to its end.
 
     Args:
-        turn: the way.
-        ask: carries out a step, and notes in ``turn.asked`` when.
-        wait: blocks until woken, for ``turn.pause`` seconds at most; returns whether it was.
+        turn: the way; notes in ``turn.asked`` when the store was asked.
+        owner: who goes it, under the token of the turn.
+        claim: what is asked.
 
     Returns:
         HAVE or STOP, and the store's last reply.
@@ -162,12 +198,47 @@ def go(turn: Turn, ask: Ask, wait: Callable[[Turn], bool]) -> tuple[Step, Reply]
     step = Step.ASK
     while True:
         if step is Step.WAIT:
-            step = turn.waited(woken=wait(turn))
+            step = turn.waited(woken=(yield from _wake(turn, claim.name)))
             continue
-        reply = twice(partial(ask, step, turn))
+        reply: Reply = yield from twice(partial(_ask, step, turn, owner, claim))
         step = turn.answered(step, reply)
         if step in {Step.HAVE, Step.STOP}:
             return step, reply
+
+
+def _ask(step: Step, turn: Turn, owner: Owner, claim: Claim) -> Plan[Wish, Reply]:
+    """Ask the store. The clock is read before: we never believe in more than it keeps (I2)."""
+    turn.asked = turn.clock.monotonic()
+    me, alive = owner._replace(token=turn.token), turn.liveness
+    reply: Reply
+    if step is Step.CANCEL:
+        reply = yield Do(lambda store: store.release(claim.name, me.token, Ending.CANCEL))
+    elif step is Step.CLAIM:
+        reply = yield Do(lambda store: store.claim(me, claim.name, claim.lease))
+    else:
+        reply = yield Do(lambda store: store.acquire(me, claim, wait=alive))
+    return reply
+
+
+def _wake(turn: Turn, name: str) -> Plan[Wish, bool]:
+    """Block until woken or the pause is over; without a connection, nap and ask."""
+    token, pause = turn.token, turn.pause
+    try:
+        return bool((yield Rest(pause, lambda store: store.wait(name, token, pause))))
+    except BackendUnreachable:
+        yield Rest(min(pause, NAP))
+        return False
+
+
+def in_thread(store: Store) -> Callable[[Wish], Any]:
+    """Return what does as a plan wishes, in the thread that asks."""
+
+    def do(wish: Wish) -> Any:
+        if wish.call is None:
+            return threading.Event().wait(wish.seconds)
+        return wish.call(store)
+
+    return do
 
 
 def stand_in_line(
@@ -191,32 +262,6 @@ def stand_in_line(
     Raises:
         BackendError: the store did not answer, or refused.
     """
-
-    def ask(step: Step, turn: Turn) -> Reply:
-        turn.asked = clock.monotonic()
-        if step is Step.CANCEL:
-            return store.release(claim.name, owner.token, Ending.CANCEL)
-        if step is Step.CLAIM:
-            return store.claim(owner, claim.name, claim.lease)
-        return store.acquire(owner, claim, wait=turn.liveness)
-
     turn = Turn(clock, owner.token, blocking=True, timeout=timeout, rename=lambda: owner.token)
-    _, reply = go(turn, ask, lambda turn: await_wake(store, claim.name, turn))
+    _, reply = carry_out(way(turn, owner, claim), in_thread(store))
     return reply, turn.asked
-
-
-def await_wake(store: Store, name: str, turn: Turn) -> bool:
-    """Block until woken or the pause is over; without a connection, nap and ask."""
-    try:
-        return store.wait(name, turn.token, turn.pause)
-    except BackendUnreachable:
-        threading.Event().wait(min(turn.pause, NAP))
-        return False
-
-
-def twice(call: Callable[[], T]) -> T:
-    """Call, and once more if no answer came: every verb is idempotent per token (I10)."""
-    try:
-        return call()
-    except BackendUnreachable:
-        return call()

@@ -10,8 +10,8 @@ confirmed renewal. "Not ours" ends the watch at once; "the store did not answer"
 until the local deadline (two facts, two types: the habit of bsm/redislock's ``Refresh``). No error
 ends the thread: that is how redisson's watchdog died for good (its issues 3194 and 3712).
 
-Decisions are in :meth:`Watchdog.run_once`; the loop has nothing in it (the habit of riverqueue's
-maintenance services).
+Decisions are in :class:`Renewals`, for threads and for asyncio; the loops have nothing in them (the
+habit of riverqueue's maintenance services).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any, Final
 
 from celery_singleton_lock.clock import Clock, SystemClock
 from celery_singleton_lock.errors import BackendError, BackendRefused
-from celery_singleton_lock.store.base import Store
+from celery_singleton_lock.plans import Plan, carry_out
 
 logger = logging.getLogger(__name__)
 
@@ -117,6 +117,11 @@ class Lease:
         self._listener = _listener(on_lost)
         self.confirm(valid_until)
 
+    @property
+    def asked(self) -> tuple[str, str, float]:
+        """What a renewal asks a store for."""
+        return self.name, self.token, self.seconds
+
     def confirm(self, valid_until: float) -> None:
         """Note up to when the store keeps the lease; the next renewal follows from that.
 
@@ -196,34 +201,30 @@ class _Seen:
             self.unknown += 1
 
 
-class Watchdog:
-    """The thread that renews. It starts with the first watch, and ends when idle for a while.
-
-    Safe to use from many threads; in a forked child it watches nothing and starts anew.
+class Renewals:
+    """The leases of a process: what is due, and what is lost. Renews nothing by itself.
 
     Args:
         store: where the leases are. Its calls should time out well within the shortest lease, or
             a loss by silence is reported as late as they return.
         clock: source of monotonic seconds.
-        threads: where ``RLock``, ``Condition`` and ``Thread`` come from; the module ``native``
-            gives the system's own where gevent or eventlet has replaced them.
-        tell: runs a call that logs, or reports a loss; where threads are native and all else is
-            green, it has to make the call where the greenlets live.
+        threads: where ``RLock`` and ``Condition`` come from.
+        tell: runs a call that logs, or reports a loss.
 
     Attributes:
-        renewed: leases that the thread has renewed so far.
+        renewed: leases that were renewed so far.
         failed: leases that were due when the store did not answer.
     """
 
     def __init__(
         self,
-        store: Store,
+        store: Any,
         clock: Clock | None = None,
         *,
         threads: ModuleType = threading,
         tell: Callable[..., None] = _here,
     ) -> None:
-        """Watch nothing yet, and start no thread."""
+        """Watch nothing yet."""
         self.store: Final = store
         self.clock: Final = clock or SystemClock()
         self._threads: Final = threads
@@ -247,7 +248,14 @@ class Watchdog:
         self._failures = 0
         self._wakes_at = 0.0
         self._stopping = False
-        self._thread: Any = None
+
+    def _start(self) -> None:
+        """See to it that somebody looks."""
+        raise NotImplementedError
+
+    def _hurry(self, lease: Lease) -> None:
+        """See to it that somebody looks before this lease wants it."""
+        raise NotImplementedError
 
     def watch(
         self,
@@ -282,25 +290,6 @@ class Watchdog:
         self.keep(watched)
         return watched
 
-    def watch_later(
-        self, name: str, token: str, lease: float, *, held: bool, on_lost: OnLost
-    ) -> None:
-        """Like :meth:`watch`, for what has mostly ended before its first renewal.
-
-        A long lease is noted, without a lock or a call to the thread, which reads the notes once a
-        second. To forget it before that takes as little.
-        """
-        if lease < LONG:
-            self.watch(name, token, lease, held=held, on_lost=on_lost)
-            return
-        until = self.clock.monotonic() + lease
-        self._noted[token] = (name, token, lease, held, until, on_lost)
-        # Asked behind the note, since a thread that ends looks for notes after it has said so.
-        if self._thread is None or self._stopping:
-            with self._mutex:
-                self._stopping = False
-                self._start()
-
     def keep(self, lease: Lease) -> None:
         """Renew a lease that is known already; see :meth:`watch`."""
         with self._mutex:
@@ -309,24 +298,11 @@ class Watchdog:
             self._start()
             self._hurry(lease)
 
-    def forget(self, token: str, patience: float = PATIENCE) -> None:
-        """Renew a lease no more. After this has returned no renewal for it is sent.
-
-        If a renewal for it is on its way, this waits for the answer, so that it cannot overtake
-        the caller's release; but not for ever, since a release must not hang on a store that does
-        not answer. A renewal that is later still does no harm: ``extend`` neither creates nor
-        revives a lease, and no token is used twice.
-
-        Args:
-            token: owner token; unknown ones are ignored.
-            patience: most seconds to wait; 0 for a caller that must not wait (an event loop).
-        """
-        if self._noted.pop(token, None) is not None:
-            return
-        with self._mutex:
-            self._leases.pop(token, None)
-            if patience > 0:
-                self._changed.wait_for(lambda: token not in self._aloft, patience)
+    def drop(self, token: str) -> None:
+        """Renew a lease no more; a renewal for it may be on its way."""
+        if self._noted.pop(token, None) is None:
+            with self._mutex:
+                self._leases.pop(token, None)
 
     def confirm(self, token: str, valid_until: float | None = None) -> None:
         """Note that ``token`` was seen held by other means than a renewal.
@@ -350,26 +326,12 @@ class Watchdog:
             self._read_notes()
             return tuple(self._leases)
 
-    def stop(self, *, flush: bool = False, timeout: float = 2.0) -> None:
-        """End the thread; a later watch starts it again.
-
-        Args:
-            flush: renew everything once more, for holders that outlive the watchdog.
-            timeout: most seconds to wait for the thread.
-        """
-        thread = self._dismiss()
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(timeout)
-        if flush:
-            self._make_all_due()
-            self.run_once()
-
-    def run_once(self) -> Round:
-        """Renew what is due, and report what is lost."""
+    def round(self) -> Plan[Sequence[Lease], Round]:
+        """Renew what is due, and report what is lost; wishes for leases to be renewed."""
         asked = self.clock.monotonic()
         batch = self._collect(asked)
         try:
-            answers = self._extend([lease for lease, _ in batch])
+            answers = yield from self._extend([lease for lease, _ in batch])
             seen = self._settle(batch, answers, asked)
         finally:
             self._land(batch)
@@ -403,13 +365,17 @@ class Watchdog:
         for lease in [lease for lease in self._leases.values() if lease.abandoned()]:
             del self._leases[lease.token]
 
-    def _extend(self, leases: Sequence[Lease]) -> Sequence[bool | None]:
+    def _extend(self, leases: Sequence[Lease]) -> Plan[Sequence[Lease], Sequence[bool | None]]:
         """Ask the store; None for what it did not answer."""
         try:
-            return self._ask(leases)
+            answers = (yield leases) if leases else ()
+            return _one_each(leases, answers)
         except BackendRefused as error:
             if len(leases) > 1:  # one lock's keys may be refused: the others go on
-                return [self._extend([lease])[0] for lease in leases]
+                apart: list[bool | None] = []
+                for lease in leases:
+                    apart += yield from self._extend([lease])
+                return apart
             self._warn("lock %r could not be renewed, trying again: %s", leases[0].name, error)
         except BackendError as error:
             self._warn("%d leases could not be renewed, trying again: %s", len(leases), error)
@@ -423,16 +389,6 @@ class Watchdog:
     def _complain(self, sentence: str, *args: object, error: Exception) -> None:
         """Log an error with its traceback, wherever that is done."""
         self._tell(partial(logger.error, sentence, *args, exc_info=error))
-
-    def _ask(self, leases: Sequence[Lease]) -> Sequence[bool | None]:
-        """Return the store's answers, one for each lease."""
-        if not leases:
-            return ()
-        answers = self.store.extend([(each.name, each.token, each.seconds) for each in leases])
-        if len(answers) != len(leases):
-            msg = f"{len(leases)} leases asked for, {len(answers)} answers"
-            raise ValueError(msg)
-        return answers
 
     def _settle(
         self, batch: Sequence[tuple[Lease, bool]], answers: Sequence[bool | None], asked: float
@@ -479,6 +435,110 @@ class Watchdog:
             self._aloft.difference_update(lease.token for lease, _ in batch)
             self._changed.notify_all()
 
+    def _count(self, done: Round) -> None:
+        """Add up."""
+        self.renewed += done.renewed
+        self.failed += done.failed
+
+    def _next_pause(self, idle_until: float = math.inf) -> float:
+        """Return seconds until something is due, and remember when that is."""
+        looks = [lease.next_look(self._retry_at) for lease in self._leases.values()]
+        self._wakes_at = min(looks, default=idle_until)
+        return self._wakes_at - self.clock.monotonic()
+
+
+def _one_each(leases: Sequence[Lease], answers: Sequence[bool | None]) -> Sequence[bool | None]:
+    """Return the answers, one for each lease.
+
+    Raises:
+        ValueError: there are more, or less.
+    """
+    if len(answers) != len(leases):
+        msg = f"{len(leases)} leases asked for, {len(answers)} answers"
+        raise ValueError(msg)
+    return answers
+
+
+class Watchdog(Renewals):
+    """The thread that renews. It starts with the first watch, and ends when idle for a while.
+
+    Safe to use from many threads; in a forked child it watches nothing and starts anew.
+
+    Args:
+        store: where the leases are. Its calls should time out well within the shortest lease, or
+            a loss by silence is reported as late as they return.
+        clock: source of monotonic seconds.
+        threads: where ``RLock``, ``Condition`` and ``Thread`` come from; the module ``native``
+            gives the system's own where gevent or eventlet has replaced them.
+        tell: runs a call that logs, or reports a loss; where threads are native and all else is
+            green, it has to make the call where the greenlets live.
+    """
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._thread: Any = None
+
+    def watch_later(
+        self, name: str, token: str, lease: float, *, held: bool, on_lost: OnLost
+    ) -> None:
+        """Like :meth:`watch`, for what has mostly ended before its first renewal.
+
+        A long lease is noted, without a lock or a call to the thread, which reads the notes once a
+        second. To forget it before that takes as little.
+        """
+        if lease < LONG:
+            self.watch(name, token, lease, held=held, on_lost=on_lost)
+            return
+        until = self.clock.monotonic() + lease
+        self._noted[token] = (name, token, lease, held, until, on_lost)
+        # Asked behind the note, since a thread that ends looks for notes after it has said so.
+        if self._thread is None or self._stopping:
+            with self._mutex:
+                self._stopping = False
+                self._start()
+
+    def forget(self, token: str, patience: float = PATIENCE) -> None:
+        """Renew a lease no more. After this has returned no renewal for it is sent.
+
+        If a renewal for it is on its way, this waits for the answer, so that it cannot overtake
+        the caller's release; but not for ever, since a release must not hang on a store that does
+        not answer. A renewal that is later still does no harm: ``extend`` neither creates nor
+        revives a lease, and no token is used twice.
+
+        Args:
+            token: owner token; unknown ones are ignored.
+            patience: most seconds to wait; 0 for a caller that must not wait (an event loop).
+        """
+        if self._noted.pop(token, None) is not None:
+            return
+        with self._mutex:
+            self._leases.pop(token, None)
+            if patience > 0:
+                self._changed.wait_for(lambda: token not in self._aloft, patience)
+
+    def stop(self, *, flush: bool = False, timeout: float = 2.0) -> None:
+        """End the thread; a later watch starts it again.
+
+        Args:
+            flush: renew everything once more, for holders that outlive the watchdog.
+            timeout: most seconds to wait for the thread.
+        """
+        thread = self._dismiss()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout)
+        if flush:
+            self._make_all_due()
+            self.run_once()
+
+    def run_once(self) -> Round:
+        """Renew what is due, and report what is lost."""
+        return carry_out(self.round(), self._ask)
+
+    def _ask(self, leases: Sequence[Lease]) -> Sequence[bool | None]:
+        """Return the store's answers."""
+        answers: Sequence[bool | None] = self.store.extend([each.asked for each in leases])
+        return answers
+
     def _make_all_due(self) -> None:
         """Renew everything at the next look."""
         with self._mutex:
@@ -507,9 +567,7 @@ class Watchdog:
     def _run_safely(self) -> None:
         """Look once; whatever goes wrong, the thread lives (L12)."""
         try:
-            done = self.run_once()
-            self.renewed += done.renewed
-            self.failed += done.failed
+            self._count(self.run_once())
         except Exception as error:  # noqa: BLE001  # logged, where that can be done
             self._complain("the watchdog goes on after an error", error=error)
             self._back_off()
@@ -536,12 +594,6 @@ class Watchdog:
             self._thread = me
         return self._thread is None
 
-    def _next_pause(self, idle_until: float = math.inf) -> float:
-        """Return seconds until something is due, and remember when that is."""
-        looks = [lease.next_look(self._retry_at) for lease in self._leases.values()]
-        self._wakes_at = min(looks, default=idle_until)
-        return self._wakes_at - self.clock.monotonic()
-
     def _dismiss(self) -> Any:
         """Tell the thread to end, and return it."""
         with self._mutex:
@@ -552,7 +604,7 @@ class Watchdog:
 
 # A module global, but nothing that two apps would share: os.register_at_fork cannot be undone, so
 # there is one hook for all watchdogs that happen to live, and it changes forked children only.
-_dogs: weakref.WeakSet[Watchdog] = weakref.WeakSet()
+_dogs: weakref.WeakSet[Renewals] = weakref.WeakSet()
 
 
 def _begin_in_child() -> None:

@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 import redis
 
+from celery_singleton_lock import hold as hold_module
 from celery_singleton_lock import lock as lock_module
+from celery_singleton_lock import plans as plans_module
 from celery_singleton_lock import turn as turn_module
 from celery_singleton_lock import watchdog as watchdog_module
 from celery_singleton_lock.errors import (
@@ -825,14 +827,15 @@ def test_L18_an_interrupted_wait_leaves_the_queue(make_lock, store, pool, redis_
 
 
 class Injected:
-    """Raises at the n-th line that this thread executes in lock.py or watchdog.py.
+    """Raises at the n-th line that this thread executes on the way to a lock and back.
 
     Not where a `with` block begins or ends: tracing sees a line there, but the interpreter lets no
     asynchronous exception in between `__enter__` and the block, nor the block and `__exit__`.
     """
 
     FILES = frozenset(
-        Path(module.__file__) for module in (lock_module, turn_module, watchdog_module)
+        Path(module.__file__)
+        for module in (hold_module, lock_module, plans_module, turn_module, watchdog_module)
     )
 
     def __init__(self, at):

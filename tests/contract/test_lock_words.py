@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import re
+
 import pytest
 
-from celery_singleton_lock.errors import LockLost, LockNotOwned, LockReentered, LockWaitTimeout
+from celery_singleton_lock.errors import (
+    BackendUnreachable,
+    LockLost,
+    LockNotOwned,
+    LockReentered,
+    LockTimeout,
+)
 from celery_singleton_lock.lock import Lock
+from celery_singleton_lock.plans import carry_out
+from celery_singleton_lock.turn import in_thread
 
 pytestmark = pytest.mark.contract
 
@@ -81,9 +93,32 @@ def test_who_waited_in_vain_is_told_for_how_long(lock, redis_client, options, wa
     """A with statement has no other way to say no."""
     lock.acquire()
     other = Lock(redis_client, "account:42", **options)
-    assert sentence(LockWaitTimeout, other.__enter__) == (
-        f"Lock 'account:42' is busy, and was waited for{waited} in vain."
+    said = sentence(LockTimeout, other.__enter__)
+    assert re.fullmatch(
+        rf"Lock 'account:42' is busy, and was waited for{waited} in vain\. It is held by "
+        rf"pid {os.getpid()} on {re.escape(platform.node())}, whose lease has \d+\.\d s left\.",
+        said,
     )
+
+
+def test_whom_one_waited_for_is_told_to_programs_too(lock, redis_client):
+    """And nothing is made up when the holder has gone, or Redis does not say."""
+    lock.acquire()
+    other = Lock(redis_client, "account:42", blocking=False)
+    with pytest.raises(LockTimeout) as caught:
+        other.__enter__()
+    assert caught.value.holder == str(lock.owner()) == f"pid {os.getpid()} on {platform.node()}"
+    assert 0 < caught.value.expires_in <= 30
+    redis_client.flushall()
+    nobody = carry_out(other._refusal(), in_thread(other._store))
+    assert (nobody.holder, nobody.expires_in) == ("", 0.0)
+    assert str(nobody) == "Lock 'account:42' is busy, and was waited for in vain."
+    unheard = carry_out(other._refusal(), silent)
+    assert (unheard.name, unheard.holder) == ("account:42", "")
+
+
+def silent(wish):
+    raise BackendUnreachable
 
 
 @pytest.mark.parametrize("ask", ["ensure_held", "reacquire"])

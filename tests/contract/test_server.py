@@ -65,7 +65,7 @@ def test_a_fork_of_redis_that_says_less_is_unknown_where_it_is_silent(store):
     """Not every server of this protocol has the fields of Redis' INFO."""
 
     class Silent:
-        def info(self):
+        def execute_command(self, command):
             return {"server_name": "other"}
 
     store.client = Silent()

@@ -90,7 +90,7 @@ def test_what_is_neither_client_nor_store_is_refused():
 
 
 def test_an_asyncio_client_is_refused_with_a_hint():
-    with pytest.raises(ConfigurationError, match="asyncio has its own lock"):
+    with pytest.raises(ConfigurationError, match="asyncio has AsyncLock"):
         Lock(redis.asyncio.Redis(), "lock")
 
 

@@ -1,0 +1,371 @@
+"""What the locks for threads and for asyncio have in common: all but waiting and sending.
+
+What has to be asked of a store is written here as plans; :class:`~celery_singleton_lock.lock.Lock`
+carries them out in a thread, :class:`~celery_singleton_lock.aio.AsyncLock` in a task.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import weakref
+from collections.abc import Callable
+from typing import Any, ClassVar, Final, TypeVar
+
+from celery_singleton_lock.arguments import (
+    SHORTEST_LEASE,
+    checked_bool,
+    checked_limit,
+    checked_seconds,
+    checked_timeout,
+    checked_token,
+)
+from celery_singleton_lock.bounds import MAX_LEASE
+from celery_singleton_lock.clock import Clock
+from celery_singleton_lock.errors import (
+    BackendError,
+    ConfigurationError,
+    LockLost,
+    LockNotOwned,
+    LockReentered,
+    LockTimeout,
+)
+from celery_singleton_lock.keys import Keyspace
+from celery_singleton_lock.model import (
+    Claim,
+    Ending,
+    Holder,
+    LockView,
+    Owner,
+    Reply,
+    Verdict,
+    new_token,
+)
+from celery_singleton_lock.plans import Plan
+from celery_singleton_lock.turn import Do, Step, Turn, Wish, twice, way
+from celery_singleton_lock.watchdog import Lease, OnLost, Renewals
+
+T = TypeVar("T")
+
+_NOT_OWNED: Final = (
+    "Cannot {what} lock {name!r}: this {who} does not hold it, or not any more. "
+    "Work that outlasts its lease needs renew=True or extend()."
+)
+
+
+class Hold:
+    """A lock as held by one; when it is gone (its thread, task or lock ended), renewal ends too.
+
+    Args:
+        name: the lock's name.
+        seconds: length of its lease.
+        turn: how it was taken.
+        reply: the grant.
+        on_lost: called if it is lost.
+    """
+
+    __slots__ = ("__weakref__", "fencing_token", "lease", "leaving", "on_lost", "pid")
+
+    def __init__(
+        self, name: str, seconds: float, turn: Turn, reply: Reply, on_lost: OnLost | None
+    ) -> None:
+        """Begin to hold."""
+        self.on_lost = on_lost
+        self.fencing_token = reply.fencing_token
+        self.pid = os.getpid()
+        self.leaving = False
+        self.lease = Lease(
+            name,
+            turn.token,
+            seconds,
+            valid_until=turn.asked + reply.lease,
+            on_lost=self.lose,
+        )
+
+    def lose(self, name: str, token: str) -> None:
+        """Pass on what the watchdog says."""
+        if self.on_lost is not None:
+            self.on_lost(name, token)
+
+    def left(self, clock: Clock) -> float:
+        """Return seconds for which it is certainly held; 0 if lost."""
+        return 0.0 if self.lease.lost else max(0.0, self.lease.valid_until - clock.monotonic())
+
+
+class Holding:
+    """A lock that asks nobody: its description, what is held by it, and the plans.
+
+    Args:
+        dog: who renews.
+        name: what must not overlap.
+        lease: seconds of ownership.
+        limit: permits.
+        blocking: whether to wait.
+        blocking_timeout: most seconds to wait.
+        renew: renew the lease while held.
+        on_lost: called when it is lost.
+
+    Raises:
+        ConfigurationError: an argument is not usable.
+    """
+
+    _who: ClassVar[str]
+    """Who holds: a thread, a task."""
+
+    def __init__(
+        self,
+        dog: Renewals,
+        name: str,
+        *,
+        lease: float,
+        limit: int,
+        blocking: bool,
+        blocking_timeout: float | None,
+        renew: bool,
+        on_lost: OnLost | None,
+    ) -> None:
+        """Describe a lock; nothing is sent yet."""
+        self.name: Final = name
+        self.lease: Final = checked_seconds("lease", lease, SHORTEST_LEASE, MAX_LEASE)
+        self.limit: Final = checked_limit(limit)
+        self.blocking: Final = checked_bool("blocking", blocking)
+        self.blocking_timeout: Final = checked_timeout(blocking_timeout)
+        self.renew: Final = checked_bool("renew", renew)
+        self._on_lost: Final = on_lost
+        self._dog: Final = dog
+        self._clock: Final = dog.clock
+        self._claim: Final = Claim(name, lease=self.lease, limit=self.limit)
+
+    # -- who holds ---------------------------------------------------------------------------------
+
+    def _noted(self) -> Hold | None:
+        """Return what was noted for who asks."""
+        raise NotImplementedError
+
+    def _note(self, hold: Hold) -> None:
+        """Note what is held by who asks."""
+        raise NotImplementedError
+
+    def _unnote(self, hold: Hold) -> None:
+        """Forget what is held."""
+        raise NotImplementedError
+
+    @property
+    def _hold(self) -> Hold | None:
+        """What is held by who asks; a forked child holds nothing of its parent's."""
+        hold = self._noted()
+        return hold if hold is not None and hold.pid == os.getpid() else None
+
+    def _owned(self, what: str) -> Hold:
+        """Return what is held.
+
+        Raises:
+            LockNotOwned: nothing.
+        """
+        hold = self._hold
+        if hold is None:
+            raise self._not_owned(what)
+        return hold
+
+    def _not_owned(self, what: str) -> LockNotOwned:
+        sentence = _NOT_OWNED.format(what=what, name=self.name, who=self._who)
+        return LockNotOwned(sentence, self.name)
+
+    @property
+    def held(self) -> bool:
+        """Whether who asks certainly holds the lock now, as far as is known without asking."""
+        return self.expires_in > 0
+
+    @property
+    def lost(self) -> bool:
+        """Whether who asks held the lock, lost it, and did not release it yet."""
+        hold = self._hold
+        return hold is not None and not hold.leaving and hold.left(self._clock) <= 0
+
+    @property
+    def token(self) -> str:
+        """Owner token under which who asks holds the lock; empty if not held."""
+        hold = self._hold
+        return "" if hold is None else hold.lease.token
+
+    @property
+    def fencing_token(self) -> int:
+        """Number of the grant, growing with each; 0 if not held. A resource refuses lower ones."""
+        hold = self._hold
+        return 0 if hold is None else hold.fencing_token
+
+    @property
+    def expires_in(self) -> float:
+        """Seconds for which the lock is certainly held, if it is not renewed; 0 if not held.
+
+        Counted from before the request was sent: the server holds it for at least as long.
+        """
+        hold = self._hold
+        return 0.0 if hold is None or hold.leaving else hold.left(self._clock)
+
+    def __repr__(self) -> str:
+        state = "held" if self.held else "lost" if self.lost else "not held"
+        return f"<{type(self).__name__} {self.name!r}, {state}>"
+
+    # -- the way to the lock -----------------------------------------------------------------------
+
+    def _turn(self, blocking: bool | None, timeout: float | None, token: str | None) -> Turn:
+        """Check the arguments, and begin to take the lock.
+
+        Raises:
+            LockReentered: it is held already.
+            ConfigurationError: an argument is not usable.
+        """
+        if self.held:
+            msg = (
+                f"Lock {self.name!r} is held already by who asks, and would be waited for in vain."
+            )
+            raise LockReentered(msg, self.name)
+        return Turn(
+            self._clock,
+            new_token() if token is None else checked_token(token),
+            blocking=self.blocking if blocking is None else checked_bool("blocking", blocking),
+            timeout=self.blocking_timeout if timeout is None else checked_timeout(timeout),
+        )
+
+    def _taking(self, turn: Turn) -> Plan[Wish, bool]:
+        """Go the way to its end; return whether the lock is held."""
+        me = Owner(turn.token, host=platform.node(), pid=os.getpid())
+        step, reply = yield from way(turn, me, self._claim)
+        if step is Step.HAVE:
+            hold = Hold(self.name, self.lease, turn, reply, self._on_lost)
+            self._note(hold)
+            if self.renew:
+                self._dog.keep(hold.lease)
+        return step is Step.HAVE
+
+    def _refusal(self) -> Plan[Wish, LockTimeout]:
+        """Say that the lock was not to be had, and who has it, if that can be learnt."""
+        waited = f" for {self.blocking_timeout:g} s" if self.blocking_timeout else ""
+        msg = f"Lock {self.name!r} is busy, and was waited for{waited} in vain."
+        try:
+            holder = yield from self._asking_who()
+        except BackendError:
+            holder = None
+        if holder is None:
+            return LockTimeout(msg, self.name)
+        msg += f" It is held by {holder}, whose lease has {holder.expires_in:.1f} s left."
+        return LockTimeout(msg, self.name, str(holder), holder.expires_in)
+
+    # -- the way back, and questions ---------------------------------------------------------------
+
+    def _giving_back(self, token: str) -> Plan[Wish, None]:
+        """Leave nothing of a token behind: neither a grant nor a place in the queue."""
+        yield Do(lambda store: store.release(self.name, token, Ending.FINAL))
+
+    def _letting_go(self, hold: Hold) -> Plan[Wish, bool]:
+        """Release; return whether it was ours.
+
+        If an earlier release got no answer, and was sent while the lock was certainly ours, then
+        the store may have done it: that the token is gone is then what was asked for.
+        """
+        repeated = hold.leaving
+        hold.leaving = repeated or hold.left(self._clock) > 0
+        token = hold.lease.token
+        reply = yield Do(lambda store: store.release(self.name, token, Ending.FINAL))
+        return repeated or reply.verdict is not Verdict.ABSENT
+
+    def _extending(self, additional_time: float, *, replace_ttl: bool) -> Plan[Wish, bool]:
+        """Hold the lock for longer.
+
+        Raises:
+            LockNotOwned: it is not held (any more).
+        """
+        more = checked_seconds("additional_time", additional_time, 0.001, MAX_LEASE)
+        hold = self._owned("extend")
+        seconds = more if replace_ttl else more + hold.left(self._clock)
+        if not (yield from self._prolonging(hold, seconds)):
+            raise self._not_owned(what="extend")
+        return True
+
+    def _ensuring(self) -> Plan[Wish, None]:
+        """Ask whether the lock is still ours, and hold it for a lease from now.
+
+        Raises:
+            LockLost: it was lost.
+        """
+        hold = self._owned("ensure_held")
+        if not (yield from self._prolonging(hold, self.lease)):
+            msg = f"Lock {self.name!r} was lost: its lease ended, or it was reset. Stop writing."
+            raise LockLost(msg, self.name)
+
+    def _prolonging(self, hold: Hold, seconds: float) -> Plan[Wish, bool]:
+        """Extend; return whether it is held. What was reported lost, or let go, stays so."""
+        lease = hold.lease
+        if lease.lost or hold.leaving:
+            return False
+        asked = self._clock.monotonic()
+        wanted = [(lease.name, lease.token, seconds)]
+        answers = yield from twice(lambda: _done(lambda store: store.extend(wanted)))
+        if answers[0]:
+            lease.confirm(asked + seconds)
+            return True
+        lease.lost = True
+        self._dog.drop(lease.token)
+        return False
+
+    def _looking(self) -> Plan[Wish, LockView]:
+        view: LockView = yield from twice(
+            lambda: _done(lambda store: store.inspect(self.name, waiters=1))
+        )
+        return view
+
+    def _asking_who(self) -> Plan[Wish, Holder | None]:
+        """Return one of those who hold the lock; None if nobody does."""
+        view = yield from self._looking()
+        return next(iter(view.holders), None)
+
+    def _asking_whether_locked(self) -> Plan[Wish, bool]:
+        """Return whether all permits are taken."""
+        view = yield from self._looking()
+        return len(view.holders) >= max(1, view.limit)
+
+    def _asking_whether_owned(self) -> Plan[Wish, bool]:
+        """Return whether who asks holds the lock."""
+        hold = self._hold
+        if hold is None:
+            return False
+        view = yield from self._looking()
+        return hold.lease.token in {holder.token for holder in view.holders}
+
+    def _resetting(self) -> Plan[Wish, int]:
+        """Take the lock from all its holders."""
+        held: int = yield from twice(lambda: _done(lambda store: store.reset(self.name)))
+        return held
+
+
+def _done(call: Callable[[Any], Any]) -> Plan[Wish, Any]:
+    return (yield Do(call))
+
+
+# A module global, but not one that two apps share: an entry belongs to the client object in its key
+# and goes when neither a lock nor the watchdog's thread (which lingers when idle) needs it. So that
+# `with Lock(client, name)` in a loop starts one thread, not one per turn. A key's id() cannot be
+# used again while its entry lives, for the watchdog's store holds the client.
+_watchdogs: weakref.WeakValueDictionary[tuple[int, str], Any] = weakref.WeakValueDictionary()
+
+
+def watchdog_for(backend: object, prefix: str | None, make: Callable[[], Any]) -> Any:
+    """Return the watchdog of this client or store in this process, with its store."""
+    key = (id(backend), prefix or "")
+    found = _watchdogs.get(key)
+    return found or _watchdogs.setdefault(key, make())
+
+
+def keyspace_for(prefix: str | None, *, client: bool) -> Keyspace | None:
+    """Return where a client's keys are; None for a store, which knows it.
+
+    Raises:
+        ConfigurationError: a store was given a prefix, or the prefix is not usable.
+    """
+    if client:
+        return Keyspace() if prefix is None else Keyspace(prefix)
+    if prefix is not None:
+        msg = "prefix goes with a redis client; a store has its keyspace already."
+        raise ConfigurationError(msg)
+    return None
