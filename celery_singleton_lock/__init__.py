@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from celery_singleton_lock.aio import AsyncLock
 from celery_singleton_lock.errors import (
     BackendError,
     BackendRefused,
@@ -30,6 +31,7 @@ from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.task import LockedTask
 
 __all__ = [
+    "AsyncLock",
     "BackendError",
     "BackendRefused",
     "BackendUnreachable",

@@ -216,11 +216,7 @@ class Holding:
             LockReentered: it is held already.
             ConfigurationError: an argument is not usable.
         """
-        if self.held:
-            msg = (
-                f"Lock {self.name!r} is held already by who asks, and would be waited for in vain."
-            )
-            raise LockReentered(msg, self.name)
+        self._refuse_second()
         return Turn(
             self._clock,
             new_token() if token is None else checked_token(token),
@@ -228,11 +224,24 @@ class Holding:
             timeout=self.blocking_timeout if timeout is None else checked_timeout(timeout),
         )
 
+    def _refuse_second(self) -> None:
+        """Hold once.
+
+        Raises:
+            LockReentered: it is held already.
+        """
+        if self.held:
+            msg = (
+                f"Lock {self.name!r} is held already by who asks, and would be waited for in vain."
+            )
+            raise LockReentered(msg, self.name)
+
     def _taking(self, turn: Turn) -> Plan[Wish, bool]:
         """Go the way to its end; return whether the lock is held."""
         me = Owner(turn.token, host=platform.node(), pid=os.getpid())
         step, reply = yield from way(turn, me, self._claim)
         if step is Step.HAVE:
+            self._refuse_second()  # where one object holds for several, another was quicker
             hold = Hold(self.name, self.lease, turn, reply, self._on_lost)
             self._note(hold)
             if self.renew:
@@ -241,7 +250,7 @@ class Holding:
 
     def _refusal(self) -> Plan[Wish, LockTimeout]:
         """Say that the lock was not to be had, and who has it, if that can be learnt."""
-        waited = f" for {self.blocking_timeout:g} s" if self.blocking_timeout else ""
+        waited = f" {self.blocking_timeout:g} s" if self.blocking_timeout else ""
         msg = f"Lock {self.name!r} is busy, and was waited for{waited} in vain."
         try:
             holder = yield from self._asking_who()

@@ -18,20 +18,26 @@ from celery_singleton_lock.model import CLAIM_LEASE
 from celery_singleton_lock.plans import carry_out
 from celery_singleton_lock.store.failures import explain
 from celery_singleton_lock.store.scripts import Argument, Call, Script
-from celery_singleton_lock.store.verbs import Ask, Batch, Command, Pop, Verb, Verbs, Wish, by_digest
+from celery_singleton_lock.store.verbs import (
+    LONGEST_BLOCK,
+    SHORTEST_BLOCK,
+    SLACK,
+    Ask,
+    Batch,
+    Command,
+    Pop,
+    Verb,
+    Verbs,
+    Wish,
+    by_digest,
+)
 from celery_singleton_lock.store.wire import Wire, demoted, packed
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-BLOCKS: Final = (1.0, 3.0, 10.0, 30.0)
+BLOCKS: Final = (1.0, 3.0, 10.0, LONGEST_BLOCK)
 """Lengths of blocking calls, in seconds, that have a client each; who wants longer asks again."""
-
-SLACK: Final = 2.0
-"""Seconds by which the socket time-out of a blocking call exceeds its block."""
-
-SHORTEST: Final = 0.01
-"""Seconds for which a call blocks at least: 0 would be for ever."""
 
 
 @contextmanager
@@ -190,7 +196,7 @@ class RedisStore:
         redis-py 8's defaults (a 5 s socket time-out and ten retries) turned ``blpop(key, 7)`` into
         an error after 58.9 s; a retried BLPOP would also swallow an element.
         """
-        block = min(max(pop.seconds, SHORTEST), BLOCKS[-1])
+        block = min(max(pop.seconds, SHORTEST_BLOCK), LONGEST_BLOCK)
         found: Any = self._blocking_client(block).blpop([pop.key], timeout=block)
         return None if found is None else found[1]
 

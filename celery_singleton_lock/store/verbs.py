@@ -56,6 +56,15 @@ Long enough to look at it; a sweeper that stands still just then keeps the lock 
 FEW: Final = 8
 """Most locks that somebody waits for which are named per bucket."""
 
+LONGEST_BLOCK: Final = 30.0
+"""Most seconds for which a call blocks; who wants longer asks again."""
+
+SHORTEST_BLOCK: Final = 0.01
+"""Seconds for which a call blocks at least: 0 would be for ever."""
+
+SLACK: Final = 2.0
+"""Seconds by which the socket time-out of a blocking call exceeds its block."""
+
 LONGEST_LEASE: Final = 366 * 86_400.0
 """Most seconds for a lease or a wait: beyond it a slip of units is likelier than a plan."""
 

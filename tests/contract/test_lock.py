@@ -1,7 +1,8 @@
-"""What Lock promises, on a real server; the numbers are those of the traps others fell into."""
+"""What Lock and AsyncLock promise, on a real server; the numbers are those of others' traps."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import linecache
 import os
@@ -11,6 +12,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from celery_singleton_lock import lock as lock_module
 from celery_singleton_lock import plans as plans_module
 from celery_singleton_lock import turn as turn_module
 from celery_singleton_lock import watchdog as watchdog_module
+from celery_singleton_lock.aio import AsyncLock
 from celery_singleton_lock.errors import (
     BackendRefused,
     BackendUnreachable,
@@ -31,7 +34,9 @@ from celery_singleton_lock.errors import (
 )
 from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.model import Claim, Ending, Owner, new_token
+from celery_singleton_lock.store.async_redis import AsyncRedisStore
 from celery_singleton_lock.store.redis import RedisStore
+from support.loop import Driven
 from support.waiting import eventually, in_time, never
 
 pytestmark = pytest.mark.contract
@@ -56,14 +61,16 @@ class Troubled:
     def _call(self, verb, real, args, kw):
         self.calls.append(verb)
         self.before.pop(verb, lambda: None)()
-        if verb in self.cut:
-            self.cut.remove(verb)
-            raise BackendUnreachable("cut")
+        self.fail(self.cut, verb, "cut")
         answer = real(*args, **kw)
-        if verb in self.lost:
-            self.lost.remove(verb)
-            raise BackendUnreachable("reply lost")
+        self.fail(self.lost, verb, "reply lost")
         return answer
+
+    @staticmethod
+    def fail(those, verb, how):
+        if verb in those:
+            those.remove(verb)
+            raise BackendUnreachable(how)
 
 
 @pytest.fixture
@@ -79,9 +86,32 @@ def troubled(store):
     return Troubled(store)
 
 
+class AsyncTroubled:
+    """The same for asyncio, of the same troubles."""
+
+    def __init__(self, store, troubled):
+        self._store, self._troubled = store, troubled
+
+    def __getattr__(self, verb):
+        real = getattr(self._store, verb)
+        if verb not in VERBS:
+            return real
+
+        async def call(*args, **kw):
+            self._troubled.calls.append(verb)
+            if verb in self._troubled.before:
+                await asyncio.to_thread(self._troubled.before.pop(verb))
+            self._troubled.fail(self._troubled.cut, verb, "cut")
+            answer = await real(*args, **kw)
+            self._troubled.fail(self._troubled.lost, verb, "reply lost")
+            return answer
+
+        return call
+
+
 @pytest.fixture
-def make_lock(store):
-    """Make locks; at the end no thread of theirs stays."""
+def make_thread_lock(store):
+    """Make locks for threads; at the end no thread of theirs stays."""
     made = []
 
     def make(name="lock", backend=store, **options):
@@ -91,6 +121,29 @@ def make_lock(store):
     yield make
     for lock in made:
         lock._watchdog.stop()
+
+
+@pytest.fixture(params=["Lock", "AsyncLock"])
+def make_lock(request, store):
+    """Make locks of each kind; those for asyncio are driven through a loop thread."""
+    if request.param == "Lock":
+        return request.getfixturevalue("make_thread_lock")
+    thread, client = (request.getfixturevalue(name) for name in ("loop_thread", "async_client"))
+    own = AsyncRedisStore(client, claim_lease=0.5)
+
+    def for_asyncio(backend):
+        if backend is store:
+            return own
+        return AsyncTroubled(own, backend) if isinstance(backend, Troubled) else client
+
+    def make(name="lock", backend=store, **options):
+        if "thread_local" in options:
+            options["task_local"] = options.pop("thread_local")
+        return Driven(
+            thread, thread.call(partial(AsyncLock, for_asyncio(backend), name, **options))
+        )
+
+    return make
 
 
 @pytest.fixture
@@ -145,7 +198,7 @@ def test_a_lock_is_taken_and_given_back(make_lock, store):
     assert (lock.held, lock.lost, lock.locked(), lock.owned()) == (True, False, True, True)
     assert 29 < lock.expires_in <= 30
     assert lock.fencing_token > 0
-    assert repr(lock) == "<Lock 'lock', held>"
+    assert repr(lock) in {"<Lock 'lock', held>", "<AsyncLock 'lock', held>"}
     lock.release()
     assert (lock.held, lock.lost, lock.locked(), lock.owned()) == (False, False, False, False)
     assert (lock.expires_in, lock.fencing_token) == (0.0, 0)
@@ -294,11 +347,11 @@ def test_prefixes_are_worlds_of_their_own(redis_client, make_lock):
         assert {key.split(b":")[0] for key in redis_client.scan_iter()} == {b"a", b"b"}
 
 
-def test_a_client_that_decodes_replies_will_do(redis_server, redis_url, make_lock, pool):
+def test_a_client_that_decodes_replies_will_do(redis_server, redis_url, make_thread_lock, pool):
     with redis_server.client(decode_responses=True) as client:
-        lock = make_lock(backend=client)
+        lock = make_thread_lock(backend=client)
         lock.acquire()
-        waiting = acquire_in(pool, make_lock(backend=client))
+        waiting = acquire_in(pool, make_thread_lock(backend=client))
         await_waiting(lock._store, 1)
         lock.release()
         assert waiting.result(60)
@@ -334,7 +387,7 @@ def test_without_renewal_the_lease_ends(make_lock, store):
     assert not lock.owned()
 
 
-def test_a_lock_object_that_is_dropped_is_not_renewed(make_lock, store):
+def test_a_lock_object_that_is_dropped_is_not_renewed(make_thread_lock, store):
     """Nobody is left who could release it: the lease ends as it would with a dead process."""
     lock = Lock(store, "lock", lease=0.6)
     lock.acquire()
@@ -345,8 +398,8 @@ def test_a_lock_object_that_is_dropped_is_not_renewed(make_lock, store):
     dog.stop()
 
 
-def test_a_thread_that_ends_without_release_is_not_renewed(make_lock, store):
-    lock = make_lock(lease=0.6)
+def test_a_thread_that_ends_without_release_is_not_renewed(make_thread_lock, store):
+    lock = make_thread_lock(lease=0.6)
     taker = threading.Thread(target=lock.acquire)
     taker.start()
     taker.join()
@@ -422,7 +475,7 @@ def test_T8_a_dropped_connection_costs_no_lease(make_lock, redis_client, store):
         assert lock.owned()
 
 
-def test_T9_no_lease_is_extended_after_its_release(make_lock, troubled, pool):
+def test_T9_no_lease_is_extended_after_its_release(make_thread_lock, troubled, pool):
     """Many short locks beside a busy watchdog: a renewal never speaks of a released token."""
     released, late = set(), []
     extend = troubled._store.extend
@@ -437,7 +490,7 @@ def test_T9_no_lease_is_extended_after_its_release(make_lock, troubled, pool):
     troubled.extend = checked
 
     def work(name):
-        lock = make_lock(name, backend=troubled, lease=0.1)
+        lock = make_thread_lock(name, backend=troubled, lease=0.1)
         for turn in range(150):
             lock.acquire()
             token = lock._hold.lease.token
@@ -705,10 +758,10 @@ def test_L14_every_attempt_has_a_token_of_its_own(make_lock, store):
 
 @pytest.mark.slow
 @pytest.mark.needs_real_redis("socket time-outs")
-def test_L16_a_long_wait_with_a_default_client_is_no_error(redis_url, make_lock, pool):
+def test_L16_a_long_wait_with_a_default_client_is_no_error(redis_url, make_thread_lock, pool):
     """redis-py 8's defaults turned blpop(key, 7) into a TimeoutError after 58.9 s."""
     with redis.Redis.from_url(redis_url) as client:
-        lock, waiter = make_lock(backend=client), make_lock(backend=client)
+        lock, waiter = make_thread_lock(backend=client), make_thread_lock(backend=client)
         with lock:
             began = time.monotonic()
             blocked = pool.submit(lock._store.wait, "lock", new_token(), 8)
@@ -774,9 +827,9 @@ def test_a_key_of_another_program_is_named(make_lock, redis_client, store):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_L21_a_forked_child_owns_nothing(make_lock, store):
+def test_L21_a_forked_child_owns_nothing(make_thread_lock, store):
     """Its release frees nothing of its parent's, and it can take locks of its own."""
-    lock = make_lock(lease=0.9)
+    lock = make_thread_lock(lease=0.9)
     lock.acquire()
     child = os.fork()
     if child == 0:
@@ -788,7 +841,7 @@ def test_L21_a_forked_child_owns_nothing(make_lock, store):
                 lock.release()
             assert not lock.acquire(blocking=False)
             assert not lock.acquire(blocking_timeout=0.2)
-            with make_lock("other", lease=0.9) as other:
+            with make_thread_lock("other", lease=0.9) as other:
                 never(lambda: other.lost, during=1.2)
             code = 0
         finally:
@@ -803,7 +856,7 @@ class SoftTimeLimit(Exception):
 
 
 @pytest.mark.needs_real_redis("INFO tells who blocks")
-def test_L18_an_interrupted_wait_leaves_the_queue(make_lock, store, pool, redis_client):
+def test_L18_an_interrupted_wait_leaves_the_queue(make_thread_lock, store, pool, redis_client):
     """Ctrl-C or a soft time limit while the thread blocks in the socket."""
 
     def interrupt(number, frame):
@@ -819,11 +872,11 @@ def test_L18_an_interrupted_wait_leaves_the_queue(make_lock, store, pool, redis_
     try:
         pool.submit(interrupt_once_it_waits, threading.get_ident())
         with pytest.raises(SoftTimeLimit):
-            make_lock().acquire(blocking_timeout=20)
+            make_thread_lock().acquire(blocking_timeout=20)
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert store.inspect("lock").waiting == 0
-    assert not make_lock().acquire(blocking_timeout=0.1)
+    assert not make_thread_lock().acquire(blocking_timeout=0.1)
 
 
 class Injected:
@@ -880,13 +933,13 @@ def use_with(lock):
 @pytest.mark.parametrize("contended", [False, True], ids=["free", "handed over"])
 @pytest.mark.parametrize("work", [just_acquire, acquire_and_release, use_with])
 def test_L18_an_asynchronous_exception_at_any_line_leaks_nothing(
-    make_lock, troubled, store, work, contended
+    make_thread_lock, troubled, store, work, contended
 ):
     """Released, or tracked: then the holder can release it. Never queued, nor renewed unseen."""
     at, interrupted = 0, True
     while interrupted:
         at += 1
-        lock = make_lock(backend=troubled)
+        lock = make_thread_lock(backend=troubled)
         if contended:
             token = take_elsewhere(store)
             troubled.before["wait"] = lambda token=token: give_back(store, token)

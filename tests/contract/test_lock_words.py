@@ -87,7 +87,7 @@ def test_who_asks_again_is_told_that_it_would_wait_for_itself(lock):
 
 @pytest.mark.parametrize(
     ("options", "waited"),
-    [({"blocking_timeout": 0.05}, " for 0.05 s"), ({"blocking": False}, "")],
+    [({"blocking_timeout": 0.05}, " 0.05 s"), ({"blocking": False}, "")],
 )
 def test_who_waited_in_vain_is_told_for_how_long(lock, redis_client, options, waited):
     """A with statement has no other way to say no."""

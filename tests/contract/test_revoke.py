@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from celery_singleton_lock.model import Claim, Ending, Owner, Parcel, Verdict, new_token
-from celery_singleton_lock.store.redis import RedisStore
 from support.waiting import eventually
 
 pytestmark = pytest.mark.contract
@@ -13,13 +12,12 @@ pytestmark = pytest.mark.contract
 NAME, SHORT = "account:42", 0.25
 
 
-@pytest.fixture
-def store(redis_client):
+@pytest.fixture(params=["redis", "asyncio"])
+def store(request, make_store):
     """A worker W lives that consumes q; a delivery comes again after a quarter of a second."""
-    store = RedisStore(redis_client, claim_lease=SHORT)
+    store = make_store(request.param, claim_lease=SHORT)
     store.beat("W", "R", ["q"], 60)
-    yield store
-    store.close()
+    return store
 
 
 def hold(store, limit=1):

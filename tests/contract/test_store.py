@@ -23,7 +23,6 @@ from celery_singleton_lock.model import (
     base_of,
     new_token,
 )
-from celery_singleton_lock.store.redis import RedisStore
 from celery_singleton_lock.store.verbs import DEFER
 from support.waiting import eventually, in_time
 
@@ -35,13 +34,10 @@ SHORT = 0.25
 """A lease that a test outwaits."""
 
 
-@pytest.fixture(params=["redis"])
-def store(request):
+@pytest.fixture(params=["redis", "asyncio"])
+def store(request, make_store):
     """Each store there is; a grant must be claimed within a quarter of a second."""
-    client = request.getfixturevalue("redis_client")
-    store = RedisStore(client, claim_lease=SHORT)
-    yield store
-    store.close()
+    return make_store(request.param, claim_lease=SHORT)
 
 
 def owner(attempt="", **more):

@@ -8,19 +8,16 @@ from __future__ import annotations
 import pytest
 
 from celery_singleton_lock.model import Claim, Owner, Parcel, Verdict, new_token
-from celery_singleton_lock.store.redis import RedisStore
 
 pytestmark = pytest.mark.contract
 
 NAME = "account:42"
 
 
-@pytest.fixture(params=["redis"])
-def store(request):
+@pytest.fixture(params=["redis", "asyncio"])
+def store(request, make_store):
     """Each store there is."""
-    store = RedisStore(request.getfixturevalue("redis_client"))
-    yield store
-    store.close()
+    return make_store(request.param)
 
 
 def owner(who, **more):

@@ -1,0 +1,499 @@
+"""The lock for asyncio, with the method names of redis-py's ``redis.asyncio.lock.Lock``.
+
+::
+
+    async with AsyncLock(client, "account:42", lease=30) as lock:
+        await ledger.write(..., fence=lock.fencing_token)
+
+It decides nothing of its own: the way to a lock, what it asks of a store and what is due for
+renewal are the plans that :class:`~celery_singleton_lock.lock.Lock` carries out in threads. What is
+here is how tasks carry them out: cancelled at any await, a task must leave nothing behind.
+
+A request that the server may have in its hands is therefore heard to its end, also by a cancelled
+task: a "release" on another connection could overtake it, and what it then grants would belong to
+nobody. Only then, and after giving back what was granted, the cancellation goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import weakref
+from collections.abc import Coroutine, Iterable, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Final, TypeAlias, TypeVar
+
+import redis.asyncio
+
+from celery_singleton_lock.arguments import checked_bool, checked_name
+from celery_singleton_lock.errors import BackendError, ConfigurationError, SingletonLockError
+from celery_singleton_lock.hold import Hold, Holding, keyspace_for, watchdog_for
+from celery_singleton_lock.model import Holder
+from celery_singleton_lock.plans import Plan, carry_out_async
+from celery_singleton_lock.store.async_redis import AsyncRedisStore
+from celery_singleton_lock.turn import Do, Wish, twice
+from celery_singleton_lock.watchdog import PATIENCE, Lease, OnLost, Renewals
+
+T = TypeVar("T")
+
+Backend: TypeAlias = redis.asyncio.Redis | AsyncRedisStore
+
+logger = logging.getLogger(__name__)
+
+
+# --- to the end, also when cancelled --------------------------------------------------------------
+
+_errands: set[asyncio.Task[Any]] = set()
+"""What goes on although nobody waits for it any more; a loop itself holds its tasks weakly."""
+
+
+class Errand:
+    """Calls, one after another, each of which is heard to its end although its caller is cancelled.
+
+    A server that does not answer cannot hold a cancelled task for ever: after :data:`PATIENCE` it
+    goes, and the call goes on by itself.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is on its way."""
+        self._task: asyncio.Task[Any] | None = None
+
+    async def run(self, call: Coroutine[Any, Any, T]) -> T:
+        """Return what the call returns.
+
+        Raises:
+            CancelledError: the caller was cancelled. The call has ended, or outlasts its patience.
+        """
+        task = self._send(call)
+        cancelled = await _await_end(task, None)
+        if cancelled is None:
+            return task.result()
+        _log_failure(task)
+        raise cancelled
+
+    async def see_off(self, call: Coroutine[Any, Any, T]) -> None:
+        """Wait for the end of a call that its caller can do without, but not for long.
+
+        Raises:
+            CancelledError: the caller was cancelled.
+        """
+        task = self._send(call)
+        cancelled = await _await_end(task, asyncio.get_running_loop().time() + PATIENCE)
+        _log_failure(task)
+        if cancelled is not None:
+            raise cancelled
+
+    async def come_home(self) -> None:
+        """Wait for the call that outlasted its caller's patience."""
+        if self._task is not None:
+            await asyncio.wait({self._task})
+
+    def _send(self, call: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.get_running_loop().create_task(call)
+        self._task = task
+        _errands.add(task)
+        task.add_done_callback(_ended)
+        return task
+
+
+async def _await_end(task: asyncio.Task[Any], until: float | None) -> asyncio.CancelledError | None:
+    """Wait for the end of a task; return the cancellation that came meanwhile.
+
+    Args:
+        task: for which to wait.
+        until: the loop's time until which to wait; None: until the end, or :data:`PATIENCE` after
+            a cancellation.
+    """
+    cancelled, clock = None, asyncio.get_running_loop().time
+    while not task.done() and (until is None or clock() < until):
+        try:
+            await asyncio.wait({task}, timeout=None if until is None else until - clock())
+        except asyncio.CancelledError as error:
+            cancelled = cancelled or error
+            until = clock() + PATIENCE if until is None else until
+    return cancelled
+
+
+def _log_failure(task: asyncio.Task[Any]) -> None:
+    """Tell of the error of a call of which the caller does not hear."""
+    if task.done() and not task.cancelled() and task.exception() is not None:
+        logger.warning("what a cancelled task had asked for failed: %s", task.exception())
+
+
+def _ended(task: asyncio.Task[Any]) -> None:
+    """Look at the error, if there was one: asyncio would log that nobody did."""
+    _errands.discard(task)
+    if not task.cancelled():
+        task.exception()
+
+
+# --- renewal --------------------------------------------------------------------------------------
+
+
+class AsyncWatchdog(Renewals):
+    """The task that renews. It starts with the first lease, and ends with the last.
+
+    Args:
+        store: where the leases are; its verbs are coroutines.
+    """
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def forget(self, token: str) -> None:
+        """Renew a lease no more. After this has returned no renewal for it is sent.
+
+        A renewal that is on its way is waited for, but not for ever: that a late one arrives behind
+        the release does no harm. With the last lease, the task ends.
+        """
+        self.drop(token)
+        if self._loop is not asyncio.get_running_loop():
+            return
+        self._news.set()
+        if token in self._aloft:
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._landed.wait(), PATIENCE)
+
+    def _start(self) -> None:
+        """Have a task in the running loop. Only the loops of one thread come here, in turn."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop, self._task = loop, None
+            self._news, self._landed = asyncio.Event(), asyncio.Event()
+        if self._task is None or self._task.done():
+            self._task = loop.create_task(self._run(), name="csl-watchdog")
+
+    def _hurry(self, lease: Lease) -> None:  # noqa: ARG002  # to look is cheap
+        self._news.set()
+
+    async def _run(self) -> None:
+        """Look whenever something is due, until there is nothing to watch."""
+        while self._leases:
+            self._news.clear()
+            pause = self._next_pause()
+            if pause > 0:
+                await self._rest(pause)
+            else:
+                await self._run_safely()
+
+    async def _rest(self, pause: float) -> None:
+        """Wait until something is due, or is new."""
+        alarm = asyncio.get_running_loop().call_later(pause, self._news.set)
+        try:
+            await self._news.wait()
+        finally:
+            alarm.cancel()
+
+    async def _run_safely(self) -> None:
+        """Look once; whatever goes wrong, the task lives (L12)."""
+        try:
+            self._count(await carry_out_async(self.round(), self._ask))
+        except Exception as error:  # noqa: BLE001  # logged
+            self._complain("the watchdog goes on after an error", error=error)
+            self._back_off()
+
+    async def _ask(self, leases: Sequence[Lease]) -> Sequence[bool | None]:
+        """Return the store's answers."""
+        self._landed.clear()
+        answers: Sequence[bool | None] = await self.store.extend([each.asked for each in leases])
+        return answers
+
+    def _land(self, batch: Iterable[tuple[Lease, bool]]) -> None:
+        super()._land(batch)
+        self._landed.set()
+
+
+# --- the lock -------------------------------------------------------------------------------------
+
+
+class AsyncLock(Holding):
+    """A lock, or with ``limit`` a semaphore, for the tasks of an event loop, of any process.
+
+    An object may be shared by tasks: each holds for itself. A task that holds the lock and asks
+    this object again gets :class:`LockReentered`. What is acquired in a task of its own, as by
+    ``wait_for(lock.acquire(), 5)`` before Python 3.12, is held by whoever uses the object next.
+
+    A cancelled acquire leaves neither a holder nor a waiter behind, and a cancelled release
+    releases: each is cancelled once Redis has answered, or after a second without an answer.
+
+    Args:
+        backend: redis-py client for asyncio, or an :class:`AsyncRedisStore`.
+        name: what must not overlap. Threads that use :class:`Lock` contend for the same names.
+        lease: seconds of ownership; renewed while held, so it need not exceed the run time. A loop
+            that is blocked for longer renews nothing.
+        limit: permits; the lowest limit that a holder or waiter declares is in force.
+        blocking: whether :meth:`acquire` waits.
+        blocking_timeout: most seconds that it waits; None for as long as it takes.
+        renew: renew the lease while held. Otherwise it ends unless :meth:`extend` is called.
+        prefix: first part of the keys, "csl" unless given; a store has its own.
+        task_local: False if one task acquires and another releases: then the object holds, for
+            whichever task asks.
+        on_lost: called in the loop with name and token when a held lock is lost; only with
+            ``renew``. For example ``lambda *_: task.cancel()``.
+
+    Raises:
+        ConfigurationError: an argument is not usable.
+    """
+
+    _who = "task"
+
+    def __init__(
+        self,
+        backend: Backend,
+        name: str,
+        *,
+        lease: float = 30.0,
+        limit: int = 1,
+        blocking: bool = True,
+        blocking_timeout: float | None = None,
+        renew: bool = True,
+        prefix: str | None = None,
+        task_local: bool = True,
+        on_lost: OnLost | None = None,
+    ) -> None:
+        """Describe a lock; nothing is sent yet, and no loop need run."""
+        if inspect.iscoroutinefunction(on_lost):
+            msg = "on_lost must be a plain function: it is called, and nobody would await it."
+            raise ConfigurationError(msg)
+        self._watchdog: Final = _watchdog_for(backend, prefix)
+        super().__init__(
+            self._watchdog,
+            checked_name(name),
+            lease=lease,
+            limit=limit,
+            blocking=blocking,
+            blocking_timeout=blocking_timeout,
+            renew=renew,
+            on_lost=on_lost,
+        )
+        self._store: Final[AsyncRedisStore] = self._watchdog.store
+        self._task_local: Final = checked_bool("task_local", task_local)
+        self._holds: Final = weakref.WeakKeyDictionary[asyncio.Task[Any], Hold]()
+        self._shared: Hold | None = None
+
+    # -- redis-py's interface ----------------------------------------------------------------------
+
+    async def acquire(
+        self,
+        blocking: bool | None = None,
+        blocking_timeout: float | None = None,
+        token: str | None = None,
+    ) -> bool:
+        """Take the lock.
+
+        Args:
+            blocking: whether to wait; None: as the lock was made.
+            blocking_timeout: most seconds to wait; None: as the lock was made.
+            token: owner token, from :func:`celery_singleton_lock.model.new_token`; None: a new one.
+                Asking again with the token of an attempt of which the answer was lost is safe.
+
+        Returns:
+            Whether the lock is held.
+
+        Raises:
+            LockReentered: this task holds it already, by this object.
+            BackendError: the store did not answer (nor did it when asked once more), or refused.
+        """
+        turn, errand = self._turn(blocking, blocking_timeout, token), Errand()
+        try:
+            return await self._do(self._taking(turn), errand)
+        except BaseException as error:
+            await self._undo(turn.token, errand, error)
+            raise
+
+    async def release(self) -> None:
+        """Give the lock back, and hand it to who is next; also if cancelled meanwhile.
+
+        After a BackendError it may be called again: the token is kept until the store has answered.
+
+        Raises:
+            LockNotOwned: this task does not hold the lock (any more).
+            BackendError: no answer, or refused. The lease is not renewed any more, and ends.
+        """
+        hold = self._owned("release")
+        await Errand().run(self._release(hold))
+
+    async def extend(self, additional_time: float, replace_ttl: bool = False) -> bool:
+        """Hold the lock for longer. A lease is never shortened, nor a lapsed one revived.
+
+        Args:
+            additional_time: seconds to add to what is left, at least 1 ms.
+            replace_ttl: seconds from now instead.
+
+        Returns:
+            True.
+
+        Raises:
+            LockNotOwned: this task does not hold the lock (any more).
+            BackendError: no answer, or refused.
+        """
+        return await self._do(self._extending(additional_time, replace_ttl=replace_ttl))
+
+    async def reacquire(self) -> bool:
+        """Hold the lock for a full lease from now; see :meth:`extend`."""
+        return await self.extend(self.lease, replace_ttl=True)
+
+    async def locked(self) -> bool:
+        """Return whether all permits are taken, by whomever. Asks the store.
+
+        Raises:
+            BackendError: no answer, or refused.
+        """
+        return await self._do(self._asking_whether_locked())
+
+    async def owned(self) -> bool:
+        """Return whether this task holds the lock. Asks the store.
+
+        Raises:
+            BackendError: no answer, or refused.
+        """
+        return await self._do(self._asking_whether_owned())
+
+    async def owner(self) -> Holder | None:
+        """Return who holds the lock (one of them, if several do); None if nobody does. Asks.
+
+        Raises:
+            BackendError: no answer, or refused.
+        """
+        return await self._do(self._asking_who())
+
+    async def ensure_held(self) -> None:
+        """Ask the store whether the lock is still ours, and hold it for a lease from now.
+
+        Raises:
+            LockNotOwned: this task did not acquire it.
+            LockLost: it was lost.
+            BackendError: no answer, or refused.
+        """
+        await self._do(self._ensuring())
+
+    async def reset(self) -> int:
+        """Take the lock from all its holders, whoever they are, and hand it to who is next.
+
+        They hear of it as of any loss; a fence refuses what they still write.
+
+        Returns:
+            How many held it.
+
+        Raises:
+            BackendError: no answer, or refused.
+        """
+        return await self._do(self._resetting())
+
+    async def __aenter__(self) -> AsyncLock:  # noqa: PYI034  # not meant to be subclassed
+        """Take the lock.
+
+        Raises:
+            LockTimeout: it was not to be had in the time allowed.
+        """
+        if await self.acquire():
+            return self
+        raise await self._do(self._refusal())
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Give the lock back. An error of the body is not replaced by one of the release."""
+        try:
+            await self.release()
+        except SingletonLockError as error:
+            if exc_type is None:
+                raise
+            logger.warning("lock %r was not released after an error: %s", self.name, error)
+
+    # -- how it is done ----------------------------------------------------------------------------
+
+    async def _do(self, plan: Plan[Wish, T], errand: Errand | None = None) -> T:
+        """Carry out a plan; what the server may have in its hands is heard to its end."""
+        errand = errand or Errand()
+
+        async def do(wish: Wish) -> Any:
+            if isinstance(wish, Do):
+                return await errand.run(wish.call(self._store))
+            if wish.call is None:
+                return await asyncio.sleep(wish.seconds)
+            return await wish.call(self._store)
+
+        return await carry_out_async(plan, do)
+
+    async def _release(self, hold: Hold) -> None:
+        await self._watchdog.forget(hold.lease.token)
+        was_ours = await self._do(twice(lambda: self._letting_go(hold)))
+        self._unnote(hold)
+        if not was_ours:
+            raise self._not_owned(what="release")
+
+    async def _undo(self, token: str, errand: Errand, error: BaseException) -> None:
+        """Leave nothing of a token behind: neither a grant nor a place in the queue."""
+        hold = self._hold
+        if hold is not None and hold.lease.token == token:
+            self._unnote(hold)
+        if not isinstance(error, GeneratorExit):  # then there is no loop to await anything in
+            await Errand().see_off(self._give_back(token, errand))
+
+    async def _give_back(self, token: str, errand: Errand) -> None:
+        await errand.come_home()
+        await self._watchdog.forget(token)
+        with suppress(BackendError):
+            await self._do(self._giving_back(token))
+
+    # -- who holds ---------------------------------------------------------------------------------
+
+    def _noted(self) -> Hold | None:
+        task = _current_task()
+        return self._shared if task is None else self._holds.get(task, self._shared)
+
+    def _note(self, hold: Hold) -> None:
+        task = _current_task()
+        if task is None or not self._task_local or _only_acquires(task):
+            self._shared = hold
+        else:
+            self._holds[task] = hold
+
+    def _unnote(self, hold: Hold) -> None:
+        if self._shared is hold:
+            self._shared = None
+        for task in [task for task, held in self._holds.items() if held is hold]:
+            del self._holds[task]
+
+
+def _current_task() -> asyncio.Task[Any] | None:
+    """Return who asks; None where no loop runs."""
+    with suppress(RuntimeError):
+        return asyncio.current_task()
+    return None
+
+
+def _only_acquires(task: asyncio.Task[Any]) -> bool:
+    """Return whether a task was made for the call of ``acquire()``, and ends with it."""
+    return getattr(task.get_coro(), "cr_code", None) is AsyncLock.acquire.__code__
+
+
+def _watchdog_for(backend: Backend, prefix: str | None) -> AsyncWatchdog:
+    """Return the watchdog of this client or store in this process, with its store."""
+    found: AsyncWatchdog = watchdog_for(
+        backend, prefix, lambda: AsyncWatchdog(_store_of(backend, prefix))
+    )
+    return found
+
+
+def _store_of(backend: Backend, prefix: str | None) -> AsyncRedisStore:
+    client = isinstance(backend, redis.asyncio.Redis)
+    if not client and not inspect.iscoroutinefunction(getattr(backend, "take_due", None)):
+        kind = f"{type(backend).__module__}.{type(backend).__name__}"
+        msg = (
+            f"An AsyncLock needs a redis.asyncio.Redis client or an AsyncRedisStore, not {kind}; "
+            "threads have Lock."
+        )
+        raise ConfigurationError(msg)
+    keyspace = keyspace_for(prefix, client=client)
+    if isinstance(backend, redis.asyncio.Redis):
+        return AsyncRedisStore(backend, keyspace)
+    return backend

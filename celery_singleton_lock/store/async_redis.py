@@ -1,0 +1,209 @@
+"""The store on a Redis or Valkey server, for asyncio."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import redis.asyncio
+from redis import exceptions as failures
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from celery_singleton_lock.keys import Keyspace
+from celery_singleton_lock.model import CLAIM_LEASE
+from celery_singleton_lock.plans import carry_out_async
+from celery_singleton_lock.store.failures import explain
+from celery_singleton_lock.store.scripts import Script
+from celery_singleton_lock.store.verbs import (
+    LONGEST_BLOCK,
+    SHORTEST_BLOCK,
+    SLACK,
+    Ask,
+    Batch,
+    Command,
+    Pop,
+    Verb,
+    Verbs,
+    Wish,
+    by_digest,
+)
+from celery_singleton_lock.store.wire import demoted
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _in_task(
+    verb: Callable[Concatenate[Verbs, P], Verb[T]],
+) -> Callable[Concatenate[AsyncRedisStore, P], Coroutine[Any, Any, T]]:
+    """Return a verb that is carried out by the task that awaits it."""
+
+    @functools.wraps(verb)
+    async def run(store: AsyncRedisStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await carry_out_async(verb(store.verbs, *args, **kwargs), store.do)
+
+    return run
+
+
+class AsyncRedisStore:
+    """Locks on one Redis server; the verbs of :class:`Store`, each a coroutine.
+
+    Args:
+        client: redis-py client for asyncio; replies may be decoded or not.
+        keyspace: where the keys are.
+        scripts: the verbs; test builds pass their own.
+        claim_lease: seconds in which a waiter must claim its grant.
+
+    Raises (all verbs):
+        BackendUnreachable: no answer. The verb may or may not have run; asking again with the same
+            token is safe.
+        BackendRefused: the server answered with a refusal.
+    """
+
+    def __init__(
+        self,
+        client: redis.asyncio.Redis,
+        keyspace: Keyspace | None = None,
+        *,
+        scripts: Mapping[str, Script] | None = None,
+        claim_lease: float = CLAIM_LEASE,
+    ) -> None:
+        """Prepare; nothing is sent yet."""
+        self.client = client
+        self.verbs = Verbs(keyspace, scripts, claim_lease)
+        self.keyspace = self.verbs.keyspace
+        self._bench = _Bench(client)
+
+    acquire = _in_task(Verbs.acquire)
+    park = _in_task(Verbs.park)
+    park_many = _in_task(Verbs.park_many)
+    claim = _in_task(Verbs.claim)
+    release = _in_task(Verbs.release)
+    extend = _in_task(Verbs.extend)
+    kick = _in_task(Verbs.kick)
+    kick_many = _in_task(Verbs.kick_many)
+    take_due = _in_task(Verbs.take_due)
+    neglected = _in_task(Verbs.neglected)
+    inspect = _in_task(Verbs.inspect)
+    reset = _in_task(Verbs.reset)
+    revoke = _in_task(Verbs.revoke)
+    find = _in_task(Verbs.find)
+    body = _in_task(Verbs.body)
+    parked = _in_task(Verbs.parked)
+    switches = _in_task(Verbs.switches)
+    switch = _in_task(Verbs.switch)
+    waited_for = _in_task(Verbs.waited_for)
+    let_run = _in_task(Verbs.let_run)
+    observe = _in_task(Verbs.observe)
+    observed = _in_task(Verbs.observed)
+    forget_observed = _in_task(Verbs.forget_observed)
+    beat = _in_task(Verbs.beat)
+    leave = _in_task(Verbs.leave)
+    receive = _in_task(Verbs.receive)
+    wait = _in_task(Verbs.wait)
+    time = _in_task(Verbs.time)
+    probe = _in_task(Verbs.probe)
+    schema = _in_task(Verbs.schema)
+    describe = _in_task(Verbs.describe)
+
+    # -- calls ------------------------------------------------------------------------------------
+
+    async def do(self, wish: Wish) -> Any:
+        """Do what a verb wishes for.
+
+        Raises:
+            NoScriptError: the server does not know that script.
+            BackendError: no answer, or refused.
+        """
+        try:
+            return await self._done(wish)
+        except failures.NoScriptError:
+            raise
+        except (failures.RedisError, OSError) as error:
+            if demoted(error):
+                await self.reconnect()
+            raise explain(error) from error
+
+    async def _done(self, wish: Wish) -> Any:
+        if isinstance(wish, Ask):
+            return await self._command(by_digest(wish.call(self.keyspace.prefix)))
+        if isinstance(wish, Command):
+            return await self._command(wish)
+        if isinstance(wish, Batch):
+            return await self._sent(wish.commands)
+        return await self._bench.pop(wish)
+
+    async def _command(self, command: Command) -> Any:
+        client: Any = self.client  # redis-py has not annotated this one
+        return await client.execute_command(*command.words, **command.options)
+
+    async def _sent(self, commands: Sequence[Command]) -> list[Any]:
+        """Send commands in one round trip; an answer may be an error."""
+        async with self.client.pipeline(transaction=False) as pipe:
+            told: Any = pipe
+            for command in commands:
+                told.execute_command(*command.words, **command.options)
+            answers: list[Any] = await told.execute(raise_on_error=False)
+        if any(isinstance(answer, Exception) and demoted(answer) for answer in answers):
+            await self.reconnect()
+        return answers
+
+    async def reconnect(self) -> None:
+        """Close what is idle, so that the next call asks anew where the server is."""
+        await self.client.connection_pool.disconnect(inuse_connections=False)
+
+
+class _Bench:
+    """Where those sit who wait: on connections of their own, so that releases find the pool free.
+
+    A connection is used again while anybody else waits. The last who gets up closes all, so nobody
+    has to close a lock, and no loop ends with an open connection of ours.
+
+    Args:
+        client: whose address and options to take.
+    """
+
+    def __init__(self, client: redis.asyncio.Redis) -> None:
+        self._pool = client.connection_pool
+        self._idle: list[Any] = []
+        self._sitting = 0
+
+    async def pop(self, pop: Pop) -> bytes | str | None:
+        """BLPOP with a time-out of the socket above the block, and no second try.
+
+        redis-py 8's defaults (a 5 s socket time-out and ten retries) turned ``blpop(key, 7)`` into
+        an error after 58.9 s; a retried BLPOP would also swallow an element.
+        """
+        self._sitting += 1
+        connection = self._idle.pop() if self._idle else self._new()
+        try:
+            found = await _popped(connection, pop)
+        except BaseException:
+            await connection.disconnect(nowait=True)  # its answer may still come
+            raise
+        else:
+            self._idle.append(connection)
+        finally:
+            self._sitting -= 1
+            await self._close_if_empty()
+        return None if found is None else found[1]
+
+    def _new(self) -> Any:
+        options = dict(self._pool.connection_kwargs)
+        options.pop("retry_on_timeout", None)
+        options.update(retry=Retry(NoBackoff(), 0), retry_on_error=[])
+        return self._pool.connection_class(**options)
+
+    async def _close_if_empty(self) -> None:
+        while self._idle and not self._sitting:
+            await self._idle.pop().disconnect(nowait=True)
+
+
+async def _popped(connection: Any, pop: Pop) -> Any:
+    """Wait on a connection."""
+    block = min(max(pop.seconds, SHORTEST_BLOCK), LONGEST_BLOCK)
+    await connection.connect()
+    await connection.send_command("BLPOP", pop.key, block)
+    return await connection.read_response(timeout=block + SLACK)

@@ -1,0 +1,700 @@
+"""What AsyncLock promises beyond Lock: cancelled at any await, it leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+import types
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+import redis.asyncio
+
+from celery_singleton_lock import aio
+from celery_singleton_lock.aio import AsyncLock, AsyncWatchdog
+from celery_singleton_lock.errors import (
+    BackendUnreachable,
+    ConfigurationError,
+    LockLost,
+    LockNotOwned,
+    LockReentered,
+    LockTimeout,
+)
+from celery_singleton_lock.lock import Lock
+from celery_singleton_lock.model import Claim, Ending, Owner, new_token
+from celery_singleton_lock.store.async_redis import AsyncRedisStore
+from celery_singleton_lock.store.redis import RedisStore
+
+pytestmark = pytest.mark.contract
+
+
+@pytest.fixture
+def url(redis_url):
+    return redis_url
+
+
+@pytest.fixture
+def store(redis_client):
+    """The same locks, seen from a thread."""
+    store = RedisStore(redis_client, claim_lease=0.5)
+    yield store
+    store.close()
+
+
+@asynccontextmanager
+async def connected(url):
+    """A store on a client of its own; at its end no task of ours is left."""
+    async with redis.asyncio.Redis.from_url(url) as client:
+        yield AsyncRedisStore(client, claim_lease=0.5)
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        assert [task.get_name() for task in others] == []
+
+
+def in_loop(url, scene):
+    """Play a scene in a loop of its own: a coroutine function that takes a store."""
+
+    async def play():
+        async with connected(url) as store:
+            return await asyncio.wait_for(scene(store), 20)
+
+    return asyncio.run(play())
+
+
+def holders(store, name="lock"):
+    return [holder.token for holder in store.inspect(name).holders]
+
+
+def taken(store, name="lock", lease=30.0):
+    """Somebody else takes it; returns the token."""
+    owner = Owner(new_token())
+    assert store.acquire(owner, Claim(name, lease=lease)).verdict == "granted"
+    return owner.token
+
+
+async def until(predicate):
+    """Wait for a fact that a thread's store tells."""
+    while not predicate():  # noqa: ASYNC110  # the fact is in a server
+        await asyncio.sleep(0.005)
+
+
+# --- cancelled at every await ---------------------------------------------------------------------
+
+
+class Cancelled:
+    """Runs a coroutine, and cancels a task when the coroutine waits for the n-th time.
+
+    Args:
+        at: which time, from 1.
+        late: only when what it waits for is there, in the same round of the loop: the answer and
+            the cancellation meet.
+    """
+
+    def __init__(self, at, *, late=False):
+        self.left, self.late, self.struck, self.task = at, late, False, None
+
+    @types.coroutine
+    def run(self, coroutine):
+        value, error = None, None
+        while True:
+            try:
+                future = coroutine.throw(error) if error else coroutine.send(value)
+            except StopIteration as end:
+                return end.value
+            self.left -= 1
+            if self.left == 0:
+                self._strike(future)
+            value, error = None, None
+            try:
+                value = yield future
+            except BaseException as raised:  # noqa: BLE001  # thrown into the coroutine
+                error = raised
+
+    def _strike(self, future):
+        self.struck = True
+        if self.late and future is not None:
+            future.add_done_callback(lambda _: self.task.cancel())
+        else:
+            self.task.cancel()
+
+    def work(self, coroutine):
+        """Return the work as a task that is struck in its own waits."""
+        self.task = asyncio.ensure_future(as_task(self.run(coroutine)))
+        return self.task
+
+
+class CancelledBetween(Cancelled):
+    """Cancels the task while what it has asked is on its way: unsent, sent, answered."""
+
+    def work(self, coroutine):
+        self.task = asyncio.ensure_future(coroutine)
+        return self.task
+
+    def errand(self, send):
+        return lambda errand, call: send(errand, as_task(self.run(call)))
+
+
+async def just_acquire(lock):
+    await lock.acquire()
+
+
+async def acquire_and_release(lock):
+    await lock.acquire()
+    await lock.release()
+
+
+async def use_with(lock):
+    async with lock:
+        await asyncio.sleep(0)
+
+
+async def ask(lock):
+    async with lock:
+        await lock.owned()
+        await lock.extend(1)
+        await lock.ensure_held()
+
+
+async def give_up(lock):
+    assert not await lock.acquire(blocking_timeout=0.05)
+
+
+@pytest.fixture(params=["while it waits", "as the answer comes", "while it is asked"])
+def strike(request, monkeypatch):
+    """How the n-th await is struck."""
+    send = aio.Errand._send
+
+    def at(number):
+        if request.param == "while it is asked":
+            cancelled = CancelledBetween(number)
+            monkeypatch.setattr(aio.Errand, "_send", cancelled.errand(send))
+            return cancelled
+        return Cancelled(number, late=request.param == "as the answer comes")
+
+    return at
+
+
+@pytest.mark.parametrize("work", [just_acquire, acquire_and_release, use_with, ask])
+def test_L18_a_task_cancelled_at_any_await_leaves_nothing(url, store, work, strike):
+    """Released, or held by a task that knows it. Nobody in the queue, and no renewal unseen."""
+    in_loop(url, lambda there: cancel_everywhere(there, store, work, strike, contended=False))
+
+
+@pytest.mark.parametrize("work", [just_acquire, acquire_and_release, use_with])
+def test_L18_a_waiter_cancelled_at_any_await_leaves_nothing(url, store, work, strike):
+    """The lock is handed to it at the moment in which it begins to wait."""
+    in_loop(url, lambda there: cancel_everywhere(there, store, work, strike, contended=True))
+
+
+def test_L18_who_gives_up_and_is_cancelled_at_any_await_leaves_the_queue(url, store, strike):
+    """The holder has not noticed anything."""
+
+    async def scene(there):
+        token, at, struck = taken(store), 0, True
+        while struck:
+            at += 1
+            await there.client.connection_pool.disconnect()  # it has to connect, too
+            cancelled = strike(at)
+            with suppress(asyncio.CancelledError):
+                await cancelled.work(give_up(AsyncLock(there, "lock")))
+            struck = cancelled.struck
+            await until(lambda: not aio._errands)
+            assert holders(store) == [token], at
+            assert store.inspect("lock").waiting == 0, at
+        assert at > 2  # it did strike
+
+    in_loop(url, scene)
+
+
+async def cancel_everywhere(there, store, work, strike, *, contended):
+    at, struck = 0, True
+    handing = Handing(there, store)
+    while struck:
+        at += 1
+        await there.client.connection_pool.disconnect()  # it has to connect, too
+        lock = AsyncLock(handing if contended else there, "lock", task_local=False)
+        handing.token = taken(store) if contended else None
+        cancelled = strike(at)
+        with suppress(asyncio.CancelledError):
+            await cancelled.work(work(lock))
+        struck = cancelled.struck
+        handing.end()
+        if lock.held:  # it was cancelled behind its end, or between two verbs
+            assert holders(store) == [lock.token], at
+            await lock.release()
+        await until(lambda: not aio._errands)
+        assert holders(store) == [], at
+        assert store.inspect("lock").waiting == 0, at
+        assert lock._watchdog.watching() == (), at
+    assert at > (2 if contended else 1)  # it did strike
+
+
+async def as_task(awaitable):
+    return await awaitable
+
+
+class Handing(AsyncRedisStore):
+    """A store that hands the lock over as somebody begins to wait for it."""
+
+    def __init__(self, there, store):
+        super().__init__(there.client, claim_lease=0.5)
+        self._store, self.token = store, None
+
+    async def wait(self, name, token, timeout):
+        self.end()
+        return await super().wait(name, token, timeout)
+
+    def end(self):
+        if self.token is not None:
+            self._store.release("lock", self.token, Ending.FINAL)
+            self.token = None
+
+
+def test_a_cancelled_wait_leaves_the_queue_and_the_next_in_line_is_served(url, store):
+    """Three wait; the one in the middle is cancelled, and the others have their turn in order."""
+
+    async def scene(there):
+        token, served = taken(store), []
+
+        async def enter(number):
+            async with AsyncLock(there, "lock"):
+                served.append(number)
+
+        tasks = []
+        for number in range(3):
+            tasks.append(asyncio.create_task(enter(number)))
+            await until(lambda number=number: store.inspect("lock").waiting == number + 1)
+        tasks[1].cancel()
+        await asyncio.wait({tasks[1]})
+        assert tasks[1].cancelled()
+        assert store.inspect("lock").waiting == 2
+        store.release("lock", token, Ending.FINAL)
+        await asyncio.gather(tasks[0], tasks[2])
+        assert served == [0, 2]
+
+    in_loop(url, scene)
+
+
+def test_a_cancelled_release_releases(url, store):
+    """And the task is cancelled all the same."""
+
+    async def scene(there):
+        lock = AsyncLock(there, "lock")
+
+        async def work():
+            await lock.acquire()
+            asyncio.current_task().cancel()
+            await lock.release()
+
+        task = asyncio.create_task(work())
+        await asyncio.wait({task})
+        assert task.cancelled()
+        assert holders(store) == []
+
+    in_loop(url, scene)
+
+
+def test_a_time_out_around_a_wait_is_a_time_out(url, store):
+    """Asyncio's own; it counts cancellations."""
+
+    async def scene(there):
+        taken(store)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(AsyncLock(there, "lock").acquire(), 0.1)
+        assert store.inspect("lock").waiting == 0
+
+    in_loop(url, scene)
+
+
+def test_what_a_wait_for_has_acquired_is_held_by_the_object(url, store):
+    """Before Python 3.12 it runs in a task of its own, which ends with it."""
+
+    async def scene(there):
+        lock = AsyncLock(there, "lock", lease=0.6)
+        assert await asyncio.create_task(lock.acquire())
+        await asyncio.sleep(0)
+        gc.collect()
+        assert lock.held
+        await asyncio.sleep(1)
+        assert await lock.owned()
+        await lock.release()
+        assert holders(store) == []
+
+    in_loop(url, scene)
+
+
+class Stalled(AsyncRedisStore):
+    """A store of which one verb does not get its answer until it may go on."""
+
+    def __init__(self, there, verb):
+        super().__init__(there.client)
+        self.go_on, self.asked = asyncio.Event(), asyncio.Event()
+        real = getattr(self, verb)
+
+        async def stalled(*args, **options):
+            answer = await real(*args, **options)
+            self.asked.set()
+            await self.go_on.wait()
+            return answer
+
+        setattr(self, verb, stalled)
+
+
+@pytest.mark.parametrize("verb", ["acquire", "release"])
+def test_a_server_that_does_not_answer_holds_no_cancelled_task_for_ever(
+    url, store, verb, monkeypatch
+):
+    """It goes after its patience; what it had asked is cleared away when the answer comes."""
+    monkeypatch.setattr(aio, "PATIENCE", 0.1)
+
+    async def scene(there):
+        stalled = Stalled(there, verb)
+        lock = AsyncLock(stalled, "lock", renew=False)
+        task = asyncio.create_task(acquire_and_release(lock))
+        await stalled.asked.wait()
+        task.cancel()
+        done, _ = await asyncio.wait({task}, timeout=2)
+        assert done == {task}
+        assert task.cancelled()
+        stalled.go_on.set()
+        await until(lambda: not aio._errands)
+        assert holders(store) == []
+
+    in_loop(url, scene)
+
+
+def test_an_error_that_a_cancelled_task_would_have_seen_is_logged(url, caplog):
+    """The task hears of its cancellation only; the lease ends by itself."""
+
+    async def scene(there):
+        async def refuse(*args, **options):
+            await asyncio.sleep(0.01)
+            raise BackendUnreachable("gone")
+
+        there.release = refuse
+        lock = AsyncLock(there, "lock", task_local=False, lease=0.3)
+        await lock.acquire()
+        task = asyncio.create_task(lock.release())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait({task})
+        assert task.cancelled()
+
+    in_loop(url, scene)
+    assert "what a cancelled task had asked for failed: gone" in caplog.text
+
+
+# --- who holds ------------------------------------------------------------------------------------
+
+
+def test_tasks_that_share_one_object_exclude_each_other(url):
+    """Read, pause, write, without a lost update; each holds for itself."""
+
+    async def scene(there):
+        lock, counter = AsyncLock(there, "lock"), [0]
+
+        async def add():
+            for _ in range(5):
+                async with lock:
+                    seen = counter[0]
+                    await asyncio.sleep(0)
+                    counter[0] = seen + 1
+
+        await asyncio.gather(*(add() for _ in range(6)))
+        assert counter == [30]
+
+    in_loop(url, scene)
+
+
+def test_a_task_does_not_release_what_another_holds(url):
+    async def scene(there):
+        lock = AsyncLock(there, "lock")
+        async with lock:
+            with pytest.raises(LockReentered):
+                await lock.acquire()
+            with pytest.raises(LockNotOwned, match="this task does not hold it"):
+                await asyncio.create_task(as_task(lock.release()))
+            assert await lock.owned()
+
+    in_loop(url, scene)
+
+
+def test_a_task_that_ends_without_release_is_not_renewed(url, store):
+    """Nobody is left who could give the lock back."""
+
+    async def scene(there):
+        lock = AsyncLock(there, "lock", lease=0.4)
+        await asyncio.create_task(just_acquire(lock))
+        assert len(holders(store)) == 1
+        gc.collect()
+        await until(lambda: holders(store) == [])
+        await until(lock._watchdog._task.done)
+
+    in_loop(url, scene)
+
+
+def test_of_two_grants_at_once_an_object_keeps_one(url, store):
+    """A semaphore's second permit is given back, and its taker told."""
+
+    async def scene(there):
+        lock = AsyncLock(there, "lock", limit=2, task_local=False)
+        ended = await asyncio.gather(lock.acquire(), lock.acquire(), return_exceptions=True)
+        assert sorted(type(each).__name__ for each in ended) == ["LockReentered", "bool"]
+        assert holders(store) == [lock.token]
+        await lock.release()
+        assert holders(store) == []
+
+    in_loop(url, scene)
+
+
+def test_threads_and_tasks_contend_for_the_same_name(url, redis_client):
+    """In the order of their arrival."""
+
+    async def scene(there):
+        lock, served = AsyncLock(there, "lock"), []
+        await lock.acquire()
+        thread = threading.Thread(target=use_in_thread, args=(redis_client, served))
+        thread.start()
+        store = RedisStore(redis_client)
+        await until(lambda: store.inspect("lock").waiting == 1)
+        task = asyncio.create_task(use_in_task(there, served))
+        await until(lambda: store.inspect("lock").waiting == 2)
+        await lock.release()
+        await task
+        thread.join()
+        assert served == ["thread", "task"]
+
+    in_loop(url, scene)
+
+
+def use_in_thread(client, served):
+    with Lock(client, "lock", renew=False):
+        served.append("thread")
+
+
+async def use_in_task(store, served):
+    async with AsyncLock(store, "lock"):
+        served.append("task")
+
+
+# --- renewal --------------------------------------------------------------------------------------
+
+
+def test_a_held_lock_is_renewed_and_the_watchdog_ends_with_it(url, store):
+    async def scene(there):
+        async with AsyncLock(there, "lock", lease=0.5) as lock:
+            task = lock._watchdog._task
+            await asyncio.sleep(1.2)
+            assert holders(store) == [lock.token]
+            assert not lock.lost
+        assert task.done()
+
+    in_loop(url, scene)
+
+
+def test_T10_a_holder_hears_of_its_loss_and_may_stop_its_work(url, store):
+    """The callback runs in the loop, so that it can cancel the task."""
+
+    async def scene(there):
+        heard = []
+
+        async def work():
+            me = asyncio.current_task()
+            lock = AsyncLock(
+                there, "lock", lease=0.6, on_lost=lambda *lost: (heard.append(lost), me.cancel())
+            )
+            async with lock:
+                heard.append(lock.token)
+                store.reset("lock")
+                await asyncio.sleep(10)
+
+        task = asyncio.create_task(work())
+        await asyncio.wait({task})
+        assert task.cancelled()
+        token, lost = heard
+        assert lost == ("lock", token)
+
+    in_loop(url, scene)
+
+
+def test_T8_L12_no_error_ends_the_watchdog(url, store, caplog):
+    """Neither a lost connection nor a fault of ours; the lease goes on."""
+
+    async def scene(there):
+        troubles = [BackendUnreachable("cut"), ValueError("a fault of ours"), OSError("odd")]
+        real = there.extend
+
+        async def extend(leases):
+            if troubles:
+                raise troubles.pop()
+            return await real(leases)
+
+        there.extend = extend
+        async with AsyncLock(there, "lock", lease=1.2) as lock:
+            task = lock._watchdog._task
+            await until(lambda: not troubles)
+            await asyncio.sleep(1)
+            assert not task.done()
+            assert await lock.owned()
+
+    in_loop(url, scene)
+    assert "could not be renewed" in caplog.text
+
+
+def test_T9_a_renewal_on_its_way_ends_before_the_release_is_sent(url):
+    """Also if other locks are held."""
+
+    async def scene(there):
+        said, real = [], (there.extend, there.release)
+
+        async def extend(leases):
+            said.append("asks")
+            await asyncio.sleep(0.1)
+            answers = await real[0](leases)
+            said.append("renewed")
+            return answers
+
+        async def release(*args):
+            said.append("releases")
+            return await real[1](*args)
+
+        there.extend, there.release = extend, release
+        other = AsyncLock(there, "other", lease=30)
+        await other.acquire()
+        lock = AsyncLock(there, "lock", lease=0.5)
+        await lock.acquire()
+        await until(lambda: said == ["asks"])
+        await lock.release()
+        assert said == ["asks", "renewed", "releases"]
+        await other.release()
+
+    in_loop(url, scene)
+
+
+def test_T11_a_loop_that_stood_still_past_the_lease_knows_that_it_lost(url, store):
+    """Nothing was renewed meanwhile; validity is counted, not assumed."""
+
+    async def scene(there):
+        lock = AsyncLock(there, "lock", lease=0.3)
+        await lock.acquire()
+        threading.Event().wait(0.5)  # work that does not await
+        assert lock.lost
+        with pytest.raises(LockLost):
+            await lock.ensure_held()
+        taken(store)
+        with pytest.raises(LockNotOwned):
+            await lock.release()
+
+    in_loop(url, scene)
+
+
+def test_a_lock_may_be_made_once_and_used_in_loop_after_loop(url, store):
+    """With a client that keeps no connection from loop to loop."""
+    locks = []
+
+    async def scene(there):
+        locks[:] = locks or [AsyncLock(there, "lock", lease=0.5)]
+        async with locks[0]:
+            await asyncio.sleep(0.4)
+        await there.client.connection_pool.disconnect()
+
+    async def again():
+        async with locks[0]:
+            await asyncio.sleep(0.7)
+            assert await locks[0].owned()
+        await locks[0]._store.client.connection_pool.disconnect()
+
+    in_loop(url, scene)
+    asyncio.run(again())
+    assert holders(store) == []
+    assert not locks[0].held
+
+
+# --- connections and words ------------------------------------------------------------------------
+
+
+def test_waiters_use_up_no_pool(url, store):
+    """Ten wait beside a pool of two connections; the holder's release gets through at once."""
+
+    async def scene(there):
+        pool = redis.asyncio.BlockingConnectionPool.from_url(url, max_connections=2, timeout=1)
+        small = redis.asyncio.Redis(connection_pool=pool)
+        first = AsyncLock(small, "lock")
+        await first.acquire()
+        others = [asyncio.create_task(use_in_task(AsyncRedisStore(small), [])) for _ in range(10)]
+        await until(lambda: store.inspect("lock").waiting == 10)
+        await first.release()
+        await asyncio.gather(*others)
+        assert first._store._bench._idle == []
+        await pool.disconnect()
+
+    in_loop(url, scene)
+
+
+@pytest.mark.needs_real_redis("INFO tells who is connected")
+def test_when_nobody_waits_no_connection_of_ours_is_left(url, store, redis_client):
+    """So a lock has nothing to close: the client is closed, and that is all."""
+
+    async def scene(there):
+        before = redis_client.info("clients")["connected_clients"]
+        token = taken(store)
+        task = asyncio.create_task(use_in_task(there, []))
+        await until(lambda: redis_client.info("clients")["blocked_clients"] == 1)
+        store.release("lock", token, Ending.FINAL)
+        await task
+        await until(lambda: redis_client.info("clients")["connected_clients"] <= before + 1)
+
+    in_loop(url, scene)
+
+
+def test_who_waited_in_vain_is_told_who_holds_it(url, store):
+    async def scene(there):
+        async with AsyncLock(there, "lock", lease=20) as lock:
+            assert (await lock.owner()).token == lock.token
+            with pytest.raises(LockTimeout, match=r"waited for 0\.05 s in vain") as caught:
+                async with AsyncLock(there, "lock", blocking_timeout=0.05):
+                    pytest.fail("both are in")
+        assert caught.value.holder.startswith(f"pid {os.getpid()} on ")
+        assert 15 < caught.value.expires_in <= 20
+        assert await lock.owner() is None
+
+    in_loop(url, scene)
+
+
+def test_a_reset_takes_it_from_whoever_holds_it(url, store):
+    async def scene(there):
+        taken(store)
+        lock = AsyncLock(there, "lock")
+        assert await lock.locked()
+        assert await lock.reset() == 1
+        assert not await lock.locked()
+        assert await lock.reset() == 0
+
+    in_loop(url, scene)
+
+
+@pytest.mark.parametrize(
+    ("backend", "options", "says"),
+    [
+        (redis.Redis(), {}, "threads have Lock"),
+        (object(), {}, "AsyncRedisStore"),
+        (redis.asyncio.Redis(), {"on_lost": acquire_and_release}, "plain function"),
+        (redis.asyncio.Redis(), {"task_local": 1}, "task_local"),
+        (redis.asyncio.Redis(), {"lease": 0}, "lease"),
+        (AsyncRedisStore(redis.asyncio.Redis()), {"prefix": "mine"}, "keyspace already"),
+    ],
+)
+def test_what_cannot_be_a_lock_is_refused_when_it_is_made(backend, options, says):
+    with pytest.raises(ConfigurationError, match=says):
+        AsyncLock(backend, "lock", **options)
+
+
+def test_locks_of_one_client_share_a_watchdog():
+    """However many are made."""
+    client = redis.asyncio.Redis()
+    first, second = AsyncLock(client, "a"), AsyncLock(client, "b")
+    assert first._watchdog is second._watchdog
+    assert isinstance(first._watchdog, AsyncWatchdog)
+    assert AsyncLock(client, "a", prefix="mine")._watchdog is not first._watchdog
+    assert first._store.client is client

@@ -1,0 +1,107 @@
+"""An event loop in a thread, through which code for threads drives what is written for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any
+
+
+class LoopThread:
+    """A running loop; each thread that calls gets a task of its own there, and keeps it."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="loop", daemon=True)
+        self._mine = threading.local()
+        self._serving: list[asyncio.Task[None]] = []
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        asyncio.run_coroutine_threadsafe(self._end(), self.loop).result(10)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+    async def _end(self) -> None:
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+
+    def run(self, call: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine in this thread's task, and return what it returns."""
+        done: Future[Any] = Future()
+        self.loop.call_soon_threadsafe(self._orders().put_nowait, (call, done))
+        return done.result()
+
+    def call(self, function: Any, *args: Any) -> Any:
+        """Call a plain function in this thread's task."""
+
+        async def called() -> Any:
+            return function(*args)
+
+        return self.run(called())
+
+    def _orders(self) -> asyncio.Queue[Any]:
+        if not hasattr(self._mine, "orders"):
+            self._mine.orders = asyncio.run_coroutine_threadsafe(self._serve(), self.loop).result()
+        return self._mine.orders
+
+    async def _serve(self) -> asyncio.Queue[Any]:
+        orders: asyncio.Queue[Any] = asyncio.Queue()
+
+        async def serve() -> None:
+            while True:
+                call, done = await orders.get()
+                try:
+                    done.set_result(await call)
+                except asyncio.CancelledError:
+                    done.cancel()
+                    raise
+                except BaseException as error:  # noqa: BLE001  # raised where it was called
+                    done.set_exception(error)
+                del call, done
+
+        self._serving.append(asyncio.get_running_loop().create_task(serve()))
+        return orders
+
+
+class Driven:
+    """Something written for asyncio as its twin for threads: coroutines return what they return.
+
+    Attributes are read and set as they are; what is called runs in the caller's task.
+    """
+
+    def __init__(self, thread: LoopThread, real: Any) -> None:
+        self.__dict__.update(_thread=thread, real=real)
+
+    def __getattr__(self, name: str) -> Any:
+        found = self._thread.call(getattr, self.real, name)
+        if not callable(found) or inspect.isclass(found):
+            return found
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if inspect.iscoroutinefunction(found):
+                return self._thread.run(found(*args, **kwargs))
+            return self._thread.call(lambda: found(*args, **kwargs))
+
+        return call
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.real, name, value)
+
+    def __repr__(self) -> str:
+        return self._thread.call(repr, self.real)
+
+    def __enter__(self):
+        self._thread.run(self.real.__aenter__())
+        return self
+
+    def __exit__(self, *exc: object) -> Any:
+        return self._thread.run(self.real.__aexit__(*exc))
