@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from celery_singleton_lock.aio import AsyncLock
+from celery_singleton_lock.decorator import locked
+from celery_singleton_lock.dogpile import async_get_or_set, get_or_set
 from celery_singleton_lock.errors import (
     BackendError,
     BackendRefused,
@@ -28,6 +30,7 @@ from celery_singleton_lock.errors import (
 from celery_singleton_lock.extension import observe
 from celery_singleton_lock.gate import current_lock
 from celery_singleton_lock.lock import Lock
+from celery_singleton_lock.resets import async_reset_all, reset_all
 from celery_singleton_lock.task import LockedTask
 
 __all__ = [
@@ -49,8 +52,13 @@ __all__ = [
     "LockedTask",
     "SchemaMismatch",
     "SingletonLockError",
+    "async_get_or_set",
+    "async_reset_all",
     "current_lock",
+    "get_or_set",
+    "locked",
     "observe",
+    "reset_all",
 ]
 
 

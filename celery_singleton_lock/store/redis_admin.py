@@ -81,7 +81,7 @@ class RedisAdminStore(RedisStore):
 
     def _scan(self, cursor: str) -> bytes:
         """Return the command that looks for keys that tell of a lock."""
-        match = f"{_escaped(self.keyspace.prefix)}:{{b[0-9][0-9]}}:*:meta"
+        match = match_of(self.keyspace.prefix)
         return packed_command(["SCAN", cursor, "MATCH", match, "COUNT", SCANNED])
 
     def _glance_call(self, metas: Sequence[bytes | str], holders: int) -> Call:
@@ -274,6 +274,11 @@ class RedisAdminStore(RedisStore):
 def _escaped(text: str) -> str:
     """Return a text as a pattern that only it fits."""
     return re.sub(r"([\\*?\[\]])", r"\\\1", text)
+
+
+def match_of(prefix: str) -> str:
+    """Return the pattern of the keys that tell of a lock."""
+    return f"{_escaped(prefix)}:{{b[0-9][0-9]}}:*:meta"
 
 
 def fits(name: str, pattern: str) -> bool:

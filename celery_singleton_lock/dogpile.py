@@ -1,0 +1,162 @@
+"""A value that is dear to compute: one computes it, the others wait for it and read.
+
+::
+
+    page = get_or_set(client, "page:42", lambda: render(42), expire=60)
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NamedTuple, TypeVar
+
+import redis
+import redis.asyncio
+
+from celery_singleton_lock.aio import AsyncLock
+from celery_singleton_lock.arguments import checked_seconds
+from celery_singleton_lock.bounds import MAX_WAIT
+from celery_singleton_lock.hold import Holding
+from celery_singleton_lock.lock import Lock
+from celery_singleton_lock.plans import Plan, carry_out, carry_out_async
+
+T = TypeVar("T")
+
+_NAME: Final = "get_or_set:"
+"""How the names of these locks begin."""
+
+
+class _Value(NamedTuple):
+    """Where a value is kept, and how."""
+
+    client: Any
+    key: str
+    expire: float
+    dumps: Callable[[Any], str | bytes]
+    loads: Callable[[Any], Any]
+
+    def reading(self) -> Plan[Callable[[], Any], tuple[bool, Any]]:
+        """Return whether it is there, and it."""
+        raw = yield lambda: self.client.get(self.key)
+        return raw is not None, None if raw is None else self.loads(raw)
+
+    def filling(self, lock: Holding, compute: Callable[[], Any]) -> Plan[Callable[[], Any], Any]:
+        """Return it: of who was quicker, or computed; and kept, unless the lock was lost."""
+        there, value = yield from self.reading()
+        if there:
+            return value
+        value = yield compute
+        if lock.held:  # else another has computed it meanwhile, and knows better
+            ms, kept = round(self.expire * 1000), self.dumps(value)
+            yield lambda: self.client.set(self.key, kept, px=ms)
+        return value
+
+
+def _value(
+    client: Any,
+    key: str,
+    expire: float,
+    dumps: Callable[[Any], str | bytes],
+    loads: Callable[[Any], Any],
+) -> _Value:
+    return _Value(client, key, checked_seconds("expire", expire, 0.001, MAX_WAIT), dumps, loads)
+
+
+def get_or_set(
+    client: redis.Redis,
+    key: str,
+    compute: Callable[[], T],
+    *,
+    expire: float,
+    lease: float = 30.0,
+    wait_timeout: float | None = None,
+    prefix: str | None = None,
+    dumps: Callable[[Any], str | bytes] = json.dumps,
+    loads: Callable[[Any], Any] = json.loads,
+) -> T:
+    """Return a value that is kept in Redis; if it is not there, one computes it for all.
+
+    Who comes meanwhile waits, and reads. If who computes dies, the next computes, at the latest
+    when the lease has ended.
+
+    Args:
+        client: redis-py client.
+        key: of the value, as it stands in Redis.
+        compute: returns the value. What it raises is raised here, and the next one computes.
+        expire: seconds for which the value is kept.
+        lease: seconds for which a dead computer is waited for; renewed while it computes.
+        wait_timeout: most seconds to wait; None for as long as it takes.
+        prefix: first part of the lock's keys, "csl" unless given.
+        dumps: writes the value.
+        loads: reads it.
+
+    Returns:
+        The value.
+
+    Raises:
+        LockTimeout: it was waited for as long as was allowed.
+        BackendError: the lock's Redis did not answer, or refused.
+        ConfigurationError: an argument is not usable.
+    """
+    value = _value(client, key, expire, dumps, loads)
+    there, found = carry_out(value.reading(), _call)
+    if there:
+        return found  # type: ignore[no-any-return]  # whatever was kept
+    options: dict[str, Any] = {"lease": lease, "blocking_timeout": wait_timeout, "prefix": prefix}
+    with Lock(client, _NAME + key, **options) as lock:
+        result: T = carry_out(value.filling(lock, compute), _call)
+        return result
+
+
+async def async_get_or_set(
+    client: redis.asyncio.Redis,
+    key: str,
+    compute: Callable[[], Awaitable[T]],
+    *,
+    expire: float,
+    lease: float = 30.0,
+    wait_timeout: float | None = None,
+    prefix: str | None = None,
+    dumps: Callable[[Any], str | bytes] = json.dumps,
+    loads: Callable[[Any], Any] = json.loads,
+) -> T:
+    """Return a value that is kept in Redis; as :func:`get_or_set` does, for asyncio.
+
+    Args:
+        client: redis-py client for asyncio.
+        key: of the value.
+        compute: coroutine function that returns the value.
+        expire: seconds for which the value is kept.
+        lease: seconds for which a dead computer is waited for.
+        wait_timeout: most seconds to wait; None for as long as it takes.
+        prefix: first part of the lock's keys.
+        dumps: writes the value.
+        loads: reads it.
+
+    Returns:
+        The value.
+
+    Raises:
+        LockTimeout: it was waited for as long as was allowed.
+        BackendError: the lock's Redis did not answer, or refused.
+        ConfigurationError: an argument is not usable.
+    """
+    value = _value(client, key, expire, dumps, loads)
+    there, found = await carry_out_async(value.reading(), _await)
+    if there:
+        return found  # type: ignore[no-any-return]  # whatever was kept
+    options: dict[str, Any] = {"lease": lease, "blocking_timeout": wait_timeout, "prefix": prefix}
+    async with AsyncLock(client, _NAME + key, **options) as lock:
+        result: T = await carry_out_async(value.filling(lock, compute), _await)
+        return result
+
+
+def _call(what: Callable[[], Any]) -> Any:
+    return what()
+
+
+async def _await(what: Callable[[], Any]) -> Any:
+    answer = what()
+    return await answer if inspect.isawaitable(answer) else answer

@@ -1,0 +1,475 @@
+"""@locked, get_or_set and reset_all: what they promise, for threads and for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import redis
+import redis.asyncio
+
+from celery_singleton_lock import (
+    ConfigurationError,
+    Lock,
+    LockConflict,
+    LockNameError,
+    LockReentered,
+    LockTimeout,
+    async_get_or_set,
+    async_reset_all,
+    get_or_set,
+    locked,
+    reset_all,
+)
+from celery_singleton_lock.hold import _watchdogs
+from celery_singleton_lock.store.redis import RedisStore
+from support.waiting import eventually
+
+pytestmark = pytest.mark.contract
+
+
+@pytest.fixture(autouse=True)
+def _no_watchdog_stays():
+    yield
+    for dog in list(_watchdogs.values()):
+        if hasattr(dog, "stop"):
+            dog.stop()
+
+
+@pytest.fixture
+def pool():
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+@pytest.fixture
+def store(redis_client):
+    store = RedisStore(redis_client)
+    yield store
+    store.close()
+
+
+def held(store, name):
+    return len(store.inspect(name).holders)
+
+
+def play(redis_url, scene):
+    """Play a scene in a loop: a coroutine function that takes a client for asyncio."""
+
+    async def run():
+        async with redis.asyncio.Redis.from_url(redis_url) as client:
+            return await asyncio.wait_for(scene(client), 20)
+
+    return asyncio.run(run())
+
+
+# --- @locked: the name ----------------------------------------------------------------------------
+
+
+def test_a_function_runs_under_the_lock_that_its_arguments_name(redis_client, store):
+    """Given by place, by name or by default: one lock; and the function stays what it was."""
+
+    @locked("report:{report_id}:{kind}", redis_client)
+    def build(report_id: int, kind: str = "pdf") -> str:
+        """Build it."""
+        return f"{held(store, 'report:7:pdf')} {report_id} {kind}"
+
+    assert build(7) == build(report_id=7) == build(7, "pdf") == "1 7 pdf"
+    assert build(8) == "0 8 pdf"
+    assert (build.__name__, build.__doc__) == ("build", "Build it.")
+    assert held(store, "report:7:pdf") == 0
+
+
+class Report:
+    def __init__(self, backend, store):
+        self.backend, self.store, self.pk = backend, store, 3
+
+    def make(backend, store):  # noqa: N805
+        @locked("report:{page}", backend)
+        def plain(self, page):
+            return held(store, f"report:{page}")
+
+        @locked(lambda self, page: f"own:{self.pk}:{page}", backend)
+        def by_self(self, page):
+            return held(store, f"own:3:{page}")
+
+        @classmethod
+        @locked("class:{page}", backend)
+        def of_class(cls, page):
+            return held(store, f"class:{page}")
+
+        @staticmethod
+        @locked("static:{page}", backend)
+        def static(page):
+            return held(store, f"static:{page}")
+
+        names = {
+            "plain": plain,
+            "by_self": by_self,
+            "of_class": of_class,
+            "static": static,
+        }
+        return type("Made", (Report,), names)(backend, store)
+
+
+@pytest.mark.parametrize("kind", ["plain", "by_self", "of_class", "static"])
+def test_methods_run_under_their_locks(redis_client, store, kind):
+    """Self and cls are no arguments, but a callable gets them."""
+    assert getattr(Report.make(redis_client, store), kind)(page=5) == 1
+
+
+def test_without_a_key_each_set_of_arguments_is_a_lock(redis_client, store):
+    @locked(None, redis_client)
+    def build(report_id):
+        return [each.decode() for each in redis_client.scan_iter("*:meta")]
+
+    first, second = build(1), build(2)
+    assert "test_without_a_key" in first[0] or "sha256" in first[0]
+    assert set(second) - set(first)
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("report:{reprot_id}", "Did you mean 'report_id'"),
+        ("{report_id}", "no literal text"),
+        ("report:{report_id.x}", "not with a dot"),
+        ("report:{report_id", "brace"),
+        (7, "neither a template nor a callable"),
+        (lambda: "x", "cannot take the task's arguments"),
+    ],
+)
+def test_a_key_that_fits_no_argument_is_refused_when_decorating(key, says):
+    with pytest.raises(ConfigurationError, match=says):
+
+        @locked(key, redis.Redis())
+        def build(report_id):
+            pytest.fail("never called")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"on_conflict": "park"}, "Only a task can be parked"),
+        ({"on_conflict": "later"}, "wait, skip, fail"),
+        ({"on_conflict": "skip", "wait_timeout": 1.0}, "does not wait"),
+        ({"wait_timeout": 0}, "wait_timeout must be"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_when_decorating(options, says):
+    with pytest.raises(ConfigurationError, match=says):
+        locked("report", redis.Redis(), **options)
+
+
+async def numbers():
+    yield 1
+
+
+@pytest.mark.parametrize(
+    ("thing", "says"),
+    [
+        (staticmethod(print), "below @staticmethod"),
+        (classmethod(print), "below @classmethod"),
+        (numbers, "generator"),
+        (7, "decorates functions"),
+    ],
+)
+def test_what_is_no_function_is_refused(thing, says):
+    with pytest.raises(ConfigurationError, match=says):
+        locked("report", redis.Redis())(thing)
+
+
+def test_a_call_that_does_not_fit_fails_as_it_would_without(redis_client):
+    @locked("report:{report_id}", redis_client)
+    def build(report_id):
+        pytest.fail("never called")
+
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        build()
+    with pytest.raises(LockNameError, match="is None"):
+        build(None)
+
+
+def test_a_backend_may_be_made_at_the_first_call(redis_client):
+    """And once."""
+    made = []
+
+    @locked("report", lambda: made.append(1) or redis_client)
+    def build():
+        return len(made)
+
+    assert build() == build() == 1
+
+
+# --- @locked: conflicts ---------------------------------------------------------------------------
+
+
+def test_who_waits_runs_in_its_turn(redis_client, pool):
+    """Read, pause, write, without a lost update."""
+    counter = [0]
+
+    @locked("counter", redis_client)
+    def add():
+        seen = counter[0]
+        threading.Event().wait(0.001)
+        counter[0] = seen + 1
+
+    for done in [pool.submit(add) for _ in range(20)]:
+        done.result()
+    assert counter == [20]
+
+
+def test_who_waits_too_long_is_told_who_holds_it_and_for_how_long(redis_client):
+    @locked("report", redis_client, wait_timeout=0.05)
+    def build():
+        pytest.fail("runs beside the holder")
+
+    with Lock(redis_client, "report", lease=20), pytest.raises(LockTimeout) as caught:
+        build()
+    assert caught.value.holder.startswith(f"pid {os.getpid()} on ")
+    assert 15 < caught.value.expires_in <= 20
+
+
+def test_skip_returns_none_and_fail_tells_the_holder(redis_client):
+    @locked("report", redis_client, on_conflict="skip")
+    def skipped():
+        return "ran"
+
+    @locked("report", redis_client, on_conflict="fail")
+    def failed():
+        return "ran"
+
+    assert skipped() == failed() == "ran"
+    with Lock(redis_client, "report", lease=20):
+        assert skipped() is None
+        with pytest.raises(LockConflict) as caught:
+            failed()
+    assert caught.value.holder.startswith(f"pid {os.getpid()} on ")
+    assert 15 < caught.value.expires_in <= 20
+
+
+def test_a_time_out_inside_of_the_function_is_its_own(redis_client):
+    """It is not taken for a conflict of the function's own lock."""
+
+    @locked("outer", redis_client, on_conflict="skip")
+    def build():
+        raise LockTimeout("of another", "inner")
+
+    with pytest.raises(LockTimeout, match="of another"):
+        build()
+
+
+def test_a_function_that_calls_itself_hears_so(redis_client, store):
+    """Instead of waiting for itself; under another name it may."""
+
+    @locked("report:{report_id}", redis_client)
+    def build(report_id, then):
+        return build(then, None) if then is not None else "done"
+
+    with pytest.raises(LockReentered, match="called itself"):
+        build(1, 1)
+    assert build(1, 2) == "done"
+    assert held(store, "report:1") == 0
+
+
+def test_options_go_to_the_lock(redis_client, store):
+    lost = threading.Event()
+
+    @locked(
+        "report", redis_client, limit=2, lease=0.4, on_lost=lambda *_: lost.set(), prefix="mine"
+    )
+    def build():
+        (holder,) = (
+            RedisStore(redis_client, store.keyspace.__class__("mine")).inspect("report").holders
+        )
+        assert holder.expires_in <= 0.4
+        Lock(redis_client, "report", prefix="mine").reset()
+        assert lost.wait(2)
+
+    with pytest.raises(Exception, match="does not hold it"):
+        build()
+
+
+# --- @locked: coroutines --------------------------------------------------------------------------
+
+
+def test_coroutines_take_turns_skip_and_fail(redis_url):
+    async def scene(client):
+        counter = [0]
+
+        @locked("counter:{n}", client)
+        async def add(n):
+            seen = counter[0]
+            await asyncio.sleep(0)
+            counter[0] = seen + 1
+
+        @locked("counter:{n}", client, on_conflict="skip")
+        async def skipped(n):
+            return "ran"
+
+        @locked("counter:{n}", client, on_conflict="fail")
+        async def failed(n):
+            return "ran"
+
+        @locked("counter:{n}", client, wait_timeout=0.05)
+        async def outer(n):
+            with pytest.raises(LockReentered):
+                await outer(n)
+            with pytest.raises(LockTimeout):
+                await asyncio.create_task(outer(n))
+            with pytest.raises(LockConflict):
+                await failed(n)
+            return await skipped(n), await skipped(n + 1)
+
+        await asyncio.gather(*(add(1) for _ in range(10)))
+        assert counter == [10]
+        assert await outer(1) == (None, "ran")
+        with pytest.raises(TypeError):
+            await outer()
+
+    play(redis_url, scene)
+
+
+def test_a_cancelled_coroutine_gives_its_lock_back(redis_url, store):
+    async def scene(client):
+        begun = asyncio.Event()
+
+        @locked("report", client)
+        async def build():
+            begun.set()
+            await asyncio.sleep(10)
+
+        task = asyncio.create_task(build())
+        await begun.wait()
+        task.cancel()
+        await asyncio.wait({task})
+        assert task.cancelled()
+
+    play(redis_url, scene)
+    assert held(store, "report") == 0
+
+
+# --- get_or_set -----------------------------------------------------------------------------------
+
+
+def test_one_computes_and_the_rest_wait_and_read(redis_client, pool):
+    """However many ask at once."""
+    computed = []
+
+    def compute():
+        computed.append(1)
+        threading.Event().wait(0.1)
+        return {"title": "forty-two"}
+
+    def ask():
+        return get_or_set(redis_client, "page:42", compute, expire=60)
+
+    assert [done.result() for done in [pool.submit(ask) for _ in range(8)]] == [
+        {"title": "forty-two"}
+    ] * 8
+    assert computed == [1]
+    assert 0 < redis_client.pttl("page:42") <= 60_000
+
+
+def test_one_computes_and_the_tasks_wait_and_read(redis_url):
+    async def scene(client):
+        computed = []
+
+        async def compute():
+            computed.append(1)
+            await asyncio.sleep(0.05)
+            return [None]
+
+        ask = functools.partial(async_get_or_set, client, "page:42", compute, expire=60)
+        assert await asyncio.gather(*(ask() for _ in range(8))) == [[None]] * 8
+        assert await ask() == [None]
+        assert computed == [1]
+
+    play(redis_url, scene)
+
+
+def test_a_failed_computation_is_the_failure_of_one_and_the_next_computes(redis_client, pool):
+    turns = iter([ZeroDivisionError, None])
+
+    def compute():
+        threading.Event().wait(0.05)
+        if next(turns):
+            raise ZeroDivisionError
+        return 1
+
+    asked = [pool.submit(get_or_set, redis_client, "v", compute, expire=60) for _ in range(3)]
+    ended = [done.exception() or done.result() for done in asked]
+    assert sorted(type(each).__name__ for each in ended) == ["ZeroDivisionError", "int", "int"]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_killed_computer_blocks_nobody_past_its_lease(redis_server, redis_client, store):
+    """SIGKILL while it computes: who waits computes when the lease has ended."""
+    child = os.fork()
+    if child == 0:
+        with redis_server.client() as own:
+            get_or_set(own, "v", threading.Event().wait, expire=60, lease=0.6)
+    eventually(lambda: held(store, "get_or_set:v"))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    began = time.monotonic()
+    assert get_or_set(redis_client, "v", lambda: "computed", expire=60, lease=0.6) == "computed"
+    assert time.monotonic() - began < 1.2
+
+
+def test_who_lost_the_lock_while_computing_does_not_overwrite(redis_client, store):
+    """Its own value is returned; what the next has computed stays."""
+
+    def compute():
+        store.reset("get_or_set:v")
+        lock_is_lost = threading.Event()
+        while held(store, "get_or_set:v"):
+            lock_is_lost.wait(0.01)
+        redis_client.set("v", '"newer"')
+        lock_is_lost.wait(0.5)  # a renewal, which is refused
+        return "older"
+
+    with pytest.raises(Exception, match="does not hold it"):
+        get_or_set(redis_client, "v", compute, expire=60, lease=0.6)
+    assert get_or_set(redis_client, "v", compute, expire=60) == "newer"
+
+
+def test_values_are_written_and_read_as_the_caller_says(redis_client):
+    options = {"expire": 60, "dumps": str.encode, "loads": bytes.decode}
+    for _ in range(2):
+        assert get_or_set(redis_client, "v", lambda: "väl", **options) == "väl"
+    assert redis_client.get("v") == "väl".encode()
+
+
+def test_who_waits_for_a_value_waits_no_longer_than_allowed(redis_client):
+    with Lock(redis_client, "get_or_set:v"), pytest.raises(LockTimeout):
+        get_or_set(redis_client, "v", lambda: 1, expire=60, wait_timeout=0.05)
+    with pytest.raises(ConfigurationError, match="expire"):
+        get_or_set(redis_client, "v", lambda: 1, expire=0)
+
+
+# --- reset_all ------------------------------------------------------------------------------------
+
+
+def test_all_locks_are_taken_from_their_holders_and_counted(redis_client, redis_url, store):
+    """Also names that keys show as digests; those of another prefix are left alone."""
+    names = ["account:1", "account:2", "x" * 3000, "other"]
+    for reset in (
+        lambda pattern: reset_all(redis_client, pattern),
+        lambda pattern: play(redis_url, lambda client: async_reset_all(client, pattern)),
+    ):
+        taken = [Lock(redis_client, name, renew=False) for name in names]
+        taken.append(Lock(redis_client, "other", prefix="mine", renew=False))
+        assert all(lock.acquire() for lock in taken)
+        assert reset("account:*") == 2
+        assert [held(store, name) for name in names] == [0, 0, 1, 1]
+        assert reset("") == 2
+        assert reset("") == 0
+        assert taken[-1].owned()
+        taken[-1].release()
