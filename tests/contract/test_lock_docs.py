@@ -1,0 +1,268 @@
+"""What the docs say of locks in code is run here as it stands there, and so are the examples."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+import redis.asyncio
+from celery import _state
+
+import celery_singleton_lock
+from celery_singleton_lock import Lock
+from celery_singleton_lock.hold import _watchdogs
+from celery_singleton_lock.model import CLAIM_LEASE, new_token
+
+pytestmark = pytest.mark.contract
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+URL = "redis://localhost:6379/0"
+
+
+@pytest.fixture(autouse=True)
+def _no_watchdog_stays():
+    yield
+    for dog in list(_watchdogs.values()):
+        if hasattr(dog, "stop"):
+            dog.stop()
+
+
+def blocks(page, redis_url):
+    """Return the Python of a page, with this test's Redis."""
+    found = BLOCK.findall((DOCS / page).read_text(encoding="utf-8"))
+    return [block.replace(URL, redis_url) for block in found]
+
+
+# --- locks-in-code.md -----------------------------------------------------------------------------
+
+
+def test_each_example_of_the_page_runs(redis_url, capsys):
+    """By itself, as somebody would paste it."""
+    found = blocks("locks-in-code.md", redis_url)
+    assert len(found) == 4
+    for block in found:
+        exec(block, {})
+    said = capsys.readouterr().out
+    assert said.count("held, fence 1") == 2
+    assert "report 7" in said
+
+
+@pytest.mark.parametrize("kind", ["Lock", "AsyncLock"])
+def test_the_page_names_every_argument_and_every_call(kind):
+    page = (DOCS / "locks-in-code.md").read_text(encoding="utf-8")
+    lock = getattr(celery_singleton_lock, kind)
+    arguments = set(inspect.signature(lock).parameters) - {"backend"}
+    calls = {name for name in dir(lock) if not name.startswith("_")}
+    assert {name for name in arguments | calls if not re.search(rf"\b{name}\b", page)} == set()
+
+
+# --- parity.md ------------------------------------------------------------------------------------
+
+ROW = re.compile(r"^\| ([^|]+) \|(?:[^|]*\|){2} `([^|]+)` \| `([^|]+)` \|$", re.MULTILINE)
+ROWS = ROW.findall((DOCS / "parity.md").read_text(encoding="utf-8"))
+
+
+def expected(name, lock):
+    """Return what a row's call answers, where that is known beforehand."""
+    return {
+        "take it, if it is free": True,
+        "own owner id": lock and lock.token,
+        "id of who holds it": lock and lock.token,
+        "does anybody hold it?": True,
+        "do I?": True,
+        "hold it for longer": True,
+        "for a full lease from now": True,
+        "owner id of one's choice": True,
+        "reset one": 1,
+        "wait, with a fall-back when the holder lapsed": True,
+        "compute once, for all": 42,
+        "reset all": 2,
+    }.get(name)
+
+
+def compiled(cell):
+    """Return a cell as code; a cell of one expression answers with it."""
+    tree = ast.parse(cell)
+    if isinstance(tree.body[-1], ast.Expr):
+        target = ast.Name("answer", ast.Store())
+        tree.body[-1] = ast.copy_location(ast.Assign([target], tree.body[-1].value), tree.body[-1])
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    return compile(ast.fix_missing_locations(tree), cell, "exec", flags=flags)
+
+
+async def run_cells(column, space, before):
+    """Run a column from top to bottom; compare what is answered, and collect it."""
+    answers = {}
+    for row in ROWS:
+        name, space["answer"] = row[0], None
+        await asyncio.to_thread(before, name)
+        running = eval(compiled(row[column]), space)
+        if running is not None:
+            await running
+        wanted = expected(name, space.get("lock"))
+        assert wanted is None or space["answer"] == wanted, row[column]
+        answers[name] = space["answer"]
+    return answers
+
+
+def before_row(client):
+    """Return what sets a row's stage: somebody holds what lapses, or waits to be reset."""
+
+    def before(name):
+        if "lapsed" in name:
+            Lock(client, "lapses", lease=0.3, renew=False).acquire()
+        if name == "reset all":
+            Lock(client, "somebody's", renew=False, thread_local=False).acquire()
+
+    return before
+
+
+def test_every_call_for_threads_does_what_its_row_says(redis_client):
+    space = {**vars(celery_singleton_lock), "client": redis_client, "new_token": new_token}
+    space["compute"] = lambda: 42
+    answers = asyncio.run(run_cells(1, space, before_row(redis_client)))
+    assert len(answers) == 18
+    assert answers["who that is, for people"].startswith("pid ")
+
+
+def test_every_call_for_asyncio_does_what_its_row_says(redis_client, redis_url):
+    async def compute():
+        return 42
+
+    async def scene():
+        async with redis.asyncio.Redis.from_url(redis_url) as client:
+            space = {**vars(celery_singleton_lock), "client": client, "new_token": new_token}
+            space["compute"] = compute
+            return await run_cells(2, space, before_row(redis_client))
+
+    answers = asyncio.run(scene())
+    assert answers["who that is, for people"].startswith("pid ")
+
+
+def test_the_page_tells_the_claim_lease_as_it_is():
+    assert f"a claim lease of {CLAIM_LEASE:g} s" in " ".join(
+        (DOCS / "parity.md").read_text(encoding="utf-8").split()
+    )
+
+
+# --- migrate/ -------------------------------------------------------------------------------------
+
+LOCKS = {"redis-py": "redis", "python-redis-lock": "redis_lock"}
+TASKS = {
+    "celery-singleton": "celery_singleton",
+    "celery-once": "celery_once",
+    "celery-heimdall": "celery_heimdall",
+}
+
+
+@pytest.mark.parametrize("page", [*LOCKS, *TASKS])
+def test_a_page_tells_first_what_changes_in_behaviour(page):
+    text = (DOCS / "migrate" / f"{page}.md").read_text(encoding="utf-8")
+    titles = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert titles[:3] == ["What changes in behaviour", "Before", "After"]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("page", LOCKS)
+def test_a_lock_before_and_after_excludes_others_while_the_work_runs(
+    page, when, redis_client, redis_url
+):
+    """As its page has it; the name is free behind it."""
+    if when == "before":
+        pytest.importorskip(LOCKS[page])
+    before, after = blocks(f"migrate/{page}.md", redis_url)
+    text, keys = (before if when == "before" else after), []
+    space = {"client": redis_client, "work": lambda: keys.extend(redis_client.scan_iter("*"))}
+    exec(text, space)
+    assert keys
+    exec(text, space)
+
+
+@pytest.fixture
+def declared(redis_url, monkeypatch):
+    """Declare what a page's block says; the rest of the run does not hear of its app."""
+    monkeypatch.setattr(_state, "_on_app_finalizers", set(_state._on_app_finalizers))
+    monkeypatch.setattr(_state._tls, "current_app", None, raising=False)
+    apps = []
+
+    def declare(page, when, work):
+        before, after = blocks(f"migrate/{page}.md", redis_url)
+        space = {"__name__": "tasks", "work": work}
+        exec(before if when == "before" else after, space)
+        apps.append(space["app"])
+        return space["app"], space["settle"]
+
+    yield declare
+    for app in apps:
+        app.close()
+
+
+@pytest.mark.parametrize("page", TASKS)
+def test_a_task_before_sent_no_second_one(page, redis_client, declared):
+    """What people come from: the second call sends nothing."""
+    pytest.importorskip(TASKS[page])
+    _, settle = declared(page, "before", lambda: None)
+    first, second = settle.delay(1, 10), settle.delay(1, 10)
+    assert second.id in {None, first.id}
+    assert settle.delay(2, 10).id not in {None, first.id}
+
+
+@pytest.mark.parametrize("page", TASKS)
+def test_a_task_after_is_always_sent_and_skipped_while_another_runs(page, redis_client, declared):
+    """One for the same account, whatever the amount; one for another account runs."""
+    ran = []
+    app, settle = declared(page, "after", lambda: ran.append(1))
+    assert settle.delay(1, 10).id != settle.delay(1, 10).id
+    app.conf.update(task_always_eager=True, singleton_lock_eager=True)
+    with Lock(redis_client, "settle:1"):
+        assert settle.delay(1, 20).state == "REVOKED"
+        assert settle.delay(2, 20).state == "SUCCESS"
+    assert settle.delay(1, 20).state == "SUCCESS"
+    assert ran == [1, 1]
+
+
+# --- examples/ ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def example(redis_url, monkeypatch, capsys):
+    """Run an example, and return what it prints, line by line."""
+    monkeypatch.setenv("CELERY_BROKER_URL", redis_url)
+
+    def run(name):
+        path = ROOT / "examples" / name
+        code = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        assert len(code) <= 25, "about a dozen lines, and what they import"
+        runpy.run_path(str(path), run_name="__main__")
+        return capsys.readouterr().out.splitlines()
+
+    return run
+
+
+@pytest.mark.parametrize("name", ["two_level_lock.py", "two_level_lock_async.py"])
+def test_three_print_one_after_another_each_with_a_higher_fence(example, name):
+    said = example(name)
+    assert {line.split()[0] for line in said} == {"Ann", "Ben", "Cid"}
+    fences = [int(line.split()[-1]) for line in said]
+    assert fences == sorted(set(fences))
+
+
+def test_a_late_owner_does_not_free_its_successors_lock(example):
+    """SET NX, with a release that checks the token."""
+    assert example("set_nx_with_token.py") == [
+        "mine: True",
+        "late: False",
+        "late: True",
+        "not mine any more; late holds it: True",
+    ]
+
+
+def test_the_watchdog_renews_and_tells_of_a_loss(example):
+    assert example("watchdog.py") == ["lost after four leases: False", "heard of the loss: True"]
