@@ -20,14 +20,12 @@ from celery_singleton_lock.store.verbs import (
     LONGEST_BLOCK,
     SHORTEST_BLOCK,
     SLACK,
-    Ask,
     Batch,
     Command,
     Pop,
     Verb,
     Verbs,
     Wish,
-    by_digest,
 )
 from celery_singleton_lock.store.wire import demoted
 
@@ -127,8 +125,6 @@ class AsyncRedisStore:
             raise explain(error) from error
 
     async def _done(self, wish: Wish) -> Any:
-        if isinstance(wish, Ask):
-            return await self._command(by_digest(wish.call(self.keyspace.prefix)))
         if isinstance(wish, Command):
             return await self._command(wish)
         if isinstance(wish, Batch):

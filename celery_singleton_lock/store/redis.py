@@ -14,8 +14,9 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_singleton_lock.keys import Keyspace
-from celery_singleton_lock.model import CLAIM_LEASE
+from celery_singleton_lock.model import CLAIM_LEASE, Claim, Ending, Owner, Reply, Reservation
 from celery_singleton_lock.plans import carry_out
+from celery_singleton_lock.store import replies
 from celery_singleton_lock.store.failures import explain
 from celery_singleton_lock.store.scripts import Argument, Call, Script
 from celery_singleton_lock.store.verbs import (
@@ -29,7 +30,6 @@ from celery_singleton_lock.store.verbs import (
     Verb,
     Verbs,
     Wish,
-    by_digest,
 )
 from celery_singleton_lock.store.wire import Wire, demoted, packed
 
@@ -96,11 +96,30 @@ class RedisStore:
         self._blocking: dict[float, redis.Redis] = {}
         weakref.finalize(self, _close_all, self._blocking, self._wire)
 
-    acquire = _in_thread(Verbs.acquire)
+    # -- verbs ------------------------------------------------------------------------------------
+
+    def acquire(self, owner: Owner, claim: Claim, *, wait: float | None = None) -> Reply:
+        """Take the lock, or queue for it; see :meth:`Store.acquire`."""
+        return replies.reply(self._ask(self.verbs.to_acquire(owner, claim, wait)))
+
+    def release(
+        self,
+        name: str,
+        token: str,
+        ending: Ending,
+        *,
+        worker: str = "",
+        done_for: float = 3600.0,
+        mark: bool = False,
+        reserve: Reservation | None = None,
+    ) -> Reply:
+        """Give the lock back; see :meth:`Store.release`."""
+        ask = self.verbs.to_release(name, token, ending, worker, done_for, mark, reserve)
+        return replies.reply(self._ask(ask))
+
     park = _in_thread(Verbs.park)
     park_many = _in_thread(Verbs.park_many)
     claim = _in_thread(Verbs.claim)
-    release = _in_thread(Verbs.release)
     extend = _in_thread(Verbs.extend)
     kick = _in_thread(Verbs.kick)
     kick_many = _in_thread(Verbs.kick_many)
@@ -147,20 +166,11 @@ class RedisStore:
             raise explain(error) from error
 
     def _done(self, wish: Wish) -> Any:
-        if isinstance(wish, Ask):
-            return self._asked(wish)
         if isinstance(wish, Command):
             return self._command(wish)
         if isinstance(wish, Batch):
             return self._sent(wish.commands)
         return self._pop(wish)
-
-    def _asked(self, ask: Ask) -> Any:
-        """Run a lock's script the short way, if that is open."""
-        prefix = self.keyspace.prefix
-        if self._wire is None:
-            return self._command(by_digest(ask.call(prefix)))
-        return self._wire.ask(packed(ask.script, prefix, ask.name, ask.own, ask.usual))
 
     def _command(self, command: Command) -> Any:
         client: Any = self.client  # redis-py has not annotated this one
@@ -175,6 +185,18 @@ class RedisStore:
         if any(isinstance(answer, Exception) and demoted(answer) for answer in answers):
             self.reconnect()
         return answers
+
+    def _ask(self, ask: Ask) -> Any:
+        """Run a lock's script the short way, if that is open; see :func:`packed`."""
+        prefix = self.keyspace.prefix
+        if self._wire is not None:
+            try:
+                return self._wire.ask(packed(ask.script, prefix, ask.name, ask.own, ask.usual))
+            except failures.NoScriptError:
+                pass  # as below, with its text
+            except (failures.RedisError, OSError) as error:
+                raise explain(error) from error
+        return self._run(ask.call(prefix))
 
     def _lock_call(self, verb: str, name: str, **arguments: Argument) -> Call:
         return self.verbs.lock_call(verb, name, **arguments)

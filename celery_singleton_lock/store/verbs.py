@@ -155,7 +155,9 @@ class Batch(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """Run the script of one lock, the shortest way there is; see :func:`packed`.
+    """The call of a verb around each task: in parts, so that a store may go a shorter way.
+
+    See :func:`packed`.
 
     Args:
         script: what to run.
@@ -186,7 +188,7 @@ class Pop(NamedTuple):
     seconds: float
 
 
-Wish: TypeAlias = Command | Batch | Ask | Pop
+Wish: TypeAlias = Command | Batch | Pop
 """What a verb wants done. An error is one of ours, or NoScriptError."""
 
 Verb: TypeAlias = Plan[Wish, T]
@@ -228,12 +230,17 @@ class Verbs:
 
     def acquire(self, owner: Owner, claim: Claim, *, wait: float | None = None) -> Verb[Reply]:
         """Take the lock, or queue for it; see :meth:`Store.acquire`."""
+        ask = self.to_acquire(owner, claim, wait)
+        return replies.reply((yield from self.run(ask.call(self.keyspace.prefix))))
+
+    def to_acquire(self, owner: Owner, claim: Claim, wait: float | None) -> Ask:
+        """Return what takes the lock, or queues for it."""
         own = (claim.name, owner.token, owner.attempt, _place(claim.place), int(claim.copy))
         usual = _usual_of_acquire(
             *(claim.lease, claim.limit, claim.max_waiting, wait),
             *(owner.task, owner.worker, owner.host, owner.pid, self.claim_ms),
         )
-        return replies.reply((yield from self._ask(Ask(self._acquire, claim.name, own, usual))))
+        return Ask(self._acquire, claim.name, own, usual)
 
     def park(self, owner: Owner, claim: Claim, parcel: Parcel) -> Verb[Reply]:
         """Keep a message and queue it; see :meth:`Store.park`."""
@@ -273,10 +280,24 @@ class Verbs:
         reserve: Reservation | None = None,
     ) -> Verb[Reply]:
         """Give the lock back; see :meth:`Store.release`."""
+        ask = self.to_release(name, token, ending, worker, done_for, mark, reserve)
+        return replies.reply((yield from self.run(ask.call(self.keyspace.prefix))))
+
+    def to_release(  # noqa: PLR0917  # by place, since names are dearer
+        self,
+        name: str,
+        token: str,
+        ending: Ending,
+        worker: str,
+        done_for: float,
+        mark: bool,
+        reserve: Reservation | None,
+    ) -> Ask:
+        """Return what gives the lock back."""
         kept = ("", "") if reserve is None else (_lease(reserve.seconds), reserve.attempt)
         own = (name, token, ending.value, int(mark), *kept)
         usual = _usual_of_release(worker, done_for, self.claim_ms)
-        return replies.reply((yield from self._ask(Ask(self._release, name, own, usual))))
+        return Ask(self._release, name, own, usual)
 
     def extend(self, leases: Iterable[tuple[str, str, float]]) -> Verb[Sequence[bool | None]]:
         """Renew many leases; see :meth:`Store.extend`."""
@@ -552,13 +573,6 @@ class Verbs:
 
     def _kick_call(self, name: str, worker: str, realm: str) -> Call:
         return self.lock_call("kick", name, worker=worker, realm=realm, claim_ms=self.claim_ms)
-
-    def _ask(self, ask: Ask) -> Verb[Any]:
-        """Run a lock's script the shortest way; send its text only where it is not known."""
-        try:
-            return (yield ask)
-        except failures.NoScriptError:
-            return (yield by_text(ask.call(self.keyspace.prefix)))
 
     def run(self, call: Call) -> Verb[Any]:
         """Run a script by its digest; send its text only where the server does not know it."""
