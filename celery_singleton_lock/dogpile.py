@@ -18,6 +18,7 @@ import redis.asyncio
 from celery_singleton_lock.aio import AsyncLock
 from celery_singleton_lock.arguments import checked_seconds
 from celery_singleton_lock.bounds import MAX_WAIT
+from celery_singleton_lock.errors import LockNotOwned
 from celery_singleton_lock.hold import Holding
 from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.plans import Plan, carry_out, carry_out_async
@@ -79,7 +80,8 @@ def get_or_set(
     """Return a value that is kept in Redis; if it is not there, one computes it for all.
 
     Who comes meanwhile waits, and reads. If who computes dies, the next computes, at the latest
-    when the lease has ended.
+    when the lease has ended. Who has lost the lock meanwhile returns its value, and does not keep
+    it.
 
     Args:
         client: redis-py client.
@@ -105,9 +107,14 @@ def get_or_set(
     if there:
         return found  # type: ignore[no-any-return]  # whatever was kept
     options: dict[str, Any] = {"lease": lease, "blocking_timeout": wait_timeout, "prefix": prefix}
-    with Lock(client, _NAME + key, **options) as lock:
-        result: T = carry_out(value.filling(lock, compute), _call)
-        return result
+    filled: list[T] = []
+    try:
+        with Lock(client, _NAME + key, **options) as lock:
+            filled.append(carry_out(value.filling(lock, compute), _call))
+    except LockNotOwned:  # lost while it computed: what it has is good for itself
+        if not filled:
+            raise
+    return filled[0]
 
 
 async def async_get_or_set(
@@ -148,9 +155,14 @@ async def async_get_or_set(
     if there:
         return found  # type: ignore[no-any-return]  # whatever was kept
     options: dict[str, Any] = {"lease": lease, "blocking_timeout": wait_timeout, "prefix": prefix}
-    async with AsyncLock(client, _NAME + key, **options) as lock:
-        result: T = await carry_out_async(value.filling(lock, compute), _await)
-        return result
+    filled: list[T] = []
+    try:
+        async with AsyncLock(client, _NAME + key, **options) as lock:
+            filled.append(await carry_out_async(value.filling(lock, compute), _await))
+    except LockNotOwned:  # lost while it computed: what it has is good for itself
+        if not filled:
+            raise
+    return filled[0]
 
 
 def _call(what: Callable[[], Any]) -> Any:

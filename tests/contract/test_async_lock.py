@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import random
 import threading
 import types
 from contextlib import asynccontextmanager, suppress
@@ -272,6 +273,41 @@ def test_a_cancelled_wait_leaves_the_queue_and_the_next_in_line_is_served(url, s
         store.release("lock", token, Ending.FINAL)
         await asyncio.gather(tasks[0], tasks[2])
         assert served == [0, 2]
+
+    in_loop(url, scene)
+
+
+def test_T22_in_a_storm_of_cancellations_nobody_is_in_twice_and_nobody_is_left(url, store):
+    """Thirty tasks come again and again; each is cancelled at some moment, or is not."""
+
+    async def scene(there):
+        dice, inside, most, turns = random.Random(22), [0], [0], [0]
+
+        async def work():
+            async with AsyncLock(there, "lock"):
+                inside[0] += 1
+                most[0] = max(most[0], inside[0])
+                try:
+                    await asyncio.sleep(0)
+                    turns[0] += 1
+                finally:
+                    inside[0] -= 1
+
+        async def come_again():
+            for _ in range(8):
+                task = asyncio.create_task(work())
+                await asyncio.wait({task}, timeout=dice.choice([0.001, 0.01, 0.05, 5]))
+                task.cancel()
+                await asyncio.wait({task})
+
+        await asyncio.gather(*(come_again() for _ in range(30)))
+        assert most == [1]
+        assert turns[0] > 10
+        await until(lambda: not aio._errands)
+        assert holders(store) == []
+        assert store.inspect("lock").waiting == 0
+        assert await AsyncLock(there, "lock", renew=False, task_local=False).acquire(blocking=False)
+        store.reset("lock")
 
     in_loop(url, scene)
 
