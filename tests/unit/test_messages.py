@@ -210,8 +210,10 @@ SENTENCES = [
     ),
     (
         lambda: check_unknown_settings(["CELERY_SINGLETON_LOCK_LEAS"]),
-        "There is no setting 'CELERY_SINGLETON_LOCK_LEAS'. "
-        "Did you mean CELERY_SINGLETON_LOCK_LEASE?",
+        (
+            "There is no setting 'CELERY_SINGLETON_LOCK_LEAS'. "
+            "Did you mean CELERY_SINGLETON_LOCK_LEASE?"
+        ),
     ),
     (
         lambda: parsed().address(),
