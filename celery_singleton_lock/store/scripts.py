@@ -161,7 +161,7 @@ def assemble(verb: str, clock: str, shared: str, body: str) -> Script:
     values = ", ".join(f"ARGV[{i}]" for i in range(1, len(names) + 1))
     unpack = f"local {', '.join(names)} = {values}\n" if names else ""
     text = f"{unpack}{clock}\n{link(shared, body)}"
-    return Script(verb, text, header["KEYS"], () if said.endswith("*") else names)
+    return Script(verb, text, header["KEYS"].strip(), () if said.endswith("*") else names)
 
 
 def link(shared: str, body: str) -> str:

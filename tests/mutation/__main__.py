@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +33,7 @@ CONFIGURED: Final = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="
 def main() -> int:
     options = _options()
     if not options.report:
-        judge(options.processes)
+        judge(options.processes, options.modules)
         judge_afresh()
     found = list(mutants())
     write(found)
@@ -46,6 +47,7 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
+    parser.add_argument("modules", nargs="*", help="such as store/redis.py; all, if none is named")
     parser.add_argument("--report", action="store_true", help="run nothing, write what is known")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     return parser.parse_args()
@@ -60,13 +62,13 @@ def survivors() -> list[Mutant]:
     ]
 
 
-def judge(processes: int) -> None:
+def judge(processes: int, modules: Sequence[str]) -> None:
     """Make the mutants of what has changed, and play those that were not."""
     make = Path(__file__).with_name("make.py")
     _python(make, str(processes), cwd=ROOT).check_returncode()
     # Native: a mutated module is long, and pytest's own traceback would parse it for each failure.
     plugin = ("-p", "mutation.judge", "-sq", "--tb=native")
-    _pytest(*plugin, *_tests(), jobs=processes).check_returncode()
+    _pytest(*plugin, *_tests(), jobs=processes, modules=modules).check_returncode()
 
 
 def judge_afresh() -> None:
@@ -91,7 +93,7 @@ def _tests() -> list[str]:
 
 
 def _pytest(
-    *arguments: str, mutant: str = "stats", jobs: int = 1
+    *arguments: str, mutant: str = "stats", jobs: int = 1, modules: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
     """Run pytest on the package with its mutants; ``stats`` notes which functions are called."""
     environment = {
@@ -102,6 +104,7 @@ def _pytest(
         "PY_IGNORE_IMPORTMISMATCH": "1",
         "MUTANT_UNDER_TEST": mutant,
         "CSL_MUTANTS_JOBS": str(jobs),
+        "CSL_MUTANTS_MODULES": json.dumps(modules),
     }
     usual = CONFIGURED["mutmut"]["pytest_add_cli_args"]
     return _python("-m", "pytest", "--rootdir=.", *usual, *arguments, **environment)

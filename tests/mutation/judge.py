@@ -45,7 +45,7 @@ KILLERS: Final = Path("killers.json")
 IMPORTED: Final = Path("imported.json")
 """Which functions run when the package, or a test, is imported."""
 
-FIRST: Final = 15.0
+FIRST: Final = 5.0
 """Seconds of the quickest tests together; what survives them meets the others, too."""
 
 STEADY: Final = 1.0
@@ -315,9 +315,11 @@ class Judge:
         return [test for test, seconds in zip(tests, took, strict=True) if seconds <= FIRST]
 
     def _round(self, callers: Mapping[str, Sequence[str]]) -> None:
+        wanted = json.loads(os.environ["CSL_MUTANTS_MODULES"])
         found = [mutant for mutant in mutants(Path()) if _is_open(mutant)]
+        found = [mutant for mutant in found if not wanted or mutant.module in wanted]
         number = Counter(mutant.module for mutant in found)
-        modules = sorted(number, key=number.__getitem__)
+        modules = sorted(number, key=wanted.index if wanted else number.__getitem__)
         print(f"{len(found)} mutants of {len(modules)} modules", flush=True)
         for module in modules:
             those = [mutant for mutant in found if mutant.module == module]

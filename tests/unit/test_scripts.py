@@ -209,6 +209,7 @@ def test_a_script_takes_of_the_library_what_it_uses():
     blocks = library.replace("-- b\n", "").split("\n\n")
     assert used(blocks, "return b()") == ["local A = 1", "local function b() return A end"]
     assert used(blocks, "return 1") == []
+    assert used(["local A = 1", "local d = 2"], "return d + A") == ["local A = 1", "local d = 2"]
     linked = link(library, "use(0)\nlocal x = A\n-- REST\nreturn c()")
     assert [line for line in linked.splitlines() if line] == [
         "local A = 1",
@@ -232,8 +233,19 @@ def test_keys_are_packed_as_they_are(prefix, name):
 def test_arguments_are_packed_in_the_order_of_the_header():
     script = SCRIPTS["reset"]
     assert script.pack({"claim_ms": 5, "name": "a"}) == ["a", 5]
-    with pytest.raises(TypeError, match="claim_ms"):
-        script.pack({"name": "a"})
+    with pytest.raises(TypeError) as caught:
+        script.pack({"name": "a", "other": 1})
+    told = "reset.lua takes name, claim_ms; differs in ['claim_ms', 'other']"
+    assert str(caught.value) == told
+
+
+def test_who_gives_arguments_by_place_says_which():
+    """A header that has changed is told when the store is made, not when a lock is lost."""
+    script = SCRIPTS["reset"]
+    assert script.taking("name claim_ms") is script
+    with pytest.raises(TypeError) as caught:
+        script.taking("name token")
+    assert str(caught.value) == "reset.lua takes name claim_ms; not name token"
 
 
 def test_a_script_is_known_by_its_digest(redis_client):
