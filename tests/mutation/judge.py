@@ -289,7 +289,8 @@ class Judge:
         for item in items:
 
             def then(told: dict[str, Any], item: pytest.Item = item) -> None:
-                self._calls[item.nodeid] = {"seconds": 0.0, **told, "digest": digests[item.path]}
+                if not told.get("died"):
+                    self._calls[item.nodeid] = {**told, "digest": digests[item.path]}
 
             yield Play("stats", [item], 20.0, then)
 
@@ -355,7 +356,9 @@ class Judge:
     ) -> None:
         """Note what became of a mutant, once it is sure that nothing else did it."""
         failed = told["failed"]
-        if not (failed or told["late"] or told.get("died")):
+        if told.get("died") and not told["late"]:
+            return  # without a word, which says nothing
+        if not (failed or told["late"]):
             if not again:
                 codes[name] = SURVIVED
             return  # a failure that does not come again says nothing
