@@ -27,6 +27,7 @@ from celery_singleton_lock.model import (
 )
 from celery_singleton_lock.store.redis import RedisStore
 from celery_singleton_lock.store.scripts import Script, load_scripts
+from celery_singleton_lock.store.verbs import Verb
 from support.engine.snapshot import ENDS_KEY, LockState, Reader, Snapshot
 
 CLOCK_KEY = "clock-of-the-tests"
@@ -126,10 +127,14 @@ class Ledger:
 class Clockwork(RedisStore):
     """A store whose own clock is the scripts' one."""
 
-    world: World
+    def tell_time_by(self, world: World) -> None:
+        self.verbs.time = lambda: told(world.now_us / 1_000_000)
 
-    def time(self) -> float:
-        return self.world.now_us / 1_000_000
+
+def told(answer: float) -> Verb[float]:
+    """Return a plan that asks nothing."""
+    yield from ()
+    return answer
 
 
 class World:
@@ -149,7 +154,7 @@ class World:
         self.store = Clockwork(
             client, self.keyspace, scripts=scripts or load_scripts(CLOCK), claim_lease=CLAIM_LEASE
         )
-        self.store.world = self
+        self.store.tell_time_by(self)
         self.reader = Reader(client, self.keyspace, list(LIMITS))
         self.now_us = START_US
         self.numbers = 0
