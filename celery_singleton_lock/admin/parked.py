@@ -309,7 +309,8 @@ def restore(
         lines: of the file.
         by: who does it, for the audit.
         realm: broker of the messages from now on; empty leaves them theirs.
-        again: under new tokens: also those that were purged, or have run; twice is twice.
+        again: under new tokens: also those that were purged, or have run; not beside one that waits
+            or runs.
 
     Raises:
         ConfigurationError: a line is none of ours; what came before it is parked.
@@ -326,13 +327,15 @@ def restore(
 
 
 def _park(store: AdminStore, group: list[_Parked], tally: Tally) -> Counter[str]:
-    """Park them, and return how many were, by lock; who has ended is counted as skipped."""
+    """Park them, and return how many were, by lock; who has ended, or is here, is skipped."""
     parked = Counter[str]()
     for (_, claim, _), reply in zip(group, store.park_many(group), strict=True):
         if isinstance(reply, BackendError):
             raise reply
         if reply.verdict in {Verdict.DONE, Verdict.FULL}:
             tally.skipped["has ended already"] += 1
+        elif reply.verdict is Verdict.TWIN:
+            tally.skipped["waits or runs already"] += 1
         else:
             parked[claim.name] += 1
     return parked

@@ -314,6 +314,9 @@ def test_to_import_twice_is_to_import_once_unless_it_is_to_run_again(store):
     assert count(store, Filter()).total == 0
     assert restore(store, lines, by("import"), again=True).done == {"a": 1}
     assert ids(select(store, Filter())) == ["t"]
+    beside = restore(store, lines, by("import"), again=True)
+    assert (beside.total, beside.skipped) == (0, {"waits or runs already": 1})
+    assert count(store, Filter()).total == 1
 
 
 def test_an_import_may_move_messages_to_another_broker(store):
