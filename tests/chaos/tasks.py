@@ -64,7 +64,8 @@ class Watched(LockedTask):
         unheard = False
         try:
             outcome = traced(uuid, *args)
-            unheard = getattr(outcome[1].retval, "verdict", "") == "unavailable"
+            turned = getattr(outcome[1], "retval", None)  # None if the task has succeeded
+            unheard = getattr(turned, "verdict", "") == "unavailable"
             return outcome
         finally:
             self.journal.note("left", id=uuid, to=_MAIN if unheard else None)
