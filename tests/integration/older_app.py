@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from celery_singleton_lock import worker
-from celery_singleton_lock.store import redis as store
+from celery_singleton_lock.store import verbs as store
 from integration import worker_app
 
 app = worker_app.app
