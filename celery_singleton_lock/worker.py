@@ -90,10 +90,13 @@ class Usher:
         """Take a request. Does not wait."""
         self._waiting.put(request)
 
+    def close(self) -> None:
+        """Send what was taken, and no more."""
+        self._waiting.put(None)
+
     def serve(self) -> None:
-        """Send what was taken, for ever. Who was given back meanwhile is not sent."""
-        while True:
-            request = self._waiting.get()
+        """Send what was taken, until closed. Who was given back meanwhile is not sent."""
+        while (request := self._waiting.get()) is not None:
             while not request.landed and not has_room(self._pool):
                 self._never.wait(ROOM)
             if not request.landed:
@@ -308,6 +311,7 @@ class Crew:
         A task in a thread runs on, since Python waits for its threads. Its lease is renewed until
         then: the watchdog ends with the process.
         """
+        self._usher.close()
         unfinished = list(self.desk.unfinished())
         if self.kind == "prefork":
             self.watchdog.stop()
@@ -446,6 +450,14 @@ class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is 
             self.crew.agent.retire()
         self.crew.desk.abandon(unless_dispatched=closing)
 
+    def shutdown(self, consumer: Any) -> None:
+        """End the crew of a worker that runs in a thread, in a test.
+
+        It ends by an exception, without ``worker_shutdown``, and its process goes on.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            self._on_worker_shutdown(consumer.controller)
+
     def info(self, consumer: Any) -> dict[str, Any]:  # noqa: ARG002  # Celery's signature
         """Return what the worker page of Flower and ``inspect stats`` show."""
         return {} if self.crew is None else {"singleton_lock": self.crew.report()}
@@ -453,6 +465,7 @@ class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is 
     def _on_worker_shutdown(self, sender: Any = None, **_: Any) -> None:
         if self.crew is not None and sender in (None, self.crew.consumer.controller):
             crew, self.crew = self.crew, None
+            worker_shutdown.disconnect(self._on_worker_shutdown)
             crew.shut()
             crew.mailbox.close()
             os.environ.pop(PATH, None)
