@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
-from celery_singleton_lock.aio import AsyncLock
-from celery_singleton_lock.decorator import locked
-from celery_singleton_lock.dogpile import async_get_or_set, get_or_set
 from celery_singleton_lock.errors import (
     BackendError,
     BackendRefused,
@@ -27,11 +25,16 @@ from celery_singleton_lock.errors import (
     SchemaMismatch,
     SingletonLockError,
 )
-from celery_singleton_lock.extension import observe
-from celery_singleton_lock.gate import current_lock
-from celery_singleton_lock.lock import Lock
-from celery_singleton_lock.resets import async_reset_all, reset_all
-from celery_singleton_lock.task import LockedTask
+
+if TYPE_CHECKING:
+    from celery_singleton_lock.aio import AsyncLock
+    from celery_singleton_lock.decorator import locked
+    from celery_singleton_lock.dogpile import async_get_or_set, get_or_set
+    from celery_singleton_lock.extension import observe
+    from celery_singleton_lock.gate import current_lock
+    from celery_singleton_lock.lock import Lock
+    from celery_singleton_lock.resets import async_reset_all, reset_all
+    from celery_singleton_lock.task import LockedTask
 
 __all__ = [
     "AsyncLock",
@@ -62,8 +65,28 @@ __all__ = [
 ]
 
 
+# Celery and redis-py are imported when somebody asks for what needs them: pytest imports this
+# package in every run, for its plugin, also where no test has to do with locks.
+_HOMES: Final = {
+    "AsyncLock": "aio",
+    "Lock": "lock",
+    "LockedTask": "task",
+    "async_get_or_set": "dogpile",
+    "async_reset_all": "resets",
+    "current_lock": "gate",
+    "get_or_set": "dogpile",
+    "locked": "decorator",
+    "observe": "extension",
+    "reset_all": "resets",
+}
+
+
 def __getattr__(name: str) -> Any:
-    """Read the version only when somebody asks."""
+    """Import what is asked for; read the version only when somebody asks."""
+    if name in _HOMES:
+        found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        globals()[name] = found
+        return found
     if name == "__version__":
         from importlib.metadata import version  # noqa: PLC0415
 
