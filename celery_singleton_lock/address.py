@@ -24,6 +24,9 @@ SCHEMES: Final = {
 
 _LATER: Final = frozenset({"redis+cluster", "rediss+cluster"})
 
+MEMORY: Final = "memory"
+"""Scheme of locks in the memory of one process, for tests."""
+
 SENTINEL: Final = "sentinel"
 """Scheme of URLs that name Sentinels, which know the master."""
 
@@ -43,6 +46,7 @@ _URL_OPTIONS: Final = frozenset(
 
 
 _HOST: Final = re.compile(r"[\w.\-:]*")
+_NAME: Final = re.compile(r"[\w.\-]*")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,9 +54,10 @@ class BackendAddress:
     """Where the locks live; shown without credentials.
 
     Args:
-        scheme: ``redis``, ``rediss`` (TLS), ``unix`` or ``sentinel``.
-        host: machine; empty for ``unix``; the first Sentinel's for ``sentinel``.
-        port: TCP port; 0 for ``unix``.
+        scheme: ``redis``, ``rediss`` (TLS), ``unix``, ``sentinel`` or ``memory``.
+        host: machine; empty for ``unix``; the first Sentinel's for ``sentinel``; for ``memory``
+            its name, which may be empty.
+        port: TCP port; 0 for ``unix`` and ``memory``.
         path: path of the socket; empty unless ``unix``.
         db: number of the database.
         username: ACL user; empty for Redis' default user.
@@ -74,6 +79,8 @@ class BackendAddress:
     @property
     def url(self) -> str:
         """The URL in redis-py's spelling, or in kombu's for Sentinels. Holds the credentials."""
+        if self.in_memory:
+            return f"{MEMORY}://{self.host}"
         user = quote(self.username, safe="")
         secret = f":{quote(self.password, safe='')}" if self.password else ""
         login = f"{user}{secret}@" if user or secret else ""
@@ -86,6 +93,11 @@ class BackendAddress:
             for host, port in self.sentinels or ((self.host, self.port),)
         )
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether the locks live in the memory of one process."""
+        return self.scheme == MEMORY
+
     def __str__(self) -> str:
         return safe_url(self.url)
 
@@ -97,17 +109,27 @@ def parse_backend_url(url: str, source: str = f"{PREFIX}backend") -> BackendAddr
         url: ``redis://[user][:password]@host[:port][/db]``, ``rediss://…`` for TLS,
             ``unix://[user][:password]@/path/of/socket[?db=0]``; Celery's ``redis+socket://`` is
             understood. ``sentinel://[user][:password]@host[:port][/db]``, of which there may be
-            several, separated by ``;``.
+            several, separated by ``;``. In tests ``memory://[name]``.
         source: the setting from which it came, for errors.
 
     Raises:
         ConfigurationError: another scheme, several addresses, or a part that is not valid.
     """
     wrong = _WrongUrl(source, safe_url(url))
+    if scheme_of(url) == MEMORY:
+        return _in_memory(url, wrong)
     scheme = _backend_scheme(url, wrong)
     if scheme == SENTINEL:
         return _joined([_one_address(each, scheme, wrong) for each in each_address(url)], wrong)
     return _one_address(url, scheme, wrong)
+
+
+def _in_memory(url: str, wrong: _WrongUrl) -> BackendAddress:
+    """Return the address of locks in memory, which have a name and no more."""
+    name = url.partition("://")[2].strip("/")
+    if not _NAME.fullmatch(name):
+        wrong.refuse("locks in memory have a name and no more: memory:// or memory://orders")
+    return BackendAddress(MEMORY, name, 0)
 
 
 def _joined(found: list[BackendAddress], wrong: _WrongUrl) -> BackendAddress:

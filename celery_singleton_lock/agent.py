@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol
 
 from celery.worker.state import revoked as revoked_tasks
 
-from celery_singleton_lock.clock import ServerClock, SystemClock
+from celery_singleton_lock.clock import ServerClock
 from celery_singleton_lock.desk import Desk
 from celery_singleton_lock.errors import BackendError, BackendUnreachable
 from celery_singleton_lock.events import (
@@ -210,7 +210,7 @@ class Agent:
         self._done_for = done_for
         self._max_body = max_body
         self._capacity = capacity
-        self._clock = SystemClock()
+        self._clock = store.clock
         self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
         self._later: list[tuple[float, Order]] = []
         self._minded: dict[str, Minded] = {}

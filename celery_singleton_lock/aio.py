@@ -28,6 +28,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 import redis.asyncio
 
 from celery_singleton_lock.arguments import checked_bool, checked_name
+from celery_singleton_lock.clock import MovableClock, clock_for
 from celery_singleton_lock.errors import BackendError, ConfigurationError, SingletonLockError
 from celery_singleton_lock.hold import Hold, Holding, keyspace_for, watchdog_for
 from celery_singleton_lock.model import Holder
@@ -487,13 +488,22 @@ def _watchdog_for(backend: Backend, prefix: str | None) -> AsyncWatchdog:
 def _store_of(backend: Backend, prefix: str | None) -> AsyncRedisStore:
     client = isinstance(backend, redis.asyncio.Redis)
     if not client and not inspect.iscoroutinefunction(getattr(backend, "take_due", None)):
-        kind = f"{type(backend).__module__}.{type(backend).__name__}"
-        msg = (
-            f"An AsyncLock needs a redis.asyncio.Redis client or an AsyncRedisStore, not {kind}; "
-            "threads have Lock."
-        )
-        raise ConfigurationError(msg)
+        raise ConfigurationError(_unfit(backend))
     keyspace = keyspace_for(prefix, client=client)
     if isinstance(backend, redis.asyncio.Redis):
         return AsyncRedisStore(backend, keyspace)
     return backend
+
+
+def _unfit(backend: object) -> str:
+    """Return why an AsyncLock cannot live there."""
+    if isinstance(getattr(backend, "clock", clock_for(backend)), MovableClock):
+        return (
+            "Locks in memory (memory://) are for threads alone: no AsyncLock can live there. Give "
+            "it a Redis in tests, too: a redis.asyncio.Redis client."
+        )
+    kind = f"{type(backend).__module__}.{type(backend).__name__}"
+    return (
+        f"An AsyncLock needs a redis.asyncio.Redis client or an AsyncRedisStore, not {kind}; "
+        "threads have Lock."
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from datetime import datetime, timezone
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Clock(Protocol):
@@ -26,6 +26,75 @@ class SystemClock:
     def monotonic(self) -> float:
         """Seconds since some fixed point; never goes back."""
         return time.monotonic()
+
+
+class MovableClock:
+    """The clock of a server in this process' memory, and of those who use it; tests move it.
+
+    Two faces: :meth:`monotonic` is what clients measure by, and always runs, so that nobody waits
+    for ever; :meth:`microseconds` is the server's own, which can be stopped. Who moves it must keep
+    the server from reading it meanwhile.
+    """
+
+    def __init__(self) -> None:
+        """Show the time of day, and run."""
+        self._ahead = 0.0
+        self._began = time.monotonic()
+        self._zero = time.time_ns() // 1000
+        self._stopped_at: int | None = None
+
+    def monotonic(self) -> float:
+        """Seconds since some fixed point; never goes back, and never stops."""
+        return time.monotonic() + self._ahead
+
+    def microseconds(self) -> int:
+        """Return the server's time, in microseconds since 1970."""
+        return self._running() if self._stopped_at is None else self._stopped_at
+
+    def tick(self) -> int:
+        """Return the server's time; one that stands still moves on by one microsecond.
+
+        So what comes later has a later time, and the order of arrival stays.
+        """
+        if self._stopped_at is not None:
+            self._stopped_at += 1
+        return self.microseconds()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the server's time stands still."""
+        return self._stopped_at is not None
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, for both faces."""
+        self._ahead += seconds
+        if self._stopped_at is not None:
+            self._stopped_at += round(seconds * 1_000_000)
+
+    def stop(self) -> None:
+        """Let the server's time stand still, but for :meth:`advance`. Twice is once."""
+        self._stopped_at = self.microseconds()
+
+    def go(self) -> None:
+        """Let the server's time run again, from where it stands. Twice is once."""
+        if self._stopped_at is not None:
+            self._zero += self._stopped_at - self._running()
+            self._stopped_at = None
+
+    def _running(self) -> int:
+        return self._zero + int((self.monotonic() - self._began) * 1_000_000)
+
+
+def clock_for(client: Any) -> Clock:
+    """Return the clock by which those go who use a client.
+
+    It is the machine's, but for locks in memory: their clock is moved by tests.
+
+    Args:
+        client: redis-py's, for threads or for asyncio.
+    """
+    found: Clock | None = getattr(client, "lock_clock", None)
+    return found or SystemClock()
 
 
 def seconds_until(eta: datetime) -> float:

@@ -122,9 +122,9 @@ class TaskLock:
     @property
     def held(self) -> bool:
         """Whether the lock is held: an answer at most a third of a lease old."""
-        if not self._lost and _clock.monotonic() - self._asked_at > self._lease / 3:
+        if not self._lost and self._store.clock.monotonic() - self._asked_at > self._lease / 3:
             self._refresh()
-        return not self._lost and _clock.monotonic() < self._valid_until
+        return not self._lost and self._store.clock.monotonic() < self._valid_until
 
     @property
     def lost(self) -> bool:
@@ -134,7 +134,9 @@ class TaskLock:
     @property
     def expires_in(self) -> float:
         """Seconds for which the lock is known to be held; the worker renews it meanwhile."""
-        return max(0.0, self._valid_until - _clock.monotonic()) if not self._lost else 0.0
+        return (
+            max(0.0, self._valid_until - self._store.clock.monotonic()) if not self._lost else 0.0
+        )
 
     def ensure_held(self) -> None:
         """Ask Redis whether the lock is still held, and renew it.
@@ -156,12 +158,12 @@ class TaskLock:
         try:
             self._extend()
         except BackendError:
-            self._asked_at = _clock.monotonic() - self._lease / 4  # ask again soon
+            self._asked_at = self._store.clock.monotonic() - self._lease / 4  # ask again soon
 
     def _extend(self) -> bool:
         if self._lost:
             return False
-        asked = _clock.monotonic()
+        asked = self._store.clock.monotonic()
         held = bool(self._store.extend([(self.name, self.token, self._lease)])[0])
         self._asked_at, self._lost = asked, not held
         if held:
@@ -346,18 +348,20 @@ class Gate:
 
     def _take_alone(self, lock: Lock, task: str, options: LockOptions) -> bool:
         """Return whether the lock is held; False only if the task may run without it."""
-        until = _clock.monotonic() + (
+        store = self._store()
+        clock = store.clock
+        until = clock.monotonic() + (
             MAX_WAIT if options.wait_timeout is None else options.wait_timeout
         )
         while True:
             try:
-                patience = max(until - _clock.monotonic(), 0.001)
-                return _acquired_alone(lock, options, patience, self._store())
+                patience = max(until - clock.monotonic(), 0.001)
+                return _acquired_alone(lock, options, patience, store)
             except BackendError as error:
                 if options.on_backend_error == "run":
                     logger.warning("%s runs without its lock %r: %s", task, lock.name, error)
                     return False
-                late = _clock.monotonic() >= until
+                late = clock.monotonic() >= until
                 patient = options.on_backend_error == "retry" and isinstance(
                     error, BackendUnreachable
                 )
@@ -372,7 +376,8 @@ class Gate:
             raise stamp.error
         if not stamp.name:
             return None
-        asked, store = _clock.monotonic(), self._store()
+        store = self._store()
+        asked = store.clock.monotonic()
         try:
             reply = ask(store, doubted(stamp, asked, self._done_for), options)
         except BackendError as error:
@@ -529,9 +534,9 @@ def ask(store: Store, stamp: Stamp, options: LockOptions) -> Reply:
 
 def wait(store: Store, owner: Owner, claim: Claim, options: LockOptions) -> Reply:
     """Wait in the slot. The answer's lease counts from now, as if it had been asked for now."""
-    began = _clock.monotonic()
+    began = store.clock.monotonic()
     timeout = options.wait_timeout or MAX_WAIT
-    reply, asked = stand_in_line(store, _clock, owner, claim, timeout)
+    reply, asked = stand_in_line(store, store.clock, owner, claim, timeout)
     return reply._replace(lease=reply.lease + asked - began)
 
 

@@ -130,7 +130,8 @@ class Settings:
         if self.backend is None:
             msg = (
                 f"There are locked tasks, and no Redis for their locks: {self.backend_source}. "
-                f'Set {PREFIX}backend, for example to "redis://localhost:6379/0".'
+                f'Set {PREFIX}backend, for example to "redis://localhost:6379/0"; in tests, '
+                'without a Redis, to "memory://".'
             )
             raise ConfigurationError(msg)
         address = parse_backend_url(self.backend, self.backend_source)

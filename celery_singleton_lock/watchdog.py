@@ -27,7 +27,7 @@ from functools import partial
 from types import MethodType, ModuleType
 from typing import Any, Final
 
-from celery_singleton_lock.clock import Clock, SystemClock
+from celery_singleton_lock.clock import Clock
 from celery_singleton_lock.errors import BackendError, BackendRefused
 from celery_singleton_lock.plans import Plan, carry_out
 
@@ -207,7 +207,7 @@ class Renewals:
     Args:
         store: where the leases are. Its calls should time out well within the shortest lease, or
             a loss by silence is reported as late as they return.
-        clock: source of monotonic seconds.
+        clock: source of monotonic seconds; the store's by default.
         threads: where ``RLock`` and ``Condition`` come from.
         tell: runs a call that logs, or reports a loss.
 
@@ -226,7 +226,7 @@ class Renewals:
     ) -> None:
         """Watch nothing yet."""
         self.store: Final = store
-        self.clock: Final = clock or SystemClock()
+        self.clock: Final = clock or store.clock
         self._threads: Final = threads
         self._tell: Final = tell
         self.renewed = 0
@@ -325,6 +325,12 @@ class Renewals:
         with self._mutex:
             self._read_notes()
             return tuple(self._leases)
+
+    def leases(self) -> tuple[Lease, ...]:
+        """Return what is renewed."""
+        with self._mutex:
+            self._read_notes()
+            return tuple(self._leases.values())
 
     def round(self) -> Plan[Sequence[Lease], Round]:
         """Renew what is due, and report what is lost; wishes for leases to be renewed."""
@@ -605,6 +611,11 @@ class Watchdog(Renewals):
 # A module global, but nothing that two apps would share: os.register_at_fork cannot be undone, so
 # there is one hook for all watchdogs that happen to live, and it changes forked children only.
 _dogs: weakref.WeakSet[Renewals] = weakref.WeakSet()
+
+
+def living() -> list[Watchdog]:
+    """Return the watchdogs of this process that are threads."""
+    return [dog for dog in list(_dogs) if isinstance(dog, Watchdog)]
 
 
 def _begin_in_child() -> None:

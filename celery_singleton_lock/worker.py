@@ -23,7 +23,8 @@ from kombu.utils.imports import symbol_by_name
 from celery_singleton_lock import native
 from celery_singleton_lock.abort import Board, Listener
 from celery_singleton_lock.agent import Agent
-from celery_singleton_lock.clock import ServerClock, SystemClock
+from celery_singleton_lock.bounds import PREFIX
+from celery_singleton_lock.clock import Clock, ServerClock
 from celery_singleton_lock.desk import Desk, worker_id
 from celery_singleton_lock.errors import BackendRefused, BackendUnreachable, SchemaMismatch
 from celery_singleton_lock.extension import PATIENCE, Extension, declared_options, install
@@ -182,9 +183,13 @@ class Crew:
         consumer.on_task_request = self.desk
 
     def _new_watchdog(self) -> Watchdog:
-        """Return the watchdog; under gevent and eventlet in a thread that the system schedules."""
+        """Return the watchdog; under gevent and eventlet in a thread that the system schedules.
+
+        But not for locks in memory: those are the greenlets' own, and no other thread may wait on
+        them.
+        """
         store = self.extension.new_store(PATIENCE)
-        if self.kind in _GREEN:
+        if self.kind in _GREEN and not self.extension.settings.address().in_memory:
             return Watchdog(store, threads=native, tell=self.mailbox.post)
         return Watchdog(store)
 
@@ -394,7 +399,8 @@ class WorkerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is un
         extension = install(worker.app)
         check_pool(worker)
         check_app(extension)
-        self.link = Link(Mailbox(), ServerClock(), Board())
+        refuse_forks(worker, extension)
+        self.link = Link(Mailbox(), ServerClock(clock_of(extension)), Board())
         if "prefork" in getattr(worker.pool_cls, "__module__", str(worker.pool_cls)):
             extension.listen = Listener(self.link.board).listen
         extension.announce = self.link.mailbox.announce
@@ -522,6 +528,31 @@ def check_app(extension: Extension) -> None:
     warn_of_mixed_policies(extension)
 
 
+def clock_of(extension: Extension) -> Clock | None:
+    """Return the clock by which locks in memory go; None for all others: the machine's."""
+    in_memory = extension.active() and extension.settings.address().in_memory
+    return extension.store().clock if in_memory else None
+
+
+def refuse_forks(worker: Any, extension: Extension) -> None:
+    """Refuse locks in memory where the pool has processes: each would have locks of its own.
+
+    Raises:
+        ImproperlyConfigured: it is so.
+    """
+    if not extension.active() or pool_kind(worker.pool_cls) != "prefork":
+        return
+    address = extension.settings.address()
+    if address.in_memory:
+        msg = (
+            f"{PREFIX}backend is {address!s}: these locks live in the memory of one process, and "
+            "the processes of the pool prefork would not share them. Start the worker with --pool "
+            "threads or solo (celery.contrib.testing.worker.start_worker takes solo by itself), or "
+            f"set {PREFIX}backend to a Redis."
+        )
+        raise ImproperlyConfigured(msg)
+
+
 def tell_of_modes(extension: Extension) -> None:
     """Say which tasks do not keep their locks, and what that means for messages that are parked."""
     relaxed = sorted((name, mode) for name, mode in extension.modes().items() if mode != ENFORCE)
@@ -605,13 +636,20 @@ def check_backend(extension: Extension, place: ServerClock) -> None:
     try:
         check_schema(store)  # first: what another version wrote is not to be touched
         store.probe()
-        place.sync(store.time(), SystemClock().monotonic())
+        place.sync(store.time(), store.clock.monotonic())
         facts = store.describe()
     except BackendUnreachable as error:
         logger.warning("celery-singleton-lock: %s Locked tasks wait until it does.", error)
         return
     finally:
         store.client.close()
+    if extension.settings.address().in_memory:
+        logger.warning(
+            "celery-singleton-lock: locks live in the memory of this process (%s), for tests. No "
+            "other process sees them, and they end with it.",
+            extension.settings.address(),
+        )
+        return
     logger.info(
         "celery-singleton-lock: locks live in Redis %s: eviction %s, persistence %s, replicas %s",
         *(facts[fact] for fact in ("version", "eviction", "persistence", "replicas")),

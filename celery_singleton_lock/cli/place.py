@@ -15,12 +15,17 @@ from typing import Any, Final, TypeVar
 import click
 
 from celery_singleton_lock.cli.witness import AppSide, BrokerError
-from celery_singleton_lock.errors import BackendError, BackendUnreachable, SingletonLockError
+from celery_singleton_lock.errors import (
+    BackendError,
+    BackendUnreachable,
+    ConfigurationError,
+    SingletonLockError,
+)
 from celery_singleton_lock.extension import install
 from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.settings import Settings, parse_settings
 from celery_singleton_lock.store.admin import Operator
-from celery_singleton_lock.store.connect import connect
+from celery_singleton_lock.store.connect import connect, is_elsewhere
 from celery_singleton_lock.store.redis_admin import RedisAdminStore
 
 PATIENCE: Final = 5.0
@@ -68,11 +73,21 @@ class Place:
 
     @property
     def store(self) -> RedisAdminStore:
-        """The store; made when it is first used."""
+        """The store; made when it is first used.
+
+        Raises:
+            ConfigurationError: the locks are in the memory of another process.
+        """
         if self._store is None:
-            client = connect(
-                self.settings.address(), self.settings.backend_options, patience=PATIENCE
-            )
+            address = self.settings.address()
+            if is_elsewhere(address):
+                msg = (
+                    f"{self.source} is {address!s}: these locks live in the memory of the process "
+                    "that uses them, a test's, and no other can see them. Ask in the test: the "
+                    "fixture singleton_locks shows who holds and waits."
+                )
+                raise ConfigurationError(msg)
+            client = connect(address, self.settings.backend_options, patience=PATIENCE)
             self._store = RedisAdminStore(client, Keyspace(self.settings.prefix))
         return self._store
 

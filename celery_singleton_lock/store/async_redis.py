@@ -11,6 +11,7 @@ from redis import exceptions as failures
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from celery_singleton_lock.clock import Clock, clock_for
 from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.model import CLAIM_LEASE
 from celery_singleton_lock.plans import carry_out_async
@@ -70,6 +71,7 @@ class AsyncRedisStore:
     ) -> None:
         """Prepare; nothing is sent yet."""
         self.client = client
+        self.clock: Clock = clock_for(client)
         self.verbs = Verbs(keyspace, scripts, claim_lease)
         self.keyspace = self.verbs.keyspace
         self._bench = _Bench(client)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
+from celery_singleton_lock.clock import Clock
 from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.model import (
     Claim,
@@ -30,7 +31,12 @@ class Store(Protocol):
     """The verbs of a lock.
 
     All but ``extend`` and ``inspect`` sweep: lapsed leases end, and their successors are granted.
+
+    Attributes:
+        clock: what those who use the store measure seconds by.
     """
+
+    clock: Clock
 
     def acquire(self, owner: Owner, claim: Claim, *, wait: float | None = None) -> Reply:
         """Take the lock if a permit is free and nobody who came earlier waits for it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -12,6 +13,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from celery_singleton_lock.address import BackendAddress
+from celery_singleton_lock.errors import ConfigurationError
 
 OWN: Final = frozenset({"allow_eviction"})
 """Backend options that are ours, not redis-py's."""
@@ -33,12 +35,16 @@ def connect(address: BackendAddress, options: Mapping[str, Any], *, patience: fl
 
     Args:
         address: where the locks live.
-        options: the user's, for redis-py's client and for Sentinels; they win.
+        options: the user's, for redis-py's client and for Sentinels; they win. Locks in memory
+            have no connections that they could concern.
         patience: seconds within which a server must answer.
 
     Raises:
         KeyError: Sentinels without a ``master_name``, which :meth:`Settings.address` refuses.
+        ConfigurationError: locks in memory, and not all that they need is installed.
     """
+    if address.in_memory:
+        return in_memory(address.host)
     timeouts = {"socket_timeout": patience, "socket_connect_timeout": patience}
     # Once more at once: a connection that Redis closed while it was idle is no outage, and every
     # script may be asked again with the same token.
@@ -55,6 +61,32 @@ def connect(address: BackendAddress, options: Mapping[str, Any], *, patience: fl
     client = redis.Redis(connection_pool=pool)
     client.auto_close_connection_pool = True  # nobody else has this pool
     return client
+
+
+def in_memory(name: str) -> redis.Redis:
+    """Return a client for the locks of that name in the memory of this process.
+
+    Args:
+        name: what stands behind ``memory://``; may be empty.
+
+    Raises:
+        ConfigurationError: fakeredis or lupa is missing.
+    """
+    try:
+        from celery_singleton_lock.store import memory  # noqa: PLC0415  # what it needs is an extra
+    except ImportError as error:
+        msg = (
+            f"Locks in memory (memory://{name}) need fakeredis and lupa, and one is missing "
+            f'({error}): pip install "celery-singleton-lock[testing]".'
+        )
+        raise ConfigurationError(msg) from error
+    return memory.client_of(memory.server_of(name))
+
+
+def is_elsewhere(address: BackendAddress) -> bool:
+    """Return whether these are locks in memory that nobody in this process has used."""
+    memory = sys.modules.get("celery_singleton_lock.store.memory")
+    return address.in_memory and (memory is None or not memory.is_known(address.host))
 
 
 def for_sentinels(

@@ -13,6 +13,7 @@ from redis import exceptions as failures
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from celery_singleton_lock.clock import Clock, clock_for
 from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.model import CLAIM_LEASE, Claim, Ending, Owner, Reply, Reservation
 from celery_singleton_lock.plans import carry_out
@@ -90,6 +91,7 @@ class RedisStore:
     ) -> None:
         """Prepare; nothing is sent yet."""
         self.client = client
+        self.clock: Clock = clock_for(client)
         self.verbs = Verbs(keyspace, scripts, claim_lease)
         self.keyspace = self.verbs.keyspace
         self._wire = Wire(client) if direct else None

@@ -24,7 +24,7 @@ from celery_singleton_lock.agent import (
     SYNC,
     Agent,
 )
-from celery_singleton_lock.clock import ServerClock
+from celery_singleton_lock.clock import ServerClock, SystemClock
 from celery_singleton_lock.errors import BackendRefused, BackendUnreachable
 from celery_singleton_lock.events import BackendDown, BackendUp, LeaseLost, Observers
 from celery_singleton_lock.model import Delivery, Ending, Reply, Stray, Verdict
@@ -49,6 +49,8 @@ class HandClock:
 
 class PaperStore:
     """Notes what it is asked; answers as told, or raises."""
+
+    clock = SystemClock()
 
     def __init__(self):
         self.calls = []

@@ -220,7 +220,7 @@ SENTENCES = [
         (
             "There are locked tasks, and no Redis for their locks: broker_url is not set "
             "and result_backend is not set. Set singleton_lock_backend, for example to "
-            '"redis://localhost:6379/0".'
+            '"redis://localhost:6379/0"; in tests, without a Redis, to "memory://".'
         ),
     ),
     (
@@ -228,7 +228,8 @@ SENTENCES = [
         (
             "There are locked tasks, and no Redis for their locks: broker_url is "
             "'amqp://***@b//' and result_backend is 'rpc://'. Set "
-            'singleton_lock_backend, for example to "redis://localhost:6379/0".'
+            'singleton_lock_backend, for example to "redis://localhost:6379/0"; in tests, '
+            'without a Redis, to "memory://".'
         ),
     ),
     (

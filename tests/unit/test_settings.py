@@ -476,7 +476,7 @@ def test_redis_py_reads_the_url_as_we_do():
         ("sentinel://:s3cret@h;sentinel://:other@i", "its addresses differ in password"),
         ("redis+cluster://:s3cret@h", "redis+cluster:// comes with a later version"),
         ("amqp://u:s3cret@h", "use redis://, rediss:// (TLS), unix:// or sentinel://"),
-        ("memory://", "use redis://, rediss:// (TLS), unix:// or sentinel://"),
+        ("memory://u:s3cret@h", "locks in memory have a name and no more"),
         ("h:6379", "use redis://, rediss:// (TLS), unix:// or sentinel://"),
         ("redis://:s3cret@h;redis://i", "Name one Redis"),
         ("redis://:s3cret@h,redis://i", "Name one Redis"),

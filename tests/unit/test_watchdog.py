@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from celery_singleton_lock import watchdog
+from celery_singleton_lock.clock import SystemClock
 from celery_singleton_lock.errors import BackendRefused, BackendUnreachable
 from celery_singleton_lock.watchdog import Round, Watchdog
 from support.waiting import eventually
@@ -31,6 +32,8 @@ class HandClock:
 
 class ScriptedStore:
     """Knows who holds; takes note of each call; fails as told."""
+
+    clock = SystemClock()
 
     def __init__(self, *held):
         self.held = set(held)
@@ -391,6 +394,8 @@ def test_T9_no_renewal_is_sent_or_on_its_way_after_forget(store):
     forgotten, late = set(), []
 
     class Checked:
+        clock = SystemClock()
+
         def extend(self, leases):
             tokens = [token for _, token, _ in leases]
             late.extend(forgotten.intersection(tokens))
