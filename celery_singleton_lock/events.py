@@ -235,6 +235,10 @@ class Observers:
         """Tell this one too, from the next event on."""
         self._observers = (*self._observers, observer)
 
+    def remove(self, observer: Observer) -> None:
+        """Tell this one no more; one that is not there is ignored."""
+        self._observers = tuple(each for each in self._observers if each is not observer)
+
     def notify(self, event: Event) -> None:
         """Tell all. What an observer raises is logged: no lock is lost by a broken counter."""
         for observer in self._observers:

@@ -136,6 +136,16 @@ class Extension:
 
     # -- settings and connections -----------------------------------------------------------------
 
+    def forget(self) -> None:
+        """Read the settings anew when they are next needed: for tests, which change them.
+
+        A worker that runs keeps those with which it has started.
+        """
+        for made_of_them in ("settings", "realm", "gate"):
+            vars(self).pop(made_of_them, None)
+        self._options.clear()
+        self._store = None
+
     @cached_property
     def settings(self) -> Settings:
         """The app's settings."""

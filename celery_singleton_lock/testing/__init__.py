@@ -1,0 +1,21 @@
+"""For tests of projects that use this library: locks in memory, their time, and assertions.
+
+pytest's fixtures are made of these, see :mod:`celery_singleton_lock.pytest_plugin`; any other test
+runner can use them as they are::
+
+    with SingletonLocks(app) as locks, locks.worker():
+        with locks.hold("account:42"):
+            result = settle.delay(42)
+            locks.assert_parked(result)
+        locks.assert_ran_alone(result)
+"""
+
+from __future__ import annotations
+
+from celery_singleton_lock.testing.client import memory_client
+from celery_singleton_lock.testing.hold import Hold
+from celery_singleton_lock.testing.kit import SingletonLocks
+from celery_singleton_lock.testing.times import LockTime
+from celery_singleton_lock.testing.worker import worker_in_thread
+
+__all__ = ["Hold", "LockTime", "SingletonLocks", "memory_client", "worker_in_thread"]

@@ -1,0 +1,224 @@
+"""What the tasks of an app have done in this process, as far as locks are concerned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from celery import signals
+from celery.result import AsyncResult
+
+from celery_singleton_lock.clock import SystemClock
+from celery_singleton_lock.events import (
+    LeaseLost,
+    LockRefused,
+    TaskBlocked,
+    TaskDelivered,
+    TaskDuplicate,
+    TaskEvent,
+    TaskReplaced,
+)
+from celery_singleton_lock.extension import Extension
+from celery_singleton_lock.gate import current_lock
+
+
+@dataclass(eq=False)
+class Run:
+    """One run of a task's body.
+
+    Args:
+        task_id: whose.
+        task: name of the task.
+        lock: name of the lock that it should hold; empty if it is no ``LockedTask``.
+        held: whether it held that lock when it began.
+        limit: how many may hold it at once.
+        began: monotonic time.
+        ended: likewise; None while it runs.
+        lost: whether the lock was lost meanwhile.
+    """
+
+    task_id: str
+    task: str
+    lock: str
+    held: bool
+    limit: int
+    began: float
+    ended: float | None = None
+    lost: bool = False
+
+    def overlaps(self, other: Run) -> bool:
+        """Return whether both ran at the same time."""
+        mine, others = self.ended or float("inf"), other.ended or float("inf")
+        return self.began < others and other.began < mine
+
+    def __str__(self) -> str:
+        return f"{self.task}[{self.task_id}]"
+
+
+class Journal:
+    """Hears Celery's signals and the events of locks, and keeps what they say.
+
+    Args:
+        extension: the app's locks.
+
+    Attributes:
+        runs: in the order in which they began.
+        events: what happened to tasks and their locks.
+    """
+
+    def __init__(self, extension: Extension) -> None:
+        """Begin to hear."""
+        self.runs: list[Run] = []
+        self.events: list[TaskEvent] = []
+        self._told: list[tuple[float, str, str]] = []
+        self._extension = extension
+        self._clock = SystemClock()
+        self._open: dict[int, Run] = {}
+        self._signals: Final[dict[Any, Callable[..., None]]] = {
+            signals.task_received: self._received,
+            signals.task_prerun: self._begins,
+            signals.task_postrun: self._ends,
+        }
+        for signal, receiver in self._signals.items():
+            signal.connect(receiver, weak=False)
+        extension.observers.add(self)
+        self._noted_before = extension.eager.noted
+        extension.eager.noted = self._eager
+
+    def close(self) -> None:
+        """Hear no more."""
+        for signal, receiver in self._signals.items():
+            signal.disconnect(receiver)
+        self._extension.observers.remove(self)
+        self._extension.eager.noted = self._noted_before
+
+    def forget(self) -> None:
+        """Begin anew; what runs now is not known any more."""
+        for kept in (self.runs, self.events, self._told):
+            kept.clear()
+
+    # -- what is asked ----------------------------------------------------------------------------
+
+    def runs_of(self, task_id: str) -> list[Run]:
+        """Return the runs of a task: several, if it was retried."""
+        return [run for run in self.runs if run.task_id == task_id]
+
+    def runs_for(self, lock: str) -> list[Run]:
+        """Return the runs that should have held a lock."""
+        return [run for run in self.runs if run.lock == lock]
+
+    def crowd(self, run: Run) -> list[Run]:
+        """Return the other runs for its lock, at the moment when most of them ran at once."""
+        others = [
+            other for other in self.runs_for(run.lock) if other is not run and run.overlaps(other)
+        ]
+        moments = [run.began, *(other.began for other in others if other.began >= run.began)]
+        crowds = [
+            [o for o in others if o.began <= at and (o.ended is None or o.ended > at)]
+            for at in moments
+        ]
+        return max(crowds, key=len)
+
+    def refusals(self, task_id: str) -> list[LockRefused]:
+        """Return how often, and why, a task did not get its lock."""
+        return [e for e in self.events if isinstance(e, LockRefused) and e.task_id == task_id]
+
+    def story(self, task_id: str) -> str:
+        """Return what happened to a task, one line each."""
+        told = [(at, sentence) for at, whose, sentence in self._told if whose == task_id]
+        lines = [f"  {at - told[0][0]:+7.3f} s: {sentence}" for at, sentence in told]
+        return "\n".join(lines or ["  No worker in this process has received it."])
+
+    # -- what is heard ----------------------------------------------------------------------------
+
+    def notify(self, event: Any) -> None:
+        """Hear of a lock."""
+        if isinstance(event, TaskEvent):
+            self.events.append(event)
+            sentence = _SENTENCES.get(type(event))
+            if sentence is not None:
+                self._tell(event.task_id, sentence.format_map(asdict(event)))
+
+    def _received(self, request: Any = None, **_: Any) -> None:
+        if request is not None and request.app is self._extension.app:
+            self._tell(request.id, "a worker received it")
+
+    def _begins(self, sender: Any = None, **_: Any) -> None:
+        if sender.app is not self._extension.app or self._is_noted(sender):
+            return
+        request = sender.request
+        run = self._begin(sender, self._lock_of(sender, request.args, request.kwargs))
+        self._open[id(request)] = run
+
+    def _ends(self, sender: Any = None, state: Any = None, **_: Any) -> None:
+        run = self._open.pop(id(sender.request), None)
+        if run is not None:
+            self._end(run, str(state))
+
+    @contextmanager
+    def _eager(self, task: Any, name: str) -> Iterator[None]:
+        run = self._begin(task, name)
+        try:
+            yield
+        finally:
+            self._end(run, "its body")
+
+    def _is_noted(self, task: Any) -> bool:
+        """Whether :meth:`_eager` hears of it, which knows when it has its lock."""
+        locked = task.name in self._extension.declared()
+        return bool(locked and task.request.is_eager and self._extension.locks_eager(task))
+
+    def _begin(self, task: Any, name: str) -> Run:
+        lock, limit = current_lock(), 1
+        if task.name in self._extension.declared():
+            limit = self._extension.options(task).limit
+        held = bool(lock.name) and lock.held
+        run = Run(task.request.id, task.name, name, held, limit, self._clock.monotonic())
+        self.runs.append(run)
+        shown = f"under the lock {name!r}" if held else "without a lock"
+        self._tell(run.task_id, f"it began to run {shown}")
+        return run
+
+    def _end(self, run: Run, state: str) -> None:
+        run.lost = run.held and not current_lock().held
+        run.ended = self._clock.monotonic()
+        lost = ", without the lock, which it had lost" if run.lost else ""
+        self._tell(run.task_id, f"it ended{lost} ({state})")
+
+    def _lock_of(self, task: Any, args: Any, kwargs: Any) -> str:
+        if task.name not in self._extension.declared():
+            return ""
+        try:
+            return self._extension.name_of(task, args or (), kwargs or {})
+        except Exception:  # noqa: BLE001  # the task has no lock, and fails with that
+            return ""
+
+    def _tell(self, task_id: str, sentence: str) -> None:
+        self._told.append((self._clock.monotonic(), task_id, sentence))
+
+
+_SENTENCES: Final[dict[type[TaskEvent], str]] = {
+    TaskBlocked: "its lock {lock!r} was busy ({policy}): held by {holder}; it had rank {rank}",
+    TaskDelivered: "its turn came ({verdict}), after {waited:.3f} s",
+    TaskReplaced: "{by} took its place in the queue",
+    LockRefused: "its policy ({policy}) refused it: the lock {lock!r} was busy",
+    LeaseLost: "it lost the lock {lock!r}: {reason}",
+    TaskDuplicate: "another copy of it came ({verdict})",
+}
+"""What is told of events; of the others the runs tell."""
+
+
+def id_of(result: Any) -> str:
+    """Return the id of a task, of which the result or the id is given."""
+    return result if isinstance(result, str) else str(result.id)
+
+
+def state_of(app: Any, result: Any) -> str:
+    """Return a task's state as its result backend has it, with what it says of it; or why not."""
+    found = AsyncResult(result, app=app) if isinstance(result, str) else result
+    try:
+        return f"{found.state}: {found.result}" if found.result is not None else str(found.state)
+    except (AttributeError, NotImplementedError):  # the disabled backend has none
+        return "unknown: the app has no result backend"

@@ -1,0 +1,288 @@
+"""Workers in threads of this process, and locks in its memory: no Redis, and time that moves."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+from celery import Celery
+from celery.exceptions import ImproperlyConfigured
+from celery.worker.worker import WorkController
+
+from celery_singleton_lock import Lock, LockedTask, LockWaitTimeout, current_lock
+from celery_singleton_lock.testing import SingletonLocks, worker_in_thread
+from support.waiting import eventually
+
+pytestmark = pytest.mark.integration
+
+NAME = "account:42"
+
+
+@pytest.fixture(scope="module")
+def shop():
+    """An app, and what its tasks note."""
+    app = Celery("in-memory", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.update(singleton_lock_backend="memory://kit", singleton_lock_eager=True)
+    noted, gates = [], {"open": threading.Event()}
+
+    def task(name, body, **options):
+        options.setdefault("lock_key", "account:{a}")
+        return app.task(bind=True, base=LockedTask, name=name, shared=False, **options)(body)
+
+    def settle(self, a, n=0):
+        noted.append(n)
+        return n
+
+    def long(self, a):
+        noted.append("long")
+        gates["open"].wait(10)
+        return self.lock.held
+
+    def once_more(self, a):
+        noted.append(self.request.retries)
+        if not self.request.retries:
+            raise self.retry(countdown=0)
+
+    def unlocked(a):
+        noted.append("unlocked")
+
+    yield SimpleNamespace(
+        app=app,
+        noted=noted,
+        gates=gates,
+        settle=task("settle", settle),
+        long=task("long", long, lock_lease=30),
+        two=task("two", long, lock_key="two:{a}", lock_limit=2),
+        patient=task("patient", settle, lock_wait_timeout=600),
+        waits=task("waits", settle, lock_on_conflict="wait", lock_wait_timeout=600),
+        skips=task("skips", settle, lock_on_conflict="skip"),
+        fails=task("fails", settle, lock_on_conflict="fail"),
+        full=task("full", settle, lock_max_waiting=0, lock_on_full="skip"),
+        requeued=task("requeued", settle, lock_on_conflict="requeue", lock_requeue_delay=60),
+        once_more=task("once_more", once_more),
+        relaxed=task("relaxed", long, lock_mode="off"),
+        plain=app.task(name="plain", shared=False)(unlocked),
+    )
+    app.close()
+
+
+@pytest.fixture(scope="module")
+def worker(shop):
+    """One worker for all tests, in a thread."""
+    with worker_in_thread(shop.app) as worker:
+        yield worker
+
+
+@pytest.fixture
+def locks(shop):
+    """The locks, empty."""
+    shop.noted.clear()
+    shop.gates["open"].clear()
+    with SingletonLocks(shop.app) as locks:
+        yield locks
+        shop.gates["open"].set()
+        for name in (NAME, "two:1"):
+            locks.assert_free(name)
+
+
+def running(shop, task, *args):
+    """Send a task that runs until the gate is opened, and wait until it does."""
+    result = task.delay(*args)
+    eventually(lambda: "long" in shop.noted)
+    return result
+
+
+def test_parked_tasks_run_in_their_order(shop, worker, locks):
+    with locks.hold(NAME):
+        results = [shop.settle.delay(42, n) for n in range(5)]
+        parked = locks.assert_parked(lock=NAME, count=5)
+        assert [each.task_id for each in parked] == [result.id for result in results]
+        assert locks.holders(NAME)[0].task.startswith("somebody else")
+        assert shop.noted == []
+    for result in results:
+        locks.assert_ran_alone(result, lock=NAME)
+    locks.assert_ran_alone(lock=NAME)
+    assert shop.noted == [0, 1, 2, 3, 4]
+
+
+def test_a_retry_is_a_run_of_its_own(shop, worker, locks):
+    result = shop.once_more.delay(42)
+    eventually(lambda: shop.noted == [0, 1])
+    locks.assert_ran_alone(result)
+
+
+def test_what_is_skipped_is_told_from_what_fails_and_what_runs(shop, worker, locks):
+    with locks.hold(NAME):
+        for task in (shop.skips, shop.full):
+            locks.assert_skipped(task.delay(42))
+        failed = shop.fails.delay(42)
+        with pytest.raises(AssertionError, match=r"(?s)was not skipped.*refused.*FAILURE"):
+            locks.assert_skipped(failed, timeout=0.3)
+    ran = shop.settle.delay(42)
+    locks.assert_ran_alone(ran)
+    with pytest.raises(AssertionError, match=r"(?s)was not skipped.*began to run under the lock"):
+        locks.assert_skipped(ran, timeout=0.1)
+
+
+def test_a_failed_assertion_tells_what_happened_and_how_the_lock_stands(shop, worker, locks):
+    with locks.hold(NAME):
+        result = shop.settle.delay(42)
+        locks.assert_parked(result)
+        with pytest.raises(AssertionError) as told:
+            locks.assert_ran_alone(result, timeout=0.1)
+        for fact in (result.id, "has not run to its end", "a worker received it", "(parked)"):
+            assert fact in str(told.value)
+        assert f"The lock {NAME!r}: held by somebody else" in str(told.value)
+        with pytest.raises(AssertionError, match=f"not 2, but 1 are parked for the lock {NAME!r}"):
+            locks.assert_parked(lock=NAME, count=2, timeout=0.1)
+        with pytest.raises(AssertionError, match=r"is not free.*held by somebody else.*parked"):
+            locks.assert_free(NAME, timeout=0.1)
+        with pytest.raises(AssertionError, match="found the lock busy"):
+            locks.hold(NAME)
+    with pytest.raises(AssertionError, match=r"No worker in this process has received it"):
+        locks.assert_parked("4711", timeout=0.1)
+
+
+def test_who_runs_beside_another_did_not_run_alone(shop, worker, locks):
+    """Also beside one that does not keep its lock, by its mode."""
+    held = running(shop, shop.long, 42)
+    shop.noted.clear()
+    relaxed = running(shop, shop.relaxed, 42)
+    shop.gates["open"].set()
+    held.get(timeout=5)
+    with pytest.raises(
+        AssertionError, match=rf"did not run alone: beside it ran relaxed\[{relaxed.id}"
+    ):
+        locks.assert_ran_alone(held)
+    with pytest.raises(AssertionError, match="ran without the lock 'account:42'"):
+        locks.assert_ran_alone(relaxed)
+    with pytest.raises(AssertionError, match="its base is not LockedTask"):
+        locks.assert_ran_alone(shop.plain.delay(42))
+
+
+def test_as_many_as_the_limit_run_alone_together(shop, worker, locks):
+    results = [shop.two.delay(1) for _ in range(3)]
+    eventually(lambda: shop.noted.count("long") == 2)
+    locks.assert_parked(lock="two:1", count=1)
+    shop.gates["open"].set()
+    for result in results:
+        locks.assert_ran_alone(result, lock="two:1")
+
+
+def test_a_running_task_keeps_its_lock_however_much_time_passes(shop, worker, locks):
+    result = running(shop, shop.long, 42)
+    other = shop.settle.delay(42)
+    locks.assert_parked(other)
+    locks.time.advance(86_400)
+    locks.assert_parked(other, timeout=0.1)
+    shop.gates["open"].set()
+    assert result.get(timeout=5) is True
+    locks.assert_ran_alone(result)
+    locks.assert_ran_alone(other)
+
+
+def test_a_lock_that_nobody_renews_ends_in_its_time(shop, worker, locks):
+    with locks.time.frozen() as frozen:
+        locks.hold(NAME, lease=30)
+        result, began = shop.settle.delay(42), frozen.now()
+        locks.assert_parked(result)
+        frozen.advance(29.9)
+        locks.assert_parked(result, timeout=0)
+        assert frozen.now() - began < 30
+        frozen.advance(0.2)
+        locks.assert_ran_alone(result)
+
+
+def test_what_happens_on_the_way_happens_in_its_order(shop, worker, locks):
+    """The lease ends, and the next task runs, before its own wait would have been over."""
+    locks.hold(NAME, lease=30)
+    result = shop.patient.delay(42)
+    locks.assert_parked(result)
+    locks.time.advance(7200)
+    locks.assert_ran_alone(result)
+
+
+def test_a_parked_task_fails_when_its_wait_is_over(shop, worker, locks):
+    with locks.hold(NAME):
+        result = shop.patient.delay(42)
+        locks.assert_parked(result)
+        locks.time.advance(601)
+        with pytest.raises(LockWaitTimeout):
+            result.get(timeout=5)
+    assert shop.noted == []
+
+
+def test_a_task_that_waits_in_its_slot_hears_of_time(shop, worker, locks):
+    with locks.hold(NAME):
+        result = shop.waits.delay(42)
+        eventually(lambda: locks.waiting(NAME))
+        locks.time.advance(300)
+        assert locks.waiting(NAME)
+        locks.time.advance(301)
+        with pytest.raises(LockWaitTimeout):
+            result.get(timeout=5)
+
+
+def test_a_requeued_task_comes_back_in_its_time(shop, worker, locks):
+    with locks.hold(NAME):
+        result = shop.requeued.delay(42)
+        eventually(lambda: "requeue" in locks._journal.story(result.id))
+    locks.time.advance(61)
+    locks.assert_ran_alone(result)
+
+
+def test_a_lock_that_was_taken_away_is_told_of(shop, worker, locks):
+    result = running(shop, shop.long, 42)
+    assert locks.take_away(NAME) == 1
+    locks.time.advance(15)
+    shop.gates["open"].set()
+    assert result.get(timeout=5) is False
+    with pytest.raises(AssertionError, match="lost the lock 'account:42' while it ran"):
+        locks.assert_ran_alone(result)
+
+
+def test_threads_that_hold_and_wait_live_on_too(shop, worker, locks):
+    first, second = Lock(locks.client, NAME, lease=10), Lock(locks.client, NAME, lease=10)
+    bare = Lock(locks.client, "bare", lease=10, renew=False)
+    assert first.acquire()
+    assert bare.acquire()
+    waits = threading.Thread(target=lambda: second.acquire() and second.release())
+    waits.start()
+    eventually(lambda: locks.waiting(NAME))
+    token = locks.waiting(NAME)[0].token
+    locks.time.advance(60)
+    assert first.owned()
+    assert not bare.owned()
+    assert [each.token for each in locks.waiting(NAME)] == [token]
+    first.release()
+    waits.join(5)
+    assert not waits.is_alive()
+
+
+def test_eager_tasks_lock_as_they_do_with_a_redis(shop, locks):
+    result = shop.settle.apply((42, 1))
+    locks.assert_ran_alone(result, lock=NAME)
+    with locks.hold(NAME):
+        locks.assert_skipped(shop.skips.apply((42,)))
+        assert locks.take_away(NAME) == 1
+    assert shop.noted == [1]
+
+
+def test_an_app_gets_its_own_settings_back(shop):
+    app = Celery("mine", broker="memory://", set_as_current=False)
+    app.conf.singleton_lock_backend = "redis://localhost:1/0"
+    task = app.task(base=LockedTask, lock_key="k", name="mine", shared=False)(current_lock)
+    with SingletonLocks(app) as locks:
+        assert locks.app.conf.singleton_lock_backend == "memory://"
+        locks.hold("k")
+    assert app.conf.singleton_lock_backend == "redis://localhost:1/0"
+    assert str(task._lock_extension.settings.address()) == "redis://localhost:1/0"
+    with SingletonLocks(app) as locks:
+        locks.assert_free("k", timeout=0)
+
+
+def test_a_pool_of_processes_is_refused_at_its_start(shop):
+    """Each of them would have locks of its own."""
+    with pytest.raises(ImproperlyConfigured, match=r"memory://kit.*--pool threads or solo"):
+        WorkController(app=shop.app, pool="prefork", concurrency=2)

@@ -1,0 +1,187 @@
+"""Locks in memory: what is no lock's business, but the server's, its clock's, or the address'."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import redis.asyncio
+from celery import Celery
+from click.testing import CliRunner
+
+from celery_singleton_lock import AsyncLock, ConfigurationError, Lock
+from celery_singleton_lock.address import parse_backend_url
+from celery_singleton_lock.cli import main
+from celery_singleton_lock.clock import MovableClock, SystemClock
+from celery_singleton_lock.model import Claim, Owner, Verdict, new_token
+from celery_singleton_lock.store.async_redis import AsyncRedisStore
+from celery_singleton_lock.store.connect import connect
+from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.redis_admin import RedisAdminStore
+from celery_singleton_lock.testing import SingletonLocks, memory_client
+
+NAME = "account:42"
+
+
+@pytest.fixture
+def client():
+    """A client of a server of this test's own."""
+    return memory_client(f"unit-{new_token()}")
+
+
+def test_the_same_name_is_the_same_store_and_another_is_another(client):
+    other = connect(parse_backend_url(f"memory://{client.server.name}"), {}, patience=1.0)
+    assert Lock(client, NAME).acquire()
+    assert not Lock(other, NAME).acquire(blocking=False)
+    assert Lock(memory_client("another"), NAME).acquire(blocking=False)
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_it_answers_the_short_way_too(client, direct):
+    store, who = RedisStore(client, direct=direct), Owner(new_token())
+    assert store.acquire(who, Claim(NAME)).verdict is Verdict.GRANTED
+    assert store.acquire(Owner(new_token()), Claim(NAME)).verdict is Verdict.BLOCKED
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("memory://", "memory://"),
+        ("memory://Orders", "memory://Orders"),
+        ("memory:///", "memory://"),
+    ],
+)
+def test_an_address_in_memory_is_a_name(url, shown):
+    address = parse_backend_url(url)
+    assert (str(address), address.in_memory) == (shown, True)
+
+
+@pytest.mark.parametrize("url", ["memory://me:secret@x", "memory://x/0", "memory://x?db=1"])
+def test_it_has_a_name_and_no_more(url):
+    with pytest.raises(ConfigurationError, match="have a name and no more") as refused:
+        parse_backend_url(url)
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("missing", ["fakeredis", "lupa"])
+def test_what_is_missing_is_named_with_its_extra(monkeypatch, missing):
+    # First as it is: a fakeredis that is imported without lupa knows no scripts for ever after.
+    importlib.import_module("celery_singleton_lock.store.memory")
+    monkeypatch.setitem(sys.modules, missing, None)
+    monkeypatch.delitem(sys.modules, "celery_singleton_lock.store.memory")
+    package = importlib.import_module("celery_singleton_lock.store")
+    monkeypatch.delattr(package, "memory")
+    app, extra = Celery("bare", set_as_current=False), r'pip install "celery-.*\[testing\]"'
+    for use in (memory_client, SingletonLocks(app).__enter__):
+        with pytest.raises(ConfigurationError, match=extra):
+            use()
+    assert app.conf.get("singleton_lock_backend") is None
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_is_refused(client):
+    """It has a copy, and its locks would exclude nobody."""
+    assert Lock(client, NAME).acquire()
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            Lock(client, NAME).acquire(blocking=False)
+        except ConfigurationError as error:
+            os.write(write, str(error).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write)
+    with os.fdopen(read) as said:
+        assert f"live in the process {os.getpid()}" in said.read()
+
+
+def test_who_blocks_hears_of_time_that_has_passed(client):
+    """A command that blocks for a minute ends when a minute has passed on the server's clock."""
+    waits = threading.Thread(target=RedisStore(client).wait, args=(NAME, "nobody", 20.0))
+    began = time.monotonic()
+    waits.start()
+    while waits.is_alive() and time.monotonic() - began < 10:
+        client.server.advance(5.0)
+        waits.join(0.05)
+    assert time.monotonic() - began < 5
+    waits.join()
+
+
+def test_keys_expire_by_the_servers_clock(client):
+    client.set("key", "x", px=60_000)
+    client.server.advance(59.0)
+    assert client.get("key") == b"x"
+    client.server.advance(2.0)
+    assert client.get("key") is None
+
+
+def test_every_store_tells_the_clock_to_go_by(client):
+    """What waits and renews goes by the server's in memory, and by the machine's for a Redis."""
+    assert RedisStore(client).clock is client.server.clock
+    assert RedisAdminStore(client).clock is client.server.clock
+    for store in (RedisStore(redis.Redis()), AsyncRedisStore(redis.asyncio.Redis())):
+        assert isinstance(store.clock, SystemClock)
+    assert Lock(client, NAME)._watchdog.clock is client.server.clock
+
+
+@pytest.mark.parametrize("kind", [lambda client: client, RedisStore])
+def test_an_asynclock_is_told_that_it_cannot_live_there(client, kind):
+    """It would block its loop: that server runs in the caller's thread."""
+    with pytest.raises(ConfigurationError, match=r"for threads alone.*redis\.asyncio\.Redis"):
+        AsyncLock(kind(client), NAME)
+
+
+def test_a_stopped_clock_keeps_the_order_of_what_comes():
+    clock = MovableClock()
+    clock.stop()
+    clock.stop()
+    still = clock.microseconds()
+    assert clock.microseconds() == still
+    assert [clock.tick() - still for _ in range(3)] == [1, 2, 3]
+
+
+def test_a_stopped_clock_moves_when_it_is_told_and_never_back():
+    clock = MovableClock()
+    clock.stop()
+    still, ran = clock.microseconds(), clock.monotonic()
+    clock.advance(10.0)
+    assert clock.microseconds() == still + 10_000_000
+    assert clock.monotonic() >= ran + 10
+    clock.go()
+    clock.go()
+    assert 0 <= clock.microseconds() - still - 10_000_000 < 1_000_000
+
+
+def test_a_client_goes_on_while_the_servers_time_stands_still():
+    """Nobody who waits in place waits for ever."""
+    clock = MovableClock()
+    clock.stop()
+    before = clock.monotonic()
+    time.sleep(0.002)
+    assert clock.monotonic() > before
+
+
+def test_the_package_imports_celery_for_nobody_who_has_not_asked():
+    """The plugin is imported in every run of pytest, and with it the package."""
+    code = (
+        "import sys, celery_singleton_lock.pytest_plugin as plugin\n"
+        "print([name for name in ('celery', 'kombu', 'redis', 'fakeredis') if name in sys.modules])"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("command", ["doctor", "list"])
+def test_the_command_line_says_that_it_cannot_see_them(command):
+    """It is another process: what it would show is an empty store of its own."""
+    told = CliRunner().invoke(main, ["--backend", "memory://nobody-here", command])
+    assert told.exit_code == 1
+    assert "memory://nobody-here: these locks live in the memory of the process" in told.output
+    assert "singleton_locks" in told.output
