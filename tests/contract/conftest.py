@@ -1,4 +1,4 @@
-"""The stores that have to keep the contract."""
+"""The stores that have to keep the contract, and the servers on which they live."""
 
 from __future__ import annotations
 
@@ -9,7 +9,29 @@ import redis.asyncio
 
 from celery_singleton_lock.store.async_redis import AsyncRedisStore
 from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.testing import memory_client
 from support.loop import Driven, LoopThread
+
+MEMORY = "in_memory"
+
+
+@pytest.fixture(params=["redis", MEMORY])
+def kind(request):
+    """The kind of store: on a Redis, and in the memory of this process. Files may name others."""
+    return request.param
+
+
+@pytest.fixture
+def lock_client(request, kind):
+    """A client of the server on which that kind lives, empty."""
+    if kind != MEMORY:
+        return request.getfixturevalue("redis_client")
+    unfit = request.node.get_closest_marker("not_in_memory")
+    if unfit is not None:
+        pytest.skip(unfit.args[0])
+    client = memory_client("contract")
+    client.flushall()
+    return client
 
 
 @pytest.fixture
@@ -28,18 +50,18 @@ def async_client(loop_thread, redis_server, redis_url):
 
 
 @pytest.fixture
-def make_store(request, redis_client):
-    """Make a store of a kind: ``make_store("asyncio", claim_lease=0.5)``. They end with the test.
+def make_store(request, kind, lock_client):
+    """Make a store of that kind: ``make_store(claim_lease=0.5)``. They end with the test.
 
-    One for asyncio is driven through a loop thread, so that the same test speaks to both.
+    One for asyncio is driven through a loop thread, so that the same test speaks to all.
     """
     with ExitStack() as stack:
 
-        def make(kind, **options):
+        def make(**options):
             if kind == "asyncio":
                 store = AsyncRedisStore(request.getfixturevalue("async_client"), **options)
                 return Driven(request.getfixturevalue("loop_thread"), store)
-            store = RedisStore(redis_client, **options)
+            store = RedisStore(lock_client, **options)
             stack.callback(store.close)
             return store
 

@@ -24,10 +24,9 @@ pytestmark = pytest.mark.contract
 NAME = "account:42"
 
 
-@pytest.fixture(params=["redis"])
-def store(request):
-    client = request.getfixturevalue("redis_client")
-    store = RedisAdminStore(client, claim_lease=0.25)
+@pytest.fixture
+def store(lock_client):
+    store = RedisAdminStore(lock_client, claim_lease=0.25)
     yield store
     store.close()
 
@@ -400,6 +399,7 @@ def test_the_declared_limit_counts_again_after_an_operators(store):
 # -- the audit -------------------------------------------------------------------------------------
 
 
+@pytest.mark.not_in_memory("a thousand calls take a minute there")
 def test_the_audit_keeps_the_last_thousand(store):
     for _ in range(1010):
         store.resume(NAME, by()) or store.pause(NAME, by())

@@ -15,16 +15,16 @@ LOCKS = ("one", "broken", "two")
 
 
 @pytest.fixture
-def store(redis_client):
-    store = RedisStore(redis_client)
+def store(lock_client):
+    store = RedisStore(lock_client)
     yield store
     store.close()
 
 
 @pytest.fixture
-def broken(redis_client):
+def broken(lock_client):
     """A lock of which another program uses a key."""
-    redis_client.set(Keyspace().lock("broken").queue, "x")
+    lock_client.set(Keyspace().lock("broken").queue, "x")
 
 
 def parcels(realm="R"):
@@ -50,9 +50,9 @@ def test_of_a_batch_only_what_was_refused_is_refused(store, held, broken):
     assert store.park_many([]) == []
 
 
-def test_after_the_scripts_were_forgotten_each_is_answered_still(store, held, broken, redis_client):
+def test_after_the_scripts_were_forgotten_each_is_answered_still(store, held, broken, lock_client):
     """What is sent again can be refused, too."""
-    redis_client.script_flush()
+    lock_client.script_flush()
     first, refused, last = store.park_many(parcels())
     assert [first.verdict, last.verdict] == [Verdict.WAITING, Verdict.WAITING]
     assert type(refused) is BackendRefused

@@ -19,8 +19,8 @@ NAME = "account:42"
 
 
 @pytest.fixture
-def store(redis_client):
-    store = RedisStore(redis_client, claim_lease=0.2)
+def store(lock_client):
+    store = RedisStore(lock_client, claim_lease=0.2)
     yield store
     store.close()
 

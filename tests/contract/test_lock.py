@@ -39,7 +39,11 @@ from celery_singleton_lock.store.redis import RedisStore
 from support.loop import Driven
 from support.waiting import eventually, in_time, never
 
-pytestmark = pytest.mark.contract
+pytestmark = [pytest.mark.contract, pytest.mark.full_run_plays("in_memory")]
+
+IN_THREAD = pytest.mark.not_in_memory(
+    "that server runs in the caller's thread, where the exception could strike it as well"
+)
 
 VERBS = {"acquire", "claim", "release", "extend", "wait", "inspect"}
 
@@ -74,9 +78,9 @@ class Troubled:
 
 
 @pytest.fixture
-def store(redis_client):
+def store(lock_client):
     """The store; grants must be claimed within half a second, so that tests need not wait long."""
-    store = RedisStore(redis_client, claim_lease=0.5)
+    store = RedisStore(lock_client, claim_lease=0.5)
     yield store
     store.close()
 
@@ -124,10 +128,12 @@ def make_thread_lock(store):
 
 
 @pytest.fixture(params=["Lock", "AsyncLock"])
-def make_lock(request, store):
+def make_lock(request, kind, store):
     """Make locks of each kind; those for asyncio are driven through a loop thread."""
     if request.param == "Lock":
         return request.getfixturevalue("make_thread_lock")
+    if kind == "in_memory":
+        pytest.skip("no AsyncLock lives in memory")
     thread, client = (request.getfixturevalue(name) for name in ("loop_thread", "async_client"))
     own = AsyncRedisStore(client, claim_lease=0.5)
 
@@ -291,13 +297,13 @@ def test_a_newcomer_does_not_pass_a_waiter(make_lock, store):
     assert holders(store) == [waiter]
 
 
-def test_the_fencing_token_grows_with_every_grant(make_lock, redis_client, store):
+def test_the_fencing_token_grows_with_every_grant(make_lock, lock_client, store):
     """Also over an expiry, and when the server has lost its data."""
     fences = []
     for _ in range(3):
         with make_lock() as lock:
             fences.append(lock.fencing_token)
-    redis_client.flushall()
+    lock_client.flushall()
     with make_lock() as lock:
         fences.append(lock.fencing_token)
     assert fences == sorted(set(fences))
@@ -341,10 +347,10 @@ def test_one_thread_may_release_for_another_if_the_lock_says_so(make_lock, pool)
     assert not lock.locked()
 
 
-def test_prefixes_are_worlds_of_their_own(redis_client, make_lock):
-    one, other = (make_lock(backend=redis_client, prefix=prefix) for prefix in ("a", "b"))
+def test_prefixes_are_worlds_of_their_own(lock_client, make_lock):
+    one, other = (make_lock(backend=lock_client, prefix=prefix) for prefix in ("a", "b"))
     with one, other:
-        assert {key.split(b":")[0] for key in redis_client.scan_iter()} == {b"a", b"b"}
+        assert {key.split(b":")[0] for key in lock_client.scan_iter()} == {b"a", b"b"}
 
 
 def test_a_client_that_decodes_replies_will_do(redis_server, redis_url, make_thread_lock, pool):
@@ -358,15 +364,15 @@ def test_a_client_that_decodes_replies_will_do(redis_server, redis_url, make_thr
         lock._store.close()
 
 
-def test_nothing_stays_in_redis_for_ever(make_lock, redis_client, store):
+def test_nothing_stays_in_redis_for_ever(make_lock, lock_client, store):
     """Every key has an expiry, also while held, and after a waiter came and went."""
     with make_lock():
         make_lock().acquire(blocking_timeout=0.05)
-        assert [key for key in redis_client.scan_iter() if redis_client.ttl(key) < 0] in (
+        assert [key for key in lock_client.scan_iter() if lock_client.ttl(key) < 0] in (
             [],
             [store.keyspace.lock("lock").due.encode()],
         )
-    assert [key for key in redis_client.scan_iter() if redis_client.ttl(key) < 0] == []
+    assert [key for key in lock_client.scan_iter() if lock_client.ttl(key) < 0] == []
 
 
 # --- leases ---------------------------------------------------------------------------------------
@@ -464,12 +470,12 @@ def test_T10_a_holder_hears_of_its_loss_within_one_renewal(make_lock, store):
 
 
 @pytest.mark.needs_real_redis("CLIENT KILL")
-def test_T8_a_dropped_connection_costs_no_lease(make_lock, redis_client, store):
+def test_T8_a_dropped_connection_costs_no_lease(make_lock, lock_client, store):
     """All connections are cut again and again for three leases."""
     with make_lock(lease=0.9) as lock:
         ended = time.monotonic() + 2.7
         while time.monotonic() < ended:
-            redis_client.client_kill_filter(_type="normal", skipme=True)
+            lock_client.client_kill_filter(_type="normal", skipme=True)
             assert not lock.lost
             threading.Event().wait(0.1)
         assert lock.owned()
@@ -728,7 +734,7 @@ def test_L10_a_release_between_busy_and_wait_is_not_slept_through(make_lock, tro
 
 
 def test_L10_a_wake_up_that_has_expired_is_not_missed(
-    make_lock, troubled, store, redis_client, brisk
+    make_lock, troubled, store, lock_client, brisk
 ):
     """The waiter's sign of life finds the grant without it."""
     token = take_elsewhere(store)
@@ -736,7 +742,7 @@ def test_L10_a_wake_up_that_has_expired_is_not_missed(
     def hand_over_and_lose_the_wake_up():
         give_back(store, token)
         (waiter,) = holders(store)
-        assert redis_client.delete(store.keyspace.wake("lock", waiter)) == 1
+        assert lock_client.delete(store.keyspace.wake("lock", waiter)) == 1
 
     troubled.before["wait"] = hand_over_and_lose_the_wake_up
     assert make_lock(backend=troubled).acquire()
@@ -794,9 +800,9 @@ def test_L28_client_clocks_play_no_part(make_lock, store, pool, monkeypatch):
     assert served == [0, 1, 2, 3]
 
 
-def test_L23_a_lapsed_lease_is_not_created_again(make_lock, redis_client, store):
+def test_L23_a_lapsed_lease_is_not_created_again(make_lock, lock_client, store):
     """Neither while nobody else is in, nor after the server has lost its data."""
-    for lose in (lambda: eventually(lambda: holders(store) == []), redis_client.flushall):
+    for lose in (lambda: eventually(lambda: holders(store) == []), lock_client.flushall):
         lock = make_lock(lease=0.2, renew=False)
         lock.acquire()
         lose()
@@ -817,8 +823,8 @@ def test_L24_what_is_refused_changes_nothing(make_lock, store):
     assert lock.owned()
 
 
-def test_a_key_of_another_program_is_named(make_lock, redis_client, store):
-    redis_client.set(store.keyspace.lock("lock").holders, "theirs")
+def test_a_key_of_another_program_is_named(make_lock, lock_client, store):
+    lock_client.set(store.keyspace.lock("lock").holders, "theirs")
     with pytest.raises(BackendRefused, match="prefix"):
         make_lock().acquire()
 
@@ -826,6 +832,7 @@ def test_a_key_of_another_program_is_named(make_lock, redis_client, store):
 # --- processes and asynchronous exceptions --------------------------------------------------------
 
 
+@pytest.mark.not_in_memory("a forked child is refused its copy of it")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_L21_a_forked_child_owns_nothing(make_thread_lock, store):
     """Its release frees nothing of its parent's, and it can take locks of its own."""
@@ -855,8 +862,9 @@ class SoftTimeLimit(Exception):
     """As Celery raises it from a signal handler, anywhere."""
 
 
+@IN_THREAD
 @pytest.mark.needs_real_redis("INFO tells who blocks")
-def test_L18_an_interrupted_wait_leaves_the_queue(make_thread_lock, store, pool, redis_client):
+def test_L18_an_interrupted_wait_leaves_the_queue(make_thread_lock, store, pool, lock_client):
     """Ctrl-C or a soft time limit while the thread blocks in the socket."""
 
     def interrupt(number, frame):
@@ -864,7 +872,7 @@ def test_L18_an_interrupted_wait_leaves_the_queue(make_thread_lock, store, pool,
 
     def interrupt_once_it_waits(main):
         # Not merely queued: interrupted while it connects, redis-py leaves an open socket behind.
-        eventually(lambda: redis_client.info("clients")["blocked_clients"] == 1)
+        eventually(lambda: lock_client.info("clients")["blocked_clients"] == 1)
         signal.pthread_kill(main, signal.SIGUSR1)
 
     take_elsewhere(store)
@@ -930,6 +938,7 @@ def use_with(lock):
         pass
 
 
+@IN_THREAD
 @pytest.mark.parametrize("contended", [False, True], ids=["free", "handed over"])
 @pytest.mark.parametrize("work", [just_acquire, acquire_and_release, use_with])
 def test_L18_an_asynchronous_exception_at_any_line_leaks_nothing(

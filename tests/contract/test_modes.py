@@ -51,8 +51,8 @@ class Line:
 
 
 @pytest.fixture
-def line(redis_client):
-    return Line(redis_client)
+def line(lock_client):
+    return Line(lock_client)
 
 
 def test_a_run_that_meets_nobody_would_not_have_waited(line):
@@ -158,6 +158,7 @@ def test_the_waits_are_those_of_the_line_that_there_would_have_been(line, limit)
     assert longest == pytest.approx(max(waits), abs=0.05)
 
 
+@pytest.mark.not_in_memory("ten thousand calls take minutes there")
 def test_the_report_is_bounded_and_expires(line):
     """Of very many locks those stay that would have blocked most often; all keys have an end."""
     for name in ("hot", "x" * 5000, *(f"cold{n}" for n in range(2500))):

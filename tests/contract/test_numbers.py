@@ -14,8 +14,8 @@ WEIRD = (float("nan"), float("inf"), 0.5, -1)
 
 
 @pytest.fixture
-def store(redis_client):
-    store = RedisStore(redis_client)
+def store(lock_client):
+    store = RedisStore(lock_client)
     yield store
     store.close()
 

@@ -16,9 +16,9 @@ CLAIM = 0.2
 
 
 @pytest.fixture
-def store(redis_client):
+def store(lock_client):
     """A store with one worker, which has to claim a grant at once."""
-    store = RedisStore(redis_client, claim_lease=CLAIM)
+    store = RedisStore(lock_client, claim_lease=CLAIM)
     store.beat("w", "R", ["q"], 10.0)
     yield store
     store.close()
@@ -59,21 +59,21 @@ def test_a_delivery_that_its_worker_lost_keeps_its_place(store):
     assert store.inspect(NAME).waiting == 1
 
 
-def test_renewals_beside_it_do_not_keep_a_message_adrift(redis_client):
+def test_renewals_beside_it_do_not_keep_a_message_adrift(lock_client):
     """Nobody consumed it when it was parked. A sweeper looks after 5 s, whoever renews meanwhile.
 
     A permit is free, and its worker has come: renewals every 4 s must not put the look off.
     """
     clock = "local function server_time() return tonumber(redis.call('GET', 'now')) end"
-    store, now = RedisStore(redis_client, scripts=load_scripts(clock)), 1_800_000_000_000_000
-    redis_client.set("now", now)
+    store, now = RedisStore(lock_client, scripts=load_scripts(clock)), 1_800_000_000_000_000
+    lock_client.set("now", now)
     holder = message("first/0/0")
     store.acquire(holder, Claim(NAME, 12.0, limit=2))
     store.park(message("second/0/0"), Claim(NAME, 12.0, limit=2), Parcel(b"body", "R", "q"))
     assert store.inspect(NAME).adrift == 1
     seen = []
     for seconds in (4, 8, 12):
-        redis_client.set("now", now + seconds * 1_000_000)
+        lock_client.set("now", now + seconds * 1_000_000)
         assert store.extend([(NAME, holder.token, 12.0)]) == [True]
         seen += [seconds] if NAME in store.take_due(10) else []
     assert seen[:1] == [8]

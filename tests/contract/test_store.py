@@ -29,15 +29,22 @@ from support.waiting import eventually, in_time
 pytestmark = pytest.mark.contract
 
 NAME = "account:42"
+MANY = pytest.mark.full_run_plays("in_memory")  # hundreds of calls: seconds there
 LEASE = 30.0
 SHORT = 0.25
 """A lease that a test outwaits."""
 
 
-@pytest.fixture(params=["redis", "asyncio"])
-def store(request, make_store):
-    """Each store there is; a grant must be claimed within a quarter of a second."""
-    return make_store(request.param, claim_lease=SHORT)
+@pytest.fixture(params=["redis", "asyncio", "in_memory"])
+def kind(request):
+    """Each kind of store there is."""
+    return request.param
+
+
+@pytest.fixture
+def store(make_store):
+    """A store; a grant must be claimed within a quarter of a second."""
+    return make_store(claim_lease=SHORT)
 
 
 def owner(attempt="", **more):
@@ -135,6 +142,7 @@ def test_t13_capacity_is_whole_again_within_one_lease(store):
     assert store.acquire(owner(), claim(limit=3)).verdict is Verdict.BLOCKED
 
 
+@MANY
 def test_t22_many_clients_never_exceed_the_limit(store):
     inside, peak, guard = [0], [0], threading.Lock()
 
@@ -333,6 +341,7 @@ def test_who_arrived_earlier_stands_before(store):
     assert tokens(store) == [early.token]
 
 
+@MANY
 def test_t23_dead_waiters_delay_a_newcomer_by_nothing(store):
     holder = held_by(store)
     for _ in range(250):  # more than one script removes
@@ -567,6 +576,7 @@ def test_t38_a_realm_gets_only_its_own_back(store):
     assert store.receive("w", 0.05) is None
 
 
+@MANY
 def test_t38_many_messages_of_a_dead_realm_do_not_hide_those_of_a_living_one(store):
     for number in range(250):
         store.park(owner(f"dead{number}/0/0"), claim(), parcel(realm="dead"))
@@ -576,6 +586,7 @@ def test_t38_many_messages_of_a_dead_realm_do_not_hide_those_of_a_living_one(sto
     assert store.receive("w", 1.0).token == mine.token
 
 
+@MANY
 def test_messages_that_nobody_consumes_are_passed_in_the_end_however_many(store):
     store.beat("w", "R", ["q"], 10.0)
     holder = held_by(store)
@@ -589,6 +600,7 @@ def test_messages_that_nobody_consumes_are_passed_in_the_end_however_many(store)
     assert store.receive("w", 1.0).token == mine.token
 
 
+@MANY
 def test_a_free_permit_beside_waiters_is_looked_at_at_once_even_after_an_extend(store):
     """One script moves only so many waiters; an extend moves none, and sets the next look."""
     holder = held_by(store)
@@ -653,6 +665,7 @@ def test_t28_a_reset_is_fenced_and_admits_by_the_normal_path(store):
     assert store.reset("never used") == 0
 
 
+@MANY
 def test_due_locks_are_shown_to_one_caller_and_none_starves(store):
     names = [f"lock:{number}" for number in range(300)]
     for name in names:
@@ -743,6 +756,7 @@ def test_a_store_says_what_it_guarantees(store):
     assert all(isinstance(fact, str) and fact for fact in facts.values())
 
 
+@MANY
 def test_a_pool_of_threads_shares_a_store(store):
     def one(number):
         who = owner()

@@ -14,10 +14,15 @@ pytestmark = pytest.mark.contract
 NAME = "account:42"
 
 
-@pytest.fixture(params=["redis", "asyncio"])
-def store(request, make_store):
-    """Each store there is."""
-    return make_store(request.param)
+@pytest.fixture(params=["redis", "asyncio", "in_memory"])
+def kind(request):
+    """Each kind of store there is."""
+    return request.param
+
+
+@pytest.fixture
+def store(make_store):
+    return make_store()
 
 
 def owner(who, **more):

@@ -27,8 +27,8 @@ HELD = r"settle\[3f2a91c0\] on worker-2, lease (29|30) s left"
 
 
 @pytest.fixture
-def store(redis_client):
-    store = RedisAdminStore(redis_client)
+def store(lock_client):
+    store = RedisAdminStore(lock_client)
     yield store
     store.close()
 
