@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Timer
@@ -33,12 +34,25 @@ def worker_in_thread(
     """
     options.setdefault("perform_ping_check", False)
     with (
+        _logging_kept(),
         _quick_broker(app),
         start_worker(app, pool=pool, concurrency=concurrency, **options) as worker,
     ):
         yield worker
         # It is told to end behind this line, and would look for that in up to 2 s.
         Timer(POLL, _rouse, [app]).start()
+
+
+@contextmanager
+def _logging_kept() -> Iterator[None]:
+    """Undo what a worker does to the root logger: tests behind it would see no warnings."""
+    root = logging.getLogger()
+    level, handlers = root.level, root.handlers[:]
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+        root.handlers[:] = handlers
 
 
 @contextmanager

@@ -315,7 +315,7 @@ from celery_singleton_lock import LockedTask
 app = Celery("docs")
 {block}
 app.finalize()
-assert any(name.startswith("docs.") for name in app.tasks), list(app.tasks)
+assert any(name.startswith(f"{app.main}.") for name in app.tasks), list(app.tasks)
 """
 
 
