@@ -12,7 +12,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mutation.accepted import reason_for
 from mutation.page import table, write
+from mutation.sample import SEED
 from mutation.verdicts import FAILED, MUTANTS, ROOT, SURVIVED, Mutant, mutants, record
 
 if sys.version_info >= (3, 11):
@@ -33,15 +33,15 @@ CONFIGURED: Final = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="
 def main() -> int:
     options = _options()
     if not options.report:
-        judge(options.processes, options.modules)
+        judge(options)
         judge_afresh()
     found = list(mutants())
-    write(found)
+    write(found, seed=options.seed)
     for mutant in survivors():
         print(f"\n{mutant.name}")
         print(*(f"- {line}" for line in mutant.was.splitlines()), sep="\n")
         print(*(f"+ {line}" for line in mutant.becomes.splitlines()), sep="\n")
-    print(*table(found), sep="\n")
+    print(*table(found, options.seed), sep="\n")
     return 1 if survivors() else 0
 
 
@@ -49,6 +49,16 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
     parser.add_argument("modules", nargs="*", help="such as store/redis.py; all, if none is named")
     parser.add_argument("--report", action="store_true", help="run nothing, write what is known")
+    parser.add_argument(
+        "--sample",
+        type=float,
+        default=1.0,
+        metavar="SHARE",
+        help="play this share of each module's mutants, such as 0.3; all, if not given",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=SEED, help=f"which share that is ({SEED}, if not given)"
+    )
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     return parser.parse_args()
 
@@ -62,13 +72,20 @@ def survivors() -> list[Mutant]:
     ]
 
 
-def judge(processes: int, modules: Sequence[str]) -> None:
+def judge(options: argparse.Namespace) -> None:
     """Make the mutants of what has changed, and play those that were not."""
     make = Path(__file__).with_name("make.py")
-    _python(make, str(processes), cwd=ROOT).check_returncode()
+    _python(make, str(options.processes), cwd=ROOT).check_returncode()
     # Native: a mutated module is long, and pytest's own traceback would parse it for each failure.
     plugin = ("-p", "mutation.judge", "-sq", "--tb=native")
-    _pytest(*plugin, *_tests(), jobs=processes, modules=modules).check_returncode()
+    _pytest(
+        *plugin,
+        *_tests(),
+        CSL_MUTANTS_JOBS=str(options.processes),
+        CSL_MUTANTS_MODULES=json.dumps(options.modules),
+        CSL_MUTANTS_SAMPLE=str(options.sample),
+        CSL_MUTANTS_SEED=str(options.seed),
+    ).check_returncode()
 
 
 def judge_afresh() -> None:
@@ -93,7 +110,7 @@ def _tests() -> list[str]:
 
 
 def _pytest(
-    *arguments: str, mutant: str = "stats", jobs: int = 1, modules: Sequence[str] = ()
+    *arguments: str, mutant: str = "stats", **options: str
 ) -> subprocess.CompletedProcess[str]:
     """Run pytest on the package with its mutants; ``stats`` notes which functions are called."""
     environment = {
@@ -103,8 +120,7 @@ def _pytest(
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "PY_IGNORE_IMPORTMISMATCH": "1",
         "MUTANT_UNDER_TEST": mutant,
-        "CSL_MUTANTS_JOBS": str(jobs),
-        "CSL_MUTANTS_MODULES": json.dumps(modules),
+        **options,
     }
     usual = CONFIGURED["mutmut"]["pytest_add_cli_args"]
     return _python("-m", "pytest", "--rootdir=.", *usual, *arguments, **environment)

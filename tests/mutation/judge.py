@@ -20,9 +20,10 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import accumulate
 from pathlib import Path
@@ -34,7 +35,17 @@ from mutmut.state import state
 
 from celery_singleton_lock.embedded import Provider, RedisServer, find_provider
 from mutation.accepted import reason_for
-from mutation.verdicts import FAILED, PACKAGE, SURVIVED, UNTESTED, Mutant, mutants, record
+from mutation.sample import sampled
+from mutation.verdicts import (
+    CRASHED,
+    FAILED,
+    PACKAGE,
+    SURVIVED,
+    UNTESTED,
+    Mutant,
+    mutants,
+    record,
+)
 
 CALLS: Final = Path("calls.json")
 """Which functions each test calls, and how long it takes; pytest runs in ``mutants/``."""
@@ -52,11 +63,19 @@ STEADY: Final = 1.0
 """Seconds of a test that fails for no other reason than the mutant; the failure of a longer one has
 to come twice, since on a busy machine it may have waited for too short a time."""
 
+STARVED: Final = 1.0
+"""Seconds that a fork may wait for a processor; the failure of one that waited longer has to come
+twice, since tests have bounds of time."""
+
 PATIENCE: Final = 30.0
 """Seconds that a mutant may take besides five times what its tests take."""
 
 OUT_OF_TIME: Final = 24
 """SIGXCPU, as mutmut has it."""
+
+
+class RunnerError(Exception):
+    """A fork crashed without a mutant: what this runner finds would mean nothing."""
 
 
 @cache
@@ -79,7 +98,7 @@ class Play:
     mutant: str
     items: Sequence[pytest.Item]
     seconds: float
-    then: Callable[[dict[str, Any]], None]
+    then: Callable[[dict[str, Any]], None] = lambda told: None
 
 
 @dataclass
@@ -136,6 +155,7 @@ class Slot:
         late = not pid and time.monotonic() > self.until
         if not pid and not late:
             return False
+        starved = _starved(self.pid) if late else 0.0
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)  # and what its tests have started
         if late:
@@ -143,7 +163,8 @@ class Slot:
         try:
             found = json.loads(self.told.read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            found = {"failed": "", "how": f"ended with {status}", "died": True}
+            how = f"ended with {status}, without a word"
+            found = {"failed": "", "how": how, "died": True, "starved": starved}
         self.spoilt = late or found.get("used", True)
         play, self.play = self.play, None
         play.then({**found, "late": late})
@@ -166,7 +187,7 @@ def _in_fork(session: pytest.Session, slot: Slot) -> None:
         state()._stats.clear()
         play = slot.play
         set_mutant_under_test(play.mutant)
-        began = time.monotonic()
+        began, starved = time.monotonic(), _starved(os.getpid())
         for item, following in zip(play.items, [*play.items[1:], None], strict=True):
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if watcher.failed:
@@ -177,12 +198,21 @@ def _in_fork(session: pytest.Session, slot: Slot) -> None:
             "how": watcher.how,
             "calls": sorted(state()._stats),
             "seconds": time.monotonic() - began,
+            "starved": _starved(os.getpid()) - starved,
         }
         slot.told.write_text(json.dumps(found), encoding="utf-8")
         with contextlib.suppress(BaseException):
             session._setupstate.teardown_exact(None)
+    except BaseException:  # noqa: BLE001  # not of a test: pytest has caught those
+        crash = {"failed": "", "how": traceback.format_exc(), "died": True, "starved": 0.0}
+        slot.told.write_text(json.dumps(crash), encoding="utf-8")
     finally:
         os._exit(0)
+
+
+def _starved(pid: int) -> float:
+    """Return the seconds for which a process could have run, had it had a processor."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
 
 
 def _forget_caches() -> None:
@@ -190,7 +220,8 @@ def _forget_caches() -> None:
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == PACKAGE:
             for value in list(vars(module).values()):
-                if hasattr(value, "cache_clear"):
+                # Of the kind: to ask a value that is lazy, such as Django's settings, wakes it.
+                if hasattr(type(value), "cache_clear"):
                     value.cache_clear()
 
 
@@ -266,18 +297,21 @@ class Judge:
     def look(self) -> None:
         """Play each test that is new, or has changed, without a mutant."""
         digests = {file: _digest(file) for file in {item.path for item in self._items.values()}}
+        self._control()
+        names = _names()
         known = {
             name: told
             for name, told in self._calls.items()
             if name in self._items
             and not told["failed"]
             and told["digest"] == digests[self._items[name].path]
+            and told.get("names") == names
         }
         self._calls = known
         new = [item for name, item in self._items.items() if name not in known]
         print(f"{len(new)} of {len(self._items)} tests are new or changed", flush=True)
         for start in range(0, len(new), 20):
-            self.play(self._looks(new[start : start + 20], digests))
+            self.play(self._looks(new[start : start + 20], digests, names))
             _save(CALLS, self._calls)
             print(f"{start}", end=" ", flush=True)
         for name, told in self._calls.items():
@@ -285,12 +319,29 @@ class Judge:
                 how = next(iter(told["how"].splitlines()), "")
                 print(f"left out, since it fails without a mutant: {name}: {how}")
 
-    def _looks(self, items: Iterable[pytest.Item], digests: Mapping[Path, str]) -> Iterator[Play]:
+    def _control(self) -> None:
+        """See whether a fork can play a test at all.
+
+        Raises:
+            RunnerError: if it cannot.
+        """
+
+        def then(told: dict[str, Any]) -> None:
+            if told.get("died"):
+                msg = f"a fork crashed, and no mutant was on:\n{told['how']}"
+                raise RunnerError(msg)
+
+        self.play([Play("", list(self._items.values())[-1:], 20.0, then)])
+
+    def _looks(
+        self, items: Iterable[pytest.Item], digests: Mapping[Path, str], names: str
+    ) -> Iterator[Play]:
         for item in items:
 
             def then(told: dict[str, Any], item: pytest.Item = item) -> None:
                 if not told.get("died"):
-                    self._calls[item.nodeid] = {**told, "digest": digests[item.path]}
+                    more = {"digest": digests[item.path], "names": names}
+                    self._calls[item.nodeid] = {**told, **more}
 
             yield Play("stats", [item], 20.0, then)
 
@@ -317,8 +368,11 @@ class Judge:
 
     def _round(self, callers: Mapping[str, Sequence[str]]) -> None:
         wanted = json.loads(os.environ["CSL_MUTANTS_MODULES"])
-        found = [mutant for mutant in mutants(Path()) if _is_open(mutant)]
+        found = [mutant for mutant in mutants(Path()) if not mutant.rewords]
         found = [mutant for mutant in found if not wanted or mutant.module in wanted]
+        share = float(os.environ["CSL_MUTANTS_SAMPLE"])
+        found = list(sampled(found, share, int(os.environ["CSL_MUTANTS_SEED"])))
+        found = [mutant for mutant in found if _is_open(mutant)]
         number = Counter(mutant.module for mutant in found)
         modules = sorted(number, key=wanted.index if wanted else number.__getitem__)
         print(f"{len(found)} mutants of {len(modules)} modules", flush=True)
@@ -329,7 +383,7 @@ class Judge:
                 self.play(self._trials(those[start : start + 20], callers, codes))
                 record(codes, module, Path())
                 _save(KILLERS, self._killers)
-            killed = sum(code not in {SURVIVED, UNTESTED} for code in codes.values())
+            killed = sum(code in {min(FAILED), OUT_OF_TIME} for code in codes.values())
             took = time.monotonic() - began
             print(f"{module}: {killed} of {len(those)} killed, {took:.0f} s", flush=True)
 
@@ -345,49 +399,73 @@ class Judge:
                 codes.setdefault(mutant.name, UNTESTED if mutant.code is None else mutant.code)
                 continue
 
-            def then(told: dict[str, Any], name: str = mutant.name) -> None:
-                self._weigh(name, told, codes)
+            def then(told: dict[str, Any], play: Play) -> None:
+                self._weigh(play, told, codes)
 
             seconds = sum(self._calls[test]["seconds"] for test in tests)
-            yield Play(mutant.name, [self._items[test] for test in tests], seconds, then)
+            play = Play(mutant.name, [self._items[test] for test in tests], seconds)
+            yield replace(play, then=partial(then, play=play))
 
     def _weigh(
-        self, name: str, told: Mapping[str, Any], codes: dict[str, int], *, again: bool = False
+        self, play: Play, told: Mapping[str, Any], codes: dict[str, int], *, again: bool = False
     ) -> None:
         """Note what became of a mutant, once it is sure that nothing else did it."""
-        failed = told["failed"]
-        if told.get("died") and not told["late"]:
-            return  # without a word, which says nothing
-        if not (failed or told["late"]):
+        failed, late, crashed = told["failed"], told["late"], _has_crashed(told)
+        if not (failed or late or crashed):
             if not again:
-                codes[name] = SURVIVED
+                codes[play.mutant] = SURVIVED
             return  # a failure that does not come again says nothing
         item = self._items.get(failed)
-        hangs = "Timeout" in told["how"]
-        if item and not again and not hangs and self._calls[failed]["seconds"] > STEADY:
-            repeat = partial(self._weigh, name, codes=codes, again=True)
-            self._again.append(Play(name, [item], 20.0, lambda said: repeat(told=said)))
+        if not again and (crashed or self._is_doubtful(told)):
+            repeat = partial(self._weigh, play, codes=codes, again=True)
+            items = [item] if item else play.items
+            self._again.append(replace(play, items=items, then=lambda said: repeat(told=said)))
+        elif crashed:
+            print(f"crashes: {play.mutant}: {told['how']}", flush=True)
+            codes[play.mutant] = CRASHED
         elif item and failed not in self._sound:
-            self._again.append(Play("", [item], 20.0, partial(self._try, name, told, codes)))
+            self._again.append(Play("", [item], 20.0, partial(self._try, play, told, codes)))
         else:
-            codes[name] = OUT_OF_TIME if told["late"] else min(FAILED)
-            self._killers[name] = [failed, told["how"]]
+            codes[play.mutant] = OUT_OF_TIME if late else min(FAILED)
+            self._killers[play.mutant] = [failed, told["how"]]
+
+    def _is_doubtful(self, told: Mapping[str, Any]) -> bool:
+        """Return whether it may be that a test only had too little time."""
+        if told["starved"] > STARVED:
+            return True
+        hangs = told["late"] or "Timeout" in told["how"]
+        return not hangs and self._calls[told["failed"]]["seconds"] > STEADY
 
     def _try(
-        self, name: str, killed: Mapping[str, Any], codes: dict[str, int], told: Mapping[str, Any]
+        self,
+        play: Play,
+        killed: Mapping[str, Any],
+        codes: dict[str, int],
+        told: Mapping[str, Any],
+        *,
+        again: bool = False,
     ) -> None:
         """See whether a test that killed passes without a mutant, now that the code is as it is."""
-        if told["failed"] or told["late"] or told.get("died"):
-            self._unsound.add(killed["failed"])
-            print(f"fails without a mutant: {killed['failed']}", flush=True)
-            return
-        self._sound.add(killed["failed"])
-        self._weigh(name, killed, codes, again=True)
+        failed = killed["failed"]
+        if not (told["failed"] or told["late"] or told.get("died")):
+            self._sound.add(failed)
+            self._weigh(play, killed, codes, again=True)
+        elif not again and told["starved"] > STARVED:
+            repeat = partial(self._try, play, killed, codes, again=True)
+            self._again.append(Play("", [self._items[failed]], 20.0, repeat))
+        else:
+            self._unsound.add(failed)
+            print(f"fails without a mutant: {failed}: {told['how']}", flush=True)
+
+
+def _has_crashed(told: Mapping[str, Any]) -> bool:
+    """Return whether a fork has ended, or raised, outside of a test."""
+    return bool(told.get("died")) and not told["late"]
 
 
 def _is_open(mutant: Mutant) -> bool:
     """Return whether a mutant has to be played: a survivor, too, since there may be new tests."""
-    if mutant.rewords or mutant.killed:
+    if mutant.killed:
         return False
     return not mutant.judged or not reason_for(mutant)
 
@@ -401,8 +479,14 @@ def _wait(pids: Sequence[int]) -> None:
 
 
 def _digest(file: Path) -> str:
-    """Return a digest of a file of tests. What it calls may change with the package; see `_try`."""
+    """Return a digest of a file of tests."""
     return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _names() -> str:
+    """Return a digest of the names of all functions: with one more, or less, tests call others."""
+    names = sorted({mutant.original for mutant in mutants(Path())})
+    return hashlib.sha256("\n".join(names).encode()).hexdigest()
 
 
 def _loaded(file: Path) -> dict[str, Any]:

@@ -20,6 +20,8 @@ OUT_OF_TIME = frozenset({-24, 24, 36, 152, -9})
 SURVIVED = 0
 UNTESTED = 33
 """mutmut's code for a function that no test calls."""
+CRASHED = 35
+"""The process in which the tests run ended outside of a test, twice: nobody's failure, no kill."""
 
 _SENTENCE = re.compile(r'"((?:[^"\\\n]|\\.)*)"|' + r"'((?:[^'\\\n]|\\.)*)'")
 
@@ -56,8 +58,8 @@ class Mutant:
 
     @property
     def judged(self) -> bool:
-        """Whether the tests have run and said something: a crash of the runner is no answer."""
-        return self.killed or self.code in {SURVIVED, UNTESTED}
+        """Whether the tests have run and said something."""
+        return self.killed or self.code in {SURVIVED, UNTESTED, CRASHED}
 
     @property
     def rewords(self) -> bool:
