@@ -310,8 +310,8 @@ class Judge:
         self._calls = known
         new = [item for name, item in self._items.items() if name not in known]
         print(f"{len(new)} of {len(self._items)} tests are new or changed", flush=True)
-        for start in range(0, len(new), 20):
-            self.play(self._looks(new[start : start + 20], digests, names))
+        for start in range(0, len(new), 100):
+            self.play(self._looks(new[start : start + 100], digests, names))
             _save(CALLS, self._calls)
             print(f"{start}", end=" ", flush=True)
         for name, told in self._calls.items():
@@ -379,8 +379,8 @@ class Judge:
         for module in modules:
             those = [mutant for mutant in found if mutant.module == module]
             began, codes = time.monotonic(), {}
-            for start in range(0, len(those), 20):
-                self.play(self._trials(those[start : start + 20], callers, codes))
+            for start in range(0, len(those), 100):
+                self.play(self._trials(those[start : start + 100], callers, codes))
                 record(codes, module, Path())
                 _save(KILLERS, self._killers)
             killed = sum(code in {min(FAILED), OUT_OF_TIME} for code in codes.values())

@@ -22,6 +22,12 @@ def test_a_group_is_of_one_lock_and_bounded_in_number_and_size():
     assert all(len({each.lock for each in group}) == 1 for group in groups)
 
 
+def test_every_group_may_be_as_large_as_the_bound():
+    """The second one, too."""
+    groups = list(steps([waiting(size=500)] * 4, load=1000))
+    assert [len(group) for group in groups] == [2, 2]
+
+
 def test_a_message_larger_than_the_bound_goes_alone():
     groups = list(steps([waiting(size=1), waiting(size=5000), waiting(size=1)], load=1000))
     assert [[each.size for each in group] for group in groups] == [[1], [5000], [1]]
@@ -34,7 +40,7 @@ def test_a_message_larger_than_the_bound_goes_alone():
         (Filter(task="app.settle"), True),
         (Filter(task="settle"), False),
         (Filter(task="*.settle"), True),
-        (Filter(older=60), True),
+        (Filter(older=60.5), True),
         (Filter(older=61), False),
         (Filter(queue="q"), True),
         (Filter(queue="other"), False),

@@ -6,12 +6,14 @@ import importlib
 import inspect
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 
 from mutation.accepted import accepted
-from mutation.page import END, LIST, PAGE, reasons, written
-from mutation.verdicts import PACKAGE, ROOT, Mutant
+from mutation.page import END, LIST, PAGE, reasons, table, written
+from mutation.sample import interval, judged, sampled
+from mutation.verdicts import CRASHED, FAILED, PACKAGE, ROOT, SURVIVED, Mutant
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -86,3 +88,62 @@ def test_the_docs_list_every_mutant_that_may_live():
 def test_to_say_the_same_in_other_letters_is_no_mutant(was, becomes, rewords):
     """That it is said does count, and so does what a program could read."""
     assert Mutant("", "", "", was, becomes, 0).rewords is rewords
+
+
+def made(number, code=None, module="a.py"):
+    return Mutant(f"{module} {number}", module, "", "was", "becomes", code)
+
+
+def test_a_larger_sample_begins_with_the_smaller_one():
+    """Who goes on with a larger share does not pick anew; another seed does."""
+    found = [made(number, module=module) for module in ("a.py", "b.py") for number in range(100)]
+    for module in ("a.py", "b.py"):
+        small, large, other = (
+            [mutant for mutant in sampled(found, share, seed) if mutant.module == module]
+            for share, seed in [(0.1, 1), (0.3, 1), (0.1, 2)]
+        )
+        assert (len(small), len(large)) == (10, 30)
+        assert large[:10] == small != other
+    assert set(sampled(found)) == set(found)
+
+
+def test_what_was_judged_out_of_its_turn_is_no_part_of_a_sample():
+    """It was picked by something else than chance."""
+    order = list(sampled([made(number) for number in range(10)]))
+    known = [replace(mutant, code=SURVIVED) for mutant in order]
+    found = [*known[:4], order[4], *known[5:]]
+    assert judged(found) == known[:4]
+    assert judged(known) == known
+
+
+def test_the_crash_of_the_runner_is_no_kill():
+    assert made(1, CRASHED).judged
+    assert not made(1, CRASHED).killed
+
+
+@pytest.mark.parametrize(
+    ("killed", "of", "low", "high"),
+    [
+        (0, 10, 0.0, 0.2775),
+        (10, 10, 0.7225, 1.0),
+        (50, 100, 0.4038, 0.5962),
+        (95, 100, 0.888, 0.978),
+    ],
+)
+def test_the_interval_is_wilsons(killed, of, low, high):
+    """Compared with published values: it does not leave 0 to 100 %, and says most of few."""
+    assert interval(killed, of) == pytest.approx((low, high), abs=0.001)
+
+
+def test_a_score_says_how_it_was_found():
+    """A module that was judged in full has no bounds; one that was not judged has no score."""
+    full = [made(number, min(FAILED), "full.py") for number in range(10)]
+    part = [
+        replace(mutant, code=min(FAILED) if number < 8 else None)
+        for number, mutant in enumerate(sampled([made(n, module="part.py") for n in range(10)]))
+    ]
+    lines = list(table([*full, *part]))
+    assert "| `full.py` | 10 | 10 | 10 | 0 | 0 | 100 % |" in lines
+    assert "| `part.py` | 10 | 8 | 8 | 0 | 0 | 100 % (67.6 to 100.0 %) |" in lines
+    assert lines[-1] == "| **all** | 20 | 18 | 18 | 0 | 0 | 100 % |"
+    assert "| `none.py` | 1 | 0 | 0 | 0 | 0 |  |" in table([made(1, module="none.py")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -47,6 +48,8 @@ def test_a_native_thread_goes_on_while_a_greenlet_computes(library):
     """In a patched process that computes for a second it ticks on, and can be told to end."""
     if find_spec(library) is None:
         skip_or_fail(f"{library} is not installed")
+    assert native.patched_by() == ""  # here; what follows is another process
+    assert native.original("os", "read") is os.read
     script = f"import warnings; warnings.simplefilter('ignore')\n{PATCH[library]}\n{BUSY}"
     ended = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True

@@ -1,0 +1,67 @@
+"""The words in which it is told why a task does not run."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_singleton_lock.admin.why import named, ordinal, seconds, short, worker_name
+from celery_singleton_lock.model import Holder
+
+SETTLE = Holder("token", "shop.orders.settle", "3f2a91c0-58ab", "w2@host#1#7f3a", expires_in=41.0)
+
+
+def test_a_holder_is_told_by_the_last_part_of_its_task_the_start_of_its_id_and_its_worker():
+    """What follows the last ``#`` of a worker's id is no part of its name."""
+    assert short(SETTLE) == "settle[3f2a91c0] on w2@host#1"
+    assert short(SETTLE._replace(worker="")) == "settle[3f2a91c0]"
+    assert short(SETTLE._replace(task="settle")) == "settle[3f2a91c0] on w2@host#1"
+    assert worker_name("w2@host") == "w2@host"
+
+
+def test_three_holders_are_named_and_the_others_counted():
+    """A lock of many permits does not fill the screen."""
+    one = "settle[3f2a91c0] on w2@host#1, lease 41 s left"
+    assert named((SETTLE,)) == one
+    assert named((SETTLE,) * 3) == "; ".join([one] * 3)
+    assert named((SETTLE,) * 4) == f"{'; '.join([one] * 3)} and 1 more"
+    assert named((SETTLE,) * 9) == f"{'; '.join([one] * 3)} and 6 more"
+
+
+@pytest.mark.parametrize(
+    ("rank", "told"),
+    [
+        (0, "not in line"),
+        (1, "you are next"),
+        *((rank, f"you are {rank}nd") for rank in (2, 22, 102)),
+        *((rank, f"you are {rank}rd") for rank in (3, 23, 103)),
+        *((rank, f"you are {rank}st") for rank in (21, 101)),
+        *((rank, f"you are {rank}th") for rank in (4, 11, 12, 13, 14, 20, 111, 112, 113, 114)),
+        (1_001, "you are 1,001st"),
+        (1_212, "you are 1,212th"),
+    ],
+)
+def test_a_place_in_line_is_told_as_an_ordinal_number(rank, told):
+    """Also from 11 to 13, and beyond a hundred."""
+    assert ordinal(rank) == told
+
+
+@pytest.mark.parametrize(
+    ("duration", "told"),
+    [
+        (0, "0.0 s"),
+        (9.94, "9.9 s"),
+        (10, "10 s"),
+        (119, "119 s"),
+        (120, "2 min 0 s"),
+        (423, "7 min 3 s"),
+        (3599, "59 min 59 s"),
+        (3600, "1 h 0 min"),
+        (18_120, "5 h 2 min"),
+        (86_399, "23 h 59 min"),
+        (86_400, "1 d 0 h"),
+        (180_000, "2 d 2 h"),
+    ],
+)
+def test_a_duration_is_told_in_its_two_largest_units(duration, told):
+    """Tenths below ten seconds; minutes from two on."""
+    assert seconds(duration) == told
