@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_singleton_lock.model import Holder, Reservation, base_of, new_token
+from celery_singleton_lock.model import Holder, Reservation, base_of, new_token, why_busy
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,13 @@ def test_a_token_stays_the_same_over_its_deliveries_up_to_the_number(token, base
 def test_a_reservation_is_known_by_the_attempt_for_which_it_is_kept():
     """So that whoever ends that task can end it."""
     assert Reservation("id/1/0", 5.0).token == "keep:id/1/0"
+
+
+def test_why_a_lock_is_not_to_be_had_names_its_holder_or_who_paused_it():
+    """With a command that can be pasted, whatever the lock's name holds."""
+    settle = Holder("t.0", "settle", "3f")
+    assert why_busy("account:1", settle, "") == "lock 'account:1' is held by settle[3f]"
+    assert why_busy("account:1", None, "") == "lock 'account:1' is held by another client"
+    paused = why_busy("a b", settle, "jane: migration")
+    assert paused.startswith("lock 'a b' is paused (jane: migration): nobody gets it until")
+    assert paused.endswith("locks resume 'a b')")

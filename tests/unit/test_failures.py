@@ -1,0 +1,77 @@
+"""What is told of an error of redis-py."""
+
+from __future__ import annotations
+
+import pytest
+from redis import exceptions as redis_errors
+from redis.asyncio.sentinel import MasterNotFoundError as NoMasterForTasks
+from redis.sentinel import MasterNotFoundError
+
+from celery_singleton_lock.errors import BackendRefused, BackendUnreachable
+from celery_singleton_lock.store.failures import explain
+
+
+@pytest.mark.parametrize("code", ["UNBLOCKED", "NOREPLICAS", "MASTERDOWN", "BUSY"])
+def test_a_refusal_that_passes_by_itself_is_no_answer_and_named(code):
+    """Who gets it asks again, as if nobody had answered."""
+    told = explain(redis_errors.ResponseError(f"{code} some words of the server"))
+    assert type(told) is BackendUnreachable
+    assert str(told) == f"The lock's Redis cannot serve now ({code})."
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        redis_errors.ConnectionError("redis://user:secret@host"),
+        redis_errors.TimeoutError("BUSY redis://user:secret@host"),
+        redis_errors.BusyLoadingError("secret"),
+        redis_errors.ReadOnlyError("READONLY secret"),
+        ConnectionResetError("secret"),
+    ],
+)
+def test_who_does_not_answer_is_told_by_the_kind_of_the_error_alone(error):
+    """Its words may hold an address with its password."""
+    told = explain(error)
+    assert type(told) is BackendUnreachable
+    assert str(told) == f"The lock's Redis did not answer ({type(error).__name__})."
+
+
+@pytest.mark.parametrize(
+    "kind", [MasterNotFoundError, NoMasterForTasks], ids=["threads", "asyncio"]
+)
+def test_without_a_master_it_is_said_what_to_check(kind):
+    """For threads and for asyncio."""
+    told = explain(kind("No master found for 'secret'"))
+    assert type(told) is BackendUnreachable
+    assert "sentinel_kwargs" in str(told)
+    assert "secret" not in str(told)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (redis_errors.ResponseError("WRONGTYPE x"), "WRONGTYPE", "singleton_lock_prefix"),
+        (redis_errors.ResponseError("NOAUTH x"), "NOAUTH", "put it into the URL"),
+        (redis_errors.ResponseError("OOM x"), "OOM", "maxmemory"),
+        (redis_errors.OutOfMemoryError("x"), "OOM", "maxmemory"),
+        (redis_errors.NoPermissionError("x"), "NOPERM", "+evalsha"),
+        (redis_errors.AuthenticationError("x"), "WRONGPASS", "wrong user name or password"),
+        (redis_errors.ResponseError("user executing the script can't x"), "NOPERM", "+evalsha"),
+    ],
+)
+def test_a_refusal_names_what_to_change(error, code, says):
+    """Also where redis-py has taken the code off the sentence."""
+    told = explain(error)
+    assert type(told) is BackendRefused
+    assert str(told).startswith(f"The lock's Redis refused ({code}): ")
+    assert says in str(told)
+
+
+def test_a_server_without_scripts_is_told_so_and_all_else_as_the_server_said_it():
+    """In whatever letters it says so."""
+    told = explain(redis_errors.ResponseError("Unknown Command 'EVALSHA'"))
+    assert type(told) is BackendRefused
+    assert "which every lock needs" in str(told)
+    told = explain(redis_errors.ResponseError("ERR something else"))
+    assert type(told) is BackendRefused
+    assert str(told) == "The lock's Redis refused: ERR something else"
