@@ -379,8 +379,8 @@ class Judge:
         for module in modules:
             those = [mutant for mutant in found if mutant.module == module]
             began, codes = time.monotonic(), {}
-            for start in range(0, len(those), 100):
-                self.play(self._trials(those[start : start + 100], callers, codes))
+            for start in range(0, len(those), 50):
+                self.play(self._trials(those[start : start + 50], callers, codes))
                 record(codes, module, Path())
                 _save(KILLERS, self._killers)
             killed = sum(code in {min(FAILED), OUT_OF_TIME} for code in codes.values())
@@ -412,9 +412,9 @@ class Judge:
         """Note what became of a mutant, once it is sure that nothing else did it."""
         failed, late, crashed = told["failed"], told["late"], _has_crashed(told)
         if not (failed or late or crashed):
-            if not again:
-                codes[play.mutant] = SURVIVED
-            return  # a failure that does not come again says nothing
+            # A failure that does not come again says nothing. Survivors are played in each run.
+            codes[play.mutant] = SURVIVED
+            return
         item = self._items.get(failed)
         if not again and (crashed or self._is_doubtful(told)):
             repeat = partial(self._weigh, play, codes=codes, again=True)
@@ -455,6 +455,7 @@ class Judge:
             self._again.append(Play("", [self._items[failed]], 20.0, repeat))
         else:
             self._unsound.add(failed)
+            codes[play.mutant] = SURVIVED  # of what else it meets: nothing yet
             print(f"fails without a mutant: {failed}: {told['how']}", flush=True)
 
 
