@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -53,6 +54,24 @@ def by(action):
 
 def ids(found):
     return [each.task_id for each in found]
+
+
+# -- how many, and for how long --------------------------------------------------------------------
+
+
+def test_the_messages_of_each_queue_are_counted_and_the_age_of_its_oldest_told_in_seconds(store):
+    """Of one broker; a queue in which none is left does not count."""
+    hold(store, "a")
+    began = time.monotonic()
+    for number, queue in enumerate(["q", "q", "other"]):
+        park(store, "a", f"t{number}", queue=queue)
+    park(store, "a", "elsewhere", realm="S", queue="far")
+    told = store.parked("R")
+    took = time.monotonic() - began
+    assert {queue: each.waiting for queue, each in told.items()} == {"q": 2, "other": 1}
+    assert 0 < told["other"].oldest < told["q"].oldest <= took
+    assert set(store.parked("S")) == {"far"}
+    assert store.parked("T") == {}
 
 
 # -- which are meant -------------------------------------------------------------------------------

@@ -527,3 +527,17 @@ def test_a_thread_that_ends_reads_the_last_notes(dog, on_lost):
     dog._noted.clear()
     assert dog._ends()
     assert dog._thread is None
+
+
+def test_what_was_renewed_is_counted_from_nothing_on(live_dog):
+    """For metrics, which only grow."""
+    assert (live_dog.renewed, live_dog.failed) == (0, 0)
+    live_dog.watch("lock", "a", 0.2)
+    eventually(lambda: live_dog.renewed > 1, message="renewals are counted")
+
+
+def test_no_exit_waits_for_the_thread_of_a_watchdog_which_has_a_name(live_dog):
+    """A client's process may end while it holds a lock: its lease ends, too."""
+    live_dog.watch("lock", "a", 30)
+    (thread,) = [each for each in threading.enumerate() if each is live_dog._thread]
+    assert (thread.daemon, thread.name) == (True, "csl-watchdog")
