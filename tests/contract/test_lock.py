@@ -477,7 +477,7 @@ def test_T8_a_dropped_connection_costs_no_lease(make_lock, lock_client, store):
         while time.monotonic() < ended:
             lock_client.client_kill_filter(_type="normal", skipme=True)
             assert not lock.lost
-            threading.Event().wait(0.1)
+            threading.Event().wait(0.3)  # a busy machine takes a while to connect anew, and ask
         assert lock.owned()
 
 
