@@ -121,8 +121,8 @@ class _WrongAlias:
 def _caches(wrong: _WrongAlias) -> Mapping[str, Mapping[str, Any]]:
     """Return Django's ``CACHES``. Only who names a cache needs Django."""
     try:
-        from django.conf import settings  # noqa: PLC0415
-        from django.core.exceptions import ImproperlyConfigured  # noqa: PLC0415
+        from django.conf import settings  # noqa: PLC0415  # an extra
+        from django.core.exceptions import ImproperlyConfigured  # noqa: PLC0415  # likewise
     except ImportError:
         wrong.refuse("Django is not installed here. Install it, or give the URL of the Redis.")
     try:
@@ -155,7 +155,7 @@ def is_redis_cache(backend: str) -> bool:
     """Return whether a dotted path names a cache of Redis that is understood here."""
     if backend in REDIS_CACHES:
         return True
-    from django.utils.module_loading import import_string  # noqa: PLC0415
+    from django.utils.module_loading import import_string  # noqa: PLC0415  # an extra
 
     try:
         bases = import_string(backend).__mro__

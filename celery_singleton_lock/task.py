@@ -131,7 +131,7 @@ def _djangos(name: str) -> Callable[..., None]:
     conf = sys.modules.get("django.conf")
     if "DJANGO_SETTINGS_MODULE" in os.environ or (conf and conf.settings.configured):
         try:
-            from celery.contrib.django.task import DjangoTask  # noqa: PLC0415
+            from celery.contrib.django.task import DjangoTask  # noqa: PLC0415  # an extra
         except ImportError:  # no Django after all
             pass
         else:

@@ -146,7 +146,7 @@ class AddedLock:
             if left <= 0:
                 return False
             # Not all at once: each for a time of its own.
-            self._never.wait(min(left, pause * random.uniform(0.5, 1)))  # noqa: S311
+            self._never.wait(min(left, pause * random.uniform(0.5, 1)))  # noqa: S311  # no secret
             pause = min(pause * 1.5, LONGEST_PAUSE)
         return True
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from django.conf import settings
-from django.core.checks import CheckMessage, Error, Warning, register  # noqa: A004
+from django.core.checks import CheckMessage, Error, Warning, register  # noqa: A004  # Django's
 
 from celery_singleton_lock.bounds import PREFIX
 from celery_singleton_lock.caches import is_alias

@@ -263,7 +263,7 @@ def test_on_redis_it_is_renewed_and_has_a_fencing_token(name):
     assert lock.atomic
     with lock:
         first = lock.fencing_token
-        time.sleep(1.3)
+        time.sleep(1.3)  # longer than the lease: that nothing happens cannot be awaited
         assert lock.held
         assert not is_free(lock)
     with lock:
@@ -316,7 +316,7 @@ def test_L34_what_is_over_by_our_own_clock_is_not_touched(name):
     """The key itself lives a second longer, so that nobody enters before its holder knows."""
     lock = CacheLock(name, cache="memory", lease=1)
     lock.acquire()
-    time.sleep(1.01)
+    time.sleep(1.01)  # likewise: the cache forgets by time alone
     assert not lock.held
     assert not is_free(lock)
     with pytest.raises(LockNotOwned, match="give it more than the work takes"):

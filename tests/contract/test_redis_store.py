@@ -288,7 +288,7 @@ def test_t39_on_a_full_redis_leases_go_on_and_end_and_nothing_new_begins(make_re
         store.park(message, claim(), Parcel(b"body", "R", "q"))
         lapsing = owner()
         store.acquire(lapsing, Claim("lapsed", 0.05))
-        time.sleep(0.1)
+        time.sleep(0.1)  # the lease of who lapses
         client.config_set("maxmemory", "1")  # whatever is there is too much
 
         before = dump(client)
