@@ -451,6 +451,7 @@ class Agent:
     def _park(self, parks: list[Park]) -> None:
         packed = [(park, self._parcel(park)) for park in parks]
         fitting = [(park, parcel) for park, parcel in packed if self._fits(park, parcel[2])]
+        asked_at = self._clock.monotonic()
         replies = self.store.park_many([parcel for _, parcel in fitting])
         for (park, _), reply in zip(fitting, replies, strict=True):
             if isinstance(reply, BackendError):
@@ -458,7 +459,7 @@ class Agent:
                 self.counts.backend_errors += 1
                 self._again(park, delay_after(reply))
             else:
-                self._parked(park.request, reply)
+                self._parked(park.request, reply, asked_at)
 
     def _fits(self, park: Park, parcel: Parcel) -> bool:
         size = len(parcel.body)
@@ -480,7 +481,7 @@ class Agent:
         owner = Owner(stamp.token, stamp.attempt, stamp.task, self.worker)
         return owner, claim_of(stamp, options), parcel
 
-    def _parked(self, request: LockedRequest, reply: Reply) -> None:
+    def _parked(self, request: LockedRequest, reply: Reply, asked_at: float) -> None:
         if reply.verdict is Verdict.FULL:
             self._post(self.desk.refused, request, "as many wait as lock_max_waiting allows")
         elif reply.verdict is Verdict.DONE:
@@ -492,8 +493,8 @@ class Agent:
             if reply.verdict is Verdict.TWIN:
                 self._post(self.desk.twinned, request)
             else:
-                seen_at = self._clock.monotonic()
-                self._post(self.desk.parked, request, str(reply.holder or ""), reply.rank, seen_at)
+                holder = str(reply.holder or "")
+                self._post(self.desk.parked, request, holder, reply.rank, asked_at)
 
     def look_again(self, request: LockedRequest) -> None:
         """Tell the desk that a message is blocked, if it still is; see :meth:`Desk.blocked`."""
@@ -503,12 +504,13 @@ class Agent:
         stamp = request.stamp
         store: Any = self.store
         admin = RedisAdminStore(store.client, store.keyspace)
-        standing, seen_at = admin.look(stamp.name, stamp.token), self._clock.monotonic()
+        asked_at = self._clock.monotonic()
+        standing = admin.look(stamp.name, stamp.token)
         if standing.waiting is None or standing.waiting.state not in {"parked", "adrift"}:
             return
         holders = [str(each) for each in admin.inspect(stamp.name, waiters=0).holders]
         event = TaskBlocked(*about(request), holder="".join(holders[:1]), rank=standing.rank)
-        self._post(self.desk.blocked, request, event, seen_at)
+        self._post(self.desk.blocked, request, event, asked_at)
 
     def _hear_of_revokes(self) -> None:
         """Look for tasks that were revoked since the last look; mingle and state files count."""

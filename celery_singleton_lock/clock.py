@@ -2,7 +2,7 @@
 
 Order between clients is the server's business (every script reads ``TIME`` on the server). What a
 process measures itself are durations, and those come from the monotonic clock. The wall clock is
-read for one thing: how far off an ETA is, which Celery counts by it.
+read for what Celery counts by it: how far off an ETA is, and when an event happened.
 """
 
 from __future__ import annotations
@@ -26,6 +26,11 @@ class SystemClock:
     def monotonic(self) -> float:
         """Seconds since some fixed point; never goes back."""
         return time.monotonic()
+
+
+def wall_time() -> float:
+    """Return the seconds since 1970 by this machine's wall clock, as Celery's events tell them."""
+    return time.time()
 
 
 class MovableClock:

@@ -11,13 +11,14 @@ import os
 import random
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Final, Protocol
 
 from celery import signals
 from celery.worker.state import revoked as revoked_tasks
 from celery.worker.state import task_ready, task_reserved
 
-from celery_singleton_lock.clock import ServerClock, SystemClock
+from celery_singleton_lock.clock import ServerClock, SystemClock, wall_time
 from celery_singleton_lock.errors import (
     ConfigurationError,
     LockConflict,
@@ -40,6 +41,7 @@ from celery_singleton_lock.events import (
     log_keys,
 )
 from celery_singleton_lock.gate import Turned, cannot_wait, reservation_for
+from celery_singleton_lock.mailbox import LATER
 from celery_singleton_lock.model import CLAIM_LEASE, Delivery, Ending, Reservation, new_token
 from celery_singleton_lock.modes import ENFORCE, OFF, Modes
 from celery_singleton_lock.naming import ArgumentsDoNotBind
@@ -74,8 +76,11 @@ MOST_SHOWN: Final = 100
 """Most locks that a report names."""
 
 
-FRESH: Final = 1.0
-"""Seconds within which it is told that a message was parked; later it is looked at again."""
+FRESH: Final = LATER
+"""Seconds within which it is told that a message waits; later it is looked at again.
+
+Who is delivered a message tells of it as much later, hence after whoever has seen it waiting.
+"""
 
 INF: Final = float("inf")
 
@@ -189,6 +194,9 @@ class Desk:
 
     sends_events: Callable[[], bool]
     """Whether anybody listens to events of tasks; likewise."""
+
+    later: Callable[[Callable[[], None]], None] | None = None
+    """Makes a call :data:`FRESH` seconds later; likewise. None where the loop runs the tasks."""
 
     broadcast: frozenset[str] = frozenset()
     """Exchanges from which each worker gets a copy; set once the worker's queues are known."""
@@ -392,7 +400,7 @@ class Desk:
             request: the message.
             holder: who holds its lock.
             rank: its place in line.
-            seen_at: local monotonic time at which that was so; now, unless given.
+            seen_at: local monotonic time at which that was asked; now, unless given.
         """
         self._back_from_clerk(request)
         request.acknowledge()
@@ -402,9 +410,9 @@ class Desk:
         self.blocked(request, event, seen_at)
 
     def blocked(self, request: LockedRequest, event: TaskBlocked, seen_at: float) -> None:
-        """Send the event of it, if the message has not had the time to end elsewhere meanwhile.
+        """Send the event of it, if that comes before all that another worker tells of the message.
 
-        For Celery's State, BLOCKED that comes after REVOKED would be the last word.
+        For Celery's State, BLOCKED that comes after STARTED or REVOKED would be the last word.
         """
         if not self.sends_events():
             return
@@ -467,6 +475,7 @@ class Desk:
         request.desk, request.stamp = self, stamp
         request.delivered = request.took = request.was_blocked = True
         self._by_token[stamp.token] = request
+        self._hush(request)
         if delivery.verdict == "revoked":
             revoked_tasks.add(request.id)  # another worker may have heard of it, and this one not
         if request.revoked():
@@ -477,6 +486,12 @@ class Desk:
         self._tell(request, _delivered(request, delivery))
         self(request)
         return None
+
+    def _hush(self, request: LockedRequest) -> None:
+        """Let whoever parked the message tell of that first; see :data:`FRESH`."""
+        if self.later is not None and self.sends_events():
+            request.hush()
+            self.later(request.speak)
 
     def redispatch(self, request: LockedRequest) -> None:
         """Send a copy to the pool: what it is a copy of is not known any more."""
@@ -745,11 +760,14 @@ class Desk:
     def _send_event_of(self, request: LockedRequest, event: TaskEvent) -> None:
         sent = celery_event(event)
         if sent is not None and request.task.send_events:
-            name, fields = sent
-            try:
-                self.send_event(name, **fields)
-            except Exception:
-                logger.exception("celery-singleton-lock: %s of %s could not be sent", name, request)
+            sent[1]["timestamp"] = wall_time()
+            request.say(partial(self._send_event, request, *sent))
+
+    def _send_event(self, request: LockedRequest, name: str, fields: dict[str, Any]) -> None:
+        try:
+            self.send_event(name, **fields)
+        except Exception:
+            logger.exception("celery-singleton-lock: %s of %s could not be sent", name, request)
 
     # -- the worker's life ------------------------------------------------------------------------
 

@@ -549,10 +549,18 @@ def _acquired_alone(lock: Lock, options: LockOptions, patience: float, store: St
         raise LockWaitTimeout(msg, lock.name)
     if lock.acquire(blocking=False):
         return True
-    view = store.inspect(lock.name, waiters=0)
-    reason = why_busy(lock.name, next(iter(view.holders), None), view.paused)
+    reason = _why_refused(lock.name, store)
     error = Turned("skipped", reason) if options.on_conflict == "skip" else None
     raise error or LockConflict(f"The {reason}.", lock.name)
+
+
+def _why_refused(name: str, store: Store) -> str:
+    """Return who holds a lock that was just refused; refused it stays, if Redis fails only now."""
+    try:
+        view = store.inspect(name, waiters=0)
+    except BackendError:
+        return why_busy(name, None, "")
+    return why_busy(name, next(iter(view.holders), None), view.paused)
 
 
 def owner_of(stamp: Stamp) -> Owner:

@@ -8,6 +8,8 @@ into the other, which wakes the loop at once.
 
 A child that is spawned inherits nothing: for it, its pipe has a name (:meth:`Mailbox.publish`),
 which ends with the worker, however that ends.
+What is to be done in the loop a little later waits here too: Celery's own timers are cleared when a
+connection is lost.
 Where the worker has no loop of its own, a thread, or a greenlet, stands in: :meth:`Mailbox.serve`.
 """
 
@@ -15,22 +17,29 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import select
 import shutil
 import tempfile
+import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from celery_singleton_lock.clock import SystemClock
 from celery_singleton_lock.native import original
 
 logger = logging.getLogger(__name__)
+_clock = SystemClock()
 
 HEAR: Final = 0.05
 """Seconds between two looks for notices; a task that ends before says the same by its end."""
+
+LATER: Final = 0.5
+"""Seconds after which a later call is made."""
 
 PATH: Final = "CELERY_SINGLETON_LOCK_MAILBOX"
 """Environment variable by which spawned children learn the name of their pipe."""
@@ -56,6 +65,8 @@ class Mailbox:
         self._reader, self._writer = _pipe()
         self._ear, self._mouth = _pipe()
         self._calls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._later: deque[tuple[float, Callable[[], None]]] = deque()
+        self._one_at_a_time = threading.RLock()
         self._rest = b""
         self._closed = False
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -69,6 +80,13 @@ class Mailbox:
         """Run ``call(*args)`` in the main loop, soon. Safe from any thread."""
         self._calls.append((call, args))
         self._write(self._writer, b".")
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Run ``call()`` in the main loop, :data:`LATER` seconds from now or a little after.
+
+        For calls from the main loop itself.
+        """
+        self._later.append((_clock.monotonic() + LATER, call))
 
     def announce(self, token: str) -> None:
         """Tell the main loop that ``token`` holds its lock. Safe from children and threads.
@@ -113,7 +131,7 @@ class Mailbox:
     def serve(self) -> None:
         """Make all calls as they arrive, until closed: the loop of a worker that has none."""
         while not self._closed:
-            select.select([self._reader, self._ear], [], [])
+            select.select([self._reader, self._ear], [], [], HEAR if self._later else None)
             guarded(self.drain)
 
     def drain(self, *_: Any) -> None:
@@ -125,10 +143,23 @@ class Mailbox:
             guarded(call, *args)
 
     def hear(self) -> None:
-        """Take the notices that have arrived. Runs in the main loop, every :data:`HEAR` seconds."""
+        """Take the notices that have arrived, and make the later calls that are due.
+
+        Runs in the main loop, every :data:`HEAR` seconds.
+        """
         *lines, self._rest = (self._rest + self._read(self._ear)).split(b"\n")
         for line in lines:
             guarded(self.on_notice, line.decode())
+        self._make_later_calls(_clock.monotonic())
+
+    def hurry(self) -> None:
+        """Make all later calls now: the loop ends, or the connection over which they tell."""
+        self._make_later_calls(math.inf)
+
+    def _make_later_calls(self, now: float) -> None:
+        with self._one_at_a_time:  # who serves, and who ends the worker
+            while self._later and self._later[0][0] <= now:
+                guarded(self._later.popleft()[1])
 
     def _read(self, end: int) -> bytes:
         try:

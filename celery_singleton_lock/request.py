@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
 from billiard.einfo import ExceptionWithTraceback
@@ -12,7 +13,7 @@ from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.exceptions import TaskRevokedError
 from celery.worker.request import Request
 
-from celery_singleton_lock.clock import SystemClock
+from celery_singleton_lock.clock import SystemClock, wall_time
 from celery_singleton_lock.errors import (
     BackendError,
     LockConflict,
@@ -21,6 +22,7 @@ from celery_singleton_lock.errors import (
     LockWaitTimeout,
 )
 from celery_singleton_lock.gate import Turned
+from celery_singleton_lock.mailbox import guarded
 from celery_singleton_lock.model import Ending
 from celery_singleton_lock.stamp import STAMP, UNSTAMPED, Stamp
 
@@ -89,6 +91,7 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
     _withheld = False
     _ack_due = False
     _start_due = False
+    _unsaid: list[Callable[[], None]] | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Note when the message came: an ETA may keep it here for hours."""
@@ -168,12 +171,32 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
             return
         self._send(type, **fields)
 
+    def hush(self) -> None:
+        """Keep to itself what is to be told of it, until :meth:`speak`."""
+        self._unsaid, self._saying = [], threading.RLock()
+
+    def speak(self) -> None:
+        """Tell what was kept, in its order, and all else at once from now on."""
+        with self._saying:
+            for say in self._unsaid or ():
+                guarded(say)
+            self._unsaid = None
+
+    def say(self, say: Callable[[], None]) -> None:
+        """Make a call that tells something of this request, in its turn. Safe from any thread."""
+        if self._unsaid is not None:
+            with self._saying:
+                if self._unsaid is not None:
+                    return self._unsaid.append(say)
+        return say()
+
     def _send(self, name: str, **fields: Any) -> None:
         if self.was_blocked and name in _STATE_OF:
             fields.setdefault("state", _STATE_OF[name])
         if name == "task-started" and self.stamp.name:
             fields["lock"] = self.stamp.name
-        super().send_event(name, **fields)
+        fields.setdefault("timestamp", wall_time())
+        self.say(partial(super().send_event, name, **fields))
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """Watch the lease from here on."""

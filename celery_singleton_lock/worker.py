@@ -177,6 +177,8 @@ class Crew:
         self.agent.desk = self.desk
         self.desk.send_event = self.send_event
         self.desk.sends_events = self.sends_events
+        if self.kind != "solo":
+            self.desk.later = self.mailbox.later
         link.mailbox.on_notice = self.desk.on_notice
         if self.kind in ("solo", *_GREEN):  # tasks run where the notice is heard
             extension.announce = partial(guarded, self.desk.on_notice)
@@ -451,6 +453,7 @@ class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is 
         if self.crew is None:
             return
         self.crew.mailbox.hear()  # who has its lock is acknowledged while there is a connection
+        self.crew.mailbox.hurry()  # and what happened to it is told
         closing = consumer.controller.blueprint.state in (bootsteps.CLOSE, bootsteps.TERMINATE)
         if closing:
             self.crew.agent.retire()

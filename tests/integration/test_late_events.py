@@ -48,3 +48,32 @@ def test_a_worker_that_stood_still_does_not_show_a_task_as_blocked_that_was_revo
             goes_on.touch()
             eventually(lambda: shown(log, task) == "BLOCKED", 20, lambda: log.of(task))
         lock.release()
+
+
+def test_a_late_worker_does_not_show_a_task_as_blocked_that_started_right_after_it_was_parked(
+    own_book, key
+):
+    """It tells that the task is blocked, which was so a moment ago; who runs it tells later."""
+    book = own_book
+    halts, goes_on, steps_back, parks = (
+        book.journal.folder / name for name in ("halts", "goes-on", "steps-back", "parks")
+    )
+    steps_back.touch()
+    lock = Lock(book.client, f"k:{key}", lease=600)
+    lock.acquire()
+    late = {"imports": ["integration.halting"]}
+    with book.worker(concurrency=1, conf=late, args=("-E",)), EventLog(book.app) as log:
+        task = book.send("act", key, 0, hold="ends")
+        eventually(halts.exists, 20, "it halts")
+        with book.worker(concurrency=1, args=("-E",)):
+            parks.touch()
+            book.await_waiting(key, 1)
+            lock.release()
+            eventually(lambda: book.starts(key), 10, "it runs")
+            goes_on.touch()
+            eventually(lambda: shown(log, task) == "STARTED", 20, lambda: log.of(task))
+            eventually(lambda: book.unacked() == 0, 20, "the late one has come to it")
+            never(lambda: shown(log, task) != "STARTED", 2, lambda: log.of(task))
+            assert "task-blocked" in log.of(task)
+            book.open("ends")
+            eventually(lambda: shown(log, task) == "SUCCESS", 20, lambda: log.of(task))

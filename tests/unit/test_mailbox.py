@@ -9,11 +9,13 @@ import subprocess
 import sys
 import tempfile
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from celery_singleton_lock.mailbox import PATH, Mailbox, announcer, guarded
+from support.waiting import eventually
 
 
 @pytest.fixture
@@ -254,6 +256,40 @@ def test_a_thread_serves_where_there_is_no_loop(mailbox):
     mailbox.post(called.set)
     assert called.wait(5)
     assert mailbox.heard == ["token"]
+    mailbox.close()
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_a_later_call_is_made_half_a_second_later_in_its_turn(mailbox):
+    """Not by the loop's next look; and those that end the worker need not wait."""
+    told = []
+    for n in range(3):
+        mailbox.later(partial(told.append, n))
+    mailbox.hear()
+    assert told == []
+    eventually(lambda: mailbox.hear() or told == [0, 1, 2], 5, "they are made")
+    mailbox.later(partial(told.append, 3))
+    mailbox.hurry()
+    assert told == [0, 1, 2, 3]
+
+
+def test_a_later_call_that_fails_keeps_none_of_the_others(mailbox):
+    """It is logged."""
+    told = []
+    mailbox.later(lambda: 1 / 0)
+    mailbox.later(partial(told.append, 1))
+    mailbox.hurry()
+    assert told == [1]
+
+
+def test_who_serves_without_a_loop_makes_later_calls_too(mailbox):
+    """Nothing else wakes it meanwhile."""
+    told = threading.Event()
+    thread = threading.Thread(target=mailbox.serve)
+    thread.start()
+    mailbox.post(mailbox.later, told.set)
+    assert told.wait(5)
     mailbox.close()
     thread.join(5)
     assert not thread.is_alive()

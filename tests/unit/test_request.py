@@ -17,7 +17,7 @@ from kombu.message import Message
 from kombu.utils.json import dumps
 
 from celery_singleton_lock import LockedTask
-from celery_singleton_lock.clock import ServerClock
+from celery_singleton_lock.clock import ServerClock, wall_time
 from celery_singleton_lock.desk import Desk, worker_id
 from celery_singleton_lock.events import Observers
 from celery_singleton_lock.extension import install
@@ -444,6 +444,28 @@ def test_a_delivered_message_goes_to_the_pool_with_its_grant(office):
     deliver(office)
     assert office.sent == [request]
     assert office.desk.backlog() == 1
+
+
+def test_what_is_told_of_a_delivered_message_waits_and_keeps_its_order(office):
+    """Who parked it tells of that first. Each event has the time at which it happened."""
+    later, told = [], []
+    office.desk.later, office.desk.sends_events = later.append, lambda: True
+    office.desk.send_event = lambda event, /, **fields: told.append((event, fields["timestamp"]))
+    request = office.message("early", "b")
+    request._eventer = SimpleNamespace(enabled=True, send=office.desk.send_event)
+    office.desk.deliver(Delivery("k:b", "token.1", 7, b"", "granted", 1.5), request)
+    take(office, request)
+    request.send_event("task-succeeded")
+    assert told == []
+    (speak,) = later
+    spoke = wall_time()
+    speak()
+    names = [name for name, _ in told]
+    assert names[0] == "task-delivered"
+    assert names.index("task-started") < names.index("task-succeeded")
+    assert max(at for _, at in told) < spoke
+    request.send_event("task-retried")
+    assert told[-1][0] == "task-retried"
 
 
 def test_who_comes_behind_a_delivered_message_is_parked_at_once(office):
