@@ -39,6 +39,7 @@ POOLS: Final = ("prefork", "threads", "solo")
 OURS: Final = re.compile(
     r"(BOOK|CHAOS|PYTEST|FLASH_SALE|LEDGER|REPORT|README|SITE)_\w+|BAD|BREAK"
     r"|CELERY_(BROKER_URL|RESULT_BACKEND)|C_FORCE_ROOT|DJANGO_SETTINGS_MODULE"
+    r"|_MP_FORK_LOG\w+|CELERY_LOG_\w+"  # a worker that ran in a thread here leaves them behind
 )
 """Variables that nobody reads while third parties are imported."""
 MEASURED: Final = bool({"COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG"} & set(os.environ))

@@ -101,8 +101,9 @@ def test_from_code_it_prints_to_stdout(held):
     assert lock["name"] == "account:1"
 
 
-def test_a_project_without_an_app_is_asked_for_it(capsys):
+def test_a_project_without_an_app_is_asked_for_it(capsys, monkeypatch):
     """A Celery of its own that knows nothing would show nothing, and be believed."""
     _state._set_current_app(None)
+    monkeypatch.setattr(_state, "default_app", None)  # a worker in a thread has made its app this
     assert manage("list") == 2
     assert "the project has made no Celery app by now" in capsys.readouterr().err
