@@ -20,13 +20,6 @@ server's wall clock may be slewed against our monotonic one."""
 IDLE = 2.0
 """Most seconds for which a task waits beside a free permit while a worker could run it."""
 
-SIGN_OF_LIFE = 3.0
-"""Seconds after its last sign of life for which a worker is given grants."""
-
-ADRIFT = 5.0
-"""Seconds after which it is looked again whether a worker consumes what has gone adrift. After a
-silence of Redis that outlasted every worker's sign of life, all that waits may have gone adrift."""
-
 BLINK = 1.0
 """Longest pause between two looks at the locks that still counts as looking."""
 
@@ -280,13 +273,11 @@ def _died_in_hands(history: History) -> set[str]:
 @rule("nothing waits beside a free lock")
 def idle_locks(history: History) -> Iterator[Violation]:
     alive = fleet_alive(history)
-    silences = [(since, until) for since, until in history.outages if until - since > SIGN_OF_LIFE]
     for lock, spans in _free_spans(history).items():
         for begin, end in spans:
-            adrift = any(until - BLINK < begin < until + ADRIFT for _, until in silences)
             for up, down in alive:
                 idle = min(end, down) - max(begin, up)
-                if idle > IDLE + adrift * ADRIFT:
+                if idle > IDLE:
                     text = f"{lock}: a permit was free beside waiters for {idle:.1f} s"
                     yield Violation("nothing waits beside a free lock", max(begin, up), text)
 

@@ -59,25 +59,51 @@ def test_a_delivery_that_its_worker_lost_keeps_its_place(store):
     assert store.inspect(NAME).waiting == 1
 
 
-def test_renewals_beside_it_do_not_keep_a_message_adrift(lock_client):
-    """Nobody consumed it when it was parked. A sweeper looks after 5 s, whoever renews meanwhile.
-
-    A permit is free, and its worker has come: renewals every 4 s must not put the look off.
-    """
+@pytest.fixture
+def timed(lock_client):
+    """A store whose server's clock stands at the number of seconds that it is set to."""
     clock = "local function server_time() return tonumber(redis.call('GET', 'now')) end"
-    store, now = RedisStore(lock_client, scripts=load_scripts(clock)), 1_800_000_000_000_000
-    lock_client.set("now", now)
-    holder = message("first/0/0")
+    store = RedisStore(lock_client, scripts=load_scripts(clock))
+    store.set_clock = lambda seconds: lock_client.set(
+        "now", 1_800_000_000_000_000 + seconds * 10**6
+    )
+    store.set_clock(0)
+    yield store
+    store.close()
+
+
+def adrift_beside(store, holder):
+    """Park a message that nobody consumes, beside the holder of one of two permits."""
     store.acquire(holder, Claim(NAME, 12.0, limit=2))
     store.park(message("second/0/0"), Claim(NAME, 12.0, limit=2), Parcel(b"body", "R", "q"))
     assert store.inspect(NAME).adrift == 1
-    seen = []
-    for seconds in (4, 8, 12):
-        lock_client.set("now", now + seconds * 1_000_000)
-        assert store.extend([(NAME, holder.token, 12.0)]) == [True]
-        seen += [seconds] if NAME in store.take_due(10) else []
-    assert seen[:1] == [8]
-    store.beat("w", "R", ["q"], 10.0)
-    store.kick(NAME)
-    assert store.receive("w", 1.0).body == b"body"
-    store.close()
+
+
+def test_what_goes_adrift_is_looked_at_at_once_whoever_comes_by(timed):
+    """As when Redis was away, and no worker has told yet that it lives: the first one takes it."""
+    adrift_beside(timed, message("first/0/0"))
+    timed.acquire(message("third/0/0"), Claim(NAME, 12.0, limit=2))
+    timed.beat("w", "R", ["q"], 10.0)
+    assert timed.take_due(10) == [NAME]
+    timed.kick(NAME, worker="w", realm="R")
+    timed.release(NAME, timed.inspect(NAME).holders[0].token, Ending.FINAL)
+    assert timed.receive("w", 1.0).body == b"body"
+
+
+def test_renewals_beside_it_do_not_keep_a_message_adrift(timed):
+    """Nobody consumes it. A sweeper looks at once, then every 5 s, whoever renews meanwhile.
+
+    A permit is free, and its worker comes: renewals every 4 s must not put the look off.
+    """
+    holder, seen = message("first/0/0"), []
+    adrift_beside(timed, holder)
+    for seconds in (0, 4, 8, 12):
+        timed.set_clock(seconds)
+        assert timed.extend([(NAME, holder.token, 12.0)]) == [True]
+        if NAME in timed.take_due(10):
+            seen.append(seconds)
+            timed.kick(NAME)
+    assert seen == [0, 8]
+    timed.beat("w", "R", ["q"], 10.0)
+    timed.kick(NAME)
+    assert timed.receive("w", 1.0).body == b"body"

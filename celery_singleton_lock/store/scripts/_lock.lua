@@ -27,6 +27,8 @@ local paused, ruled   -- set by operators: no grants, and a limit that goes befo
 local alone      -- nobody waits and no message is kept: what concerns the queue can be left out
 local remembers  -- some ended attempts are remembered
 local unnamed    -- the index has forgotten one
+local sweeping   -- this look is a sweeper's
+local strayed    -- a message has gone adrift in it
 
 local function digits(n) return string.format('%.0f', n) end
 
@@ -277,6 +279,7 @@ end
 -- The times at which a copy goes to the broker survive a recall: a worker that comes and goes must
 -- not multiply copies.
 local function set_adrift(token, rec)
+  strayed = true
   redis.call('ZREM', queue, token)
   become(rec, 'adrift')
   rec.publish_at = rec.publish_at or digits(now)
@@ -461,17 +464,15 @@ local function live_until(until_ms, ...)
   end
 end
 
--- When a sweeper must look again. A renewal has not looked at what is adrift itself, so it does not
--- put that look off: renewals come more often than it.
-local renewing = false
-
+-- When a sweeper must look again. What others set adrift it looks at without delay: after Redis was
+-- away no worker has told yet that it lives, and all are about to. Only a sweeper puts a look off.
 local function next_look(first)
   local look = tonumber(first or now + ADRIFT_MS)
   local deadline = redis.call('ZRANGE', deadlines, 0, 0, 'WITHSCORES')[2]
   if deadline then look = math.min(look, tonumber(deadline)) end
   if redis.call('ZCARD', adrift) > 0 then
-    local planned = renewing and redis.call('ZSCORE', due, lock)
-    look = math.min(look, tonumber(planned or now + ADRIFT_MS))
+    local planned = strayed and now or redis.call('ZSCORE', due, lock)
+    look = math.min(look, tonumber(not sweeping and planned or now + ADRIFT_MS))
   end
   -- A free permit beside waiters: more had to be moved than one script may.
   if redis.call('ZCARD', queue) > 0 and has_permit() then

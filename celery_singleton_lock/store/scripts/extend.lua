@@ -15,7 +15,6 @@ local function renew(offset, lock_name, token, lease_ms)
     redis.call('ZADD', deadlines, now + lease_ms, token)
     held = true
   end
-  renewing = true
   finish()
   return held and 1 or 0
 end

@@ -5,6 +5,7 @@
 use(0, name)
 check()
 write_though_full()
+sweeping = true
 sweep(worker)
 grant_waiters(worker)
 

@@ -306,7 +306,7 @@ def i12_somebody_looks_again_in_time(  # noqa: C901, PLR0912  # a list of facts
         return
     if verb(step) == "wait":
         return  # a client's, that looks at no lock
-    for name, ledger, _, after in touched(world, step):
+    for name, ledger, before, after in touched(world, step):
         waits = set(after.queue) | set(after.adrift) | after.overdue
         if not waits and not after.bodies:
             named = [t for t in after.holders if after.record.get(t, {}).get("indexed")]
@@ -324,6 +324,9 @@ def i12_somebody_looks_again_in_time(  # noqa: C901, PLR0912  # a list of facts
         ends = [*after.holders.values(), *after.deadlines.values()]
         if after.adrift:
             ends.append(world.now + ADRIFT)
+        if after.adrift and verb(step) != "kick":
+            new = after.adrift.keys() - before.adrift.keys()
+            ends.append(world.now if new or before.due is None else before.due)
         if after.queue and len(after.holders) < ledger.limit:
             ends.append(world.now)
         if after.due is None or after.due > min(ends, default=world.now + ADRIFT):

@@ -203,6 +203,13 @@ MUTANTS = (
     ),
     Mutant("park does not grant", "park.lua", "grant_waiters(worker)\n", ""),
     Mutant("messages adrift are not recalled", LIBRARY, "  recall(own)\nend", "end"),
+    Mutant("what goes adrift is looked at late", LIBRARY, "strayed and now or redis", "redis"),
+    Mutant(
+        "who comes by puts the look off",
+        LIBRARY,
+        "tonumber(not sweeping and planned or now",
+        "tonumber(strayed and planned or now",
+    ),
     Mutant(
         "nobody looks again",
         LIBRARY,
