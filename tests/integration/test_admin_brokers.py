@@ -11,7 +11,8 @@ from kombu import Connection
 from celery_singleton_lock import Lock
 from celery_singleton_lock.cli.commands import locks
 from celery_singleton_lock.store.redis_admin import RedisAdminStore
-from support.waiting import eventually
+from integration.book import Book
+from support.waiting import eventually, never
 
 TENANT = {"x-tenant": "acme"}
 NUMBER = 5
@@ -30,20 +31,14 @@ def test_parked_tasks_go_back_to_rabbitmq_and_come_again_from_a_file(make_book, 
     store = RedisAdminStore(book.client)
     file = tmp_path / "parked.jsonl"
 
-    def run(*args):
-        obj = SimpleNamespace(app=book.app)
-        result = CliRunner().invoke(locks, [*map(str, args)], obj=obj)
-        assert result.exit_code == 0, result.output
-        return result.output
-
     lock = Lock(book.client, "k:a", lease=600)
     lock.acquire()
     with book.worker(concurrency=1):
         sent = [book.send("act", "a", n, headers=TENANT, priority=3) for n in range(NUMBER)]
         book.await_waiting("a", NUMBER)
         eventually(lambda: book.left() == 0, 10, "acknowledged")
-    run("export", "--lock", "k:a", "--output", file)
-    run("drain", "--lock", "k:a", "--rate", 0, "--yes")
+    ran(book, "export", "--lock", "k:a", "--output", file)
+    ran(book, "drain", "--lock", "k:a", "--rate", 0, "--yes")
     assert store.inspect("k:a").bodies == 0
     eventually(lambda: book.queued() == NUMBER, 10, "in the broker again")
     seen = taken_and_put_back(book)
@@ -55,13 +50,51 @@ def test_parked_tasks_go_back_to_rabbitmq_and_come_again_from_a_file(make_book, 
     with book.worker(concurrency=1):
         assert [book.value(each, 30) for each in sent] == list(range(NUMBER))
         book.await_settled("a")
-        run("import", file, "--again")
+        ran(book, "import", file, "--again")
         eventually(lambda: len(book.starts("a")) == 2 * NUMBER, 20, "all run again")
         book.await_settled("a")
     assert book.order("a") == [*range(NUMBER)] * 2
     assert book.peak("a") == 1
     carried = {(start["priority"], start["headers"]["x-tenant"]) for start in book.starts("a")}
     assert carried == {(3, "acme")}
+
+
+@pytest.mark.full_run_plays("classic")
+def test_parked_tasks_move_to_another_broker_with_a_file_and_import_adopt(
+    make_book, redis_url, tmp_path
+):
+    """From a Redis to RabbitMQ, and to another Redis for the locks; without --adopt they wait."""
+    file = tmp_path / "parked.jsonl"
+    with Book(redis_url, tmp_path) as old:
+        lock = Lock(old.client, "k:a", lease=600)
+        lock.acquire()
+        with old.worker(concurrency=1):
+            sent = [old.send("act", "a", n, headers=TENANT) for n in range(NUMBER)]
+            old.await_waiting("a", NUMBER)
+        ran(old, "export", "--all", "--output", file)
+
+    def moved(database):
+        url = redis_url.replace("/0", f"/{database}")
+        return make_book(lock_url=url, conf={"singleton_lock_backend": url})
+
+    astray = moved(8)
+    with astray.worker(concurrency=1):
+        ran(astray, "import", file)
+        never(lambda: astray.starts("a"), 2, "they are another broker's")
+    new = moved(7)
+    with new.worker(concurrency=1):
+        ran(new, "import", file, "--adopt")
+        assert [new.value(each, 30) for each in sent] == list(range(NUMBER))
+        new.await_settled("a")
+    assert new.order("a") == list(range(NUMBER))
+    assert {start["headers"]["x-tenant"] for start in new.starts("a")} == {"acme"}
+
+
+def ran(book, *args):
+    """Return what a command of this app's locks printed."""
+    result = CliRunner().invoke(locks, [*map(str, args)], obj=SimpleNamespace(app=book.app))
+    assert result.exit_code == 0, result.output
+    return result.output
 
 
 def taken_and_put_back(book):
