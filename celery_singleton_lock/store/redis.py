@@ -96,7 +96,8 @@ class RedisStore:
         self.keyspace = self.verbs.keyspace
         self._wire = Wire(client) if direct else None
         self._blocking: dict[float, redis.Redis] = {}
-        weakref.finalize(self, _close_all, self._blocking, self._wire)
+        # At exit the system closes them: a thread may still be busy, and would fail.
+        weakref.finalize(self, _close_all, self._blocking, self._wire).atexit = False
 
     # -- verbs ------------------------------------------------------------------------------------
 

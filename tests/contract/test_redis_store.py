@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import time
 import weakref
 
@@ -497,3 +499,34 @@ def test_a_wait_on_a_stalled_server_ends_soon_after_its_time(make_redis):
     finally:
         server.resume()
         store.close()
+
+
+LEAVING = """
+import atexit, sys, threading
+
+failed = threading.Event()
+atexit.register(failed.wait, 1.0)  # the first one to be registered is the last one to be called
+
+import redis
+from celery_singleton_lock.store.redis import RedisStore
+
+store = RedisStore(redis.Redis.from_url(sys.argv[1]))
+
+def receive():
+    try:
+        store.receive("w", 30.0)
+    except BaseException as error:
+        print(repr(error))
+        failed.set()
+
+threading.Thread(target=receive, daemon=True).start()
+while not any(each["cmd"] == "blpop" for each in store.client.client_list()):
+    pass
+"""
+
+
+def test_the_end_of_a_process_takes_no_connection_from_its_threads(redis_url):
+    """A worker that is slow to leave would log a failure of ours, about a closed file."""
+    run = [sys.executable, "-c", LEAVING, redis_url]
+    ended = subprocess.run(run, capture_output=True, text=True, timeout=30, check=True)
+    assert (ended.stdout, ended.stderr) == ("", "")
