@@ -11,6 +11,7 @@ from typing import Any, Final, NoReturn
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
 
 from celery_singleton_lock.bounds import MAX_COUNT, PREFIX
+from celery_singleton_lock.credentials import PROVIDER
 from celery_singleton_lock.errors import ConfigurationError
 
 SCHEMES: Final = {
@@ -20,9 +21,12 @@ SCHEMES: Final = {
     "redis+socket": "unix",  # as Celery writes it
     "socket": "unix",
     "sentinel": "sentinel",
+    "redis+cluster": "redis+cluster",
+    "rediss+cluster": "rediss+cluster",
 }
 
-_LATER: Final = frozenset({"redis+cluster", "rediss+cluster"})
+CLUSTER: Final = frozenset({"redis+cluster", "rediss+cluster"})
+"""Schemes of URLs that name nodes of a Cluster, each of which knows all others."""
 
 MEMORY: Final = "memory"
 """Scheme of locks in the memory of one process, for tests."""
@@ -54,9 +58,10 @@ class BackendAddress:
     """Where the locks live; shown without credentials.
 
     Args:
-        scheme: ``redis``, ``rediss`` (TLS), ``unix``, ``sentinel`` or ``memory``.
-        host: machine; empty for ``unix``; the first Sentinel's for ``sentinel``; for ``memory``
-            its name, which may be empty.
+        scheme: ``redis``, ``rediss`` (TLS), ``unix``, ``sentinel``, ``redis+cluster``,
+            ``rediss+cluster`` (TLS) or ``memory``.
+        host: machine; empty for ``unix``; the first of several; for ``memory`` its name, which may
+            be empty.
         port: TCP port; 0 for ``unix`` and ``memory``.
         path: path of the socket; empty unless ``unix``.
         db: number of the database.
@@ -64,6 +69,8 @@ class BackendAddress:
         password: may be empty.
         options: what stood behind the ``?``, as text.
         sentinels: host and port of each Sentinel; user, password and database are the master's.
+        nodes: host and port of some nodes of a Cluster, of which one must answer.
+        provider: where a credential provider is, see :mod:`celery_singleton_lock.credentials`.
     """
 
     scheme: str = "redis"
@@ -75,6 +82,8 @@ class BackendAddress:
     password: str = dataclasses.field(default="", repr=False)
     options: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
     sentinels: tuple[tuple[str, int], ...] = ()
+    nodes: tuple[tuple[str, int], ...] = ()
+    provider: str = ""
 
     @property
     def url(self) -> str:
@@ -88,8 +97,11 @@ class BackendAddress:
             query = urlencode({"db": str(self.db), **self.options})
             return f"unix://{login}{quote(self.path)}?{query}"
         query = f"?{urlencode(self.options)}" if self.options else ""
+        if self.nodes:
+            places = ",".join(_place(host, port) for host, port in self.nodes)
+            return f"{self.scheme}://{login}{places}/0{query}"
         return ";".join(
-            f"{self.scheme}://{login}{f'[{host}]' if ':' in host else host}:{port}/{self.db}{query}"
+            f"{self.scheme}://{login}{_place(host, port)}/{self.db}{query}"
             for host, port in self.sentinels or ((self.host, self.port),)
         )
 
@@ -102,6 +114,10 @@ class BackendAddress:
         return safe_url(self.url)
 
 
+def _place(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def parse_backend_url(url: str, source: str = f"{PREFIX}backend") -> BackendAddress:
     """Take the URL of the locks' Redis apart, and refuse what would be misread.
 
@@ -109,7 +125,9 @@ def parse_backend_url(url: str, source: str = f"{PREFIX}backend") -> BackendAddr
         url: ``redis://[user][:password]@host[:port][/db]``, ``rediss://…`` for TLS,
             ``unix://[user][:password]@/path/of/socket[?db=0]``; Celery's ``redis+socket://`` is
             understood. ``sentinel://[user][:password]@host[:port][/db]``, of which there may be
-            several, separated by ``;``. In tests ``memory://[name]``.
+            several, separated by ``;``.
+            ``redis+cluster://[user][:password]@host[:port][,host[:port]…]`` for a Cluster, and
+            ``rediss+cluster://…`` for TLS. In tests ``memory://[name]``.
         source: the setting from which it came, for errors.
 
     Raises:
@@ -120,7 +138,13 @@ def parse_backend_url(url: str, source: str = f"{PREFIX}backend") -> BackendAddr
         return _in_memory(url, wrong)
     scheme = _backend_scheme(url, wrong)
     if scheme == SENTINEL:
-        return _joined([_one_address(each, scheme, wrong) for each in each_address(url)], wrong)
+        found = [_one_address(each, scheme, wrong) for each in each_address(url)]
+        return dataclasses.replace(_joined(found, wrong), sentinels=_places(found))
+    if scheme in CLUSTER:
+        found = [_one_address(each, scheme, wrong) for each in _each_node(url)]
+        if any(each.db for each in found):
+            wrong.refuse("a Cluster has one database, number 0. Leave the number out")
+        return dataclasses.replace(_joined(found, wrong), nodes=_places(found))
     return _one_address(url, scheme, wrong)
 
 
@@ -132,17 +156,31 @@ def _in_memory(url: str, wrong: _WrongUrl) -> BackendAddress:
     return BackendAddress(MEMORY, name, 0)
 
 
+def _each_node(url: str) -> list[str]:
+    """Return an address for each node; what is said once of all is said of each."""
+    found = []
+    for address in each_address(url):
+        start, _, rest = address.partition("://")
+        login, at, places = re.match(r"(?:(.*)(@))?(.*)", rest, re.DOTALL).groups(default="")  # type: ignore[union-attr]  # it fits any text
+        hosts, behind = re.match(r"([^/?#]*)(.*)", places, re.DOTALL).groups()  # type: ignore[union-attr]
+        found += [f"{start}://{login}{at}{host}{behind}" for host in hosts.split(",")]
+    return found
+
+
+def _places(found: list[BackendAddress]) -> tuple[tuple[str, int], ...]:
+    return tuple((each.host, each.port) for each in found)
+
+
 def _joined(found: list[BackendAddress], wrong: _WrongUrl) -> BackendAddress:
-    """Return one address for all Sentinels; what only some say about the master counts for all."""
+    """Return one address for all; what only some say about the servers counts for all."""
     said: dict[str, Any] = {}
-    for name in ("db", "username", "password", "options"):
+    for name in ("db", "username", "password", "options", "provider"):
         values = [value for each in found if (value := getattr(each, name))]
         if any(value != values[0] for value in values):
-            wrong.refuse(f"its addresses differ in {name}, and that is the one master's")
+            wrong.refuse(f"its addresses differ in {name}, and that is the same for all")
         if values:
             said[name] = values[0]
-    sentinels = tuple((each.host, each.port) for each in found)
-    return dataclasses.replace(found[0], **said, sentinels=sentinels)
+    return dataclasses.replace(found[0], **said)
 
 
 def _one_address(url: str, scheme: str, wrong: _WrongUrl) -> BackendAddress:
@@ -152,6 +190,11 @@ def _one_address(url: str, scheme: str, wrong: _WrongUrl) -> BackendAddress:
     username = options.pop("username", unquote(parts.username or ""))
     password = options.pop("password", unquote(parts.password or ""))
     path = unquote(parts.path)
+    provider = options.pop(PROVIDER, "")
+    if provider and (username or password):
+        wrong.refuse(
+            f"it has a user or password, and a {PROVIDER}, which gives both. Leave one out"
+        )
     database = options.pop("virtual_host", "")
     database = options.pop("db", database)
     if scheme == "unix" and (host or not path.strip("/")):
@@ -163,10 +206,11 @@ def _one_address(url: str, scheme: str, wrong: _WrongUrl) -> BackendAddress:
     known = MappingProxyType({name: _option(name, value) for name, value in options.items()})
     if scheme == "unix":
         db = _database(database, wrong)
-        return BackendAddress(scheme, "", 0, path, db, username, password, known)
+        return BackendAddress(scheme, "", 0, path, db, username, password, known, provider=provider)
     db = _database(database or path, wrong)
     host = host or "localhost"
-    return BackendAddress(scheme, host, port, "", db, username, password, known)
+    login = (username, password)
+    return BackendAddress(scheme, host, port, "", db, *login, known, provider=provider)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -183,16 +227,18 @@ class _WrongUrl:
 
 
 def _backend_scheme(url: str, wrong: _WrongUrl) -> str:
-    """Return ``redis``, ``rediss``, ``unix`` or ``sentinel``."""
+    """Return one of the values of :data:`SCHEMES`."""
     scheme = scheme_of(url)
-    if scheme in _LATER:
-        wrong.refuse(f"{scheme}:// comes with a later version. For now, use redis:// or rediss://")
     if scheme not in SCHEMES:
-        wrong.refuse("locks live in Redis: use redis://, rediss:// (TLS), unix:// or sentinel://")
+        wrong.refuse(
+            "locks live in Redis: use redis://, rediss:// (TLS), unix://, sentinel:// or "
+            "redis+cluster://"
+        )
     addresses = each_address(url)
-    if scheme == SENTINEL and {scheme_of(each) for each in addresses} != {SENTINEL}:
-        wrong.refuse("write each of its addresses as sentinel://host:port")
-    if scheme != SENTINEL and len(addresses) > 1:
+    several = scheme == SENTINEL or scheme in CLUSTER
+    if several and {scheme_of(each) for each in addresses} != {scheme}:
+        wrong.refuse(f"write each of its addresses as {scheme}://host:port")
+    if not several and len(addresses) > 1:
         wrong.refuse("a lock has one authority, and these are several. Name one Redis")
     return SCHEMES[scheme]
 
@@ -229,6 +275,9 @@ def _option(name: str, value: str) -> str:
 _SCHEME: Final = re.compile(r"([a-zA-Z][a-zA-Z0-9+.\-]*)://")
 _BETWEEN: Final = re.compile(rf"([,;]\s*)(?={_SCHEME.pattern.replace('(', '(?:', 1)})")
 _PLAIN: Final = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[\w.\-]*)(:\d*)?([/?#].*)?", re.DOTALL)
+_PLAINS: Final = re.compile(
+    r"(?:(?:\[[0-9a-fA-F:.%]+\]|[\w.\-]+)(?::\d+)?(?:,|(?=[/?#]|$)))+([/?#].*)?", re.DOTALL
+)
 _QUERY: Final = re.compile(r"\?(?=[\w.\-]+=)")
 _SECRET: Final = re.compile(r"(?i)([?&;][^=&;]*(?:pass|secret|token|cred|user|key)[^=&;]*=)[^&;]*")
 
@@ -265,10 +314,11 @@ def _safe_address(address: str) -> str:
     """Return one address without credentials."""
     match = _SCHEME.match(address)
     start = match.group() if match else ""
+    several = start.lower().removesuffix("://") in CLUSTER
     login, _, place = address[len(start) :].rpartition("@")
     if login:
         start += "***@"
-    elif not _PLAIN.fullmatch(place):  # half of a password that holds a comma
+    elif not (_PLAINS if several else _PLAIN).fullmatch(place):  # half a password, with a comma
         place = "***"
     return start + _SECRET.sub(r"\1***", place)
 

@@ -67,7 +67,7 @@ from celery_singleton_lock.request import LockedRequest, about
 from celery_singleton_lock.settings import LockOptions
 from celery_singleton_lock.stamp import Stamp, doubted, task_id_of
 from celery_singleton_lock.store.base import Store
-from celery_singleton_lock.store.redis_admin import RedisAdminStore
+from celery_singleton_lock.store.open import admin_of
 from celery_singleton_lock.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
@@ -502,8 +502,7 @@ class Agent:
 
     def _look_again(self, request: LockedRequest) -> None:
         stamp = request.stamp
-        store: Any = self.store
-        admin = RedisAdminStore(store.client, store.keyspace)
+        admin = admin_of(self.store)  # type: ignore[arg-type]  # a worker's is one of those
         asked_at = self._clock.monotonic()
         standing = admin.look(stamp.name, stamp.token)
         if standing.waiting is None or standing.waiting.state not in {"parked", "adrift"}:

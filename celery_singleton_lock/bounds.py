@@ -19,6 +19,12 @@ MAX_WAIT: Final = 366 * 86_400.0
 LONGEST_DELAY: Final = 900.0
 """Seconds. A requeued message is unacknowledged for as long, and brokers bound that."""
 
+MIN_REPLICAS_WAIT: Final = 0.01
+"""Seconds."""
+
+MAX_REPLICAS_WAIT: Final = 1.5
+"""Seconds. The agent's connection gives up after 2."""
+
 MAX_COUNT: Final = 2**31 - 1
 """Most permits, waiters and bytes that can be asked for."""
 

@@ -17,8 +17,10 @@ from celery_singleton_lock.bounds import (
     LONGEST_DELAY,
     MAX_COUNT,
     MAX_LEASE,
+    MAX_REPLICAS_WAIT,
     MAX_WAIT,
     MIN_LEASE,
+    MIN_REPLICAS_WAIT,
 )
 from celery_singleton_lock.caches import is_alias
 from celery_singleton_lock.errors import ConfigurationError
@@ -158,6 +160,15 @@ def _backend(place: Place, value: Any) -> str | None:
     return value
 
 
+def _replicas_timeout(place: Place, value: Any) -> float:
+    """Check how long a worker waits for replicas; its connections give up after 2 s."""
+    remedy = "all that this worker parks waits for as long, so use 0.5, and 1.5 at most"
+    seconds = _seconds(place, value, MAX_REPLICAS_WAIT, remedy)
+    if seconds < MIN_REPLICAS_WAIT:
+        place.refuse(value, remedy)
+    return seconds
+
+
 def _port(place: Place, value: Any) -> int | None:
     """Check the port of the metrics."""
     if value is not None and (type(value) is not int or not 1 <= value <= MOST_PORT):
@@ -191,6 +202,9 @@ OPTIONS: Final[Mapping[str, Check]] = {
     "requeue_max": _delay,
     "eager": eager,
     "mode": _choice("enforce", "observe", "off"),
+    "quarantine": eager,
+    "replicas_wait": _count(0, "0 waits for none"),
+    "replicas_timeout": _replicas_timeout,
     "metrics_port": _port,
     "metrics_address": _address,
     "metrics_by_lock": eager,

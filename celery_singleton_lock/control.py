@@ -17,7 +17,7 @@ from celery_singleton_lock.clock import SystemClock
 from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.modes import ALL, MODES
 from celery_singleton_lock.store.admin import Operator
-from celery_singleton_lock.store.redis_admin import RedisAdminStore
+from celery_singleton_lock.store.open import admin_of
 
 if TYPE_CHECKING:
     from celery_singleton_lock.request import LockedRequest
@@ -143,14 +143,14 @@ def lock_release(state: Any, token: str, who: str = "", why: str = "", **_: Any)
 def _remark(crew: Any, shown: str, by: Operator) -> None:
     """Put into the audit what was ordered, if Redis answers; the log has it in any case."""
     try:
-        RedisAdminStore(crew.agent.store.client, crew.agent.store.keyspace).remark(shown, by)
+        admin_of(crew.agent.store).remark(shown, by)
     except SingletonLockError as error:
         logger.warning("celery-singleton-lock: %s is not in the audit: %s", shown, error)
 
 
 def _release(crew: Any, name: str, token: str, by: Operator) -> None:
     """Release in the agent's thread, and tell what came of it."""
-    store = RedisAdminStore(crew.agent.store.client, crew.agent.store.keyspace)
+    store = admin_of(crew.agent.store)
     told = {"lock_event": "forced-release", "lock_name": name, "lock_by": by.who}
     try:
         force_release(store, name, token, by)

@@ -24,7 +24,6 @@ from celery_singleton_lock.events import (
     celery_event,
 )
 from celery_singleton_lock.gate import Gate, Run, take_stamp
-from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.mailbox import announcer
 from celery_singleton_lock.modes import ENFORCE, OFF
 from celery_singleton_lock.naming import Namer, compile_name
@@ -37,8 +36,9 @@ from celery_singleton_lock.settings import (
     parse_settings,
     resolve_options,
 )
-from celery_singleton_lock.store.connect import connect
+from celery_singleton_lock.store.open import open_store
 from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.verbs import Replicas
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -183,8 +183,15 @@ class Extension:
             ConfigurationError: there is no usable URL.
         """
         settings = self.settings
-        client = connect(settings.address(), settings.backend_options, patience=patience)
-        return RedisStore(client, Keyspace(settings.prefix), direct=direct)
+        return open_store(
+            settings.address(),
+            settings.backend_options,
+            settings.prefix,
+            patience=patience,
+            direct=direct,
+            quarantine=settings.quarantine,
+            replicas=Replicas(settings.replicas_wait, settings.replicas_timeout),
+        )
 
     # -- tasks that run where they are called ------------------------------------------------------
 

@@ -30,6 +30,10 @@ thousand), ``fleet:mode`` (HASH, task or ``*`` -> mode), and ``schema``.
 Of tasks that run without their locks and are observed: ``observed`` of a lock (HASH, run -> JSON),
 and per bucket ``observed:tasks`` and ``observed:locks`` (HASH, name -> JSON: runs, blocked, waited
 and longest, ms) with ``observed:ranks`` (ZSET, lock -> blocked). All are bounded and expire.
+
+On Cluster a script may touch one slot only, so there what the scripts of locks use of ``fleet`` is
+in each bucket (``{bNN}:fleet:…``; ``fleet:mode`` and ``schema`` are not among it): a worker beats
+in all buckets and has an inbox in each; a channel, ``fleet:bell:<worker>``, tells it which to open.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -82,9 +86,10 @@ class LockKeys:
 
 
 @functools.lru_cache(maxsize=4096)
-def encoded(prefix: str, name: str) -> tuple[bytes, ...]:
+def encoded(prefix: str, name: str, *, spread: bool = False) -> tuple[bytes, ...]:
     """Return the keys of a lock as they are sent, in the scripts' order; a name comes often."""
-    return encoded_in(prefix, bucket_of(name), key_name(name).encode())
+    keys = encoded_in(prefix, bucket_of(name), key_name(name).encode())
+    return (*keys[:-1], Keyspace(prefix, spread).fleet_of(name).encode()) if spread else keys
 
 
 def encoded_in(prefix: str, number: int, shown: bytes) -> tuple[bytes, ...]:
@@ -104,12 +109,14 @@ class Keyspace:
 
     Args:
         prefix: first part of every key; may hold no brace, since the hash tag comes after it.
+        spread: whether each bucket has a fleet of its own: on Cluster, where it may live anywhere.
 
     Raises:
         ConfigurationError: the prefix is empty, or holds a brace or NUL.
     """
 
     prefix: str = "csl"
+    spread: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a prefix that would move the hash tag."""
@@ -140,7 +147,13 @@ class Keyspace:
             done=f"{base}:done",
             due=f"{bucket}:due",
             index=f"{bucket}:index",
-            fleet=self.fleet,
+            fleet=self.fleet_of(name),
+        )
+
+    def sent(self, name: str) -> tuple[bytes, ...]:
+        """Return the keys of the lock ``name`` as they are sent."""
+        return (
+            encoded(self.prefix, name, spread=True) if self.spread else encoded(self.prefix, name)
         )
 
     def wake(self, name: str, token: str) -> str:
@@ -160,19 +173,29 @@ class Keyspace:
         """Common start of what workers share."""
         return f"{self.prefix}:fleet"
 
+    def fleet_of(self, name: str) -> str:
+        """Likewise, as the scripts of the lock ``name`` see it."""
+        return f"{self.bucket(bucket_of(name))}:fleet" if self.spread else self.fleet
+
+    @property
+    def fleets(self) -> Sequence[str]:
+        """All of them: one, or one for each bucket."""
+        if not self.spread:
+            return (self.fleet,)
+        return tuple(f"{self.bucket(number)}:fleet" for number in range(BUCKETS))
+
     @property
     def audit(self) -> str:
-        """Return the list of what operators did."""
+        """Return the list of what operators did; a fleet of a bucket has its own."""
         return f"{self.fleet}:audit"
 
-    def inbox(self, worker: str) -> str:
-        """Return the list in which a worker receives its grants."""
-        return f"{self.fleet}:inbox:{worker}"
+    def inbox(self, worker: str, bucket: int = 0) -> str:
+        """Return the list in which a worker receives its grants: of a bucket, if it has several."""
+        return f"{self.fleets[bucket]}:inbox:{worker}"
 
-    @property
-    def parked(self) -> str:
-        """Return the set of routes of which messages are parked; their lists are named below it."""
-        return f"{self.fleet}:parked"
+    def bell(self, worker: str) -> str:
+        """Return the channel that tells a worker with several inboxes which to open."""
+        return f"{self.fleet}:bell:{worker}"
 
     @property
     def mode(self) -> str:

@@ -16,7 +16,7 @@ import logging
 import threading
 from contextlib import suppress
 from types import SimpleNamespace, TracebackType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import redis
 
@@ -26,13 +26,16 @@ from celery_singleton_lock.hold import Hold, Holding, keyspace_for, watchdog_for
 from celery_singleton_lock.model import Holder
 from celery_singleton_lock.plans import Plan, carry_out
 from celery_singleton_lock.store.base import Store
-from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.open import store_on
 from celery_singleton_lock.turn import Wish, in_thread, twice
 from celery_singleton_lock.watchdog import OnLost, Watchdog
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
+
+Backend: TypeAlias = redis.Redis | redis.RedisCluster | Store
+"""What holds locks, for threads."""
 
 
 class Lock(Holding):
@@ -63,7 +66,7 @@ class Lock(Holding):
 
     def __init__(
         self,
-        backend: redis.Redis | Store,
+        backend: Backend,
         name: str,
         *,
         lease: float = 30.0,
@@ -268,17 +271,19 @@ class Lock(Holding):
             self._undo(hold.lease.token)
 
 
-def _watchdog_for(backend: redis.Redis | Store, prefix: str | None) -> Watchdog:
+def _watchdog_for(backend: Backend, prefix: str | None) -> Watchdog:
     """Return the watchdog of this client or store in this process, with its store."""
     found: Watchdog = watchdog_for(backend, prefix, lambda: Watchdog(_store_of(backend, prefix)))
     return found
 
 
-def _store_of(backend: redis.Redis | Store, prefix: str | None) -> Store:
-    client = isinstance(backend, redis.Redis)
+def _store_of(backend: Backend, prefix: str | None) -> Store:
+    client = isinstance(backend, (redis.Redis, redis.RedisCluster))
     if not client and not hasattr(backend, "take_due"):
         kind = type(backend).__name__
         msg = f"A Lock needs a redis.Redis client or a store, not {kind}; asyncio has AsyncLock."
         raise ConfigurationError(msg)
     keyspace = keyspace_for(prefix, client=client)
-    return RedisStore(backend, keyspace) if isinstance(backend, redis.Redis) else backend
+    if isinstance(backend, (redis.Redis, redis.RedisCluster)):
+        return store_on(backend, keyspace)
+    return backend

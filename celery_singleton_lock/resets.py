@@ -12,12 +12,21 @@ from celery_singleton_lock.hold import keyspace_for
 from celery_singleton_lock.plans import carry_out, carry_out_async
 from celery_singleton_lock.store.async_redis import AsyncRedisStore
 from celery_singleton_lock.store.redis import RedisStore
-from celery_singleton_lock.store.redis_admin import GLANCED, SCANNED, fits, glances_of, match_of
+from celery_singleton_lock.store.redis_admin import (
+    GLANCED,
+    SCANNED,
+    ClusterAdminStore,
+    fits,
+    glances_of,
+    match_of,
+)
 from celery_singleton_lock.store.scripts import Call, load_admin_scripts
 from celery_singleton_lock.store.verbs import Command, Verb, Verbs
 
 
-def reset_all(client: redis.Redis, pattern: str = "", *, prefix: str | None = None) -> int:
+def reset_all(
+    client: redis.Redis | redis.RedisCluster, pattern: str = "", *, prefix: str | None = None
+) -> int:
     """Take all locks from their holders, whoever they are, and hand them to who is next.
 
     They are found by SCAN, so Redis serves others meanwhile. What is parked stays parked. To look
@@ -34,7 +43,11 @@ def reset_all(client: redis.Redis, pattern: str = "", *, prefix: str | None = No
     Raises:
         BackendError: no answer, or refused.
     """
-    store = RedisStore(client, keyspace_for(prefix, client=True))
+    keyspace = keyspace_for(prefix, client=True)
+    if isinstance(client, redis.RedisCluster):
+        nodes = ClusterAdminStore(client, keyspace)
+        return sum(nodes.reset(found.name) for found in nodes.glances(pattern) if found.held)
+    store = RedisStore(client, keyspace)
     return carry_out(_resetting_all(store.verbs, pattern), store.do)
 
 

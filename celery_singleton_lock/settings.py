@@ -26,6 +26,7 @@ from celery_singleton_lock.address import (
 from celery_singleton_lock.bounds import MAX_WAIT, PREFIX
 from celery_singleton_lock.caches import found_by_alias, is_alias
 from celery_singleton_lock.checks import OPTIONS, ConfigurationWarning, Place, eager
+from celery_singleton_lock.credentials import PROVIDER, provider_of
 from celery_singleton_lock.errors import ConfigurationError
 
 
@@ -93,6 +94,12 @@ class Settings:
             quietly: the broker's visibility time-out.
         max_body_bytes: most bytes of a message that is parked; a longer one does what
             ``lock_on_full`` says.
+        quarantine: whether no lock is granted for one longest lease after the run id of the locks'
+            Redis has changed: it was promoted, or restarted, and may have lost the last grants.
+        replicas_wait: how many replicas must have a parked message before it is acknowledged to
+            the broker; 0: none.
+        replicas_timeout: seconds for which that is waited for; then it stays with the broker, and
+            is asked again.
         metrics_port: port on which a worker serves metrics for Prometheus; None: it does not.
         metrics_address: address on which it does.
         metrics_by_lock: whether metrics of tasks have the lock's name as a label: only where there
@@ -117,6 +124,9 @@ class Settings:
     mode: str = "enforce"
     done_for: float = 3600.0
     max_body_bytes: int = 16 * 2**20
+    quarantine: bool = False
+    replicas_wait: int = 0
+    replicas_timeout: float = 0.5
     metrics_port: int | None = None
     metrics_address: str = "0.0.0.0"  # noqa: S104  # who scrapes is elsewhere
     metrics_by_lock: bool = False
@@ -142,7 +152,23 @@ class Settings:
                 f'name. Set {place} = {{"master_name": "mymaster"}}, with your master\'s name.'
             )
             raise ConfigurationError(msg)
+        self._check_provider(address)
         return address
+
+    def _check_provider(self, address: BackendAddress) -> None:
+        """Refuse a credential provider that redis-py could only fail on when it connects."""
+        options = f"{PREFIX}backend_options"
+        given = self.backend_options.get(PROVIDER)
+        if given is not None and (address.username or address.password):
+            msg = (
+                f"{self.backend_source} is {address!s}: it has a user or password, and {options} "
+                f"has a {PROVIDER}, which gives both. Leave one out."
+            )
+            raise ConfigurationError(msg)
+        if given is not None:
+            provider_of(given, options)
+        elif address.provider:
+            provider_of(address.provider, self.backend_source)
 
 
 def parse_settings(get: Callable[[str, Any], Any]) -> Settings:

@@ -645,7 +645,7 @@ def check_backend(extension: Extension, place: ServerClock) -> None:
         logger.warning("celery-singleton-lock: %s Locked tasks wait until it does.", error)
         return
     finally:
-        store.client.close()
+        store.hang_up()
     if extension.settings.address().in_memory:
         logger.warning(
             "celery-singleton-lock: locks live in the memory of this process (%s), for tests. No "

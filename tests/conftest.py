@@ -13,6 +13,7 @@ from _pytest.runner import runtestprotocol
 from celery_singleton_lock.embedded import EmbeddedRedisError, Provider, RedisServer, find_provider
 from support.ci import skip_or_fail
 from support.rabbit import RabbitMQ, VirtualHost, find_server
+from support.redis_cluster import RedisCluster
 from support.waiting import Late
 from support.workers import CeleryWorker
 
@@ -62,6 +63,32 @@ def make_redis(redis_provider) -> Iterator[Callable[..., RedisServer]]:
             return servers.enter_context(RedisServer(redis_provider, args=args, **options))
 
         yield make
+
+
+@pytest.fixture(scope="session")
+def redis_cluster(redis_provider) -> Iterator[RedisCluster]:
+    """One Cluster of three masters for all tests of the run that leave it as it is."""
+    if not redis_provider.is_real:
+        skip_or_fail(f"a Cluster needs a real Redis, and this run has {redis_provider}")
+    with RedisCluster(redis_provider) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def replicated_cluster(redis_provider) -> Iterator[RedisCluster]:
+    """One of which each master has a replica; tests may let the two swap places."""
+    if not redis_provider.is_real:
+        skip_or_fail(f"a Cluster needs a real Redis, and this run has {redis_provider}")
+    with RedisCluster(redis_provider, replicas=1) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster_client(redis_cluster):
+    """A client of the shared Cluster, empty; answers are bytes."""
+    with contextlib.closing(redis_cluster.client()) as client:
+        redis_cluster.flush(client)
+        yield client
 
 
 @pytest.fixture(scope="session")

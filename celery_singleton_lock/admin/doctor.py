@@ -8,6 +8,7 @@ from enum import Enum
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
+import redis
 from redis.exceptions import RedisError
 
 from celery_singleton_lock.clock import seconds_until
@@ -15,6 +16,7 @@ from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.model import SCHEMA
 from celery_singleton_lock.store import replies
 from celery_singleton_lock.store.redis_admin import RedisAdminStore
+from celery_singleton_lock.store.verbs import Command
 
 OLDEST: Final = (6, 2)
 """Redis that has what the scripts use."""
@@ -69,10 +71,13 @@ def examine(store: RedisAdminStore, *, deep: bool = True) -> Iterator[Check]:
         return
     yield Check("connection", Health.OK, "answers")
     yield _tried("scripts", lambda: _scripts(store))
-    info = _info(store)
-    for name, look in _OF_INFO.items():
-        yield _unknown(name, "INFO") if info is None else look(info)
-    yield _tried("persistence", lambda: _persistence(store, info))
+    servers = store.servers()
+    infos = [_info(server) for server in servers]
+    for number, info in enumerate(infos):
+        for name, look in _OF_INFO.items():
+            checked = _unknown(name, "INFO") if info is None else look(info)
+            yield checked if len(servers) == 1 else _of_server(servers[number], checked)
+    yield _tried("persistence", lambda: _persistence(store, infos[0]))
     yield _clock(offset)
     for name, check in _OF_STORE.items():
         yield _tried(name, lambda check=check: check(store))  # type: ignore[misc]  # no type for it
@@ -99,9 +104,16 @@ def _server_offset(store: RedisAdminStore) -> float:
     return seconds_until(datetime.fromtimestamp(store.time(), timezone.utc))
 
 
-def _info(store: RedisAdminStore) -> dict[str, Any] | None:
+def _of_server(client: redis.Redis, checked: Check) -> Check:
+    """Say of which of several servers this is told."""
+    place = client.connection_pool.connection_kwargs
+    told = f"{place.get('host')}:{place.get('port')}: {checked.told}"
+    return checked._replace(told=told)
+
+
+def _info(client: redis.Redis) -> dict[str, Any] | None:
     try:
-        found: dict[str, Any] = store.client.info()
+        found: dict[str, Any] = client.info()
     except RedisError:
         return None
     return found
@@ -109,7 +121,8 @@ def _info(store: RedisAdminStore) -> dict[str, Any] | None:
 
 def _scripts(store: RedisAdminStore) -> Check:
     store.probe()
-    store.client.scan(0, count=1)
+    for server in store.servers():
+        server.scan(0, count=1)
     return Check("scripts", Health.OK, "may be run, and all keys be looked through")
 
 
@@ -193,7 +206,11 @@ def _clock(offset: float) -> Check:
 
 
 def _schema(store: RedisAdminStore) -> Check:
-    found: Any = store.client.get(store.keyspace.schema)
+    try:
+        found: Any = store.do(Command(("GET", store.keyspace.schema)))
+    except BackendError as error:
+        # What is not told says nothing of the schema: unknown, and not wrong.
+        raise error.__cause__ or error from error
     if found is None:
         return Check("schema", Health.OK, "no worker has been here yet")
     if replies.text(found) != SCHEMA:

@@ -22,10 +22,10 @@ from celery_singleton_lock.errors import (
     SingletonLockError,
 )
 from celery_singleton_lock.extension import install
-from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.settings import Settings, parse_settings
 from celery_singleton_lock.store.admin import Operator
-from celery_singleton_lock.store.connect import connect, is_elsewhere
+from celery_singleton_lock.store.connect import is_elsewhere
+from celery_singleton_lock.store.open import open_admin_store
 from celery_singleton_lock.store.redis_admin import RedisAdminStore
 
 PATIENCE: Final = 5.0
@@ -79,7 +79,8 @@ class Place:
             ConfigurationError: the locks are in the memory of another process.
         """
         if self._store is None:
-            address = self.settings.address()
+            settings = self.settings
+            address = settings.address()
             if is_elsewhere(address):
                 msg = (
                     f"{self.source} is {address!s}: these locks live in the memory of the process "
@@ -87,15 +88,19 @@ class Place:
                     "fixture singleton_locks shows who holds and waits."
                 )
                 raise ConfigurationError(msg)
-            client = connect(address, self.settings.backend_options, patience=PATIENCE)
-            self._store = RedisAdminStore(client, Keyspace(self.settings.prefix))
+            self._store = open_admin_store(
+                address,
+                settings.backend_options,
+                settings.prefix,
+                patience=PATIENCE,
+                quarantine=settings.quarantine,
+            )
         return self._store
 
     def close(self) -> None:
         """Close what was opened."""
         if self._store is not None:
-            self._store.close()
-            self._store.client.close()
+            self._store.hang_up()
 
     def operator(self, action: str = "", why: str = "") -> Operator:
         """Return who asks."""

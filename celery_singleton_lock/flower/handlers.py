@@ -19,8 +19,7 @@ from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.events import LockAdmin
 from celery_singleton_lock.extension import PATIENCE, install
 from celery_singleton_lock.flower.feed import ROWS, Feed, UnknownLock, locks_in, visible
-from celery_singleton_lock.keys import Keyspace
-from celery_singleton_lock.store.redis_admin import RedisAdminStore
+from celery_singleton_lock.store.open import admin_of
 
 HERE: Final = Path(__file__).parent
 THREADS: Final = 4
@@ -51,8 +50,7 @@ class Office:
         """
         if self._feed is None:
             extension = install(self._capp)
-            client = extension.new_store(PATIENCE).client
-            self._feed = Feed(RedisAdminStore(client, Keyspace(extension.settings.prefix)))
+            self._feed = Feed(admin_of(extension.new_store(PATIENCE)))
         return self._feed
 
     def terminate(self, task_id: str) -> None:

@@ -16,6 +16,7 @@ from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.model import CLAIM_LEASE
 from celery_singleton_lock.plans import carry_out_async
 from celery_singleton_lock.store.failures import explain
+from celery_singleton_lock.store.redis import confirmed
 from celery_singleton_lock.store.scripts import Script
 from celery_singleton_lock.store.verbs import (
     LONGEST_BLOCK,
@@ -23,6 +24,7 @@ from celery_singleton_lock.store.verbs import (
     SLACK,
     Batch,
     Command,
+    Confirm,
     Pop,
     Verb,
     Verbs,
@@ -131,7 +133,10 @@ class AsyncRedisStore:
             return await self._command(wish)
         if isinstance(wish, Batch):
             return await self._sent(wish.commands)
-        return await self._bench.pop(wish)
+        if isinstance(wish, Confirm):
+            answers = await self._sent(wish.replicas.confirming())
+            return [confirmed(answers, wish)] * len(wish.keys)
+        return await self._bench.pop(wish)  # type: ignore[arg-type]  # Receive is for Cluster
 
     async def _command(self, command: Command) -> Any:
         client: Any = self.client  # redis-py has not annotated this one

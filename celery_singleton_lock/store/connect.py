@@ -9,10 +9,12 @@ from urllib.parse import urlencode
 
 import redis
 from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from celery_singleton_lock.address import BackendAddress
+from celery_singleton_lock.credentials import PROVIDER, provider_of
 from celery_singleton_lock.errors import ConfigurationError
 
 OWN: Final = frozenset({"allow_eviction"})
@@ -24,10 +26,11 @@ SENTINEL: Final = frozenset({"master_name", "min_other_sentinels", "sentinel_kwa
 QUICK: Final = 0.1
 """Seconds that a Sentinel gets at least."""
 
-# redis-py's annotations leave these three out.
+# redis-py's annotations leave these out.
 _Sentinel: Final[Any] = Sentinel
 _SentinelPool: Final[Any] = SentinelConnectionPool
 _parse_url: Final[Any] = redis.connection.parse_url
+_Node: Final[Any] = ClusterNode
 
 
 def connect(address: BackendAddress, options: Mapping[str, Any], *, patience: float) -> redis.Redis:
@@ -49,7 +52,7 @@ def connect(address: BackendAddress, options: Mapping[str, Any], *, patience: fl
     # Once more at once: a connection that Redis closed while it was idle is no outage, and every
     # script may be asked again with the same token.
     once_more = Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,))
-    given = {name: value for name, value in options.items() if name not in OWN | SENTINEL}
+    given = _given(address, options)
     for_server = {**timeouts, "retry": once_more, **given}
     if not address.sentinels:
         return redis.Redis.from_url(address.url, **for_server)
@@ -89,6 +92,39 @@ def is_elsewhere(address: BackendAddress) -> bool:
     return address.in_memory and (memory is None or not memory.is_known(address.host))
 
 
+def connect_cluster(
+    address: BackendAddress, options: Mapping[str, Any], *, patience: float
+) -> redis.RedisCluster:
+    """Return a client of a Cluster. It asks a node for the layout at once.
+
+    Args:
+        address: some nodes.
+        options: the user's, for redis-py's client; they win.
+        patience: seconds within which a server must answer.
+
+    Raises:
+        redis.exceptions.RedisClusterException: no node answers, or it is no Cluster.
+    """
+    given = _given(address, options)
+    if address.scheme == "rediss+cluster":
+        given = {"ssl": True, **given}
+    timeouts = {"socket_timeout": patience, "socket_connect_timeout": patience}
+    once_more = Retry(NoBackoff(), 1)  # after the layout was asked for anew
+    whole = {"retry": once_more, "require_full_coverage": False}  # the other masters serve
+    nodes = [_Node(host, port) for host, port in address.nodes]
+    told = {**timeouts, **whole, **said(address), **given}
+    return redis.RedisCluster(startup_nodes=nodes, **told)
+
+
+def _given(address: BackendAddress, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the user's options for redis-py's client of a server."""
+    found = {name: value for name, value in options.items() if name not in OWN | SENTINEL}
+    provider = found.get(PROVIDER) or address.provider
+    if provider:
+        found[PROVIDER] = provider_of(provider, "the locks' backend")
+    return found
+
+
 def for_sentinels(
     address: BackendAddress, options: Mapping[str, Any], patience: float
 ) -> dict[str, Any]:
@@ -98,11 +134,14 @@ def for_sentinels(
     """
     share = max(QUICK, patience / len(address.sentinels))
     defaults = {"socket_timeout": share, "socket_connect_timeout": share}
-    return {**defaults, "retry": Retry(NoBackoff(), 0), **(options.get("sentinel_kwargs") or {})}
+    given = dict(options.get("sentinel_kwargs") or {})
+    if PROVIDER in given:
+        given[PROVIDER] = provider_of(given[PROVIDER], "sentinel_kwargs")
+    return {**defaults, "retry": Retry(NoBackoff(), 0), **given}
 
 
 def said(address: BackendAddress) -> dict[str, Any]:
-    """Return what a Sentinel URL says about the master, as redis-py would read it of a server."""
+    """Return what a URL with several addresses says of servers, as redis-py would read it."""
     found = {"db": address.db, "username": address.username, "password": address.password}
     read = _parse_url(f"redis://?{urlencode(address.options)}")
     if any(name.startswith("ssl_") for name in address.options):

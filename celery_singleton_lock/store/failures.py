@@ -11,23 +11,33 @@ from redis.sentinel import MasterNotFoundError
 
 from celery_singleton_lock.errors import BackendError, BackendRefused, BackendUnreachable
 
+FAILED: Final = (failures.RedisError, failures.RedisClusterException, OSError)
+"""What redis-py raises; its errors about a Cluster as a whole are no RedisError."""
+
 _UNREACHABLE: Final = (
+    failures.RedisClusterException,
     failures.ConnectionError,
     failures.TimeoutError,
     failures.BusyLoadingError,
     failures.ReadOnlyError,
-    failures.ClusterDownError,
+    failures.ClusterError,  # redirected for ever, or down
     failures.TryAgainError,
     OSError,
 )
 _TEMPORARY: Final = re.compile(r"\b(READONLY|UNBLOCKED|NOREPLICAS|MASTERDOWN|BUSY)\b")
 """Refusals that pass by themselves: a failover, too few replicas, another client's long script."""
+_A_NODE: Final = (
+    "this is one node of a Cluster; write redis+cluster:// instead of redis://, or give a "
+    "redis.RedisCluster"
+)
 _REFUSED: Final = {
     "NOPERM": "the ACL user may not run this; allow it: +@read +@write +eval +evalsha +time on the "
     "keys below the prefix (and +info +config|get, to be told what this server guarantees)",
     "WRONGTYPE": "a key below the lock's prefix holds another type, so another program uses the "
     "same names; set singleton_lock_prefix to a prefix of its own",
     "OOM": "the server has reached maxmemory; nothing was kept",
+    "MOVED": _A_NODE,
+    "CROSSSLOT": _A_NODE,
     "NOAUTH": "the server wants a password; put it into the URL",
     "WRONGPASS": "wrong user name or password",
 }
@@ -39,16 +49,23 @@ _CODE_OF: Final = (
     (failures.NoPermissionError, "NOPERM"),
     (failures.OutOfMemoryError, "OOM"),
     (failures.AuthenticationError, "WRONGPASS"),
+    (failures.MovedError, "MOVED"),
+    (failures.ClusterCrossSlotError, "CROSSSLOT"),
 )
 _NO_MASTER: Final = (
     "No Sentinel that answers names a master. If that lasts, check the addresses, master_name and "
     "the password of the Sentinels (sentinel_kwargs)."
 )
-_NO_SCRIPTS: Final = "this server does not allow scripts (EVALSHA, EVAL), which every lock needs"
+_BY_SENTENCE: Final = {
+    "unknown command": "this server does not allow scripts (EVALSHA, EVAL), which every lock needs",
+    "cluster mode is not enabled": "it is no Cluster; write redis:// instead of redis+cluster://",
+}
+"""Errors without a code."""
 
 
 def explain(error: Exception) -> BackendError:
     """Return our error for one of redis-py's; never quotes an address or a password."""
+    error = _behind(error)
     sentence = str(error)
     found = _CODE.search(sentence)
     code = found[1] if found else next((c for kind, c in _CODE_OF if isinstance(error, kind)), "")
@@ -56,8 +73,9 @@ def explain(error: Exception) -> BackendError:
         code = "NOPERM"
     if code:
         return BackendRefused(f"The lock's Redis refused ({code}): {_REFUSED[code]}.")
-    if "unknown command" in sentence.lower():
-        return BackendRefused(f"The lock's Redis refused: {_NO_SCRIPTS}.")
+    for sign, remedy in _BY_SENTENCE.items():
+        if sign in sentence.lower():
+            return BackendRefused(f"The lock's Redis refused: {remedy}.")
     if isinstance(error, (MasterNotFoundError, NoMasterForTasks)):
         return BackendUnreachable(_NO_MASTER)
     temporary = _TEMPORARY.search(sentence)
@@ -66,3 +84,10 @@ def explain(error: Exception) -> BackendError:
     if isinstance(error, _UNREACHABLE):
         return BackendUnreachable(f"The lock's Redis did not answer ({type(error).__name__}).")
     return BackendRefused(f"The lock's Redis refused: {sentence}")
+
+
+def _behind(error: Exception) -> Exception:
+    """Return why no node of a Cluster let us in, where redis-py tells that apart."""
+    cause = error.__cause__
+    told = isinstance(error, failures.RedisClusterException) and isinstance(cause, Exception)
+    return cause if told else error  # type: ignore[return-value]

@@ -18,16 +18,19 @@ from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.model import CLAIM_LEASE, Claim, Ending, Owner, Reply, Reservation
 from celery_singleton_lock.plans import carry_out
 from celery_singleton_lock.store import replies
-from celery_singleton_lock.store.failures import explain
+from celery_singleton_lock.store.failures import FAILED, explain
 from celery_singleton_lock.store.scripts import Argument, Call, Script
 from celery_singleton_lock.store.verbs import (
     LONGEST_BLOCK,
+    NO_REPLICAS,
     SHORTEST_BLOCK,
     SLACK,
     Ask,
     Batch,
     Command,
+    Confirm,
     Pop,
+    Replicas,
     Verb,
     Verbs,
     Wish,
@@ -41,12 +44,24 @@ BLOCKS: Final = (1.0, 3.0, 10.0, LONGEST_BLOCK)
 """Lengths of blocking calls, in seconds, that have a client each; who wants longer asks again."""
 
 
+def confirmed(answers: Sequence[Any], wish: Confirm) -> bool:
+    """Return whether enough replicas of a server have what was written.
+
+    Raises:
+        redis.RedisError: the server did not say.
+    """
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    return bool(answers[-1] >= wish.replicas.number)
+
+
 @contextmanager
 def explained(reconnect: Callable[[], None]) -> Iterator[None]:
     """Turn redis-py's errors into ours; have a demoted master's connections closed."""
     try:
         yield
-    except (failures.RedisError, OSError) as error:
+    except FAILED as error:
         if demoted(error):
             reconnect()
         raise explain(error) from error
@@ -59,7 +74,8 @@ def _in_thread(
 
     @functools.wraps(verb)
     def run(store: RedisStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return carry_out(verb(store.verbs, *args, **kwargs), store.do)
+        plan: Verb[T] = getattr(store.verbs, verb.__name__)(*args, **kwargs)  # Cluster has its own
+        return carry_out(plan, store.do)
 
     return run
 
@@ -73,6 +89,9 @@ class RedisStore:
         scripts: the verbs; test builds pass their own.
         claim_lease: seconds in which a waiter must claim its grant.
         direct: run single scripts past redis-py's client, see :class:`Wire`.
+        quarantine: grant nothing for one longest lease after the server's run id has changed: it
+            was promoted, or restarted, and may have lost grants. All clients must say the same.
+        replicas: how many must have a parked message before it counts as kept.
 
     Raises (all verbs):
         BackendUnreachable: no answer. The verb may or may not have run; asking again with the same
@@ -88,11 +107,13 @@ class RedisStore:
         scripts: Mapping[str, Script] | None = None,
         claim_lease: float = CLAIM_LEASE,
         direct: bool = False,
+        quarantine: bool = False,
+        replicas: Replicas = NO_REPLICAS,
     ) -> None:
         """Prepare; nothing is sent yet."""
         self.client = client
         self.clock: Clock = clock_for(client)
-        self.verbs = Verbs(keyspace, scripts, claim_lease)
+        self.verbs = Verbs(keyspace, scripts, claim_lease, quarantine=quarantine, replicas=replicas)
         self.keyspace = self.verbs.keyspace
         self._wire = Wire(client) if direct else None
         self._blocking: dict[float, redis.Redis] = {}
@@ -173,7 +194,9 @@ class RedisStore:
             return self._command(wish)
         if isinstance(wish, Batch):
             return self._sent(wish.commands)
-        return self._pop(wish)
+        if isinstance(wish, Confirm):
+            return [confirmed(self._sent(wish.replicas.confirming()), wish)] * len(wish.keys)
+        return self._pop(wish)  # type: ignore[arg-type]  # Receive is for Cluster
 
     def _command(self, command: Command) -> Any:
         client: Any = self.client  # redis-py has not annotated this one
@@ -191,15 +214,15 @@ class RedisStore:
 
     def _ask(self, ask: Ask) -> Any:
         """Run a lock's script the short way, if that is open; see :func:`packed`."""
-        prefix = self.keyspace.prefix
         if self._wire is not None:
+            prefix = self.keyspace.prefix
             try:
                 return self._wire.ask(packed(ask.script, prefix, ask.name, ask.own, ask.usual))
             except failures.NoScriptError:
                 pass  # as below, with its text
             except (failures.RedisError, OSError) as error:
                 raise explain(error) from error
-        return self._run(ask.call(prefix))
+        return self._run(ask.call(self.keyspace))
 
     def _lock_call(self, verb: str, name: str, **arguments: Argument) -> Call:
         return self.verbs.lock_call(verb, name, **arguments)
@@ -235,10 +258,19 @@ class RedisStore:
         found = self._blocking.get(longest)
         return found or self._blocking.setdefault(longest, blocking_twin(self.client, longest))
 
+    def servers(self) -> Sequence[redis.Redis]:
+        """Return a client of each server that has keys."""
+        return [self.client]
+
     def reconnect(self) -> None:
         """Close what is idle, so that the next call asks anew where the server is."""
         for client in (self.client, *self._blocking.values()):
             client.connection_pool.disconnect(inuse_connections=False)
+
+    def hang_up(self) -> None:
+        """Close the client as well: for who made it for this store alone."""
+        self.close()
+        self.client.close()
 
     def close(self) -> None:
         """Close the connections that this store opened; the caller's client stays open.

@@ -14,10 +14,12 @@ from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.model import Reply, base_of
 from celery_singleton_lock.store import replies
 from celery_singleton_lock.store.admin import Glance, Operator, Page, Standing, Waiting
+from celery_singleton_lock.store.cluster import ClusterStore
 from celery_singleton_lock.store.failures import explain
+from celery_singleton_lock.store.nodes import ELSEWHERE
 from celery_singleton_lock.store.redis import RedisStore, explained
 from celery_singleton_lock.store.scripts import Argument, Call, load_admin_scripts
-from celery_singleton_lock.store.verbs import limit_of, milliseconds_of
+from celery_singleton_lock.store.verbs import Batch, Command, limit_of, milliseconds_of
 from celery_singleton_lock.store.wire import Relay, packed_call, packed_command
 
 SCANNED: Final = 1000
@@ -36,20 +38,21 @@ class RedisAdminStore(RedisStore):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Prepare; nothing is sent yet."""
         super().__init__(*args, **kwargs)
-        self.verbs.scripts.update(load_admin_scripts())
+        self.verbs.scripts.update(load_admin_scripts(quarantine=self.verbs.quarantine))
 
     # -- looking ----------------------------------------------------------------------------------
 
     def glances(self, pattern: str = "", *, holders: int = 1) -> Iterator[Glance]:
         """Yield all locks that are there; see :meth:`AdminStore.glances`."""
-        relay = Relay(self.client)
-        try:
-            for call, answer in self._looks(relay, pattern, holders):
-                for found in self._read(call, answer):
-                    if not pattern or fits(found.name, pattern):
-                        yield found
-        finally:
-            relay.close()
+        for server in self.servers():
+            relay = Relay(server)
+            try:
+                for call, answer in self._looks(relay, pattern, holders):
+                    for found in self._read(call, answer):
+                        if not pattern or fits(found.name, pattern):
+                            yield found
+            finally:
+                relay.close()
 
     def _looks(self, relay: Relay, pattern: str, holders: int) -> Iterator[tuple[Call, Any]]:
         """Yield short scripts, each for some of the locks that SCAN finds, and their answers.
@@ -61,7 +64,7 @@ class RedisAdminStore(RedisStore):
         seen: set[bytes | str] = set()  # SCAN may answer a key twice
         cursor: str | None = "0"
         while calls or cursor is not None:
-            scan = [] if cursor is None else [self._scan(cursor)]
+            scan = [] if cursor is None else [self._scanning(cursor)]
             with explained(self.reconnect):
                 relay.ask([*map(packed_call, calls), *scan])
             yield from answered
@@ -75,17 +78,27 @@ class RedisAdminStore(RedisStore):
                 if key not in seen and (not pattern or self._may_fit(key, pattern))
             ]
             seen.update(wanted)
-            parts = range(0, len(wanted), GLANCED)
-            calls = [self._glance_call(wanted[start : start + GLANCED], holders) for start in parts]
+            calls = self._glance_calls(wanted, holders)
         yield from answered
 
-    def _scan(self, cursor: str) -> bytes:
+    def _scanning(self, cursor: str) -> bytes:
         """Return the command that looks for keys that tell of a lock."""
         match = match_of(self.keyspace.prefix)
         return packed_command(["SCAN", cursor, "MATCH", match, "COUNT", SCANNED])
 
-    def _glance_call(self, metas: Sequence[bytes | str], holders: int) -> Call:
-        return Call(self.verbs.scripts["glance"], metas, [holders])
+    def _scan(self, match: str) -> Iterator[Sequence[bytes | str]]:
+        """Yield the keys of all servers that fit, as SCAN finds them."""
+        for server in self.servers():
+            cursor: Any = None
+            while cursor is None or int(cursor):
+                with explained(self.reconnect):
+                    cursor, found = server.scan(cursor or 0, match=match, count=SCANNED)
+                yield found
+
+    def _glance_calls(self, metas: Sequence[bytes | str], holders: int) -> list[Call]:
+        """Return short scripts, each for some of these locks."""
+        script, starts = self.verbs.scripts["glance"], range(0, len(metas), GLANCED)
+        return [Call(script, metas[start : start + GLANCED], [holders]) for start in starts]
 
     def _read(self, call: Call, answer: Any) -> Iterable[Glance]:
         """Return these locks; where a record is no JSON, each by itself, to tell whose it is."""
@@ -127,11 +140,8 @@ class RedisAdminStore(RedisStore):
         """Return the messages that are kept of these tokens."""
         if not tokens:
             return []
-        with explained(self.reconnect):
-            found: Any = self.client.hmget(
-                self.keyspace.lock(name).bodies, [base_of(token) for token in tokens]
-            )
-        return list(found)
+        bases = [base_of(token) for token in tokens]
+        return list(self.do(Command(("HMGET", self.keyspace.lock(name).bodies, *bases))))
 
     def drift(self, name: str) -> Iterator[tuple[str, str]]:
         """Yield what contradicts itself in a lock's data; see :meth:`AdminStore.drift`."""
@@ -147,10 +157,9 @@ class RedisAdminStore(RedisStore):
 
     def workers(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the live workers: id -> ``realm`` and ``queues``."""
-        start = f"{self.keyspace.fleet}:worker:"
-        with explained(self.reconnect):
-            keys = list(self.client.scan_iter(match=f"{_escaped(start)}*", count=SCANNED))
-            told: Any = self.client.mget(keys) if keys else []
+        start = f"{self.keyspace.fleets[0]}:worker:"  # it beats in all
+        keys = [key for page in self._scan(f"{_escaped(start)}*") for key in page]
+        told = self.do(Batch([Command(("GET", key)) for key in keys]))
         names = [replies.text(key)[len(start) :] for key in keys]
         known = {n: json.loads(about) for n, about in zip(names, told, strict=True) if about}
         return {name: about for name, about in known.items() if self._beats(name, about)}
@@ -158,16 +167,17 @@ class RedisAdminStore(RedisStore):
     def _beats(self, worker: str, about: Mapping[str, Any]) -> bool:
         """Return whether a worker's last sign of life is young enough for it to get grants."""
         now = self.time() * 1000
-        routes = [f"{self.keyspace.fleet}:route:{about['realm']}:{q}" for q in about["queues"]]
-        with explained(self.reconnect):
-            return any((self.client.zscore(route, worker) or 0) > now for route in routes[:1])
+        start = f"{self.keyspace.fleets[0]}:route:{about['realm']}"
+        routes = [f"{start}:{queue}" for queue in about["queues"]]
+        beats = [self.do(Command(("ZSCORE", route, worker))) for route in routes[:1]]
+        return any(float(beat or 0) > now for beat in beats)
 
     def audit(self, most: int = 100) -> Sequence[dict[str, Any]]:
         """Return what operators did, newest first; see :meth:`AdminStore.audit`."""
-        with explained(self.reconnect):
-            found: Any = self.client.lrange(self.keyspace.audit, 0, most - 1)
-        entries = [json.loads(entry) for entry in found]
-        return [{**entry, "at": replies.seconds(entry["at"])} for entry in entries]
+        asked = [Command(("LRANGE", f"{f}:audit", 0, most - 1)) for f in self.keyspace.fleets]
+        found = [json.loads(entry) for command in asked for entry in self.do(command)]
+        entries = [{**entry, "at": replies.seconds(entry["at"])} for entry in found]
+        return sorted(entries, key=lambda entry: -float(entry["at"]))[:most]
 
     # -- stepping in ------------------------------------------------------------------------------
 
@@ -269,6 +279,22 @@ class RedisAdminStore(RedisStore):
             who=_entry(by, "limit", "as declared" if limit is None else str(limit)),
         )
         return int(self._run(call))
+
+
+class ClusterAdminStore(RedisAdminStore, ClusterStore):
+    """Locks on a Redis Cluster, for who operates it. Arguments as of :class:`ClusterStore`."""
+
+    def _glance_calls(self, metas: Sequence[bytes | str], holders: int) -> list[Call]:
+        """Return short scripts, each for locks of one bucket."""
+        buckets: dict[str, list[bytes | str]] = {}
+        plain = super()._glance_calls
+        for key in metas:
+            buckets.setdefault(replies.text(key)[: len(self.keyspace.bucket(0))], []).append(key)
+        return [call for keys in buckets.values() for call in plain(keys, holders)]
+
+    def _settled(self, call: Call, answer: Any) -> Any:
+        """Ask the other master where a slot has moved meanwhile."""
+        return self._run(call) if isinstance(answer, ELSEWHERE) else super()._settled(call, answer)
 
 
 def _escaped(text: str) -> str:

@@ -203,27 +203,41 @@ def _code(text: str) -> str:
     return "\n".join(line for line in _COMMENT.sub("", text).splitlines() if line.strip())
 
 
+def read_shared(*, quarantine: bool) -> str:
+    """Return what the verbs share: with ``quarantine``, another gate stands before the grants."""
+    shared = read("_lock.lua")
+    if not quarantine:
+        return shared
+    before, _, rest = shared.partition("-- GATE\n")
+    _, _, behind = rest.partition("-- END OF GATE\n")
+    return f"{before}{read('_quarantine.lua')}{behind}"
+
+
 @cache
-def load_scripts(clock: str | None = None) -> Mapping[str, Script]:
+def load_scripts(clock: str | None = None, *, quarantine: bool = False) -> Mapping[str, Script]:
     """Return all verbs. They are put together once per process, and forks inherit them.
 
     Args:
         clock: Lua text that replaces ``_clock.lua``; for test builds.
+        quarantine: grant nothing for one longest lease after the server's run id has changed.
     """
     clock = read("_clock.lua") if clock is None else clock
-    shared = read("_lock.lua")
+    shared = read_shared(quarantine=quarantine)
     return {verb: assemble(verb, clock, shared, read(f"{verb}.lua")) for verb in VERBS}
 
 
 @cache
-def load_admin_scripts(clock: str | None = None) -> Mapping[str, Script]:
+def load_admin_scripts(
+    clock: str | None = None, *, quarantine: bool = False
+) -> Mapping[str, Script]:
     """Return the verbs of operators; they share what the others share, and ``_admin.lua``.
 
     Args:
         clock: Lua text that replaces ``_clock.lua``; for test builds.
+        quarantine: as of :func:`load_scripts`.
     """
     clock = read("_clock.lua") if clock is None else clock
-    shared = f"{read('_lock.lua')}\n\n{read('_admin.lua')}"
+    shared = f"{read_shared(quarantine=quarantine)}\n\n{read('_admin.lua')}"
     return {verb: assemble(verb, clock, shared, read(f"{verb}.lua")) for verb in ADMIN_VERBS}
 
 

@@ -14,8 +14,13 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from redis import exceptions as failures
 
-from celery_singleton_lock.errors import BackendError, BackendRefused, ConfigurationError
-from celery_singleton_lock.keys import BUCKETS, Keyspace, encoded
+from celery_singleton_lock.errors import (
+    BackendError,
+    BackendRefused,
+    BackendUnreachable,
+    ConfigurationError,
+)
+from celery_singleton_lock.keys import BUCKETS, Keyspace
 from celery_singleton_lock.model import (
     CLAIM_LEASE,
     SCHEMA,
@@ -31,6 +36,7 @@ from celery_singleton_lock.model import (
     Reply,
     Reservation,
     Stray,
+    Verdict,
     base_of,
     new_token,
 )
@@ -136,6 +142,11 @@ def _usual_of_release(worker: str, done_for: float, claim_ms: int) -> tuple[Argu
     return worker, milliseconds_of("done_for", done_for), claim_ms
 
 
+def _is_kept(answer: Reply | BackendError) -> bool:
+    """Return whether a message was parked, so that the broker could forget it."""
+    return isinstance(answer, Reply) and answer.verdict in {Verdict.WAITING, Verdict.TWIN}
+
+
 class Command(NamedTuple):
     """Send this, and answer with the server's answer.
 
@@ -171,9 +182,9 @@ class Ask(NamedTuple):
     own: tuple[Argument, ...]
     usual: tuple[Argument, ...]
 
-    def call(self, prefix: str) -> Call:
+    def call(self, keyspace: Keyspace) -> Call:
         """Return this as a call like any other."""
-        return Call(self.script, encoded(prefix, self.name), [*self.own, *self.usual])
+        return Call(self.script, keyspace.sent(self.name), [*self.own, *self.usual])
 
 
 class Pop(NamedTuple):
@@ -188,10 +199,56 @@ class Pop(NamedTuple):
     seconds: float
 
 
-Wish: TypeAlias = Command | Batch | Pop
+class Receive(NamedTuple):
+    """On Cluster: wait until one of a worker's inboxes has an element; answer as :class:`Pop`.
+
+    Args:
+        worker: whose inboxes.
+        seconds: for which to wait at most.
+    """
+
+    worker: str
+    seconds: float
+
+
+class Replicas(NamedTuple):
+    """How many replicas must have what was parked.
+
+    Args:
+        number: how many; 0: none.
+        seconds: for which that is waited for.
+    """
+
+    number: int = 0
+    seconds: float = 0.0
+
+    def confirming(self) -> list[Command]:
+        """Return what asks a server.
+
+        WAIT asks for what was written until the last command of its own connection, and the writes
+        may have taken another one: so a command goes before it.
+        """
+        return [Command(("TIME",)), Command(("WAIT", self.number, _milliseconds(self.seconds)))]
+
+
+class Confirm(NamedTuple):
+    """Wait for the replicas of the servers that have these keys, and answer for each key.
+
+    Args:
+        keys: one of each lock that was written to.
+        replicas: how many are wanted, and for how long.
+    """
+
+    keys: Sequence[str]
+    replicas: Replicas
+
+
+Wish: TypeAlias = Command | Batch | Pop | Receive | Confirm
 """What a verb wants done. An error is one of ours, or NoScriptError."""
 
 Verb: TypeAlias = Plan[Wish, T]
+
+NO_REPLICAS: Final = Replicas()
 
 
 def by_digest(call: Call) -> Command:
@@ -211,6 +268,8 @@ class Verbs:
         keyspace: where the keys are.
         scripts: what they run; test builds pass their own.
         claim_lease: seconds in which a waiter must claim its grant.
+        quarantine: grant nothing for one longest lease after the server's run id has changed.
+        replicas: how many must have a parked message before it counts as kept.
     """
 
     def __init__(
@@ -218,10 +277,14 @@ class Verbs:
         keyspace: Keyspace | None = None,
         scripts: Mapping[str, Script] | None = None,
         claim_lease: float = CLAIM_LEASE,
+        *,
+        quarantine: bool = False,
+        replicas: Replicas = NO_REPLICAS,
     ) -> None:
         """Prepare."""
         self.keyspace = keyspace or Keyspace()
-        self.scripts = dict(scripts) if scripts else dict(load_scripts())
+        self.quarantine, self.replicas = quarantine, replicas
+        self.scripts = dict(scripts) if scripts else dict(load_scripts(quarantine=quarantine))
         self._acquire = self.scripts["acquire"].taking(ACQUIRE)
         self._release = self.scripts["release"].taking(RELEASE)
         self.claim_ms = _lease(claim_lease)
@@ -231,7 +294,7 @@ class Verbs:
     def acquire(self, owner: Owner, claim: Claim, *, wait: float | None = None) -> Verb[Reply]:
         """Take the lock, or queue for it; see :meth:`Store.acquire`."""
         ask = self.to_acquire(owner, claim, wait)
-        return replies.reply((yield from self.run(ask.call(self.keyspace.prefix))))
+        return replies.reply((yield from self.run(ask.call(self.keyspace))))
 
     def to_acquire(self, owner: Owner, claim: Claim, wait: float | None) -> Ask:
         """Return what takes the lock, or queues for it."""
@@ -250,8 +313,31 @@ class Verbs:
         self, parcels: Iterable[tuple[Owner, Claim, Parcel]]
     ) -> Verb[Sequence[Reply | BackendError]]:
         """Park several messages in one round trip; each gets its own answer or error."""
-        answers = yield from self.run_many([self.park_call(*parcel) for parcel in parcels])
-        return [a if isinstance(a, BackendError) else replies.reply(a) for a in answers]
+        asked = list(parcels)
+        answers = yield from self.run_many([self.park_call(*parcel) for parcel in asked])
+        found = [a if isinstance(a, BackendError) else replies.reply(a) for a in answers]
+        return (yield from self._confirmed([claim.name for _, claim, _ in asked], found))
+
+    def _confirmed(
+        self, names: Sequence[str], found: Sequence[Reply | BackendError]
+    ) -> Verb[Sequence[Reply | BackendError]]:
+        """Return the answers; for what too few replicas have, an error.
+
+        It is kept, but a failover could lose it: so the broker keeps it, too, and it is parked
+        again, which is asked for once more and changes nothing else.
+        """
+        if not self.replicas.number or not any(_is_kept(answer) for answer in found):
+            return found
+        keys = [self.keyspace.lock(name).meta for name in names]
+        safe = yield Confirm(keys, self.replicas)
+        told = BackendUnreachable(
+            f"Fewer than {self.replicas.number} replicas of the lock's Redis have it after "
+            f"{self.replicas.seconds:g} s (singleton_lock_replicas_wait)."
+        )
+        return [
+            told if _is_kept(answer) and not ok else answer
+            for answer, ok in zip(found, safe, strict=True)
+        ]
 
     def claim(self, owner: Owner, name: str, lease: float, *, settle: bool = False) -> Verb[Reply]:
         """Begin to use a grant; see :meth:`Store.claim`."""
@@ -281,7 +367,7 @@ class Verbs:
     ) -> Verb[Reply]:
         """Give the lock back; see :meth:`Store.release`."""
         ask = self.to_release(name, token, ending, worker, done_for, mark, reserve)
-        return replies.reply((yield from self.run(ask.call(self.keyspace.prefix))))
+        return replies.reply((yield from self.run(ask.call(self.keyspace))))
 
     def to_release(  # noqa: PLR0917  # by place, since names are dearer
         self,
@@ -304,16 +390,19 @@ class Verbs:
         asked = list(leases)
         if not asked:
             return []
-        prefix = self.keyspace.prefix
-        keys = [key for name, _, _ in asked for key in encoded(prefix, name)]
-        arguments: list[Argument] = []
-        for name, token, lease in asked:
-            arguments += [name, token, _lease(lease)]
-        answers = yield from self.run(Call(self.scripts["extend"], keys, arguments))
+        answers = yield from self.run(self._extend_call(asked))
         refused = [answer for answer in answers if not isinstance(answer, int)]
         if len(refused) == len(asked):
             raise explain(failures.ResponseError(replies.text(refused[0])))
         return [answer == 1 if isinstance(answer, int) else None for answer in answers]
+
+    def _extend_call(self, asked: Iterable[tuple[str, str, float]]) -> Call:
+        keys: list[bytes] = []
+        arguments: list[Argument] = []
+        for name, token, lease in asked:
+            keys += self.keyspace.sent(name)
+            arguments += [name, token, _lease(lease)]
+        return Call(self.scripts["extend"], keys, arguments)
 
     def kick(self, name: str, *, worker: str = "", realm: str = "") -> Verb[Sequence[Stray]]:
         """Sweep and grant; see :meth:`Store.kick`."""
@@ -332,11 +421,13 @@ class Verbs:
 
     def take_due(self, limit: int = 100) -> Verb[Sequence[str]]:
         """Return locks that want a look; see :meth:`Store.take_due`."""
-        script = self.scripts["take_due"]
         keys = [self.keyspace.due(bucket) for bucket in range(BUCKETS)]
-        arguments = script.pack({"most": limit, "defer_ms": _milliseconds(DEFER)})
-        answer = yield from self.run(Call(script, keys, arguments))
+        answer = yield from self.run(self._due_call(keys, limit))
         return [replies.text(name) for name in answer]
+
+    def _due_call(self, keys: Sequence[str], most: int) -> Call:
+        script = self.scripts["take_due"]
+        return Call(script, keys, script.pack({"most": most, "defer_ms": _milliseconds(DEFER)}))
 
     def neglected(self, seconds: float, limit: int = 20) -> Verb[Sequence[str]]:
         """Return locks that have wanted a look for so long; see :meth:`Store.neglected`."""
@@ -383,21 +474,27 @@ class Verbs:
 
     def parked(self, realm: str) -> Verb[Mapping[str, Parked]]:
         """Return how many messages of a broker are parked; see :meth:`Store.parked`."""
-        members = yield Command(("SMEMBERS", self.keyspace.parked))
-        routes = [route for route in map(replies.text, members) if route.startswith(f"{realm}:")]
+        lists = [f"{fleet}:parked" for fleet in self.keyspace.fleets]
+        members = yield from self._each(Command(("SMEMBERS", key)) for key in lists)
+        routes = [
+            (key, route.removeprefix(f"{realm}:"))
+            for key, found in zip(lists, members, strict=True)
+            for route in map(replies.text, found)
+            if route.startswith(f"{realm}:")
+        ]
         commands = []
-        for route in routes:
-            key = f"{self.keyspace.parked}:{route}"
+        for start, queue in routes:
+            key = f"{start}:{realm}:{queue}"
             commands.append(Command(("ZCARD", key)))
             commands.append(Command(("ZRANGE", key, 0, 0, "WITHSCORES"), {"withscores": True}))
         found = yield from self._each(commands)
         now = yield from self.time()
-        return {
-            route.removeprefix(f"{realm}:"): Parked(
-                count, max(0.0, now - first[0][1] / 1e6) if first else 0.0
-            )
-            for route, count, first in zip(routes, found[::2], found[1::2], strict=True)
-        }
+        sums: dict[str, Parked] = {}
+        for (_, queue), count, first in zip(routes, found[::2], found[1::2], strict=True):
+            oldest = max(0.0, now - first[0][1] / 1e6) if first else 0.0
+            others = sums.get(queue, Parked(0, 0.0))
+            sums[queue] = Parked(others.waiting + count, max(others.oldest, oldest))
+        return sums
 
     # -- modes ------------------------------------------------------------------------------------
 
@@ -424,10 +521,10 @@ class Verbs:
         self, names: Sequence[str], tasks: Sequence[str], most: int, *, worker: str, realm: str
     ) -> Verb[int]:
         """Give parked messages of these tasks their turn; see :meth:`Store.let_run`."""
-        script, prefix = self.scripts["let_run"], self.keyspace.prefix
+        script = self.scripts["let_run"]
         behind: list[Argument] = [worker, realm, most, self.claim_ms, *tasks]
         answers = yield from self.run_many(
-            [Call(script, encoded(prefix, name), [name, *behind]) for name in names]
+            [Call(script, self.keyspace.sent(name), [name, *behind]) for name in names]
         )
         return sum(int(moved) for moved in answers if not isinstance(moved, BackendError))
 
@@ -472,11 +569,16 @@ class Verbs:
         self, worker: str, realm: str, queues: Iterable[str], ttl: float
     ) -> Verb[Mapping[str, str]]:
         """Tell that a worker lives, for ``ttl`` seconds more; return the switches."""
+        call = self._beat_call(self.keyspace.fleet, worker, realm, queues, ttl)
+        return replies.pairs((yield from self.run(call)))
+
+    def _beat_call(
+        self, fleet: str, worker: str, realm: str, queues: Iterable[str], ttl: float
+    ) -> Call:
         names = sorted(queues)
         about = json.dumps({"realm": realm, "queues": names})
         arguments: list[Argument] = [worker, realm, _milliseconds(ttl), about, *names]
-        found = yield from self.run(Call(self.scripts["beat"], [self.keyspace.fleet], arguments))
-        return replies.pairs(found)
+        return Call(self.scripts["beat"], [fleet], arguments)
 
     def leave(self, worker: str, realm: str, queues: Iterable[str]) -> Verb[None]:
         """Tell that a worker takes no more grants."""
@@ -538,8 +640,7 @@ class Verbs:
     def lock_call(self, verb: str, name: str, **arguments: Argument) -> Call:
         """Return the call of a script for one lock."""
         script = self.scripts[verb]
-        keys = encoded(self.keyspace.prefix, name)
-        return Call(script, keys, script.pack({"name": name, **arguments}))
+        return Call(script, self.keyspace.sent(name), script.pack({"name": name, **arguments}))
 
     def _asked(self, owner: Owner, claim: Claim) -> dict[str, Argument]:
         most = "" if claim.max_waiting is None else _number("max_waiting", claim.max_waiting)

@@ -123,6 +123,45 @@ def test_t24_l30_what_an_unreplicated_failover_loses(book, servers):
         assert "'k:kept' was lost" not in worker.log()
 
 
+@pytest.mark.full_run_plays("quarantine")
+def test_l30_a_quarantine_keeps_the_next_task_back_until_the_lost_lease_has_ended(
+    book, servers, settled
+):
+    """The lost grant's task has heard of it, and could have stopped, before another one starts."""
+    conf = {"singleton_lock_quarantine": True, "singleton_lock_on_lost": "abort"}
+    with book.worker(concurrency=4, conf=conf) as worker:
+        assert book.value(book.send("act", "other", 0)) == 0
+        servers.await_replicated()
+        old = servers.master()
+        new = servers.other(old)
+        new.pause()
+        with old.client() as admin:
+            admin.execute_command("CLIENT", "KILL", "TYPE", "replica")
+        lost = book.send("act", "lost", 1, hold="lost-1")
+        book.started(lost)
+        old.kill()
+        new.resume()
+        servers.await_promotion(old)
+        again = book.send("act", "lost", 2)
+        worker.await_log("The lock 'k:lost' was lost", LEASE + 2)
+        never(lambda: len(book.starts("lost")) > 1, during=LEASE / 2)
+        assert book.value(again, 3 * LEASE) == 2
+        since = book.starts("lost", n=2)[0]["t"] - book.starts("lost", n=1)[0]["t"]
+        assert since > LEASE
+        assert book.peak("lost") == 1 or book.state(lost) != "PENDING"
+        book.open("lost-1")
+        book.await_free("lost")
+
+
+@pytest.fixture
+def settled(servers):
+    """Both servers know a master that has served for a while."""
+    with servers.master().client() as admin:
+        run = admin.info("server")["run_id"]
+        noted = {"run": run, "since": 0, "till": 0, "longest": round(LEASE * 1000)}
+        admin.hset("csl:fleet:server", mapping=noted)
+
+
 def test_l30_min_replicas_to_write_refuses_what_a_failover_could_lose(book, servers):
     """Without its replica the master takes no lock and parks nothing: the broker keeps all."""
     master = servers.master()

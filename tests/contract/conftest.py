@@ -8,7 +8,7 @@ import pytest
 import redis.asyncio
 
 from celery_singleton_lock.store.async_redis import AsyncRedisStore
-from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.redis_admin import ClusterAdminStore, RedisAdminStore
 from celery_singleton_lock.testing import memory_client
 from support.loop import Driven, LoopThread
 
@@ -24,6 +24,8 @@ def kind(request):
 @pytest.fixture
 def lock_client(request, kind):
     """A client of the server on which that kind lives, empty."""
+    if kind == "cluster":
+        return request.getfixturevalue("cluster_client")
     if kind != MEMORY:
         return request.getfixturevalue("redis_client")
     unfit = request.node.get_closest_marker("not_in_memory")
@@ -50,6 +52,13 @@ def async_client(loop_thread, redis_server, redis_url):
 
 
 @pytest.fixture
+def all_keys(kind, lock_client):
+    """Find keys that fit a pattern, wherever the store of this test keeps them."""
+    everywhere = {"target_nodes": "primaries"} if kind == "cluster" else {}
+    return lambda pattern: lock_client.keys(pattern, **everywhere)
+
+
+@pytest.fixture
 def make_store(request, kind, lock_client):
     """Make a store of that kind: ``make_store(claim_lease=0.5)``. They end with the test.
 
@@ -57,12 +66,13 @@ def make_store(request, kind, lock_client):
     """
     with ExitStack() as stack:
 
-        def make(**options):
+        def make_one(**options):
             if kind == "asyncio":
                 store = AsyncRedisStore(request.getfixturevalue("async_client"), **options)
                 return Driven(request.getfixturevalue("loop_thread"), store)
-            store = RedisStore(lock_client, **options)
+            make = ClusterAdminStore if kind == "cluster" else RedisAdminStore
+            store = make(lock_client, **options)
             stack.callback(store.close)
             return store
 
-        yield make
+        yield make_one

@@ -17,18 +17,21 @@ from celery_singleton_lock.model import (
     new_token,
 )
 from celery_singleton_lock.store.admin import PARTS, Operator
-from celery_singleton_lock.store.redis_admin import RedisAdminStore
 
 pytestmark = pytest.mark.contract
 
 NAME = "account:42"
 
 
+@pytest.fixture(params=["redis", "cluster", "in_memory"])
+def kind(request):
+    """Each kind of store that has these verbs."""
+    return request.param
+
+
 @pytest.fixture
-def store(lock_client):
-    store = RedisAdminStore(lock_client, claim_lease=0.25)
-    yield store
-    store.close()
+def store(make_store):
+    return make_store(claim_lease=0.25)
 
 
 def by(**more):
@@ -104,35 +107,35 @@ def test_a_list_is_filtered_by_part_or_pattern_of_the_name_long_ones_too(store):
     assert {lock.name for lock in store.glances("long:xx")} == {long}
 
 
-def test_a_lock_whose_keys_hold_something_else_hides_no_other(store):
+def test_a_lock_whose_keys_hold_something_else_hides_no_other(store, lock_client):
     hold(store)
     other = store.keyspace.lock("other")
     hold(store, "other")
-    store.client.delete(other.holders)
-    store.client.set(other.holders, "x")
+    lock_client.delete(other.holders)
+    lock_client.set(other.holders, "x")
     found = {lock.name: lock.broken for lock in store.glances()}
     assert found == {NAME: False, other.meta: True}
 
 
 @pytest.mark.parametrize("junk", ["no JSON", "[1]", '{"pid": [1]}', "{\n"])
-def test_a_lock_whose_record_is_none_hides_no_other(store, junk):
+def test_a_lock_whose_record_is_none_hides_no_other(store, lock_client, junk):
     hold(store)
     other = store.keyspace.lock("other")
     token = hold(store, "other").token
-    store.client.hset(other.record, token, junk)
+    lock_client.hset(other.record, token, junk)
     found = {lock.name: lock.broken for lock in store.glances()}
     assert found == {NAME: False, other.meta: True}
 
 
-def test_looking_changes_nothing(store):
+def test_looking_changes_nothing(store, lock_client):
     hold(store)
     waiter = wait(store)
-    before = {key: store.client.dump(key) for key in store.client.scan_iter()}
+    before = {key: lock_client.dump(key) for key in lock_client.scan_iter()}
     list(store.glances())
     store.look(NAME, waiter.token)
     for part in PARTS:
         line(store, part=part)
-    assert {key: store.client.dump(key) for key in store.client.scan_iter()} == before
+    assert {key: lock_client.dump(key) for key in lock_client.scan_iter()} == before
 
 
 def test_who_waits_is_paged_in_order(store):
@@ -347,18 +350,18 @@ def test_a_paused_lock_is_granted_to_nobody_and_its_holder_goes_on(store):
     assert [entry["action"] for entry in store.audit()] == ["resume", "pause"]
 
 
-def test_a_lock_stays_paused_while_nobody_uses_it(store):
+def test_a_lock_stays_paused_while_nobody_uses_it(store, lock_client):
     """Its keys would go after a minute; this one outlives the lock until it is resumed."""
     store.release(NAME, hold(store).token, Ending.FINAL)
     store.pause(NAME, by())
     meta = store.keyspace.lock(NAME).meta
-    assert store.client.ttl(meta) == -1
+    assert lock_client.ttl(meta) == -1
     assert store.acquire(owner(), Claim(NAME)).verdict is Verdict.BLOCKED
-    assert store.client.ttl(meta) == -1
+    assert lock_client.ttl(meta) == -1
     assert [lock.paused for lock in store.glances()] == [True]
     store.resume(NAME, by())
     assert store.acquire(owner(), Claim(NAME)).verdict is Verdict.GRANTED
-    assert store.client.ttl(meta) > 0
+    assert lock_client.ttl(meta) > 0
 
 
 def test_a_paused_lock_wants_no_look_for_its_free_permit(store):
@@ -407,9 +410,9 @@ def test_the_audit_keeps_the_last_thousand(store):
     assert len(store.audit(3)) == 3
 
 
-def test_nothing_is_changed_where_it_cannot_be_audited(store):
+def test_nothing_is_changed_where_it_cannot_be_audited(store, lock_client):
     """Another program's key in that place: the step is refused before it writes."""
-    store.client.set(store.keyspace.audit, "x")
+    lock_client.set(f"{store.keyspace.fleet_of(NAME)}:audit", "x")
     holder, waiter = hold(store), wait(store)
     for step in (
         lambda: store.force_release(NAME, holder.token, by()),

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.contract
 NAME, SHORT = "account:42", 0.25
 
 
-@pytest.fixture(params=["redis", "asyncio", "in_memory"])
+@pytest.fixture(params=["redis", "asyncio", "cluster", "in_memory"])
 def kind(request):
     """Each kind of store there is."""
     return request.param
@@ -58,7 +58,7 @@ def test_who_waits_is_found_by_its_task_id_whatever_its_retries(store):
     assert store.find([]) == []
 
 
-def test_the_index_forgets_who_has_ended(store, lock_client):
+def test_the_index_forgets_who_has_ended(store, all_keys):
     """Nothing of a settled task stays in the index."""
     held = hold(store)
     token = park(store, "id1/0/0")
@@ -66,11 +66,11 @@ def test_the_index_forgets_who_has_ended(store, lock_client):
     assert store.claim(Owner(token, "id1/0/0"), NAME, 30).verdict is Verdict.GRANTED
     store.release(NAME, token, Ending.FINAL)
     assert store.find(["id1"]) == []
-    assert not lock_client.keys("csl:*:index")
+    assert not all_keys("csl:*:index")
 
 
 @pytest.mark.parametrize("limit", [1, 2])
-def test_the_index_forgets_who_has_died_with_nobody_behind_it(store, lock_client, limit):
+def test_the_index_forgets_who_has_died_with_nobody_behind_it(store, all_keys, limit):
     """It was parked, acknowledged and killed: a sweep comes, though nobody wants the lock.
 
     The keys of the lock expire by themselves; the index is shared, and does not.
@@ -84,11 +84,11 @@ def test_the_index_forgets_who_has_died_with_nobody_behind_it(store, lock_client
 
     def swept():
         store.kick_many(store.take_due())
-        return not lock_client.keys("csl:*:index")
+        return not all_keys("csl:*:index")
 
     assert not swept(), "it runs"
     eventually(swept, 5)
-    assert not lock_client.keys("csl:*:due")
+    assert not all_keys("csl:*:due")
 
 
 def test_the_end_of_an_attempt_leaves_a_later_one_in_the_index(store):

@@ -35,7 +35,7 @@ SHORT = 0.25
 """A lease that a test outwaits."""
 
 
-@pytest.fixture(params=["redis", "asyncio", "in_memory"])
+@pytest.fixture(params=["redis", "asyncio", "cluster", "in_memory"])
 def kind(request):
     """Each kind of store there is."""
     return request.param

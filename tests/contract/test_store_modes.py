@@ -14,7 +14,7 @@ pytestmark = pytest.mark.contract
 NAME = "account:42"
 
 
-@pytest.fixture(params=["redis", "asyncio", "in_memory"])
+@pytest.fixture(params=["redis", "asyncio", "cluster", "in_memory"])
 def kind(request):
     """Each kind of store there is."""
     return request.param

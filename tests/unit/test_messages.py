@@ -260,7 +260,7 @@ SENTENCES = [
         lambda: parsed(backend="memcache://a"),
         (
             "singleton_lock_backend is 'memcache://a': locks live in Redis: use "
-            "redis://, rediss:// (TLS), unix:// or sentinel://."
+            "redis://, rediss:// (TLS), unix://, sentinel:// or redis+cluster://."
         ),
     ),
     (
@@ -281,7 +281,7 @@ SENTENCES = [
         lambda: parsed(backend="sentinel://a/1;sentinel://b/2"),
         (
             "singleton_lock_backend is 'sentinel://a/1;sentinel://b/2': its addresses "
-            "differ in db, and that is the one master's."
+            "differ in db, and that is the same for all."
         ),
     ),
     (

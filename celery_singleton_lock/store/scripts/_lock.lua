@@ -45,6 +45,13 @@ local function use(offset, lock_name)
   done, due, index, fleet = KEYS[offset + 8], KEYS[offset + 9], KEYS[offset + 10], KEYS[offset + 11]
 end
 
+-- GATE
+-- The gate is open: see _quarantine.lua, which takes the place of these two.
+local function closed_until() return false end
+
+local function note_lease() end
+-- END OF GATE
+
 -- Whether nothing is left of the lock, or no more than its memory (meta): then no key is of another
 -- type, and whoever asks has it.
 local function look_idle()
@@ -58,6 +65,7 @@ end
 
 -- Read every key once, so that a key of another type fails the script before it has written.
 local function check()
+  closed_until()
   alone = redis.call('EXISTS', queue, bodies, deadlines, adrift) == 0
   redis.call('ZCARD', holders)
   redis.call('HLEN', record)
@@ -130,7 +138,7 @@ local function declare(wanted)
 end
 
 -- Whether a permit is free, and operators let it be granted.
-local function has_permit() return not paused and redis.call('ZCARD', holders) < limit end
+local function has_permit() return not paused and not closed_until() and redis.call('ZCARD', holders) < limit end
 
 -- Who names no place goes behind everybody, whatever the clock says.
 local function place_of(wanted)
@@ -224,6 +232,8 @@ local function deliver(token, rec, verdict, own)
   local inbox = fleet .. ':inbox:' .. worker
   redis.pcall('RPUSH', inbox, head .. '\n' .. (#body <= INBOX_BODY and body or ''))
   redis.pcall('PEXPIRE', inbox, INBOX_MS)
+  local prefix, bucket = string.match(fleet, '^(.*):{b(%d%d)}:fleet$')
+  if bucket then redis.pcall('PUBLISH', prefix .. ':fleet:bell:' .. worker, bucket) end -- Cluster
   rec.worker = worker
 end
 
@@ -405,7 +415,7 @@ end
 -- `me` asks itself in this very call: it gets its full lease, and no wake-up.
 local function grant_waiters(own, me, my_record)
   if alone then return end
-  if paused then return end
+  if paused or closed_until() then return end
   local free = limit - redis.call('ZCARD', holders)
   local moved = 0
   while free > 0 do
@@ -475,8 +485,9 @@ local function next_look(first)
     look = math.min(look, tonumber(not sweeping and planned or now + ADRIFT_MS))
   end
   -- A free permit beside waiters: more had to be moved than one script may.
-  if redis.call('ZCARD', queue) > 0 and has_permit() then
-    look = math.min(look, now)
+  if redis.call('ZCARD', queue) > 0 then
+    if has_permit() then look = math.min(look, now) end
+    look = math.min(look, closed_until() or look)
   end
   return look
 end
@@ -583,7 +594,7 @@ local function take_reservation(attempt)
   if attempt == '' or not lease_end(token) then return false end
   redis.call('ZREM', holders, token)
   redis.call('HDEL', record, token)
-  return redis.call('ZCARD', holders) < limit
+  return redis.call('ZCARD', holders) < limit and not closed_until()
 end
 
 -- Whether a message is here already, under this or another number of its token.

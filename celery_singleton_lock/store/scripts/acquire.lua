@@ -5,7 +5,8 @@
 --   about the asker, for its record: task, worker, host, pid and lease, as a JSON object
 -- REPLY: answer GRANTED WAITING BLOCKED FULL TWIN DONE
 use(0, name)
-if copy == '0' and look_idle() then -- the usual case: nobody else is here, nor was lately
+note_lease(lease_ms)
+if copy == '0' and not closed_until() and look_idle() then -- the usual case: nobody else is here, nor was lately
   local lease, fence = tonumber(lease_ms), digits(math.max(last_fence + 1, now_us))
   redis.call('HSET', meta, 'name', lock, 'schema', '1', 'limit', limit_arg, 'fence', fence, 'grants', digits(grants + 1))
   redis.call('ZADD', holders, now + lease, token)

@@ -6,6 +6,7 @@ local function renew(offset, lock_name, token, lease_ms)
   use(offset, lock_name)
   check()
   write_though_full()
+  note_lease(lease_ms)
   local rec = load(token)
   local till = lease_end(token)
   local held = till and till > now

@@ -13,7 +13,7 @@ grant_waiters(worker)
 -- stays: who does keep the lock waits until they have ended.
 local wanted, moved = {}, 0
 for i = 6, #ARGV do wanted[ARGV[i]] = true end
-for _, token in ipairs((alone or paused) and {} or redis.call('ZRANGE', queue, 0, 999)) do
+for _, token in ipairs((alone or paused or closed_until()) and {} or redis.call('ZRANGE', queue, 0, 999)) do
   local rec = moved < tonumber(most) and load(token)
   if rec and rec.parked and rec.realm == realm and wanted[rec.task] and worker_for(route_of(rec), worker) then
     grant(token, rec, worker)

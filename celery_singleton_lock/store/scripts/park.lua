@@ -4,6 +4,7 @@
 --   wait_ms empty = for ever; on_full replace = take the room of the oldest message of this task
 -- REPLY: answer WAITING FULL DONE TWIN
 use(0, name)
+note_lease(lease_ms)
 check()
 refuse_if_full()
 sweep(worker)

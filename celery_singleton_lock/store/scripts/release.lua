@@ -11,6 +11,7 @@ end
 -- REST
 check()
 write_though_full()
+if keep_ms ~= '' then note_lease(keep_ms) end
 local rec = load(token)
 local where = standing(token, rec)
 local verdict = where and 'released' or 'absent'

@@ -1,0 +1,218 @@
+"""The masters of a Redis Cluster, through redis-py's client.
+
+redis-py knows which master has which slot, follows MOVED and ASK, and looks anew where a master has
+failed over. What it does not do well for locks is done here: it connects when it is made, so it is
+made when it is first needed; and its pipelines fail as a whole with one dead master, so commands
+are sorted by master here, and each gets its own answer or error.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final, TypeAlias
+
+import redis
+from redis import exceptions as failures
+from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode
+from redis.retry import Retry
+
+from celery_singleton_lock.store.failures import FAILED
+
+ELSEWHERE: Final = (
+    failures.MovedError,
+    failures.AskError,
+    failures.TryAgainError,
+    failures.ClusterDownError,
+)
+"""Answers to a command of a batch that is asked again alone: redis-py follows these then."""
+
+Words: TypeAlias = tuple[tuple[Any, ...], Mapping[str, Any]]
+"""A command, and how redis-py is to read its answer."""
+
+_OWN: Final = frozenset({"redis_connect_func", "maint_notifications_config", "retry"})
+"""Options of a client's connections that a client gives them itself."""
+
+
+class Nodes:
+    """The masters of a Cluster.
+
+    Args:
+        make: makes the client; that asks the Cluster for its layout at once.
+        given: whether the client is the caller's, who closes it.
+    """
+
+    def __init__(self, make: Callable[[], redis.RedisCluster], *, given: bool = False) -> None:
+        """Prepare; nothing is sent yet."""
+        self._make, self._given = make, given
+        self._made: redis.RedisCluster | None = None
+        self._making = threading.Lock()
+
+    @classmethod
+    def of(cls, client: redis.RedisCluster) -> Nodes:
+        """Return those of a client that is there."""
+        return cls(lambda: client, given=True)
+
+    @property
+    def cluster(self) -> redis.RedisCluster:
+        """The client; made when it is first used.
+
+        Raises:
+            redis.RedisError: no node answers; or a :data:`FAILED` of another kind.
+        """
+        if self._made is None:
+            with self._making:
+                if self._made is None:
+                    self._made = self._make()
+        return self._made
+
+    @property
+    def _client(self) -> Any:
+        return self.cluster  # redis-py has not annotated most of it
+
+    # -- commands ---------------------------------------------------------------------------------
+
+    def send(self, command: Words) -> Any:
+        """Send a command to the master that has its keys."""
+        words, options = command
+        return self._client.execute_command(*words, **options)
+
+    def send_many(self, commands: Sequence[Words]) -> list[Any]:
+        """Send commands, in one round trip per master; an answer may be an error."""
+        answers: list[Any] = [None] * len(commands)
+        keys = [key_of(words) for words, _ in commands]
+        for node, places in self._sorted(keys).items():
+            found = self._batch(node, [commands[place] for place in places])
+            for place, answer in zip(places, found, strict=True):
+                answers[place] = answer
+        return answers
+
+    def ask_each(self, keys: Sequence[str], commands: Sequence[Words]) -> list[list[Any]]:
+        """Send commands once to each master that has some of the keys; its answers for each key."""
+        answers: list[list[Any]] = [[] for _ in keys]
+        for node, places in self._sorted(keys).items():
+            found = self._tried(node, commands)
+            for place in places:
+                answers[place] = found
+        return answers
+
+    def _tried(self, node: ClusterNode | None, commands: Sequence[Words]) -> list[Any]:
+        if node is None:
+            return [failures.ClusterDownError("no master has that slot")]
+        try:
+            return _sent(self.cluster.get_redis_connection(node), commands)
+        except FAILED as error:
+            self.look_anew()
+            return [error]
+
+    def _sorted(self, keys: Sequence[Any]) -> dict[ClusterNode | None, list[int]]:
+        """Return the places of those of each master; None for slots that nobody has."""
+        places: dict[ClusterNode | None, list[int]] = {}
+        for place, key in enumerate(keys):
+            places.setdefault(self._node(key), []).append(place)
+        return places
+
+    def _node(self, key: str | bytes) -> ClusterNode | None:
+        client, found = self._client, None
+        with suppress(failures.SlotNotCoveredError):
+            found = client.get_node_from_key(key)
+        return found
+
+    def _batch(self, node: ClusterNode | None, commands: Sequence[Words]) -> list[Any]:
+        """Send commands to one master; those whose keys have moved again, one by one."""
+        if node is None:
+            return [self._alone(command) for command in commands]
+        try:
+            answers = _sent(self.cluster.get_redis_connection(node), commands)
+        except failures.TimeoutError as error:
+            self.look_anew()
+            return [error] * len(commands)
+        except FAILED:  # closed while it was idle, or another is the master now
+            self.look_anew()
+            return self._once_more(commands)
+        if any(isinstance(answer, failures.ReadOnlyError) for answer in answers):
+            self.look_anew()
+        return [
+            self._alone(command) if isinstance(answer, ELSEWHERE) else answer
+            for command, answer in zip(commands, answers, strict=True)
+        ]
+
+    def _once_more(self, commands: Sequence[Words]) -> list[Any]:
+        """Send again what one master had: each command may be asked again."""
+        now = self._node(key_of(commands[0][0]))
+        try:
+            found = _sent(self.cluster.get_redis_connection(now), commands) if now else []
+        except FAILED as error:
+            return [error] * len(commands)
+        return found or [self._alone(command) for command in commands]
+
+    def _alone(self, command: Words) -> Any:
+        try:
+            return self.send(command)
+        except FAILED as error:
+            return error
+
+    # -- masters ----------------------------------------------------------------------------------
+
+    def masters(self) -> list[redis.Redis]:
+        """Return a client for each master that has slots."""
+        nodes = sorted(self._client.get_primaries(), key=lambda node: str(node.name))
+        return [self.cluster.get_redis_connection(node) for node in nodes]
+
+    def each(self, names: Sequence[str], key: Callable[[str], str]) -> Iterator[str]:
+        """Yield one of these names for each master, of which that has the key."""
+        seen: set[ClusterNode | None] = set()
+        for name in names:
+            node = self._node(key(name))
+            if node not in seen:
+                seen.add(node)
+                yield name
+
+    def look_anew(self) -> None:
+        """Ask for the layout; if nobody answers now, the next command asks again."""
+        if self._made is not None:
+            with suppress(*FAILED):
+                self._made.nodes_manager.initialize()
+
+    def twin(self, longest: float) -> Nodes:
+        """Return the same masters, for calls that block.
+
+        Args:
+            longest: most seconds until an answer comes.
+        """
+        return Nodes(lambda: _blocking(self.cluster, longest))
+
+    def close(self) -> None:
+        """Close the connections, unless the client is the caller's."""
+        if self._made is not None and not self._given:
+            self._made.close()
+            self._made = None
+
+
+def key_of(words: Sequence[Any]) -> Any:
+    """Return the (first) key of a command that has one."""
+    return words[3] if words[0] in {"EVALSHA", "EVAL"} else words[1]
+
+
+def _sent(client: redis.Redis, commands: Sequence[Words]) -> list[Any]:
+    pipe: Any = client.pipeline(transaction=False)
+    for words, options in commands:
+        pipe.execute_command(*words, **options)
+    return list(pipe.execute(raise_on_error=False))
+
+
+def _blocking(cluster: Any, longest: float) -> redis.RedisCluster:
+    """Return a client with the same options, no retries, and a socket time-out above the block."""
+    found = cluster.get_connection_kwargs()
+    options = {name: value for name, value in found.items() if name not in _OWN}
+    options.update(socket_timeout=longest)
+    make: Any = ClusterNode
+    nodes = [make(node.host, node.port) for node in cluster.get_nodes()]
+    return redis.RedisCluster(
+        startup_nodes=nodes,
+        retry=Retry(NoBackoff(), 0),
+        require_full_coverage=False,
+        **options,
+    )

@@ -1,0 +1,78 @@
+"""The right store for an address: one server, Sentinels, or a Cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import redis
+
+from celery_singleton_lock.address import CLUSTER, BackendAddress
+from celery_singleton_lock.keys import Keyspace
+from celery_singleton_lock.store.cluster import ClusterStore
+from celery_singleton_lock.store.connect import connect, connect_cluster
+from celery_singleton_lock.store.nodes import Nodes
+from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.redis_admin import ClusterAdminStore, RedisAdminStore
+from celery_singleton_lock.store.verbs import NO_REPLICAS, Replicas
+
+
+def open_store(
+    address: BackendAddress,
+    options: Mapping[str, Any],
+    prefix: str,
+    *,
+    patience: float,
+    direct: bool = False,
+    quarantine: bool = False,
+    replicas: Replicas = NO_REPLICAS,
+) -> RedisStore:
+    """Return a store with connections of its own. Nothing is sent yet.
+
+    Args:
+        address: where the locks live.
+        options: the user's, for redis-py's client; they win.
+        prefix: first part of every key.
+        patience: seconds within which a server must answer.
+        direct: run single scripts past redis-py's client, where that is possible.
+        quarantine: as of :class:`RedisStore`.
+        replicas: likewise. Locks in memory have no other server that they could be lost to: they
+            leave both out.
+    """
+    if address.scheme in CLUSTER:
+        nodes = Nodes(lambda: connect_cluster(address, options, patience=patience))
+        return ClusterStore(nodes, Keyspace(prefix), quarantine=quarantine, replicas=replicas)
+    client = connect(address, options, patience=patience)
+    if address.in_memory:
+        return RedisStore(client, Keyspace(prefix), direct=direct)
+    return RedisStore(
+        client, Keyspace(prefix), direct=direct, quarantine=quarantine, replicas=replicas
+    )
+
+
+def open_admin_store(
+    address: BackendAddress,
+    options: Mapping[str, Any],
+    prefix: str,
+    *,
+    patience: float,
+    quarantine: bool = False,
+) -> RedisAdminStore:
+    """Likewise, with the verbs of operators."""
+    store = open_store(address, options, prefix, patience=patience, quarantine=quarantine)
+    return admin_of(store)
+
+
+def admin_of(store: RedisStore) -> RedisAdminStore:
+    """Return the verbs of operators on the connections of a worker's store."""
+    quarantine = store.verbs.quarantine
+    if isinstance(store, ClusterStore):
+        return ClusterAdminStore(store.nodes, store.keyspace, quarantine=quarantine)
+    return RedisAdminStore(store.client, store.keyspace, quarantine=quarantine)
+
+
+def store_on(client: redis.Redis | redis.RedisCluster, keyspace: Keyspace | None) -> RedisStore:
+    """Return the store on a client of the caller's."""
+    if isinstance(client, redis.RedisCluster):
+        return ClusterStore(client, keyspace)
+    return RedisStore(client, keyspace)
