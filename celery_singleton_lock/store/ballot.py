@@ -1,0 +1,421 @@
+"""Who owns a lock that lives on several servers: who has the votes of most of them (no I/O).
+
+Each server gives its vote for a lock to one token at a time, for a lease by its own clock. A lock
+is owned by who has a majority of votes, from before the votes were asked for, for one lease by the
+owner's monotonic clock. Two majorities have a server in common, so two tokens never own it at once,
+as long as:
+
+* no clock runs faster or slower than another by more than :data:`DRIFT`: each server keeps a vote
+  for so much longer than its owner believes in it;
+* what a server has promised it keeps. One that has started anew, or lost its data, gives no new
+  votes until the longest lease that it may have forgotten is over (``vote.lua``).
+
+The number of a grant (fencing token) is one that a majority has stored before the owner hears of
+it. The next majority has a server in common with this one, which gives a higher number.
+
+A request may reach a server long after its sender has given it up. So each vote says until when, by
+the server's clock, it may be given; and who takes a vote back has the server refuse, for a while,
+what was asked for before. Each try of a token has a number of its own (its round), so that the end
+of one try, arriving late, takes nothing away from the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+
+from celery_singleton_lock.clock import Clock
+from celery_singleton_lock.errors import BackendError, ConfigurationError
+from celery_singleton_lock.plans import Plan
+
+T = TypeVar("T")
+
+DRIFT: Final = 0.01
+"""By how much of a lease clocks may come apart while it lasts."""
+
+JITTER: Final = 0.002
+"""Seconds that are added to that, for clocks that are read in milliseconds."""
+
+GREET_AGAIN: Final = 1.0
+"""Seconds after which a server that did not tell its clock is asked again."""
+
+Answers: TypeAlias = Mapping[int, Any]
+"""Server -> what it answered, or its BackendError; nothing of those that did not answer in time."""
+
+
+class Each(NamedTuple):
+    """Ask several servers at once, and answer with :data:`Answers`.
+
+    Args:
+        calls: server -> what to ask it.
+        enough: whether these answers will do; else all are waited for, or the time-out.
+        about: the token; what concerns one token reaches a server in the order in which it was
+            asked, where the network allows that.
+    """
+
+    calls: Mapping[int, Callable[[Any], Any]]
+    enough: Callable[[Answers], bool]
+    about: str = ""
+
+
+class Bid(NamedTuple):
+    """What one server is asked for.
+
+    Args:
+        name: the lock's name.
+        token: who asks for the vote.
+        round: number of the try; grows with each.
+        lease: seconds for which the vote is to be kept.
+        fence: a number that the grant should have at least.
+        until: when the request comes too late, by the server's clock.
+        new_for: seconds for which a server that has started anew gives no votes.
+    """
+
+    name: str
+    token: str
+    round: int
+    lease: float
+    fence: int
+    until: float
+    new_for: float
+
+
+class Voice(NamedTuple):
+    """What one server says when asked for its vote.
+
+    Args:
+        verdict: ``yes``; ``busy``, another has it; ``new``, it gives none yet; ``late``, the
+            request arrived too late; ``gone``, it was taken back before.
+        fencing_token: the number that the server has given.
+        left: seconds until what is in the way is over.
+        now: the server's clock, in seconds.
+        run: its run id.
+    """
+
+    verdict: str
+    fencing_token: int = 0
+    left: float = 0.0
+    now: float = 0.0
+    run: str = ""
+
+
+class Greeting(NamedTuple):
+    """What one server says of a lock, and of itself.
+
+    Args:
+        token: who has its vote, or nothing.
+        fencing_token: the last number that it knows.
+        left: seconds for which the vote is given.
+        now: its clock, in seconds.
+        run: its run id.
+        new_for: seconds for which it gives no vote to anybody new.
+    """
+
+    token: str
+    fencing_token: int
+    left: float
+    now: float
+    run: str
+    new_for: float
+
+
+class Elected(NamedTuple):
+    """The lock is owned.
+
+    Args:
+        fencing_token: number of the grant.
+        valid_until: monotonic time up to which it is owned.
+    """
+
+    fencing_token: int
+    valid_until: float
+
+
+class Refused(NamedTuple):
+    """The lock is not owned; all votes were taken back.
+
+    Args:
+        reason: ``silent``, too few servers answered; ``new``, too many have lost their memory, or
+            may have; ``busy``, another owns it, or several are trying.
+        answered: how many servers answered.
+        left: seconds until what is in the way is over.
+        error: the first error, if there was one.
+    """
+
+    reason: str
+    answered: int
+    left: float = 0.0
+    error: BackendError | None = None
+
+
+class Ballot:
+    """The votes of several servers.
+
+    Args:
+        count: how many servers there are.
+        clock: source of monotonic seconds.
+        timeout: seconds within which a server must answer.
+        longest_lease: seconds; the longest lease of any lock, of all who use these servers.
+        drift: by how much of a lease clocks may come apart while it lasts.
+
+    Raises:
+        ConfigurationError: the number of servers is even, or under three.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        clock: Clock,
+        *,
+        timeout: float,
+        longest_lease: float,
+        drift: float = DRIFT,
+    ) -> None:
+        """Know no server yet."""
+        if count < 3 or count % 2 == 0:  # noqa: PLR2004  # the fewest that bear a loss
+            msg = (
+                f"A quorum of {count} servers: give an odd number, three or more (5 go on without "
+                "2; 4 would bear no more losses than 3). With one server, pass that alone."
+            )
+            raise ConfigurationError(msg)
+        self.count: Final = count
+        self.majority: Final = count // 2 + 1
+        self.timeout: Final = timeout
+        self.longest_lease: Final = longest_lease
+        self._clock = clock
+        self._drift = drift
+        self._round = 0
+        self._ahead: dict[int, tuple[float, float]] = {}
+        self._runs: dict[int, str] = {}
+        self._greeted: dict[int, float] = {}
+
+    def kept(self, lease: float) -> float:
+        """Return for how long servers keep a vote, so that its owner may believe in ``lease``."""
+        return lease + lease * self._drift + JITTER
+
+    # -- election ---------------------------------------------------------------------------------
+
+    def elect(
+        self, name: str, token: str, lease: float, fence: int = 0
+    ) -> Plan[Each, Elected | Refused]:
+        """Collect a majority of votes; else take back those that were given.
+
+        Args:
+            name: the lock's name.
+            token: owner token. Asking again with the same one is safe.
+            lease: seconds.
+            fence: a number that the grant should have at least.
+
+        Raises:
+            ConfigurationError: the lease is too long, or two of the servers are one.
+        """
+        self._refuse_long(name, lease)
+        began = self._clock.monotonic()
+        yield from self._meet(name)
+        voices = yield from self._ask_all(name, token, lease, fence)
+        highest = max((voice.fencing_token for voice in _yes(voices)), default=0)
+        if self._won(voices) and not self._agreed(voices, highest):
+            voices = yield from self._ask_all(name, token, lease, highest)
+        elected = Elected(highest, began + lease)
+        if self._agreed(voices, highest) and self._clock.monotonic() < elected.valid_until:
+            return elected
+        yield from self.withdraw(name, token)
+        return self._refused(voices)
+
+    def _won(self, voices: Answers) -> bool:
+        return len(_yes(voices)) >= self.majority
+
+    def _agreed(self, voices: Answers, number: int) -> bool:
+        """Whether a majority has given its vote, and stored this number."""
+        stored = [voice for voice in _yes(voices) if voice.fencing_token == number]
+        return len(stored) >= self.majority
+
+    def _refuse_long(self, name: str, lease: float) -> None:
+        if lease > self.longest_lease:
+            msg = (
+                f"Lock {name!r} has a lease of {lease:g} s, and these servers wait for "
+                f"{self.longest_lease:g} s after a restart. Give a longest_lease of at least "
+                f"{lease:g} s wherever these servers are used, or a shorter lease: it is renewed."
+            )
+            raise ConfigurationError(msg)
+
+    def _ask_all(self, name: str, token: str, lease: float, fence: int) -> Plan[Each, Answers]:
+        """Ask every server for its vote whose clock is known."""
+        asked, calls = self._clock.monotonic(), self._bids(self._ahead, name, token, lease, fence)
+        answers: Answers = yield Each(calls, self._won, token)
+        for server, voice in _heard(answers):
+            self._set_clock(server, asked, voice.now)
+        return answers
+
+    def _bids(
+        self, servers: Iterable[int], name: str, token: str, lease: float, fence: int
+    ) -> dict[int, Callable[[Any], Any]]:
+        """Return what to ask these servers: the same, but each by its own clock."""
+        round_, new_for, now = self._next_round(), self._new_for, self._clock.monotonic()
+
+        def ask(server: int) -> Callable[[Any], Any]:
+            until = self._until(server, now)
+            bid = Bid(name, token, round_, self.kept(lease), fence, until, new_for)
+            return lambda node: node.vote(bid)
+
+        return {server: ask(server) for server in list(servers)}
+
+    @property
+    def _new_for(self) -> float:
+        return self.kept(self.longest_lease)
+
+    def _next_round(self) -> int:
+        """Return a number that is higher than any before: of this token, in any process here."""
+        self._round = max(self._round + 1, int(self._clock.monotonic() * 1e6))
+        return self._round
+
+    def _refused(self, voices: Answers) -> Refused:
+        """Say what was in the way."""
+        heard = [voice for _, voice in _heard(voices)]
+        fresh = sorted(voice.left for voice in heard if voice.verdict == "new")
+        busy = [voice.left for voice in heard if voice.verdict == "busy"]
+        error = next((a for a in voices.values() if isinstance(a, BackendError)), None)
+        if len(heard) < self.majority:
+            return Refused("silent", len(heard), error=error)
+        lacking = self.majority - (len(heard) - len(fresh))
+        if lacking > 0:
+            return Refused("new", len(heard), fresh[lacking - 1])
+        return Refused("busy", len(heard), min(busy, default=0.0))
+
+    # -- the way back, and renewal ----------------------------------------------------------------
+
+    def withdraw(self, name: str, token: str) -> Plan[Each, Answers]:
+        """Take all votes of a token back; wait for every server, or its time-out.
+
+        Returns:
+            Server -> whether the token had its vote.
+        """
+        round_, keep = self._next_round(), 4 * self.timeout
+        calls = dict.fromkeys(
+            range(self.count), lambda node: node.withdraw(name, token, round_, keep)
+        )
+        answers: Answers = yield Each(calls, _never, token)
+        return answers
+
+    def renew(
+        self, leases: Sequence[tuple[str, str, float]]
+    ) -> Plan[Each, tuple[list[bool | None], Answers]]:
+        """Keep leases for longer where a majority still keeps them, and then have the others vote.
+
+        Never makes a majority that was not there: what the others are asked for comes after it.
+
+        Args:
+            leases: (name, token, seconds).
+
+        Returns:
+            For each whether it is held, None where too few servers answered to tell; and what the
+            servers answered.
+
+        Raises:
+            ConfigurationError: a lease is too long.
+        """
+        for name, _, seconds in leases:
+            self._refuse_long(name, seconds)
+        asked = [(name, token, self.kept(seconds)) for name, token, seconds in leases]
+        calls = dict.fromkeys(range(self.count), lambda node: node.prolong(asked))
+        answers: Answers = yield Each(calls, _never)
+        heard = dict(_heard(answers))
+        held: list[bool | None] = []
+        for place, (name, token, seconds) in enumerate(leases):
+            says = {server: votes[place] for server, votes in heard.items()}
+            held.append(self._still(says))
+            if held[-1]:
+                yield from self._fill_in(name, token, seconds, says)
+        return held, answers
+
+    def _still(self, says: Mapping[int, tuple[bool, int]]) -> bool | None:
+        """Whether a majority keeps a lease; None if the silent could decide that."""
+        kept = sum(held for held, _ in says.values())
+        if kept >= self.majority:
+            return True
+        return False if kept + self.count - len(says) < self.majority else None
+
+    def _fill_in(
+        self, name: str, token: str, lease: float, says: Mapping[int, tuple[bool, int]]
+    ) -> Plan[Each, None]:
+        """Have those servers vote that a majority was there without."""
+        missing = [n for n, (held, _) in says.items() if not held]
+        if not set(missing) <= set(self._ahead):
+            yield from self._meet(name)
+            missing = [n for n in missing if n in self._ahead]
+        if not missing:
+            return
+        number = max(number for held, number in says.values() if held)
+        yield Each(self._bids(missing, name, token, lease, number), _never, token)
+
+    # -- the servers ------------------------------------------------------------------------------
+
+    def greet(self, name: str) -> Plan[Each, dict[int, Greeting]]:
+        """Return what the servers say of a lock, and of themselves.
+
+        Raises:
+            ConfigurationError: two of them are one.
+        """
+        asked, new_for = self._clock.monotonic(), self._new_for
+        calls = dict.fromkeys(range(self.count), lambda node: node.greet(name, new_for))
+        answers: Answers = yield Each(calls, _never)
+        return self._greetings(asked, answers)
+
+    def _meet(self, name: str) -> Plan[Each, None]:
+        """Ask those for the time whose clock is not known; a dead one not each time."""
+        now, new_for = self._clock.monotonic(), self._new_for
+        strange = [
+            n
+            for n in range(self.count)
+            if n not in self._ahead and now >= self._greeted.get(n, now)
+        ]
+        if strange:
+            self._greeted.update(dict.fromkeys(strange, now + GREET_AGAIN))
+            answers = yield Each(
+                dict.fromkeys(strange, lambda node: node.greet(name, new_for)), _never
+            )
+            self._greetings(now, answers)
+
+    def _greetings(self, asked: float, answers: Answers) -> dict[int, Greeting]:
+        found: dict[int, Greeting] = dict(_heard(answers))
+        for server, greeting in found.items():
+            self._set_clock(server, asked, greeting.now)
+            self._runs[server] = greeting.run
+        self._refuse_twins(found)
+        return found
+
+    def _refuse_twins(self, found: Iterable[int]) -> None:
+        """Refuse one server that is given twice: it would vote twice."""
+        for server in found:
+            for other, run in self._runs.items():
+                if other != server and run == self._runs[server]:
+                    first, second = sorted((server + 1, other + 1))
+                    msg = (
+                        f"Servers {first} and {second} of the quorum are one server (run id "
+                        f"{run[:8]}…), which would vote twice. Give the address of another one."
+                    )
+                    raise ConfigurationError(msg)
+
+    def _set_clock(self, server: int, asked: float, now: float) -> None:
+        self._ahead[server] = (now - asked, asked)
+
+    def _until(self, server: int, now: float) -> float:
+        """Return until when, by a server's clock, a vote that is asked for now may be given.
+
+        Its clock is certainly not further than that: what it told was read after it was asked.
+        """
+        ahead, measured = self._ahead[server]
+        return now + ahead + (now - measured) * self._drift + self.timeout
+
+
+def _heard(answers: Mapping[int, Any]) -> Iterable[tuple[int, Any]]:
+    """Return who has answered, and what."""
+    return [(n, answer) for n, answer in answers.items() if not isinstance(answer, BackendError)]
+
+
+def _yes(voices: Answers) -> list[Voice]:
+    return [voice for _, voice in _heard(voices) if voice.verdict == "yes"]
+
+
+def _never(_answers: Answers) -> bool:
+    return False
