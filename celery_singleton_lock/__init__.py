@@ -34,10 +34,13 @@ if TYPE_CHECKING:
     from celery_singleton_lock.gate import current_lock
     from celery_singleton_lock.lock import Lock
     from celery_singleton_lock.resets import async_reset_all, reset_all
+    from celery_singleton_lock.store.async_quorum import AsyncQuorumStore
+    from celery_singleton_lock.store.quorum import QuorumStore
     from celery_singleton_lock.task import LockedTask
 
 __all__ = [
     "AsyncLock",
+    "AsyncQuorumStore",
     "BackendError",
     "BackendRefused",
     "BackendUnreachable",
@@ -53,6 +56,7 @@ __all__ = [
     "LockTimeout",
     "LockWaitTimeout",
     "LockedTask",
+    "QuorumStore",
     "SchemaMismatch",
     "SingletonLockError",
     "async_get_or_set",
@@ -69,8 +73,10 @@ __all__ = [
 # package in every run, for its plugin, also where no test has to do with locks.
 _HOMES: Final = {
     "AsyncLock": "aio",
+    "AsyncQuorumStore": "store.async_quorum",
     "Lock": "lock",
     "LockedTask": "task",
+    "QuorumStore": "store.quorum",
     "async_get_or_set": "dogpile",
     "async_reset_all": "resets",
     "current_lock": "gate",

@@ -30,16 +30,24 @@ import redis.asyncio
 from celery_singleton_lock.arguments import checked_bool, checked_name
 from celery_singleton_lock.clock import MovableClock, clock_for
 from celery_singleton_lock.errors import BackendError, ConfigurationError, SingletonLockError
-from celery_singleton_lock.hold import Hold, Holding, keyspace_for, watchdog_for
+from celery_singleton_lock.hold import (
+    Hold,
+    Holding,
+    keyspace_for,
+    quorum_for,
+    watchdog_for,
+)
 from celery_singleton_lock.model import Holder
 from celery_singleton_lock.plans import Plan, carry_out_async
+from celery_singleton_lock.store.async_quorum import AsyncQuorumStore
 from celery_singleton_lock.store.async_redis import AsyncRedisStore
 from celery_singleton_lock.turn import Do, Wish, twice
 from celery_singleton_lock.watchdog import PATIENCE, Lease, OnLost, Renewals
 
 T = TypeVar("T")
 
-Backend: TypeAlias = redis.asyncio.Redis | AsyncRedisStore
+Store: TypeAlias = AsyncRedisStore | AsyncQuorumStore
+Backend: TypeAlias = redis.asyncio.Redis | Store | Sequence[redis.asyncio.Redis]
 
 logger = logging.getLogger(__name__)
 
@@ -222,7 +230,9 @@ class AsyncLock(Holding):
     releases: each is cancelled once Redis has answered, or after a second without an answer.
 
     Args:
-        backend: redis-py client for asyncio, or an :class:`AsyncRedisStore`.
+        backend: redis-py client for asyncio, or an :class:`AsyncRedisStore`. Or a list of clients
+            of independent servers, or an :class:`AsyncQuorumStore`: then a majority decides
+            (docs/quorum.md).
         name: what must not overlap. Threads that use :class:`Lock` contend for the same names.
         lease: seconds of ownership; renewed while held, so it need not exceed the run time. A loop
             that is blocked for longer renews nothing.
@@ -271,7 +281,7 @@ class AsyncLock(Holding):
             renew=renew,
             on_lost=on_lost,
         )
-        self._store: Final[AsyncRedisStore] = self._watchdog.store
+        self._store: Final[Store] = self._watchdog.store
         self._task_local: Final = checked_bool("task_local", task_local)
         self._holds: Final = weakref.WeakKeyDictionary[asyncio.Task[Any], Hold]()
         self._shared: Hold | None = None
@@ -479,20 +489,36 @@ def _only_acquires(task: asyncio.Task[Any]) -> bool:
 
 def _watchdog_for(backend: Backend, prefix: str | None) -> AsyncWatchdog:
     """Return the watchdog of this client or store in this process, with its store."""
+    if isinstance(backend, (list, tuple)):
+        _refuse_urls(backend)
+        backend, prefix = quorum_for(AsyncQuorumStore, backend, prefix), None
     found: AsyncWatchdog = watchdog_for(
         backend, prefix, lambda: AsyncWatchdog(_store_of(backend, prefix))
     )
     return found
 
 
-def _store_of(backend: Backend, prefix: str | None) -> AsyncRedisStore:
+def _refuse_urls(servers: Sequence[Any]) -> None:
+    """Refuse URLs: connections that are nobody's would stay open when the loop ends.
+
+    Raises:
+        ConfigurationError: there is one.
+    """
+    if any(isinstance(server, str) for server in servers):
+        msg = (
+            "An AsyncLock takes a list of redis.asyncio clients. For URLs, make the store, which "
+            "closes what it has opened: `async with AsyncQuorumStore([url, …]) as store`."
+        )
+        raise ConfigurationError(msg)
+
+
+def _store_of(backend: Any, prefix: str | None) -> Store:
     client = isinstance(backend, redis.asyncio.Redis)
-    if not client and not inspect.iscoroutinefunction(getattr(backend, "take_due", None)):
+    if not client and not inspect.iscoroutinefunction(getattr(backend, "extend", None)):
         raise ConfigurationError(_unfit(backend))
     keyspace = keyspace_for(prefix, client=client)
-    if isinstance(backend, redis.asyncio.Redis):
-        return AsyncRedisStore(backend, keyspace)
-    return backend
+    store: Store = AsyncRedisStore(backend, keyspace) if client else backend
+    return store
 
 
 def _unfit(backend: object) -> str:
@@ -504,6 +530,6 @@ def _unfit(backend: object) -> str:
         )
     kind = f"{type(backend).__module__}.{type(backend).__name__}"
     return (
-        f"An AsyncLock needs a redis.asyncio.Redis client or an AsyncRedisStore, not {kind}; "
-        "threads have Lock."
+        "An AsyncLock needs a redis.asyncio.Redis client, an AsyncRedisStore or a list of clients, "
+        f"not {kind}; threads have Lock."
     )

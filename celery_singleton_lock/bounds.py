@@ -13,6 +13,9 @@ LONG_LEASE: Final = 300.0
 MAX_LEASE: Final = 7 * 86_400.0
 """Seconds. A crash would hold the lock for as long."""
 
+LONGEST_LEASE: Final = 30.0
+"""Seconds; longest lease on several servers, unless another is given: a restarted one waits so."""
+
 MAX_WAIT: Final = 366 * 86_400.0
 """Seconds. Longer is for ever, and that is written None."""
 

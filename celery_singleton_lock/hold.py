@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final, TypeVar
 
 from celery_singleton_lock.arguments import (
@@ -378,3 +378,24 @@ def keyspace_for(prefix: str | None, *, client: bool) -> Keyspace | None:
         msg = "prefix goes with a redis client; a store has its keyspace already."
         raise ConfigurationError(msg)
     return None
+
+
+# Likewise: the same servers are one store, with one watchdog, however often they are listed.
+_quorums: weakref.WeakValueDictionary[tuple[Any, ...], Any] = weakref.WeakValueDictionary()
+
+
+def quorum_for(make: Callable[..., Any], servers: Sequence[Any], prefix: str | None) -> Any:
+    """Return the store on several servers, of which one is kept for each list of them.
+
+    Args:
+        make: the class of the store.
+        servers: URLs or clients.
+        prefix: first part of the keys; None for the usual one.
+
+    Raises:
+        ConfigurationError: they cannot make a quorum, or the prefix is not usable.
+    """
+    each = tuple(server if isinstance(server, str) else id(server) for server in servers)
+    key = (make, prefix or "", *each)
+    found = _quorums.get(key)
+    return found or _quorums.setdefault(key, make(servers, keyspace_for(prefix, client=True)))

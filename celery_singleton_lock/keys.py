@@ -16,6 +16,8 @@ part           type    content
 ``adrift``     ZSET    parked messages that no live worker consumes: route, place and token, sorted
 ``done``       ZSET    attempt -> until when later copies of it end quietly, ms
 ``wake:<t>``   LIST    one element, for a waiting thread; expires
+``vote``       HASH    on each server of a quorum: token, round, till, ms, and last fence
+``gone:<t>``   string  on each server of a quorum, for seconds: round up to which votes are refused
 =============  ======  =====================================================================
 
 Per bucket: ``due`` (ZSET, lock -> when a sweeper looks, ms; only of locks that somebody waits for)
@@ -25,7 +27,8 @@ installation: ``fleet:route:<realm>:<queue>`` (ZSET, worker -> heartbeat deadlin
 ``fleet:inbox:<worker>`` (LIST of grants), ``fleet:worker:<worker>`` (string, JSON),
 ``fleet:parked:<realm>:<queue>`` (ZSET, token of a parked message -> place in line) with
 ``fleet:parked`` (SET of these routes), ``fleet:audit`` (LIST of what operators did, the last
-thousand), ``fleet:mode`` (HASH, task or ``*`` -> mode), and ``schema``.
+thousand), ``fleet:mode`` (HASH, task or ``*`` -> mode), ``schema``, and on each server of a quorum
+``fleet:quorum`` (HASH: run id of the server that wrote it, and since when it is known, ms).
 
 Of tasks that run without their locks and are observed: ``observed`` of a lock (HASH, run -> JSON),
 and per bucket ``observed:tasks`` and ``observed:locks`` (HASH, name -> JSON: runs, blocked, waited
@@ -159,6 +162,19 @@ class Keyspace:
     def wake(self, name: str, token: str) -> str:
         """Return the wake list of a waiting client."""
         return f"{self.bucket(bucket_of(name))}:{key_name(name)}:wake:{token}"
+
+    def vote(self, name: str) -> str:
+        """Return who has the vote of one server of a quorum."""
+        return f"{self.bucket(bucket_of(name))}:{key_name(name)}:vote"
+
+    def gone(self, name: str, token: str) -> str:
+        """Return up to which round one server of a quorum refuses the votes of a token."""
+        return f"{self.bucket(bucket_of(name))}:{key_name(name)}:gone:{token}"
+
+    @property
+    def quorum(self) -> str:
+        """Return our mark on a server of a quorum."""
+        return f"{self.fleet}:quorum"
 
     def due(self, bucket: int) -> str:
         """Return the index of locks to look at, of one bucket."""

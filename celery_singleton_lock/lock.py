@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from types import SimpleNamespace, TracebackType
 from typing import Any, Final, TypeAlias, TypeVar
@@ -22,11 +23,18 @@ import redis
 
 from celery_singleton_lock.arguments import checked_name
 from celery_singleton_lock.errors import BackendError, ConfigurationError, SingletonLockError
-from celery_singleton_lock.hold import Hold, Holding, keyspace_for, watchdog_for
+from celery_singleton_lock.hold import (
+    Hold,
+    Holding,
+    keyspace_for,
+    quorum_for,
+    watchdog_for,
+)
 from celery_singleton_lock.model import Holder
 from celery_singleton_lock.plans import Plan, carry_out
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.store.open import store_on
+from celery_singleton_lock.store.quorum import QuorumStore
 from celery_singleton_lock.turn import Wish, in_thread, twice
 from celery_singleton_lock.watchdog import OnLost, Watchdog
 
@@ -34,7 +42,9 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-Backend: TypeAlias = redis.Redis | redis.RedisCluster | Store
+Backend: TypeAlias = (
+    redis.Redis | redis.RedisCluster | Store | QuorumStore | Sequence[str | redis.Redis]
+)
 """What holds locks, for threads."""
 
 
@@ -45,7 +55,9 @@ class Lock(Holding):
     this object again gets :class:`LockReentered`. A forked child holds nothing.
 
     Args:
-        backend: redis-py client, or a store.
+        backend: redis-py client, of a server or a Cluster, or a store; or a list of URLs or clients
+            of independent servers, of which a majority decides (:class:`QuorumStore`,
+            docs/quorum.md).
         name: what must not overlap.
         lease: seconds of ownership; renewed while held, so it need not exceed the run time.
         limit: permits; the lowest limit that a holder or waiter declares is in force.
@@ -90,7 +102,7 @@ class Lock(Holding):
             renew=renew,
             on_lost=on_lost,
         )
-        self._store: Final = self._watchdog.store
+        self._store: Final[Any] = self._watchdog.store
         self._mine: Any = threading.local() if thread_local else SimpleNamespace()
 
     # -- redis-py's interface ----------------------------------------------------------------------
@@ -273,15 +285,20 @@ class Lock(Holding):
 
 def _watchdog_for(backend: Backend, prefix: str | None) -> Watchdog:
     """Return the watchdog of this client or store in this process, with its store."""
+    if isinstance(backend, (list, tuple)):
+        backend, prefix = quorum_for(QuorumStore, backend, prefix), None
     found: Watchdog = watchdog_for(backend, prefix, lambda: Watchdog(_store_of(backend, prefix)))
     return found
 
 
-def _store_of(backend: Backend, prefix: str | None) -> Store:
+def _store_of(backend: Backend, prefix: str | None) -> Any:
     client = isinstance(backend, (redis.Redis, redis.RedisCluster))
-    if not client and not hasattr(backend, "take_due"):
+    if not client and not isinstance(backend, QuorumStore) and not hasattr(backend, "take_due"):
         kind = type(backend).__name__
-        msg = f"A Lock needs a redis.Redis client or a store, not {kind}; asyncio has AsyncLock."
+        msg = (
+            f"A Lock needs a redis.Redis client, a store, or a list of URLs, not {kind}; asyncio "
+            "has AsyncLock."
+        )
         raise ConfigurationError(msg)
     keyspace = keyspace_for(prefix, client=client)
     if isinstance(backend, (redis.Redis, redis.RedisCluster)):

@@ -51,6 +51,8 @@ ADMIN_VERBS: Final = (
     "drift",
 )
 """Those of operators, which no worker loads."""
+QUORUM_VERBS: Final = ("vote", "withdraw", "renew", "greet", "admit")
+"""Those of one server among several; see :mod:`celery_singleton_lock.store.node`."""
 
 _HEADER: Final = re.compile(r"^-- (KEYS|ARGV): *(.*?) *$", re.MULTILINE)
 
@@ -239,6 +241,17 @@ def load_admin_scripts(
     clock = read("_clock.lua") if clock is None else clock
     shared = f"{read_shared(quarantine=quarantine)}\n\n{read('_admin.lua')}"
     return {verb: assemble(verb, clock, shared, read(f"{verb}.lua")) for verb in ADMIN_VERBS}
+
+
+@cache
+def load_quorum_scripts(clock: str | None = None) -> Mapping[str, Script]:
+    """Return the verbs of one server of a quorum.
+
+    Args:
+        clock: Lua text that replaces ``_clock.lua``; for test builds.
+    """
+    before = f"{read('_clock.lua') if clock is None else clock}\n{read('_node.lua')}"
+    return {verb: assemble(verb, before, "", read(f"{verb}.lua")) for verb in QUORUM_VERBS}
 
 
 class Call(NamedTuple):

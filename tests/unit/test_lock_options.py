@@ -85,7 +85,9 @@ def test_L14_a_token_of_ones_own_making_is_refused(lock, token):
 
 
 def test_what_is_neither_client_nor_store_is_refused():
-    with pytest.raises(ConfigurationError, match=r"redis\.Redis client or a store, not str"):
+    with pytest.raises(
+        ConfigurationError, match=r"redis\.Redis client, a store, or a list of URLs, not"
+    ):
         Lock("redis://localhost", "lock")
 
 

@@ -1,0 +1,228 @@
+"""The store on several independent Redis servers, for asyncio: a majority decides."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
+
+import redis.asyncio
+from redis import exceptions as failures
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from celery_singleton_lock.bounds import LONGEST_LEASE
+from celery_singleton_lock.clock import Clock, SystemClock
+from celery_singleton_lock.errors import BackendError, BackendUnreachable, ConfigurationError
+from celery_singleton_lock.keys import Keyspace
+from celery_singleton_lock.model import CLAIM_LEASE
+from celery_singleton_lock.plans import carry_out_async
+from celery_singleton_lock.store.async_redis import AsyncRedisStore
+from celery_singleton_lock.store.ballot import Ballot, Each
+from celery_singleton_lock.store.node import NodeVerbs
+from celery_singleton_lock.store.quorum import TIMEOUT, addresses_of
+from celery_singleton_lock.store.quorum_verbs import At, QuorumVerbs, Verb, Wish
+from celery_singleton_lock.store.scripts import Script
+from celery_singleton_lock.store.verbs import Verb as NodeVerb
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _on_node(
+    verb: Callable[Concatenate[NodeVerbs, P], NodeVerb[T]],
+) -> Callable[Concatenate[AsyncRedisNode, P], Coroutine[Any, Any, T]]:
+    """Return a verb that is carried out by the task that awaits it."""
+
+    @functools.wraps(verb)
+    async def run(node: AsyncRedisNode, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await carry_out_async(verb(node.verbs, *args, **kwargs), node.do)
+
+    return run
+
+
+class AsyncRedisNode(AsyncRedisStore):
+    """One server of a quorum; see :class:`~celery_singleton_lock.store.quorum.RedisNode`."""
+
+    verbs: NodeVerbs
+
+    def __init__(
+        self,
+        client: redis.asyncio.Redis,
+        keyspace: Keyspace | None = None,
+        *,
+        scripts: Mapping[str, Script] | None = None,
+        claim_lease: float = CLAIM_LEASE,
+    ) -> None:
+        """Prepare; nothing is sent yet."""
+        super().__init__(client, keyspace, claim_lease=claim_lease)
+        self.verbs = NodeVerbs(keyspace, scripts, claim_lease)
+
+    vote = _on_node(NodeVerbs.vote)
+    withdraw = _on_node(NodeVerbs.withdraw)
+    prolong = _on_node(NodeVerbs.prolong)
+    greet = _on_node(NodeVerbs.greet)
+    admit = _on_node(NodeVerbs.admit)
+
+
+def _in_task(
+    verb: Callable[Concatenate[QuorumVerbs, P], Verb[T]],
+) -> Callable[Concatenate[AsyncQuorumStore, P], Coroutine[Any, Any, T]]:
+    """Return a verb that is carried out by the task that awaits it."""
+
+    @functools.wraps(verb)
+    async def run(store: AsyncQuorumStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await carry_out_async(verb(store.verbs, *args, **kwargs), store.do)
+
+    return run
+
+
+class AsyncQuorumStore:
+    """Locks on an odd number of independent Redis servers; :class:`QuorumStore` for asyncio.
+
+    Args:
+        servers: URLs, or redis-py clients for asyncio with short time-outs and no retries; three or
+            more, independent of each other, and none given twice.
+        keyspace: where the keys are.
+        timeout: seconds within which each server must answer.
+        longest_lease: seconds; the longest lease of any lock on these servers, the same for all
+            their clients. A server that was restarted gives no new votes for as long.
+        clock: source of monotonic seconds.
+        claim_lease: seconds in which a waiter must claim its turn.
+
+    Raises:
+        ConfigurationError: as of :class:`QuorumStore`.
+
+    Raises (all verbs):
+        BackendUnreachable: too few servers answered in time, or too many have been restarted.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[str | redis.asyncio.Redis],
+        keyspace: Keyspace | None = None,
+        *,
+        timeout: float = TIMEOUT,
+        longest_lease: float = LONGEST_LEASE,
+        clock: Clock | None = None,
+        claim_lease: float = CLAIM_LEASE,
+    ) -> None:
+        """Prepare; nothing is sent yet."""
+        self.clock: Clock = clock or SystemClock()
+        self.keyspace = keyspace or Keyspace()
+        self.ballot: Final = Ballot(
+            len(servers), self.clock, timeout=timeout, longest_lease=longest_lease
+        )
+        clients = [_client(server, timeout) for server in servers]
+        self.verbs: Final = QuorumVerbs(addresses_of(clients), self.ballot, self.clock)
+        self.nodes: Final = [
+            AsyncRedisNode(client, self.keyspace, claim_lease=claim_lease) for client in clients
+        ]
+        self._ours = [
+            client for client, given in zip(clients, servers, strict=True) if isinstance(given, str)
+        ]
+        self._before: dict[tuple[int, str], asyncio.Task[None]] = {}
+        self._aloft: set[asyncio.Task[None]] = set()
+
+    acquire = _in_task(QuorumVerbs.acquire)
+    claim = _in_task(QuorumVerbs.claim)
+    release = _in_task(QuorumVerbs.release)
+    extend = _in_task(QuorumVerbs.extend)
+    inspect = _in_task(QuorumVerbs.inspect)
+    reset = _in_task(QuorumVerbs.reset)
+    wait = _in_task(QuorumVerbs.wait)
+    time = _in_task(QuorumVerbs.time)
+    check = _in_task(QuorumVerbs.check)
+    admit = _in_task(QuorumVerbs.admit)
+
+    async def __aenter__(self) -> Self:
+        """Have the connections closed at the end."""
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Close them."""
+        await self.aclose()
+
+    # -- how it is done ---------------------------------------------------------------------------
+
+    async def do(self, wish: Wish) -> Any:
+        """Do what a verb wishes for.
+
+        Raises:
+            BackendError: the one server that was asked did not answer, or refused.
+        """
+        if isinstance(wish, At):
+            return await wish.call(self.nodes[wish.server])
+        return await self._each(wish)
+
+    async def _each(self, wish: Each) -> dict[int, Any]:
+        """Ask servers at once, until there are answers enough or the time-out is over."""
+        loop = asyncio.get_running_loop()
+        until, answers = loop.time() + self.ballot.timeout, dict[int, Any]()
+        waiting = {
+            self._ask(server, wish.about, call, answers) for server, call in wish.calls.items()
+        }
+        while waiting and not wish.enough(answers) and loop.time() < until:
+            _, waiting = await asyncio.wait(
+                waiting, timeout=until - loop.time(), return_when=asyncio.FIRST_COMPLETED
+            )
+        return dict(answers)
+
+    def _ask(
+        self, server: int, about: str, call: Callable[[Any], Any], answers: dict[int, Any]
+    ) -> asyncio.Task[None]:
+        """Ask one server in a task that goes on when its answer is not waited for any more."""
+        key = (server, about)
+        before = self._before.get(key) if about else None
+        task = asyncio.get_running_loop().create_task(self._hear(key, before, call, answers))
+        self._aloft.add(task)
+        task.add_done_callback(self._aloft.discard)
+        if about:
+            self._before[key] = task
+        return task
+
+    async def _hear(
+        self,
+        key: tuple[int, str],
+        before: asyncio.Task[None] | None,
+        call: Callable[[Any], Any],
+        answers: dict[int, Any],
+    ) -> None:
+        """Ask once what was asked about the same token before has ended; its sockets time out."""
+        if before is not None and not before.done():
+            await asyncio.wait({before})
+        server = key[0]
+        try:
+            answers[server] = await call(self.nodes[server])
+        except BackendError as error:
+            answers[server] = error
+        except (failures.RedisError, OSError, ValueError) as error:
+            answers[server] = BackendUnreachable(f"{type(error).__name__}: {error}")
+        finally:
+            if self._before.get(key) is asyncio.current_task():
+                del self._before[key]
+
+    async def aclose(self) -> None:
+        """Close the connections that this store opened, once what is on its way has arrived."""
+        if self._aloft:
+            await asyncio.wait(set(self._aloft))
+        for client in self._ours:
+            await client.aclose()
+
+
+def _client(server: str | redis.asyncio.Redis, timeout: float) -> redis.asyncio.Redis:
+    """Return a client to one server of a quorum: short time-outs, and one retry at most."""
+    given: object = server  # may be anything, whatever the annotation says
+    if isinstance(given, redis.asyncio.Redis):
+        return given
+    if not isinstance(given, str):
+        msg = f"A quorum is made of URLs or redis.asyncio clients, not {type(given).__name__}."
+        raise ConfigurationError(msg)
+    once_more = Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,))
+    return redis.asyncio.Redis.from_url(
+        given, socket_timeout=timeout, socket_connect_timeout=timeout, retry=once_more
+    )

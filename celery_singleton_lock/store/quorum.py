@@ -1,0 +1,304 @@
+"""The store on several independent Redis servers, for threads: a majority decides."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from queue import Empty, SimpleQueue
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from celery_singleton_lock.bounds import LONGEST_LEASE
+from celery_singleton_lock.clock import Clock, SystemClock
+from celery_singleton_lock.errors import BackendError, BackendUnreachable, ConfigurationError
+from celery_singleton_lock.keys import Keyspace
+from celery_singleton_lock.model import CLAIM_LEASE
+from celery_singleton_lock.plans import carry_out
+from celery_singleton_lock.store.ballot import Ballot, Each
+from celery_singleton_lock.store.node import NodeVerbs
+from celery_singleton_lock.store.quorum_verbs import At, QuorumVerbs, Verb, Wish
+from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.scripts import Script
+from celery_singleton_lock.store.verbs import Verb as NodeVerb
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+TIMEOUT: Final = 0.25
+"""Seconds within which each server must answer."""
+
+AT_ONCE: Final = 8
+"""Most requests that are on their way to one server; a dead one must not occupy all threads."""
+
+STALE: Final = 10.0
+"""Time-outs after which a request is not sent any more that could not be sent before."""
+
+
+def on_node(
+    verb: Callable[Concatenate[NodeVerbs, P], NodeVerb[T]],
+) -> Callable[Concatenate[RedisNode, P], T]:
+    """Return a verb that is carried out by the thread that calls it."""
+
+    @functools.wraps(verb)
+    def run(node: RedisNode, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return carry_out(verb(node.verbs, *args, **kwargs), node.do)
+
+    return run
+
+
+class RedisNode(RedisStore):
+    """One server of a quorum.
+
+    Args:
+        client: redis-py client with the time-outs of a quorum, see :func:`node_client`.
+        keyspace: where the keys are.
+        scripts: the verbs; test builds pass their own.
+        claim_lease: seconds in which a waiter must claim its turn.
+    """
+
+    verbs: NodeVerbs
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        keyspace: Keyspace | None = None,
+        *,
+        scripts: Mapping[str, Script] | None = None,
+        claim_lease: float = CLAIM_LEASE,
+    ) -> None:
+        """Prepare; nothing is sent yet."""
+        super().__init__(client, keyspace, claim_lease=claim_lease)
+        self.verbs = NodeVerbs(keyspace, scripts, claim_lease)
+
+    vote = on_node(NodeVerbs.vote)
+    withdraw = on_node(NodeVerbs.withdraw)
+    prolong = on_node(NodeVerbs.prolong)
+    greet = on_node(NodeVerbs.greet)
+    admit = on_node(NodeVerbs.admit)
+
+
+def _in_thread(
+    verb: Callable[Concatenate[QuorumVerbs, P], Verb[T]],
+) -> Callable[Concatenate[QuorumStore, P], T]:
+    """Return a verb that is carried out by the thread that calls it."""
+
+    @functools.wraps(verb)
+    def run(store: QuorumStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return carry_out(verb(store.verbs, *args, **kwargs), store.do)
+
+    return run
+
+
+class QuorumStore:
+    """Locks on an odd number of independent Redis servers: owned is what a majority votes for.
+
+    What that promises, and when one Redis is the better choice: docs/quorum.md.
+
+    Args:
+        servers: URLs, or redis-py clients with short time-outs and no retries; three or more. They
+            must be independent: no replicas of each other, and none given twice.
+        keyspace: where the keys are.
+        timeout: seconds within which each server must answer; for URLs also that of the sockets.
+        longest_lease: seconds; the longest lease of any lock on these servers, the same for all
+            their clients. A server that was restarted gives no new votes for as long.
+        clock: source of monotonic seconds.
+        claim_lease: seconds in which a waiter must claim its turn.
+
+    Raises:
+        ConfigurationError: an even number of servers, or under three; or two addresses are the
+            same. That two addresses lead to one server is found out with the first call.
+
+    Raises (all verbs):
+        BackendUnreachable: too few servers answered in time, or too many have been restarted.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[str | redis.Redis],
+        keyspace: Keyspace | None = None,
+        *,
+        timeout: float = TIMEOUT,
+        longest_lease: float = LONGEST_LEASE,
+        clock: Clock | None = None,
+        claim_lease: float = CLAIM_LEASE,
+    ) -> None:
+        """Prepare; nothing is sent yet."""
+        self.clock: Clock = clock or SystemClock()
+        self.keyspace = keyspace or Keyspace()
+        self.ballot: Final = Ballot(
+            len(servers), self.clock, timeout=timeout, longest_lease=longest_lease
+        )
+        clients = [node_client(server, timeout) for server in servers]
+        self.verbs: Final = QuorumVerbs(addresses_of(clients), self.ballot, self.clock)
+        self.nodes: Final = [
+            RedisNode(client, self.keyspace, claim_lease=claim_lease) for client in clients
+        ]
+        self._crowd = _Crowd(len(clients))
+        weakref.finalize(self, self._crowd.close)
+
+    acquire = _in_thread(QuorumVerbs.acquire)
+    claim = _in_thread(QuorumVerbs.claim)
+    release = _in_thread(QuorumVerbs.release)
+    extend = _in_thread(QuorumVerbs.extend)
+    inspect = _in_thread(QuorumVerbs.inspect)
+    reset = _in_thread(QuorumVerbs.reset)
+    wait = _in_thread(QuorumVerbs.wait)
+    time = _in_thread(QuorumVerbs.time)
+    check = _in_thread(QuorumVerbs.check)
+    admit = _in_thread(QuorumVerbs.admit)
+
+    # -- how it is done ---------------------------------------------------------------------------
+
+    def do(self, wish: Wish) -> Any:
+        """Do what a verb wishes for.
+
+        Raises:
+            BackendError: the one server that was asked did not answer, or refused.
+        """
+        return wish.call(self.nodes[wish.server]) if isinstance(wish, At) else self._each(wish)
+
+    def _each(self, wish: Each) -> dict[int, Any]:
+        """Ask servers at once, until there are answers enough or the time-out is over."""
+        heard: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+        until = self.clock.monotonic() + self.ballot.timeout
+        last = self.clock.monotonic() + self.ballot.timeout * STALE
+        for server, call in wish.calls.items():
+            ask = functools.partial(self._ask, server, call, heard, last)
+            self._crowd.submit(server, wish.about, ask)
+        answers: dict[int, Any] = {}
+        while len(answers) < len(wish.calls) and not wish.enough(answers):
+            try:
+                server, answer = heard.get(timeout=max(0.0, until - self.clock.monotonic()))
+            except Empty:
+                break
+            answers[server] = answer
+        return answers
+
+    def _ask(
+        self,
+        server: int,
+        call: Callable[[Any], Any],
+        heard: SimpleQueue[tuple[int, Any]],
+        last: float,
+    ) -> None:
+        """Ask one server, in a thread of its own. Its sockets time out."""
+        if self.clock.monotonic() > last:
+            return
+        try:
+            heard.put((server, call(self.nodes[server])))
+        except BackendError as error:
+            heard.put((server, error))
+        except Exception as error:  # noqa: BLE001  # one server's nonsense must not end the others
+            heard.put((server, BackendUnreachable(f"{type(error).__name__}: {error}")))
+
+    def close(self) -> None:
+        """Close the connections that this store opened, once what is on its way has arrived."""
+        self._crowd.close()
+        for node in self.nodes:
+            node.close()
+
+
+class _Crowd:
+    """Threads that ask servers: each server has its own, so that a dead one delays no other.
+
+    What concerns one token reaches a server in the order in which it was asked. A forked child
+    begins without threads.
+
+    Args:
+        servers: how many.
+    """
+
+    def __init__(self, servers: int) -> None:
+        """Start nothing yet."""
+        self._servers = servers
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._mutex = threading.Lock()
+        self._pools: list[ThreadPoolExecutor] = [
+            ThreadPoolExecutor(AT_ONCE, f"csl-server-{n + 1}") for n in range(self._servers)
+        ]
+        self._before: dict[tuple[int, str], Future[None]] = {}
+
+    def submit(self, server: int, about: str, ask: Callable[[], None]) -> None:
+        """Have ``ask`` called, once what was asked about the same before has ended."""
+        if self._pid != os.getpid():
+            self._begin()
+        key = (server, about)
+        with self._mutex:
+            before = self._before.get(key) if about else None
+            try:
+                future = self._pools[server].submit(_after, before, ask)
+            except RuntimeError:  # closed, or the interpreter ends and starts no more threads
+                future = None
+            if about and future is not None:
+                self._before[key] = future
+        if future is None:
+            _after(before, ask)
+        elif about:
+            future.add_done_callback(functools.partial(self._forget, key))
+
+    def _forget(self, key: tuple[int, str], future: Future[None]) -> None:
+        with self._mutex:
+            if self._before.get(key) is future:
+                del self._before[key]
+
+    def close(self) -> None:
+        """End the threads, once what is on its way has arrived."""
+        if self._pid == os.getpid():
+            for pool in self._pools:
+                pool.shutdown(wait=False)
+
+
+def _after(before: Future[None] | None, ask: Callable[[], None]) -> None:
+    if before is not None:
+        wait([before])
+    ask()
+
+
+def node_client(server: str | redis.Redis, timeout: float) -> redis.Redis:
+    """Return a client to one server of a quorum: short time-outs, and one retry at most.
+
+    A retry at once is for a connection that the server has closed while it was idle.
+
+    Raises:
+        ConfigurationError: it is neither a URL nor a client.
+    """
+    given: object = server  # may be anything, whatever the annotation says
+    if isinstance(given, redis.Redis):
+        return given
+    if not isinstance(given, str):
+        msg = f"A quorum is made of URLs or redis.Redis clients, not {type(given).__name__}."
+        raise ConfigurationError(msg)
+    once_more = Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,))
+    return redis.Redis.from_url(
+        given, socket_timeout=timeout, socket_connect_timeout=timeout, retry=once_more
+    )
+
+
+def addresses_of(clients: Iterable[Any]) -> list[str]:
+    """Return where clients connect to, without passwords.
+
+    Raises:
+        ConfigurationError: two of them to the same place.
+    """
+    found: list[str] = []
+    for client in clients:
+        options = client.connection_pool.connection_kwargs
+        place = options.get("path") or f"{options.get('host')}:{options.get('port')}"
+        if place in found:
+            msg = (
+                f"{place} is given twice in a quorum, and would vote twice (other databases of one "
+                "server are no other servers). Give the address of another server."
+            )
+            raise ConfigurationError(msg)
+        found.append(str(place))
+    return found

@@ -1,0 +1,353 @@
+"""Locks on five real servers, some of which are killed, stopped, and started anew."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+
+import pytest
+
+from celery_singleton_lock.aio import AsyncLock
+from celery_singleton_lock.embedded import RedisServer
+from celery_singleton_lock.errors import (
+    BackendUnreachable,
+    ConfigurationError,
+    LockLost,
+    LockNotOwned,
+    LockTimeout,
+)
+from celery_singleton_lock.keys import Keyspace
+from celery_singleton_lock.lock import Lock
+from celery_singleton_lock.store.async_quorum import AsyncQuorumStore
+from celery_singleton_lock.store.quorum import QuorumStore
+from celery_singleton_lock.store.quorum_verbs import ranked
+from support.waiting import eventually
+
+pytestmark = [pytest.mark.contract, pytest.mark.needs_real_redis("five servers")]
+
+FULL = bool(os.environ.get("CSL_TEST_FULL"))
+LEASE = 5.0
+TIMEOUT = 1.0  # where many tests share few cores, a quarter of a second is soon over
+KEYSPACE = Keyspace()
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+class Servers(list):
+    """Some Redis servers."""
+
+    @property
+    def urls(self):
+        return [server.url for server in self]
+
+    def heal(self):
+        """All run again, empty."""
+        for server in self:
+            if not server.is_running:
+                server.restart(keep_data=False)
+            with server.client() as client:
+                client.flushall()
+
+    def votes(self, name):
+        """Who has whose vote."""
+        found = []
+        for server in self:
+            if server.is_running:
+                with server.client(decode_responses=True) as client:
+                    found.append(client.hget(KEYSPACE.vote(name), "token") or "")
+        return found
+
+
+@pytest.fixture(scope="module")
+def five_servers(redis_provider):
+    with ExitStack() as stack:
+        yield Servers(stack.enter_context(RedisServer(redis_provider)) for _ in range(5))
+
+
+@pytest.fixture
+def servers(five_servers):
+    five_servers.heal()
+    return five_servers
+
+
+@pytest.fixture
+def store(servers):
+    """A store on all five, which are known to have forgotten nobody."""
+    with closing(QuorumStore(servers.urls, timeout=TIMEOUT, longest_lease=10.0)) as store:
+        eventually(lambda: admitted(store), 20)
+        yield store
+
+
+def admitted(store):
+    """Whether all servers vote."""
+    with suppress(BackendUnreachable):
+        store.admit()
+        return True
+    return False
+
+
+def kill(servers, store, *, name, how_many):
+    """Kill servers, the coordinators of a lock first."""
+    for number in ranked(store.verbs.addresses, name)[:how_many]:
+        servers[number].kill()
+
+
+def test_l32_a_quorum_lock_is_owned_by_one_and_leaves_no_vote(servers, store):
+    """All five know the owner; whoever else asks is told no; then nobody has a vote."""
+    mine, other = Lock(store, "a", lease=LEASE), Lock(store, "a", lease=LEASE, blocking=False)
+    with mine:
+        eventually(lambda: servers.votes("a") == [mine.token] * 5)
+        assert not other.acquire()
+        assert mine.locked()
+        assert mine.owned()
+        assert mine.owner().token == mine.token
+        assert servers.votes("a") == [mine.token] * 5
+    assert servers.votes("a") == [""] * 5
+    first = other.acquire() and other.fencing_token
+    other.release()
+    with mine:
+        assert mine.fencing_token > first > 0
+
+
+def test_a_list_of_urls_is_a_quorum(servers, store):
+    """The same servers are one store, however often they are listed."""
+    one, other = Lock(servers.urls, "a", lease=LEASE), Lock(servers.urls, "a", lease=LEASE)
+    assert one._store is other._store
+    with one:
+        assert not other.acquire(blocking=False)
+    assert other.acquire(blocking=False)
+    other.release()
+
+
+def test_two_of_five_servers_are_killed_and_it_goes_on(servers, store):
+    """Who holds keeps the lock, with the coordinator dead; who waits gets it."""
+    mine, other = Lock(store, "a", lease=LEASE), Lock(store, "a", lease=LEASE)
+    with mine:
+        waits = threading.Thread(target=other.acquire)
+        waits.start()
+        eventually(lambda: store.inspect("a").waiting)
+        kill(servers, store, name="a", how_many=2)
+        mine.ensure_held()
+        assert mine.owned()
+        assert not Lock(store, "a", lease=LEASE).acquire(blocking=False)
+    waits.join(10)
+    assert not waits.is_alive()
+    eventually(lambda: Lock(store, "a", lease=LEASE).locked())
+
+
+def test_three_of_five_servers_are_killed_and_nothing_is_granted(servers, store):
+    """That is said within the time-outs; who holds learns that nobody knows, then of the loss."""
+    mine = Lock(store, "a", lease=1.0)
+    mine.acquire()
+    kill(servers, store, name="a", how_many=3)
+    began = time.monotonic()
+    with pytest.raises(BackendUnreachable, match="of the lock's 5 servers did not answer"):
+        Lock(store, "b", lease=LEASE).acquire()
+    assert time.monotonic() - began < 10 * TIMEOUT
+    with pytest.raises(BackendUnreachable, match="3 are needed"):
+        mine.ensure_held()
+    eventually(lambda: mine.lost, timeout=5)
+    with pytest.raises(BackendUnreachable, match="3 are needed"):
+        mine.release()
+
+
+def test_servers_that_do_not_answer_cost_a_time_out_not_the_lock(servers, store):
+    """Two stand still: connections to them open, and nothing comes back."""
+    with Lock(store, "a", lease=LEASE):
+        pass
+    frozen = [servers[n] for n in ranked(store.verbs.addresses, "a")[:2]]
+    for server in frozen:
+        server.pause()
+    try:
+        began = time.monotonic()
+        with Lock(store, "a", lease=LEASE) as lock:
+            assert time.monotonic() - began < 8 * TIMEOUT
+            assert lock.held
+    finally:
+        for server in frozen:
+            server.resume()
+    # What they had not answered they do now, late: and keep nothing of it.
+    eventually(lambda: servers.votes("a") == [""] * 5)
+
+
+def test_a_server_that_lost_its_data_does_not_help_a_second_owner(servers, store):
+    """One of three votes is forgotten; with the two that never voted it would be a majority."""
+    mine = Lock(store, "a", lease=LEASE, renew=False)
+    order = ranked(store.verbs.addresses, "a")
+    for number in order[:2]:
+        servers[number].kill()
+    assert mine.acquire()
+    for number in order[:3]:
+        servers[number].restart(keep_data=False)
+    with pytest.raises(BackendUnreachable, match="started anew, or lost their data"):
+        Lock(store, "a", lease=LEASE).acquire(blocking=False)
+    with pytest.raises((LockLost, BackendUnreachable)):
+        mine.ensure_held()
+
+
+def test_a_server_that_comes_back_is_filled_in(servers, store):
+    """The owner's renewal has it vote, once it may."""
+    servers[0].kill()
+    with Lock(store, "a", lease=LEASE) as lock:
+        servers[0].restart(keep_data=False)
+        eventually(lambda: admitted(store), 20)
+        lock.ensure_held()
+        eventually(lambda: servers.votes("a") == [lock.token] * 5)
+
+
+def test_a_lease_ends_that_is_not_renewed(store):
+    """And the next one has the lock, with a higher number."""
+    mine, other = Lock(store, "a", lease=0.6, renew=False), Lock(store, "a", lease=LEASE)
+    mine.acquire()
+    number = mine.fencing_token
+    with other:
+        assert not mine.held
+        assert other.fencing_token > number
+        with pytest.raises(LockNotOwned):
+            mine.release()
+
+
+def test_who_waits_is_served_in_order_and_nobody_twice(store):
+    """Eight threads and a plain counter."""
+    counter, fences, rounds = {"n": 0}, [], 25 if FULL else 5
+
+    def work():
+        for _ in range(rounds):
+            with Lock(store, "a", lease=LEASE) as lock:
+                n = counter["n"]
+                time.sleep(0.001)  # widens the window in which two would meet
+                counter["n"] = n + 1
+                fences.append(lock.fencing_token)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert counter["n"] == 8 * rounds
+    assert fences == sorted(set(fences))
+
+
+def test_a_wait_ends_in_time_and_names_the_holder(store):
+    """LockTimeout; and the place in the queue is given up."""
+    with Lock(store, "a", lease=LEASE):
+        with pytest.raises(LockTimeout, match="is held by"):
+            Lock(store, "a", lease=LEASE, blocking_timeout=0.1).__enter__()
+        assert store.inspect("a").waiting == 0
+
+
+def test_reset_takes_the_lock_from_its_owner(servers, store):
+    """On all servers."""
+    mine = Lock(store, "a", lease=LEASE)
+    mine.acquire()
+    assert Lock(store, "a", lease=LEASE).reset() == 1
+    assert servers.votes("a") == [""] * 5
+    with pytest.raises(LockLost):
+        mine.ensure_held()
+
+
+def test_the_example_runs_with_a_server_dead(servers, store):
+    """examples/redlock.py, as its first line says."""
+    servers[0].kill()
+    command = [sys.executable, str(EXAMPLES / "redlock.py"), *servers.urls]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert re.fullmatch(r"writing with fence \d{16}\n", ran.stdout), ran.stderr
+    assert len((EXAMPLES / "redlock.py").read_text().splitlines()) < 20
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_a_quorum_has_an_odd_number_of_servers_three_or_more(count):
+    """The error says what to give."""
+    with pytest.raises(ConfigurationError, match="give an odd number, three or more"):
+        QuorumStore([f"redis://h{n}" for n in range(count)])
+
+
+def test_a_server_given_twice_is_refused(servers):
+    """By its address at once, by another name with the first call."""
+    urls = servers.urls
+    with pytest.raises(ConfigurationError, match="given twice"):
+        QuorumStore([urls[0], urls[1], f"{urls[0].rsplit('/', 1)[0]}/1"])
+    alias = urls[0].replace("127.0.0.1", "localhost")
+    with (
+        closing(QuorumStore([urls[0], urls[1], alias])) as store,
+        pytest.raises(ConfigurationError, match=r"Servers 1 and 3 .* are one server"),
+    ):
+        store.check()
+
+
+def test_more_permits_than_one_are_refused(store):
+    """Two majorities need not name the same holders."""
+    with pytest.raises(ConfigurationError, match="limit=2"):
+        Lock(store, "a", lease=LEASE, limit=2).acquire()
+
+
+def test_a_lease_beyond_the_longest_is_refused(servers, store):
+    """A restarted server would vote again before it is over; no turn is left behind."""
+    with pytest.raises(ConfigurationError, match="longest_lease of at least 11 s"):
+        Lock(store, "a", lease=11.0).acquire()
+    assert not store.inspect("a").holders
+    with Lock(store, "a", lease=LEASE):
+        pass
+
+
+# --- asyncio --------------------------------------------------------------------------------------
+
+
+def stores(servers):
+    return AsyncQuorumStore(servers.urls, timeout=TIMEOUT, longest_lease=10.0)
+
+
+def test_tasks_and_threads_want_the_same_quorum_lock(servers, store):
+    """Two of five dead: a task holds, a thread does not get it; then the other way round."""
+    kill(servers, store, name="a", how_many=2)
+    thread = Lock(store, "a", lease=LEASE)
+
+    async def scene():
+        async with stores(servers) as tasks:
+            lock = AsyncLock(tasks, "a", lease=LEASE)
+            async with lock:
+                await lock.ensure_held()
+                assert not thread.acquire(blocking=False)
+            assert thread.acquire(blocking=False)
+            assert not await lock.acquire(blocking=False)
+            waits = asyncio.ensure_future(AsyncLock(tasks, "a", lease=LEASE, renew=False).acquire())
+            await asyncio.to_thread(eventually, lambda: store.inspect("a").waiting)
+            thread.release()
+            assert await waits
+
+    asyncio.run(scene())
+
+
+def test_a_cancelled_task_leaves_no_vote(servers, store):
+    """Wherever it is cancelled."""
+
+    async def scene():
+        async with stores(servers) as tasks:
+            for pause in (0, 0.001, 0.002, 0.004, 0.008, 0.012):
+                lock = AsyncLock(tasks, "a", lease=LEASE)
+                task = asyncio.ensure_future(lock.acquire())
+                await asyncio.sleep(pause)  # somewhere on the way
+                if task.cancel():
+                    with pytest.raises(asyncio.CancelledError):
+                        await task
+                else:
+                    await lock.release()
+                assert not (await tasks.inspect("a")).holders
+
+    asyncio.run(scene())
+    assert not any(servers.votes("a"))
+
+
+def test_asyncio_is_not_given_urls(servers):
+    """Nobody would close their connections."""
+    with pytest.raises(ConfigurationError, match="AsyncQuorumStore"):
+        AsyncLock(servers.urls, "a")
