@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn, cast
 
-from celery_singleton_lock.address import parse_backend_url
+from celery_singleton_lock.address import BackendAddress, parse_backend_url
 from celery_singleton_lock.bounds import (
     LONG_LEASE,
     LONGEST_DELAY,
@@ -148,16 +148,54 @@ def _backend_options(place: Place, value: Any) -> dict[str, Any]:
     return dict(value)
 
 
-def _backend(place: Place, value: Any) -> str | None:
-    """Check the URL of the locks' Redis."""
+def _backend(place: Place, value: Any) -> str | tuple[str, ...] | None:
+    """Check the URL of the locks' Redis, or those of a quorum."""
     if value is None:
         return None
+    if isinstance(value, (list, tuple)):
+        return _quorum(place, value)
     if not isinstance(value, str):
-        msg = f"{place} is a {type(value).__name__}: it must be a URL."
+        msg = f"{place} is a {type(value).__name__}: it must be a URL, or a list of URLs."
         raise ConfigurationError(msg)
     if not is_alias(value):  # of which Django's settings know more
         parse_backend_url(value, place.option)
     return value
+
+
+def _quorum(place: Place, value: Sequence[Any]) -> tuple[str, ...]:
+    """Check the URLs of servers of which a majority decides."""
+    if len(value) < LEAST_SERVERS or len(value) % 2 == 0:
+        msg = (
+            f"{place} names {len(value)} servers: give an odd number, three or more, of which a "
+            "majority decides; or one URL, not in a list. Several Sentinels are one URL, with ';'."
+        )
+        raise ConfigurationError(msg)
+    seen: set[tuple[str, int, str]] = set()
+    for number, url in enumerate(value, 1):
+        if not isinstance(url, str):
+            msg = f"{place}: server {number} is a {type(url).__name__}: it must be a URL."
+            raise ConfigurationError(msg)
+        address = parse_backend_url(url, place.option)
+        where = (address.host, address.port, address.path)
+        if (why := _dependent(address)) or where in seen:
+            why = why or "is given twice, and would vote twice"
+            msg = (
+                f"{place}: server {number}, {address!s}, {why}. Give independent servers: another "
+                "database, a replica, or what a failover can replace, is none."
+            )
+            raise ConfigurationError(msg)
+        seen.add(where)
+    return tuple(value)
+
+
+def _dependent(address: BackendAddress) -> str:
+    """Return why this is no server by itself; empty if it is one."""
+    if address.in_memory:
+        return "is in the memory of this process (in tests one is enough, not in a list)"
+    return "is a Sentinel" if address.sentinels else "is a Cluster" if address.nodes else ""
+
+
+LEAST_SERVERS: Final = 3
 
 
 def _replicas_timeout(place: Place, value: Any) -> float:

@@ -150,10 +150,9 @@ def _remark(crew: Any, shown: str, by: Operator) -> None:
 
 def _release(crew: Any, name: str, token: str, by: Operator) -> None:
     """Release in the agent's thread, and tell what came of it."""
-    store = admin_of(crew.agent.store)
     told = {"lock_event": "forced-release", "lock_name": name, "lock_by": by.who}
     try:
-        force_release(store, name, token, by)
+        force_release(admin_of(crew.agent.store), name, token, by)
     except SingletonLockError as error:
         logger.warning("The lock %r was not released for %s: %s", name, by.who, error, extra=told)
     else:

@@ -187,6 +187,7 @@ class Desk:
     Attributes:
         alone: names of tasks whose requests do not tell how they end, by the worker's self-test:
             they pass by, and the pool takes their locks.
+        keeps: whether the locks' Redis keeps messages; several servers together keep none.
     """
 
     send_event: Callable[..., None]
@@ -214,6 +215,7 @@ class Desk:
         prefetch: Callable[[int], None],
         modes: Modes,
         children: bool = True,
+        keeps: bool = True,
     ) -> None:
         """Begin with nothing in flight."""
         self.worker = worker
@@ -226,6 +228,7 @@ class Desk:
         self._prefetch = prefetch
         self._modes = modes
         self._children = children
+        self._keeps_messages = keeps
         self._flights: dict[str, Flight] = {}
         self._by_token: dict[str, LockedRequest] = {}
         self._suspended: list[LockedRequest] = []
@@ -589,7 +592,7 @@ class Desk:
         request.parking = True
         request.undecide()
         request.is_twin = turned.verdict == "twin"
-        requeues = self._rules(request.task).on_conflict == "requeue" and not request.delivered
+        requeues = self._requeues(request) and not request.delivered
         if turned.verdict in {"blocked", "twin"} and requeues:
             self.on_landed(request, gone=False)
             self._requeue(request)
@@ -607,6 +610,10 @@ class Desk:
         if turned.verdict == "gone" and stamp.settle and stamp.copy:
             self._take_anew(request)
         return True
+
+    def _requeues(self, request: LockedRequest) -> bool:
+        """Whether a message that cannot run goes back to the broker, and is not kept in Redis."""
+        return not self._keeps_messages or self._rules(request.task).on_conflict == "requeue"
 
     def _unanswered(self, request: LockedRequest, reason: str) -> None:
         """Hold what found no Redis, until it is back."""

@@ -12,6 +12,7 @@ from inspect import getattr_static
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from celery_singleton_lock.address import realm_of
+from celery_singleton_lock.bounds import LONGEST_LEASE
 from celery_singleton_lock.eager import EagerGate
 from celery_singleton_lock.events import (
     BackendDown,
@@ -24,6 +25,7 @@ from celery_singleton_lock.events import (
     celery_event,
 )
 from celery_singleton_lock.gate import Gate, Run, take_stamp
+from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.mailbox import announcer
 from celery_singleton_lock.modes import ENFORCE, OFF
 from celery_singleton_lock.naming import Namer, compile_name
@@ -36,7 +38,10 @@ from celery_singleton_lock.settings import (
     parse_settings,
     resolve_options,
 )
+from celery_singleton_lock.store.connect import connect
 from celery_singleton_lock.store.open import open_store
+from celery_singleton_lock.store.quorum import TIMEOUT
+from celery_singleton_lock.store.quorum_tasks import TaskQuorum
 from celery_singleton_lock.store.redis import RedisStore
 from celery_singleton_lock.store.verbs import Replicas
 
@@ -73,7 +78,7 @@ class Extension:
         self.observers = Observers()
         self._namers: dict[str, Namer] = {}
         self._options: dict[str, LockOptions] = {}
-        self._store: RedisStore | None = None
+        self._store: RedisStore | TaskQuorum | None = None
         self._store_pid = 0
 
     # -- declarations -----------------------------------------------------------------------------
@@ -164,7 +169,7 @@ class Extension:
         name = str(connection.transport_options.get("master_name", ""))
         return realm_of(connection.alt or connection.as_uri(), name)
 
-    def store(self) -> RedisStore:
+    def store(self) -> RedisStore | TaskQuorum:
         """Return this process' store, for the executing context; a fork gets its own."""
         if self._store is None or self._store_pid != os.getpid():
             # A greenlet's time-out also counts while others compute, and its slot costs little.
@@ -172,7 +177,7 @@ class Extension:
             self._store, self._store_pid = self.new_store(patience, direct=True), os.getpid()
         return self._store
 
-    def new_store(self, patience: float, *, direct: bool = False) -> RedisStore:
+    def new_store(self, patience: float, *, direct: bool = False) -> RedisStore | TaskQuorum:
         """Return a store with connections of its own. Nothing is sent yet.
 
         Args:
@@ -183,6 +188,8 @@ class Extension:
             ConfigurationError: there is no usable URL.
         """
         settings = self.settings
+        if settings.is_quorum:
+            return self._new_quorum()
         return open_store(
             settings.address(),
             settings.backend_options,
@@ -191,6 +198,17 @@ class Extension:
             direct=direct,
             quarantine=settings.quarantine,
             replicas=Replicas(settings.replicas_wait, settings.replicas_timeout),
+        )
+
+    def _new_quorum(self) -> TaskQuorum:
+        """Return a store on several servers. Each has its own time-out, which is a short one."""
+        settings, options = self.settings, self.settings.backend_options
+        timeout = float(options.get("server_timeout", TIMEOUT))
+        return TaskQuorum(
+            [connect(address, options, patience=timeout) for address in settings.addresses()],
+            Keyspace(settings.prefix),
+            timeout=timeout,
+            longest_lease=float(options.get("longest_lease", LONGEST_LEASE)),
         )
 
     # -- tasks that run where they are called ------------------------------------------------------

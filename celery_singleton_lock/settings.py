@@ -23,7 +23,7 @@ from celery_singleton_lock.address import (
     safe_url,
     scheme_of,
 )
-from celery_singleton_lock.bounds import MAX_WAIT, PREFIX
+from celery_singleton_lock.bounds import LONGEST_LEASE, MAX_WAIT, PREFIX
 from celery_singleton_lock.caches import found_by_alias, is_alias
 from celery_singleton_lock.checks import OPTIONS, ConfigurationWarning, Place, eager
 from celery_singleton_lock.credentials import PROVIDER, provider_of
@@ -74,7 +74,8 @@ class Settings:
     The options that a task may override are described at :class:`LockOptions`.
 
     Args:
-        backend: URL of the locks' Redis, with its credentials; None if none was found.
+        backend: URL of the locks' Redis, with its credentials; None if none was found; several if
+            a majority of servers decides.
         backend_source: the setting from which the URL came; or why there is none.
         backend_options: further keyword arguments for the Redis client.
         prefix: first part of every key.
@@ -106,7 +107,7 @@ class Settings:
             are few locks, since each has series of its own.
     """
 
-    backend: str | None = dataclasses.field(default=None, repr=False)
+    backend: str | tuple[str, ...] | None = dataclasses.field(default=None, repr=False)
     backend_source: str = ""
     backend_options: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
     prefix: str = "csl"
@@ -131,6 +132,41 @@ class Settings:
     metrics_address: str = "0.0.0.0"  # noqa: S104  # who scrapes is elsewhere
     metrics_by_lock: bool = False
 
+    @property
+    def is_quorum(self) -> bool:
+        """Whether the locks live on several servers, of which a majority decides."""
+        return isinstance(self.backend, tuple)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the locks live in the memory of one process, for tests.
+
+        Raises:
+            ConfigurationError: as of :meth:`address`.
+        """
+        return not self.is_quorum and self.address().in_memory
+
+    def addresses(self) -> tuple[BackendAddress, ...]:
+        """Return where the locks live: one address, or those of a quorum.
+
+        Raises:
+            ConfigurationError: as of :meth:`address`.
+        """
+        if isinstance(self.backend, tuple):
+            found = tuple(parse_backend_url(url, self.backend_source) for url in self.backend)
+            for address in found:
+                self._check_provider(address)
+            return found
+        return (self.address(),)
+
+    def where(self) -> str:
+        """Return where the locks live, for people; without passwords.
+
+        Raises:
+            ConfigurationError: as of :meth:`address`.
+        """
+        return ", ".join(map(str, self.addresses()))
+
     def address(self) -> BackendAddress:
         """Return where the locks live. Ask only when there is a lock: an app without needs none.
 
@@ -142,6 +178,12 @@ class Settings:
                 f"There are locked tasks, and no Redis for their locks: {self.backend_source}. "
                 f'Set {PREFIX}backend, for example to "redis://localhost:6379/0"; in tests, '
                 'without a Redis, to "memory://".'
+            )
+            raise ConfigurationError(msg)
+        if isinstance(self.backend, tuple):
+            msg = (
+                f"{self.backend_source} names {len(self.backend)} servers, and this looks into one "
+                "Redis: give one of their URLs. What the majority says, only locks know."
             )
             raise ConfigurationError(msg)
         address = parse_backend_url(self.backend, self.backend_source)
@@ -246,6 +288,8 @@ def resolve_options(
             values[field.name] = getattr(defaults, field.name)
     options = LockOptions(**values)
     _check_together(task_name, attributes, options, final=settings is not None)
+    if settings is not None and settings.is_quorum:
+        _check_for_quorum(task_name, options, settings)
     _warn_of_idle(task_name, attributes, options)
     return options
 
@@ -273,6 +317,33 @@ def _check_together(
         Place("lock_requeue_delay", task_name).refuse(
             options.requeue_delay,
             f"it is longer than lock_requeue_max ({options.requeue_max:g}), which bounds it",
+        )
+
+
+def _check_for_quorum(task_name: str, options: LockOptions, settings: Settings) -> None:
+    """Refuse what several servers together cannot keep."""
+    several = "with several servers in singleton_lock_backend "
+    longest = settings.backend_options.get("longest_lease", LONGEST_LEASE)
+    if options.on_conflict == "park":
+        Place("lock_on_conflict", task_name).refuse(
+            "park",
+            f"{several}no message is kept in them, for one of them alone would have it. Use "
+            '"requeue", which leaves it with the broker (singleton_lock_on_conflict for all tasks)',
+        )
+    if options.limit != 1:
+        Place("lock_limit", task_name).refuse(options.limit, f"{several}a lock has one permit")
+    if options.on_retry == "keep":
+        Place("lock_on_retry", task_name).refuse(
+            "keep", f'{several}no permit is kept for a retry. Use "release"'
+        )
+    if options.mode == "observe":
+        Place("lock_mode", task_name).refuse("observe", f"{several}there is no report of it")
+    if options.lease > longest:
+        Place("lock_lease", task_name).refuse(
+            options.lease,
+            f"a server that was restarted votes again after {longest:g} s. Use a shorter lease, "
+            "which is renewed, or set longest_lease in singleton_lock_backend_options, in all "
+            "workers alike",
         )
 
 
@@ -395,10 +466,10 @@ _SENTINEL_NAMES: Final = ("master_name", "min_other_sentinels", "sentinel_kwargs
 
 
 def _find_backend(
-    get: Callable[[str, Any], Any], explicit: str | None
-) -> tuple[str | None, str, dict[str, Any]]:
+    get: Callable[[str, Any], Any], explicit: str | tuple[str, ...] | None
+) -> tuple[str | tuple[str, ...] | None, str, dict[str, Any]]:
     """Return URL, where it was found (or why it was not), and options that belong to it."""
-    if explicit is not None and is_alias(explicit):
+    if isinstance(explicit, str) and is_alias(explicit):
         return found_by_alias(explicit, f"{PREFIX}backend")
     if explicit is not None:
         return explicit, f"{PREFIX}backend", {}

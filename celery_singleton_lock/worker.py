@@ -8,6 +8,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -36,6 +37,7 @@ from celery_singleton_lock.publisher import Publisher, unpack
 from celery_singleton_lock.queues import Consumed, refuse_broadcast
 from celery_singleton_lock.request import LockedRequest
 from celery_singleton_lock.settings import check_unknown_settings
+from celery_singleton_lock.store.quorum_tasks import TaskQuorum
 from celery_singleton_lock.store.redis import RedisStore
 from celery_singleton_lock.watchdog import Watchdog
 
@@ -157,7 +159,7 @@ class Crew:
             watchdog=self.watchdog,
             observers=extension.observers,
             modes=self.modes,
-            address=str(extension.settings.address()),
+            address=extension.settings.where(),
             done_for=extension.settings.done_for,
             max_body=extension.settings.max_body_bytes,
             capacity=consumer.pool.limit or 1,
@@ -173,6 +175,7 @@ class Crew:
             prefetch=self.prefetch,
             modes=self.modes,
             children=self.kind == "prefork",
+            keeps=not extension.settings.is_quorum,
         )
         self.agent.desk = self.desk
         self.desk.send_event = self.send_event
@@ -191,7 +194,14 @@ class Crew:
         them.
         """
         store = self.extension.new_store(PATIENCE)
-        if self.kind in _GREEN and not self.extension.settings.address().in_memory:
+        if self.kind in _GREEN and self.extension.settings.is_quorum:
+            msg = (
+                f"singleton_lock_backend names several servers, and the pool is {self.kind}: the "
+                "threads that ask them are not its own. Start the worker with --pool prefork, "
+                "threads or solo, or use one Redis."
+            )
+            raise ImproperlyConfigured(msg)
+        if self.kind in _GREEN and not self.extension.settings.in_memory:
             return Watchdog(store, threads=native, tell=self.mailbox.post)
         return Watchdog(store)
 
@@ -302,7 +312,7 @@ class Crew:
         """Return what this worker knows of itself; asks nobody. For JSON."""
         return {
             "worker": self.desk.worker,
-            "backend": str(self.extension.settings.address()),
+            "backend": self.extension.settings.where(),
             "backend_down_for": self.agent.down_for(),
             "modes": {task: self.modes.of(task) for task in self.modes.relaxed()},
             "switches": self.modes.switches(),
@@ -527,13 +537,13 @@ def check_app(extension: Extension) -> None:
         else:
             refuse_unlocked(task)
     if extension.active():
-        extension.settings.address()
+        extension.settings.addresses()
     warn_of_mixed_policies(extension)
 
 
 def clock_of(extension: Extension) -> Clock | None:
     """Return the clock by which locks in memory go; None for all others: the machine's."""
-    in_memory = extension.active() and extension.settings.address().in_memory
+    in_memory = extension.active() and extension.settings.in_memory
     return extension.store().clock if in_memory else None
 
 
@@ -545,13 +555,12 @@ def refuse_forks(worker: Any, extension: Extension) -> None:
     """
     if not extension.active() or pool_kind(worker.pool_cls) != "prefork":
         return
-    address = extension.settings.address()
-    if address.in_memory:
+    if extension.settings.in_memory:
         msg = (
-            f"{PREFIX}backend is {address!s}: these locks live in the memory of one process, and "
-            "the processes of the pool prefork would not share them. Start the worker with --pool "
-            "threads or solo (celery.contrib.testing.worker.start_worker takes solo by itself), or "
-            f"set {PREFIX}backend to a Redis."
+            f"{PREFIX}backend is {extension.settings.where()}: these locks live in the memory of "
+            "one process, and the processes of the pool prefork would not share them. Start the "
+            "worker with --pool threads or solo (celery.contrib.testing.worker.start_worker takes "
+            f"solo by itself), or set {PREFIX}backend to a Redis."
         )
         raise ImproperlyConfigured(msg)
 
@@ -636,6 +645,9 @@ def check_backend(extension: Extension, place: ServerClock) -> None:
         SchemaMismatch: its data is of another version.
     """
     store = extension.new_store(PATIENCE)
+    if isinstance(store, TaskQuorum):
+        check_quorum(store, place)
+        return
     try:
         check_schema(store)  # first: what another version wrote is not to be touched
         store.probe()
@@ -646,7 +658,7 @@ def check_backend(extension: Extension, place: ServerClock) -> None:
         return
     finally:
         store.hang_up()
-    if extension.settings.address().in_memory:
+    if extension.settings.in_memory:
         logger.warning(
             "celery-singleton-lock: locks live in the memory of this process (%s), for tests. No "
             "other process sees them, and they end with it.",
@@ -659,6 +671,32 @@ def check_backend(extension: Extension, place: ServerClock) -> None:
     )
     if ENFORCE in extension.modes().values():
         refuse_eviction(extension, facts["eviction"])
+
+
+def check_quorum(store: TaskQuorum, place: ServerClock) -> None:
+    """Ask several servers whether they can keep locks together.
+
+    Raises:
+        ConfigurationError: two of them are one.
+        SchemaMismatch: the data of one is of another version.
+    """
+    try:
+        store.check()
+        for node in store.nodes:
+            with suppress(BackendUnreachable):
+                check_schema(node)
+        place.sync(store.time(), store.clock.monotonic())
+        facts = store.describe()
+    except BackendUnreachable as error:
+        logger.warning("celery-singleton-lock: %s Locked tasks wait until they do.", error)
+        return
+    finally:
+        store.close()
+    logger.info(
+        "celery-singleton-lock: locks live on %d servers, Redis %s, of which a majority decides",
+        len(store.nodes),
+        facts.get("version", "unknown"),
+    )
 
 
 def check_schema(store: RedisStore) -> None:

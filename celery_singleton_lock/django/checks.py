@@ -79,11 +79,11 @@ def _backend(given: dict[str, Any]) -> Iterator[CheckMessage]:
     known = {_plain(name): value for name, value in given.items()}
     try:
         parsed = parse_settings(known.get)
-        parsed.address()
+        parsed.addresses()
     except ConfigurationError as error:
         yield _error("E003", error)
         return
-    if is_alias(url):
+    if isinstance(url, str) and is_alias(url):
         yield from _shared(url.partition("://")[2].strip("/"), parsed)
 
 

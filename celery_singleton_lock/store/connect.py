@@ -17,7 +17,7 @@ from celery_singleton_lock.address import BackendAddress
 from celery_singleton_lock.credentials import PROVIDER, provider_of
 from celery_singleton_lock.errors import ConfigurationError
 
-OWN: Final = frozenset({"allow_eviction"})
+OWN: Final = frozenset({"allow_eviction", "longest_lease", "server_timeout"})
 """Backend options that are ours, not redis-py's."""
 
 SENTINEL: Final = frozenset({"master_name", "min_other_sentinels", "sentinel_kwargs"})

@@ -12,6 +12,7 @@ from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.store.cluster import ClusterStore
 from celery_singleton_lock.store.connect import connect, connect_cluster
 from celery_singleton_lock.store.nodes import Nodes
+from celery_singleton_lock.store.quorum_tasks import TaskQuorum, refuse
 from celery_singleton_lock.store.redis import RedisStore
 from celery_singleton_lock.store.redis_admin import ClusterAdminStore, RedisAdminStore
 from celery_singleton_lock.store.verbs import NO_REPLICAS, Replicas
@@ -63,8 +64,14 @@ def open_admin_store(
     return admin_of(store)
 
 
-def admin_of(store: RedisStore) -> RedisAdminStore:
-    """Return the verbs of operators on the connections of a worker's store."""
+def admin_of(store: RedisStore | TaskQuorum) -> RedisAdminStore:
+    """Return the verbs of operators on the connections of a worker's store.
+
+    Raises:
+        BackendRefused: it is on several servers, of which none knows what the majority says.
+    """
+    if isinstance(store, TaskQuorum):
+        refuse("That")
     quarantine = store.verbs.quarantine
     if isinstance(store, ClusterStore):
         return ClusterAdminStore(store.nodes, store.keyspace, quarantine=quarantine)

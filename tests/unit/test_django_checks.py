@@ -29,6 +29,7 @@ def test_settings_that_can_be_used_are_not_spoken_of():
     assert said() == []
     assert said(BACKEND="django-cache://locks", LEASE=20, EAGER=True, ON_CONFLICT="skip") == []
     assert said(BACKEND="redis://:secret@h/0", WAIT_TIMEOUT=None, PREFIX="shop") == []
+    assert said(BACKEND=["redis://:secret@h", "redis://i", "redis://j"]) == []
 
 
 @pytest.mark.parametrize(

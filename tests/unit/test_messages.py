@@ -172,7 +172,10 @@ SENTENCES = [
             "for redis.Redis."
         ),
     ),
-    (lambda: parsed(backend=5), "singleton_lock_backend is a int: it must be a URL."),
+    (
+        lambda: parsed(backend=5),
+        "singleton_lock_backend is a int: it must be a URL, or a list of URLs.",
+    ),
     (
         lambda: resolved(lock_on_conflict="wait"),
         (

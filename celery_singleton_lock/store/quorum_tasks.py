@@ -1,0 +1,173 @@
+"""The store on several servers as a worker needs it: locks by majority, and no messages.
+
+A message that waits stays with the broker, which outlives these servers as it outlives one. So
+there is nothing to deliver, to sweep, or to count here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NoReturn
+
+from celery_singleton_lock.errors import BackendError, BackendRefused
+from celery_singleton_lock.model import (
+    Claim,
+    Delivery,
+    Holder,
+    Observations,
+    Owner,
+    Parcel,
+    Parked,
+    Reply,
+    Stray,
+)
+from celery_singleton_lock.store.quorum import QuorumStore
+
+_ONE_REDIS: Final = (
+    "singleton_lock_backend names several servers. {what} needs one Redis; docs/quorum.md tells "
+    "what a quorum does not do."
+)
+
+
+def _refused(what: str) -> BackendRefused:
+    return BackendRefused(_ONE_REDIS.format(what=what))
+
+
+def refuse(what: str) -> NoReturn:
+    """Refuse what only one Redis can do.
+
+    Raises:
+        BackendRefused: always.
+    """
+    raise _refused(what)
+
+
+class TaskQuorum(QuorumStore):
+    """Locks of tasks on an odd number of independent servers; see :class:`QuorumStore`."""
+
+    def park(self, owner: Owner, claim: Claim, parcel: Parcel) -> Reply:  # noqa: ARG002
+        """Refuse: the message stays with the broker."""
+        refuse("A parked message")
+
+    def park_many(
+        self, parcels: Iterable[tuple[Owner, Claim, Parcel]]
+    ) -> Sequence[Reply | BackendError]:
+        """Refuse each: the messages stay with the broker."""
+        return [_refused("A parked message") for _ in parcels]
+
+    def beat(
+        self,
+        worker: str,  # noqa: ARG002  # see Store
+        realm: str,  # noqa: ARG002
+        queues: Iterable[str],  # noqa: ARG002
+        ttl: float,  # noqa: ARG002
+    ) -> Mapping[str, str]:
+        """See whether a majority answers; nobody is told of the worker, since nothing is delivered.
+
+        Raises:
+            BackendUnreachable: none does.
+        """
+        self.check()
+        return {}
+
+    def receive(self, worker: str, timeout: float) -> Delivery | None:  # noqa: ARG002
+        """Wait for nothing."""
+        threading.Event().wait(timeout)
+        return None
+
+    def leave(self, worker: str, realm: str, queues: Iterable[str]) -> None:
+        """Do nothing."""
+
+    def kick(self, name: str, *, worker: str = "", realm: str = "") -> Sequence[Stray]:  # noqa: ARG002
+        """Do nothing: those who wait look by themselves."""
+        return []
+
+    def kick_many(
+        self,
+        names: Sequence[str],  # noqa: ARG002  # see Store
+        *,
+        worker: str = "",  # noqa: ARG002
+        realm: str = "",  # noqa: ARG002
+    ) -> Sequence[Stray]:
+        """Do nothing, likewise."""
+        return []
+
+    def take_due(self, limit: int = 100) -> Sequence[str]:  # noqa: ARG002
+        """Return nothing."""
+        return []
+
+    def neglected(self, seconds: float, limit: int = 20) -> Sequence[str]:  # noqa: ARG002
+        """Return nothing."""
+        return []
+
+    def find(self, task_ids: Sequence[str]) -> Sequence[tuple[str, str]]:  # noqa: ARG002
+        """Return nothing."""
+        return []
+
+    def revoke(self, name: str, token: str, *, realm: str, worker: str = "") -> Reply:  # noqa: ARG002
+        """Refuse: a revoked message is ended where it arrives."""
+        refuse("To revoke a parked message")
+
+    def body(self, name: str, token: str) -> bytes | None:  # noqa: ARG002
+        """Return nothing."""
+        return None
+
+    def parked(self, realm: str) -> Mapping[str, Parked]:  # noqa: ARG002
+        """Return nothing."""
+        return {}
+
+    def switches(self) -> Mapping[str, str]:
+        """Return nothing."""
+        return {}
+
+    def switch(self, task: str, mode: str | None) -> None:  # noqa: ARG002
+        """Refuse."""
+        refuse("To switch the mode of tasks")
+
+    def waited_for(self) -> Sequence[str]:
+        """Return nothing."""
+        return []
+
+    def let_run(
+        self,
+        names: Sequence[str],  # noqa: ARG002  # see Store
+        tasks: Sequence[str],  # noqa: ARG002
+        most: int,  # noqa: ARG002
+        *,
+        worker: str,  # noqa: ARG002
+        realm: str,  # noqa: ARG002
+    ) -> int:
+        """Do nothing."""
+        return 0
+
+    def observe(
+        self,
+        owner: Owner,  # noqa: ARG002  # see Store
+        claim: Claim,  # noqa: ARG002
+        *,
+        waits: bool,  # noqa: ARG002
+        took: float | None = None,  # noqa: ARG002
+    ) -> Holder | None:
+        """Refuse."""
+        refuse('The mode "observe"')
+
+    def observed(self) -> Observations:
+        """Refuse."""
+        refuse('The mode "observe"')
+
+    def forget_observed(self) -> None:
+        """Refuse."""
+        refuse('The mode "observe"')
+
+    def describe(self) -> Mapping[str, str]:
+        """Return what each server that answers guarantees, as far as they differ all of it."""
+        found: dict[str, list[str]] = {}
+        for node in self.nodes:
+            try:
+                facts = node.describe()
+            except BackendError:
+                continue
+            for fact, value in facts.items():
+                found.setdefault(fact, []).append(value)
+        return {fact: ", ".join(sorted(set(values))) for fact, values in found.items()}

@@ -1,0 +1,125 @@
+"""Tasks whose locks live on five servers, of which two, then three, are killed."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack, closing
+
+import pytest
+from celery import Celery
+from celery.exceptions import TimeoutError as NoResult
+
+from celery_singleton_lock.embedded import RedisServer
+from celery_singleton_lock.settings import parse_settings
+from celery_singleton_lock.store.quorum import QuorumStore
+from support.waiting import eventually
+from support.workers import CeleryWorker
+
+pytestmark = [pytest.mark.needs_real_redis("five servers")]
+
+FULL = bool(os.environ.get("CSL_TEST_FULL"))
+TASKS = 200 if FULL else 24
+QUICK = ("--without-mingle", "--without-gossip")
+
+
+@pytest.fixture
+def servers(redis_provider):
+    with ExitStack() as stack:
+        servers = [stack.enter_context(RedisServer(redis_provider)) for _ in range(5)]
+        with closing(QuorumStore([server.url for server in servers], timeout=5.0)) as store:
+            store.admit()
+        yield servers
+
+
+@pytest.fixture
+def make_worker(servers, redis_url):
+    """Make workers: ``make_worker(QUORUM_POLICY="wait")``."""
+
+    def make(urls=None, **env):
+        env["QUORUM_SERVERS"] = " ".join(urls or [server.url for server in servers])
+        return CeleryWorker(
+            "integration.quorum_app", redis_url, backend=redis_url, args=QUICK, env=env,
+            concurrency=2,
+        )  # fmt: skip
+
+    return make
+
+
+@pytest.fixture
+def send(redis_url, tmp_path):
+    """Send tasks for a number: ``send("a", 3)``."""
+    with Celery("client", broker=redis_url, backend=redis_url, set_as_current=False) as app:
+
+        def send(name, count=1):
+            arguments = (name, str(tmp_path))
+            return [
+                app.send_task("integration.quorum_app.add_one", arguments) for _ in range(count)
+            ]
+
+        yield send
+
+
+def test_no_task_is_lost_or_doubled_when_servers_die(servers, make_worker, send, tmp_path):
+    """Two of five die in the middle: all run, one at a time. With three dead: none, until back."""
+    with make_worker() as worker:
+        results = send("a", TASKS)
+        number = tmp_path / "a"
+        eventually(lambda: number.exists() and int(number.read_text() or 0) >= 4, 30)
+        for server in servers[:2]:
+            server.kill()
+        assert sorted(result.get(timeout=60) for result in results) == list(range(1, TASKS + 1))
+        fences = [int(line) for line in (tmp_path / "a.fences").read_text().split()]
+        assert fences == sorted(set(fences))
+        assert len(fences) == TASKS
+        servers[2].kill()
+        late = send("a")[0]
+        eventually(lambda: "did not answer within" in worker.log(), 20)
+        with pytest.raises(NoResult):
+            late.get(timeout=1)
+        servers[2].restart(keep_data=False)  # votes again after one longest lease, 3 s
+        assert late.get(timeout=30) == TASKS + 1
+
+
+def test_tasks_that_wait_in_their_slots_run_one_at_a_time(make_worker, send, tmp_path):
+    """lock_on_conflict="wait" on a quorum: in the queue of the lock's coordinator."""
+    with make_worker(QUORUM_POLICY="wait"):
+        results = send("a", 8)
+        assert sorted(result.get(timeout=60) for result in results) == list(range(1, 9))
+
+
+@pytest.mark.parametrize("policy", ["wait", "requeue"] if FULL else ["wait"])
+def test_t14_a_redelivered_copy_does_not_run_on_a_quorum(
+    make_worker, send, redis_client, tmp_path, policy
+):
+    """Nothing is parked there: the copy goes back to the broker until the first has ended."""
+    with make_worker(QUORUM_POLICY=policy, QUORUM_VISIBLE="1", QUORUM_WORK="4") as worker:
+        result = send("a")[0]
+        assert result.get(timeout=30) == 1
+        assert worker.log().count(f"[{result.id}] received") > 1
+        eventually(lambda: not (redis_client.hlen("unacked") or redis_client.llen("celery")), 20)
+        assert (tmp_path / "a").read_text() == "1"
+
+
+def test_a_worker_says_what_a_quorum_cannot_keep(servers, make_worker):
+    """Parked messages; and that one server was given by two names."""
+    worker = make_worker(QUORUM_POLICY="park")
+    worker.start(wait=False)
+    eventually(lambda: 'Use "requeue", which leaves it with the broker' in worker.log(), 30)
+    aliases = [servers[0].url, servers[1].url, servers[0].url.replace("127.0.0.1", "localhost")]
+    worker = make_worker(aliases)
+    worker.start(wait=False)
+    eventually(lambda: "Servers 1 and 3 of the quorum are one server" in worker.log(), 30)
+
+
+def test_a_list_of_servers_is_checked():
+    """Number, kind and distinctness; the errors say what to give."""
+
+    def refused(*urls):
+        with pytest.raises(ValueError, match="singleton_lock_backend") as caught:
+            parse_settings({"singleton_lock_backend": list(urls)}.get)
+        return str(caught.value)
+
+    assert "give an odd number, three or more" in refused("redis://a", "redis://b")
+    assert "is given twice" in refused("redis://a", "redis://b", "redis://a/1")
+    assert "is a Sentinel" in refused("redis://a", "redis://b", "sentinel://c")
+    assert "must be a URL" in refused("redis://a", "redis://b", 3)

@@ -1,0 +1,83 @@
+"""What several servers together cannot keep is refused, with what to use instead."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_singleton_lock.errors import BackendRefused, ConfigurationError
+from celery_singleton_lock.settings import parse_settings, resolve_options
+from celery_singleton_lock.store.open import admin_of
+from celery_singleton_lock.store.quorum_tasks import TaskQuorum
+
+SERVERS = ["redis://:secret@a:6379", "redis://b", "redis://c"]
+
+
+def settings(**given):
+    conf = {"backend": SERVERS, "on_conflict": "requeue", **given}
+    return parse_settings({f"singleton_lock_{name}": value for name, value in conf.items()}.get)
+
+
+def refusal(given, **declared):
+    with pytest.raises(ConfigurationError) as caught:
+        resolve_options("shop.settle", declared, given)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "declared", "remedy"),
+    [
+        ({"on_conflict": "park"}, {}, 'Use "requeue", which leaves it with the broker'),
+        ({}, {"lock_on_conflict": "park"}, 'Use "requeue", which leaves it with the broker'),
+        ({}, {"lock_limit": 2}, "a lock has one permit"),
+        ({}, {"lock_on_retry": "keep"}, 'Use "release"'),
+        ({"mode": "observe"}, {}, "there is no report of it"),
+        ({}, {"lock_lease": 31}, "votes again after 30 s. Use a shorter lease"),
+    ],
+)
+def test_an_option_that_a_quorum_cannot_keep_is_refused(given, declared, remedy):
+    """The error names the task, the option and what to use."""
+    said = refusal(settings(**given), **declared)
+    assert said.startswith("task shop.settle: lock_")
+    assert remedy in said
+
+
+def test_a_longer_lease_goes_with_a_longer_wait_after_restarts():
+    """longest_lease, in the options of the backend."""
+    longer = settings(backend_options={"longest_lease": 60})
+    assert resolve_options("shop.settle", {"lock_lease": 45}, longer).lease == 45
+
+
+def test_a_quorum_is_shown_without_passwords():
+    """All its addresses; and who looks into one Redis is told to choose."""
+    assert "secret" not in settings().where()
+    assert settings().where().count("redis://") == 3
+    with pytest.raises(ConfigurationError, match="give one of their URLs"):
+        settings().address()
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("redis+cluster://c:6379,d:6379", "redis+cluster://c:6379,d:6379/0, is a Cluster. "),
+        ("sentinel://c:26379", "sentinel://c:26379/0, is a Sentinel. "),
+        ("memory://c", "memory://c, is in the memory of this process (in tests one is enough"),
+        ("redis://b/1", "redis://b:6379/1, is given twice, and would vote twice. "),
+    ],
+)
+def test_what_is_no_independent_server_is_refused(url, why):
+    """The error names which one, and why."""
+    with pytest.raises(ConfigurationError) as caught:
+        settings(backend=[*SERVERS[:2], url])
+    assert str(caught.value).startswith("singleton_lock_backend: server 3, " + why)
+
+
+def test_a_credential_provider_beside_a_password_is_refused():
+    """As for one Redis."""
+    with pytest.raises(ConfigurationError, match="Leave one out"):
+        settings(backend_options={"credential_provider": "shop.vault:provider"}).addresses()
+
+
+def test_the_verbs_of_operators_are_refused_on_a_quorum():
+    """The error says that they need one Redis."""
+    with pytest.raises(BackendRefused, match="names several servers"):
+        admin_of(TaskQuorum(SERVERS))
