@@ -22,8 +22,8 @@ part           type    content
 
 Per bucket: ``due`` (ZSET, lock -> when a sweeper looks, ms; only of locks that somebody waits for)
 and ``index`` (HASH, attempt, and ``@`` with the task id -> lock and token of a task that waits or
-waited). For the whole
-installation: ``fleet:route:<realm>:<queue>`` (ZSET, worker -> heartbeat deadline, ms),
+waited), and ``waited`` (string, for a second: written before replicas are waited for). For the
+whole installation: ``fleet:route:<realm>:<queue>`` (ZSET, worker -> heartbeat deadline, ms),
 ``fleet:inbox:<worker>`` (LIST of grants), ``fleet:worker:<worker>`` (string, JSON),
 ``fleet:parked:<realm>:<queue>`` (ZSET, token of a parked message -> place in line) with
 ``fleet:parked`` (SET of these routes), ``fleet:audit`` (LIST of what operators did, the last
@@ -175,6 +175,10 @@ class Keyspace:
     def quorum(self) -> str:
         """Return our mark on a server of a quorum."""
         return f"{self.fleet}:quorum"
+
+    def waited(self, name: str) -> str:
+        """Return what is written before replicas are waited for, where the lock ``name`` is."""
+        return f"{self.bucket(bucket_of(name))}:waited"
 
     def due(self, bucket: int) -> str:
         """Return the index of locks to look at, of one bucket."""

@@ -134,7 +134,7 @@ class AsyncRedisStore:
         if isinstance(wish, Batch):
             return await self._sent(wish.commands)
         if isinstance(wish, Confirm):
-            answers = await self._sent(wish.replicas.confirming())
+            answers = await self._sent(wish.replicas.confirming(wish.keys[0]))
             return [confirmed(answers, wish)] * len(wish.keys)
         return await self._bench.pop(wish)  # type: ignore[arg-type]  # Receive is for Cluster
 

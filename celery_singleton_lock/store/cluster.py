@@ -182,7 +182,7 @@ class ClusterStore(RedisStore):
 
     def _confirm(self, wish: Confirm) -> list[bool]:
         """Ask each master that has one of the keys; one that does not answer confirms nothing."""
-        told = self.nodes.ask_each(wish.keys, wish.replicas.confirming())
+        told = self.nodes.ask_each(wish.keys, wish.replicas.confirming)
         return [
             not any(isinstance(answer, Exception) for answer in answers)
             and confirmed(answers, wish)

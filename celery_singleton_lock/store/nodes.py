@@ -89,11 +89,18 @@ class Nodes:
                 answers[place] = answer
         return answers
 
-    def ask_each(self, keys: Sequence[str], commands: Sequence[Words]) -> list[list[Any]]:
-        """Send commands once to each master that has some of the keys; its answers for each key."""
+    def ask_each(
+        self, keys: Sequence[str], asking: Callable[[str], Sequence[Words]]
+    ) -> list[list[Any]]:
+        """Ask each master once that has some of the keys; return its answers for each key.
+
+        Args:
+            keys: they tell which masters.
+            asking: returns the commands for a master, of which this is the first key.
+        """
         answers: list[list[Any]] = [[] for _ in keys]
         for node, places in self._sorted(keys).items():
-            found = self._tried(node, commands)
+            found = self._tried(node, asking(keys[places[0]]))
             for place in places:
                 answers[place] = found
         return answers

@@ -195,7 +195,8 @@ class RedisStore:
         if isinstance(wish, Batch):
             return self._sent(wish.commands)
         if isinstance(wish, Confirm):
-            return [confirmed(self._sent(wish.replicas.confirming()), wish)] * len(wish.keys)
+            answers = self._sent(wish.replicas.confirming(wish.keys[0]))
+            return [confirmed(answers, wish)] * len(wish.keys)
         return self._pop(wish)  # type: ignore[arg-type]  # Receive is for Cluster
 
     def _command(self, command: Command) -> Any:

@@ -222,20 +222,25 @@ class Replicas(NamedTuple):
     number: int = 0
     seconds: float = 0.0
 
-    def confirming(self) -> list[Command]:
+    def confirming(self, key: str) -> list[Command]:
         """Return what asks a server.
 
-        WAIT asks for what was written until the last command of its own connection, and the writes
-        may have taken another one: so a command goes before it.
+        WAIT asks for what was written until the last write of its own connection (until the last
+        command, before Redis 7.2), and the messages may have taken another one: so a write goes
+        before it.
+
+        Args:
+            key: what is written; it lies on that server.
         """
-        return [Command(("TIME",)), Command(("WAIT", self.number, _milliseconds(self.seconds)))]
+        mark = Command(("SET", key, 1, "PX", 1000))
+        return [mark, Command(("WAIT", self.number, _milliseconds(self.seconds)))]
 
 
 class Confirm(NamedTuple):
     """Wait for the replicas of the servers that have these keys, and answer for each key.
 
     Args:
-        keys: one of each lock that was written to.
+        keys: one that may be written, for each lock that was written to, on the same server.
         replicas: how many are wanted, and for how long.
     """
 
@@ -328,7 +333,7 @@ class Verbs:
         """
         if not self.replicas.number or not any(_is_kept(answer) for answer in found):
             return found
-        keys = [self.keyspace.lock(name).meta for name in names]
+        keys = [self.keyspace.waited(name) for name in names]
         safe = yield Confirm(keys, self.replicas)
         told = BackendUnreachable(
             f"Fewer than {self.replicas.number} replicas of the lock's Redis have it after "

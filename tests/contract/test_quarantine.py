@@ -17,6 +17,7 @@ from celery_singleton_lock.settings import parse_settings
 from celery_singleton_lock.store.cluster import ClusterStore
 from celery_singleton_lock.store.open import admin_of
 from celery_singleton_lock.store.redis import RedisStore
+from support.replication import is_replicated
 from support.waiting import eventually
 
 pytestmark = [pytest.mark.contract, pytest.mark.needs_real_redis("replication")]
@@ -104,7 +105,7 @@ def test_l30_what_was_replicated_goes_on_in_quarantine(pair, stores):
     waiter, reply = acquire(old, wait=30.0)
     assert reply.verdict is Verdict.WAITING
     with master.client() as client:
-        assert client.wait(1, 2000) == 1
+        eventually(lambda: is_replicated(client), 5)
     cut(master, replica)
     promote(master, replica)
     assert new.extend([("a", holder.token, LEASE)]) == [True]

@@ -7,11 +7,13 @@ from contextlib import ExitStack, closing
 import pytest
 
 from celery_singleton_lock.errors import BackendUnreachable, ConfigurationError
+from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.model import Claim, Ending, Owner, Parcel, Verdict, new_token
 from celery_singleton_lock.settings import parse_settings
 from celery_singleton_lock.store.cluster import ClusterStore
 from celery_singleton_lock.store.redis import RedisStore
-from celery_singleton_lock.store.verbs import Replicas
+from celery_singleton_lock.store.verbs import Confirm, Replicas
+from support.replication import is_replicated
 from support.waiting import eventually
 
 pytestmark = [pytest.mark.contract, pytest.mark.needs_real_redis("replication")]
@@ -22,8 +24,10 @@ ONE = Replicas(1, 0.2)
 class Pair:
     """A store on a master with one replica, which can be stopped."""
 
-    def __init__(self, store, replica):
+    def __init__(self, store, replica, another):
         self.store, self.replica = store, replica
+        self.another = another
+        """Makes a store with connections of its own."""
 
 
 @pytest.fixture(params=["redis", "cluster"])
@@ -32,19 +36,18 @@ def pair(request, make_redis):
         if request.param == "redis":
             master = make_redis("--repl-diskless-sync-delay", "0")
             replica = make_redis("--replicaof", f"127.0.0.1 {master.port}")
-            client = stack.enter_context(master.client())
-            eventually(lambda: client.wait(1, 100) == 1, 10, "the replica follows")
-            store = RedisStore(client, replicas=ONE)
+            connect, kind = master.client, RedisStore
+            client = stack.enter_context(connect())
+            eventually(lambda: is_replicated(client), 10, "the replica follows")
         else:
             cluster = request.getfixturevalue("replicated_cluster")
-            client = stack.enter_context(closing(cluster.client()))
+            connect, kind = cluster.client, ClusterStore
+            client = stack.enter_context(closing(connect()))
             cluster.flush(client)
-            store = ClusterStore(client, replicas=ONE)
-            master = cluster.owner(store.keyspace.lock("a").meta)
-            replica = cluster.partner(master)
+            replica = cluster.partner(cluster.owner(Keyspace().lock("a").meta))
             stack.callback(replica.resume)  # the next test has the same Cluster
-        stack.enter_context(closing(store))
-        yield Pair(store, replica)
+        store = stack.enter_context(closing(kind(client, replicas=ONE)))
+        yield Pair(store, replica, lambda: kind(stack.enter_context(closing(connect()))))
 
 
 def parcels(*owners):
@@ -67,6 +70,20 @@ def test_what_no_replica_has_is_not_told_to_be_kept(pair):
     assert store.inspect("a").bodies == 1
     store.release("a", holder.token, Ending.FINAL)
     assert store.inspect("a").waiting <= 1
+
+
+def test_replicas_are_asked_for_what_another_connection_wrote(pair):
+    """From Redis 7.2 on, WAIT on a connection that has written nothing confirms all at once."""
+    store = pair.store
+    (kept,) = store.park_many(parcels(Owner(new_token(), "id/0/0")))
+    assert kept.verdict is Verdict.WAITING
+    wish = Confirm([store.keyspace.waited("a")], ONE)
+    pair.replica.pause()
+    store.acquire(Owner(new_token()), Claim("a"))
+    with closing(pair.another()) as idle:
+        assert idle.do(wish) == [False]
+        pair.replica.resume()
+        eventually(lambda: idle.do(wish) == [True], 5, "the replica follows")
 
 
 def test_what_is_not_kept_waits_for_no_replica(pair):

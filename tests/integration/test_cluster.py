@@ -14,6 +14,7 @@ from celery_singleton_lock.store.open import admin_of
 from integration.book import Book
 from support.events import EventLog
 from support.redis_cluster import RedisCluster
+from support.replication import is_replicated
 from support.waiting import eventually, never
 
 pytestmark = [pytest.mark.integration, pytest.mark.needs_real_redis("a Cluster")]
@@ -107,7 +108,8 @@ def test_t24_a_killed_master_costs_no_task_its_turn(redis_url, redis_provider, t
         old = cluster.owner(book.store.keyspace.lock("k:a").meta)
         new = cluster.partner(old)
         with old.client() as admin:
-            eventually(lambda: admin.wait(1, 100) == 1, 5, "replicated")
+            mark = book.store.keyspace.waited("k:a")
+            eventually(lambda: is_replicated(admin, mark), 5, "replicated")
         old.kill()
         assert book.value(book.send("plain", "p", 1)) == 1
         with new.client(decode_responses=True) as admin:

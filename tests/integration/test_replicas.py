@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from integration.book import Book
+from support.replication import is_replicated
 from support.waiting import eventually
 
 pytestmark = [pytest.mark.integration, pytest.mark.needs_real_redis("replication")]
@@ -15,7 +16,7 @@ def test_a_message_that_no_replica_has_stays_with_the_broker(redis_url, make_red
     master = make_redis("--repl-diskless-sync-delay", "0")
     replica = make_redis("--replicaof", f"127.0.0.1 {master.port}")
     with master.client() as client:
-        eventually(lambda: client.wait(1, 100) == 1, 10, "the replica follows")
+        eventually(lambda: is_replicated(client), 10, "the replica follows")
     conf = {"singleton_lock_backend": master.url, "singleton_lock_replicas_wait": 1}
     conf["singleton_lock_replicas_timeout"] = 0.1
     with Book(redis_url, tmp_path, lock_url=master.url, conf=conf) as book, book.worker() as worker:

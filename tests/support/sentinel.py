@@ -15,6 +15,7 @@ from typing_extensions import Self
 
 from celery_singleton_lock import embedded
 from celery_singleton_lock.embedded import RedisServer, _free_ports
+from support.replication import is_replicated
 from support.waiting import eventually
 
 NAME = "the-master"
@@ -123,7 +124,7 @@ class SentinelSet:
     def await_replicated(self, timeout: float = 5) -> None:
         """Wait until the replica has what the master has."""
         with self.master().client() as client:
-            eventually(lambda: client.wait(1, 100) == 1, timeout, "replicated")
+            eventually(lambda: is_replicated(client), timeout, "replicated")
 
     def _watches(self) -> bool:
         with contextlib.suppress(redis.RedisError), self.sentinel() as client:
