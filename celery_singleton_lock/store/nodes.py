@@ -138,7 +138,7 @@ class Nodes:
             return [error] * len(commands)
         except FAILED:  # closed while it was idle, or another is the master now
             self.look_anew()
-            return self._once_more(commands)
+            answers = self._once_more(commands)
         if any(isinstance(answer, failures.ReadOnlyError) for answer in answers):
             self.look_anew()
         return [
@@ -147,13 +147,14 @@ class Nodes:
         ]
 
     def _once_more(self, commands: Sequence[Words]) -> list[Any]:
-        """Send again what one master had: each command may be asked again."""
+        """Send again what one master had, to who has its first key now; each may be asked again."""
         now = self._node(key_of(commands[0][0]))
         try:
-            found = _sent(self.cluster.get_redis_connection(now), commands) if now else []
+            if now is not None:
+                return _sent(self.cluster.get_redis_connection(now), commands)
         except FAILED as error:
             return [error] * len(commands)
-        return found or [self._alone(command) for command in commands]
+        return [self._alone(command) for command in commands]
 
     def _alone(self, command: Words) -> Any:
         try:

@@ -225,6 +225,27 @@ def test_a_lock_outlives_the_move_of_its_slot(changing):
     cluster.move(key_slot(key.encode()), new, old)
 
 
+def test_a_batch_that_is_sent_again_follows_a_slot_that_moved(changing):
+    """Connections were closed, so it is sent once more: every lease is renewed where it is now."""
+    cluster, store = changing
+    key = store.keyspace.lock(NAME).meta
+    old = cluster.owner(key)
+    names = (f"lock {number}" for number in range(8 * BUCKETS))
+    stays = next(
+        name
+        for name in names
+        if bucket_of(name) != bucket_of(NAME)
+        and cluster.owner(store.keyspace.lock(name).meta) is old
+    )
+    leases = [(name, hold(store, name).token, 30.0) for name in (stays, NAME)]
+    new = cluster.another(old)
+    cluster.move(key_slot(key.encode()), old, new)
+    with old.client() as client:
+        client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    assert store.extend(leases) == [True, True]
+    cluster.move(key_slot(key.encode()), new, old)
+
+
 def test_while_its_slot_moves_a_lock_is_out_of_reach_and_others_are_not(changing):
     """Half of its keys here, half there: it says so, and nothing is granted twice."""
     cluster, store = changing
