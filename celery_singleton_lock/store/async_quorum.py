@@ -63,6 +63,7 @@ class AsyncRedisNode(AsyncRedisStore):
         self.verbs = NodeVerbs(keyspace, scripts, claim_lease)
 
     vote = _on_node(NodeVerbs.vote)
+    vote_many = _on_node(NodeVerbs.vote_many)
     withdraw = _on_node(NodeVerbs.withdraw)
     prolong = _on_node(NodeVerbs.prolong)
     greet = _on_node(NodeVerbs.greet)

@@ -22,6 +22,7 @@ of one try, arriving late, takes nothing away from the next.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from celery_singleton_lock.clock import Clock
@@ -35,6 +36,9 @@ DRIFT: Final = 0.01
 
 JITTER: Final = 0.002
 """Seconds that are added to that, for clocks that are read in milliseconds."""
+
+LAST_ROUND: Final = 2**53 - 1
+"""A round that is higher than any other; scripts count in doubles."""
 
 GREET_AGAIN: Final = 1.0
 """Seconds after which a server that did not tell its clock is asked again."""
@@ -241,24 +245,22 @@ class Ballot:
 
     def _ask_all(self, name: str, token: str, lease: float, fence: int) -> Plan[Each, Answers]:
         """Ask every server for its vote whose clock is known."""
-        asked, calls = self._clock.monotonic(), self._bids(self._ahead, name, token, lease, fence)
+        asked, round_ = self._clock.monotonic(), self._next_round()
+        calls = {
+            server: partial(_vote, self._bid(server, round_, name, token, lease, fence))
+            for server in list(self._ahead)
+        }
         answers: Answers = yield Each(calls, self._won, token)
         for server, voice in _heard(answers):
             self._set_clock(server, asked, voice.now)
         return answers
 
-    def _bids(
-        self, servers: Iterable[int], name: str, token: str, lease: float, fence: int
-    ) -> dict[int, Callable[[Any], Any]]:
-        """Return what to ask these servers: the same, but each by its own clock."""
-        round_, new_for, now = self._next_round(), self._new_for, self._clock.monotonic()
-
-        def ask(server: int) -> Callable[[Any], Any]:
-            until = self._until(server, now)
-            bid = Bid(name, token, round_, self.kept(lease), fence, until, new_for)
-            return lambda node: node.vote(bid)
-
-        return {server: ask(server) for server in list(servers)}
+    def _bid(  # noqa: PLR0917  # what is asked, as elsewhere
+        self, server: int, round_: int, name: str, token: str, lease: float, fence: int
+    ) -> Bid:
+        """Return what to ask a server, by its own clock."""
+        until = self._until(server, self._clock.monotonic())
+        return Bid(name, token, round_, self.kept(lease), fence, until, self._new_for)
 
     @property
     def _new_for(self) -> float:
@@ -284,13 +286,20 @@ class Ballot:
 
     # -- the way back, and renewal ----------------------------------------------------------------
 
-    def withdraw(self, name: str, token: str) -> Plan[Each, Answers]:
+    def withdraw(self, name: str, token: str, *, forced: bool = False) -> Plan[Each, Answers]:
         """Take all votes of a token back; wait for every server, or its time-out.
+
+        Args:
+            name: the lock's name.
+            token: owner token.
+            forced: whatever their rounds: for who takes a lock from an owner on another machine,
+                where they are counted otherwise.
 
         Returns:
             Server -> whether the token had its vote.
         """
-        round_, keep = self._next_round(), 4 * self.timeout
+        round_ = LAST_ROUND if forced else self._next_round()
+        keep = 4 * self.timeout + self._doubt
         calls = dict.fromkeys(
             range(self.count), lambda node: node.withdraw(name, token, round_, keep)
         )
@@ -321,11 +330,15 @@ class Ballot:
         answers: Answers = yield Each(calls, _never)
         heard = dict(_heard(answers))
         held: list[bool | None] = []
-        for place, (name, token, seconds) in enumerate(leases):
+        absent: dict[int, list[tuple[str, str, float, int]]] = {}
+        for place, lease in enumerate(leases):
             says = {server: votes[place] for server, votes in heard.items()}
             held.append(self._still(says))
             if held[-1]:
-                yield from self._fill_in(name, token, seconds, says)
+                number = max(number for kept, number in says.values() if kept)
+                for server in [n for n, (kept, _) in says.items() if not kept]:
+                    absent.setdefault(server, []).append((*lease, number))
+        yield from self._fill_in(absent)
         return held, answers
 
     def _still(self, says: Mapping[int, tuple[bool, int]]) -> bool | None:
@@ -336,17 +349,21 @@ class Ballot:
         return False if kept + self.count - len(says) < self.majority else None
 
     def _fill_in(
-        self, name: str, token: str, lease: float, says: Mapping[int, tuple[bool, int]]
+        self, absent: Mapping[int, Sequence[tuple[str, str, float, int]]]
     ) -> Plan[Each, None]:
-        """Have those servers vote that a majority was there without."""
-        missing = [n for n, (held, _) in says.items() if not held]
-        if not set(missing) <= set(self._ahead):
-            yield from self._meet(name)
-            missing = [n for n in missing if n in self._ahead]
-        if not missing:
-            return
-        number = max(number for held, number in says.values() if held)
-        yield Each(self._bids(missing, name, token, lease, number), _never, token)
+        """Have servers vote for leases that a majority keeps without them.
+
+        All in one round, whatever their number: a server that is slow must not end the others.
+        """
+        if not set(absent) <= set(self._ahead):
+            yield from self._meet("")
+        calls = {}
+        for server, lacking in absent.items():
+            if server in self._ahead:
+                bids = [self._bid(server, self._next_round(), *lease) for lease in lacking]
+                calls[server] = partial(_vote_many, bids)
+        if calls:
+            yield Each(calls, _never)
 
     # -- the servers ------------------------------------------------------------------------------
 
@@ -399,6 +416,13 @@ class Ballot:
     def _set_clock(self, server: int, asked: float, now: float) -> None:
         self._ahead[server] = (now - asked, asked)
 
+    @property
+    def _doubt(self) -> float:
+        """Seconds by which a server may take a request for younger than it is: see _until."""
+        now = self._clock.monotonic()
+        oldest = min((measured for _, measured in self._ahead.values()), default=now)
+        return (now - oldest) * self._drift
+
     def _until(self, server: int, now: float) -> float:
         """Return until when, by a server's clock, a vote that is asked for now may be given.
 
@@ -419,3 +443,11 @@ def _yes(voices: Answers) -> list[Voice]:
 
 def _never(_answers: Answers) -> bool:
     return False
+
+
+def _vote(bid: Bid, node: Any) -> Any:
+    return node.vote(bid)
+
+
+def _vote_many(bids: Sequence[Bid], node: Any) -> Any:
+    return node.vote_many(bids)

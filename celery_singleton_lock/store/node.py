@@ -35,19 +35,12 @@ class NodeVerbs(Verbs):
 
     def vote(self, bid: Bid) -> Verb[Voice]:
         """Ask for the vote."""
-        call = self._call(
-            "vote",
-            bid.name,
-            bid.token,
-            token=bid.token,
-            round=bid.round,
-            lease_ms=_milliseconds(bid.lease),
-            fence=bid.fence,
-            until_ms=_milliseconds(bid.until),
-            longest_ms=_milliseconds(bid.new_for),
-        )
-        verdict, number, left, now, run = yield from self.run(call)
+        verdict, number, left, now, run = yield from self.run(self._vote_call(bid))
         return Voice(text(verdict), int(number), seconds(left), seconds(now), text(run))
+
+    def vote_many(self, bids: Sequence[Bid]) -> Verb[None]:
+        """Ask for many votes in one round trip; the next renewal tells which were given."""
+        yield from self.run_many([self._vote_call(bid) for bid in bids])
 
     def withdraw(self, name: str, token: str, round_: int, keep: float) -> Verb[bool]:
         """Take the vote back, and refuse what was asked for before for ``keep`` seconds."""
@@ -90,6 +83,19 @@ class NodeVerbs(Verbs):
             keys += self.keyspace.lock(name)
             arguments += [name, token, _milliseconds(lease)]
         return Call(self.scripts["extend"], keys, arguments)
+
+    def _vote_call(self, bid: Bid) -> Call:
+        return self._call(
+            "vote",
+            bid.name,
+            bid.token,
+            token=bid.token,
+            round=bid.round,
+            lease_ms=_milliseconds(bid.lease),
+            fence=bid.fence,
+            until_ms=_milliseconds(bid.until),
+            longest_ms=_milliseconds(bid.new_for),
+        )
 
     def _call(self, verb: str, name: str, about: str, **arguments: Argument) -> Call:
         script, space = self.scripts[verb], self.keyspace

@@ -78,6 +78,7 @@ class RedisNode(RedisStore):
         self.verbs = NodeVerbs(keyspace, scripts, claim_lease)
 
     vote = on_node(NodeVerbs.vote)
+    vote_many = on_node(NodeVerbs.vote_many)
     withdraw = on_node(NodeVerbs.withdraw)
     prolong = on_node(NodeVerbs.prolong)
     greet = on_node(NodeVerbs.greet)
@@ -139,6 +140,9 @@ class QuorumStore:
         self.verbs: Final = QuorumVerbs(addresses_of(clients), self.ballot, self.clock)
         self.nodes: Final = [
             RedisNode(client, self.keyspace, claim_lease=claim_lease) for client in clients
+        ]
+        self._ours = [
+            node for node, given in zip(self.nodes, servers, strict=True) if isinstance(given, str)
         ]
         self._crowd = _Crowd(len(clients))
         weakref.finalize(self, self._crowd.close)
@@ -203,6 +207,14 @@ class QuorumStore:
         self._crowd.close()
         for node in self.nodes:
             node.close()
+        for node in self._ours:
+            node.reconnect()  # leaves those alone that are in use
+
+    def hang_up(self) -> None:
+        """Close the clients as well: for who made them for this store alone."""
+        self._crowd.close()
+        for node in self.nodes:
+            node.hang_up()
 
 
 class _Crowd:
@@ -221,12 +233,12 @@ class _Crowd:
         self._begin()
 
     def _begin(self) -> None:
-        self._pid = os.getpid()
         self._mutex = threading.Lock()
         self._pools: list[ThreadPoolExecutor] = [
             ThreadPoolExecutor(AT_ONCE, f"csl-server-{n + 1}") for n in range(self._servers)
         ]
         self._before: dict[tuple[int, str], Future[None]] = {}
+        self._pid = os.getpid()  # last: another thread of a fork must not meet the parent's mutex
 
     def submit(self, server: int, about: str, ask: Callable[[], None]) -> None:
         """Have ``ask`` called, once what was asked about the same before has ended."""

@@ -172,7 +172,7 @@ class QuorumVerbs:
         greetings = yield from self._all_greeted(name)
         owner = self._owner(greetings)
         for token in {greeting.token for greeting in greetings.values()} - {""}:
-            yield from self.ballot.withdraw(name, token)
+            yield from self.ballot.withdraw(name, token, forced=True)
         yield Each(dict.fromkeys(range(self.ballot.count), lambda n: n.reset(name)), _all)
         return 1 if owner else 0
 

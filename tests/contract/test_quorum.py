@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from celery_singleton_lock.aio import AsyncLock
+from celery_singleton_lock.clock import SystemClock
 from celery_singleton_lock.embedded import RedisServer
 from celery_singleton_lock.errors import (
     BackendUnreachable,
@@ -25,6 +26,7 @@ from celery_singleton_lock.errors import (
 )
 from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.lock import Lock
+from celery_singleton_lock.model import Claim, Owner, Verdict, new_token
 from celery_singleton_lock.store.async_quorum import AsyncQuorumStore
 from celery_singleton_lock.store.quorum import QuorumStore
 from celery_singleton_lock.store.quorum_verbs import ranked
@@ -250,6 +252,51 @@ def test_reset_takes_the_lock_from_its_owner(servers, store):
     assert servers.votes("a") == [""] * 5
     with pytest.raises(LockLost):
         mine.ensure_held()
+
+
+class Young(SystemClock):
+    """The clock of a machine that was started a moment ago."""
+
+    def __init__(self):
+        self._start = super().monotonic()
+
+    def monotonic(self):
+        return super().monotonic() - self._start
+
+
+def test_reset_does_not_depend_on_whose_machine_runs_longer(servers, store):
+    """Tries are counted by the clock of the owner's machine; an operator's may be a new one."""
+    mine = Lock(store, "a", lease=LEASE)
+    mine.acquire()
+    with closing(QuorumStore(servers.urls, timeout=TIMEOUT, clock=Young())) as young:
+        assert young.reset("a") == 1
+    assert servers.votes("a") == [""] * 5
+
+
+class Counting(QuorumStore):
+    """Counts how often it asks servers."""
+
+    asked = 0
+
+    def do(self, wish):
+        self.asked += 1
+        return super().do(wish)
+
+
+def test_what_a_restarted_server_lacks_is_made_up_for_in_one_round(servers, store):
+    """Of all leases at once: one after another, a server that is slow could end the others."""
+    leases = [(f"lock {number}", new_token(), LEASE) for number in range(20)]
+    with closing(Counting(servers.urls, timeout=TIMEOUT, longest_lease=10.0)) as counting:
+        for name, token, lease in leases:
+            owned = counting.acquire(Owner(token), Claim(name, lease))
+            assert owned.verdict is Verdict.GRANTED
+        servers[0].restart(keep_data=False)
+        eventually(lambda: admitted(store), 20)
+        before = counting.asked
+        assert counting.extend(leases) == [True] * len(leases)
+        assert counting.asked == before + 2
+    for name, token, _ in leases[::7]:
+        assert servers.votes(name) == [token] * 5
 
 
 def test_the_example_runs_with_a_server_dead(servers, store):

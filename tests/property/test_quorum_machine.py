@@ -180,8 +180,8 @@ class ReleasesWhereItWon(Ballot):
         self.yes |= {n for n, voice in answers.items() if voice.verdict == "yes"}
         return answers
 
-    def withdraw(self, name, token):
-        inner = super().withdraw(name, token)
+    def withdraw(self, name, token, **options):
+        inner = super().withdraw(name, token, **options)
         wish = next(inner)
         calls = {n: call for n, call in wish.calls.items() if n in self.yes}
         return (yield Each(calls, wish.enough, wish.about))

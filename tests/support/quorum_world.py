@@ -98,6 +98,10 @@ class Server:
         )
         return self._say("yes", number)
 
+    def vote_many(self, bids) -> None:
+        for bid in bids:
+            self.vote(bid)
+
     def _say(self, verdict: str, number: int = 0, left: float = 0.0) -> Voice:
         return Voice(verdict, number, left, self.now, self.run)
 
