@@ -646,7 +646,7 @@ def check_backend(extension: Extension, place: ServerClock) -> None:
     """
     store = extension.new_store(PATIENCE)
     if isinstance(store, TaskQuorum):
-        check_quorum(store, place)
+        check_quorum(extension, store, place)
         return
     try:
         check_schema(store)  # first: what another version wrote is not to be touched
@@ -673,10 +673,11 @@ def check_backend(extension: Extension, place: ServerClock) -> None:
         refuse_eviction(extension, facts["eviction"])
 
 
-def check_quorum(store: TaskQuorum, place: ServerClock) -> None:
+def check_quorum(extension: Extension, store: TaskQuorum, place: ServerClock) -> None:
     """Ask several servers whether they can keep locks together.
 
     Raises:
+        BackendRefused: one of them forbids what every lock needs, or may forget its votes.
         ConfigurationError: two of them are one.
         SchemaMismatch: the data of one is of another version.
     """
@@ -691,12 +692,15 @@ def check_quorum(store: TaskQuorum, place: ServerClock) -> None:
         logger.warning("celery-singleton-lock: %s Locked tasks wait until they do.", error)
         return
     finally:
-        store.close()
+        store.hang_up()
     logger.info(
         "celery-singleton-lock: locks live on %d servers, Redis %s, of which a majority decides",
         len(store.nodes),
         facts.get("version", "unknown"),
     )
+    if ENFORCE in extension.modes().values():
+        for policy in facts.get("eviction", "unknown").split(", "):
+            refuse_eviction(extension, policy)
 
 
 def check_schema(store: RedisStore) -> None:

@@ -16,6 +16,7 @@ from celery_singleton_lock.store.ballot import Bid
 from celery_singleton_lock.store.quorum import RedisNode
 from celery_singleton_lock.store.scripts import (
     QUORUM_VERBS,
+    assemble,
     load_quorum_scripts,
     load_scripts,
     read,
@@ -199,6 +200,16 @@ def test_keys_of_another_type_are_refused_before_anything_is_written(server, red
         with pytest.raises((BackendRefused, ResponseError), match="WRONGTYPE"):
             call()
     assert redis_client.get(KEYSPACE.vote("a")) == b"theirs"
+
+
+@pytest.mark.parametrize("verb", QUORUM_VERBS)
+def test_a_server_that_tells_no_run_id_is_refused(redis_client, verb):
+    """It could be restarted, and forget its votes, and nobody would know."""
+    before = f"{CLOCK}\n{read('_node.lua')}".replace("run_id:", "no_such_field:")
+    redis_client.set("clock", 1)
+    with pytest.raises(ResponseError, match="cannot be one of a quorum"):
+        redis_client.eval(assemble(verb, before, "", read(f"{verb}.lua")).text, 0)
+    assert redis_client.keys() == [b"clock"]
 
 
 @pytest.mark.parametrize("verb", QUORUM_VERBS)

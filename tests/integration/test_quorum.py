@@ -9,9 +9,14 @@ import pytest
 from celery import Celery
 from celery.exceptions import TimeoutError as NoResult
 
+from celery_singleton_lock import LockedTask
+from celery_singleton_lock.clock import ServerClock
 from celery_singleton_lock.embedded import RedisServer
+from celery_singleton_lock.errors import BackendRefused
+from celery_singleton_lock.extension import install
 from celery_singleton_lock.settings import parse_settings
 from celery_singleton_lock.store.quorum import QuorumStore
+from celery_singleton_lock.worker import check_backend
 from support.waiting import eventually
 from support.workers import CeleryWorker
 
@@ -109,6 +114,23 @@ def test_a_worker_says_what_a_quorum_cannot_keep(servers, make_worker):
     worker = make_worker(aliases)
     worker.start(wait=False)
     eventually(lambda: "Servers 1 and 3 of the quorum are one server" in worker.log(), 30)
+
+
+def test_an_evicting_server_is_refused(servers):
+    """It would throw votes away when it is full, and vote again."""
+    with servers[3].client() as client:
+        client.config_set("maxmemory-policy", "volatile-lru")
+    urls = [server.url for server in servers]
+    with Celery("shop", set_as_current=False) as app:
+        app.conf.update(singleton_lock_backend=urls, singleton_lock_on_conflict="requeue")
+
+        @app.task(base=LockedTask, name="settle")
+        def settle():
+            """Never runs."""
+
+        app.finalize()
+        with pytest.raises(BackendRefused, match="volatile-lru"):
+            check_backend(install(app), ServerClock())
 
 
 def test_a_list_of_servers_is_checked():

@@ -6,8 +6,10 @@ local now = math.floor(now_us / 1000)
 
 local function digits(n) return string.format('%.0f', n) end
 
--- Redis has another run id after each start: what it had promised before may be forgotten.
-local run = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)') or '?'
+-- Redis has another run id after each start: what it had promised before may be forgotten. Who does
+-- not tell one could forget unnoticed.
+local run = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+if not run then return redis.error_reply('ERR INFO tells no run_id, so this server cannot be one of a quorum') end
 
 -- Milliseconds for which this server gives no vote to anybody new. A server that has started anew,
 -- or in which our mark is missing, may have lost a vote, of which the lease lasts at most so long.
