@@ -70,7 +70,8 @@ class Script:
     Args:
         verb: its name.
         text: what Redis runs.
-        keys: ``lock`` (the keys of one lock), ``lock*``, ``meta*``, ``due*`` or ``fleet``.
+        keys: ``lock`` (the keys of one lock), ``lock*``, ``meta*``, ``due*`` or ``fleet``; or their
+            names, on a server of a quorum.
         arguments: names of its arguments; empty if it takes a list.
     """
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import random
 import re
 from contextlib import closing
+from functools import partial
 
 import pytest
 from redis.exceptions import ResponseError
 
 from celery_singleton_lock.errors import BackendRefused
-from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.model import new_token
 from celery_singleton_lock.store.ballot import Bid
 from celery_singleton_lock.store.quorum import RedisNode
@@ -18,61 +17,16 @@ from celery_singleton_lock.store.scripts import (
     QUORUM_VERBS,
     assemble,
     load_quorum_scripts,
-    load_scripts,
     read,
 )
-from support.quorum_world import Server
+from support.quorum_twin import CLOCK, KEYSPACE, NEW_FOR, Twin, bid_at
 
 pytestmark = [pytest.mark.contract, pytest.mark.needs_real_redis("run ids in scripts")]
-
-CLOCK = "local function server_time() return tonumber(redis.call('GET', 'clock')) end"
-NEW_FOR = 12.0
-FOR_EVER = 10.0**6
-KEYSPACE = Keyspace()
-
-
-class Clocked:
-    """A real server whose clock says what the model's says."""
-
-    def __init__(self, client):
-        self.client = client
-        self.time = 1000.0
-        self.model = Server(lambda: self.time)
-        self.node = RedisNode(client, scripts={**load_scripts(), **load_quorum_scripts(CLOCK)})
-        self.advance(0)
-
-    def advance(self, seconds):
-        self.time = round(self.time + seconds, 3)
-        self.client.set("clock", round(self.time * 1e6))
-
-    def restart(self, *, lose):
-        self.model.restart(lose=lose)
-        if lose:
-            self.client.flushdb()
-            self.advance(0)
-        else:
-            self.client.hset(KEYSPACE.quorum, "run", "another")
-
-    def both(self, call):
-        """The real answer, which must be the model's."""
-        real, model = call(self.node), call(self.model)
-        if hasattr(real, "run"):
-            real, model = real._replace(run=""), model._replace(run="")
-        assert repr(_rounded(real)) == repr(_rounded(model))
-        return real
-
-
-def _rounded(answer):
-    if isinstance(answer, float):
-        return round(answer, 3) + 0.0
-    if isinstance(answer, (tuple, list)):
-        return [_rounded(each) for each in answer]
-    return answer
 
 
 @pytest.fixture
 def server(redis_client):
-    server = Clocked(redis_client)
+    server = Twin(redis_client)
     with closing(server.node):
         yield server
 
@@ -80,40 +34,7 @@ def server(redis_client):
 @pytest.fixture
 def bid(server):
     """Make a bid for a lock, at the server's time."""
-
-    def make(token, round_=1, *, lease=10.0, fence=0, late=1.0):
-        return Bid("a", token, round_, lease, fence, server.time + late, NEW_FOR)
-
-    return make
-
-
-def a_move(server, bid, chance, step):
-    """Have both do the same."""
-    token, round_ = chance.choice("xyz"), chance.randint(max(0, step - 3), step + 1)
-    asked = bid(token, round_, fence=chance.choice([0, 7, 99]), late=chance.choice([-1, 1, 1]))
-    calls = [
-        lambda node: node.vote(asked),
-        lambda node: node.withdraw("a", token, round_, FOR_EVER),
-        lambda node: node.prolong([("a", token, 5.0), ("b", token, 5.0)]),
-        lambda node: node.greet("a", NEW_FOR),
-    ]
-    server.both(chance.choices(calls, [6, 3, 2, 1])[0])
-
-
-def test_the_scripts_do_what_the_simulated_servers_do(server, bid):
-    """So that what the state machine shows of those holds for these."""
-    for seed in range(12):
-        chance = random.Random(seed)
-        server.restart(lose=True)
-        for step in range(40):
-            a_move(server, bid, chance, step)
-            if step % 6 == 5:
-                server.advance(6)
-            if step == 15:
-                server.restart(lose=False)
-            if step == 27 and seed % 2:
-                server.node.admit()
-                server.model.admit()
+    return partial(bid_at, server)
 
 
 def test_a_server_that_lost_its_data_gives_no_vote_for_one_longest_lease(server, bid):
@@ -220,3 +141,5 @@ def test_the_headers_of_the_quorum_scripts_say_what_they_take(verb):
     script, code = load_quorum_scripts()[verb], re.sub(r"--.*", "", text)
     for name in script.arguments:
         assert re.search(rf"\b{name}\b", code), f"{verb}.lua does not use {name}"
+    used = {int(number) for number in re.findall(r"KEYS\[(\d)\]", code)}
+    assert max(used or {1}) <= len(script.keys.split())

@@ -1,5 +1,5 @@
 -- greet: tell who has this server's vote, what its clock says, and for how long it counts as new.
--- KEYS: vote
+-- KEYS: vote gone marker
 -- ARGV: longest_ms
 -- REPLY: [token or nothing, fence, ms left of its lease, server ms, run id, ms for which it is new]
 local new_for = newness(KEYS[3], longest_ms)

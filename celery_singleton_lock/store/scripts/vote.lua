@@ -1,5 +1,5 @@
 -- vote: give this server's vote for a lock to a token, unless another has it or the server is new.
--- KEYS: vote
+-- KEYS: vote gone marker
 -- ARGV: token round lease_ms fence until_ms longest_ms
 --   round grows with each try of a token; until_ms is when the vote comes too late, on our clock
 -- REPLY: [yes busy new late gone, fence, ms left of what is in the way, server ms, run id]

@@ -1,5 +1,5 @@
 -- withdraw: take a vote back, and refuse those of the same and former rounds that come late.
--- KEYS: vote
+-- KEYS: vote gone marker
 -- ARGV: token round keep_ms
 -- REPLY: [1 if the token had this server's vote, server ms]
 local holder, last_round = read_vote(KEYS[1])

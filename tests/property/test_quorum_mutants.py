@@ -1,0 +1,36 @@
+"""The scripts of a server of a quorum do what the simulated servers do; wrong ones do not.
+
+What the state machine shows of simulated servers holds for real ones as far as they agree.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+
+from support.quorum_twin import MUTANTS, Differs, Twin, scripts_of, walk
+
+pytestmark = [pytest.mark.property, pytest.mark.needs_real_redis("run ids in scripts")]
+
+WALKS = 20
+
+
+def test_the_scripts_do_what_the_simulated_servers_do(redis_client):
+    """In every answer, whatever is asked; and all that is kept ends."""
+    twin = Twin(redis_client)
+    with closing(twin.node):
+        walks(twin)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_wrong_script_of_a_quorum_is_found(mutant, redis_client):
+    """An error of a script does not count."""
+    twin = Twin(redis_client, scripts_of(mutant))
+    with closing(twin.node), pytest.raises(Differs):
+        walks(twin)
+
+
+def walks(twin):
+    for seed in range(WALKS):
+        walk(twin, seed)
