@@ -34,7 +34,9 @@ class Mutant:
     also: tuple[tuple[str, str], ...] = ()
 
     def patched(self) -> str:
-        text = read(self.file)
+        return self.patch(read(self.file))
+
+    def patch(self, text: str) -> str:
         for old, new in ((self.old, self.new), *self.also):
             if text.count(old) != 1:
                 msg = f"{self.name}: {old!r} is {text.count(old)} times in {self.file}"
