@@ -28,6 +28,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 from celery_singleton_lock.clock import Clock
 from celery_singleton_lock.errors import BackendError, ConfigurationError
 from celery_singleton_lock.plans import Plan
+from celery_singleton_lock.store.verbs import lease_of
 
 T = TypeVar("T")
 
@@ -211,9 +212,9 @@ class Ballot:
             fence: a number that the grant should have at least.
 
         Raises:
-            ConfigurationError: the lease is too long, or two of the servers are one.
+            ConfigurationError: the lease is none, or too long; or two of the servers are one.
         """
-        self._refuse_long(name, lease)
+        self._check_lease(name, lease)
         began = self._clock.monotonic()
         yield from self._meet(name)
         voices = yield from self._ask_all(name, token, lease, fence)
@@ -234,7 +235,8 @@ class Ballot:
         stored = [voice for voice in _yes(voices) if voice.fencing_token == number]
         return len(stored) >= self.majority
 
-    def _refuse_long(self, name: str, lease: float) -> None:
+    def _check_lease(self, name: str, lease: float) -> None:
+        lease_of(lease)
         if lease > self.longest_lease:
             msg = (
                 f"Lock {name!r} has a lease of {lease:g} s, and these servers wait for "
@@ -321,10 +323,10 @@ class Ballot:
             servers answered.
 
         Raises:
-            ConfigurationError: a lease is too long.
+            ConfigurationError: a lease is none, or too long.
         """
         for name, _, seconds in leases:
-            self._refuse_long(name, seconds)
+            self._check_lease(name, seconds)
         asked = [(name, token, self.kept(seconds)) for name, token, seconds in leases]
         calls = dict.fromkeys(range(self.count), lambda node: node.prolong(asked))
         answers: Answers = yield Each(calls, _never)
@@ -379,12 +381,16 @@ class Ballot:
         return self._greetings(asked, answers)
 
     def _meet(self, name: str) -> Plan[Each, None]:
-        """Ask those for the time whose clock is not known; a dead one not each time."""
+        """Ask those for the time whose clock is not known; a dead one not each time.
+
+        While there is no majority of others, each time: another thread may be asking just now.
+        """
         now, new_for = self._clock.monotonic(), self._new_for
+        too_few = len(self._ahead) < self.majority
         strange = [
             n
             for n in range(self.count)
-            if n not in self._ahead and now >= self._greeted.get(n, now)
+            if n not in self._ahead and (too_few or now >= self._greeted.get(n, now))
         ]
         if strange:
             self._greeted.update(dict.fromkeys(strange, now + GREET_AGAIN))

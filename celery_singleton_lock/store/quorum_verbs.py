@@ -178,11 +178,7 @@ class QuorumVerbs:
 
     def wait(self, name: str, token: str, timeout: float) -> Verb[bool]:
         """Block until it may be the turn of ``token``; see :meth:`Store.wait`."""
-        asked = self._turns.get(token)
-        if not asked:
-            msg = f"{token[:8]}… waits at no server."
-            raise BackendUnreachable(msg)
-        server = asked[-1]
+        server = (self._turns.get(token) or self._order(name)[:1])[-1]
         try:
             return bool((yield At(server, lambda node: node.wait(name, token, timeout))))
         except BackendUnreachable:

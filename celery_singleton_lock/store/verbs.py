@@ -89,7 +89,8 @@ def milliseconds_of(what: str, duration: float, *, least: float = 0.0) -> int:
     return _milliseconds(duration)
 
 
-def _lease(duration: float) -> int:
+def lease_of(duration: float) -> int:
+    """Return milliseconds of a lease, and refuse what is none."""
     return milliseconds_of("lease", duration, least=0.001)
 
 
@@ -123,7 +124,7 @@ def _usual_of_acquire(  # noqa: PLR0917  # by place, since a key made of names i
     claim_ms: int,
 ) -> tuple[Argument, ...]:
     """Return what is the same for all calls of a task in a process: from ``lease_ms`` on."""
-    lease_ms = _lease(lease)
+    lease_ms = lease_of(lease)
     about = {"task": task, "worker": worker, "host": host, "pid": str(pid), "lease": str(lease_ms)}
     return (
         lease_ms,
@@ -292,7 +293,7 @@ class Verbs:
         self.scripts = dict(scripts) if scripts else dict(load_scripts(quarantine=quarantine))
         self._acquire = self.scripts["acquire"].taking(ACQUIRE)
         self._release = self.scripts["release"].taking(RELEASE)
-        self.claim_ms = _lease(claim_lease)
+        self.claim_ms = lease_of(claim_lease)
 
     # -- verbs ------------------------------------------------------------------------------------
 
@@ -350,7 +351,7 @@ class Verbs:
             "claim",
             name,
             token=owner.token,
-            lease_ms=_lease(lease),
+            lease_ms=lease_of(lease),
             settle=int(settle),
             worker=owner.worker,
             host=owner.host,
@@ -385,7 +386,7 @@ class Verbs:
         reserve: Reservation | None,
     ) -> Ask:
         """Return what gives the lock back."""
-        kept = ("", "") if reserve is None else (_lease(reserve.seconds), reserve.attempt)
+        kept = ("", "") if reserve is None else (lease_of(reserve.seconds), reserve.attempt)
         own = (name, token, ending.value, int(mark), *kept)
         usual = _usual_of_release(worker, done_for, self.claim_ms)
         return Ask(self._release, name, own, usual)
@@ -406,7 +407,7 @@ class Verbs:
         arguments: list[Argument] = []
         for name, token, lease in asked:
             keys += self.keyspace.sent(name)
-            arguments += [name, token, _lease(lease)]
+            arguments += [name, token, lease_of(lease)]
         return Call(self.scripts["extend"], keys, arguments)
 
     def kick(self, name: str, *, worker: str = "", realm: str = "") -> Verb[Sequence[Stray]]:
@@ -651,7 +652,7 @@ class Verbs:
         most = "" if claim.max_waiting is None else _number("max_waiting", claim.max_waiting)
         return {
             "token": owner.token,
-            "lease_ms": _lease(claim.lease),
+            "lease_ms": lease_of(claim.lease),
             "limit_arg": limit_of(claim.limit),
             "place_us": _place(claim.place),
             "max_waiting": most,

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 
 import pytest
 import redis.asyncio
 
+from celery_singleton_lock.embedded import RedisServer
 from celery_singleton_lock.store.async_redis import AsyncRedisStore
+from celery_singleton_lock.store.quorum import RedisNode
+from celery_singleton_lock.store.quorum_tasks import TaskQuorum
 from celery_singleton_lock.store.redis_admin import ClusterAdminStore, RedisAdminStore
 from celery_singleton_lock.testing import memory_client
+from support.ci import skip_or_fail
 from support.loop import Driven, LoopThread
 
 MEMORY = "in_memory"
+
+STORES = {
+    "cluster": ClusterAdminStore,
+    "quorum": partial(TaskQuorum, timeout=1.0, longest_lease=3600.0),
+}
 
 
 @pytest.fixture(params=["redis", MEMORY])
@@ -26,6 +36,11 @@ def lock_client(request, kind):
     """A client of the server on which that kind lives, empty."""
     if kind == "cluster":
         return request.getfixturevalue("cluster_client")
+    if kind == "quorum":
+        unfit = request.node.get_closest_marker("not_on_quorum")
+        if unfit is not None:
+            pytest.skip(unfit.args[0])
+        return request.getfixturevalue("quorum_clients")
     if kind != MEMORY:
         return request.getfixturevalue("redis_client")
     unfit = request.node.get_closest_marker("not_in_memory")
@@ -51,6 +66,26 @@ def async_client(loop_thread, redis_server, redis_url):
     loop_thread.run(client.aclose())
 
 
+@pytest.fixture(scope="session")
+def three_servers(redis_provider):
+    """Three servers for the quorums of this run; which leave them as they were."""
+    if not redis_provider.is_real:
+        skip_or_fail(f"a quorum needs real servers, and this run has {redis_provider}")
+    with ExitStack() as stack:
+        yield [stack.enter_context(RedisServer(redis_provider)) for _ in range(3)]
+
+
+@pytest.fixture
+def quorum_clients(three_servers):
+    """Clients of them, empty; nobody has forgotten a lock."""
+    with ExitStack() as stack:
+        clients = [stack.enter_context(server.client()) for server in three_servers]
+        for client in clients:
+            client.flushall()
+            RedisNode(client).admit()
+        yield clients
+
+
 @pytest.fixture
 def all_keys(kind, lock_client):
     """Find keys that fit a pattern, wherever the store of this test keeps them."""
@@ -70,8 +105,7 @@ def make_store(request, kind, lock_client):
             if kind == "asyncio":
                 store = AsyncRedisStore(request.getfixturevalue("async_client"), **options)
                 return Driven(request.getfixturevalue("loop_thread"), store)
-            make = ClusterAdminStore if kind == "cluster" else RedisAdminStore
-            store = make(lock_client, **options)
+            store = STORES.get(kind, RedisAdminStore)(lock_client, **options)
             stack.callback(store.close)
             return store
 

@@ -23,19 +23,24 @@ from celery_singleton_lock.model import (
     base_of,
     new_token,
 )
+from celery_singleton_lock.store.quorum import QuorumStore
+from celery_singleton_lock.store.quorum_verbs import ranked
 from celery_singleton_lock.store.verbs import DEFER
 from support.waiting import eventually, in_time
 
 pytestmark = pytest.mark.contract
 
 NAME = "account:42"
+ONE_PERMIT = pytest.mark.not_on_quorum("two majorities need not name the same holders")
+NO_MESSAGES = pytest.mark.not_on_quorum("messages stay with the broker: one server would have them")
+A_TURN = pytest.mark.not_on_quorum("who cancels gives its turn up, which is not yet the lock")
 MANY = pytest.mark.full_run_plays("in_memory")  # hundreds of calls: seconds there
 LEASE = 30.0
 SHORT = 0.25
 """A lease that a test outwaits."""
 
 
-@pytest.fixture(params=["redis", "asyncio", "cluster", "in_memory"])
+@pytest.fixture(params=["redis", "asyncio", "cluster", "quorum", "in_memory"])
 def kind(request):
     """Each kind of store there is."""
     return request.param
@@ -79,6 +84,13 @@ def lapse(store):
 
 def tokens(store, name=NAME):
     return [holder.token for holder in store.inspect(name).holders]
+
+
+def turns(store, name=NAME):
+    """Who was granted a permit; on a quorum, whose turn it is at the coordinator."""
+    if isinstance(store, QuorumStore):
+        return tokens(store.nodes[ranked(store.verbs.addresses, name)[0]], name)
+    return tokens(store, name)
 
 
 # -- taking and giving back ------------------------------------------------------------------------
@@ -133,6 +145,7 @@ def test_extend_renews_many_locks_and_never_shortens(store):
     assert store.inspect("lock:3").holders[0].expires_in > LEASE - 1
 
 
+@ONE_PERMIT
 def test_t13_capacity_is_whole_again_within_one_lease(store):
     for lease in (SHORT, LEASE, LEASE):
         assert store.acquire(owner(), claim(lease, limit=3)).verdict is Verdict.GRANTED
@@ -143,6 +156,7 @@ def test_t13_capacity_is_whole_again_within_one_lease(store):
 
 
 @MANY
+@ONE_PERMIT
 def test_t22_many_clients_never_exceed_the_limit(store):
     inside, peak, guard = [0], [0], threading.Lock()
 
@@ -177,7 +191,7 @@ def test_l1_l13_every_verb_may_be_asked_again(store):
     assert ranks == [1, 1]
     verdicts = [store.release(NAME, first.token, Ending.FINAL).verdict for _ in range(2)]
     assert verdicts == [Verdict.RELEASED, Verdict.ABSENT]
-    assert tokens(store) == [second.token]
+    assert turns(store) == [second.token]
     claims = [store.claim(second, NAME, LEASE) for _ in range(2)]
     assert claims[0].fencing_token == claims[1].fencing_token > grants[0].fencing_token
     assert store.wait(NAME, second.token, 0.01)
@@ -217,6 +231,7 @@ def test_l5_l6_a_lapsed_lease_leaves_a_usable_lock(store):
     assert store.acquire(owner(), claim()).verdict is Verdict.BLOCKED
 
 
+@A_TURN
 def test_l7_a_cancel_that_comes_after_the_grant_says_so(store):
     holder = held_by(store)
     waiter = waits(store)
@@ -249,7 +264,7 @@ def test_l14_tokens_are_random_and_number_their_deliveries():
 
 
 @pytest.mark.parametrize("lease", [0, -1, float("nan"), float("inf"), None, 1e300, 0.0001, "5"])
-def test_l24_odd_leases_are_refused_before_anything_is_written(store, lease):
+def test_l24_odd_leases_are_refused_before_anything_is_written(store, kind, lease):
     holder = held_by(store)
     waiter = owner()
     calls = [
@@ -258,7 +273,7 @@ def test_l24_odd_leases_are_refused_before_anything_is_written(store, lease):
         lambda: store.claim(holder, NAME, lease),
         lambda: store.park(waiter, claim(lease, "other"), parcel()),
     ]
-    for call in calls:
+    for call in calls[: 3 if kind == "quorum" else 4]:
         with pytest.raises(ConfigurationError, match="lease"):
             call()
     assert store.inspect("other").fencing_token == 0
@@ -277,18 +292,37 @@ def test_odd_claims_are_refused(store, wrong):
 def test_odd_waits_are_refused(store, wait):
     with pytest.raises(ConfigurationError):
         store.acquire(owner(), claim(), wait=wait)
+
+
+@NO_MESSAGES
+@pytest.mark.parametrize("wait", [-1.0, float("nan"), float("inf"), 1e300])
+def test_odd_deadlines_of_messages_are_refused(store, wait):
     with pytest.raises(ConfigurationError):
         store.park(owner(), claim(), parcel(deadline=wait))
 
 
-@pytest.mark.parametrize(
+ANY_NAME = pytest.mark.parametrize(
     "name", ["a", "a:b", "ä ü", "{x}", "a\nb", "x" * 300, "wake:t.0", "%d %s", 'quo"te', "due"]
 )
+
+
+@ANY_NAME
 def test_any_name_is_one_lock(store, name):
+    who = owner()
+    assert store.acquire(who, claim(name=name)).verdict is Verdict.GRANTED
+    assert store.acquire(owner(), claim(name=f"{name}.")).verdict is Verdict.GRANTED
+    assert store.acquire(owner(), claim(name=name)).verdict is Verdict.BLOCKED
+    assert store.extend([(name, who.token, LEASE)]) == [True]
+    assert store.release(name, who.token, Ending.FINAL).verdict is Verdict.RELEASED
+    assert tokens(store, name) == []
+
+
+@NO_MESSAGES
+@ANY_NAME
+def test_messages_are_kept_at_a_lock_of_any_name(store, name):
     who = owner("id/0/0")
     store.beat("w", "R", ["q"], 10.0)
     assert store.acquire(who, claim(name=name)).verdict is Verdict.GRANTED
-    assert store.acquire(owner(), claim(name=f"{name}.")).verdict is Verdict.GRANTED
     assert store.park(owner("two/0/0"), claim(name=name), parcel()).verdict is Verdict.WAITING
     copy = owner("two/0/0")
     assert store.acquire(copy, claim(name=name, copy=True)).verdict is Verdict.TWIN
@@ -338,7 +372,7 @@ def test_who_arrived_earlier_stands_before(store):
     ranks = [store.acquire(w, claim(), wait=LEASE).rank for w in (early, late, future, last)]
     assert ranks == [1, 2, 3, 4]
     store.release(NAME, holder.token, Ending.FINAL)
-    assert tokens(store) == [early.token]
+    assert turns(store) == [early.token]
 
 
 @MANY
@@ -366,7 +400,7 @@ def test_a_waiter_that_asks_again_stays(store):
         store.wait(NAME, waiter.token, SHORT / 2)
         assert store.acquire(waiter, claim(), wait=SHORT).verdict is Verdict.WAITING
     store.release(NAME, holder.token, Ending.FINAL)
-    assert tokens(store) == [waiter.token]
+    assert turns(store) == [waiter.token]
 
 
 def test_a_full_queue_refuses_the_next(store):
@@ -374,11 +408,19 @@ def test_a_full_queue_refuses_the_next(store):
     bound = claim(max_waiting=1)
     assert store.acquire(owner(), bound, wait=LEASE).verdict is Verdict.WAITING
     assert store.acquire(owner(), bound, wait=LEASE).verdict is Verdict.FULL
-    assert store.park(owner("p/0/0"), bound, parcel()).verdict is Verdict.FULL
+    assert store.inspect(NAME).waiting == 1
+
+
+@NO_MESSAGES
+def test_a_full_queue_refuses_a_message(store):
+    held_by(store)
+    waits(store)
+    assert store.park(owner("p/0/0"), claim(max_waiting=1), parcel()).verdict is Verdict.FULL
     assert store.inspect(NAME).waiting == 1
     assert store.inspect(NAME).bodies == 0
 
 
+@ONE_PERMIT
 def test_the_lowest_declared_limit_wins(store):
     store.acquire(owner(), claim(limit=3))
     assert store.acquire(owner(), claim(limit=1)).verdict is Verdict.BLOCKED
@@ -395,6 +437,7 @@ def parked(store, attempt="id/0/0", **more):
     return who
 
 
+@NO_MESSAGES
 def test_a_parked_message_is_delivered_whole_and_kept_until_it_is_settled(store):
     store.beat("w", "R", ["q"], 10.0)
     body = bytes(range(256)) * 10
@@ -410,6 +453,7 @@ def test_a_parked_message_is_delivered_whole_and_kept_until_it_is_settled(store)
     assert store.body(NAME, delivery.token) is None
 
 
+@NO_MESSAGES
 def test_a_long_message_is_fetched(store):
     store.beat("w", "R", ["q"], 10.0)
     body = b"x" * 200_000
@@ -418,6 +462,7 @@ def test_a_long_message_is_fetched(store):
     assert store.body(NAME, who.token) == body
 
 
+@NO_MESSAGES
 def test_a_message_parked_at_a_free_lock_is_delivered_at_once(store):
     store.beat("w", "R", ["q"], 10.0)
     who = parked(store)
@@ -425,6 +470,7 @@ def test_a_message_parked_at_a_free_lock_is_delivered_at_once(store):
     assert store.receive("w", 1.0).token == who.token
 
 
+@NO_MESSAGES
 def test_the_releasers_own_worker_is_preferred(store):
     for worker in ("w1", "w2", "w3"):
         store.beat(worker, "R", ["q"], 10.0)
@@ -436,6 +482,7 @@ def test_the_releasers_own_worker_is_preferred(store):
         store.release(NAME, delivery.token, Ending.FINAL, worker=worker)
 
 
+@NO_MESSAGES
 def test_t34_every_late_copy_of_a_finished_task_ends_quietly(store):
     store.beat("w", "R", ["q"], 10.0)
     who = parked(store)
@@ -454,6 +501,7 @@ def store_owner(delivery):
     return Owner(delivery.token, host="host", pid=1)
 
 
+@NO_MESSAGES
 def test_a_done_mark_ends(store):
     who = parked(store)
     store.release(NAME, who.token, Ending.FINAL, done_for=SHORT)
@@ -471,6 +519,7 @@ def test_an_end_is_remembered_where_the_caller_wants_it(store):
     assert store.acquire(owner("id/0/0"), claim(copy=True)).verdict is Verdict.DONE
 
 
+@NO_MESSAGES
 def test_t35_the_only_copy_left_runs_after_the_dead_lease(store):
     store.beat("w", "R", ["q"], 10.0)
     held_by(store, SHORT, attempt="id/0/0")  # and its worker is killed
@@ -484,6 +533,7 @@ def test_t35_the_only_copy_left_runs_after_the_dead_lease(store):
     assert store.claim(store_owner(delivery), NAME, LEASE).verdict is Verdict.GRANTED
 
 
+@NO_MESSAGES
 def test_t36_a_twin_runs_if_the_end_is_a_requeue(store):
     store.beat("w", "R", ["q"], 10.0)
     first = held_by(store, attempt="id/0/0")
@@ -493,6 +543,7 @@ def test_t36_a_twin_runs_if_the_end_is_a_requeue(store):
     assert store.receive("w", 1.0).body == b"copy"
 
 
+@NO_MESSAGES
 def test_t14_a_twin_is_dropped_by_a_final_end(store):
     store.beat("w", "R", ["q"], 10.0)
     first = held_by(store, attempt="id/0/0")
@@ -503,6 +554,7 @@ def test_t14_a_twin_is_dropped_by_a_final_end(store):
     assert store.receive("w", 0.05) is None
 
 
+@NO_MESSAGES
 def test_a_copy_that_is_parked_after_its_first_has_ended_is_done(store):
     first = held_by(store, attempt="id/0/0")
     copy = owner("id/0/0")
@@ -511,6 +563,7 @@ def test_a_copy_that_is_parked_after_its_first_has_ended_is_done(store):
     assert store.park(copy, claim(copy=True), parcel()).verdict is Verdict.DONE
 
 
+@NO_MESSAGES
 def test_a_retry_is_no_twin(store):
     held_by(store, attempt="id/0/0")
     retry = owner("id/1/0")
@@ -518,6 +571,7 @@ def test_a_retry_is_no_twin(store):
     assert store.park(retry, claim(copy=True), parcel()).verdict is Verdict.WAITING
 
 
+@NO_MESSAGES
 def test_t42_a_reservation_whose_attempt_never_comes_ends_by_itself(store):
     """Until then nobody passes; then who waits is granted, and the attempt comes too late."""
     first = held_by(store, attempt="task/0/0")
@@ -532,6 +586,7 @@ def test_t42_a_reservation_whose_attempt_never_comes_ends_by_itself(store):
     assert store.acquire(owner("task/1/0"), claim()).verdict is Verdict.BLOCKED
 
 
+@NO_MESSAGES
 def test_t42_a_kept_permit_is_not_given_to_an_attempt_that_nobody_can_run(store):
     """Its queue has lost its last worker meanwhile: the lock would be idle for a claim's lease."""
     store.beat("w", "R", ["q"], 10.0)
@@ -543,6 +598,7 @@ def test_t42_a_kept_permit_is_not_given_to_an_attempt_that_nobody_can_run(store)
     assert tokens(store) == [other.token]
 
 
+@NO_MESSAGES
 def test_a_delivery_that_its_worker_lost_comes_again_under_another_token(store):
     store.beat("w", "R", ["q"], 10.0)
     who = parked(store)
@@ -556,6 +612,7 @@ def test_a_delivery_that_its_worker_lost_comes_again_under_another_token(store):
     assert tokens(store) == [again.token]
 
 
+@NO_MESSAGES
 def test_a_message_without_a_worker_does_not_block_others_and_is_asked_for(store):
     who = parked(store)
     client = held_by(store)
@@ -566,6 +623,7 @@ def test_a_message_without_a_worker_does_not_block_others_and_is_asked_for(store
     assert store.receive("w", 1.0).token == who.token
 
 
+@NO_MESSAGES
 def test_t38_a_realm_gets_only_its_own_back(store):
     mine, other = parked(store, "a/0/0", realm="R"), parked(store, "b/0/0", realm="S")
     assert [stray.token for stray in store.kick(NAME, realm="S")] == [other.token]
@@ -577,6 +635,7 @@ def test_t38_a_realm_gets_only_its_own_back(store):
 
 
 @MANY
+@NO_MESSAGES
 def test_t38_many_messages_of_a_dead_realm_do_not_hide_those_of_a_living_one(store):
     for number in range(250):
         store.park(owner(f"dead{number}/0/0"), claim(), parcel(realm="dead"))
@@ -587,6 +646,7 @@ def test_t38_many_messages_of_a_dead_realm_do_not_hide_those_of_a_living_one(sto
 
 
 @MANY
+@NO_MESSAGES
 def test_messages_that_nobody_consumes_are_passed_in_the_end_however_many(store):
     store.beat("w", "R", ["q"], 10.0)
     holder = held_by(store)
@@ -601,6 +661,7 @@ def test_messages_that_nobody_consumes_are_passed_in_the_end_however_many(store)
 
 
 @MANY
+@NO_MESSAGES
 def test_a_free_permit_beside_waiters_is_looked_at_at_once_even_after_an_extend(store):
     """One script moves only so many waiters; an extend moves none, and sets the next look."""
     holder = held_by(store)
@@ -612,6 +673,7 @@ def test_a_free_permit_beside_waiters_is_looked_at_at_once_even_after_an_extend(
     assert store.take_due() == [NAME]
 
 
+@NO_MESSAGES
 def test_a_worker_that_left_gets_nothing(store):
     store.beat("w1", "R", ["q"], 10.0)
     store.leave("w1", "R", ["q"])
@@ -622,6 +684,7 @@ def test_a_worker_that_left_gets_nothing(store):
     assert store.receive("w2", 1.0) is not None
 
 
+@NO_MESSAGES
 def test_a_deadline_delivers_with_a_verdict_until_it_is_settled(store):
     store.beat("w", "R", ["q"], 60.0)
     held_by(store)
@@ -637,6 +700,7 @@ def test_a_deadline_delivers_with_a_verdict_until_it_is_settled(store):
     assert store.inspect(NAME).bodies == 0
 
 
+@NO_MESSAGES
 def test_early_acknowledgement_drops_the_body_at_the_start(store):
     store.beat("w", "R", ["q"], 10.0)
     parked(store)
@@ -651,6 +715,7 @@ def test_early_acknowledgement_drops_the_body_at_the_start(store):
 # -- looking after ---------------------------------------------------------------------------------
 
 
+@NO_MESSAGES
 def test_t28_a_reset_is_fenced_and_admits_by_the_normal_path(store):
     store.beat("w", "R", ["q"], 10.0)
     holder = held_by(store)
@@ -666,6 +731,7 @@ def test_t28_a_reset_is_fenced_and_admits_by_the_normal_path(store):
 
 
 @MANY
+@NO_MESSAGES
 def test_due_locks_are_shown_to_one_caller_and_none_starves(store):
     names = [f"lock:{number}" for number in range(300)]
     for name in names:
@@ -679,6 +745,7 @@ def test_due_locks_are_shown_to_one_caller_and_none_starves(store):
     assert seen == set(names)
 
 
+@NO_MESSAGES
 def test_a_lock_that_no_worker_sweeps_is_neglected_and_being_asked_changes_nothing(store):
     """It is told once it has wanted a look for so long, and until a worker takes it."""
     held_by(store, SHORT)
@@ -691,6 +758,7 @@ def test_a_lock_that_no_worker_sweeps_is_neglected_and_being_asked_changes_nothi
     assert store.neglected(0.0) == []
 
 
+@NO_MESSAGES
 def test_no_more_neglected_locks_are_told_than_asked_for(store):
     """A fleet without workers neglects all its locks; who is told of it wants a few names."""
     names = {f"lock:{number}" for number in range(30)}
@@ -714,6 +782,7 @@ def test_inspect_changes_nothing_and_shows_lapsed_leases_as_gone(store):
     assert store.inspect(NAME).waiting == 1
 
 
+@NO_MESSAGES
 def test_a_batch_of_locks_is_swept_at_once(store):
     """Each gets its grants, and tells of its own messages that no worker consumes."""
     store.beat("w", "R", ["q"], 10.0)
@@ -731,6 +800,7 @@ def test_a_batch_of_locks_is_swept_at_once(store):
     assert store.kick_many([]) == []
 
 
+@NO_MESSAGES
 def test_a_batch_of_messages_is_parked_in_its_order(store):
     """Each gets its own answer."""
     held_by(store)
