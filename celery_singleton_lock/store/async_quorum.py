@@ -100,6 +100,7 @@ class AsyncQuorumStore:
 
     Raises (all verbs):
         BackendUnreachable: too few servers answered in time, or too many have been restarted.
+        BackendRefused: too many servers refused.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from celery_singleton_lock.clock import Clock
-from celery_singleton_lock.errors import BackendError, ConfigurationError
+from celery_singleton_lock.errors import BackendError, BackendRefused, ConfigurationError
 from celery_singleton_lock.plans import Plan
 from celery_singleton_lock.store.verbs import lease_of
 
@@ -140,11 +140,12 @@ class Refused(NamedTuple):
     """The lock is not owned; all votes were taken back.
 
     Args:
-        reason: ``silent``, too few servers answered; ``new``, too many have lost their memory, or
-            may have; ``busy``, another owns it, or several are trying.
+        reason: ``silent``, too few servers answered; ``refused``, too many refused; ``new``, too
+            many have lost their memory, or may have; ``busy``, another owns it, or several are
+            trying.
         answered: how many servers answered.
         left: seconds until what is in the way is over.
-        error: the first error, if there was one.
+        error: the first refusal, if that is the reason; else the first error, if there was one.
     """
 
     reason: str
@@ -216,7 +217,7 @@ class Ballot:
         """
         self._check_lease(name, lease)
         began = self._clock.monotonic()
-        yield from self._meet(name)
+        strangers = yield from self._meet(name)
         voices = yield from self._ask_all(name, token, lease, fence)
         highest = max((voice.fencing_token for voice in _yes(voices)), default=0)
         if self._won(voices) and not self._agreed(voices, highest):
@@ -225,7 +226,7 @@ class Ballot:
         if self._agreed(voices, highest) and self._clock.monotonic() < elected.valid_until:
             return elected
         yield from self.withdraw(name, token)
-        return self._refused(voices)
+        return self._refused({**strangers, **voices})
 
     def _won(self, voices: Answers) -> bool:
         return len(_yes(voices)) >= self.majority
@@ -278,13 +279,21 @@ class Ballot:
         heard = [voice for _, voice in _heard(voices)]
         fresh = sorted(voice.left for voice in heard if voice.verdict == "new")
         busy = [voice.left for voice in heard if voice.verdict == "busy"]
-        error = next((a for a in voices.values() if isinstance(a, BackendError)), None)
         if len(heard) < self.majority:
-            return Refused("silent", len(heard), error=error)
+            return self.too_few(voices)
         lacking = self.majority - (len(heard) - len(fresh))
         if lacking > 0:
             return Refused("new", len(heard), fresh[lacking - 1])
         return Refused("busy", len(heard), min(busy, default=0.0))
+
+    def too_few(self, answers: Answers) -> Refused:
+        """Say why fewer than a majority answered: they are silent, or refuse, which stays so."""
+        errors = [answer for answer in answers.values() if isinstance(answer, BackendError)]
+        refusals = [error for error in errors if isinstance(error, BackendRefused)]
+        answered = len(answers) - len(errors)
+        if len(refusals) > self.count - self.majority:
+            return Refused("refused", answered, error=refusals[0])
+        return Refused("silent", answered, error=next(iter(errors), None))
 
     # -- the way back, and renewal ----------------------------------------------------------------
 
@@ -380,10 +389,13 @@ class Ballot:
         answers: Answers = yield Each(calls, _never)
         return self._greetings(asked, answers)
 
-    def _meet(self, name: str) -> Plan[Each, None]:
+    def _meet(self, name: str) -> Plan[Each, Answers]:
         """Ask those for the time whose clock is not known; a dead one not each time.
 
         While there is no majority of others, each time: another thread may be asking just now.
+
+        Returns:
+            The errors of those that do not tell.
         """
         now, new_for = self._clock.monotonic(), self._new_for
         too_few = len(self._ahead) < self.majority
@@ -392,12 +404,13 @@ class Ballot:
             for n in range(self.count)
             if n not in self._ahead and (too_few or now >= self._greeted.get(n, now))
         ]
-        if strange:
-            self._greeted.update(dict.fromkeys(strange, now + GREET_AGAIN))
-            answers = yield Each(
-                dict.fromkeys(strange, lambda node: node.greet(name, new_for)), _never
-            )
-            self._greetings(now, answers)
+        if not strange:
+            return {}
+        self._greeted.update(dict.fromkeys(strange, now + GREET_AGAIN))
+        calls = dict.fromkeys(strange, lambda node: node.greet(name, new_for))
+        answers: Answers = yield Each(calls, _never)
+        met = self._greetings(now, answers)
+        return {server: error for server, error in answers.items() if server not in met}
 
     def _greetings(self, asked: float, answers: Answers) -> dict[int, Greeting]:
         found: dict[int, Greeting] = dict(_heard(answers))

@@ -118,6 +118,7 @@ class QuorumStore:
 
     Raises (all verbs):
         BackendUnreachable: too few servers answered in time, or too many have been restarted.
+        BackendRefused: too many servers refused.
     """
 
     def __init__(

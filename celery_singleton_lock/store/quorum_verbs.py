@@ -16,7 +16,12 @@ from functools import partial
 from typing import Any, Final, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 from celery_singleton_lock.clock import Clock
-from celery_singleton_lock.errors import BackendError, BackendUnreachable, ConfigurationError
+from celery_singleton_lock.errors import (
+    BackendError,
+    BackendRefused,
+    BackendUnreachable,
+    ConfigurationError,
+)
 from celery_singleton_lock.model import (
     Claim,
     Ending,
@@ -239,7 +244,7 @@ class QuorumVerbs:
             raise
         if isinstance(result, Elected):
             return Reply(Verdict.GRANTED, result.fencing_token, lease, limit=1)
-        if waits and result.reason != "silent":
+        if waits and result.reason in {"busy", "new"}:
             pause = random.uniform(*TRY_AGAIN)  # noqa: S311  # no secret
             pause += result.left if result.reason == "new" else 0.0
             return Reply(Verdict.WAITING, rank=1, next_look=pause)
@@ -299,7 +304,8 @@ class QuorumVerbs:
             else:
                 self._down.pop(server, None)
                 return answer
-        self._complain(answers, len(answers))
+        others = self.ballot.count - len(answers)  # they may answer, and are too few
+        raise self._in_the_way(self.ballot.too_few(answers)._replace(answered=others))
 
     @property
     def _tries(self) -> int:
@@ -328,12 +334,9 @@ class QuorumVerbs:
         owned = had > 0 and had + self.ballot.count - len(heard) >= self.ballot.majority
         return Reply(Verdict.RELEASED if owned else Verdict.ABSENT)
 
-    def _complain(self, answers: Mapping[int, Any], of: int | None = None) -> NoReturn:
-        """Say how many servers did not answer: ``of``, or those of which is no answer."""
-        errors = [answer for answer in answers.values() if isinstance(answer, BackendError)]
-        silent = self.ballot.count - (len(answers) - len(errors)) if of is None else of
-        error = next(iter(errors), None)
-        raise self._in_the_way(Refused("silent", self.ballot.count - silent, error=error))
+    def _complain(self, answers: Mapping[int, Any]) -> NoReturn:
+        """Say why too few servers have answered."""
+        raise self._in_the_way(self.ballot.too_few(answers))
 
     def _in_the_way(self, result: Refused) -> BackendError:
         count = self.ballot.count
@@ -344,10 +347,14 @@ class QuorumVerbs:
                 "forgotten. If no lock can be held, QuorumStore.admit() ends the wait."
             )
             return BackendUnreachable(msg)
+        lacking, needed = count - result.answered, f"{self.ballot.majority} are needed"
+        if result.reason == "refused":
+            msg = f"{lacking} of the lock's {count} servers refused, and {needed}: {result.error}"
+            return BackendRefused(msg)
         reason = f" ({result.error})" if result.error else ""
         msg = (
-            f"{count - result.answered} of the lock's {count} servers did not answer within "
-            f"{self.ballot.timeout:g} s, and {self.ballot.majority} are needed{reason}."
+            f"{lacking} of the lock's {count} servers did not answer within "
+            f"{self.ballot.timeout:g} s, and {needed}{reason}."
         )
         return BackendUnreachable(msg)
 

@@ -9,6 +9,7 @@ import pytest
 import redis.asyncio
 
 from celery_singleton_lock.embedded import RedisServer
+from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.store.async_redis import AsyncRedisStore
 from celery_singleton_lock.store.quorum import RedisNode
 from celery_singleton_lock.store.quorum_tasks import TaskQuorum
@@ -66,6 +67,19 @@ def async_client(loop_thread, redis_server, redis_url):
     loop_thread.run(client.aclose())
 
 
+@pytest.fixture
+def async_backend(request, kind, loop_thread):
+    """What an AsyncLock takes, of that kind: a client, or several."""
+    if kind == "redis":
+        yield request.getfixturevalue("async_client")
+        return
+    servers = request.getfixturevalue("three_servers")
+    clients = [redis.asyncio.Redis.from_url(server.url) for server in servers]
+    yield clients
+    for client in clients:
+        loop_thread.run(client.aclose())
+
+
 @pytest.fixture(scope="session")
 def three_servers(redis_provider):
     """Three servers for the quorums of this run; which leave them as they were."""
@@ -87,10 +101,41 @@ def quorum_clients(three_servers):
 
 
 @pytest.fixture
+def new_prefix(kind, each_client):
+    """Say that no lock is held below a prefix: a quorum waits, where it meets one."""
+
+    def met(prefix):
+        for client in each_client if kind == "quorum" else ():
+            RedisNode(client, Keyspace(prefix)).admit()
+        return prefix
+
+    return met
+
+
+@pytest.fixture
 def all_keys(kind, lock_client):
     """Find keys that fit a pattern, wherever the store of this test keeps them."""
     everywhere = {"target_nodes": "primaries"} if kind == "cluster" else {}
     return lambda pattern: lock_client.keys(pattern, **everywhere)
+
+
+@pytest.fixture
+def each_client(kind, lock_client):
+    """A client of each server."""
+    return lock_client if kind == "quorum" else [lock_client]
+
+
+@pytest.fixture
+def lose_data(kind, each_client):
+    """Have all servers lose their data; those of a quorum are told that no lock is held."""
+
+    def lose():
+        for client in each_client:
+            client.flushall()
+            if kind == "quorum":
+                RedisNode(client).admit()
+
+    return lose
 
 
 @pytest.fixture

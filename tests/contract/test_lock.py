@@ -34,9 +34,10 @@ from celery_singleton_lock.errors import (
 )
 from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.model import Claim, Ending, Owner, new_token
+from celery_singleton_lock.store.async_quorum import AsyncQuorumStore
 from celery_singleton_lock.store.async_redis import AsyncRedisStore
-from celery_singleton_lock.store.redis import RedisStore
 from support.loop import Driven
+from support.turns import turns
 from support.waiting import eventually, in_time, never
 
 pytestmark = [pytest.mark.contract, pytest.mark.full_run_plays("in_memory")]
@@ -44,6 +45,11 @@ pytestmark = [pytest.mark.contract, pytest.mark.full_run_plays("in_memory")]
 IN_THREAD = pytest.mark.not_in_memory(
     "that server runs in the caller's thread, where the exception could strike it as well"
 )
+
+ASYNC_STORES = {
+    "redis": AsyncRedisStore,
+    "quorum": partial(AsyncQuorumStore, timeout=1.0, longest_lease=3600.0),
+}
 
 VERBS = {"acquire", "claim", "release", "extend", "wait", "inspect"}
 
@@ -77,12 +83,16 @@ class Troubled:
             raise BackendUnreachable(how)
 
 
+@pytest.fixture(params=["redis", "quorum", "in_memory"])
+def kind(request):
+    """Where the locks live."""
+    return request.param
+
+
 @pytest.fixture
-def store(lock_client):
+def store(make_store):
     """The store; grants must be claimed within half a second, so that tests need not wait long."""
-    store = RedisStore(lock_client, claim_lease=0.5)
-    yield store
-    store.close()
+    return make_store(claim_lease=0.5)
 
 
 @pytest.fixture
@@ -134,8 +144,8 @@ def make_lock(request, kind, store):
         return request.getfixturevalue("make_thread_lock")
     if kind == "in_memory":
         pytest.skip("no AsyncLock lives in memory")
-    thread, client = (request.getfixturevalue(name) for name in ("loop_thread", "async_client"))
-    own = AsyncRedisStore(client, claim_lease=0.5)
+    thread, client = (request.getfixturevalue(name) for name in ("loop_thread", "async_backend"))
+    own = ASYNC_STORES[kind](client, claim_lease=0.5)
 
     def for_asyncio(backend):
         if backend is store:
@@ -294,21 +304,22 @@ def test_a_newcomer_does_not_pass_a_waiter(make_lock, store):
     waiter = queue_elsewhere(store)
     first.release()
     assert not make_lock().acquire(blocking=False)
-    assert holders(store) == [waiter]
+    assert turns(store, "lock") == [waiter]
 
 
-def test_the_fencing_token_grows_with_every_grant(make_lock, lock_client, store):
+def test_the_fencing_token_grows_with_every_grant(make_lock, lose_data, store):
     """Also over an expiry, and when the server has lost its data."""
     fences = []
     for _ in range(3):
         with make_lock() as lock:
             fences.append(lock.fencing_token)
-    lock_client.flushall()
+    lose_data()
     with make_lock() as lock:
         fences.append(lock.fencing_token)
     assert fences == sorted(set(fences))
 
 
+@pytest.mark.not_on_quorum("two majorities need not name the same holders")
 def test_a_semaphore_admits_its_limit(make_lock, store):
     first, second, third = (make_lock(limit=2) for _ in range(3))
     assert first.acquire()
@@ -347,12 +358,14 @@ def test_one_thread_may_release_for_another_if_the_lock_says_so(make_lock, pool)
     assert not lock.locked()
 
 
-def test_prefixes_are_worlds_of_their_own(lock_client, make_lock):
-    one, other = (make_lock(backend=lock_client, prefix=prefix) for prefix in ("a", "b"))
+def test_prefixes_are_worlds_of_their_own(lock_client, each_client, new_prefix, make_lock):
+    one, other = (make_lock(backend=lock_client, prefix=new_prefix(each)) for each in ("a", "b"))
     with one, other:
-        assert {key.split(b":")[0] for key in lock_client.scan_iter()} == {b"a", b"b"}
+        keys = {key for client in each_client for key in client.scan_iter()}
+        assert {key.split(b":")[0] for key in keys} - {b"csl"} == {b"a", b"b"}
 
 
+@pytest.mark.not_on_quorum("it is about one client")
 def test_a_client_that_decodes_replies_will_do(redis_server, redis_url, make_thread_lock, pool):
     with redis_server.client(decode_responses=True) as client:
         lock = make_thread_lock(backend=client)
@@ -364,20 +377,26 @@ def test_a_client_that_decodes_replies_will_do(redis_server, redis_url, make_thr
         lock._store.close()
 
 
-def test_nothing_stays_in_redis_for_ever(make_lock, lock_client, store):
-    """Every key has an expiry, also while held, and after a waiter came and went."""
+def test_nothing_stays_in_redis_for_ever(make_lock, each_client, store):
+    """Every key has an expiry, also while held, and after a waiter came and went.
+
+    But for the mark by which a server of a quorum knows that it was not restarted.
+    """
+
+    def endless():
+        found = {key for each in each_client for key in each.scan_iter() if each.ttl(key) < 0}
+        return found - {store.keyspace.quorum.encode()}
+
     with make_lock():
         make_lock().acquire(blocking_timeout=0.05)
-        assert [key for key in lock_client.scan_iter() if lock_client.ttl(key) < 0] in (
-            [],
-            [store.keyspace.lock("lock").due.encode()],
-        )
-    assert [key for key in lock_client.scan_iter() if lock_client.ttl(key) < 0] == []
+        assert endless() <= {store.keyspace.lock("lock").due.encode()}
+    assert endless() == set()
 
 
 # --- leases ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.full_run_plays("AsyncLock-quorum")
 def test_a_held_lock_is_renewed_for_as_long_as_it_is_held(make_lock, store):
     with make_lock(lease=0.6) as lock:
         never(lambda: lock.lost or holders(store) == [], during=2)
@@ -469,18 +488,21 @@ def test_T10_a_holder_hears_of_its_loss_within_one_renewal(make_lock, store):
     in_time(took, 1)
 
 
+@pytest.mark.full_run_plays("AsyncLock-quorum")
 @pytest.mark.needs_real_redis("CLIENT KILL")
-def test_T8_a_dropped_connection_costs_no_lease(make_lock, lock_client, store):
+def test_T8_a_dropped_connection_costs_no_lease(make_lock, each_client, store):
     """All connections are cut again and again for three leases."""
     with make_lock(lease=0.9) as lock:
         ended = time.monotonic() + 2.7
         while time.monotonic() < ended:
-            lock_client.client_kill_filter(_type="normal", skipme=True)
+            for client in each_client:
+                client.client_kill_filter(_type="normal", skipme=True)
             assert not lock.lost
             threading.Event().wait(0.3)  # a busy machine takes a while to connect anew, and ask
         assert lock.owned()
 
 
+@pytest.mark.full_run_plays("quorum")
 def test_T9_no_lease_is_extended_after_its_release(make_thread_lock, troubled, pool):
     """Many short locks beside a busy watchdog: a renewal never speaks of a released token."""
     released, late = set(), []
@@ -524,7 +546,7 @@ def test_L1_a_release_of_which_the_reply_was_lost_wakes_one_waiter(
     troubled.lost = ["release"]
     lock.release()
     assert troubled.calls.count("release") == 2
-    assert holders(store) == [first]
+    assert turns(store, "lock") == [first]
     assert store.inspect("lock").waiting == 1
 
 
@@ -681,7 +703,7 @@ def test_L4_a_slow_waiter_does_not_overwrite_the_new_owner(make_lock, troubled, 
     await_waiting(store, 1)
     give_back(store, token)
     assert woken.wait(60)
-    eventually(lambda: holders(store) == [])
+    eventually(lambda: turns(store, "lock") == [])
     successor = take_elsewhere(store)
     go_on.set()
     await_waiting(store, 1)
@@ -691,6 +713,7 @@ def test_L4_a_slow_waiter_does_not_overwrite_the_new_owner(make_lock, troubled, 
     assert waiting.result(60)
 
 
+@pytest.mark.full_run_plays("quorum-0.9")
 @pytest.mark.parametrize("lease", [0.3, 0.9])
 def test_L5_L6_a_lapsed_lease_leaves_neither_two_holders_nor_a_dead_lock(
     make_lock, store, pool, lease
@@ -705,6 +728,7 @@ def test_L5_L6_a_lapsed_lease_leaves_neither_two_holders_nor_a_dead_lock(
     eventually(lambda: make_lock().acquire(blocking=False))
 
 
+@pytest.mark.not_on_quorum("who cancels gives its turn up, which is not yet the lock")
 def test_L7_a_grant_that_comes_just_before_the_cancel_is_kept(make_lock, troubled, store):
     """The waiter's time is up, and the releaser is quicker: not "busy" on a free lock."""
     token = take_elsewhere(store)
@@ -734,15 +758,16 @@ def test_L10_a_release_between_busy_and_wait_is_not_slept_through(make_lock, tro
 
 
 def test_L10_a_wake_up_that_has_expired_is_not_missed(
-    make_lock, troubled, store, lock_client, brisk
+    make_lock, troubled, store, each_client, brisk
 ):
     """The waiter's sign of life finds the grant without it."""
     token = take_elsewhere(store)
 
     def hand_over_and_lose_the_wake_up():
         give_back(store, token)
-        (waiter,) = holders(store)
-        assert lock_client.delete(store.keyspace.wake("lock", waiter)) == 1
+        (waiter,) = turns(store, "lock")
+        wake = store.keyspace.wake("lock", waiter)
+        assert sum(client.delete(wake) for client in each_client) == 1
 
     troubled.before["wait"] = hand_over_and_lose_the_wake_up
     assert make_lock(backend=troubled).acquire()
@@ -764,6 +789,7 @@ def test_L14_every_attempt_has_a_token_of_its_own(make_lock, store):
 
 @pytest.mark.slow
 @pytest.mark.needs_real_redis("socket time-outs")
+@pytest.mark.not_on_quorum("it is about one client")
 def test_L16_a_long_wait_with_a_default_client_is_no_error(redis_url, make_thread_lock, pool):
     """redis-py 8's defaults turned blpop(key, 7) into a TimeoutError after 58.9 s."""
     with redis.Redis.from_url(redis_url) as client:
@@ -800,9 +826,9 @@ def test_L28_client_clocks_play_no_part(make_lock, store, pool, monkeypatch):
     assert served == [0, 1, 2, 3]
 
 
-def test_L23_a_lapsed_lease_is_not_created_again(make_lock, lock_client, store):
+def test_L23_a_lapsed_lease_is_not_created_again(make_lock, lose_data, store):
     """Neither while nobody else is in, nor after the server has lost its data."""
-    for lose in (lambda: eventually(lambda: holders(store) == []), lock_client.flushall):
+    for lose in (lambda: eventually(lambda: holders(store) == []), lose_data):
         lock = make_lock(lease=0.2, renew=False)
         lock.acquire()
         lose()
@@ -823,8 +849,9 @@ def test_L24_what_is_refused_changes_nothing(make_lock, store):
     assert lock.owned()
 
 
-def test_a_key_of_another_program_is_named(make_lock, lock_client, store):
-    lock_client.set(store.keyspace.lock("lock").holders, "theirs")
+def test_a_key_of_another_program_is_named(make_lock, each_client, store):
+    for client in each_client:
+        client.set(store.keyspace.lock("lock").holders, "theirs")
     with pytest.raises(BackendRefused, match="prefix"):
         make_lock().acquire()
 
@@ -864,7 +891,7 @@ class SoftTimeLimit(Exception):
 
 @IN_THREAD
 @pytest.mark.needs_real_redis("INFO tells who blocks")
-def test_L18_an_interrupted_wait_leaves_the_queue(make_thread_lock, store, pool, lock_client):
+def test_L18_an_interrupted_wait_leaves_the_queue(make_thread_lock, store, pool, each_client):
     """Ctrl-C or a soft time limit while the thread blocks in the socket."""
 
     def interrupt(number, frame):
@@ -872,7 +899,9 @@ def test_L18_an_interrupted_wait_leaves_the_queue(make_thread_lock, store, pool,
 
     def interrupt_once_it_waits(main):
         # Not merely queued: interrupted while it connects, redis-py leaves an open socket behind.
-        eventually(lambda: lock_client.info("clients")["blocked_clients"] == 1)
+        eventually(
+            lambda: sum(each.info("clients")["blocked_clients"] for each in each_client) == 1
+        )
         signal.pthread_kill(main, signal.SIGUSR1)
 
     take_elsewhere(store)
@@ -938,6 +967,7 @@ def use_with(lock):
         pass
 
 
+@pytest.mark.full_run_plays("quorum-acquire_and", "quorum-use")
 @IN_THREAD
 @pytest.mark.parametrize("contended", [False, True], ids=["free", "handed over"])
 @pytest.mark.parametrize("work", [just_acquire, acquire_and_release, use_with])
@@ -955,7 +985,7 @@ def test_L18_an_asynchronous_exception_at_any_line_leaks_nothing(
         with Injected(at) as injected, suppress(SoftTimeLimit):
             work(lock)
         interrupted = injected.where is not None
-        if contended and holders(store) == [token]:
+        if contended:  # perhaps it was interrupted itself
             troubled.before.clear()
             give_back(store, token)
         if lock.held:

@@ -18,6 +18,7 @@ from celery_singleton_lock.aio import AsyncLock
 from celery_singleton_lock.clock import SystemClock
 from celery_singleton_lock.embedded import RedisServer
 from celery_singleton_lock.errors import (
+    BackendRefused,
     BackendUnreachable,
     ConfigurationError,
     LockLost,
@@ -252,6 +253,19 @@ def test_reset_takes_the_lock_from_its_owner(servers, store):
     assert servers.votes("a") == [""] * 5
     with pytest.raises(LockLost):
         mine.ensure_held()
+
+
+def test_servers_that_refuse_are_not_told_to_be_silent(servers, store):
+    """That does not pass by waiting; and no turn is left behind."""
+    for server in servers[:3]:
+        with server.client() as client:
+            client.set(KEYSPACE.vote("a"), "theirs")
+    with pytest.raises(BackendRefused, match=r"3 of the lock's 5 servers refused.*prefix"):
+        Lock(store, "a", lease=LEASE).acquire()
+    with servers[0].client() as client:
+        client.delete(KEYSPACE.vote("a"))
+    with Lock(store, "a", lease=LEASE, blocking=False):
+        pass
 
 
 class Young(SystemClock):

@@ -23,9 +23,8 @@ from celery_singleton_lock.model import (
     base_of,
     new_token,
 )
-from celery_singleton_lock.store.quorum import QuorumStore
-from celery_singleton_lock.store.quorum_verbs import ranked
 from celery_singleton_lock.store.verbs import DEFER
+from support.turns import turns
 from support.waiting import eventually, in_time
 
 pytestmark = pytest.mark.contract
@@ -84,13 +83,6 @@ def lapse(store):
 
 def tokens(store, name=NAME):
     return [holder.token for holder in store.inspect(name).holders]
-
-
-def turns(store, name=NAME):
-    """Who was granted a permit; on a quorum, whose turn it is at the coordinator."""
-    if isinstance(store, QuorumStore):
-        return tokens(store.nodes[ranked(store.verbs.addresses, name)[0]], name)
-    return tokens(store, name)
 
 
 # -- taking and giving back ------------------------------------------------------------------------
@@ -191,7 +183,7 @@ def test_l1_l13_every_verb_may_be_asked_again(store):
     assert ranks == [1, 1]
     verdicts = [store.release(NAME, first.token, Ending.FINAL).verdict for _ in range(2)]
     assert verdicts == [Verdict.RELEASED, Verdict.ABSENT]
-    assert turns(store) == [second.token]
+    assert turns(store, NAME) == [second.token]
     claims = [store.claim(second, NAME, LEASE) for _ in range(2)]
     assert claims[0].fencing_token == claims[1].fencing_token > grants[0].fencing_token
     assert store.wait(NAME, second.token, 0.01)
@@ -372,7 +364,7 @@ def test_who_arrived_earlier_stands_before(store):
     ranks = [store.acquire(w, claim(), wait=LEASE).rank for w in (early, late, future, last)]
     assert ranks == [1, 2, 3, 4]
     store.release(NAME, holder.token, Ending.FINAL)
-    assert turns(store) == [early.token]
+    assert turns(store, NAME) == [early.token]
 
 
 @MANY
@@ -400,7 +392,7 @@ def test_a_waiter_that_asks_again_stays(store):
         store.wait(NAME, waiter.token, SHORT / 2)
         assert store.acquire(waiter, claim(), wait=SHORT).verdict is Verdict.WAITING
     store.release(NAME, holder.token, Ending.FINAL)
-    assert turns(store) == [waiter.token]
+    assert turns(store, NAME) == [waiter.token]
 
 
 def test_a_full_queue_refuses_the_next(store):

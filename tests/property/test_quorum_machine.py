@@ -137,7 +137,7 @@ def examples(number, steps=30, *, seek=False):
 @pytest.mark.timeout(600 if FULL else 60)
 def test_l32_a_quorum_has_one_owner_and_leaves_nothing_behind():
     """Never two owners; fences grow; who has ended keeps no vote; with a majority it can be had."""
-    run_state_machine_as_test(Quorum, settings=examples(2000 if FULL else 40))
+    run_state_machine_as_test(Quorum, settings=examples(2000 if FULL else 150))
 
 
 # --- faults ---------------------------------------------------------------------------------------
