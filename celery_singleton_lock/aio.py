@@ -39,6 +39,7 @@ from celery_singleton_lock.hold import (
 )
 from celery_singleton_lock.model import Holder
 from celery_singleton_lock.plans import Plan, carry_out_async
+from celery_singleton_lock.store.async_cluster import AsyncClusterStore
 from celery_singleton_lock.store.async_quorum import AsyncQuorumStore
 from celery_singleton_lock.store.async_redis import AsyncRedisStore
 from celery_singleton_lock.turn import Do, Wish, twice
@@ -46,8 +47,10 @@ from celery_singleton_lock.watchdog import PATIENCE, Lease, OnLost, Renewals
 
 T = TypeVar("T")
 
-Store: TypeAlias = AsyncRedisStore | AsyncQuorumStore
-Backend: TypeAlias = redis.asyncio.Redis | Store | Sequence[redis.asyncio.Redis]
+Store: TypeAlias = AsyncRedisStore | AsyncClusterStore | AsyncQuorumStore
+Backend: TypeAlias = (
+    redis.asyncio.Redis | redis.asyncio.RedisCluster | Store | Sequence[redis.asyncio.Redis]
+)
 
 logger = logging.getLogger(__name__)
 
@@ -230,9 +233,9 @@ class AsyncLock(Holding):
     releases: each is cancelled once Redis has answered, or after a second without an answer.
 
     Args:
-        backend: redis-py client for asyncio, or an :class:`AsyncRedisStore`. Or a list of clients
-            of independent servers, or an :class:`AsyncQuorumStore`: then a majority decides
-            (docs/quorum.md).
+        backend: redis-py client for asyncio, of a server or a Cluster, or a store on one. Or a list
+            of clients of independent servers, or an :class:`AsyncQuorumStore`: then a majority
+            decides (docs/quorum.md).
         name: what must not overlap. Threads that use :class:`Lock` contend for the same names.
         lease: seconds of ownership; renewed while held, so it need not exceed the run time. A loop
             that is blocked for longer renews nothing.
@@ -513,10 +516,12 @@ def _refuse_urls(servers: Sequence[Any]) -> None:
 
 
 def _store_of(backend: Any, prefix: str | None) -> Store:
-    client = isinstance(backend, redis.asyncio.Redis)
+    client = isinstance(backend, (redis.asyncio.Redis, redis.asyncio.RedisCluster))
     if not client and not inspect.iscoroutinefunction(getattr(backend, "extend", None)):
         raise ConfigurationError(_unfit(backend))
     keyspace = keyspace_for(prefix, client=client)
+    if isinstance(backend, redis.asyncio.RedisCluster):
+        return AsyncClusterStore(backend, keyspace)
     store: Store = AsyncRedisStore(backend, keyspace) if client else backend
     return store
 

@@ -7,7 +7,7 @@ from typing import Any
 import redis
 import redis.asyncio
 
-from celery_singleton_lock.errors import BackendError
+from celery_singleton_lock.errors import BackendError, ConfigurationError
 from celery_singleton_lock.hold import keyspace_for
 from celery_singleton_lock.plans import carry_out, carry_out_async
 from celery_singleton_lock.store.async_redis import AsyncRedisStore
@@ -66,7 +66,12 @@ async def async_reset_all(
 
     Raises:
         BackendError: no answer, or refused.
+        ConfigurationError: it is a Cluster's.
     """
+    given: object = client  # may be anything, whatever the annotation says
+    if isinstance(given, redis.asyncio.RedisCluster):
+        msg = "async_reset_all resets the locks of one server; those of a Cluster reset_all does."
+        raise ConfigurationError(msg)
     store = AsyncRedisStore(client, keyspace_for(prefix, client=True))
     return await carry_out_async(_resetting_all(store.verbs, pattern), store.do)
 

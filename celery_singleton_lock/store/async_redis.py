@@ -34,15 +34,16 @@ from celery_singleton_lock.store.wire import demoted
 
 P = ParamSpec("P")
 T = TypeVar("T")
+V = TypeVar("V", bound=Verbs)
 
 
-def _in_task(
-    verb: Callable[Concatenate[Verbs, P], Verb[T]],
-) -> Callable[Concatenate[AsyncRedisStore, P], Coroutine[Any, Any, T]]:
-    """Return a verb that is carried out by the task that awaits it."""
+def in_task(
+    verb: Callable[Concatenate[V, P], Verb[T]],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """Return a verb of a store's ``verbs`` that is carried out by the task that awaits it."""
 
     @functools.wraps(verb)
-    async def run(store: AsyncRedisStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def run(store: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await carry_out_async(verb(store.verbs, *args, **kwargs), store.do)
 
     return run
@@ -76,39 +77,39 @@ class AsyncRedisStore:
         self.clock: Clock = clock_for(client)
         self.verbs = Verbs(keyspace, scripts, claim_lease)
         self.keyspace = self.verbs.keyspace
-        self._bench = _Bench(client)
+        self._bench = Bench(client.connection_pool)
 
-    acquire = _in_task(Verbs.acquire)
-    park = _in_task(Verbs.park)
-    park_many = _in_task(Verbs.park_many)
-    claim = _in_task(Verbs.claim)
-    release = _in_task(Verbs.release)
-    extend = _in_task(Verbs.extend)
-    kick = _in_task(Verbs.kick)
-    kick_many = _in_task(Verbs.kick_many)
-    take_due = _in_task(Verbs.take_due)
-    neglected = _in_task(Verbs.neglected)
-    inspect = _in_task(Verbs.inspect)
-    reset = _in_task(Verbs.reset)
-    revoke = _in_task(Verbs.revoke)
-    find = _in_task(Verbs.find)
-    body = _in_task(Verbs.body)
-    parked = _in_task(Verbs.parked)
-    switches = _in_task(Verbs.switches)
-    switch = _in_task(Verbs.switch)
-    waited_for = _in_task(Verbs.waited_for)
-    let_run = _in_task(Verbs.let_run)
-    observe = _in_task(Verbs.observe)
-    observed = _in_task(Verbs.observed)
-    forget_observed = _in_task(Verbs.forget_observed)
-    beat = _in_task(Verbs.beat)
-    leave = _in_task(Verbs.leave)
-    receive = _in_task(Verbs.receive)
-    wait = _in_task(Verbs.wait)
-    time = _in_task(Verbs.time)
-    probe = _in_task(Verbs.probe)
-    schema = _in_task(Verbs.schema)
-    describe = _in_task(Verbs.describe)
+    acquire = in_task(Verbs.acquire)
+    park = in_task(Verbs.park)
+    park_many = in_task(Verbs.park_many)
+    claim = in_task(Verbs.claim)
+    release = in_task(Verbs.release)
+    extend = in_task(Verbs.extend)
+    kick = in_task(Verbs.kick)
+    kick_many = in_task(Verbs.kick_many)
+    take_due = in_task(Verbs.take_due)
+    neglected = in_task(Verbs.neglected)
+    inspect = in_task(Verbs.inspect)
+    reset = in_task(Verbs.reset)
+    revoke = in_task(Verbs.revoke)
+    find = in_task(Verbs.find)
+    body = in_task(Verbs.body)
+    parked = in_task(Verbs.parked)
+    switches = in_task(Verbs.switches)
+    switch = in_task(Verbs.switch)
+    waited_for = in_task(Verbs.waited_for)
+    let_run = in_task(Verbs.let_run)
+    observe = in_task(Verbs.observe)
+    observed = in_task(Verbs.observed)
+    forget_observed = in_task(Verbs.forget_observed)
+    beat = in_task(Verbs.beat)
+    leave = in_task(Verbs.leave)
+    receive = in_task(Verbs.receive)
+    wait = in_task(Verbs.wait)
+    time = in_task(Verbs.time)
+    probe = in_task(Verbs.probe)
+    schema = in_task(Verbs.schema)
+    describe = in_task(Verbs.describe)
 
     # -- calls ------------------------------------------------------------------------------------
 
@@ -158,18 +159,19 @@ class AsyncRedisStore:
         await self.client.connection_pool.disconnect(inuse_connections=False)
 
 
-class _Bench:
+class Bench:
     """Where those sit who wait: on connections of their own, so that releases find the pool free.
 
     A connection is used again while anybody else waits. The last who gets up closes all, so nobody
     has to close a lock, and no loop ends with an open connection of ours.
 
     Args:
-        client: whose address and options to take.
+        pool: whose address and options to take; or a node of a Cluster.
     """
 
-    def __init__(self, client: redis.asyncio.Redis) -> None:
-        self._pool = client.connection_pool
+    def __init__(self, pool: Any) -> None:
+        """Open nothing yet."""
+        self._pool = pool
         self._idle: list[Any] = []
         self._sitting = 0
 

@@ -73,6 +73,12 @@ def async_backend(request, kind, loop_thread):
     if kind == "redis":
         yield request.getfixturevalue("async_client")
         return
+    if kind == "cluster":
+        port = request.getfixturevalue("redis_cluster").masters[0].port
+        client = loop_thread.call(redis.asyncio.RedisCluster, "127.0.0.1", port)
+        yield client
+        loop_thread.run(client.aclose())
+        return
     servers = request.getfixturevalue("three_servers")
     clients = [redis.asyncio.Redis.from_url(server.url) for server in servers]
     yield clients
@@ -120,9 +126,18 @@ def all_keys(kind, lock_client):
 
 
 @pytest.fixture
-def each_client(kind, lock_client):
-    """A client of each server."""
+def key_clients(kind, lock_client):
+    """Clients that find a key wherever it may be: several, of which each may have it, or one."""
     return lock_client if kind == "quorum" else [lock_client]
+
+
+@pytest.fixture
+def each_client(kind, lock_client, key_clients):
+    """A client of each server."""
+    if kind != "cluster":
+        return key_clients
+    nodes = lock_client.get_primaries()
+    return [lock_client.get_redis_connection(node) for node in nodes]
 
 
 @pytest.fixture

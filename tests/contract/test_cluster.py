@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 import threading
@@ -10,19 +11,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import redis.asyncio
 from click.testing import CliRunner
 from redis.crc import key_slot
 from redis.credentials import CredentialProvider
 
-from celery_singleton_lock import Lock
+from celery_singleton_lock import AsyncLock, Lock
 from celery_singleton_lock.address import parse_backend_url
 from celery_singleton_lock.admin.doctor import Health, examine
 from celery_singleton_lock.cli.standalone import main
 from celery_singleton_lock.embedded import _free_ports
-from celery_singleton_lock.errors import BackendRefused, BackendUnreachable
+from celery_singleton_lock.errors import BackendRefused, BackendUnreachable, ConfigurationError
 from celery_singleton_lock.keys import BUCKETS, bucket_of
 from celery_singleton_lock.model import Claim, Ending, Owner, Parcel, Verdict, new_token
-from celery_singleton_lock.resets import reset_all
+from celery_singleton_lock.resets import async_reset_all, reset_all
 from celery_singleton_lock.store import cluster as module
 from celery_singleton_lock.store.admin import Operator
 from celery_singleton_lock.store.cluster import ClusterStore
@@ -222,6 +224,36 @@ def test_a_lock_outlives_the_move_of_its_slot(changing):
     assert store.acquire(owner(), Claim(NAME)).verdict is Verdict.BLOCKED
     assert store.release(NAME, holder.token, Ending.FINAL).verdict is Verdict.RELEASED
     assert store.receive("w", 10.0).token == token
+    cluster.move(key_slot(key.encode()), new, old)
+
+
+def test_asyncio_resets_no_cluster(redis_cluster):
+    """The error says what does."""
+    client = redis.asyncio.RedisCluster("127.0.0.1", redis_cluster.masters[0].port)
+    with pytest.raises(ConfigurationError, match="reset_all does"):
+        asyncio.run(async_reset_all(client))
+
+
+def test_a_task_that_waits_follows_its_slot(changing):
+    """AsyncLock: its wait ends where the slot was, and goes on where it is."""
+    cluster, store = changing
+    key = store.keyspace.lock(NAME).meta
+    old = cluster.owner(key)
+    new = cluster.another(old)
+
+    async def scene():
+        async with redis.asyncio.RedisCluster("127.0.0.1", new.port) as client:
+            holder, other = AsyncLock(client, NAME), AsyncLock(client, NAME, blocking_timeout=20)
+            async with holder:
+                waits = asyncio.ensure_future(other.acquire())
+                await asyncio.to_thread(eventually, lambda: store.inspect(NAME).waiting == 1)
+                await asyncio.to_thread(cluster.move, key_slot(key.encode()), old, new)
+                await holder.ensure_held()
+            assert await waits
+            assert await other.owned()
+            await other.release()
+
+    asyncio.run(scene())
     cluster.move(key_slot(key.encode()), new, old)
 
 

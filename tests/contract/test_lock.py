@@ -34,6 +34,7 @@ from celery_singleton_lock.errors import (
 )
 from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.model import Claim, Ending, Owner, new_token
+from celery_singleton_lock.store.async_cluster import AsyncClusterStore
 from celery_singleton_lock.store.async_quorum import AsyncQuorumStore
 from celery_singleton_lock.store.async_redis import AsyncRedisStore
 from support.loop import Driven
@@ -48,6 +49,7 @@ IN_THREAD = pytest.mark.not_in_memory(
 
 ASYNC_STORES = {
     "redis": AsyncRedisStore,
+    "cluster": AsyncClusterStore,
     "quorum": partial(AsyncQuorumStore, timeout=1.0, longest_lease=3600.0),
 }
 
@@ -83,7 +85,7 @@ class Troubled:
             raise BackendUnreachable(how)
 
 
-@pytest.fixture(params=["redis", "quorum", "in_memory"])
+@pytest.fixture(params=["redis", "cluster", "quorum", "in_memory"])
 def kind(request):
     """Where the locks live."""
     return request.param
@@ -396,7 +398,7 @@ def test_nothing_stays_in_redis_for_ever(make_lock, each_client, store):
 # --- leases ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.full_run_plays("AsyncLock-quorum")
+@pytest.mark.full_run_plays("AsyncLock-quorum", "AsyncLock-cluster")
 def test_a_held_lock_is_renewed_for_as_long_as_it_is_held(make_lock, store):
     with make_lock(lease=0.6) as lock:
         never(lambda: lock.lost or holders(store) == [], during=2)
@@ -488,7 +490,7 @@ def test_T10_a_holder_hears_of_its_loss_within_one_renewal(make_lock, store):
     in_time(took, 1)
 
 
-@pytest.mark.full_run_plays("AsyncLock-quorum")
+@pytest.mark.full_run_plays("AsyncLock-quorum", "AsyncLock-cluster")
 @pytest.mark.needs_real_redis("CLIENT KILL")
 def test_T8_a_dropped_connection_costs_no_lease(make_lock, each_client, store):
     """All connections are cut again and again for three leases."""
@@ -502,7 +504,7 @@ def test_T8_a_dropped_connection_costs_no_lease(make_lock, each_client, store):
         assert lock.owned()
 
 
-@pytest.mark.full_run_plays("quorum")
+@pytest.mark.full_run_plays("quorum", "cluster")
 def test_T9_no_lease_is_extended_after_its_release(make_thread_lock, troubled, pool):
     """Many short locks beside a busy watchdog: a renewal never speaks of a released token."""
     released, late = set(), []
@@ -713,7 +715,7 @@ def test_L4_a_slow_waiter_does_not_overwrite_the_new_owner(make_lock, troubled, 
     assert waiting.result(60)
 
 
-@pytest.mark.full_run_plays("quorum-0.9")
+@pytest.mark.full_run_plays("quorum-0.9", "cluster-0.9")
 @pytest.mark.parametrize("lease", [0.3, 0.9])
 def test_L5_L6_a_lapsed_lease_leaves_neither_two_holders_nor_a_dead_lock(
     make_lock, store, pool, lease
@@ -758,7 +760,7 @@ def test_L10_a_release_between_busy_and_wait_is_not_slept_through(make_lock, tro
 
 
 def test_L10_a_wake_up_that_has_expired_is_not_missed(
-    make_lock, troubled, store, each_client, brisk
+    make_lock, troubled, store, key_clients, brisk
 ):
     """The waiter's sign of life finds the grant without it."""
     token = take_elsewhere(store)
@@ -767,7 +769,7 @@ def test_L10_a_wake_up_that_has_expired_is_not_missed(
         give_back(store, token)
         (waiter,) = turns(store, "lock")
         wake = store.keyspace.wake("lock", waiter)
-        assert sum(client.delete(wake) for client in each_client) == 1
+        assert sum(client.delete(wake) for client in key_clients) == 1
 
     troubled.before["wait"] = hand_over_and_lose_the_wake_up
     assert make_lock(backend=troubled).acquire()
@@ -789,6 +791,7 @@ def test_L14_every_attempt_has_a_token_of_its_own(make_lock, store):
 
 @pytest.mark.slow
 @pytest.mark.needs_real_redis("socket time-outs")
+@pytest.mark.full_run_plays("cluster")
 @pytest.mark.not_on_quorum("it is about one client")
 def test_L16_a_long_wait_with_a_default_client_is_no_error(redis_url, make_thread_lock, pool):
     """redis-py 8's defaults turned blpop(key, 7) into a TimeoutError after 58.9 s."""
@@ -849,8 +852,8 @@ def test_L24_what_is_refused_changes_nothing(make_lock, store):
     assert lock.owned()
 
 
-def test_a_key_of_another_program_is_named(make_lock, each_client, store):
-    for client in each_client:
+def test_a_key_of_another_program_is_named(make_lock, key_clients, store):
+    for client in key_clients:
         client.set(store.keyspace.lock("lock").holders, "theirs")
     with pytest.raises(BackendRefused, match="prefix"):
         make_lock().acquire()
@@ -967,7 +970,7 @@ def use_with(lock):
         pass
 
 
-@pytest.mark.full_run_plays("quorum-acquire_and", "quorum-use")
+@pytest.mark.full_run_plays("quorum-acquire", "quorum-use", "cluster-acquire", "cluster-use")
 @IN_THREAD
 @pytest.mark.parametrize("contended", [False, True], ids=["free", "handed over"])
 @pytest.mark.parametrize("work", [just_acquire, acquire_and_release, use_with])

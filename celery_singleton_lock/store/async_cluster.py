@@ -1,0 +1,125 @@
+"""The store on a Redis Cluster, for asyncio: what locks need, and no kept messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import redis.asyncio
+from redis import exceptions as failures
+
+from celery_singleton_lock.clock import SystemClock
+from celery_singleton_lock.errors import BackendUnreachable
+from celery_singleton_lock.keys import Keyspace
+from celery_singleton_lock.model import CLAIM_LEASE
+from celery_singleton_lock.store.async_redis import Bench, in_task
+from celery_singleton_lock.store.cluster import ClusterVerbs
+from celery_singleton_lock.store.failures import FAILED, explain
+from celery_singleton_lock.store.nodes import ELSEWHERE
+from celery_singleton_lock.store.scripts import Script
+from celery_singleton_lock.store.verbs import Batch, Command, Pop, Wish
+
+AT_ONCE: Final = 16
+"""Most commands of a batch that are on their way at once: each takes a connection."""
+
+
+class AsyncClusterStore:
+    """Locks on a Redis Cluster; the verbs of a lock, each a coroutine.
+
+    Args:
+        client: redis-py's client of a Cluster for asyncio. It follows slots that move.
+        keyspace: where the keys are.
+        scripts: the verbs; test builds pass their own.
+        claim_lease: seconds in which a waiter must claim its grant.
+
+    Raises (all verbs):
+        BackendUnreachable: no answer. The verb may or may not have run; asking again with the same
+            token is safe.
+        BackendRefused: a server answered with a refusal.
+    """
+
+    def __init__(
+        self,
+        client: redis.asyncio.RedisCluster,
+        keyspace: Keyspace | None = None,
+        *,
+        scripts: Mapping[str, Script] | None = None,
+        claim_lease: float = CLAIM_LEASE,
+    ) -> None:
+        """Prepare; nothing is sent yet."""
+        self.client: Any = client  # redis-py has not annotated most of it
+        self.clock = SystemClock()
+        keyspace = Keyspace((keyspace or Keyspace()).prefix, spread=True)
+        self.verbs = ClusterVerbs(keyspace, scripts, claim_lease)
+        self.keyspace = self.verbs.keyspace
+        self._benches: dict[str, Bench] = {}
+
+    acquire = in_task(ClusterVerbs.acquire)
+    claim = in_task(ClusterVerbs.claim)
+    release = in_task(ClusterVerbs.release)
+    extend = in_task(ClusterVerbs.extend)
+    inspect = in_task(ClusterVerbs.inspect)
+    reset = in_task(ClusterVerbs.reset)
+    wait = in_task(ClusterVerbs.wait)
+    time = in_task(ClusterVerbs.time)
+
+    # -- calls ------------------------------------------------------------------------------------
+
+    async def do(self, wish: Wish) -> Any:
+        """Do what a verb wishes for.
+
+        Raises:
+            NoScriptError: that master does not know that script.
+            BackendError: no answer, or refused.
+        """
+        try:
+            return await self._done(wish)
+        except failures.NoScriptError:
+            raise
+        except FAILED as error:
+            raise explain(error) from error
+
+    async def _done(self, wish: Wish) -> Any:
+        if isinstance(wish, Command):
+            return await self._command(wish)
+        if isinstance(wish, Batch):
+            return await self._sent(wish.commands)
+        return await self._pop(wish)  # type: ignore[arg-type]  # the others are for workers
+
+    async def _command(self, command: Command) -> Any:
+        """Send a command; one without a key, which is TIME, to the same master each time."""
+        options = dict(command.options)
+        if command.words[0] == "TIME":
+            await self.client.initialize()
+            masters = sorted(self.client.get_primaries(), key=lambda node: str(node.name))
+            options["target_nodes"] = masters[0]
+        return await self.client.execute_command(*command.words, **options)
+
+    async def _sent(self, commands: Sequence[Command]) -> list[Any]:
+        """Send commands, some at once; an answer may be an error."""
+        room = asyncio.Semaphore(AT_ONCE)
+
+        async def sent(command: Command) -> Any:
+            async with room:
+                return await self._command(command)
+
+        answers = await asyncio.gather(*map(sent, commands), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, FAILED):
+                raise answer
+        return list(answers)
+
+    async def _pop(self, pop: Pop) -> bytes | str | None:
+        """BLPOP, at the master that has the slot now."""
+        await self.client.initialize()
+        node = self.client.get_node_from_key(pop.key)
+        bench = self._benches.get(node.name) or self._benches.setdefault(node.name, Bench(node))
+        try:
+            return await bench.pop(pop)
+        except (*ELSEWHERE, failures.ConnectionError) as error:
+            with suppress(*FAILED):
+                await self.client.execute_command("EXISTS", pop.key)  # learns where the slot is
+            msg = f"The lock's slot has moved, or its master is gone: {error}"
+            raise BackendUnreachable(msg) from error
