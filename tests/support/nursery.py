@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import functools
 import gc
 import importlib
@@ -37,7 +38,7 @@ from typing import Any, Final
 POOLS: Final = ("prefork", "threads", "solo")
 """Gevent and eventlet patch the standard library before anything else is imported."""
 OURS: Final = re.compile(
-    r"(BOOK|CHAOS|PYTEST|FLASH_SALE|LEDGER|REPORT|README|SITE)_\w+|BAD|BREAK"
+    r"(BOOK|CHAOS|PYTEST|FLASH_SALE|LEDGER|QUORUM|REPORT|README|SITE)_\w+|BAD|BREAK"
     r"|CELERY_(BROKER_URL|RESULT_BACKEND)|C_FORCE_ROOT|DJANGO_SETTINGS_MODULE"
     r"|_MP_FORK_LOG\w+|CELERY_LOG_\w+"  # a worker that ran in a thread here leaves them behind
 )
@@ -224,10 +225,18 @@ def tell_of_ends(channel: socket.socket) -> None:
             channel.send(json.dumps({"ended": pid, "code": code}).encode())
 
 
+def end_with_parent() -> None:
+    """Have the kernel kill this process when its parent is gone: a test run that was killed."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGKILL))
+
+
 def become(order: dict[str, Any], log: int, rest: list[str]) -> None:
     """Turn this fork into what ``python -m celery …`` would be at its first line."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    end_with_parent()
     os.setsid()
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -217,6 +218,8 @@ class CeleryWorker:
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            # The kernel means the thread: where another one starts it, it may outlive a killed run.
+            preexec_fn=nursery.end_with_parent if _in_main_thread() else None,  # noqa: PLW1509
         )
 
     @property
@@ -234,6 +237,10 @@ class CeleryWorker:
                 for process in [root, *root.children(recursive=True)]:
                     if process not in self._family:
                         self._family.append(process)
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def _runs(process: psutil.Process) -> bool:
