@@ -145,7 +145,15 @@ def _backend_options(place: Place, value: Any) -> dict[str, Any]:
         kind = type(value).__name__
         msg = f"{place} is a {kind}: it must be a dict of arguments for redis.Redis."
         raise ConfigurationError(msg)
+    for name in ("longest_lease", "server_timeout"):
+        _seconds_of_a_quorum(f'{place}["{name}"]', value.get(name, 1))
     return dict(value)
+
+
+def _seconds_of_a_quorum(which: str, value: Any) -> None:
+    if type(value) not in {int, float} or not 0 < value <= MAX_LEASE:
+        msg = f"{which} is {value!r}: give seconds, more than 0, up to {MAX_LEASE:.0f}."
+        raise ConfigurationError(msg)
 
 
 def _backend(place: Place, value: Any) -> str | tuple[str, ...] | None:

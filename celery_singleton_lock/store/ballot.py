@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 from celery_singleton_lock.clock import Clock
 from celery_singleton_lock.errors import BackendError, BackendRefused, ConfigurationError
 from celery_singleton_lock.plans import Plan
-from celery_singleton_lock.store.verbs import lease_of
+from celery_singleton_lock.store.verbs import lease_of, milliseconds_of
 
 T = TypeVar("T")
 
@@ -165,7 +165,7 @@ class Ballot:
         drift: by how much of a lease clocks may come apart while it lasts.
 
     Raises:
-        ConfigurationError: the number of servers is even, or under three.
+        ConfigurationError: the number of servers is even, or under three; or a duration is none.
     """
 
     def __init__(
@@ -184,6 +184,8 @@ class Ballot:
                 "2; 4 would bear no more losses than 3). With one server, pass that alone."
             )
             raise ConfigurationError(msg)
+        for what, seconds in (("timeout", timeout), ("longest_lease", longest_lease)):
+            milliseconds_of(what, seconds, least=0.001)
         self.count: Final = count
         self.majority: Final = count // 2 + 1
         self.timeout: Final = timeout

@@ -254,7 +254,8 @@ class QuorumVerbs:
         raise self._in_the_way(result)
 
     def _give_up(self, name: str, token: str) -> Verb[None]:
-        yield from self._leave(token, lambda node: node.release(name, token, Ending.FINAL))
+        """Give up a turn without the lock: the attempt has not ended, so it is not marked done."""
+        yield from self._leave(token, lambda node: node.release(name, token, Ending.AGAIN))
 
     def _leave(self, token: str, call: Callable[[Any], Any]) -> Verb[None]:
         """Give up a turn wherever it may be: a server that did not answer may have granted it.

@@ -29,8 +29,10 @@ from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.model import Claim, Owner, Verdict, new_token
 from celery_singleton_lock.store.async_quorum import AsyncQuorumStore
+from celery_singleton_lock.store.ballot import Each
 from celery_singleton_lock.store.quorum import QuorumStore
 from celery_singleton_lock.store.quorum_verbs import ranked
+from support.turns import coordinator
 from support.waiting import eventually
 
 pytestmark = [pytest.mark.contract, pytest.mark.needs_real_redis("five servers")]
@@ -266,6 +268,37 @@ def test_servers_that_refuse_are_not_told_to_be_silent(servers, store):
         client.delete(KEYSPACE.vote("a"))
     with Lock(store, "a", lease=LEASE, blocking=False):
         pass
+
+
+class Meanwhile(QuorumStore):
+    """Has something happen once, before servers are asked for their votes."""
+
+    meanwhile = None
+
+    def do(self, wish):
+        if isinstance(wish, Each) and self.meanwhile is not None:
+            self.meanwhile, act = None, self.meanwhile
+            act()
+        return super().do(wish)
+
+
+def test_t35_a_turn_without_the_lock_ends_no_attempt(servers, store):
+    """A copy of its message comes meanwhile: that is not the copy of one that has ended."""
+
+    def attempt(where):
+        claim = Claim("a", LEASE, copy=True)
+        return where.acquire(Owner(new_token(), "id/0/0"), claim).verdict
+
+    with closing(Meanwhile(servers.urls, timeout=TIMEOUT, longest_lease=10.0)) as first:
+        holder = Lock(store, "a", lease=LEASE)
+        assert holder.acquire()
+        coordinator(store, "a").reset("a")  # holds the votes, and not the turn
+        copies = []
+        first.meanwhile = lambda: copies.append(attempt(coordinator(store, "a")))
+        assert attempt(first) is Verdict.BLOCKED
+        assert copies == [Verdict.TWIN]
+        holder.release()
+        assert attempt(first) is Verdict.GRANTED
 
 
 class Young(SystemClock):

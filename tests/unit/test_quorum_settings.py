@@ -7,6 +7,7 @@ import pytest
 from celery_singleton_lock.errors import BackendRefused, ConfigurationError
 from celery_singleton_lock.settings import parse_settings, resolve_options
 from celery_singleton_lock.store.open import admin_of
+from celery_singleton_lock.store.quorum import QuorumStore
 from celery_singleton_lock.store.quorum_tasks import TaskQuorum
 
 SERVERS = ["redis://:secret@a:6379", "redis://b", "redis://c"]
@@ -45,6 +46,17 @@ def test_a_longer_lease_goes_with_a_longer_wait_after_restarts():
     """longest_lease, in the options of the backend."""
     longer = settings(backend_options={"longest_lease": 60})
     assert resolve_options("shop.settle", {"lock_lease": 45}, longer).lease == 45
+
+
+@pytest.mark.parametrize("name", ["longest_lease", "server_timeout"])
+@pytest.mark.parametrize("value", [0, -1, "30", None, True, float("nan"), float("inf")])
+def test_a_duration_of_a_quorum_that_is_none_is_refused(name, value):
+    """Before a worker starts, and where a store is made."""
+    with pytest.raises(ConfigurationError, match=rf"backend_options\[\"{name}\"\] is"):
+        settings(backend_options={name: value})
+    if value is not True:
+        with pytest.raises(ConfigurationError, match=r"is .*: give seconds"):
+            QuorumStore(SERVERS, **{name.removeprefix("server_"): value})
 
 
 def test_a_quorum_is_shown_without_passwords():
