@@ -400,14 +400,14 @@ MUTANTS = (
         "a kept permit stays beside its attempt",
         LIBRARY,
         "  redis.call('ZREM', holders, token)\n  redis.call('HDEL', record, token)\n"
-        "  return redis.call('ZCARD', holders) < limit\n",
-        "  return redis.call('ZCARD', holders) <= limit\n",
+        "  return redis.call('ZCARD', holders) < limit and",
+        "  return redis.call('ZCARD', holders) <= limit and",
     ),
     Mutant(
         "the record of a kept permit leaks",
         LIBRARY,
-        "  redis.call('HDEL', record, token)\n  return redis.call('ZCARD', holders) < limit\n",
-        "  return redis.call('ZCARD', holders) < limit\n",
+        "  redis.call('HDEL', record, token)\n  return redis.call('ZCARD', holders) < limit and",
+        "  return redis.call('ZCARD', holders) < limit and",
     ),
     Mutant(
         "a kept permit is given to a message that nobody can run",
