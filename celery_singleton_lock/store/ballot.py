@@ -264,8 +264,8 @@ class Ballot:
         self, server: int, round_: int, name: str, token: str, lease: float, fence: int
     ) -> Bid:
         """Return what to ask a server, by its own clock."""
-        until = self._until(server, self._clock.monotonic())
-        return Bid(name, token, round_, self.kept(lease), fence, until, self._new_for)
+        kept, until = self.kept(lease), self._until(server)
+        return Bid(name, token, round_, kept, fence, until, self._new_for)
 
     @property
     def _new_for(self) -> float:
@@ -312,10 +312,10 @@ class Ballot:
             Server -> whether the token had its vote.
         """
         round_ = LAST_ROUND if forced else self._next_round()
-        keep = 4 * self.timeout + self._doubt
-        calls = dict.fromkeys(
-            range(self.count), lambda node: node.withdraw(name, token, round_, keep)
-        )
+        calls = {
+            server: partial(_withdraw, name, token, round_, 4 * self.timeout + self._doubt(server))
+            for server in range(self.count)
+        }
         answers: Answers = yield Each(calls, _never, token)
         return answers
 
@@ -380,8 +380,8 @@ class Ballot:
 
     # -- the servers ------------------------------------------------------------------------------
 
-    def greet(self, name: str) -> Plan[Each, dict[int, Greeting]]:
-        """Return what the servers say of a lock, and of themselves.
+    def greet(self, name: str) -> Plan[Each, Answers]:
+        """Return what the servers say of a lock, and of themselves: each a :class:`Greeting`.
 
         Raises:
             ConfigurationError: two of them are one.
@@ -389,7 +389,8 @@ class Ballot:
         asked, new_for = self._clock.monotonic(), self._new_for
         calls = dict.fromkeys(range(self.count), lambda node: node.greet(name, new_for))
         answers: Answers = yield Each(calls, _never)
-        return self._greetings(asked, answers)
+        self._greetings(asked, answers)
+        return answers
 
     def _meet(self, name: str) -> Plan[Each, Answers]:
         """Ask those for the time whose clock is not known; a dead one not each time.
@@ -437,20 +438,19 @@ class Ballot:
     def _set_clock(self, server: int, asked: float, now: float) -> None:
         self._ahead[server] = (now - asked, asked)
 
-    @property
-    def _doubt(self) -> float:
-        """Seconds by which a server may take a request for younger than it is: see _until."""
+    def _doubt(self, server: int) -> float:
+        """Return by how many seconds a server's clock may be elsewhere than when it was heard."""
         now = self._clock.monotonic()
-        oldest = min((measured for _, measured in self._ahead.values()), default=now)
-        return (now - oldest) * self._drift
+        _, measured = self._ahead.get(server, (0.0, now))
+        return (now - measured) * self._drift
 
-    def _until(self, server: int, now: float) -> float:
+    def _until(self, server: int) -> float:
         """Return until when, by a server's clock, a vote that is asked for now may be given.
 
         Its clock is certainly not further than that: what it told was read after it was asked.
         """
-        ahead, measured = self._ahead[server]
-        return now + ahead + (now - measured) * self._drift + self.timeout
+        ahead, _ = self._ahead[server]
+        return self._clock.monotonic() + ahead + self._doubt(server) + self.timeout
 
 
 def _heard(answers: Mapping[int, Any]) -> Iterable[tuple[int, Any]]:
@@ -468,6 +468,10 @@ def _never(_answers: Answers) -> bool:
 
 def _vote(bid: Bid, node: Any) -> Any:
     return node.vote(bid)
+
+
+def _withdraw(name: str, token: str, round_: int, keep: float, node: Any) -> Any:
+    return node.withdraw(name, token, round_, keep)
 
 
 def _vote_many(bids: Sequence[Bid], node: Any) -> Any:

@@ -220,9 +220,10 @@ class QuorumVerbs:
             self._complain(answers)
 
     def _all_greeted(self, name: str) -> Verb[dict[int, Greeting]]:
-        greetings = yield from self.ballot.greet(name)
+        answers = yield from self.ballot.greet(name)
+        greetings = {n: each for n, each in answers.items() if isinstance(each, Greeting)}
         if len(greetings) < self.ballot.majority:
-            self._complain(greetings)
+            self._complain(answers)
         return greetings
 
     def _owner(self, greetings: Mapping[int, Greeting]) -> str:

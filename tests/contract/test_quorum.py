@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -262,8 +263,9 @@ def test_servers_that_refuse_are_not_told_to_be_silent(servers, store):
     for server in servers[:3]:
         with server.client() as client:
             client.set(KEYSPACE.vote("a"), "theirs")
-    with pytest.raises(BackendRefused, match=r"3 of the lock's 5 servers refused.*prefix"):
-        Lock(store, "a", lease=LEASE).acquire()
+    for call in (Lock(store, "a", lease=LEASE).acquire, partial(store.inspect, "a")):
+        with pytest.raises(BackendRefused, match=r"3 of the lock's 5 servers refused.*prefix"):
+            call()
     with servers[0].client() as client:
         client.delete(KEYSPACE.vote("a"))
     with Lock(store, "a", lease=LEASE, blocking=False):
