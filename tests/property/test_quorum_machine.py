@@ -371,7 +371,8 @@ def test_l32_a_fault_made_by_hand_is_found_in(count, scene, part, fault):
         play(count, scene, **{part: fault})
 
 
-ONLY_IN_SCENES = [CountsFromTheEnd, FirstNumber]  # not found in 3,000 examples
+ONLY_IN_SCENES = [CountsFromTheEnd, FirstNumber, OneRound]
+"""Not found by chance in 20,000 examples, or hardly."""
 FOUND = [(part, fault) for _, _, part, fault in SCENES if fault not in ONLY_IN_SCENES]
 
 
