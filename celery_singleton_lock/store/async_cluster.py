@@ -17,7 +17,7 @@ from celery_singleton_lock.model import CLAIM_LEASE
 from celery_singleton_lock.store.async_redis import Bench, in_task
 from celery_singleton_lock.store.cluster import ClusterVerbs
 from celery_singleton_lock.store.failures import FAILED, explain
-from celery_singleton_lock.store.nodes import ELSEWHERE
+from celery_singleton_lock.store.nodes import ELSEWHERE, key_of
 from celery_singleton_lock.store.scripts import Script
 from celery_singleton_lock.store.verbs import Batch, Command, Pop, Wish
 
@@ -89,13 +89,25 @@ class AsyncClusterStore:
         return await self._pop(wish)  # type: ignore[arg-type]  # the others are for workers
 
     async def _command(self, command: Command) -> Any:
-        """Send a command; one without a key, which is TIME, to the same master each time."""
-        options = dict(command.options)
-        if command.words[0] == "TIME":
-            await self.client.initialize()
-            masters = sorted(self.client.get_primaries(), key=lambda node: str(node.name))
-            options["target_nodes"] = masters[0]
-        return await self.client.execute_command(*command.words, **options)
+        """Send a command to the master that has its keys.
+
+        To a node that is named redis-py sends it once. By itself it would repeat a release of which
+        the answer was lost (it closes all connections when one node says that the Cluster is
+        down), and we could not tell that from a lock that was not ours.
+        """
+        target = {"target_nodes": await self._node(command.words)}
+        return await self.client.execute_command(*command.words, **target, **command.options)
+
+    async def _node(self, words: Sequence[Any]) -> Any:
+        """Return the master for a command; if it has no key (TIME), the same each time."""
+        await self.client.initialize()
+        if words[0] == "TIME":
+            return min(self.client.get_primaries(), key=lambda node: str(node.name))
+        try:
+            return self.client.get_node_from_key(key_of(words))
+        except failures.SlotNotCoveredError:
+            await self.client.nodes_manager.initialize()  # somebody may have it by now
+            raise
 
     async def _sent(self, commands: Sequence[Command]) -> list[Any]:
         """Send commands, some at once; an answer may be an error."""
@@ -113,8 +125,7 @@ class AsyncClusterStore:
 
     async def _pop(self, pop: Pop) -> bytes | str | None:
         """BLPOP, at the master that has the slot now."""
-        await self.client.initialize()
-        node = self.client.get_node_from_key(pop.key)
+        node = await self._node(("BLPOP", pop.key))
         bench = self._benches.get(node.name) or self._benches.setdefault(node.name, Bench(node))
         try:
             return await bench.pop(pop)

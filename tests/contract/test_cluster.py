@@ -318,6 +318,27 @@ def test_t24_a_failover_of_one_master_loses_nothing_that_was_replicated(changing
     assert store.acquire(second, Claim(NAME)).fencing_token > fence
 
 
+def test_t24_a_task_keeps_its_lock_through_a_failover(changing):
+    """AsyncLock: it is still held at the new master, and given back there."""
+    cluster, store = changing
+    old = cluster.owner(store.keyspace.lock(NAME).meta)
+    mark = store.keyspace.waited(NAME)
+
+    async def scene():
+        port = cluster.another(old).port
+        async with (
+            redis.asyncio.RedisCluster("127.0.0.1", port) as client,
+            AsyncLock(client, NAME) as lock,
+        ):
+            with old.client() as admin:
+                await asyncio.to_thread(eventually, lambda: is_replicated(admin, mark), 5)
+            await asyncio.to_thread(cluster.failover, old)
+            await lock.ensure_held()
+
+    asyncio.run(scene())
+    assert store.inspect(NAME).holders == ()
+
+
 class Waiter:
     """Waits on through the failover: a call that the old master ended is made again."""
 

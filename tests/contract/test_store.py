@@ -202,8 +202,11 @@ def test_l3_l9_l17_a_woken_waiter_that_dies_delays_the_next_by_its_claim_lease_o
     holder = held_by(store)
     dead, alive = waits(store), waits(store)
     store.release(NAME, holder.token, Ending.FINAL)
+    granted = time.monotonic()
     assert store.wait(NAME, dead.token, 1.0)  # it popped its wake-up, and died
-    assert store.claim(alive, NAME, LEASE).verdict is Verdict.WAITING
+    too_early = store.claim(alive, NAME, LEASE).verdict
+    in_time(time.monotonic() - granted, SHORT)
+    assert too_early is Verdict.WAITING
     lapse(store)
     assert store.claim(alive, NAME, LEASE).verdict is Verdict.GRANTED
 

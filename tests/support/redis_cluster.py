@@ -27,7 +27,8 @@ class RedisCluster:
     """
 
     def __init__(self, provider: Provider, replicas: int = 0, args: tuple[str, ...] = ()) -> None:
-        mode = ("--cluster-enabled", "yes", "--cluster-node-timeout", str(DOWN_AFTER))
+        patience = DOWN_AFTER if replicas else 15 * DOWN_AFTER  # nobody could take over
+        mode = ("--cluster-enabled", "yes", "--cluster-node-timeout", str(patience))
         more = ("--repl-diskless-sync-delay", "0", "--cluster-replica-validity-factor", "0")
         count = MASTERS * (1 + replicas)
         self.servers = [RedisServer(provider, args=(*mode, *more, *args)) for _ in range(count)]
