@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from celery_singleton_lock.decorator import locked
     from celery_singleton_lock.dogpile import async_get_or_set, get_or_set
     from celery_singleton_lock.extension import observe
-    from celery_singleton_lock.gate import current_lock
+    from celery_singleton_lock.gate import current_lock, current_locks
     from celery_singleton_lock.lock import Lock
     from celery_singleton_lock.resets import async_reset_all, reset_all
     from celery_singleton_lock.store.async_quorum import AsyncQuorumStore
@@ -62,6 +62,7 @@ __all__ = [
     "async_get_or_set",
     "async_reset_all",
     "current_lock",
+    "current_locks",
     "get_or_set",
     "locked",
     "observe",
@@ -80,6 +81,7 @@ _HOMES: Final = {
     "async_get_or_set": "dogpile",
     "async_reset_all": "resets",
     "current_lock": "gate",
+    "current_locks": "gate",
     "get_or_set": "dogpile",
     "locked": "decorator",
     "observe": "extension",

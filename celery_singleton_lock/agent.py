@@ -34,7 +34,8 @@ from celery_singleton_lock.events import (
     TaskBlocked,
     log_keys,
 )
-from celery_singleton_lock.gate import claim_of
+from celery_singleton_lock.gate import claim_of, options_of
+from celery_singleton_lock.kept import Kept, own_bundle, time_left
 from celery_singleton_lock.model import (
     Claim,
     Delivery,
@@ -59,13 +60,15 @@ from celery_singleton_lock.orders import (
     Park,
     Requeue,
     Revoke,
+    Settle,
     Switch,
     alike,
 )
 from celery_singleton_lock.publisher import Outbox, Publisher, pack
 from celery_singleton_lock.request import LockedRequest, about
 from celery_singleton_lock.settings import LockOptions
-from celery_singleton_lock.stamp import Stamp, doubted, task_id_of
+from celery_singleton_lock.stamp import Stamp, doubted, leaving, singles, task_id_of
+from celery_singleton_lock.store.admin import Standing
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.store.open import admin_of
 from celery_singleton_lock.watchdog import Watchdog
@@ -214,6 +217,7 @@ class Agent:
         self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
         self._later: list[tuple[float, Order]] = []
         self._minded: dict[str, Minded] = {}
+        self._kept = Kept(store, watchdog, worker, self._standing)
         self._reported: deque[str] = deque(maxlen=1000)
         self._next_beat = 0.0
         self._next_sync = 0.0
@@ -231,6 +235,8 @@ class Agent:
 
     def park(self, request: LockedRequest) -> None:
         """Keep a message in Redis, then tell the desk."""
+        if request.stamp.bundle is not None:
+            self._kept.begin(request.stamp, self._rules(request.task).lease)
         self._orders.put(Park(request))
 
     def end(self, stamp: Stamp, ending: Ending, pid: int | None) -> None:
@@ -278,17 +284,26 @@ class Agent:
 
     def drop(self, delivery: Delivery) -> None:
         """Settle a message that this worker cannot run, and has told so."""
-        stamp = Stamp(delivery.name, delivery.token, "", "", self.worker, granted=True)
-        self._orders.put(End(stamp, Ending.FINAL, None, 0.0))
+        self._orders.put(End(self._stamp_of(delivery), Ending.FINAL, None, 0.0))
 
     def give_back(self, delivery: Delivery) -> None:
         """Return a message to its place in line: this worker cannot run it, another can."""
-        stamp = Stamp(delivery.name, delivery.token, "", "", self.worker, granted=True)
-        self._orders.put(End(stamp, Ending.AGAIN, None, 0.0))
+        self._orders.put(End(self._stamp_of(delivery), Ending.AGAIN, None, 0.0))
+
+    def _stamp_of(self, delivery: Delivery) -> Stamp:
+        """Return a stamp for what is not run here."""
+        bundle = own_bundle(delivery)
+        attempt = "//" if bundle else ""
+        stamp = Stamp(delivery.name, delivery.token, attempt, "", self.worker, granted=True)
+        return stamp._replace(bundle=bundle)
 
     def watch(self, stamp: Stamp, lease: float, *, held: bool) -> None:
         """Renew a lease from now on."""
         self._watchdog.watch_later(stamp.name, stamp.token, lease, held=held, on_lost=self._on_lost)
+
+    def take_over(self, token: str) -> None:
+        """Leave to the desk what a message keeps that has come back here."""
+        self._kept.taken_over(token)
 
     def confirm(self, token: str) -> None:
         """Note that its lock was taken: if the store does not know it, it was lost."""
@@ -301,6 +316,10 @@ class Agent:
     def backend_failed(self) -> None:
         """Stop what needs Redis until it answers again."""
         self._set_down()
+
+    def keeping(self) -> int:
+        """Return how many messages that this worker has parked keep other locks meanwhile."""
+        return len(self._kept)
 
     def down_for(self) -> float:
         """Return the seconds for which Redis has not answered; 0 if it does."""
@@ -432,6 +451,7 @@ class Agent:
         steps: dict[type[Any], Callable[[Any], None]] = {
             Later: self._postpone,
             Requeue: self._requeue,
+            Settle: self._settle,
             End: self._end,
             LookUp: self._look_up,
             Delivery: self._deliver,
@@ -451,6 +471,8 @@ class Agent:
     def _park(self, parks: list[Park]) -> None:
         packed = [(park, self._parcel(park)) for park in parks]
         fitting = [(park, parcel) for park, parcel in packed if self._fits(park, parcel[2])]
+        for park, _ in fitting:
+            self._kept.free(park.request.stamp)
         asked_at = self._clock.monotonic()
         replies = self.store.park_many([parcel for _, parcel in fitting])
         for (park, _), reply in zip(fitting, replies, strict=True):
@@ -460,6 +482,16 @@ class Agent:
                 self._again(park, delay_after(reply))
             else:
                 self._parked(park.request, reply, asked_at)
+                if park.request.stamp.bundle is not None and reply.verdict is not Verdict.FULL:
+                    self._settle(Settle(park.request))
+
+    def _settle(self, order: Settle) -> None:
+        """Drop the message where it was kept before; see :meth:`Kept.settle`."""
+        request = order.request
+        try:
+            self._kept.settle(request.stamp, self._rules(request.task).lease)
+        except BackendError as error:
+            self._again(order, delay_after(error))
 
     def _fits(self, park: Park, parcel: Parcel) -> bool:
         size = len(parcel.body)
@@ -471,12 +503,20 @@ class Agent:
     def _parcel(self, park: Park) -> tuple[Owner, Claim, Parcel]:
         request = park.request
         stamp = doubted(request.stamp, self._clock.monotonic(), self._done_for)
-        options = self._rules(request.task)
+        options, ours = self._rules(request.task), {}
+        deadline = options.wait_timeout
+        if stamp.bundle is not None:
+            ours = stamp.bundle.header()
+            deadline = time_left(stamp, deadline, self._clock.monotonic())
+            options = options_of(stamp, stamp.bundle.at, options)
+            if stamp.bundle.left and not stamp.bundle.at:  # it had found room before
+                options = replace(options, max_waiting=None)
+            stamp = singles(stamp)[stamp.bundle.at]
         parcel = Parcel(
-            body=pack(request.message),
+            body=pack(request.message, ours),
             realm=self.realm,
             queue=self._queues.queue_of(request),
-            deadline=options.wait_timeout,
+            deadline=deadline,
         )
         owner = Owner(stamp.token, stamp.attempt, stamp.task, self.worker)
         return owner, claim_of(stamp, options), parcel
@@ -510,6 +550,10 @@ class Agent:
         holders = [str(each) for each in admin.inspect(stamp.name, waiters=0).holders]
         event = TaskBlocked(*about(request), holder="".join(holders[:1]), rank=standing.rank)
         self._post(self.desk.blocked, request, event, asked_at)
+
+    def _standing(self, name: str, token: str) -> Standing:
+        """Return where a message stands."""
+        return admin_of(self.store).look(name, token)  # type: ignore[arg-type]  # one of those
 
     def _hear_of_revokes(self) -> None:
         """Look for tasks that were revoked since the last look; mingle and state files count."""
@@ -555,7 +599,7 @@ class Agent:
 
     def _deliver(self, delivery: Delivery) -> None:
         if self._retired.is_set():
-            self.store.release(delivery.name, delivery.token, Ending.AGAIN)
+            self._return(delivery)
             return
         if delivery.body is None:
             delivery = self._fetched(delivery)
@@ -566,6 +610,11 @@ class Agent:
         else:
             self.counts.delivered += 1
         self._post(self._receive, delivery)
+
+    def _return(self, delivery: Delivery) -> None:
+        """Give a grant back that this worker does not use."""
+        self._kept.give_back(delivery)
+        self.store.release(delivery.name, delivery.token, Ending.AGAIN)
 
     def _fetched(self, delivery: Delivery) -> Delivery:
         return replace(delivery, body=self.store.body(delivery.name, delivery.token))
@@ -583,14 +632,16 @@ class Agent:
         if order.pid and not gone(order.pid) and self._clock.monotonic() < order.until:
             self._again(order, 0.02)
             return
-        self.store.release(
-            order.stamp.name,
-            order.stamp.token,
-            order.ending,
-            worker=self._own(),
-            done_for=self._done_for,
-            mark=doubted(order.stamp, self._clock.monotonic(), self._done_for).copy,
-        )
+        for stamp in leaving(order.stamp):
+            self.store.release(
+                stamp.name,
+                stamp.token,
+                order.ending,
+                worker=self._own(),
+                done_for=self._done_for,
+                mark=doubted(stamp, self._clock.monotonic(), self._done_for).copy,
+            )
+        self._kept.drop(order.stamp.token)
         self.counts.released_for_dead += 1
         self._post(self.desk.ended, order.stamp.token)
 
@@ -618,6 +669,7 @@ class Agent:
             self._sweep()
             self._let_run()
             self._tell_of_kept()
+            self._kept.look()
             self._hear_of_revokes()
         except BackendError as error:
             if not self._down:
@@ -785,6 +837,7 @@ class Agent:
         try:
             while self.run_once():
                 pass
+            self._kept.close()
             self._leave()
         except BackendError as error:
             logger.warning("celery-singleton-lock: leases are left to end: %s", error)
@@ -792,7 +845,7 @@ class Agent:
     def _leave(self) -> None:
         self.store.leave(self.worker, self.realm, self._queues.consumed())
         while (delivery := self.store.receive(self.worker, 0.01)) is not None:
-            self.store.release(delivery.name, delivery.token, Ending.AGAIN)
+            self._return(delivery)
 
 
 def copying(stray: Stray) -> Callable[[Publisher], None]:

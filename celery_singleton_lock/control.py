@@ -63,6 +63,7 @@ def _told(request: LockedRequest) -> dict[str, Any]:
     stamp = request.stamp
     return {
         "lock": stamp.name,
+        "locks": [part.name for part in stamp.bundle.parts] if stamp.bundle else [stamp.name],
         "token": stamp.token,
         "task": stamp.task,
         "id": request.id,

@@ -18,6 +18,7 @@ from celery import signals
 from celery.worker.state import revoked as revoked_tasks
 from celery.worker.state import task_ready, task_reserved
 
+from celery_singleton_lock.bundle import KEPT, Names, read
 from celery_singleton_lock.clock import ServerClock, SystemClock, wall_time
 from celery_singleton_lock.errors import (
     ConfigurationError,
@@ -40,7 +41,8 @@ from celery_singleton_lock.events import (
     celery_event,
     log_keys,
 )
-from celery_singleton_lock.gate import Turned, cannot_wait, reservation_for
+from celery_singleton_lock.gate import Turned, cannot_wait, options_of, reservation_for
+from celery_singleton_lock.kept import begun_again, bundled, onward, renewed
 from celery_singleton_lock.mailbox import LATER
 from celery_singleton_lock.model import CLAIM_LEASE, Delivery, Ending, Reservation, new_token
 from celery_singleton_lock.modes import ENFORCE, OFF, Modes
@@ -55,6 +57,7 @@ from celery_singleton_lock.stamp import (
     Stamp,
     attempt_of,
     loss_in,
+    singles,
     task_id_of,
 )
 
@@ -127,6 +130,10 @@ class Clerk(Protocol):
 
     def watch(self, stamp: Stamp, lease: float, *, held: bool) -> None:
         """Renew a lease from now on."""
+        ...
+
+    def take_over(self, token: str) -> None:
+        """Leave to the desk to renew what a message keeps that has come back here."""
         ...
 
     def confirm(self, token: str) -> None:
@@ -231,6 +238,7 @@ class Desk:
         self._keeps_messages = keeps
         self._flights: dict[str, Flight] = {}
         self._by_token: dict[str, LockedRequest] = {}
+        self._kin: dict[str, str] = {}
         self._suspended: list[LockedRequest] = []
         self._held_back: set[LockedRequest] = set()
         self._ending: dict[str, LockedRequest] = {}
@@ -288,7 +296,7 @@ class Desk:
         except Exception as error:  # noqa: BLE001  # the child fails the task with it
             return self._unlocked(request, error)
         task = request.task
-        return Stamp(
+        stamp = Stamp(
             name,
             new_token(),
             attempt_of(request.request_dict),
@@ -300,6 +308,7 @@ class Desk:
             settle=not task.acks_late,
             announce=True,
         )
+        return bundled(stamp, name) if isinstance(name, Names) else stamp
 
     def _keeps(self, request: LockedRequest) -> bool:
         """Return whether a request's lock is kept.
@@ -314,9 +323,9 @@ class Desk:
         if self._modes.of(request.task.name) == OFF:
             return stamp
         try:
-            return stamp._replace(
-                observed=self._name_of(request.task, request.args, request.kwargs)
-            )
+            name = self._name_of(request.task, request.args, request.kwargs)
+            observed = stamp._replace(observed=str(name))
+            return bundled(observed, name) if isinstance(name, Names) else observed
         except ArgumentsDoNotBind:
             return stamp
         except Exception as error:  # noqa: BLE001  # with its lock the task would fail
@@ -337,7 +346,8 @@ class Desk:
             flight = self._flights.get(stamp.name)
             if flight is None:
                 flight = self._flights[stamp.name] = Flight()
-            full = flight.parking > 0 or len(flight.requests) >= options.limit
+            limit = options.limit if stamp.bundle is None else options_of(stamp, 0, options).limit
+            full = flight.parking > 0 or len(flight.requests) >= limit
             parks = options.on_conflict == "park" and not stamp.granted and not self._down
             if full and parks:
                 return self._follow(flight, request)
@@ -463,6 +473,8 @@ class Desk:
         if delivery.token in self._by_token:
             return None
         late = bool(request.task.acks_late)
+        header = taken_from(request, KEPT)
+        bundle = None if header is None else read(header)
         stamp = Stamp(
             name=delivery.name,
             token=delivery.token,
@@ -472,19 +484,30 @@ class Desk:
             stamped_at=_clock.monotonic() - delivery.waited,
             granted=True,
             settle=not late,
-            announce=self._rules(request.task).on_lost == "abort",
+            announce=bundle is not None or self._rules(request.task).on_lost == "abort",
             error=_verdict(delivery),
+            bundle=bundle,
         )
-        request.desk, request.stamp = self, stamp
-        request.delivered = request.took = request.was_blocked = True
+        request.desk, request.stamp, request.was_blocked = self, stamp, True
+        if bundle is not None and bundle.here.token != stamp.token:  # another had it, and may run
+            request.stamp = stamp = stamp._replace(bundle=renewed(bundle, stamp.token))
+            if stamp.bundle is None and delivery.verdict == "granted":
+                return self._move(request, begun_again(stamp, bundle, frees=()))
+        request.delivered = True
+        request.took = stamp.bundle is None
         self._by_token[stamp.token] = request
         self._hush(request)
         if delivery.verdict == "revoked":
             revoked_tasks.add(request.id)  # another worker may have heard of it, and this one not
         if request.revoked():
             return self.on_landed(request, gone=True)
-        lease = min(CLAIM_LEASE, self._rules(request.task).lease)
+        longest = self._rules(request.task).lease
+        lease = min(CLAIM_LEASE, longest)
         self._clerk.watch(stamp, lease, held=True)  # renewed while it waits for its slot
+        if stamp.bundle is not None:
+            self._clerk.take_over(stamp.token)
+        for kept in _kept(stamp):
+            self._clerk.watch(kept, longest, held=True)
         task_reserved(request)
         self._tell(request, _delivered(request, delivery))
         self(request)
@@ -553,7 +576,10 @@ class Desk:
         """The pool begins: renew the lease, which is taken any moment now."""
         stamp = request.stamp
         if stamp.name and stamp.error is None:
-            self._clerk.watch(stamp, self._rules(request.task).lease, held=stamp.granted)
+            lease = self._rules(request.task).lease
+            self._clerk.watch(stamp, lease, held=stamp.granted)
+            for other in _others(stamp) if stamp.bundle else ():
+                self._clerk.watch(other, lease, held=False)
             if request.took:
                 self._acquired(request)
 
@@ -569,6 +595,9 @@ class Desk:
                 self._clerk.report_loss(lost, "It was noticed when the task had ended.")
             return
         self._clerk.confirm(notice)
+        for other in _others(request.stamp) if request.stamp.bundle else ():
+            self._kin[other.token] = notice
+            self._clerk.confirm(other.token)
         self._acquired(request)
         request.decided()
         request.took = request.told = True
@@ -592,6 +621,10 @@ class Desk:
         request.parking = True
         request.undecide()
         request.is_twin = turned.verdict == "twin"
+        unheard = turned.verdict == "gone" and stamp.settle and stamp.copy
+        if stamp.bundle is not None and (turned.bundle or unheard or turned.verdict == "again"):
+            self._move(request, onward(stamp, stamp.bundle, turned.bundle))
+            return True
         requeues = self._requeues(request) and not request.delivered
         if turned.verdict in {"blocked", "twin"} and requeues:
             self.on_landed(request, gone=False)
@@ -607,9 +640,16 @@ class Desk:
         else:
             self.park(request)
         self.on_landed(request, gone=False)  # last: it lets those go on who arrived later
-        if turned.verdict == "gone" and stamp.settle and stamp.copy:
+        if unheard:
             self._take_anew(request)
         return True
+
+    def _move(self, request: LockedRequest, stamp: Stamp) -> None:
+        """Park a task that has several locks: at the first that is busy, or at its first again."""
+        self.on_landed(request, gone=False)
+        request.stamp = stamp
+        request.took = request.delivered = False
+        self.park(request)
 
     def _requeues(self, request: LockedRequest) -> bool:
         """Whether a message that cannot run goes back to the broker, and is not kept in Redis."""
@@ -688,7 +728,7 @@ class Desk:
 
     def interruptible(self, token: str) -> LockedRequest | None:
         """Return the request that is to be interrupted, since its lock was lost."""
-        request = self._by_token.get(token)
+        request = self._of(token)
         if request is None or not request.told:
             return None
         return request if self._rules(request.task).on_lost == "abort" else None
@@ -708,7 +748,10 @@ class Desk:
         if not stamp.name:
             return
         self._clerk.forget(stamp.token)
-        unclaimed = stamp.granted and stamp.error is not None
+        for other in _others(stamp) if stamp.bundle else ():
+            self._kin.pop(other.token, None)
+            self._clerk.forget(other.token)
+        unclaimed = stamp.error is not None and (stamp.granted or bool(_kept(stamp)))
         if unclaimed or (gone and (request.accepted or stamp.granted)):
             dying = request.worker_pid if gone and self._children else None
             self._ending[stamp.token] = request
@@ -830,12 +873,16 @@ class Desk:
 
     def who(self, token: str) -> tuple[str, str]:
         """Return name and id of the task that a delivery in this worker's hands is of."""
-        request = self._by_token.get(token)
+        request = self._of(token)
         return ("", "") if request is None else (request.task.name, request.id)
 
     def has(self, token: str) -> bool:
         """Return whether a delivery is in this worker's hands."""
-        return token in self._by_token
+        return self._of(token) is not None
+
+    def _of(self, token: str) -> LockedRequest | None:
+        """Return the delivery that has this token, or has taken one of its locks by it."""
+        return self._by_token.get(self._kin.get(token, token))
 
     def busy(self) -> bool:
         """Return whether anything is in the pool, or on its way there."""
@@ -893,6 +940,16 @@ class Desk:
 
 def _unheard(name: str, /, **fields: Any) -> None:
     """Stand in for a dispatcher."""
+
+
+def _others(stamp: Stamp) -> list[Stamp]:
+    """Return stamps for the other locks of a delivery that has several."""
+    return [each for each in singles(stamp) if each.token != stamp.token]
+
+
+def _kept(stamp: Stamp) -> list[Stamp]:
+    """Return stamps for the locks that a delivery has kept while it was parked."""
+    return [] if stamp.bundle is None else singles(stamp)[: stamp.bundle.at]
 
 
 def _verdict(delivery: Delivery) -> Exception | None:

@@ -20,6 +20,7 @@ from celery import states
 from celery.exceptions import TaskRevokedError
 from celery.result import EagerResult
 
+from celery_singleton_lock.bundle import names_in
 from celery_singleton_lock.errors import (
     BackendError,
     LockConflict,
@@ -28,10 +29,11 @@ from celery_singleton_lock.errors import (
     LockWaitTimeout,
     SingletonLockError,
 )
-from celery_singleton_lock.gate import Turned, current_lock, entered
+from celery_singleton_lock.gate import Turned, current_locks, entered, in_place
 from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.model import LockView, why_busy
 from celery_singleton_lock.naming import ArgumentsDoNotBind
+from celery_singleton_lock.row import Row
 from celery_singleton_lock.settings import LockOptions
 from celery_singleton_lock.store.base import Store
 
@@ -54,11 +56,11 @@ class Frame:
     def __init__(self, task_id: str, name: str, outer: frozenset[str]) -> None:
         """Begin without the lock."""
         self.task_id, self.name, self.outer = task_id, name, outer
-        self.lock: Lock | None = None
+        self.lock: Lock | Row | None = None
 
     def names(self) -> frozenset[str]:
         """Return the names that are held here."""
-        return self.outer | {self.name} if self.lock is not None else self.outer
+        return self.outer | names_in(self.name) if self.lock is not None else self.outer
 
 
 _frame: ContextVar[Frame | None] = ContextVar("celery_singleton_lock_eager", default=None)
@@ -119,7 +121,7 @@ class EagerGate:
             name = self._name_of(task, *as_sent(task, args, kwargs))
         except Exception:  # noqa: BLE001  # the run itself comes to it, and fails with it
             return
-        if name in _held():
+        if names_in(name) & _held():
             msg = (
                 f"{task.name} is called, to run at once, by a task that holds the same lock "
                 f"{name!r}, and would wait for its own caller. Call the function itself "
@@ -168,7 +170,7 @@ class EagerGate:
         except ArgumentsDoNotBind:
             return ""  # the call itself fails, and needs no lock
 
-    def _take(self, name: str, options: LockOptions) -> Lock | None:
+    def _take(self, name: str, options: LockOptions) -> Lock | Row | None:
         """Return the lock, held; or None to run without.
 
         Raises:
@@ -176,7 +178,7 @@ class EagerGate:
             LockError: it was not to be had.
             BackendError: Redis does not answer, and nobody could keep the task until it does.
         """
-        lock = Lock(self._store(), name, lease=options.lease, limit=options.limit)
+        lock = in_place(self._store(), name, options)
         try:
             if lock.acquire(blocking=False) or self._wait(lock, options):
                 return lock
@@ -188,7 +190,7 @@ class EagerGate:
         waited = f"Waited {options.wait_timeout:g} s for the lock {name!r} (lock_wait_timeout)."
         raise LockWaitTimeout(waited, name)
 
-    def _wait(self, lock: Lock, options: LockOptions) -> bool:
+    def _wait(self, lock: Lock | Row, options: LockOptions) -> bool:
         """Wait in place, unless the policy says something else."""
         view = self._store().inspect(lock.name, waiters=1)
         refusal = _refusal(view, options)
@@ -228,10 +230,11 @@ def skipped(task: Any, result: EagerResult) -> EagerResult:
 
 def _held() -> frozenset[str]:
     """Return the names of all locks that the running tasks hold, the innermost and those around."""
-    frame, lock = _frame.get(), current_lock()
+    frame = _frame.get()
     around = frame.names() if frame is not None else frozenset()
-    given_back = isinstance(lock, Lock) and not lock.held
-    return around if given_back or not lock.name else around | {lock.name}
+    return around | {
+        lock.name for lock in current_locks() if lock.held or not isinstance(lock, Lock)
+    }
 
 
 def _is_inside(task_id: str) -> bool:

@@ -25,6 +25,7 @@ from celery_singleton_lock.events import (
     celery_event,
 )
 from celery_singleton_lock.gate import Gate, Run, take_stamp
+from celery_singleton_lock.gather import Gathering
 from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.mailbox import announcer
 from celery_singleton_lock.modes import ENFORCE, OFF
@@ -38,6 +39,7 @@ from celery_singleton_lock.settings import (
     parse_settings,
     resolve_options,
 )
+from celery_singleton_lock.several import SeveralNamer, compile_names
 from celery_singleton_lock.store.connect import connect
 from celery_singleton_lock.store.open import open_store
 from celery_singleton_lock.store.quorum import TIMEOUT
@@ -76,7 +78,7 @@ class Extension:
         self.announce: Callable[[str], None] = announcer()
         self.listen: Callable[[], None] = _deaf
         self.observers = Observers()
-        self._namers: dict[str, Namer] = {}
+        self._namers: dict[str, Namer | SeveralNamer] = {}
         self._options: dict[str, LockOptions] = {}
         self._store: RedisStore | TaskQuorum | None = None
         self._store_pid = 0
@@ -92,6 +94,10 @@ class Extension:
         declared = declared_options(task)
         check_unknown(task.name, declared)
         resolve_options(task.name, declared, None)
+        if declared.get("lock_keys") is not None:
+            several = compile_names(task.name, task.run, declared["lock_keys"])
+            self._namers[task.name] = several
+            return
         self._namers[task.name] = compile_name(
             task.name,
             task.run,
@@ -132,7 +138,7 @@ class Extension:
         return found
 
     def name_of(self, task: Any, args: Any, kwargs: Any) -> str:
-        """Return the name of the lock that a call takes.
+        """Return the name of the lock that a call takes; of several locks their ``Names``.
 
         Raises:
             LockNameError: none can be made.
@@ -239,7 +245,10 @@ class Extension:
     @cached_property
     def gate(self) -> Gate:
         """What takes and gives back locks around tasks."""
-        return Gate(self.store, self._announced, self.settings.done_for, self.name_of, self._listen)
+        done_for = self.settings.done_for
+        gate = Gate(self.store, self._announced, done_for, self.name_of, self._listen)
+        gate.gathering = Gathering(gate, self.store, self._announced, done_for)
+        return gate
 
     def _listen(self) -> None:
         """Have this process hear of lost locks; likewise."""

@@ -11,9 +11,11 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from threading import Event
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from billiard.einfo import ExceptionInfo
 from celery import states
@@ -22,6 +24,7 @@ from celery.app.trace import TraceInfo, task_has_custom, trace_ok_t
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 from celery_singleton_lock.bounds import MAX_WAIT
+from celery_singleton_lock.bundle import Bundle
 from celery_singleton_lock.clock import SystemClock, seconds_until
 from celery_singleton_lock.errors import (
     BackendError,
@@ -46,6 +49,7 @@ from celery_singleton_lock.model import (
 )
 from celery_singleton_lock.modes import OFF
 from celery_singleton_lock.naming import ArgumentsDoNotBind
+from celery_singleton_lock.row import Row
 from celery_singleton_lock.settings import LockOptions
 from celery_singleton_lock.stamp import (
     COPY,
@@ -55,9 +59,13 @@ from celery_singleton_lock.stamp import (
     attempt_of,
     doubted,
     notice_of_loss,
+    singles,
 )
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.turn import stand_in_line
+
+if TYPE_CHECKING:
+    from celery_singleton_lock.gather import Gathering
 
 logger = logging.getLogger(__name__)
 _clock = SystemClock()
@@ -66,22 +74,28 @@ _HOST: Final = os.uname().nodename
 ALONE_RETRY: Final = 0.5
 """Seconds between two tries of a task that waits for Redis in its slot."""
 
-_current: ContextVar[TaskLock | Lock | None] = ContextVar("celery_singleton_lock", default=None)
+_current: ContextVar[TaskLock | Lock | Row | None] = ContextVar(
+    "celery_singleton_lock", default=None
+)
 
 
 class Turned(Ignore):  # type: ignore[misc]  # celery is untyped
     """The task was not run; the main process decides what becomes of its message.
 
     Args:
-        verdict: ``blocked``, ``twin``, ``done``, ``gone``, ``unavailable`` or ``skipped``.
+        verdict: ``blocked``, ``twin``, ``done``, ``gone``, ``again`` (one of the locks that it kept
+            was lost), ``unavailable`` or ``skipped``.
         reason: for people.
         rank: place in the queue that it would have, 1 is next.
+        bundle: of several locks, those that it has, and the one that is busy.
     """
 
-    def __init__(self, verdict: str, reason: str = "", rank: int = 0) -> None:
+    def __init__(
+        self, verdict: str, reason: str = "", rank: int = 0, bundle: Bundle | None = None
+    ) -> None:
         """Keep the fields as ``args``, so that the exception travels to the main process."""
-        super().__init__(verdict, reason, rank)
-        self.verdict, self.reason, self.rank = verdict, reason, rank
+        super().__init__(verdict, reason, rank, bundle)
+        self.verdict, self.reason, self.rank, self.bundle = verdict, reason, rank, bundle
 
 
 class TaskLock:
@@ -165,10 +179,14 @@ class TaskLock:
             return False
         asked = self._store.clock.monotonic()
         held = bool(self._store.extend([(self.name, self.token, self._lease)])[0])
+        self.heard(asked, held=held)
+        return held
+
+    def heard(self, asked: float, *, held: bool) -> None:
+        """Note what the store said when it was asked at ``asked``."""
         self._asked_at, self._lost = asked, not held
         if held:
             self._valid_until = asked + self._lease
-        return held
 
 
 class NoLock:
@@ -184,9 +202,25 @@ class NoLock:
         """Do nothing: there is no lock that could be lost."""
 
 
-def current_lock() -> TaskLock | Lock | NoLock:
-    """Return the lock of the running task; an inert one where no lock is taken."""
+def current_lock() -> TaskLock | Lock | Row | NoLock:
+    """Return the lock of the running task; an inert one where no lock is taken.
+
+    Of a task with ``lock_keys`` it stands for all of its locks, and has the name and the fencing
+    token of the first.
+    """
     return _current.get() or NoLock()
+
+
+def current_locks() -> tuple[TaskLock | Lock, ...]:
+    """Return all locks of the running task, in the order in which they were taken.
+
+    Each has its own fencing token. Empty where no lock is taken; one where the task has one.
+    """
+    lock = _current.get()
+    if lock is None:
+        return ()
+    several: tuple[TaskLock | Lock, ...] = getattr(lock, "locks", ())
+    return several or (lock,)  # type: ignore[return-value]  # a Row has several
 
 
 class Run(NamedTuple):
@@ -218,6 +252,9 @@ class Gate:
         name_of: task, args, kwargs -> lock name.
         listen: has the process hear of the loss of a lock, where it can.
     """
+
+    gathering: Gathering
+    """Takes the locks of tasks that have several; joined by who makes both."""
 
     def __init__(
         self,
@@ -268,7 +305,7 @@ class Gate:
             return run.go()
         except Exception as error:  # noqa: BLE001  # the task fails with it
             return fail(run, error)
-        lock = Lock(self._store(), name, lease=options.lease, limit=options.limit)
+        lock = in_place(self._store(), name, options)
         try:
             self._refuse_copies(run, lock)
             held = self._take_alone(lock, run.task.name, options)
@@ -316,37 +353,40 @@ class Gate:
 
     def _observed(self, run: Run, stamp: Stamp, options: LockOptions) -> Any:
         """Run a task without its lock, and write down what that would have done."""
-        owner = owner_of(stamp)
-        claim = Claim(stamp.observed, options.lease, options.limit)
-        waits = options.on_conflict not in {"skip", "fail"}
+        waits, go = options.on_conflict not in {"skip", "fail"}, run.go
+        for number, each in reversed(list(enumerate(singles(stamp)))):
+            limit = options_of(stamp, number, options).limit
+            claim = Claim(each.name or stamp.observed, options.lease, limit)
+            go = partial(self._lookout.watch, owner_of(each), claim, go, waits=waits)
         try:
-            return self._lookout.watch(owner, claim, run.go, waits=waits)
+            return go()
         except SoftTimeLimitExceeded as error:  # while it was written down that the task begins
             return fail(run, error)
 
-    def _run_alone(self, run: Run, lock: Lock) -> Any:
+    def _run_alone(self, run: Run, lock: Lock | Row) -> Any:
         try:
             return under(lock, run)
         finally:
             with suppress(SingletonLockError):
                 lock.release()
 
-    def _refuse_copies(self, run: Run, lock: Lock) -> None:
+    def _refuse_copies(self, run: Run, lock: Lock | Row) -> None:
         """Turn away a copy of a message that is kept, or has ended: it would run a second time."""
         copy_of = take_out(run.request, COPY)
         if copy_of is not None and self._is_elsewhere(run, lock, *copy_of):
             verdict = "done"
             raise Turned(verdict, "the message itself is kept, or has ended")
 
-    def _is_elsewhere(self, run: Run, lock: Lock, name: str, token: str) -> bool:
+    def _is_elsewhere(self, run: Run, lock: Lock | Row, name: str, token: str) -> bool:
         if self._store().body(name, token) is not None:
             return True
         owner = Owner(new_token(), attempt_of(run.request))
+        name = getattr(lock, "locks", (lock,))[0].name  # of several the first knows copies
         reply = self._store().acquire(owner, Claim(name, lock.lease, lock.limit, copy=True))
         self._store().release(name, owner.token, Ending.AGAIN)
         return reply.verdict in {Verdict.DONE, Verdict.TWIN}
 
-    def _take_alone(self, lock: Lock, task: str, options: LockOptions) -> bool:
+    def _take_alone(self, lock: Lock | Row, task: str, options: LockOptions) -> bool:
         """Return whether the lock is held; False only if the task may run without it."""
         store = self._store()
         clock = store.clock
@@ -376,24 +416,30 @@ class Gate:
             raise stamp.error
         if not stamp.name:
             return None
+        if stamp.bundle is not None:
+            return self.gathering.enter(stamp, options)
+        return self._take(stamp, options)
+
+    def _take(self, stamp: Stamp, options: LockOptions) -> TaskLock | None:
+        """Return the one lock of a task, or None to run without."""
         store = self._store()
         asked = store.clock.monotonic()
         try:
             reply = ask(store, doubted(stamp, asked, self._done_for), options)
         except BackendError as error:
-            return self._without_backend(stamp, options, error)
+            return self.without_backend(stamp, options, error)
         except BaseException:
-            self._leave(stamp, Ending.FINAL)  # interrupted between grant and bookkeeping
+            self.leave(stamp, Ending.FINAL)  # interrupted between grant and bookkeeping
             raise
         if reply.verdict is not Verdict.GRANTED:
-            raise self._refusal(stamp, options, reply)
+            raise self.refusal(stamp, options, reply)
         if stamp.announce:
             self._announce(stamp.token)
         if reply.limit != options.limit:
-            self._warn_of_limit(stamp, options, reply)
+            self.warn_of_limit(stamp, options, reply)
         return TaskLock(store, stamp, reply, options.lease, asked + reply.lease)
 
-    def _warn_of_limit(self, stamp: Stamp, options: LockOptions, reply: Reply) -> None:
+    def warn_of_limit(self, stamp: Stamp, options: LockOptions, reply: Reply) -> None:
         """Say once per task that live declarations of a lock's limit differ."""
         if stamp.task not in self._warned:
             self._warned.add(stamp.task)
@@ -406,9 +452,10 @@ class Gate:
                 stamp.name,
             )
 
-    def _without_backend(
+    def without_backend(
         self, stamp: Stamp, options: LockOptions, error: BackendError
     ) -> TaskLock | None:
+        """Return None to run without a lock, if the task may; else raise what becomes of it."""
         if options.on_backend_error == "fail":
             raise error
         if options.on_backend_error == "run":
@@ -416,7 +463,8 @@ class Gate:
             return None
         raise Turned(verdict="unavailable", reason=str(error)) from error
 
-    def _refusal(self, stamp: Stamp, options: LockOptions, reply: Reply) -> Exception:
+    def refusal(self, stamp: Stamp, options: LockOptions, reply: Reply) -> Exception:
+        """Return how a task is turned away, or ends, that did not get its lock."""
         if reply.verdict in {Verdict.TWIN, Verdict.DONE}:
             return Turned(reply.verdict.value, "another copy of this attempt is here")
         if stamp.granted:
@@ -457,12 +505,12 @@ class Gate:
                 kept = self._reservation(run, stamp, outcome, options)
         except Reject as reject:
             ending = Ending.AGAIN if reject.requeue else Ending.FINAL
-            self._leave(stamp, ending, lock)
+            self.leave(stamp, ending, lock)
             raise
         except Exception:
-            self._leave(stamp, ending, lock)
+            self.leave(stamp, ending, lock)
             raise
-        self._leave(stamp, ending, lock, kept)
+        self.leave(stamp, ending, lock, kept)
         return outcome
 
     def _reservation(
@@ -477,7 +525,7 @@ class Gate:
                 return reservation_for(run.request, again, options.lease)
         return None
 
-    def _leave(
+    def leave(
         self,
         stamp: Stamp,
         ending: Ending,
@@ -485,6 +533,8 @@ class Gate:
         kept: Reservation | None = None,
     ) -> None:
         """Release; a soft time limit that strikes meanwhile only makes it start again."""
+        if stamp.bundle is not None:
+            return self.gathering.leave(stamp, ending, lock)
         for _ in range(2):
             try:
                 return self._release(stamp, ending, lock, kept)
@@ -540,7 +590,7 @@ def wait(store: Store, owner: Owner, claim: Claim, options: LockOptions) -> Repl
     return reply._replace(lease=reply.lease + asked - began)
 
 
-def _acquired_alone(lock: Lock, options: LockOptions, patience: float, store: Store) -> bool:
+def _acquired_alone(lock: Lock | Row, options: LockOptions, patience: float, store: Store) -> bool:
     """Take the lock as the task's policy says, waiting in the slot for ``patience`` seconds."""
     if options.on_conflict not in {"skip", "fail"}:
         if lock.acquire(blocking_timeout=patience):
@@ -568,6 +618,21 @@ def owner_of(stamp: Stamp) -> Owner:
     return Owner(stamp.token, stamp.attempt, stamp.task, stamp.worker, _HOST, os.getpid())
 
 
+def options_of(stamp: Stamp, number: int, options: LockOptions) -> LockOptions:
+    """Return a task's options as they are for one of its locks, which may have its own limit."""
+    limit = None if stamp.bundle is None else stamp.bundle.parts[number].limit
+    return options if limit in {None, options.limit} else replace(options, limit=limit)
+
+
+def in_place(store: Store, name: str, options: LockOptions) -> Lock | Row:
+    """Return what takes a task's lock, or all of several, where it runs."""
+    keys = getattr(name, "keys", ((name, None),))
+    locks = [
+        Lock(store, each, lease=options.lease, limit=limit or options.limit) for each, limit in keys
+    ]
+    return Row(locks, store.clock) if len(locks) > 1 else locks[0]
+
+
 def claim_of(stamp: Stamp, options: LockOptions) -> Claim:
     """Return what a stamped task asks of its lock."""
     return Claim(
@@ -581,7 +646,7 @@ def claim_of(stamp: Stamp, options: LockOptions) -> Claim:
     )
 
 
-def under(lock: TaskLock | Lock, run: Run) -> Any:
+def under(lock: TaskLock | Lock | Row, run: Run) -> Any:
     """Run a task with ``lock`` as the current one."""
     entered = _current.set(lock)
     try:
@@ -606,7 +671,7 @@ def reservation_for(request: Mapping[str, Any], retry: Any, lease: float) -> Res
 
 
 @contextmanager
-def entered(lock: TaskLock | Lock | None) -> Iterator[None]:
+def entered(lock: TaskLock | Lock | Row | None) -> Iterator[None]:
     """Make ``lock`` the current one; None in a run without. Not on the hot path: see ``under``."""
     token = _current.set(lock)
     try:

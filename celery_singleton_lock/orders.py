@@ -35,6 +35,13 @@ class Requeue:
 
 
 @dataclass(frozen=True, slots=True)
+class Settle:
+    """Drop a message of a task with several locks where it was kept before it was parked."""
+
+    request: LockedRequest
+
+
+@dataclass(frozen=True, slots=True)
 class LookUp:
     """See what became of the message of which ``request`` is a copy."""
 
@@ -101,7 +108,20 @@ class Later:
     order: Requeue
 
 
-Order = Later | Park | Requeue | End | LookUp | Lost | Revoke | Switch | Errand | Leave | Delivery
+Order = (
+    Later
+    | Park
+    | Requeue
+    | Settle
+    | End
+    | LookUp
+    | Lost
+    | Revoke
+    | Switch
+    | Errand
+    | Leave
+    | Delivery
+)
 
 
 def alike(orders: list[Order]) -> Iterator[list[Order]]:

@@ -11,6 +11,7 @@ import queue
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any, Final
 
 from kombu.connection import Connection
@@ -19,6 +20,7 @@ from kombu.messaging import Producer
 from kombu.transport.pyamqp import Transport as PyAMQP
 from kombu.utils import json
 
+from celery_singleton_lock.bundle import KEPT
 from celery_singleton_lock.stamp import COPY, REQUEUED, STAMP
 
 logger = logging.getLogger(__name__)
@@ -27,7 +29,7 @@ CONFIRMED_WITHIN: Final = 10.0
 """Seconds for which a publish waits for RabbitMQ to confirm it."""
 
 _ROUTE: Final = ("exchange", "routing_key")
-_STRIPPED: Final = frozenset({STAMP, COPY, REQUEUED, "redelivered"})
+_STRIPPED: Final = frozenset({STAMP, COPY, REQUEUED, KEPT, "redelivered"})
 _NOT_SENT: Final = frozenset(
     {
         "delivery_info",  # these three are the virtual transports'; a copy is given its own
@@ -48,6 +50,8 @@ _HISTORY: Final = (
     "x-acquired-count",
 )
 """Headers in which a broker tells what befell a message; of a copy they would not be true."""
+
+_NOT_TRUE: Final = (*_HISTORY, KEPT)
 
 
 class ParkedMessage(Message):
@@ -88,17 +92,18 @@ class ParkedMessage(Message):
         self._state = "REQUEUED"
 
 
-def pack(message: Message) -> bytes:
+def pack(message: Message, ours: Mapping[str, Any] = MappingProxyType({})) -> bytes:
     """Return a message as the bytes to keep.
 
     Args:
         message: from the broker, or parked before.
+        ours: headers that are kept with it, and are not sent to the broker again.
     """
     raw = message.body
     head = {
         "content_type": message.content_type,
         "content_encoding": message.content_encoding,
-        "headers": _kept(message.headers),
+        "headers": {**_kept(message.headers), **ours},
         "properties": _kept_properties(message.properties),
         "route": _route(message.delivery_info),
         "text": isinstance(raw, str),
@@ -198,7 +203,7 @@ class Publisher:
 
     def _publish(self, kept: bytes, queue: str, ours: Mapping[str, Any]) -> None:
         message = unpack(kept)
-        headers = {k: v for k, v in message.headers.items() if not k.startswith(_HISTORY)}
+        headers = {k: v for k, v in message.headers.items() if not k.startswith(_NOT_TRUE)}
         fields = {
             "compression": headers.pop("compression", None),
             "headers": {**headers, **ours},

@@ -214,13 +214,13 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
         elif not (isinstance(error, Turned) and self.desk.on_turned(self, error)):
             if not isinstance(error, _NEVER_RAN):
                 self.desk.on_ran(self)
-            elif isinstance(error, _REFUSED) and error.name == self.stamp.name:
+            elif isinstance(error, _REFUSED) and self.stamp.concerns(error.name):
                 self.desk.on_refused(self, error)
             self.decided()
             try:
                 super().on_failure(exc_info, *args, **kwargs)
             finally:
-                if isinstance(error, LockLost) and error.name == self.stamp.name:
+                if isinstance(error, LockLost) and self.stamp.concerns(error.name):
                     self.desk.on_lost(self)
                 self.desk.on_landed(self, gone=isinstance(error, _PROCESS_GONE))
 

@@ -288,6 +288,8 @@ def resolve_options(
             values[field.name] = getattr(defaults, field.name)
     options = LockOptions(**values)
     _check_together(task_name, attributes, options, final=settings is not None)
+    if attributes.get("lock_keys") is not None:
+        _check_for_several(task_name, attributes, options, settings)
     if settings is not None and settings.is_quorum:
         _check_for_quorum(task_name, options, settings)
     _warn_of_idle(task_name, attributes, options)
@@ -317,6 +319,37 @@ def _check_together(
         Place("lock_requeue_delay", task_name).refuse(
             options.requeue_delay,
             f"it is longer than lock_requeue_max ({options.requeue_max:g}), which bounds it",
+        )
+
+
+def _check_for_several(
+    task_name: str, attributes: Mapping[str, Any], options: LockOptions, settings: Settings | None
+) -> None:
+    """Refuse what does not go with several locks of one task."""
+    for other in ("lock_key", "lock_args"):
+        if attributes.get(other) is not None:
+            Place(other, task_name).refuse(
+                attributes[other],
+                "lock_keys is given too, and each is the whole answer. Keep lock_keys, and put "
+                "this into it",
+            )
+    if options.on_full == "replace":
+        Place("lock_on_full", task_name).refuse(
+            "replace",
+            "with lock_keys another task may have the same first lock, and different others. Use "
+            '"skip" or "fail"',
+        )
+    if options.on_retry == "keep":
+        Place("lock_on_retry", task_name).refuse(
+            "keep",
+            "with lock_keys the next attempt may take other locks, and would have kept ones out of "
+            'their order. Use "release"',
+        )
+    if settings is not None and settings.is_quorum:
+        Place("lock_keys", task_name).refuse(
+            attributes["lock_keys"],
+            "with several servers in singleton_lock_backend a task has one lock. Use one Redis, "
+            "or lock_key",
         )
 
 
@@ -371,6 +404,7 @@ def _warn_of_idle(task_name: str, attributes: Mapping[str, Any], options: LockOp
 
 _TASK_OPTIONS: Final = (
     "lock_key",
+    "lock_keys",
     "lock_args",
     *(f"lock_{field.name}" for field in dataclasses.fields(LockOptions)),
 )

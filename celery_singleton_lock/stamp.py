@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from typing import Any, Final, NamedTuple
 
+from celery_singleton_lock.bundle import Bundle
+
 STAMP: Final = "celery_singleton_lock"
 """Key of the stamp in a request."""
 
@@ -46,6 +48,7 @@ class Stamp(NamedTuple):
         error: why the task must fail instead of run.
         observed: name of the lock that the task would take, where it runs without and that is
             to be written down; then ``name`` is empty.
+        bundle: all locks, if the task has several; ``name`` and ``token`` are those of one.
     """
 
     name: str
@@ -61,10 +64,55 @@ class Stamp(NamedTuple):
     announce: bool = False
     error: Exception | None = None
     observed: str = ""
+    bundle: Bundle | None = None
+
+    def concerns(self, name: str) -> bool:
+        """Return whether a lock is this delivery's."""
+        return name == self.name or (
+            self.bundle is not None and any(part.name == name for part in self.bundle.parts)
+        )
 
 
 UNSTAMPED: Final = Stamp("", "", "", "", "")
 """Stands in a request that has not passed the desk yet."""
+
+
+def singles(stamp: Stamp) -> list[Stamp]:
+    """Return a stamp for each of a delivery's locks, in order, as if it were the only one.
+
+    The end of a task that was parked is remembered at its first lock, where copies are told apart.
+    At the others each delivery has an attempt of its own.
+    """
+    bundle = stamp.bundle
+    if bundle is None:
+        return [stamp]
+    task_id, retries, _ = stamp.attempt.rsplit("/", 2)
+    alone = f"{task_id}/{retries}/{bundle.turn}"
+    return [
+        stamp._replace(
+            name=part.name,
+            token=part.token,
+            attempt=alone if number else stamp.attempt,
+            copy=not number and (stamp.copy or stamp.granted),
+            granted=stamp.granted and number == bundle.at,
+            place=bundle.place,
+            bundle=None,
+        )
+        for number, part in enumerate(bundle.parts)
+    ]
+
+
+def leaving(stamp: Stamp) -> list[Stamp]:
+    """Return the stamps of :func:`singles` in the order in which locks are given back.
+
+    The lock at which the message may be kept is the last: whoever gets it then finds the others
+    free.
+    """
+    if stamp.bundle is None:
+        return [stamp]
+    each = singles(stamp)
+    here = each.pop(stamp.bundle.at)
+    return [*reversed(each), here]
 
 
 def notice_of_loss(stamp: Stamp) -> str:

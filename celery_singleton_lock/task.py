@@ -12,8 +12,16 @@ from typing import Any, Final
 from celery import Task
 
 from celery_singleton_lock.extension import Extension, install
-from celery_singleton_lock.gate import NoLock, Run, TaskLock, current_lock, entered
+from celery_singleton_lock.gate import (
+    NoLock,
+    Run,
+    TaskLock,
+    current_lock,
+    current_locks,
+    entered,
+)
 from celery_singleton_lock.lock import Lock
+from celery_singleton_lock.row import Row
 
 
 class LockedTask(Task):  # type: ignore[misc]  # celery is untyped
@@ -23,6 +31,8 @@ class LockedTask(Task):  # type: ignore[misc]  # celery is untyped
 
     * ``lock_key``: template over the arguments (``"account:{account_id}"``), or a callable with the
       task's signature; without it each different call has its own lock.
+    * ``lock_keys``: instead, a list of such templates, or a dict of them with the limit of each:
+      the task takes all of these locks (docs/several-locks.md).
     * ``lock_args``: instead, names of the arguments that count.
     * ``lock_lease`` (30 seconds), ``lock_limit`` (1), ``lock_on_conflict`` (``"park"``),
       ``lock_wait_timeout``, ``lock_max_waiting``, ``lock_on_full``, ``lock_on_retry``,
@@ -54,10 +64,19 @@ class LockedTask(Task):  # type: ignore[misc]  # celery is untyped
         extension.declare(cls())
 
     @property
-    def lock(self) -> TaskLock | Lock | NoLock:
-        """The lock of the running task; an inert one in an unlocked run."""
+    def lock(self) -> TaskLock | Lock | Row | NoLock:
+        """The lock of the running task; an inert one in an unlocked run.
+
+        With ``lock_keys`` it stands for all of them, with the name and fencing token of the first.
+        """
         request = self.request_stack.top  # None in a thread that the task has started
         return NoLock() if request is not None and request.called_directly else current_lock()
+
+    @property
+    def locks(self) -> tuple[TaskLock | Lock, ...]:
+        """All locks of the running task, in the order in which they were taken; empty without."""
+        request = self.request_stack.top
+        return () if request is not None and request.called_directly else current_locks()
 
     def apply(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
         """Run the task here and now; under its lock if ``singleton_lock_eager`` is set.

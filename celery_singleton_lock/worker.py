@@ -246,7 +246,7 @@ class Crew:
         """Interrupt the task whose lock was lost, in a pool of processes. Runs in the main loop."""
         request = self.desk.interruptible(token)
         if request is not None and self.kind == "prefork":
-            self.board.interrupt(request.worker_pid, token)
+            self.board.interrupt(request.worker_pid, request.stamp.token)
 
     def send_event(self, name: str, /, **fields: Any) -> None:
         """Send a Celery event, if this worker sends those of tasks. Runs in the main loop."""
@@ -317,6 +317,7 @@ class Crew:
             "modes": {task: self.modes.of(task) for task in self.modes.relaxed()},
             "switches": self.modes.switches(),
             **self.desk.counts(),
+            "keeping": self.agent.keeping(),
             "renewed": self.watchdog.renewed,
             "renewals_failed": self.watchdog.failed,
             **dataclasses.asdict(self.agent.counts),
@@ -586,9 +587,10 @@ def warn_of_mixed_policies(extension: Extension) -> None:
     sharing: dict[Any, dict[str, str]] = {}
     for name in sorted(extension.declared()):
         task = extension.app.tasks[name]
-        key = declared_options(task).get("lock_key")
-        if key is not None:  # any other name has the task's own before it
-            sharing.setdefault(key, {}).setdefault(extension.options(task).on_conflict, name)
+        declared = declared_options(task)
+        for key in (declared.get("lock_key"), *(declared.get("lock_keys") or ())):
+            if key is not None:  # any other name has the task's own before it
+                sharing.setdefault(key, {}).setdefault(extension.options(task).on_conflict, name)
     for key, tasks in sharing.items():
         if {"wait", "park"} <= tasks.keys():
             logger.warning(
@@ -617,6 +619,7 @@ _OPTION_NAMES: Final = frozenset(
     f"lock_{name}"
     for name in (
         "key",
+        "keys",
         "args",
         "lease",
         "limit",

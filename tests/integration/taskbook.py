@@ -20,7 +20,7 @@ from typing import Any
 from celery import Celery, Task, chain, group
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
-from celery_singleton_lock import LockedTask, current_lock
+from celery_singleton_lock import LockedTask, current_lock, current_locks
 
 HOLD = 120.0
 """Most seconds for which a task waits for its gate."""
@@ -107,6 +107,7 @@ def build(  # noqa: C901, PLR0915  # a list of declarations, made anew for each 
             "fence": lock.fencing_token,
             "lock": lock.name,
             "held": lock.held,
+            "locks": [(each.name, each.fencing_token, each.held) for each in current_locks()],
             "redelivered": bool(info.get("redelivered")),
             "priority": info.get("priority"),
             "queue": info.get("routing_key"),
@@ -231,6 +232,20 @@ def build(  # noqa: C901, PLR0915  # a list of declarations, made anew for each 
     declare("plain_auto", Task, **auto)
     declare("plain_auto_late", Task, acks_late=True, **auto)
     declare("plain_kept", Task, acks_late=True)
+
+    pair = {"lock_key": None, "lock_keys": ["k:{key}", "k:{n}"]}
+    declare("pair", **pair)
+    declare("pair_lost", **pair, **late)
+    declare("pair_skip", **pair, lock_on_conflict="skip")
+    declare("pair_fail", **pair, lock_on_conflict="fail")
+    declare("pair_wait", **pair, **wait)
+    declare("pair_requeue", **pair, **requeue)
+    declare("pair_patient", **pair, lock_wait_timeout=1.0)
+    declare("pair_bounded", **pair, lock_max_waiting=0)
+    declare("pair_failing", **pair, lock_on_backend_error="fail")
+    declare("pair_running", **pair, lock_on_backend_error="run")
+    declare("pair_abort", **pair, lock_on_lost="abort")
+    declare("pair_limited", lock_key=None, lock_keys={"k:{key}": 1, "k:{n}": 2})
 
     @app.task(name="total", shared=False)
     def total(numbers: list[Any]) -> Any:

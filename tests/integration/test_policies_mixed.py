@@ -47,7 +47,8 @@ def test_slots_full_of_waiting_tasks_keep_a_parked_one_for_lock_wait_timeout_at_
 def test_a_worker_warns_of_tasks_that_share_a_lock_and_differ_so(own_book):
     """It names both tasks and their lock_key, once; tasks with other keys are not named."""
     with own_book.worker(concurrency=1) as worker:
-        (line,) = [line for line in worker.log().splitlines() if "share the lock_key" in line]
+        told = "share the lock_key 'k:{key}'"
+        (line,) = [line for line in worker.log().splitlines() if told in line]
         assert "act_wait (" in line
         assert "act (" in line
         assert "'k:{key}'" in line

@@ -300,7 +300,7 @@ def test_ends_are_remembered_for_one_visibility_timeout(options, seconds):
         ("lock_expiry", "Did you mean lock_lease?"),
         ("lock_ttl", "Did you mean lock_lease?"),
         ("lock_concurrency", "Did you mean lock_limit?"),
-        ("lock_qqqqqqqq", "There are: lock_key, lock_args, lock_lease"),
+        ("lock_qqqqqqqq", "There are: lock_key, lock_keys, lock_args"),
     ],
 )
 def test_an_unknown_option_is_refused_with_the_one_that_was_meant(name, says):

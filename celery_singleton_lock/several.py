@@ -1,0 +1,84 @@
+"""From ``lock_keys`` and the arguments of a call to the names of its locks (pure)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from celery_singleton_lock.bundle import in_order
+from celery_singleton_lock.checks import OPTIONS, Place
+from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.naming import Namer, compile_name
+
+MOST: Final = 32
+"""Most locks of one task: each is two round trips."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SeveralNamer:
+    """Names the locks of each call of one task. Made by :func:`compile_names`."""
+
+    _keys: tuple[tuple[Namer, int | None], ...]
+
+    def name(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> str:
+        """Return the locks of a call, in the order in which they are taken.
+
+        Args:
+            args: positional arguments, as they came over the wire.
+            kwargs: keyword arguments, as they came over the wire.
+
+        Returns:
+            As :func:`~celery_singleton_lock.bundle.in_order`.
+
+        Raises:
+            ArgumentsDoNotBind: the task cannot be called like that.
+            LockNameError: as of :meth:`Namer.name`.
+        """
+        return in_order((namer.name(args, kwargs), limit) for namer, limit in self._keys)
+
+
+def compile_names(task_name: str, run: Callable[..., Any], lock_keys: Any) -> SeveralNamer:
+    """Check how a task names its locks, and prepare for naming them quickly.
+
+    Args:
+        task_name: name of the task.
+        run: the task's function, of which the signature counts.
+        lock_keys: templates or callables, as ``lock_key`` takes them; or a dict of them with the
+            limit of each.
+
+    Raises:
+        ConfigurationError: the declaration is wrong. The message names task, option and remedy.
+    """
+    place = Place("lock_keys", task_name)
+    if isinstance(lock_keys, str) or not isinstance(lock_keys, (list, tuple, Mapping)):
+        place.refuse(
+            lock_keys,
+            'it must be a list of templates, such as ["account:{a}", "account:{b}"], or a dict of '
+            "them with their limits. For one lock use lock_key",
+        )
+    if not 1 <= len(lock_keys) <= MOST:
+        place.refuse(lock_keys, f"it must name from 1 to {MOST} locks. For none leave it out")
+    given = lock_keys.items() if isinstance(lock_keys, Mapping) else [(k, None) for k in lock_keys]
+    return SeveralNamer(
+        tuple((_namer(task_name, run, key), _limit(place, key, limit)) for key, limit in given)
+    )
+
+
+def _namer(task_name: str, run: Callable[..., Any], key: Any) -> Namer:
+    if key is None:
+        Place("lock_keys", task_name).refuse([None], "each lock needs a template or a callable")
+    try:
+        return compile_name(
+            task_name, run, lock_key=key.__func__ if isinstance(key, staticmethod) else key
+        )
+    except ConfigurationError as error:
+        told = str(error).replace(": lock_key is ", ": lock_keys has ", 1)
+        raise ConfigurationError(told) from None
+
+
+def _limit(place: Place, key: Any, limit: Any) -> int | None:
+    if limit is None:
+        return None
+    checked: int = OPTIONS["limit"](Place(f"{place.option}[{key!r}]", place.task), limit)
+    return checked

@@ -1,0 +1,197 @@
+"""Tasks with several locks whose workers die, leave, or get a message twice.
+
+The locks of a test are named such that ``a`` comes before ``b`` in the global order. Leases last
+3 s.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import pytest
+
+from celery_singleton_lock import Lock
+from integration.book import only
+from support.waiting import eventually, in_time, never
+
+LEASE = 3.0
+
+pytestmark = pytest.mark.full_run_plays("threads")
+
+
+@pytest.fixture
+def busy(own_book):
+    """The lock b, which another client holds."""
+    lock = Lock(own_book.client, "k:b", lease=LEASE, thread_local=False)
+    lock.acquire()
+    yield lock
+    if lock.held:
+        lock.release()
+
+
+def parked_at_b(book):
+    """Send a task that takes a, and is parked at b; return its id."""
+    task = book.send("pair", "a", "b")
+    book.await_waiting("b", 1)
+    eventually(lambda: [h.task_id for h in book.view("a").holders] == [task])
+    return task
+
+
+def deliver_again(book, raw):
+    """Put a message into the broker as kombu restores it after the visibility time-out."""
+    message = json.loads(raw)
+    message["headers"]["redelivered"] = True
+    message["properties"]["delivery_info"]["redelivered"] = True
+    book.broker.lpush("celery", json.dumps(message))
+
+
+def settled(book):
+    """Wait until nothing is left of a and b, in Redis and in the broker."""
+    book.await_free("a", 10)
+    book.await_free("b", 10)
+    book.await_drained("celery")
+
+
+@only("prefork")
+@pytest.mark.parametrize("parked", [False, True], ids=["at once", "parked before"])
+def test_T30_a_killed_child_of_a_task_with_two_locks_gives_both_back(own_book, pool, parked):
+    """acks_late: it runs again, never beside another that takes one of its locks."""
+    book = own_book
+    with book.worker(pool=pool, concurrency=3):
+        if parked:
+            first = book.send("act", "b", 1, hold="b-1")
+            book.started(first)
+        task = book.send("pair_lost", "a", "b", end="die")
+        if parked:
+            book.await_waiting("b", 1)
+            book.open("b-1")
+        book.started(task)
+        others = [book.send("act", "a", 2), book.send("act", "b", 3)]
+        book.value(task)
+        for other in others:
+            book.value(other)
+        assert len(book.starts("a", id=task)) == 2
+        settled(book)
+    assert book.peak("a") == 1
+
+
+@only("prefork")
+def test_a_task_whose_kept_lock_was_lost_with_its_worker_begins_again(own_book, pool, busy):
+    """The parking worker is killed: the kept lock goes to the next one lease later.
+
+    The task is granted b while that one still runs: it gives b back, and waits for a.
+    """
+    book = own_book
+    one = book.worker(pool=pool).start()
+    task = parked_at_b(book)
+    with book.worker(pool=pool):
+        killed = book.kill_worker(one)
+        behind = book.send("act", "a", 2, hold="a-2")
+        in_time(book.started(behind)["t"] - killed, LEASE + 2)
+        busy.release()
+        book.await_waiting("a", 1)
+        assert book.value(book.send("act", "b", 3)) == 3
+        assert not book.starts("a", id=task)
+        book.open("a-2")
+        book.value(task)
+        book.value(behind)
+        settled(book)
+    assert [start["id"] for start in book.starts("a")] == [behind, task]
+    assert book.peak("a") == 1
+
+
+@only("prefork")
+def test_a_kept_lock_is_lost_one_lease_after_its_worker_was_killed(own_book, pool, busy):
+    """Nobody waits for it: the task takes it again, at the place of its arrival, and runs."""
+    book = own_book
+    one = book.worker(pool=pool).start()
+    task = parked_at_b(book)
+    with book.worker(pool=pool):
+        book.kill_worker(one)
+        eventually(lambda: not book.view("a").holders, LEASE + 1)
+        busy.release()
+        book.value(task)
+        settled(book)
+    assert len(book.starts("a")) == 1
+
+
+def test_a_worker_that_leaves_loses_no_task_that_keeps_locks(own_book, pool, busy):
+    """Warm shutdown: what it kept lapses, and the task runs in the other worker."""
+    book = own_book
+    one = book.worker(pool=pool).start()
+    task = parked_at_b(book)
+    with book.worker(pool=pool):
+        one.stop()
+        busy.release()
+        book.value(task)
+        settled(book)
+    assert len(book.starts("a")) == 1
+
+
+@pytest.mark.full_run_plays("prefork")
+def test_a_task_is_delivered_to_another_worker_with_what_it_keeps(own_book, pool, busy):
+    """The parking worker consumes its queue no more: the other one goes on with the same grant."""
+    book = own_book
+    with book.worker(pool=pool) as one:
+        task = parked_at_b(book)
+        fence = book.view("a").fencing_token
+        with book.worker(pool=pool) as two:
+            node = f"{one.name}@{socket.gethostname()}"
+            book.app.control.cancel_consumer("celery", destination=[node])
+            route = "csl:fleet:route:*:celery"
+            eventually(
+                lambda: [book.client.zcard(key) for key in book.client.scan_iter(route)] == [1],
+                message="one worker consumes the queue",
+            )
+            busy.release()
+            start = book.started(task)
+            assert (start["worker"].split("@")[0], start["locks"][0][1]) == (two.name, fence)
+            book.value(task)
+            settled(book)
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["kept", "lapsed"])
+def test_T14_a_copy_of_a_parked_task_does_not_run_beside_it(own_book, pool, busy, kept):
+    """The copy finds the task at its first lock; or takes that, and the task then finds it."""
+    book = own_book
+    task = book.send("pair", "a", "b", hold=0.2)
+    (raw,) = book.broker.lrange("celery", 0, -1)
+    one = book.worker(pool=pool).start()
+    book.await_waiting("b", 1)
+    with book.worker(pool=pool):
+        if not kept:
+            book.kill_worker(one)
+            eventually(lambda: not book.view("a").holders, LEASE + 1)
+        deliver_again(book, raw)
+        if kept:
+            eventually(lambda: book.view("a").bodies == 1, message="a twin at the first lock")
+        else:
+            book.await_waiting("b", 2)
+        busy.release()
+        book.value(task)
+        settled(book)
+        deliver_again(book, raw)
+        book.await_drained("celery")
+        never(lambda: len(book.starts("a")) > 1, 0.5)
+        settled(book)
+    one.stop()
+
+
+@only("prefork")
+def test_T14_a_redelivered_copy_of_a_running_task_waits_at_its_first_lock(own_book, pool):
+    """Its task dies with its child: then the copy runs."""
+    book = own_book
+    task = book.send("pair_lost", "a", "b", hold="a-1")
+    (raw,) = book.broker.lrange("celery", 0, -1)
+    with book.worker(pool=pool):
+        child = book.started(task)["pid"]
+        deliver_again(book, raw)
+        eventually(lambda: book.view("a").bodies == 1, message="a twin at the first lock")
+        book.kill_child(child)
+        book.started(task, times=2)
+        book.open("a-1")
+        book.value(task)
+        settled(book)
+    assert book.peak("a") == 1
+    assert len(book.starts("a")) == 2

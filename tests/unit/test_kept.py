@@ -1,0 +1,163 @@
+"""What a worker renews for the messages that it has parked, for how long; what it gives back."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from celery_singleton_lock.bundle import Bundle, Part
+from celery_singleton_lock.kept import Kept, begun_again
+from celery_singleton_lock.model import Delivery, Ending
+from celery_singleton_lock.stamp import Stamp
+from celery_singleton_lock.store.admin import Standing, Waiting
+
+LEASE = 30
+A, B, C = Part("a", "ta.0"), Part("b", "tb.0"), Part("c", "c0c0c0c0.0")
+
+
+class Paper:
+    """A store and a watchdog: they note what they are told."""
+
+    def __init__(self):
+        self.now, self.calls, self.watched = 100.0, [], set()
+        self.clock = SimpleNamespace(monotonic=lambda: self.now)
+
+    def release(self, name, token, ending, **_):
+        self.calls.append(("release", name, token, ending))
+
+    def claim(self, owner, name, lease, *, settle):
+        self.calls.append(("claim", name, owner.token, settle))
+
+    def watch_later(self, name, token, lease, *, held, on_lost):
+        self.watched.add(token)
+        self.lost = on_lost
+
+    def forget(self, token, patience):
+        self.watched.discard(token)
+
+
+@pytest.fixture
+def paper():
+    return Paper()
+
+
+@pytest.fixture
+def standing():
+    """Where the parked message stands: change it."""
+    return SimpleNamespace(state="parked")
+
+
+@pytest.fixture
+def kept(paper, standing):
+    def look(name, token):
+        waiting = standing.state and Waiting(name, token, standing.state)
+        return Standing(waiting or None, 0, 0.0, ended=False)
+
+    return Kept(paper, paper, "w#1", look)
+
+
+@pytest.fixture
+def stamp():
+    """Of a task that has a and b, and is parked at c."""
+    bundle = Bundle((A, B, C), at=2, place=7)
+    return Stamp("c", C.token, "id/0/0", "task", "w#1", bundle=bundle)
+
+
+def park(kept, stamp):
+    kept.begin(stamp, LEASE)
+    kept.settle(stamp, LEASE)
+
+
+@pytest.mark.parametrize("state", ["parked", "granted", "overdue", "revoked", "leaving"])
+def test_what_a_message_keeps_is_renewed_while_it_waits(kept, paper, stamp, standing, state):
+    """Also with a verdict, until a worker has ended it."""
+    park(kept, stamp)
+    standing.state = state
+    for _ in range(5):
+        paper.now += LEASE
+        kept.look()
+    assert paper.watched == {"ta.0", "tb.0"}
+    assert len(kept) == 1
+
+
+@pytest.mark.parametrize("state", ["running", "adrift", ""])
+def test_it_is_left_to_who_runs_it_or_to_its_lease(kept, paper, stamp, standing, state):
+    """Another worker runs it; or none consumes its queue; or it is there no more."""
+    park(kept, stamp)
+    standing.state = state
+    kept.look()
+    assert paper.watched, "it is asked once a third of a lease"
+    paper.now += LEASE / 3
+    kept.look()
+    assert not paper.watched
+    assert not paper.calls, "who has it may run: nothing is taken from it"
+
+
+def test_what_is_not_parked_yet_is_not_missed(kept, paper, stamp, standing):
+    """Redis has not answered for long: the message is still on its way there."""
+    kept.begin(stamp, LEASE)
+    standing.state = ""
+    paper.now += 10 * LEASE
+    kept.look()
+    assert paper.watched == {"ta.0", "tb.0"}
+
+
+def test_one_lost_lock_ends_the_others(kept, paper, stamp):
+    """Nobody can use them any more."""
+    park(kept, stamp)
+    paper.lost("a", "ta.0")
+    assert not paper.watched
+    assert len(kept) == 0
+
+
+def test_the_desk_takes_over_what_comes_back_to_this_worker(kept, paper, stamp, standing):
+    """It is not given up when the message runs."""
+    park(kept, stamp)
+    kept.taken_over(stamp.token)
+    standing.state = "running"
+    paper.now += LEASE
+    kept.look()
+    assert paper.watched == {"ta.0", "tb.0"}
+
+
+def test_at_the_end_nothing_is_renewed(kept, paper, stamp):
+    park(kept, stamp)
+    kept.close()
+    assert not paper.watched
+
+
+def test_a_task_that_has_nothing_yet_keeps_nothing(kept, paper, stamp):
+    kept.begin(stamp._replace(bundle=stamp.bundle._replace(at=0)), LEASE)
+    kept.begin(stamp._replace(bundle=None), LEASE)
+    assert (len(kept), paper.watched) == (0, set())
+
+
+def test_where_a_message_was_kept_before_it_is_dropped_and_the_lock_is_not(kept, paper, stamp):
+    kept.settle(stamp._replace(bundle=stamp.bundle._replace(left=B)), LEASE)
+    assert paper.calls == [("claim", "b", "tb.0", True)]
+
+
+def test_who_begins_again_gives_all_back_and_ends_where_it_was(kept, paper, stamp):
+    """First what it kept, so that it does not find itself; the message only once it is parked."""
+    granted = stamp._replace(granted=True)
+    again = begun_again(granted, stamp.bundle, frees=stamp.bundle.kept)
+    kept.free(again)
+    assert paper.calls == [
+        ("release", "a", "ta.0", Ending.AGAIN),
+        ("release", "b", "tb.0", Ending.AGAIN),
+    ]
+    kept.settle(again, LEASE)
+    assert paper.calls[2:] == [("release", "c", "c0c0c0c0.0", Ending.FINAL)]
+
+
+@pytest.mark.parametrize(("token", "given_back"), [("c0c0c0c0.0", ["a", "b"]), ("c0c0c0c0.1", [])])
+def test_a_delivery_that_is_not_run_gives_back_what_is_its_own(
+    kept, paper, stamp, token, given_back
+):
+    """A later one keeps nothing: who had the first may still run."""
+    park(kept, stamp)
+    body = json.dumps({"headers": stamp.bundle.header()}).encode() + b"\n[]"
+    kept.give_back(Delivery("c", token, 1, body))
+    assert [name for _, name, _, _ in paper.calls] == given_back

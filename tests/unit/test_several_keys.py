@@ -1,0 +1,280 @@
+"""Several locks of one task: in which order, with which limits, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+from celery import Celery
+from kombu.message import Message
+
+from celery_singleton_lock import (
+    ConfigurationError,
+    LockedTask,
+    LockNameError,
+    current_locks,
+)
+from celery_singleton_lock.bundle import Bundle, Names, Part, bundle_in, in_order, names_in, read
+from celery_singleton_lock.extension import install
+from celery_singleton_lock.kept import begun_again, bundled, onward, renewed, time_left
+from celery_singleton_lock.naming import ArgumentsDoNotBind
+from celery_singleton_lock.publisher import pack, unpack
+from celery_singleton_lock.settings import Settings, resolve_options
+from celery_singleton_lock.several import MOST, compile_names
+from celery_singleton_lock.stamp import Stamp, leaving, singles
+
+
+def transfer(source, target, amount=0):
+    """A task."""
+
+
+def keys_of(lock_keys, *args, **kwargs):
+    """Return the locks of a call, with their limits."""
+    name = compile_names("transfer", transfer, lock_keys).name(args, kwargs)
+    return name.keys if isinstance(name, Names) else name
+
+
+ACCOUNTS = ["account:{source}", "account:{target}"]
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+def test_L27_locks_are_taken_in_the_order_of_their_names_bytes():
+    """However the task names them, and whatever the locale says of letters."""
+    names = ["a", "B", "é", "z", "a1", "a:", "𐍈", "Ａ"]  # noqa: RUF001  # wide, on purpose
+    expected = tuple((name, None) for name in sorted(names, key=lambda name: name.encode()))
+    for order in itertools.islice(itertools.permutations(names), 50):
+        assert in_order((name, None) for name in order).keys == expected
+    assert keys_of(ACCOUNTS, 7, 3) == keys_of(ACCOUNTS, 3, 7)
+    assert keys_of(ACCOUNTS, 3, 7) == (("account:3", None), ("account:7", None))
+
+
+def test_equal_names_are_one_lock_as_if_lock_key_had_named_it():
+    """A plain name: nothing of what several locks need is done for it."""
+    name = in_order([("account:1", None), ("account:1", None)])
+    assert (name, type(name)) == ("account:1", str)
+    assert keys_of(ACCOUNTS, 4, 4) == "account:4"
+
+
+def test_a_name_of_several_reads_as_that_of_the_first():
+    """Whoever knows one lock only takes it for that one."""
+    name = in_order([("b", None), ("a", None)])
+    assert (name, str(name), names_in(name)) == ("a", "a", {"a", "b"})
+    assert names_in("a") == {"a"}
+
+
+def test_locks_have_limits_of_their_own_and_of_equal_names_the_lowest_counts():
+    """A dict of templates; None is the task's lock_limit."""
+    limits = {"account:{source}": 1, "account:{target}": 3, "api": 5}
+    assert keys_of(limits, 1, 2) == (("account:1", 1), ("account:2", 3), ("api", 5))
+    assert keys_of(limits, 1, 1) == (("account:1", 1), ("api", 5))
+    assert in_order([("a", 3), ("a", 2)]).keys == (("a", 2),)
+
+
+def test_a_callable_names_a_lock_as_with_lock_key():
+    """It has the task's signature."""
+    named = ["account:{source}", lambda source, target, amount: f"bank:{target[:2]}"]
+    assert keys_of(named, "DE1", "FR2") == (("account:DE1", None), ("bank:FR", None))
+
+
+def test_a_call_that_has_no_names_is_told_as_with_lock_key():
+    """The task itself cannot be called; or a value is missing."""
+    with pytest.raises(ArgumentsDoNotBind):
+        keys_of(ACCOUNTS, 1)
+    with pytest.raises(LockNameError, match="argument 'target' is None"):
+        keys_of(ACCOUNTS, 1, None)
+
+
+# --- declarations ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lock_keys", "words"),
+    [
+        ("account:{source}", "it must be a list of templates"),
+        (7, "it must be a list of templates"),
+        ({"a", "b"}, "it must be a list of templates"),
+        ([], f"from 1 to {MOST} locks"),
+        ({}, f"from 1 to {MOST} locks"),
+        ([f"lock-{n}" for n in range(MOST + 1)], f"from 1 to {MOST} locks"),
+        ([None], "each lock needs a template or a callable"),
+        (["account:{origin}"], "lock_keys has 'account:{origin}': it names the argument 'origin'"),
+        (["{source}"], "it has no literal text"),
+        ([["a"]], "a list is neither a template nor a callable"),
+        ({"a": 0}, r"lock_keys\['a'\] is 0: it must be from 1"),
+        ({"a": "2"}, r"lock_keys\['a'\] is '2': it must be a whole number"),
+    ],
+)
+def test_a_wrong_declaration_is_refused_with_a_remedy(lock_keys, words):
+    """When the task is declared; the error names task and option."""
+    with pytest.raises(ConfigurationError, match=words) as refused:
+        compile_names("transfer", transfer, lock_keys)
+    assert "task transfer: lock_keys" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("others", "words"),
+    [
+        ({"lock_key": "a"}, "lock_key is 'a': lock_keys is given too"),
+        ({"lock_args": ["source"]}, "lock_args is .*: lock_keys is given too"),
+        ({"lock_on_full": "replace", "lock_max_waiting": 1}, 'Use "skip" or "fail"'),
+        ({"lock_on_retry": "keep"}, 'Use "release"'),
+    ],
+)
+def test_what_does_not_go_with_several_locks_is_refused(others, words):
+    """With the same declaration, or from the settings."""
+    with pytest.raises(ConfigurationError, match=words):
+        resolve_options("transfer", {"lock_keys": ACCOUNTS, **others}, None)
+
+
+def test_what_the_settings_say_must_go_with_several_locks_too():
+    """singleton_lock_on_retry="keep", and several servers."""
+    with pytest.raises(ConfigurationError, match="lock_on_retry is 'keep'"):
+        resolve_options("transfer", {"lock_keys": ACCOUNTS}, Settings(on_retry="keep"))
+    urls = tuple(f"redis://host{n}" for n in range(3))
+    with pytest.raises(ConfigurationError, match="several servers in singleton_lock_backend"):
+        resolve_options(
+            "transfer",
+            {"lock_keys": ACCOUNTS, "lock_on_conflict": "requeue"},
+            Settings(backend=urls),
+        )
+
+
+def test_a_task_declares_its_locks():
+    """lock_keys is an option like the others; lock_key=None beside it is none."""
+    app = Celery("keys", broker="memory://", set_as_current=False)
+    task = app.task(base=LockedTask, lock_keys=ACCOUNTS, shared=False, name="t")(transfer)
+    app.finalize()
+    name = install(app).name_of(app.tasks["t"], (2, 1), {})
+    assert name.keys == (("account:1", None), ("account:2", None))
+    assert task.locks == current_locks() == ()
+
+
+def test_a_wrong_name_of_the_option_is_refused():
+    """lock_keyss would lock nothing."""
+    app = Celery("keys", broker="memory://", set_as_current=False)
+    app.task(base=LockedTask, lock_keyss=ACCOUNTS, shared=False, name="t")(transfer)
+    with pytest.raises(ConfigurationError, match="Did you mean lock_keys"):
+        app.finalize()
+
+
+# --- stamps ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stamp():
+    """Of a task with three locks, as it arrives."""
+    names = in_order([("c", None), ("a", None), ("b", 2)])
+    return bundled(Stamp(str(names), "t.0", "id/1/0", "task", "w#1", place=9, copy=True), names)
+
+
+@pytest.fixture
+def granted(stamp):
+    """The same, granted its second lock after it was parked there."""
+    bundle = stamp.bundle._replace(at=1)
+    here = bundle.here
+    return stamp._replace(
+        name=here.name, token=here.token, granted=True, bundle=bundle, copy=False, place=0
+    )
+
+
+def test_each_lock_has_a_token_of_its_own(stamp):
+    """All that is keyed by tokens works as for a single lock."""
+    tokens = [part.token for part in stamp.bundle.parts]
+    assert (tokens[0], len(set(tokens))) == ("t.0", 3)
+    assert [(each.name, each.token) for each in singles(stamp)] == [
+        *zip("abc", tokens, strict=True)
+    ]
+    assert [part.limit for part in stamp.bundle.parts] == [None, 2, None]
+    assert singles(stamp._replace(bundle=None)) == [stamp._replace(bundle=None)]
+
+
+def test_the_first_lock_alone_tells_copies_apart(stamp, granted):
+    """There the attempt is the task's; at the others each delivery has one of its own."""
+    first, *others = singles(stamp)
+    assert (first.attempt, first.copy) == ("id/1/0", True)
+    assert all(not each.copy and each.attempt.startswith("id/1/") for each in others)
+    assert {each.attempt for each in others}.isdisjoint({first.attempt})
+    again = begun_again(granted, granted.bundle, frees=())
+    assert singles(again)[1].attempt != singles(granted)[1].attempt
+    assert singles(granted)[0].copy  # it was parked: its end is remembered
+
+
+def test_all_locks_have_the_place_of_its_arrival_and_one_is_granted(granted):
+    assert [each.place for each in singles(granted)] == [9, 9, 9]
+    assert [each.granted for each in singles(granted)] == [False, True, False]
+
+
+def test_the_lock_at_which_the_message_may_be_kept_is_given_back_last(stamp, granted):
+    """Whoever gets it then finds the others free."""
+    assert [each.name for each in leaving(stamp)] == ["c", "b", "a"]
+    assert [each.name for each in leaving(granted)] == ["c", "a", "b"]
+    assert leaving(stamp._replace(bundle=None)) == [stamp._replace(bundle=None)]
+
+
+def test_a_delivery_knows_which_locks_concern_it(stamp):
+    assert [stamp.concerns(name) for name in "abcd"] == [True, True, True, False]
+    assert not stamp._replace(bundle=None).concerns("b")
+
+
+def test_who_begins_again_has_tokens_that_nobody_had_and_its_old_place(granted):
+    """It counts as a copy, and says where its message is kept until then."""
+    again = onward(granted, granted.bundle, None)
+    old = {part.token for part in granted.bundle.parts}
+    assert old.isdisjoint({part.token for part in again.bundle.parts})
+    assert (again.name, again.token) == ("a", again.bundle.parts[0].token)
+    assert (again.place, again.copy, again.granted) == (9, True, False)
+    assert again.bundle.left == Part("b", granted.token)
+    assert again.bundle.frees == granted.bundle.kept
+
+
+def test_a_later_delivery_shares_no_token_with_the_one_before(stamp, granted):
+    """Who had it before may still run."""
+    assert renewed(granted.bundle, "t.1") is None
+    anew = renewed(stamp.bundle, "t.1")
+    assert anew.parts[0].token == "t.1"
+    old = {part.token for part in stamp.bundle.parts}
+    assert old.isdisjoint({part.token for part in anew.parts})
+
+
+def test_the_wait_for_the_later_locks_is_what_the_first_have_left(stamp, granted):
+    """lock_wait_timeout counts for all locks together."""
+    moved = granted._replace(bundle=granted.bundle._replace(left=granted.bundle.here))
+    assert time_left(moved._replace(stamped_at=100.0), 60, 110.0) == 50
+    assert time_left(moved._replace(stamped_at=100.0), 60, 500.0) > 0
+    assert time_left(moved, None, 110.0) is None
+    assert time_left(stamp, 60, 500.0) == 60
+
+
+# --- messages -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def message():
+    return Message(
+        body="[[1], {}, {}]",
+        content_type="application/json",
+        content_encoding="utf-8",
+        headers={"id": "id", "task": "t"},
+        properties={},
+        delivery_info={"exchange": "", "routing_key": "q"},
+    )
+
+
+def test_what_a_task_keeps_is_kept_with_its_message(message, granted):
+    """And read from there by whoever gets it; nothing for a task with one lock."""
+    header = granted.bundle._replace(left=granted.bundle.here).header()
+    kept = pack(message, header)
+    assert bundle_in(kept) == granted.bundle
+    assert read(next(iter(json.loads(json.dumps(header)).values()))) == granted.bundle
+    assert bundle_in(pack(message)) is None
+    assert bundle_in(None) is None
+
+
+def test_it_is_not_kept_twice_nor_seen_in_the_message_itself(message, granted):
+    """A message that is parked again has only what it keeps then."""
+    once = unpack(pack(message, granted.bundle.header()))
+    later = Bundle((Part("z", "z.0"),), place=1)
+    assert bundle_in(pack(once, later.header())) == later
+    assert bundle_in(pack(once)) is None
