@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
 
+from celery_singleton_lock.admin.keeping import parked_elsewhere
 from celery_singleton_lock.model import LockView
 from celery_singleton_lock.store.admin import PARTS, AdminStore, Glance, Waiting
+
+ASKED: Final = 10
+"""Most holders of a lock of which it is asked whether they wait for another."""
 
 ORDERS: Final[Mapping[str, Callable[[Glance], Any]]] = {
     "name": lambda lock: lock.name,
@@ -73,10 +77,12 @@ class Detail:
     Args:
         view: holders and counts.
         waiting: the first that wait: in line, then adrift, then with a verdict.
+        elsewhere: for which lock those of the first holders wait that keep this one: by token.
     """
 
     view: LockView
     waiting: tuple[Waiting, ...]
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
 
 
 def show_lock(store: AdminStore, name: str, *, waiters: int = 20) -> Detail:
@@ -91,7 +97,8 @@ def show_lock(store: AdminStore, name: str, *, waiters: int = 20) -> Detail:
         BackendError: Redis did not answer, or refused.
     """
     view = store.inspect(name, waiters=0)
-    return Detail(view, tuple(islice(waiting_in(store, name), waiters)))
+    elsewhere = parked_elsewhere(store, name, view.holders[:ASKED])
+    return Detail(view, tuple(islice(waiting_in(store, name), waiters)), elsewhere)
 
 
 def waiting_in(store: AdminStore, name: str, most: int = 100) -> Iterator[Waiting]:

@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from threading import Event
 from typing import Any, Final
 
+from celery_singleton_lock.admin.keeping import give_back
 from celery_singleton_lock.admin.locks import waiting_in
 from celery_singleton_lock.clock import Clock, SystemClock
 from celery_singleton_lock.errors import BackendError, ConfigurationError
@@ -152,6 +153,7 @@ def purge(
         tally.done[group[0].lock] += len(gone)
         tally.skipped["moved meanwhile"] += len(group) - len(gone)
         for each in gone if dropped else ():
+            give_back(store, each)
             dropped(each)  # type: ignore[misc]  # there is one, or nothing to loop over
     return tally
 
@@ -254,6 +256,7 @@ def _send_off(  # noqa: PLR0917  # the parts of one step
             pace.wait()
             publish(each)
             sent.append(each.token)
+            give_back(store, each)
     finally:
         # Without a mark of their end: the message that was sent is to run.
         tally.done[lock] += len(store.drop(lock, sent, by, done_for=None))

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final, Protocol
 
+from celery_singleton_lock.admin.keeping import WAITS, kept_by, parked_elsewhere, standing_of
 from celery_singleton_lock.model import Holder, LockView
-from celery_singleton_lock.store.admin import AdminStore, Standing, Waiting
+from celery_singleton_lock.store.admin import AdminStore, Waiting
+
+NAMED: Final = 3
+"""Most holders that are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +32,7 @@ class Answer:
         waited: seconds since it arrived; 0 if it does not wait.
         holders: who holds its lock.
         paused: why its lock is paused; empty if it is not.
+        keeps: other locks that it keeps while it waits for this one.
     """
 
     task_id: str
@@ -37,6 +44,7 @@ class Answer:
     waited: float = 0.0
     holders: tuple[Holder, ...] = ()
     paused: str = ""
+    keeps: tuple[str, ...] = ()
 
 
 class Witness(Protocol):
@@ -68,16 +76,26 @@ def why(store: AdminStore, task_id: str, witness: Witness | None = None) -> Answ
     Raises:
         BackendError: Redis did not answer, or refused.
     """
-    for name, token in store.find([task_id]):
-        standing = store.look(name, token)
-        if standing.waiting is not None:
-            return _at_its_lock(task_id, store.inspect(name, waiters=0), standing.waiting, standing)
+    found = standing_of(store, task_id)
+    if found is not None:
+        return _found(store, task_id, *found)
     seen = witness.seen(task_id) if witness else None
     if seen is None or seen[0] != "finished":
         held = _among_holders(store, task_id)
         if held is not None:
             return held
     return _seen(task_id, seen) if seen else _unseen(task_id, witness)
+
+
+def _found(store: AdminStore, task_id: str, name: str, me: Waiting, rank: int) -> Answer:
+    view = store.inspect(name, waiters=0)
+    elsewhere = parked_elsewhere(store, name, view.holders[:NAMED])
+    answer = _at_its_lock(task_id, view, me, rank, elsewhere)
+    keeps = kept_by(store, name, me.token) if me.state in WAITS else ()
+    if not keeps:
+        return answer
+    sentence = f"{answer.sentence}; keeps {', '.join(map(repr, keeps))} meanwhile"
+    return replace(answer, sentence=sentence, keeps=keeps)
 
 
 def _among_holders(store: AdminStore, task_id: str) -> Answer | None:
@@ -112,18 +130,20 @@ def _unseen(task_id: str, witness: Witness | None) -> Answer:
     return Answer(task_id, "unseen", told)
 
 
-def _at_its_lock(task_id: str, view: LockView, me: Waiting, standing: Standing) -> Answer:
-    if standing.expires_in > 0:
+def _at_its_lock(
+    task_id: str, view: LockView, me: Waiting, rank: int, elsewhere: Mapping[str, str]
+) -> Answer:
+    if me.state not in WAITS:
         holder = next((h for h in view.holders if h.token == me.token), None)
         if holder is not None:
             return _holding(task_id, view, holder)
     return Answer(
         task_id,
         me.state,
-        _clause(view, me, standing.rank),
+        _clause(view, me, rank, elsewhere),
         view.name,
         me.token,
-        standing.rank,
+        rank,
         me.age,
         view.holders,
         view.paused,
@@ -143,7 +163,7 @@ def _holding(task_id: str, view: LockView, holder: Holder) -> Answer:
     )
 
 
-def _clause(view: LockView, me: Waiting, rank: int) -> str:
+def _clause(view: LockView, me: Waiting, rank: int, elsewhere: Mapping[str, str]) -> str:
     for_long = seconds(me.age)
     match me.state:
         case "overdue" | "replaced" | "revoked":
@@ -159,16 +179,16 @@ def _clause(view: LockView, me: Waiting, rank: int) -> str:
                 f"{me.queue!r}: start one (celery worker -Q {me.queue})"
             )
         case _:
-            return _in_line(view, me, rank)
+            return _in_line(view, me, rank, elsewhere)
 
 
-def _in_line(view: LockView, me: Waiting, rank: int) -> str:
+def _in_line(view: LockView, me: Waiting, rank: int, elsewhere: Mapping[str, str]) -> str:
     for_long = seconds(me.age)
     if view.paused:
         return f"waits for {for_long}; {view.name!r} is paused ({view.paused}), {ordinal(rank)}"
     if not view.holders:
         return f"waits for {for_long}; {view.name!r} is free, {ordinal(rank)}: a sweep grants it"
-    return f"blocked {for_long} by {named(view.holders)}, {ordinal(rank)}"
+    return f"blocked {for_long} by {named(view.holders, elsewhere)}, {ordinal(rank)}"
 
 
 _VERDICTS = {
@@ -182,12 +202,19 @@ def _on(holder: Holder) -> str:
     return f" on {worker_name(holder.worker)}" if holder.worker else ""
 
 
-def named(holders: tuple[Holder, ...], most: int = 3) -> str:
-    """Return who holds, each with what is left of its lease."""
-    told = [
-        f"{short(holder)}, lease {seconds(holder.expires_in)} left" for holder in holders[:most]
-    ]
-    more = len(holders) - most
+def named(holders: tuple[Holder, ...], elsewhere: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return who holds, each with what is left of its lease.
+
+    Args:
+        holders: of a lock.
+        elsewhere: for which other lock those wait that only keep this one: by token.
+    """
+    told = []
+    for holder in holders[:NAMED]:
+        other = elsewhere.get(holder.token)
+        kept = "" if other is None else f" (which waits for {other!r})"
+        told.append(f"{short(holder)}{kept}, lease {seconds(holder.expires_in)} left")
+    more = len(holders) - NAMED
     return "; ".join(told) + (f" and {more} more" if more > 0 else "")
 
 

@@ -103,7 +103,8 @@ def detail(found: Detail) -> str:
         f"waiting  {waiting}; {view.bodies:,} messages kept",
     ]
     for holder in view.holders:
-        lines.append(f"holder   {printable(named((holder,)))}, {holder.state}")
+        state = "kept" if holder.token in found.elsewhere else holder.state
+        lines.append(f"holder   {printable(named((holder,), found.elsewhere))}, {state}")
         lines.append(f"token    {printable(holder.token)}")
     if found.waiting:
         lines += ["", table(_WAITING, _line(found.waiting))]

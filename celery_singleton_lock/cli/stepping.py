@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import click
 
+from celery_singleton_lock.admin.keeping import give_back
 from celery_singleton_lock.admin.parked import Tally
 from celery_singleton_lock.admin.release import (
     Refused,
@@ -133,10 +134,10 @@ def drop(place: Place, name: str, who: tuple[str, ...], **how: Any) -> None:
         told = ", ".join(f"{each.task}[{each.task_id}]" for each in found)
         click.confirm(render.printable(f"Drop {told}? It will not run."), abort=True, err=True)
     by = place.operator(why=how["why_text"])
-    whole = place.app is not None
-    gone = place.store.drop(name, [each.token for each in found], by, whole=whole)
-    if place.app is not None:
-        for each in gone:
+    gone = place.store.drop(name, [each.token for each in found], by, whole=True)
+    for each in gone:
+        give_back(place.store, each)
+        if place.app is not None:
             place.app.tell_dropped(each, by)
     place.announce(by, {name: len(gone)} if gone else {}, "drop")
     return tell_dropped(place, _tally(gone), how["machine"])

@@ -26,6 +26,7 @@ from celery_singleton_lock.admin import (
     show_lock,
     why,
 )
+from celery_singleton_lock.admin.keeping import standing_of
 from celery_singleton_lock.clock import Clock, SystemClock
 from celery_singleton_lock.events import LockAdmin
 from celery_singleton_lock.model import Holder, LockView
@@ -206,11 +207,14 @@ class Feed:
 
     def _detailed(self, name: str, waiters: int) -> dict[str, Any]:
         now, found = self._store.time(), show_lock(self._store, name, waiters=waiters)
-        view = found.view
+        view, kept = found.view, found.elsewhere
         return {
             **self._named(name, LONGEST),
             **_totals(view),
-            "holders": [told_of_holder(holder, now) for holder in view.holders[:DETAILS]],
+            "holders": [
+                {**told_of_holder(each, now), **({"state": "kept"} if each.token in kept else {})}
+                for each in view.holders[:DETAILS]
+            ],
             "queue": [told_of_waiter(each, n) for n, each in _ranked(found.waiting)],
         }
 
@@ -248,10 +252,10 @@ class Feed:
         Raises:
             BackendError: Redis did not answer, or refused.
         """
-        for name, token in self._store.find([task_id]):
-            standing = self._store.look(name, token)
-            if standing.waiting is not None:
-                return self._place(name, task_id, standing.rank, standing.waiting)
+        found = standing_of(self._store, task_id)
+        if found is not None:
+            name, waiting, rank = found
+            return self._place(name, task_id, rank, waiting)
         return self._place(hint, task_id, 0, None) if hint else None
 
     def _place(

@@ -8,6 +8,8 @@ from __future__ import annotations
 import pytest
 
 from celery_singleton_lock import Lock
+from celery_singleton_lock.admin import why
+from celery_singleton_lock.store.open import admin_of
 from integration.book import only
 from support.waiting import eventually
 
@@ -70,6 +72,9 @@ def test_a_task_that_finds_its_second_lock_busy_keeps_the_first(book, worker, na
     eventually(lambda: holders(book, a) == [task], 5, "it keeps the first lock")
     behind = book.send("act", a)
     book.await_waiting(a, 1)
+    admin = admin_of(book.store)
+    assert why(admin, task).keeps == (f"k:{a}",)
+    assert f"(which waits for 'k:{b}')" in why(admin, behind).sentence
     busy.release()
     book.value(task)
     book.value(behind)
