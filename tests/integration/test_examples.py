@@ -162,3 +162,9 @@ def reasons_of_revoked(redis_client):
     keys = redis_client.scan_iter("celery-task-meta-*")
     metas = [json.loads(redis_client.get(key)) for key in keys]
     return [str(meta["result"]) for meta in metas if meta["status"] == "REVOKED"]
+
+
+def test_transfers_between_accounts_lose_no_money(worker, environment):
+    """Two workers, 300 transfers; half of them name their accounts the other way round."""
+    with worker("transfers", concurrency=2), worker("transfers", concurrency=2):
+        assert run("transfers", "bank.py", environment) == "5,000 of 5,000\n"
