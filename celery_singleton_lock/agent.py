@@ -114,6 +114,9 @@ NAMED: Final = 5
 BATCH: Final = 100
 """Most orders that one round takes."""
 
+HAND_OVER: Final = 0.5
+"""Seconds in which a worker that ends hands over what its parked messages keep."""
+
 
 class Queues(Protocol):
     """What the agent must know of the worker's consumer."""
@@ -236,7 +239,7 @@ class Agent:
     def park(self, request: LockedRequest) -> None:
         """Keep a message in Redis, then tell the desk."""
         if request.stamp.bundle is not None:
-            self._kept.begin(request.stamp, self._rules(request.task).lease)
+            self._kept.begin(request.stamp, self._rules(request.task))
         self._orders.put(Park(request))
 
     def end(self, stamp: Stamp, ending: Ending, pid: int | None) -> None:
@@ -837,10 +840,12 @@ class Agent:
         try:
             while self.run_once():
                 pass
-            self._kept.close()
             self._leave()
+            self._kept.hand_over(self._clock.monotonic() + HAND_OVER)
         except BackendError as error:
             logger.warning("celery-singleton-lock: leases are left to end: %s", error)
+        finally:
+            self._kept.close()
 
     def _leave(self) -> None:
         self.store.leave(self.worker, self.realm, self._queues.consumed())

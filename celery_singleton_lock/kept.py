@@ -20,7 +20,18 @@ from typing import TYPE_CHECKING, Final
 
 from celery_singleton_lock.bundle import Bundle, Names, Part, bundle_in
 from celery_singleton_lock.clock import Clock
-from celery_singleton_lock.model import Delivery, Ending, Owner, new_token
+from celery_singleton_lock.gate import options_of
+from celery_singleton_lock.model import (
+    Claim,
+    Delivery,
+    Ending,
+    Owner,
+    Parcel,
+    Verdict,
+    new_token,
+)
+from celery_singleton_lock.publisher import pack, unpack
+from celery_singleton_lock.settings import LockOptions
 from celery_singleton_lock.stamp import Stamp, singles
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.watchdog import Watchdog
@@ -136,15 +147,15 @@ class _Entry:
     """A message that this worker has parked, and that keeps locks.
 
     Args:
-        name: of the lock for which it waits.
-        kept: what it keeps.
-        lease: seconds.
+        stamp: of the message; its name is that of the lock for which it waits.
+        bundle: its locks.
+        options: of its task.
         look_at: monotonic time of the next look; none before it is parked.
     """
 
-    name: str
-    kept: tuple[Part, ...]
-    lease: float
+    stamp: Stamp
+    bundle: Bundle
+    options: LockOptions
     look_at: float = math.inf
 
 
@@ -177,15 +188,15 @@ class Kept:
         """Return how many messages keep locks."""
         return len(self._entries)
 
-    def begin(self, stamp: Stamp, lease: float) -> None:
+    def begin(self, stamp: Stamp, options: LockOptions) -> None:
         """Renew what a message keeps that is about to be parked. Does not wait."""
         bundle = stamp.bundle
         if bundle is None or not bundle.kept:
             return
-        self._entries[stamp.token] = _Entry(stamp.name, bundle.kept, lease)
+        self._entries[stamp.token] = _Entry(stamp, bundle, options)
         for part in bundle.kept:
             self._watchdog.watch_later(
-                part.name, part.token, lease, held=True, on_lost=self._on_lost
+                part.name, part.token, options.lease, held=True, on_lost=self._on_lost
             )
 
     def free(self, stamp: Stamp) -> None:
@@ -245,17 +256,54 @@ class Kept:
         for token, entry in list(self._entries.items()):
             if entry.look_at > now:
                 continue
-            waiting = self._look(entry.name, token).waiting
+            waiting = self._look(entry.stamp.name, token).waiting
             if waiting is not None and waiting.state in _STAYS:
-                entry.look_at = now + entry.lease / 3
+                entry.look_at = now + entry.options.lease / 3
             else:
                 self.drop(token)
 
     def drop(self, token: str) -> None:
         """Renew no more what a message keeps."""
         entry = self._entries.pop(token, None)
-        for part in entry.kept if entry else ():
+        for part in entry.bundle.kept if entry else ():
             self._watchdog.forget(part.token, patience=0)
+
+    def hand_over(self, until: float) -> None:
+        """Let the messages begin again elsewhere: this worker ends, and nobody would renew.
+
+        What is not done in time lapses; then they do so as well.
+
+        Args:
+            until: monotonic time until which this may take.
+
+        Raises:
+            BackendError: Redis did not answer.
+        """
+        for token, entry in list(self._entries.items()):
+            if self._clock.monotonic() < until:
+                self._hand_over(token, entry)
+
+    def _hand_over(self, token: str, entry: _Entry) -> None:
+        """Queue a message at its first lock, behind itself; then take it out of its other line.
+
+        There its like waits while the lock is held, and comes next when it is given back. Who has
+        been granted the other lock meanwhile goes on with what is kept, and ends both.
+        """
+        bundle, waits_for = entry.bundle, entry.stamp.name
+        waiting, body = self._look(waits_for, token).waiting, self._store.body(waits_for, token)
+        if waiting is None or waiting.state != "parked" or body is None:
+            return
+        again = begun_again(entry.stamp, bundle, frees=())
+        first, limit = singles(again)[0], options_of(again, 0, entry.options).limit
+        kept = pack(unpack(body), again.bundle.header() if again.bundle else {})
+        self._store.park(
+            Owner(first.token, first.attempt, first.task),
+            Claim(first.name, entry.options.lease, limit, bundle.place, copy=True),
+            Parcel(kept, waiting.realm, waiting.queue, waiting.wait),
+        )
+        if self._store.release(waits_for, token, Ending.CANCEL).verdict is Verdict.RELEASED:
+            for part in reversed(bundle.kept):
+                self._store.release(part.name, part.token, Ending.AGAIN)
 
     def close(self) -> None:
         """Renew nothing more: nobody would look any more."""
@@ -265,7 +313,7 @@ class Kept:
     def _on_lost(self, _name: str, token: str) -> None:
         """Let the rest lapse as well: nobody can use it any more."""
         for waiting, entry in list(self._entries.items()):
-            if any(part.token == token for part in entry.kept):
+            if any(part.token == token for part in entry.bundle.kept):
                 self.drop(waiting)
 
 

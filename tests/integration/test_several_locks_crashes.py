@@ -116,14 +116,35 @@ def test_a_kept_lock_is_lost_one_lease_after_its_worker_was_killed(own_book, poo
     assert len(book.starts("a")) == 1
 
 
-def test_a_worker_that_leaves_loses_no_task_that_keeps_locks(own_book, pool, busy):
-    """Warm shutdown: what it kept lapses, and the task runs in the other worker."""
-    book = own_book
-    one = book.worker(pool=pool).start()
+def test_a_worker_that_leaves_hands_over_what_its_tasks_keep(own_book, pool, busy):
+    """Warm shutdown: nobody waits for a lease, and the task begins again in the other worker."""
+    book, long = own_book, {"singleton_lock_lease": 60.0}
+    one = book.worker(pool=pool, conf=long).start()
     task = parked_at_b(book)
-    with book.worker(pool=pool):
+    with book.worker(pool=pool, conf=long) as two:
         one.stop()
+        eventually(
+            lambda: [h.worker.split("@")[0] for h in book.view("a").holders] == [two.name],
+            message="the other worker has taken the first lock for it",
+        )
+        book.await_waiting("b", 1)
         busy.release()
+        assert book.started(task)["worker"].split("@")[0] == two.name
+        book.value(task)
+        settled(book)
+    assert len(book.starts("a")) == 1
+
+
+@pytest.mark.full_run_plays("prefork")
+def test_a_last_worker_that_leaves_frees_what_its_tasks_keep(own_book, pool, busy):
+    """Nobody else is there: the locks are free at once, and the task waits for a worker."""
+    book, long = own_book, {"singleton_lock_lease": 60.0}
+    with book.worker(pool=pool, conf=long):
+        task = parked_at_b(book)
+    assert not book.view("a").holders
+    assert (book.view("a").adrift, book.view("b").waiting) == (1, 0)
+    busy.release()
+    with book.worker(pool=pool):
         book.value(task)
         settled(book)
     assert len(book.starts("a")) == 1

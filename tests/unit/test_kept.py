@@ -6,14 +6,18 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from kombu.message import Message
 
-from celery_singleton_lock.bundle import Bundle, Part
+from celery_singleton_lock.bundle import Bundle, Part, bundle_in
 from celery_singleton_lock.kept import Kept, begun_again
-from celery_singleton_lock.model import Delivery, Ending
+from celery_singleton_lock.model import Delivery, Ending, Reply, Verdict
+from celery_singleton_lock.publisher import pack
+from celery_singleton_lock.settings import LockOptions
 from celery_singleton_lock.stamp import Stamp
 from celery_singleton_lock.store.admin import Standing, Waiting
 
 LEASE = 30
+OPTIONS = LockOptions(lease=LEASE)
 A, B, C = Part("a", "ta.0"), Part("b", "tb.0"), Part("c", "c0c0c0c0.0")
 
 
@@ -22,10 +26,21 @@ class Paper:
 
     def __init__(self):
         self.now, self.calls, self.watched = 100.0, [], set()
+        self.message, self.granted = None, False
         self.clock = SimpleNamespace(monotonic=lambda: self.now)
 
     def release(self, name, token, ending, **_):
         self.calls.append(("release", name, token, ending))
+        granted = ending is Ending.CANCEL and self.granted
+        return Reply(Verdict.GRANTED if granted else Verdict.RELEASED)
+
+    def body(self, name, token):
+        return self.message
+
+    def park(self, owner, claim, parcel):
+        self.calls.append(("park", claim.name, owner.attempt, claim.place))
+        self.parked = parcel
+        return Reply(Verdict.TWIN)
 
     def claim(self, owner, name, lease, *, settle):
         self.calls.append(("claim", name, owner.token, settle))
@@ -66,7 +81,7 @@ def stamp():
 
 
 def park(kept, stamp):
-    kept.begin(stamp, LEASE)
+    kept.begin(stamp, OPTIONS)
     kept.settle(stamp, LEASE)
 
 
@@ -97,7 +112,7 @@ def test_it_is_left_to_who_runs_it_or_to_its_lease(kept, paper, stamp, standing,
 
 def test_what_is_not_parked_yet_is_not_missed(kept, paper, stamp, standing):
     """Redis has not answered for long: the message is still on its way there."""
-    kept.begin(stamp, LEASE)
+    kept.begin(stamp, OPTIONS)
     standing.state = ""
     paper.now += 10 * LEASE
     kept.look()
@@ -129,8 +144,8 @@ def test_at_the_end_nothing_is_renewed(kept, paper, stamp):
 
 
 def test_a_task_that_has_nothing_yet_keeps_nothing(kept, paper, stamp):
-    kept.begin(stamp._replace(bundle=stamp.bundle._replace(at=0)), LEASE)
-    kept.begin(stamp._replace(bundle=None), LEASE)
+    kept.begin(stamp._replace(bundle=stamp.bundle._replace(at=0)), OPTIONS)
+    kept.begin(stamp._replace(bundle=None), OPTIONS)
     assert (len(kept), paper.watched) == (0, set())
 
 
@@ -161,3 +176,55 @@ def test_a_delivery_that_is_not_run_gives_back_what_is_its_own(
     body = json.dumps({"headers": stamp.bundle.header()}).encode() + b"\n[]"
     kept.give_back(Delivery("c", token, 1, body))
     assert [name for _, name, _, _ in paper.calls] == given_back
+
+
+@pytest.fixture
+def message(paper, stamp):
+    """The message of the stamp, as it is kept."""
+    message = Message(
+        "[[1], {}, {}]",
+        headers={"id": "id"},
+        content_type="application/json",
+        content_encoding="utf-8",
+        properties={},
+        delivery_info={},
+    )
+    paper.message = pack(message, stamp.bundle.header())
+
+
+def test_a_worker_that_ends_has_its_messages_begin_again_elsewhere(kept, paper, stamp, message):
+    """Queued at the first lock before it leaves the other line; then all is free, that last."""
+    park(kept, stamp)
+    kept.hand_over(paper.now + 1)
+    assert paper.calls == [
+        ("park", "a", "id/0/0", 7),
+        ("release", "c", "c0c0c0c0.0", Ending.CANCEL),
+        ("release", "b", "tb.0", Ending.AGAIN),
+        ("release", "a", "ta.0", Ending.AGAIN),
+    ]
+    again = bundle_in(paper.parked.body)
+    assert (again.at, again.place, [part.name for part in again.parts]) == (0, 7, ["a", "b", "c"])
+
+
+def test_who_was_granted_meanwhile_keeps_all(kept, paper, stamp, message):
+    """Somebody runs it now, and holds what was kept for it."""
+    park(kept, stamp)
+    paper.granted = True
+    kept.hand_over(paper.now + 1)
+    assert [call[:2] for call in paper.calls] == [("park", "a"), ("release", "c")]
+
+
+@pytest.mark.parametrize("state", ["granted", "running", "overdue", "adrift", ""])
+def test_what_does_not_wait_any_more_is_not_handed_over(
+    kept, paper, stamp, standing, message, state
+):
+    park(kept, stamp)
+    standing.state = state
+    kept.hand_over(paper.now + 1)
+    assert not paper.calls
+
+
+def test_a_worker_ends_in_time(kept, paper, stamp, message):
+    park(kept, stamp)
+    kept.hand_over(paper.now)
+    assert not paper.calls
