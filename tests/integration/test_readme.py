@@ -290,7 +290,7 @@ def test_the_settings_table_is_complete_and_right(page):
     fields = [field for field in dataclasses.fields(Settings) if field.name not in found_out]
     settings = {f"{PREFIX}{field.name}": field for field in fields}
     names = {"lock_key", "lock_keys", "lock_args", *options}
-    assert {option for option, _, _ in table if option} | {"lock_keys"} == names
+    assert {option for option, _, _ in table if option} == names
     assert {setting for _, setting, _ in table if setting} == set(settings)
     for option, setting, default in table:
         if setting and f"lock_{setting.removeprefix(PREFIX)}" in options:
