@@ -70,9 +70,7 @@ class Gathering:
             LockError: as the task's policy says; nothing is held.
         """
         store, each = self._store(), singles(stamp)
-        if (
-            stamp.granted
-        ):  # it was parked, so that is what becomes of it, whatever the policy is now
+        if stamp.granted:  # it was parked, and is parked again, whatever the policy is now
             options = replace(options, on_conflict="park")
         try:
             taken = self._take(store, stamp, each, options)
