@@ -148,7 +148,8 @@ class ClusterStore(RedisStore):
         self._wire = None
         self._twins: dict[float, Nodes] = {}
         self._inboxes: dict[str, Inboxes] = {}
-        weakref.finalize(self, _close_all, self._twins, self._inboxes)
+        # At exit the system closes them: a thread may still be busy, and would fail.
+        weakref.finalize(self, _close_all, self._twins, self._inboxes).atexit = False
 
     # -- calls ------------------------------------------------------------------------------------
 

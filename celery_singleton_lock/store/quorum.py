@@ -146,7 +146,7 @@ class QuorumStore:
             node for node, given in zip(self.nodes, servers, strict=True) if isinstance(given, str)
         ]
         self._crowd = _Crowd(len(clients))
-        weakref.finalize(self, self._crowd.close)
+        weakref.finalize(self, self._crowd.close).atexit = False  # the interpreter ends threads
 
     acquire = _in_thread(QuorumVerbs.acquire)
     claim = _in_thread(QuorumVerbs.claim)
