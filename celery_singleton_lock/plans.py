@@ -7,10 +7,13 @@ asyncio, and these two functions are all that is written twice.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator
-from typing import Any, TypeVar
+import functools
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
+Verbs = TypeVar("Verbs")
 Wish = TypeVar("Wish")
 
 Plan = Generator[Wish, Any, T]
@@ -55,3 +58,36 @@ async def carry_out_async(plan: Plan[Wish, T], do: Callable[[Wish], Awaitable[An
     except StopIteration as end:
         result: T = end.value
         return result
+
+
+def by_thread(
+    verb: Callable[Concatenate[Verbs, P], Plan[Any, T]],
+) -> Callable[Concatenate[Any, P], T]:
+    """Return the verb of a store for the thread that calls it.
+
+    Args:
+        verb: returns the plan. The store's ``verbs`` may have another one of that name; its ``do``
+            does what a plan wishes for.
+    """
+    name = verb.__name__
+
+    @functools.wraps(verb)
+    def run(store: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        plan: Plan[Any, T] = getattr(store.verbs, name)(*args, **kwargs)
+        return carry_out(plan, store.do)
+
+    return run
+
+
+def by_task(
+    verb: Callable[Concatenate[Verbs, P], Plan[Any, T]],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """Return the verb of a store for the task that awaits it; as :func:`by_thread` does."""
+    name = verb.__name__
+
+    @functools.wraps(verb)
+    async def run(store: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        plan: Plan[Any, T] = getattr(store.verbs, name)(*args, **kwargs)
+        return await carry_out_async(plan, store.do)
+
+    return run

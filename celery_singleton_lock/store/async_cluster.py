@@ -14,7 +14,8 @@ from celery_singleton_lock.clock import SystemClock
 from celery_singleton_lock.errors import BackendUnreachable
 from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.model import CLAIM_LEASE
-from celery_singleton_lock.store.async_redis import Bench, in_task
+from celery_singleton_lock.plans import by_task
+from celery_singleton_lock.store.async_redis import Bench
 from celery_singleton_lock.store.cluster import ClusterVerbs
 from celery_singleton_lock.store.failures import FAILED, explain
 from celery_singleton_lock.store.nodes import ELSEWHERE, key_of
@@ -56,14 +57,14 @@ class AsyncClusterStore:
         self.keyspace = self.verbs.keyspace
         self._benches: dict[str, Bench] = {}
 
-    acquire = in_task(ClusterVerbs.acquire)
-    claim = in_task(ClusterVerbs.claim)
-    release = in_task(ClusterVerbs.release)
-    extend = in_task(ClusterVerbs.extend)
-    inspect = in_task(ClusterVerbs.inspect)
-    reset = in_task(ClusterVerbs.reset)
-    wait = in_task(ClusterVerbs.wait)
-    time = in_task(ClusterVerbs.time)
+    acquire = by_task(ClusterVerbs.acquire)
+    claim = by_task(ClusterVerbs.claim)
+    release = by_task(ClusterVerbs.release)
+    extend = by_task(ClusterVerbs.extend)
+    inspect = by_task(ClusterVerbs.inspect)
+    reset = by_task(ClusterVerbs.reset)
+    wait = by_task(ClusterVerbs.wait)
+    time = by_task(ClusterVerbs.time)
 
     # -- calls ------------------------------------------------------------------------------------
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import redis.asyncio
 from redis import exceptions as failures
@@ -17,32 +16,16 @@ from celery_singleton_lock.clock import Clock, SystemClock
 from celery_singleton_lock.errors import BackendError, BackendUnreachable, ConfigurationError
 from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.model import CLAIM_LEASE
-from celery_singleton_lock.plans import carry_out_async
+from celery_singleton_lock.plans import by_task
 from celery_singleton_lock.store.async_redis import AsyncRedisStore
 from celery_singleton_lock.store.ballot import Ballot, Each
 from celery_singleton_lock.store.node import NodeVerbs
 from celery_singleton_lock.store.quorum import TIMEOUT, addresses_of
-from celery_singleton_lock.store.quorum_verbs import At, QuorumVerbs, Verb, Wish
+from celery_singleton_lock.store.quorum_verbs import At, QuorumVerbs, Wish
 from celery_singleton_lock.store.scripts import Script
-from celery_singleton_lock.store.verbs import Verb as NodeVerb
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def _on_node(
-    verb: Callable[Concatenate[NodeVerbs, P], NodeVerb[T]],
-) -> Callable[Concatenate[AsyncRedisNode, P], Coroutine[Any, Any, T]]:
-    """Return a verb that is carried out by the task that awaits it."""
-
-    @functools.wraps(verb)
-    async def run(node: AsyncRedisNode, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await carry_out_async(verb(node.verbs, *args, **kwargs), node.do)
-
-    return run
 
 
 class AsyncRedisNode(AsyncRedisStore):
@@ -62,24 +45,12 @@ class AsyncRedisNode(AsyncRedisStore):
         super().__init__(client, keyspace, claim_lease=claim_lease)
         self.verbs = NodeVerbs(keyspace, scripts, claim_lease)
 
-    vote = _on_node(NodeVerbs.vote)
-    vote_many = _on_node(NodeVerbs.vote_many)
-    withdraw = _on_node(NodeVerbs.withdraw)
-    prolong = _on_node(NodeVerbs.prolong)
-    greet = _on_node(NodeVerbs.greet)
-    admit = _on_node(NodeVerbs.admit)
-
-
-def _in_task(
-    verb: Callable[Concatenate[QuorumVerbs, P], Verb[T]],
-) -> Callable[Concatenate[AsyncQuorumStore, P], Coroutine[Any, Any, T]]:
-    """Return a verb that is carried out by the task that awaits it."""
-
-    @functools.wraps(verb)
-    async def run(store: AsyncQuorumStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await carry_out_async(verb(store.verbs, *args, **kwargs), store.do)
-
-    return run
+    vote = by_task(NodeVerbs.vote)
+    vote_many = by_task(NodeVerbs.vote_many)
+    withdraw = by_task(NodeVerbs.withdraw)
+    prolong = by_task(NodeVerbs.prolong)
+    greet = by_task(NodeVerbs.greet)
+    admit = by_task(NodeVerbs.admit)
 
 
 class AsyncQuorumStore:
@@ -130,16 +101,16 @@ class AsyncQuorumStore:
         self._before: dict[tuple[int, str], asyncio.Task[None]] = {}
         self._aloft: set[asyncio.Task[None]] = set()
 
-    acquire = _in_task(QuorumVerbs.acquire)
-    claim = _in_task(QuorumVerbs.claim)
-    release = _in_task(QuorumVerbs.release)
-    extend = _in_task(QuorumVerbs.extend)
-    inspect = _in_task(QuorumVerbs.inspect)
-    reset = _in_task(QuorumVerbs.reset)
-    wait = _in_task(QuorumVerbs.wait)
-    time = _in_task(QuorumVerbs.time)
-    check = _in_task(QuorumVerbs.check)
-    admit = _in_task(QuorumVerbs.admit)
+    acquire = by_task(QuorumVerbs.acquire)
+    claim = by_task(QuorumVerbs.claim)
+    release = by_task(QuorumVerbs.release)
+    extend = by_task(QuorumVerbs.extend)
+    inspect = by_task(QuorumVerbs.inspect)
+    reset = by_task(QuorumVerbs.reset)
+    wait = by_task(QuorumVerbs.wait)
+    time = by_task(QuorumVerbs.time)
+    check = by_task(QuorumVerbs.check)
+    admit = by_task(QuorumVerbs.admit)
 
     async def __aenter__(self) -> Self:
         """Have the connections closed at the end."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import redis.asyncio
 from redis import exceptions as failures
@@ -14,7 +13,7 @@ from redis.backoff import NoBackoff
 from celery_singleton_lock.clock import Clock, clock_for
 from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.model import CLAIM_LEASE
-from celery_singleton_lock.plans import carry_out_async
+from celery_singleton_lock.plans import by_task
 from celery_singleton_lock.store.failures import explain
 from celery_singleton_lock.store.redis import confirmed
 from celery_singleton_lock.store.scripts import Script
@@ -26,27 +25,10 @@ from celery_singleton_lock.store.verbs import (
     Command,
     Confirm,
     Pop,
-    Verb,
     Verbs,
     Wish,
 )
 from celery_singleton_lock.store.wire import demoted
-
-P = ParamSpec("P")
-T = TypeVar("T")
-V = TypeVar("V", bound=Verbs)
-
-
-def in_task(
-    verb: Callable[Concatenate[V, P], Verb[T]],
-) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """Return a verb of a store's ``verbs`` that is carried out by the task that awaits it."""
-
-    @functools.wraps(verb)
-    async def run(store: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await carry_out_async(verb(store.verbs, *args, **kwargs), store.do)
-
-    return run
 
 
 class AsyncRedisStore:
@@ -79,37 +61,37 @@ class AsyncRedisStore:
         self.keyspace = self.verbs.keyspace
         self._bench = Bench(client.connection_pool)
 
-    acquire = in_task(Verbs.acquire)
-    park = in_task(Verbs.park)
-    park_many = in_task(Verbs.park_many)
-    claim = in_task(Verbs.claim)
-    release = in_task(Verbs.release)
-    extend = in_task(Verbs.extend)
-    kick = in_task(Verbs.kick)
-    kick_many = in_task(Verbs.kick_many)
-    take_due = in_task(Verbs.take_due)
-    neglected = in_task(Verbs.neglected)
-    inspect = in_task(Verbs.inspect)
-    reset = in_task(Verbs.reset)
-    revoke = in_task(Verbs.revoke)
-    find = in_task(Verbs.find)
-    body = in_task(Verbs.body)
-    parked = in_task(Verbs.parked)
-    switches = in_task(Verbs.switches)
-    switch = in_task(Verbs.switch)
-    waited_for = in_task(Verbs.waited_for)
-    let_run = in_task(Verbs.let_run)
-    observe = in_task(Verbs.observe)
-    observed = in_task(Verbs.observed)
-    forget_observed = in_task(Verbs.forget_observed)
-    beat = in_task(Verbs.beat)
-    leave = in_task(Verbs.leave)
-    receive = in_task(Verbs.receive)
-    wait = in_task(Verbs.wait)
-    time = in_task(Verbs.time)
-    probe = in_task(Verbs.probe)
-    schema = in_task(Verbs.schema)
-    describe = in_task(Verbs.describe)
+    acquire = by_task(Verbs.acquire)
+    park = by_task(Verbs.park)
+    park_many = by_task(Verbs.park_many)
+    claim = by_task(Verbs.claim)
+    release = by_task(Verbs.release)
+    extend = by_task(Verbs.extend)
+    kick = by_task(Verbs.kick)
+    kick_many = by_task(Verbs.kick_many)
+    take_due = by_task(Verbs.take_due)
+    neglected = by_task(Verbs.neglected)
+    inspect = by_task(Verbs.inspect)
+    reset = by_task(Verbs.reset)
+    revoke = by_task(Verbs.revoke)
+    find = by_task(Verbs.find)
+    body = by_task(Verbs.body)
+    parked = by_task(Verbs.parked)
+    switches = by_task(Verbs.switches)
+    switch = by_task(Verbs.switch)
+    waited_for = by_task(Verbs.waited_for)
+    let_run = by_task(Verbs.let_run)
+    observe = by_task(Verbs.observe)
+    observed = by_task(Verbs.observed)
+    forget_observed = by_task(Verbs.forget_observed)
+    beat = by_task(Verbs.beat)
+    leave = by_task(Verbs.leave)
+    receive = by_task(Verbs.receive)
+    wait = by_task(Verbs.wait)
+    time = by_task(Verbs.time)
+    probe = by_task(Verbs.probe)
+    schema = by_task(Verbs.schema)
+    describe = by_task(Verbs.describe)
 
     # -- calls ------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from queue import Empty, SimpleQueue
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, Final
 
 import redis
 from redis.backoff import NoBackoff
@@ -20,16 +20,12 @@ from celery_singleton_lock.clock import Clock, SystemClock
 from celery_singleton_lock.errors import BackendError, BackendUnreachable, ConfigurationError
 from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.model import CLAIM_LEASE
-from celery_singleton_lock.plans import carry_out
+from celery_singleton_lock.plans import by_thread
 from celery_singleton_lock.store.ballot import Ballot, Each
 from celery_singleton_lock.store.node import NodeVerbs
-from celery_singleton_lock.store.quorum_verbs import At, QuorumVerbs, Verb, Wish
+from celery_singleton_lock.store.quorum_verbs import At, QuorumVerbs, Wish
 from celery_singleton_lock.store.redis import RedisStore
 from celery_singleton_lock.store.scripts import Script
-from celery_singleton_lock.store.verbs import Verb as NodeVerb
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 TIMEOUT: Final = 0.25
 """Seconds within which each server must answer."""
@@ -39,18 +35,6 @@ AT_ONCE: Final = 8
 
 STALE: Final = 10.0
 """Time-outs after which a request is not sent any more that could not be sent before."""
-
-
-def on_node(
-    verb: Callable[Concatenate[NodeVerbs, P], NodeVerb[T]],
-) -> Callable[Concatenate[RedisNode, P], T]:
-    """Return a verb that is carried out by the thread that calls it."""
-
-    @functools.wraps(verb)
-    def run(node: RedisNode, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return carry_out(verb(node.verbs, *args, **kwargs), node.do)
-
-    return run
 
 
 class RedisNode(RedisStore):
@@ -77,24 +61,12 @@ class RedisNode(RedisStore):
         super().__init__(client, keyspace, claim_lease=claim_lease)
         self.verbs = NodeVerbs(keyspace, scripts, claim_lease)
 
-    vote = on_node(NodeVerbs.vote)
-    vote_many = on_node(NodeVerbs.vote_many)
-    withdraw = on_node(NodeVerbs.withdraw)
-    prolong = on_node(NodeVerbs.prolong)
-    greet = on_node(NodeVerbs.greet)
-    admit = on_node(NodeVerbs.admit)
-
-
-def _in_thread(
-    verb: Callable[Concatenate[QuorumVerbs, P], Verb[T]],
-) -> Callable[Concatenate[QuorumStore, P], T]:
-    """Return a verb that is carried out by the thread that calls it."""
-
-    @functools.wraps(verb)
-    def run(store: QuorumStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return carry_out(verb(store.verbs, *args, **kwargs), store.do)
-
-    return run
+    vote = by_thread(NodeVerbs.vote)
+    vote_many = by_thread(NodeVerbs.vote_many)
+    withdraw = by_thread(NodeVerbs.withdraw)
+    prolong = by_thread(NodeVerbs.prolong)
+    greet = by_thread(NodeVerbs.greet)
+    admit = by_thread(NodeVerbs.admit)
 
 
 class QuorumStore:
@@ -148,16 +120,16 @@ class QuorumStore:
         self._crowd = _Crowd(len(clients))
         weakref.finalize(self, self._crowd.close).atexit = False  # the interpreter ends threads
 
-    acquire = _in_thread(QuorumVerbs.acquire)
-    claim = _in_thread(QuorumVerbs.claim)
-    release = _in_thread(QuorumVerbs.release)
-    extend = _in_thread(QuorumVerbs.extend)
-    inspect = _in_thread(QuorumVerbs.inspect)
-    reset = _in_thread(QuorumVerbs.reset)
-    wait = _in_thread(QuorumVerbs.wait)
-    time = _in_thread(QuorumVerbs.time)
-    check = _in_thread(QuorumVerbs.check)
-    admit = _in_thread(QuorumVerbs.admit)
+    acquire = by_thread(QuorumVerbs.acquire)
+    claim = by_thread(QuorumVerbs.claim)
+    release = by_thread(QuorumVerbs.release)
+    extend = by_thread(QuorumVerbs.extend)
+    inspect = by_thread(QuorumVerbs.inspect)
+    reset = by_thread(QuorumVerbs.reset)
+    wait = by_thread(QuorumVerbs.wait)
+    time = by_thread(QuorumVerbs.time)
+    check = by_thread(QuorumVerbs.check)
+    admit = by_thread(QuorumVerbs.admit)
 
     # -- how it is done ---------------------------------------------------------------------------
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, Final
 
 import redis
 from redis import exceptions as failures
@@ -16,7 +15,7 @@ from redis.retry import Retry
 from celery_singleton_lock.clock import Clock, clock_for
 from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.model import CLAIM_LEASE, Claim, Ending, Owner, Reply, Reservation
-from celery_singleton_lock.plans import carry_out
+from celery_singleton_lock.plans import by_thread, carry_out
 from celery_singleton_lock.store import replies
 from celery_singleton_lock.store.failures import FAILED, explain
 from celery_singleton_lock.store.scripts import Argument, Call, Script
@@ -31,14 +30,10 @@ from celery_singleton_lock.store.verbs import (
     Confirm,
     Pop,
     Replicas,
-    Verb,
     Verbs,
     Wish,
 )
 from celery_singleton_lock.store.wire import Wire, demoted, packed
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 BLOCKS: Final = (1.0, 3.0, 10.0, LONGEST_BLOCK)
 """Lengths of blocking calls, in seconds, that have a client each; who wants longer asks again."""
@@ -65,19 +60,6 @@ def explained(reconnect: Callable[[], None]) -> Iterator[None]:
         if demoted(error):
             reconnect()
         raise explain(error) from error
-
-
-def _in_thread(
-    verb: Callable[Concatenate[Verbs, P], Verb[T]],
-) -> Callable[Concatenate[RedisStore, P], T]:
-    """Return a verb that is carried out by the thread that calls it."""
-
-    @functools.wraps(verb)
-    def run(store: RedisStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        plan: Verb[T] = getattr(store.verbs, verb.__name__)(*args, **kwargs)  # Cluster has its own
-        return carry_out(plan, store.do)
-
-    return run
 
 
 class RedisStore:
@@ -141,35 +123,35 @@ class RedisStore:
         ask = self.verbs.to_release(name, token, ending, worker, done_for, mark, reserve)
         return replies.reply(self._ask(ask))
 
-    park = _in_thread(Verbs.park)
-    park_many = _in_thread(Verbs.park_many)
-    claim = _in_thread(Verbs.claim)
-    extend = _in_thread(Verbs.extend)
-    kick = _in_thread(Verbs.kick)
-    kick_many = _in_thread(Verbs.kick_many)
-    take_due = _in_thread(Verbs.take_due)
-    neglected = _in_thread(Verbs.neglected)
-    inspect = _in_thread(Verbs.inspect)
-    reset = _in_thread(Verbs.reset)
-    revoke = _in_thread(Verbs.revoke)
-    find = _in_thread(Verbs.find)
-    body = _in_thread(Verbs.body)
-    parked = _in_thread(Verbs.parked)
-    switches = _in_thread(Verbs.switches)
-    switch = _in_thread(Verbs.switch)
-    waited_for = _in_thread(Verbs.waited_for)
-    let_run = _in_thread(Verbs.let_run)
-    observe = _in_thread(Verbs.observe)
-    observed = _in_thread(Verbs.observed)
-    forget_observed = _in_thread(Verbs.forget_observed)
-    beat = _in_thread(Verbs.beat)
-    leave = _in_thread(Verbs.leave)
-    receive = _in_thread(Verbs.receive)
-    wait = _in_thread(Verbs.wait)
-    time = _in_thread(Verbs.time)
-    probe = _in_thread(Verbs.probe)
-    schema = _in_thread(Verbs.schema)
-    describe = _in_thread(Verbs.describe)
+    park = by_thread(Verbs.park)
+    park_many = by_thread(Verbs.park_many)
+    claim = by_thread(Verbs.claim)
+    extend = by_thread(Verbs.extend)
+    kick = by_thread(Verbs.kick)
+    kick_many = by_thread(Verbs.kick_many)
+    take_due = by_thread(Verbs.take_due)
+    neglected = by_thread(Verbs.neglected)
+    inspect = by_thread(Verbs.inspect)
+    reset = by_thread(Verbs.reset)
+    revoke = by_thread(Verbs.revoke)
+    find = by_thread(Verbs.find)
+    body = by_thread(Verbs.body)
+    parked = by_thread(Verbs.parked)
+    switches = by_thread(Verbs.switches)
+    switch = by_thread(Verbs.switch)
+    waited_for = by_thread(Verbs.waited_for)
+    let_run = by_thread(Verbs.let_run)
+    observe = by_thread(Verbs.observe)
+    observed = by_thread(Verbs.observed)
+    forget_observed = by_thread(Verbs.forget_observed)
+    beat = by_thread(Verbs.beat)
+    leave = by_thread(Verbs.leave)
+    receive = by_thread(Verbs.receive)
+    wait = by_thread(Verbs.wait)
+    time = by_thread(Verbs.time)
+    probe = by_thread(Verbs.probe)
+    schema = by_thread(Verbs.schema)
+    describe = by_thread(Verbs.describe)
 
     # -- calls ------------------------------------------------------------------------------------
 
