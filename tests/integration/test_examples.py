@@ -166,5 +166,6 @@ def reasons_of_revoked(redis_client):
 
 def test_transfers_between_accounts_lose_no_money(worker, environment):
     """Two workers, 300 transfers; half of them name their accounts the other way round."""
-    with worker("transfers", concurrency=2), worker("transfers", concurrency=2):
-        assert run("transfers", "bank.py", environment) == "5,000 of 5,000\n"
+    for _ in range(2):
+        worker("transfers", concurrency=2)
+    assert run("transfers", "bank.py", environment) == "5,000 of 5,000\n"

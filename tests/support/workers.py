@@ -126,6 +126,7 @@ class CeleryWorker:
 
     def start(self, *, wait: bool = True) -> CeleryWorker:
         """Start it, and return when it says that it is ready."""
+        assert not self.is_running, "it runs already: a second start would leave it behind"
         with self._log_file.open("ab") as log:
             self._process = self._launch(log.fileno())
         self.started.append(self)
