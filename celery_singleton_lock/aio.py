@@ -496,7 +496,7 @@ def _watchdog_for(backend: Backend, prefix: str | None) -> AsyncWatchdog:
         _refuse_urls(backend)
         backend, prefix = quorum_for(AsyncQuorumStore, backend, prefix), None
     found: AsyncWatchdog = watchdog_for(
-        backend, prefix, lambda: AsyncWatchdog(_store_of(backend, prefix))
+        AsyncWatchdog, backend, prefix, lambda: AsyncWatchdog(_store_of(backend, prefix))
     )
     return found
 

@@ -356,12 +356,21 @@ def _done(call: Callable[[Any], Any]) -> Plan[Wish, Any]:
 # and goes when neither a lock nor the watchdog's thread (which lingers when idle) needs it. So that
 # `with Lock(client, name)` in a loop starts one thread, not one per turn. A key's id() cannot be
 # used again while its entry lives, for the watchdog's store holds the client.
-_watchdogs: weakref.WeakValueDictionary[tuple[int, str], Any] = weakref.WeakValueDictionary()
+_watchdogs: weakref.WeakValueDictionary[tuple[Any, ...], Any] = weakref.WeakValueDictionary()
 
 
-def watchdog_for(backend: object, prefix: str | None, make: Callable[[], Any]) -> Any:
-    """Return the watchdog of this client or store in this process, with its store."""
-    key = (id(backend), prefix or "")
+def watchdog_for(
+    kind: type[Any], backend: object, prefix: str | None, make: Callable[[], Any]
+) -> Any:
+    """Return the watchdog of this client or store in this process, with its store.
+
+    Args:
+        kind: of the watchdog: a client that threads use is none for asyncio.
+        backend: the client, or the store.
+        prefix: of the keys.
+        make: makes one, or raises what is wrong with the backend.
+    """
+    key = (kind, id(backend), prefix or "")
     found = _watchdogs.get(key)
     return found or _watchdogs.setdefault(key, make())
 

@@ -287,7 +287,9 @@ def _watchdog_for(backend: Backend, prefix: str | None) -> Watchdog:
     """Return the watchdog of this client or store in this process, with its store."""
     if isinstance(backend, (list, tuple)):
         backend, prefix = quorum_for(QuorumStore, backend, prefix), None
-    found: Watchdog = watchdog_for(backend, prefix, lambda: Watchdog(_store_of(backend, prefix)))
+    found: Watchdog = watchdog_for(
+        Watchdog, backend, prefix, lambda: Watchdog(_store_of(backend, prefix))
+    )
     return found
 
 

@@ -212,6 +212,8 @@ def overwritten(history: History) -> set[str]:
 def lost_on_the_way(history: History) -> set[str]:
     """Return the tasks of which the last attempt reached no worker, although one was to get it.
 
+    Or reached none any more, once a worker had sent it back to the broker (policy ``requeue``).
+
     kombu's Redis transport pops a message (BRPOP), and notes it as unacknowledged in a later call.
     What is on its way in between is lost if the connection is cut, or the worker killed: no worker
     has seen it, so no lock was asked for. ``test_broker_gap.py`` shows it with a plain task.
@@ -220,6 +222,8 @@ def lost_on_the_way(history: History) -> set[str]:
     if any(event.get("broker") == "rabbitmq" for event in history.of("storm")):
         return set()
     received = {(event["id"], event["attempt"]) for event in history.of("received")}
+    arrived = {event["id"]: event["t"] for event in history.of("received")}
+    back = {event["id"] for event in history.of("returned") if event["t"] > arrived[event["id"]]}
     attempt: dict[str, int] = defaultdict(int)
     for event in history.of("again"):
         attempt[event["id"]] = max(attempt[event["id"]], event["attempt"])
@@ -228,7 +232,7 @@ def lost_on_the_way(history: History) -> set[str]:
     return {
         task["id"]
         for task in history.of("published")
-        if (task["id"], attempt[task["id"]]) not in received
+        if ((task["id"], attempt[task["id"]]) not in received or task["id"] in back)
         and task["t"] <= last + DYING
         and (task.get("after") is None or task["after"] in succeeded)
     }

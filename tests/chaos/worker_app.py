@@ -8,6 +8,8 @@ from typing import Any
 
 from celery.signals import task_received, task_revoked
 
+from celery_singleton_lock.agent import Agent
+from celery_singleton_lock.orders import Requeue
 from chaos.broken import VARIANTS
 from chaos.tasks import build
 from integration.taskbook import Journal
@@ -36,3 +38,16 @@ def _note_end(request: Any, terminated: bool, **_: object) -> None:
     """Note each message that is thrown away because its task was revoked."""
     if not terminated:
         _journal.note("discarded", id=request.id)
+
+
+_requeued = Agent._requeued
+
+
+def _note_return(agent: Agent, order: Requeue, error: Exception | None) -> None:
+    """Note each message that the broker has taken back."""
+    if error is None:
+        _journal.note("returned", id=order.request.id)
+    _requeued(agent, order, error)
+
+
+Agent._requeued = _note_return

@@ -734,3 +734,20 @@ def test_locks_of_one_client_share_a_watchdog():
     assert isinstance(first._watchdog, AsyncWatchdog)
     assert AsyncLock(client, "a", prefix="mine")._watchdog is not first._watchdog
     assert first._store.client is client
+
+
+def test_a_client_that_threads_have_used_is_refused_all_the_same(redis_client, redis_url):
+    """And the other way round: a watchdog that is there already is of one kind."""
+    with Lock(redis_client, "a", lease=3):
+        pass
+    with pytest.raises(ConfigurationError, match="AsyncLock needs"):
+        AsyncLock(redis_client, "a")
+
+    async def use_and_share():
+        async with redis.asyncio.Redis.from_url(redis_url) as client:
+            async with AsyncLock(client, "a", lease=3):
+                pass
+            with pytest.raises(ConfigurationError, match="A Lock needs"):
+                Lock(client, "a")
+
+    asyncio.run(use_and_share())

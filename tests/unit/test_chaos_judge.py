@@ -353,6 +353,16 @@ def test_the_broker_may_lose_a_retry_too_that_nobody_has_received(story):
     assert story.note(3, "received", id="x", attempt=1).broken() == [UNFINISHED]
 
 
+def test_the_broker_may_lose_what_it_has_taken_back_and_nobody_has_received_again(story):
+    """A blocked task of policy ``requeue``; RabbitMQ loses none."""
+    story.published(1, "x").note(1.5, "returned", id="x").note(2, "kill", victim=MAIN)
+    assert story.broken() == []
+    assert story.note(3, "received", id="x", attempt=0).broken() == [UNFINISHED]
+    story.note(3.5, "returned", id="x")
+    assert story.broken() == []
+    assert story.note(0, "storm", broker="rabbitmq").broken() == [UNFINISHED]
+
+
 def test_a_link_of_a_chain_is_sent_by_the_success_of_the_one_before(story):
     story.published(1, "a").published(1, "b", after="a")
     story.note(2, "final", id="a", state="FAILURE")
