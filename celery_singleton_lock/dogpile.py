@@ -19,7 +19,7 @@ from celery_singleton_lock.aio import AsyncLock
 from celery_singleton_lock.arguments import checked_seconds
 from celery_singleton_lock.bounds import MAX_WAIT
 from celery_singleton_lock.errors import LockNotOwned
-from celery_singleton_lock.hold import Holding
+from celery_singleton_lock.hold import Holding, checked_client
 from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.plans import Plan, carry_out, carry_out_async
 
@@ -102,6 +102,7 @@ def get_or_set(
         BackendError: the lock's Redis did not answer, or refused.
         ConfigurationError: an argument is not usable.
     """
+    checked_client("get_or_set", client, redis.Redis, redis.RedisCluster)
     value = _value(client, key, expire, dumps, loads)
     there, found = carry_out(value.reading(), _call)
     if there:
@@ -150,6 +151,7 @@ async def async_get_or_set(
         BackendError: the lock's Redis did not answer, or refused.
         ConfigurationError: an argument is not usable.
     """
+    checked_client("async_get_or_set", client, redis.asyncio.Redis, redis.asyncio.RedisCluster)
     value = _value(client, key, expire, dumps, loads)
     there, found = await carry_out_async(value.reading(), _await)
     if there:

@@ -375,6 +375,30 @@ def watchdog_for(
     return found or _watchdogs.setdefault(key, make())
 
 
+def checked_client(caller: str, client: object, *kinds: type[Any]) -> None:
+    """Refuse what is no client of these kinds, before it fails in its own way.
+
+    Args:
+        caller: what it was given to.
+        client: whatever it is.
+        kinds: redis-py's.
+
+    Raises:
+        ConfigurationError: it is of none of them.
+    """
+    if not isinstance(client, kinds):
+        msg = f"{caller} needs a {named(kinds[0])} client, not {named(type(client))}."
+        raise ConfigurationError(msg)
+
+
+def named(kind: type[Any]) -> str:
+    """Return the name of a class as people import it: redis-py has two of each name."""
+    module = kind.__module__
+    if module == "builtins":
+        return kind.__name__
+    return f"{module.rpartition('.')[0] if module.startswith('redis.') else module}.{kind.__name__}"
+
+
 def keyspace_for(prefix: str | None, *, client: bool) -> Keyspace | None:
     """Return where a client's keys are; None for a store, which knows it.
 

@@ -27,6 +27,7 @@ from celery_singleton_lock.hold import (
     Hold,
     Holding,
     keyspace_for,
+    named,
     quorum_for,
     watchdog_for,
 )
@@ -296,10 +297,10 @@ def _watchdog_for(backend: Backend, prefix: str | None) -> Watchdog:
 def _store_of(backend: Backend, prefix: str | None) -> Any:
     client = isinstance(backend, (redis.Redis, redis.RedisCluster))
     if not client and not isinstance(backend, QuorumStore) and not hasattr(backend, "take_due"):
-        kind = type(backend).__name__
+        kind = named(type(backend))
         msg = (
-            f"A Lock needs a redis.Redis client, a store, or a list of URLs, not {kind}; asyncio "
-            "has AsyncLock."
+            f"A Lock needs a redis.Redis client (redis.Redis.from_url(URL) makes one), a store, or "
+            f"a list of URLs, not {kind}; asyncio has AsyncLock."
         )
         raise ConfigurationError(msg)
     keyspace = keyspace_for(prefix, client=client)

@@ -8,7 +8,7 @@ import redis
 import redis.asyncio
 
 from celery_singleton_lock.errors import BackendError, ConfigurationError
-from celery_singleton_lock.hold import keyspace_for
+from celery_singleton_lock.hold import checked_client, keyspace_for
 from celery_singleton_lock.plans import carry_out, carry_out_async
 from celery_singleton_lock.store.async_redis import AsyncRedisStore
 from celery_singleton_lock.store.redis import RedisStore
@@ -42,7 +42,9 @@ def reset_all(
 
     Raises:
         BackendError: no answer, or refused.
+        ConfigurationError: it is no such client.
     """
+    checked_client("reset_all", client, redis.Redis, redis.RedisCluster)
     keyspace = keyspace_for(prefix, client=True)
     if isinstance(client, redis.RedisCluster):
         nodes = ClusterAdminStore(client, keyspace)
@@ -66,12 +68,13 @@ async def async_reset_all(
 
     Raises:
         BackendError: no answer, or refused.
-        ConfigurationError: it is a Cluster's.
+        ConfigurationError: it is a Cluster's, or no such client.
     """
     given: object = client  # may be anything, whatever the annotation says
     if isinstance(given, redis.asyncio.RedisCluster):
         msg = "async_reset_all resets the locks of one server; those of a Cluster reset_all does."
         raise ConfigurationError(msg)
+    checked_client("async_reset_all", client, redis.asyncio.Redis)
     store = AsyncRedisStore(client, keyspace_for(prefix, client=True))
     return await carry_out_async(_resetting_all(store.verbs, pattern), store.do)
 

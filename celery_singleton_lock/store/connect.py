@@ -44,7 +44,8 @@ def connect(address: BackendAddress, options: Mapping[str, Any], *, patience: fl
 
     Raises:
         KeyError: Sentinels without a ``master_name``, which :meth:`Settings.address` refuses.
-        ConfigurationError: locks in memory, and not all that they need is installed.
+        ConfigurationError: locks in memory, and not all that they need is installed; or an option
+            that redis-py does not know.
     """
     if address.in_memory:
         return in_memory(address.host)
@@ -55,7 +56,7 @@ def connect(address: BackendAddress, options: Mapping[str, Any], *, patience: fl
     given = _given(address, options)
     for_server = {**timeouts, "retry": once_more, **given}
     if not address.sentinels:
-        return redis.Redis.from_url(address.url, **for_server)
+        return checked(redis.Redis.from_url(address.url, **for_server))
     about = for_sentinels(address, options, patience)
     least = int(options.get("min_other_sentinels", 0))
     manager = _Sentinel(address.sentinels, min_other_sentinels=least, sentinel_kwargs=about)
@@ -63,6 +64,21 @@ def connect(address: BackendAddress, options: Mapping[str, Any], *, patience: fl
     pool = _SentinelPool(options["master_name"], manager, **for_master)
     client = redis.Redis(connection_pool=pool)
     client.auto_close_connection_pool = True  # nobody else has this pool
+    return checked(client)
+
+
+def checked(client: redis.Redis) -> redis.Redis:
+    """Return a client of which the connections can be made; redis-py looks at their options late.
+
+    Raises:
+        ConfigurationError: they take no such option.
+    """
+    pool: Any = client.connection_pool
+    try:
+        pool.connection_class(**pool.connection_kwargs)  # connects to nobody yet
+    except TypeError as error:
+        msg = f"singleton_lock_backend_options has what redis-py does not take: {error}."
+        raise ConfigurationError(msg) from error
     return client
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 import re
 
 import pytest
+import redis.asyncio
 
+from celery_singleton_lock.dogpile import async_get_or_set, get_or_set
 from celery_singleton_lock.errors import (
     BackendUnreachable,
+    ConfigurationError,
     LockLost,
     LockNotOwned,
     LockReentered,
@@ -17,6 +21,7 @@ from celery_singleton_lock.errors import (
 )
 from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.plans import carry_out
+from celery_singleton_lock.resets import async_reset_all, reset_all
 from celery_singleton_lock.turn import in_thread
 
 pytestmark = pytest.mark.contract
@@ -132,3 +137,32 @@ def test_a_loss_that_was_noticed_ends_the_renewal(redis_client, ask):
         getattr(lock, ask)()
     assert lock._watchdog.watching() == ()
     lock._watchdog.stop()
+
+
+@pytest.mark.parametrize("wrong", ["redis://localhost", ["redis://a", "redis://b"], 7])
+def test_what_is_no_client_is_refused_by_name_and_nothing_is_asked(wrong):
+    """Functions that take a client, in threads; a Lock also takes a list."""
+    calls = {
+        "reset_all": lambda: reset_all(wrong),
+        "get_or_set": lambda: get_or_set(wrong, "key", dict, expire=1),
+        "async_reset_all": lambda: asyncio.run(async_reset_all(wrong)),
+        "async_get_or_set": lambda: asyncio.run(async_get_or_set(wrong, "key", dict, expire=1)),
+    }
+    for name, call in calls.items():
+        kind = r"redis\.asyncio\.Redis" if name.startswith("async") else r"redis\.Redis"
+        given = type(wrong).__name__
+        with pytest.raises(
+            ConfigurationError, match=rf"^{name} needs a {kind} client, not {given}\.$"
+        ):
+            call()
+
+
+def test_a_client_of_the_other_world_is_named_in_full(redis_client, redis_url):
+    """They have one name, in two modules."""
+    other = redis.asyncio.Redis.from_url(redis_url)
+    with pytest.raises(ConfigurationError, match=r"not redis\.asyncio\.Redis\.$"):
+        reset_all(other)
+    with pytest.raises(ConfigurationError, match=r"not redis\.Redis\.$"):
+        asyncio.run(async_reset_all(redis_client))
+    with pytest.raises(ConfigurationError, match=r"not redis\.asyncio\.Redis; asyncio has"):
+        Lock(other, "a")

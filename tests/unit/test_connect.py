@@ -7,6 +7,7 @@ import redis
 from redis.sentinel import SentinelConnectionPool
 
 from celery_singleton_lock.address import parse_backend_url
+from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.store.connect import connect, for_sentinels
 
 
@@ -124,3 +125,19 @@ def test_the_users_options_for_sentinels_count_more():
     options = for_sentinels(one, {"sentinel_kwargs": {"password": "s", "socket_timeout": 3}}, 0.5)
     assert (options["password"], options["socket_timeout"]) == ("s", 3)
     assert for_sentinels(one, {"sentinel_kwargs": None}, 0.5)["socket_timeout"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("redis://h", {"socket_timout": 1}),
+        ("unix:///run/redis.sock", {"socket_timout": 1}),
+        ("sentinel://h", {"socket_timout": 1, "master_name": "m"}),
+    ],
+)
+def test_an_option_that_no_connection_takes_is_refused_before_one_is_made(url, options):
+    """redis-py would raise a TypeError with the first command."""
+    with pytest.raises(
+        ConfigurationError, match=r"singleton_lock_backend_options has .*'socket_timout'"
+    ):
+        connect(parse_backend_url(url), options, patience=0.5)

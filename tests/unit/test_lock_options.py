@@ -85,9 +85,8 @@ def test_L14_a_token_of_ones_own_making_is_refused(lock, token):
 
 
 def test_what_is_neither_client_nor_store_is_refused():
-    with pytest.raises(
-        ConfigurationError, match=r"redis\.Redis client, a store, or a list of URLs, not"
-    ):
+    """And how a URL becomes one is said."""
+    with pytest.raises(ConfigurationError, match=r"Redis\.from_url\(URL\) makes one.*, not str; "):
         Lock("redis://localhost", "lock")
 
 
