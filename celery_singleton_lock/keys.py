@@ -235,3 +235,25 @@ class Keyspace:
     def schema(self) -> str:
         """Key that says which version of this data model lives here."""
         return f"{self.prefix}:schema"
+
+
+def keyspace_with(keyspace: Keyspace | None, prefix: str | None) -> Keyspace:
+    """Return where a store's keys are, which was told in one of two ways, or not at all.
+
+    Args:
+        keyspace: what the store was given.
+        prefix: first part of every key, likewise.
+
+    Raises:
+        ConfigurationError: both were given, or the first is no keyspace, or the prefix not usable.
+    """
+    given: object = keyspace  # may be anything, whatever the annotation says
+    if given is None:
+        return Keyspace() if prefix is None else Keyspace(prefix)
+    if prefix is not None:
+        msg = "prefix is the first part of the keys, and so is that of keyspace: give one of them."
+        raise ConfigurationError(msg)
+    if not isinstance(given, Keyspace):
+        msg = f"keyspace is {given!r}, and no Keyspace: the first part of the keys is prefix."
+        raise ConfigurationError(msg)
+    return given

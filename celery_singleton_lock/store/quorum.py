@@ -18,7 +18,7 @@ from redis.retry import Retry
 from celery_singleton_lock.bounds import LONGEST_LEASE
 from celery_singleton_lock.clock import Clock, SystemClock
 from celery_singleton_lock.errors import BackendError, BackendUnreachable, ConfigurationError
-from celery_singleton_lock.keys import Keyspace
+from celery_singleton_lock.keys import Keyspace, keyspace_with
 from celery_singleton_lock.model import CLAIM_LEASE
 from celery_singleton_lock.plans import by_thread
 from celery_singleton_lock.store.ballot import Ballot, Each
@@ -78,6 +78,7 @@ class QuorumStore:
         servers: URLs, or redis-py clients with short time-outs and no retries; three or more. They
             must be independent: no replicas of each other, and none given twice.
         keyspace: where the keys are.
+        prefix: first part of every key, in place of it; "csl" unless given.
         timeout: seconds within which each server must answer; for URLs also that of the sockets.
         longest_lease: seconds; the longest lease of any lock on these servers, the same for all
             their clients. A server that was restarted gives no new votes for as long.
@@ -98,6 +99,7 @@ class QuorumStore:
         servers: Sequence[str | redis.Redis],
         keyspace: Keyspace | None = None,
         *,
+        prefix: str | None = None,
         timeout: float = TIMEOUT,
         longest_lease: float = LONGEST_LEASE,
         clock: Clock | None = None,
@@ -105,7 +107,7 @@ class QuorumStore:
     ) -> None:
         """Prepare; nothing is sent yet."""
         self.clock: Clock = clock or SystemClock()
-        self.keyspace = keyspace or Keyspace()
+        self.keyspace = keyspace_with(keyspace, prefix)
         self.ballot: Final = Ballot(
             len(servers), self.clock, timeout=timeout, longest_lease=longest_lease
         )

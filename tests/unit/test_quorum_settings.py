@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import redis.asyncio
 
 from celery_singleton_lock.errors import BackendRefused, ConfigurationError
+from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.settings import parse_settings, resolve_options
+from celery_singleton_lock.store.async_quorum import AsyncQuorumStore
 from celery_singleton_lock.store.open import admin_of
 from celery_singleton_lock.store.quorum import QuorumStore
 from celery_singleton_lock.store.quorum_tasks import TaskQuorum
@@ -93,3 +96,16 @@ def test_the_verbs_of_operators_are_refused_on_a_quorum():
     """The error says that they need one Redis."""
     with pytest.raises(BackendRefused, match="names several servers"):
         admin_of(TaskQuorum(SERVERS))
+
+
+@pytest.mark.parametrize("store", [QuorumStore, AsyncQuorumStore])
+def test_a_prefix_of_keys_goes_with_the_store_of_several_servers(store):
+    """So that a quorum can be admitted, and given another longest lease, under any of them."""
+    servers = SERVERS
+    if store is AsyncQuorumStore:
+        servers = [redis.asyncio.Redis.from_url(url) for url in SERVERS]
+    assert store(servers, prefix="shop").keyspace == Keyspace("shop")
+    assert store(servers).keyspace == Keyspace()
+    for wrong in ({"keyspace": "shop"}, {"keyspace": Keyspace(), "prefix": "shop"}):
+        with pytest.raises(ConfigurationError, match="first part of the keys"):
+            store(servers, **wrong)
