@@ -255,8 +255,12 @@ class Holding:
         try:
             holder = yield from self._asking_who()
         except BackendError:
-            holder = None
+            return LockTimeout(msg, self.name)
         if holder is None:
+            msg += (
+                " Nobody holds it now: it has just been given back, or its Redis grants nothing "
+                "for a while after a restart (quarantine, quorum)."
+            )
             return LockTimeout(msg, self.name)
         msg += f" It is held by {holder}, whose lease has {holder.expires_in:.1f} s left."
         return LockTimeout(msg, self.name, str(holder), holder.expires_in)

@@ -117,9 +117,13 @@ def test_whom_one_waited_for_is_told_to_programs_too(lock, redis_client):
     redis_client.flushall()
     nobody = carry_out(other._refusal(), in_thread(other._store))
     assert (nobody.holder, nobody.expires_in) == ("", 0.0)
-    assert str(nobody) == "Lock 'account:42' is busy, and was waited for in vain."
+    busy = "Lock 'account:42' is busy, and was waited for in vain."
+    assert str(nobody) == (
+        f"{busy} Nobody holds it now: it has just been given back, or its Redis grants nothing "
+        "for a while after a restart (quarantine, quorum)."
+    )
     unheard = carry_out(other._refusal(), silent)
-    assert (unheard.name, unheard.holder) == ("account:42", "")
+    assert (str(unheard), unheard.name, unheard.holder) == (busy, "account:42", "")
 
 
 def silent(wish):
