@@ -84,7 +84,7 @@ def _seconds(place: Place, value: Any, most: float, hint: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         place.refuse(value, f"it must be a number of seconds, not {type(value).__name__}")
     if not 0 < value <= most:  # false for NaN too
-        place.refuse(value, f"it must be above 0, and at most {most:.0f} seconds; {hint}")
+        place.refuse(value, f"it must be above 0, and at most {most:.10g} seconds; {hint}")
     return float(value)
 
 
@@ -208,10 +208,10 @@ LEAST_SERVERS: Final = 3
 
 def _replicas_timeout(place: Place, value: Any) -> float:
     """Check how long a worker waits for replicas; its connections give up after 2 s."""
-    remedy = "all that this worker parks waits for as long, so use 0.5, and 1.5 at most"
-    seconds = _seconds(place, value, MAX_REPLICAS_WAIT, remedy)
+    why = "all that this worker parks waits for as long, so use 0.5"
+    seconds = _seconds(place, value, MAX_REPLICAS_WAIT, why)
     if seconds < MIN_REPLICAS_WAIT:
-        place.refuse(value, remedy)
+        place.refuse(value, f"it must be at least {MIN_REPLICAS_WAIT:g} seconds; {why}")
     return seconds
 
 

@@ -204,6 +204,8 @@ class _Declaration:
         """Whatever a function of the arguments returns."""
         if not callable(function):
             remedy = f"a {_kind(function)} is neither a template nor a callable"
+            if isinstance(function, (list, tuple, dict)):
+                remedy += "; for several locks use lock_keys"
             self._refuse("lock_key", function, remedy)
         if inspect.iscoroutinefunction(function):
             remedy = "it is a coroutine function. The name is needed at once: use a plain def"

@@ -344,6 +344,13 @@ SENTENCES = [
         "task shop.settle: lock_key is 5: a int is neither a template nor a callable.",
     ),
     (
+        lambda: named(lock_key=["a"]),
+        (
+            "task shop.settle: lock_key is ['a']: a list is neither a template nor a callable; for "
+            "several locks use lock_keys."
+        ),
+    ),
+    (
         lambda: named(lock_key="a:{account_id!r}"),
         (
             "task shop.settle: lock_key is 'a:{account_id!r}': {account_id!r}: there is "
