@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,6 @@ from celery_singleton_lock import AsyncLock, Lock
 from celery_singleton_lock.address import parse_backend_url
 from celery_singleton_lock.admin.doctor import Health, examine
 from celery_singleton_lock.cli.standalone import main
-from celery_singleton_lock.embedded import _free_ports
 from celery_singleton_lock.errors import BackendRefused, BackendUnreachable, ConfigurationError
 from celery_singleton_lock.keys import BUCKETS, bucket_of
 from celery_singleton_lock.model import Claim, Ending, Owner, Parcel, Verdict, new_token
@@ -443,8 +443,11 @@ def test_a_server_that_is_taken_for_a_cluster_names_the_remedy(redis_url):
 
 def test_a_cluster_that_does_not_answer_is_an_outage():
     """Nothing is sent before the first verb, so that a worker may start before it."""
-    places = ",".join(f"127.0.0.1:{port}" for port in _free_ports(2))
-    store = opened(f"redis+cluster://{places}")
-    with pytest.raises(BackendUnreachable):
-        store.probe()
-    store.hang_up()
+    with socket.socket() as first, socket.socket() as second:
+        for taken in (first, second):  # by who does not listen, so that no other server gets it
+            taken.bind(("127.0.0.1", 0))
+        places = ",".join(f"127.0.0.1:{each.getsockname()[1]}" for each in (first, second))
+        store = opened(f"redis+cluster://{places}")
+        with pytest.raises(BackendUnreachable):
+            store.probe()
+        store.hang_up()
