@@ -161,8 +161,8 @@ def _each_node(url: str) -> list[str]:
     found = []
     for address in each_address(url):
         start, _, rest = address.partition("://")
-        login, at, places = re.match(r"(?:(.*)(@))?(.*)", rest, re.DOTALL).groups(default="")  # type: ignore[union-attr]  # it fits any text
-        hosts, behind = re.match(r"([^/?#]*)(.*)", places, re.DOTALL).groups()  # type: ignore[union-attr]
+        parts = re.match(r"(?:(.*)(@))?([^/?#]*)(.*)", rest, re.DOTALL)
+        login, at, hosts, behind = parts.groups(default="")  # type: ignore[union-attr]  # it fits any text
         found += [f"{start}://{login}{at}{host}{behind}" for host in hosts.split(",")]
     return found
 

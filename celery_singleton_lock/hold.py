@@ -30,7 +30,7 @@ from celery_singleton_lock.errors import (
     LockReentered,
     LockTimeout,
 )
-from celery_singleton_lock.keys import Keyspace
+from celery_singleton_lock.keys import Keyspace, keyspace_with
 from celery_singleton_lock.model import (
     Claim,
     Ending,
@@ -410,7 +410,7 @@ def keyspace_for(prefix: str | None, *, client: bool) -> Keyspace | None:
         ConfigurationError: a store was given a prefix, or the prefix is not usable.
     """
     if client:
-        return Keyspace() if prefix is None else Keyspace(prefix)
+        return keyspace_with(None, prefix)
     if prefix is not None:
         msg = "prefix goes with a redis client; a store has its keyspace already."
         raise ConfigurationError(msg)
@@ -435,4 +435,4 @@ def quorum_for(make: Callable[..., Any], servers: Sequence[Any], prefix: str | N
     each = tuple(server if isinstance(server, str) else id(server) for server in servers)
     key = (make, prefix or "", *each)
     found = _quorums.get(key)
-    return found or _quorums.setdefault(key, make(servers, keyspace_for(prefix, client=True)))
+    return found or _quorums.setdefault(key, make(servers, prefix=prefix))

@@ -8,7 +8,8 @@ import redis
 import redis.asyncio
 
 from celery_singleton_lock.errors import BackendError, ConfigurationError
-from celery_singleton_lock.hold import checked_client, keyspace_for
+from celery_singleton_lock.hold import checked_client
+from celery_singleton_lock.keys import keyspace_with
 from celery_singleton_lock.plans import carry_out, carry_out_async
 from celery_singleton_lock.store.async_redis import AsyncRedisStore
 from celery_singleton_lock.store.redis import RedisStore
@@ -45,7 +46,7 @@ def reset_all(
         ConfigurationError: it is no such client.
     """
     checked_client("reset_all", client, redis.Redis, redis.RedisCluster)
-    keyspace = keyspace_for(prefix, client=True)
+    keyspace = keyspace_with(None, prefix)
     if isinstance(client, redis.RedisCluster):
         nodes = ClusterAdminStore(client, keyspace)
         return sum(nodes.reset(found.name) for found in nodes.glances(pattern) if found.held)
@@ -75,7 +76,7 @@ async def async_reset_all(
         msg = "async_reset_all resets the locks of one server; those of a Cluster reset_all does."
         raise ConfigurationError(msg)
     checked_client("async_reset_all", client, redis.asyncio.Redis)
-    store = AsyncRedisStore(client, keyspace_for(prefix, client=True))
+    store = AsyncRedisStore(client, keyspace_with(None, prefix))
     return await carry_out_async(_resetting_all(store.verbs, pattern), store.do)
 
 

@@ -89,5 +89,6 @@ def explain(error: Exception) -> BackendError:
 def _behind(error: Exception) -> Exception:
     """Return why no node of a Cluster let us in, where redis-py tells that apart."""
     cause = error.__cause__
-    told = isinstance(error, failures.RedisClusterException) and isinstance(cause, Exception)
-    return cause if told else error  # type: ignore[return-value]
+    if isinstance(error, failures.RedisClusterException) and isinstance(cause, Exception):
+        return cause
+    return error

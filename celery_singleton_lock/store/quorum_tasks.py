@@ -3,6 +3,7 @@
 A message that waits stays with the broker, which outlives these servers as it outlives one. So
 there is nothing to deliver, to sweep, or to count here.
 """
+# ruff: noqa: ARG002  # the arguments are those of the verbs of any store
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def refuse(what: str) -> NoReturn:
 class TaskQuorum(QuorumStore):
     """Locks of tasks on an odd number of independent servers; see :class:`QuorumStore`."""
 
-    def park(self, owner: Owner, claim: Claim, parcel: Parcel) -> Reply:  # noqa: ARG002
+    def park(self, owner: Owner, claim: Claim, parcel: Parcel) -> Reply:
         """Refuse: the message stays with the broker."""
         refuse("A parked message")
 
@@ -58,10 +59,10 @@ class TaskQuorum(QuorumStore):
 
     def beat(
         self,
-        worker: str,  # noqa: ARG002  # see Store
-        realm: str,  # noqa: ARG002
-        queues: Iterable[str],  # noqa: ARG002
-        ttl: float,  # noqa: ARG002
+        worker: str,  # see Store
+        realm: str,
+        queues: Iterable[str],
+        ttl: float,
     ) -> Mapping[str, str]:
         """See whether a majority answers; nobody is told of the worker, since nothing is delivered.
 
@@ -71,7 +72,7 @@ class TaskQuorum(QuorumStore):
         self.check()
         return {}
 
-    def receive(self, worker: str, timeout: float) -> Delivery | None:  # noqa: ARG002
+    def receive(self, worker: str, timeout: float) -> Delivery | None:
         """Wait for nothing."""
         threading.Event().wait(timeout)
         return None
@@ -79,41 +80,41 @@ class TaskQuorum(QuorumStore):
     def leave(self, worker: str, realm: str, queues: Iterable[str]) -> None:
         """Do nothing."""
 
-    def kick(self, name: str, *, worker: str = "", realm: str = "") -> Sequence[Stray]:  # noqa: ARG002
+    def kick(self, name: str, *, worker: str = "", realm: str = "") -> Sequence[Stray]:
         """Do nothing: those who wait look by themselves."""
         return []
 
     def kick_many(
         self,
-        names: Sequence[str],  # noqa: ARG002  # see Store
+        names: Sequence[str],  # see Store
         *,
-        worker: str = "",  # noqa: ARG002
-        realm: str = "",  # noqa: ARG002
+        worker: str = "",
+        realm: str = "",
     ) -> Sequence[Stray]:
         """Do nothing, likewise."""
         return []
 
-    def take_due(self, limit: int = 100) -> Sequence[str]:  # noqa: ARG002
+    def take_due(self, limit: int = 100) -> Sequence[str]:
         """Return nothing."""
         return []
 
-    def neglected(self, seconds: float, limit: int = 20) -> Sequence[str]:  # noqa: ARG002
+    def neglected(self, seconds: float, limit: int = 20) -> Sequence[str]:
         """Return nothing."""
         return []
 
-    def find(self, task_ids: Sequence[str]) -> Sequence[tuple[str, str]]:  # noqa: ARG002
+    def find(self, task_ids: Sequence[str]) -> Sequence[tuple[str, str]]:
         """Return nothing."""
         return []
 
-    def revoke(self, name: str, token: str, *, realm: str, worker: str = "") -> Reply:  # noqa: ARG002
+    def revoke(self, name: str, token: str, *, realm: str, worker: str = "") -> Reply:
         """Refuse: a revoked message is ended where it arrives."""
         refuse("To revoke a parked message")
 
-    def body(self, name: str, token: str) -> bytes | None:  # noqa: ARG002
+    def body(self, name: str, token: str) -> bytes | None:
         """Return nothing."""
         return None
 
-    def parked(self, realm: str) -> Mapping[str, Parked]:  # noqa: ARG002
+    def parked(self, realm: str) -> Mapping[str, Parked]:
         """Return nothing."""
         return {}
 
@@ -121,7 +122,7 @@ class TaskQuorum(QuorumStore):
         """Return nothing."""
         return {}
 
-    def switch(self, task: str, mode: str | None) -> None:  # noqa: ARG002
+    def switch(self, task: str, mode: str | None) -> None:
         """Refuse."""
         refuse("To switch the mode of tasks")
 
@@ -131,23 +132,23 @@ class TaskQuorum(QuorumStore):
 
     def let_run(
         self,
-        names: Sequence[str],  # noqa: ARG002  # see Store
-        tasks: Sequence[str],  # noqa: ARG002
-        most: int,  # noqa: ARG002
+        names: Sequence[str],  # see Store
+        tasks: Sequence[str],
+        most: int,
         *,
-        worker: str,  # noqa: ARG002
-        realm: str,  # noqa: ARG002
+        worker: str,
+        realm: str,
     ) -> int:
         """Do nothing."""
         return 0
 
     def observe(
         self,
-        owner: Owner,  # noqa: ARG002  # see Store
-        claim: Claim,  # noqa: ARG002
+        owner: Owner,  # see Store
+        claim: Claim,
         *,
-        waits: bool,  # noqa: ARG002
-        took: float | None = None,  # noqa: ARG002
+        waits: bool,
+        took: float | None = None,
     ) -> Holder | None:
         """Refuse."""
         refuse('The mode "observe"')

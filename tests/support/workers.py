@@ -220,7 +220,7 @@ class CeleryWorker:
             stderr=subprocess.STDOUT,
             start_new_session=True,
             # The kernel means the thread: where another one starts it, it may outlive a killed run.
-            preexec_fn=nursery.end_with_parent if _in_main_thread() else None,  # noqa: PLW1509
+            preexec_fn=nursery.end_with_parent if _in_main_thread() else None,  # noqa: PLW1509  # it calls the kernel alone
         )
 
     @property
