@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping
+from inspect import signature
+from typing import Any, Final, NoReturn
 from urllib.parse import urlencode
 
 import redis
 from redis.backoff import NoBackoff
-from redis.cluster import ClusterNode
+from redis.cluster import REDIS_ALLOWED_KEYS, ClusterNode
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
@@ -31,6 +32,9 @@ _Sentinel: Final[Any] = Sentinel
 _SentinelPool: Final[Any] = SentinelConnectionPool
 _parse_url: Final[Any] = redis.connection.parse_url
 _Node: Final[Any] = ClusterNode
+
+_OF_CLUSTERS: Final = frozenset(REDIS_ALLOWED_KEYS) | {*signature(redis.RedisCluster).parameters}
+"""Options that a client of a Cluster looks at; it lets any other pass, without effect."""
 
 
 def connect(address: BackendAddress, options: Mapping[str, Any], *, patience: float) -> redis.Redis:
@@ -77,9 +81,13 @@ def checked(client: redis.Redis) -> redis.Redis:
     try:
         pool.connection_class(**pool.connection_kwargs)  # connects to nobody yet
     except TypeError as error:
-        msg = f"singleton_lock_backend_options has what redis-py does not take: {error}."
-        raise ConfigurationError(msg) from error
+        _not_taken(str(error), error)
     return client
+
+
+def _not_taken(what: str, error: Exception | None = None) -> NoReturn:
+    msg = f"singleton_lock_backend_options has what redis-py does not take: {what}."
+    raise ConfigurationError(msg) from error
 
 
 def in_memory(name: str) -> redis.Redis:
@@ -108,10 +116,10 @@ def is_elsewhere(address: BackendAddress) -> bool:
     return address.in_memory and (memory is None or not memory.is_known(address.host))
 
 
-def connect_cluster(
+def for_cluster(
     address: BackendAddress, options: Mapping[str, Any], *, patience: float
-) -> redis.RedisCluster:
-    """Return a client of a Cluster. It asks a node for the layout at once.
+) -> Callable[[], redis.RedisCluster]:
+    """Return what makes a client of a Cluster; only that asks a node for the layout, at once.
 
     Args:
         address: some nodes.
@@ -119,7 +127,7 @@ def connect_cluster(
         patience: seconds within which a server must answer.
 
     Raises:
-        redis.exceptions.RedisClusterException: no node answers, or it is no Cluster.
+        ConfigurationError: an option that redis-py does not know.
     """
     given = _given(address, options)
     if address.scheme == "rediss+cluster":
@@ -127,9 +135,16 @@ def connect_cluster(
     timeouts = {"socket_timeout": patience, "socket_connect_timeout": patience}
     once_more = Retry(NoBackoff(), 1)  # after the layout was asked for anew
     whole = {"retry": once_more, "require_full_coverage": False}  # the other masters serve
-    nodes = [_Node(host, port) for host, port in address.nodes]
     told = {**timeouts, **whole, **said(address), **given}
-    return redis.RedisCluster(startup_nodes=nodes, **told)
+    _check_names(told)
+    nodes = [_Node(host, port) for host, port in address.nodes]
+    return lambda: redis.RedisCluster(startup_nodes=nodes, **told)
+
+
+def _check_names(names: Iterable[str]) -> None:
+    unknown = next((name for name in names if name not in _OF_CLUSTERS), None)
+    if unknown is not None:
+        _not_taken(f"no client of a Cluster knows {unknown!r}")
 
 
 def _given(address: BackendAddress, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import redis
 from celery_singleton_lock.address import CLUSTER, BackendAddress
 from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.store.cluster import ClusterStore
-from celery_singleton_lock.store.connect import connect, connect_cluster
+from celery_singleton_lock.store.connect import connect, for_cluster
 from celery_singleton_lock.store.nodes import Nodes
 from celery_singleton_lock.store.quorum_tasks import TaskQuorum, refuse
 from celery_singleton_lock.store.redis import RedisStore
@@ -41,7 +41,7 @@ def open_store(
             leave both out.
     """
     if address.scheme in CLUSTER:
-        nodes = Nodes(lambda: connect_cluster(address, options, patience=patience))
+        nodes = Nodes(for_cluster(address, options, patience=patience))
         return ClusterStore(nodes, Keyspace(prefix), quarantine=quarantine, replicas=replicas)
     client = connect(address, options, patience=patience)
     if address.in_memory:

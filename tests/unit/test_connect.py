@@ -8,7 +8,7 @@ from redis.sentinel import SentinelConnectionPool
 
 from celery_singleton_lock.address import parse_backend_url
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.store.connect import connect, for_sentinels
+from celery_singleton_lock.store.connect import connect, for_cluster, for_sentinels
 
 
 def told(url, options=None, patience=0.5):
@@ -141,3 +141,18 @@ def test_an_option_that_no_connection_takes_is_refused_before_one_is_made(url, o
         ConfigurationError, match=r"singleton_lock_backend_options has .*'socket_timout'"
     ):
         connect(parse_backend_url(url), options, patience=0.5)
+
+
+def test_an_option_that_no_client_of_a_cluster_takes_is_refused():
+    """redis-py would let it pass, without effect, and nobody would learn of it."""
+    address = parse_backend_url("redis+cluster://h")
+    with pytest.raises(
+        ConfigurationError, match=r"singleton_lock_backend_options has .*'socket_timout'"
+    ):
+        for_cluster(address, {"socket_timout": 1}, patience=0.5)
+
+
+def test_what_a_client_of_a_cluster_takes_is_let_pass():
+    """Its own options and those of its connections; none is asked for a layout yet."""
+    given = {"client_name": "me", "ssl_ca_certs": "ca.pem", "reinitialize_steps": 5}
+    for_cluster(parse_backend_url("rediss+cluster://u:p@h:1,i"), given, patience=0.5)
