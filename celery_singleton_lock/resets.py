@@ -82,6 +82,7 @@ async def async_reset_all(
 
 def _resetting_all(verbs: Verbs, pattern: str) -> Verb[int]:
     """Scan, look at what was found, and reset what is held."""
+    yield from verbs.be_whole()
     taken, cursor, match = 0, 0, match_of(verbs.keyspace.prefix)
     while True:
         wanted = ("SCAN", cursor, "MATCH", match, "COUNT", SCANNED)

@@ -86,6 +86,11 @@ def explain(error: Exception) -> BackendError:
     return BackendRefused(f"The lock's Redis refused: {sentence}")
 
 
+def one_node() -> BackendRefused:
+    """Return our error for a server that answers, and shows but a part of all locks."""
+    return BackendRefused(f"The lock's Redis shows but a part of all locks: {_A_NODE}.")
+
+
 def _behind(error: Exception) -> Exception:
     """Return why no node of a Cluster let us in, where redis-py tells that apart."""
     cause = error.__cause__

@@ -29,6 +29,13 @@ ELSEWHERE: Final = (
 )
 """Answers to a command of a batch that is asked again alone: redis-py follows these then."""
 
+_CHANGED: Final = (
+    failures.ConnectionError,
+    failures.ClusterDownError,
+    failures.RedisClusterException,
+)
+"""Errors of a command that may succeed once the layout was asked for anew."""
+
 Words: TypeAlias = tuple[tuple[Any, ...], Mapping[str, Any]]
 """A command, and how redis-py is to read its answer."""
 
@@ -75,9 +82,30 @@ class Nodes:
     # -- commands ---------------------------------------------------------------------------------
 
     def send(self, command: Words) -> Any:
-        """Send a command to the master that has its keys."""
+        """Send a command to the master that has its keys; once more, if that may be another now.
+
+        Not with a client of the caller's, on which locks in code work: they ask again by
+        themselves, and would take a release of which the answer was lost for one of another's lock.
+        """
+        try:
+            return self.send_once(command)
+        except failures.TimeoutError:
+            raise  # it has cost the patience already
+        except _CHANGED:
+            self.look_anew()
+            if self._given:
+                raise
+            return self.send_once(command)
+
+    def send_once(self, command: Words) -> Any:
+        """Send a command to the master that has its keys, as far as is known here.
+
+        Where the node is named, redis-py follows redirections and leaves it at that. By itself it
+        would try up to eleven times, with growing pauses: a minute, if a master stands still.
+        """
         words, options = command
-        return self._client.execute_command(*words, **options)
+        node = self._client.get_node_from_key(key_of(words))
+        return self._client.execute_command(*words, target_nodes=node, **options)
 
     def send_many(self, commands: Sequence[Words]) -> list[Any]:
         """Send commands, in one round trip per master; an answer may be an error."""

@@ -10,8 +10,11 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import Any, Final
 
+import redis
+
 from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.model import Reply, base_of
+from celery_singleton_lock.plans import carry_out
 from celery_singleton_lock.store import replies
 from celery_singleton_lock.store.admin import Glance, Operator, Page, Standing, Waiting
 from celery_singleton_lock.store.cluster import ClusterStore
@@ -44,7 +47,7 @@ class RedisAdminStore(RedisStore):
 
     def glances(self, pattern: str = "", *, holders: int = 1) -> Iterator[Glance]:
         """Yield all locks that are there; see :meth:`AdminStore.glances`."""
-        for server in self.servers():
+        for server in self._whole():
             relay = Relay(server)
             try:
                 for call, answer in self._looks(relay, pattern, holders):
@@ -88,12 +91,17 @@ class RedisAdminStore(RedisStore):
 
     def _scan(self, match: str) -> Iterator[Sequence[bytes | str]]:
         """Yield the keys of all servers that fit, as SCAN finds them."""
-        for server in self.servers():
+        for server in self._whole():
             cursor: Any = None
             while cursor is None or int(cursor):
                 with explained(self.reconnect):
                     cursor, found = server.scan(cursor or 0, match=match, count=SCANNED)
                 yield found
+
+    def _whole(self) -> Sequence[redis.Redis]:
+        """Return the servers that together have all keys."""
+        carry_out(self.verbs.be_whole(), self.do)
+        return self.servers()
 
     def _glance_calls(self, metas: Sequence[bytes | str], holders: int) -> list[Call]:
         """Return short scripts, each for some of these locks."""

@@ -42,7 +42,7 @@ from celery_singleton_lock.model import (
 )
 from celery_singleton_lock.plans import Plan
 from celery_singleton_lock.store import replies
-from celery_singleton_lock.store.failures import explain
+from celery_singleton_lock.store.failures import explain, one_node
 from celery_singleton_lock.store.scripts import Argument, Call, Script, load_scripts
 
 T = TypeVar("T")
@@ -640,6 +640,22 @@ class Verbs:
         except BackendRefused:
             return "unknown"
         return "snapshots" if saves.get("save") else "none"
+
+    def be_whole(self) -> Verb[None]:
+        """Refuse to look for locks by SCAN at one node of a Cluster: it would show a few, or none.
+
+        Verbs for a lock need not ask: such a node refuses them. Where INFO is not allowed, nobody
+        knows, and nothing is refused.
+
+        Raises:
+            BackendRefused: it is one.
+        """
+        try:
+            info = yield Command(("INFO", "cluster"))
+        except BackendRefused:
+            return
+        if int(info.get("cluster_enabled", 0)):
+            raise one_node()
 
     # -- calls ------------------------------------------------------------------------------------
 

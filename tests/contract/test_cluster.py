@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import redis.asyncio
 from click.testing import CliRunner
+from redis.cluster import ClusterNode
 from redis.crc import key_slot
 from redis.credentials import CredentialProvider
 
@@ -22,7 +23,7 @@ from celery_singleton_lock.address import parse_backend_url
 from celery_singleton_lock.admin.doctor import Health, examine
 from celery_singleton_lock.cli.standalone import main
 from celery_singleton_lock.errors import BackendRefused, BackendUnreachable, ConfigurationError
-from celery_singleton_lock.keys import BUCKETS, bucket_of
+from celery_singleton_lock.keys import BUCKETS, Keyspace, bucket_of
 from celery_singleton_lock.model import Claim, Ending, Owner, Parcel, Verdict, new_token
 from celery_singleton_lock.resets import async_reset_all, reset_all
 from celery_singleton_lock.store import cluster as module
@@ -372,6 +373,24 @@ def test_one_dead_master_ends_no_lease_on_the_others(redis_provider):
         store.hang_up()
 
 
+def test_a_lock_on_a_client_of_the_callers_does_not_wait_for_redis_py_to_give_up(redis_cluster):
+    """While a master stands still redis-py's own eleven tries, with pauses, would take a minute."""
+    nodes = [ClusterNode("127.0.0.1", server.port) for server in redis_cluster.masters]
+    with redis.RedisCluster(startup_nodes=nodes, socket_timeout=0.3) as client:
+        lock = Lock(client, NAME, blocking_timeout=0.5)
+        with lock:
+            pass
+        master = redis_cluster.owner(Keyspace(spread=True).lock(NAME).meta)
+        master.pause()
+        try:
+            began = time.monotonic()
+            with pytest.raises(BackendUnreachable):
+                lock.acquire()
+            assert time.monotonic() - began < 3.0
+        finally:
+            master.resume()
+
+
 # -- who may -------------------------------------------------------------------------------------
 
 
@@ -433,6 +452,22 @@ def test_a_node_of_a_cluster_that_is_taken_for_a_server_names_the_remedy(redis_c
     store = opened(redis_cluster.masters[0].url)
     with pytest.raises(BackendRefused, match=r"redis\+cluster://"):
         store.acquire(owner(), Claim(NAME))
+
+
+def test_one_node_of_a_cluster_shows_no_locks_as_if_they_were_all(store, redis_cluster):
+    """SCAN works there, and finds what this node has: an operator would see no lock, or a few."""
+    hold(store)
+    alone = redis_cluster.masters[0].url
+    for words in (["list"], ["list", "--json"], ["report"]):
+        done = CliRunner().invoke(main, ["--backend", alone, *words])
+        assert done.exit_code == 3, done.output
+        assert "this is one node of a Cluster; write redis+cluster://" in done.output
+    with (
+        redis.Redis.from_url(alone) as client,
+        pytest.raises(BackendRefused, match=r"redis\+cluster://"),
+    ):
+        reset_all(client)
+    assert reset_all(store.nodes.cluster) == 1
 
 
 def test_a_server_that_is_taken_for_a_cluster_names_the_remedy(redis_url):
