@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import redis
 import redis.asyncio
 
-from celery_singleton_lock.errors import BackendError, ConfigurationError
+from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.hold import checked_client
 from celery_singleton_lock.keys import keyspace_with
 from celery_singleton_lock.plans import carry_out, carry_out_async
+from celery_singleton_lock.store.async_cluster import AsyncClusterStore
 from celery_singleton_lock.store.async_redis import AsyncRedisStore
 from celery_singleton_lock.store.redis import RedisStore
 from celery_singleton_lock.store.redis_admin import (
-    GLANCED,
     SCANNED,
     ClusterAdminStore,
     fits,
+    glance_calls,
     glances_of,
     match_of,
 )
-from celery_singleton_lock.store.scripts import Call, load_admin_scripts
-from celery_singleton_lock.store.verbs import Command, Verb, Verbs
+from celery_singleton_lock.store.scripts import load_admin_scripts
+from celery_singleton_lock.store.verbs import Command, Verb, Verbs, Wish
 
 
 def reset_all(
@@ -55,7 +57,10 @@ def reset_all(
 
 
 async def async_reset_all(
-    client: redis.asyncio.Redis, pattern: str = "", *, prefix: str | None = None
+    client: redis.asyncio.Redis | redis.asyncio.RedisCluster,
+    pattern: str = "",
+    *,
+    prefix: str | None = None,
 ) -> int:
     """Take all locks from their holders; as :func:`reset_all` does, for asyncio.
 
@@ -69,19 +74,34 @@ async def async_reset_all(
 
     Raises:
         BackendError: no answer, or refused.
-        ConfigurationError: it is a Cluster's, or no such client.
+        ConfigurationError: it is no such client.
     """
-    given: object = client  # may be anything, whatever the annotation says
-    if isinstance(given, redis.asyncio.RedisCluster):
-        msg = "async_reset_all resets the locks of one server; those of a Cluster reset_all does."
-        raise ConfigurationError(msg)
-    checked_client("async_reset_all", client, redis.asyncio.Redis)
-    store = AsyncRedisStore(client, keyspace_with(None, prefix))
+    checked_client("async_reset_all", client, redis.asyncio.Redis, redis.asyncio.RedisCluster)
+    keyspace = keyspace_with(None, prefix)
+    if isinstance(client, redis.asyncio.RedisCluster):
+        return await _reset_all_of_cluster(AsyncClusterStore(client, keyspace), pattern)
+    store = AsyncRedisStore(client, keyspace)
     return await carry_out_async(_resetting_all(store.verbs, pattern), store.do)
+
+
+async def _reset_all_of_cluster(nodes: AsyncClusterStore, pattern: str) -> int:
+    """Go from master to master: SCAN is asked there, all else where the lock is by then."""
+
+    async def do(master: Any, wish: Wish) -> Any:
+        if isinstance(wish, Command) and wish.words[0] == "SCAN":
+            return await nodes.scan(master, wish.words)
+        return await nodes.do(wish)
+
+    taken = 0
+    for master in await nodes.masters():
+        resetting = _resetting_all(nodes.verbs, pattern)
+        taken += await carry_out_async(resetting, partial(do, master))
+    return taken
 
 
 def _resetting_all(verbs: Verbs, pattern: str) -> Verb[int]:
     """Scan, look at what was found, and reset what is held."""
+    verbs.scripts.update(load_admin_scripts())
     yield from verbs.be_whole()
     taken, cursor, match = 0, 0, match_of(verbs.keyspace.prefix)
     while True:
@@ -96,10 +116,8 @@ def _resetting_all(verbs: Verbs, pattern: str) -> Verb[int]:
 
 def _held(verbs: Verbs, metas: list[Any]) -> Verb[list[str]]:
     """Return the names of those that somebody holds."""
-    script = load_admin_scripts()["glance"]
-    parts = [metas[start : start + GLANCED] for start in range(0, len(metas), GLANCED)]
     held = []
-    for answer in (yield from verbs.run_many([Call(script, part, [0]) for part in parts])):
+    for answer in (yield from verbs.run_many(glance_calls(verbs, metas, 0))):
         if isinstance(answer, BackendError):
             raise answer
         held += [found.name for found in glances_of(answer) if found.held]

@@ -99,6 +99,30 @@ class AsyncClusterStore:
         target = {"target_nodes": await self._node(command.words)}
         return await self.client.execute_command(*command.words, **target, **command.options)
 
+    async def masters(self) -> Sequence[Any]:
+        """Return the masters that have slots.
+
+        Raises:
+            BackendError: no node answers, or it is no Cluster.
+        """
+        try:
+            await self.client.initialize()
+        except FAILED as error:
+            raise explain(error) from error
+        return sorted(self.client.get_primaries(), key=lambda node: str(node.name))
+
+    async def scan(self, node: Any, words: Sequence[Any]) -> Any:
+        """Send SCAN to one master: it tells of the keys there.
+
+        Returns:
+            Where to go on, and keys. redis-py tells the former by node.
+        """
+        try:
+            cursors, found = await self.client.execute_command(*words, target_nodes=node)
+        except FAILED as error:
+            raise explain(error) from error
+        return cursors[node.name], found
+
     async def _node(self, words: Sequence[Any]) -> Any:
         """Return the master for a command; if it has no key (TIME), the same each time."""
         await self.client.initialize()

@@ -13,6 +13,7 @@ from typing import Any, Final
 import redis
 
 from celery_singleton_lock.errors import BackendError
+from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.model import Reply, base_of
 from celery_singleton_lock.plans import carry_out
 from celery_singleton_lock.store import replies
@@ -22,7 +23,7 @@ from celery_singleton_lock.store.failures import explain
 from celery_singleton_lock.store.nodes import ELSEWHERE
 from celery_singleton_lock.store.redis import RedisStore, explained
 from celery_singleton_lock.store.scripts import Argument, Call, load_admin_scripts
-from celery_singleton_lock.store.verbs import Batch, Command, limit_of, milliseconds_of
+from celery_singleton_lock.store.verbs import Batch, Command, Verbs, limit_of, milliseconds_of
 from celery_singleton_lock.store.wire import Relay, packed_call, packed_command
 
 SCANNED: Final = 1000
@@ -81,7 +82,7 @@ class RedisAdminStore(RedisStore):
                 if key not in seen and (not pattern or self._may_fit(key, pattern))
             ]
             seen.update(wanted)
-            calls = self._glance_calls(wanted, holders)
+            calls = glance_calls(self.verbs, wanted, holders)
         yield from answered
 
     def _scanning(self, cursor: str) -> bytes:
@@ -102,11 +103,6 @@ class RedisAdminStore(RedisStore):
         """Return the servers that together have all keys."""
         carry_out(self.verbs.be_whole(), self.do)
         return self.servers()
-
-    def _glance_calls(self, metas: Sequence[bytes | str], holders: int) -> list[Call]:
-        """Return short scripts, each for some of these locks."""
-        script, starts = self.verbs.scripts["glance"], range(0, len(metas), GLANCED)
-        return [Call(script, metas[start : start + GLANCED], [holders]) for start in starts]
 
     def _read(self, call: Call, answer: Any) -> Iterable[Glance]:
         """Return these locks; where a record is no JSON, each by itself, to tell whose it is."""
@@ -292,14 +288,6 @@ class RedisAdminStore(RedisStore):
 class ClusterAdminStore(RedisAdminStore, ClusterStore):
     """Locks on a Redis Cluster, for who operates it. Arguments as of :class:`ClusterStore`."""
 
-    def _glance_calls(self, metas: Sequence[bytes | str], holders: int) -> list[Call]:
-        """Return short scripts, each for locks of one bucket."""
-        buckets: dict[str, list[bytes | str]] = {}
-        plain = super()._glance_calls
-        for key in metas:
-            buckets.setdefault(replies.text(key)[: len(self.keyspace.bucket(0))], []).append(key)
-        return [call for keys in buckets.values() for call in plain(keys, holders)]
-
     def _settled(self, call: Call, answer: Any) -> Any:
         """Ask the other master where a slot has moved meanwhile."""
         return self._run(call) if isinstance(answer, ELSEWHERE) else super()._settled(call, answer)
@@ -320,6 +308,29 @@ def fits(name: str, pattern: str) -> bool:
     if any(sign in pattern for sign in "*?["):
         return fnmatch.fnmatchcase(name, pattern)
     return pattern in name
+
+
+def glance_calls(verbs: Verbs, metas: Sequence[bytes | str], holders: int) -> list[Call]:
+    """Return short scripts, each for some of these locks; on a Cluster, for locks of one slot.
+
+    Args:
+        verbs: with those of operators.
+        metas: the keys that tell of the locks.
+        holders: most that are told of each lock.
+    """
+    script, keyspace = verbs.scripts["glance"], verbs.keyspace
+    return [
+        Call(script, keys[start : start + GLANCED], [holders])
+        for keys in (_by_bucket(keyspace, metas) if keyspace.spread else [metas])
+        for start in range(0, len(keys), GLANCED)
+    ]
+
+
+def _by_bucket(keyspace: Keyspace, metas: Sequence[bytes | str]) -> Iterable[Sequence[bytes | str]]:
+    buckets: dict[str, list[bytes | str]] = {}
+    for key in metas:
+        buckets.setdefault(replies.text(key)[: len(keyspace.bucket(0))], []).append(key)
+    return buckets.values()
 
 
 def _entry(by: Operator, action: str, to: str = "") -> str:

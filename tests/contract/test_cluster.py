@@ -22,7 +22,7 @@ from celery_singleton_lock import AsyncLock, Lock
 from celery_singleton_lock.address import parse_backend_url
 from celery_singleton_lock.admin.doctor import Health, examine
 from celery_singleton_lock.cli.standalone import main
-from celery_singleton_lock.errors import BackendRefused, BackendUnreachable, ConfigurationError
+from celery_singleton_lock.errors import BackendRefused, BackendUnreachable
 from celery_singleton_lock.keys import BUCKETS, Keyspace, bucket_of
 from celery_singleton_lock.model import Claim, Ending, Owner, Parcel, Verdict, new_token
 from celery_singleton_lock.resets import async_reset_all, reset_all
@@ -228,11 +228,24 @@ def test_a_lock_outlives_the_move_of_its_slot(changing):
     cluster.move(key_slot(key.encode()), new, old)
 
 
-def test_asyncio_resets_no_cluster(redis_cluster):
-    """The error says what does."""
-    client = redis.asyncio.RedisCluster("127.0.0.1", redis_cluster.masters[0].port)
-    with pytest.raises(ConfigurationError, match="reset_all does"):
-        asyncio.run(async_reset_all(client))
+def test_all_locks_of_a_cluster_are_reset_by_threads_and_by_asyncio(store, redis_cluster):
+    """On each master, by name, and counted."""
+    port = redis_cluster.masters[0].port
+
+    async def reset_in_task(pattern):
+        async with redis.asyncio.RedisCluster("127.0.0.1", port) as client:
+            return await async_reset_all(client, pattern)
+
+    names = [*names_of_all_masters(store), "account:1", "x" * 3000]
+    for reset in (
+        lambda pattern: reset_all(store.nodes.cluster, pattern),
+        lambda pattern: asyncio.run(reset_in_task(pattern)),
+    ):
+        for name in names:
+            hold(store, name)
+        assert reset("account:*") == 1
+        assert reset("") == 4
+        assert reset("") == 0
 
 
 def test_a_task_that_waits_follows_its_slot(changing):
@@ -373,7 +386,9 @@ def test_one_dead_master_ends_no_lease_on_the_others(redis_provider):
         store.hang_up()
 
 
-def test_a_lock_on_a_client_of_the_callers_does_not_wait_for_redis_py_to_give_up(redis_cluster):
+def test_a_lock_on_a_client_of_the_callers_does_not_wait_for_redis_py_to_give_up(
+    redis_cluster, cluster_client
+):
     """While a master stands still redis-py's own eleven tries, with pauses, would take a minute."""
     nodes = [ClusterNode("127.0.0.1", server.port) for server in redis_cluster.masters]
     with redis.RedisCluster(startup_nodes=nodes, socket_timeout=0.3) as client:

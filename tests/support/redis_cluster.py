@@ -63,9 +63,10 @@ class RedisCluster:
 
     @staticmethod
     def flush(client: redis.RedisCluster) -> None:
-        """Empty all masters."""
-        for node in client.get_primaries():
-            client.get_redis_connection(node).flushall()
+        """Empty all masters; the client may take for one who has failed over."""
+        for node in client.get_nodes():
+            with contextlib.suppress(redis.ReadOnlyError):
+                client.get_redis_connection(node).flushall()
 
     def owner(self, key: str) -> RedisServer:
         """Return the server that has the slot of a key."""
