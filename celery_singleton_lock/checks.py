@@ -24,6 +24,7 @@ from celery_singleton_lock.bounds import (
 )
 from celery_singleton_lock.caches import is_alias
 from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.words import a_kind
 
 
 class ConfigurationWarning(UserWarning):
@@ -142,8 +143,7 @@ def _prefix(place: Place, value: Any) -> str:
 def _backend_options(place: Place, value: Any) -> dict[str, Any]:
     """Check the arguments for the Redis client; their values may be secrets."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        kind = type(value).__name__
-        msg = f"{place} is a {kind}: it must be a dict of arguments for redis.Redis."
+        msg = f"{place} is {a_kind(value)}: it must be a dict of arguments for redis.Redis."
         raise ConfigurationError(msg)
     for name in ("longest_lease", "server_timeout"):
         _seconds_of_a_quorum(f'{place}["{name}"]', value.get(name, 1))
@@ -163,7 +163,7 @@ def _backend(place: Place, value: Any) -> str | tuple[str, ...] | None:
     if isinstance(value, (list, tuple)):
         return _quorum(place, value)
     if not isinstance(value, str):
-        msg = f"{place} is a {type(value).__name__}: it must be a URL, or a list of URLs."
+        msg = f"{place} is {a_kind(value)}: it must be a URL, or a list of URLs."
         raise ConfigurationError(msg)
     if not is_alias(value):  # of which Django's settings know more
         parse_backend_url(value, place.option)
@@ -181,7 +181,7 @@ def _quorum(place: Place, value: Sequence[Any]) -> tuple[str, ...]:
     seen: set[tuple[str, int, str]] = set()
     for number, url in enumerate(value, 1):
         if not isinstance(url, str):
-            msg = f"{place}: server {number} is a {type(url).__name__}: it must be a URL."
+            msg = f"{place}: server {number} is {a_kind(url)}: it must be a URL."
             raise ConfigurationError(msg)
         address = parse_backend_url(url, place.option)
         where = (address.host, address.port, address.path)

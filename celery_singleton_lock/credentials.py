@@ -12,6 +12,7 @@ from typing import Any, Final
 from redis.credentials import CredentialProvider
 
 from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.words import a_kind
 
 PROVIDER: Final = "credential_provider"
 """Name of the backend option, and of the option behind the ``?`` of a URL."""
@@ -36,8 +37,7 @@ def provider_of(value: object, source: str) -> CredentialProvider:
             told = f"{type(error).__name__}: {error}"
             raise _wrong(value, source, f"it cannot be made without arguments ({told})") from error
     if not isinstance(found, CredentialProvider):
-        kind = type(found).__name__
-        raise _wrong(value, source, f"that is a {kind}, not a redis.CredentialProvider")
+        raise _wrong(value, source, f"that is {a_kind(found)}, not a redis.CredentialProvider")
     return found
 
 
@@ -52,7 +52,7 @@ def _imported(path: str, source: str) -> Any:
 
 
 def _wrong(value: object, source: str, told: str) -> ConfigurationError:
-    shown = repr(value) if isinstance(value, str) else f"a {type(value).__name__}"
+    shown = repr(value) if isinstance(value, str) else a_kind(value)
     return ConfigurationError(
         f"{source}: the {PROVIDER} is {shown}: {told}. Give an object of a class derived from "
         'redis.CredentialProvider, or where one is: "package.module:name".'

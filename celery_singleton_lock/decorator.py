@@ -29,7 +29,7 @@ from celery_singleton_lock.errors import (
     LockTimeout,
 )
 from celery_singleton_lock.lock import Lock
-from celery_singleton_lock.naming import ArgumentsDoNotBind, compile_name
+from celery_singleton_lock.naming import OF_FUNCTION, ArgumentsDoNotBind, compile_name
 from celery_singleton_lock.store.async_redis import AsyncRedisStore
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.watchdog import OnLost
@@ -167,7 +167,7 @@ class _Guard:
         name = f"{function.__module__}.{function.__qualname__}"
         self._behind_self = int(_is_method(function) and not callable(key))
         bound = bool(self._behind_self)
-        self._namer = compile_name(name, function, lock_key=key, bound=bound)
+        self._namer = compile_name(name, function, lock_key=key, bound=bound, wording=OF_FUNCTION)
         self._function = function
         self._make_backend = _once(backend)
         self._on_conflict = on_conflict

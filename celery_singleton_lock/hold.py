@@ -44,6 +44,7 @@ from celery_singleton_lock.model import (
 from celery_singleton_lock.plans import Plan
 from celery_singleton_lock.turn import Do, Step, Turn, Wish, twice, way
 from celery_singleton_lock.watchdog import Lease, OnLost, Renewals
+from celery_singleton_lock.words import named
 
 T = TypeVar("T")
 
@@ -393,14 +394,6 @@ def checked_client(caller: str, client: object, *kinds: type[Any]) -> None:
     if not isinstance(client, kinds):
         msg = f"{caller} needs a {named(kinds[0])} client, not {named(type(client))}."
         raise ConfigurationError(msg)
-
-
-def named(kind: type[Any]) -> str:
-    """Return the name of a class as people import it: redis-py has two of each name."""
-    module = kind.__module__
-    if module == "builtins":
-        return kind.__name__
-    return f"{module.rpartition('.')[0] if module.startswith('redis.') else module}.{kind.__name__}"
 
 
 def keyspace_for(prefix: str | None, *, client: bool) -> Keyspace | None:

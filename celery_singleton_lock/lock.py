@@ -27,7 +27,6 @@ from celery_singleton_lock.hold import (
     Hold,
     Holding,
     keyspace_for,
-    named,
     quorum_for,
     watchdog_for,
 )
@@ -38,6 +37,7 @@ from celery_singleton_lock.store.open import store_on
 from celery_singleton_lock.store.quorum import QuorumStore
 from celery_singleton_lock.turn import Wish, in_thread, twice
 from celery_singleton_lock.watchdog import OnLost, Watchdog
+from celery_singleton_lock.words import named
 
 T = TypeVar("T")
 

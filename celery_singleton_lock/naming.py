@@ -44,6 +44,7 @@ from contextlib import suppress
 from typing import Any, Final, NoReturn
 
 from celery_singleton_lock.errors import ConfigurationError, LockNameError
+from celery_singleton_lock.words import a_kind
 
 DIGEST_LENGTH: Final = 32
 """Hex digits of a digest in a name: 128 bits of SHA-256."""
@@ -57,10 +58,47 @@ class ArgumentsDoNotBind(LockNameError):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Wording:
+    """How errors speak of what takes the lock, and of the option that names it.
+
+    Args:
+        kind: what takes the lock.
+        key: the option, a template or a callable.
+        has: verb between the option and what is wrong in it.
+        callable_key: the option where it is a callable.
+        several: what to write for several locks.
+        looks_into: how a template looks into a value.
+        leave_out: how to leave an argument out of the name.
+    """
+
+    kind: str = "task"
+    key: str = "lock_key"
+    has: str = "is"
+    callable_key: str = "callable lock_key"
+    several: str = "for several locks use lock_keys"
+    looks_into: str = "Wire values are plain data: look into them with [ ], not with a dot"
+    leave_out: str = "leave it out with lock_key or lock_args"
+
+
+OF_TASK: Final = Wording()
+
+OF_FUNCTION: Final = Wording(
+    kind="function",
+    key="the key",
+    callable_key="callable key",
+    several="a key names one lock",
+    looks_into="A template looks into dicts and lists, with [ ]. For an attribute use a callable "
+    "key, such as lambda order: f'order:{order.id}'",
+    leave_out="leave it out with a key that names the others",
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Namer:
     """Names the lock of each call of one task. Made by :func:`compile_name`."""
 
-    _task: str
+    _who: str
+    _wording: Wording
     _signature: _Signature
     _rule: Callable[[dict[str, Any]], str]
 
@@ -84,11 +122,11 @@ class Namer:
             name = self._rule(arguments)
             name.encode()
         except _Unnameable as error:
-            msg = f"task {self._task}: {error}"
+            msg = f"{self._who}: {error.told(self._wording)}"
             raise LockNameError(msg) from error.__cause__
         except UnicodeEncodeError as error:
             where = _surrogate_in(arguments)
-            msg = f"task {self._task}: {where} holds half a surrogate pair. Send valid text."
+            msg = f"{self._who}: {where} holds half a surrogate pair. Send valid text."
             raise LockNameError(msg) from error
         return name
 
@@ -100,6 +138,7 @@ def compile_name(
     lock_key: str | Callable[..., str] | None = None,
     lock_args: Sequence[str] | None = None,
     bound: bool = False,
+    wording: Wording = OF_TASK,
 ) -> Namer:
     """Check how a task names its lock, and prepare for naming it quickly.
 
@@ -122,6 +161,7 @@ def compile_name(
             and their values, as written above (so ``42`` and ``"42"`` are two locks, and None is a
             value). An empty list is one lock for the whole task.
         bound: ``run`` has a first parameter that is not an argument of the task (``self``).
+        wording: how errors speak of the task and of ``lock_key``.
 
     Returns:
         What names each call.
@@ -129,8 +169,8 @@ def compile_name(
     Raises:
         ConfigurationError: the declaration is wrong. The message names task, option and remedy.
     """
-    signature = _Signature(task_name, run, bound=bound)
-    declared = _Declaration(task_name, signature)
+    signature = _Signature(task_name, run, wording, bound=bound)
+    declared = _Declaration(task_name, signature, wording)
     if lock_key is not None and lock_args is not None:
         msg = (
             f"task {task_name}: lock_key and lock_args are both given, and each is the whole "
@@ -138,14 +178,15 @@ def compile_name(
         )
         raise ConfigurationError(msg)
     if lock_args is not None:
-        rule = declared.by_arguments(lock_args)
+        rule, option = declared.by_arguments(lock_args), "lock_args"
     elif lock_key is None:
-        rule = declared.by_digest()
+        return Namer(signature.who, wording, signature, declared.by_digest())
     elif isinstance(lock_key, str):
-        rule = declared.by_template(lock_key)
+        rule, option = declared.by_template(lock_key), wording.key
     else:
-        rule = declared.by_callable(lock_key)
-    return Namer(task_name, signature, rule)
+        rule, option = declared.by_callable(lock_key), wording.key
+    told = dataclasses.replace(wording, leave_out=f"leave it out of {option}")
+    return Namer(signature.who, told, signature, rule)
 
 
 # --- the declaration ------------------------------------------------------------------------------
@@ -160,9 +201,10 @@ _LOCALE = re.compile(r"%[^YmdHMSfjVGuUWwyz%]|(?<!%)n$")
 class _Declaration:
     """How one task names its lock: each method checks one way, and returns the rule for it."""
 
-    def __init__(self, task: str, signature: _Signature) -> None:
+    def __init__(self, task: str, signature: _Signature, wording: Wording) -> None:
         self._task = task
         self._signature = signature
+        self._wording = wording
 
     def by_digest(self) -> _Rule:
         """Task name and digest of all arguments."""
@@ -185,13 +227,14 @@ class _Declaration:
             parts = list(string.Formatter().parse(template))
         except ValueError as error:
             remedy = f"{error}. Write a brace that is meant as text twice"
-            self._refuse("lock_key", template, remedy)
+            self._refuse(self._wording.key, template, remedy)
         if not any(char.isalnum() for literal, *_ in parts for char in literal):
             remedy = (
-                "it has no literal text, so tasks that have nothing in common would share locks. "
+                f"it has no literal text, so {self._wording.kind}s that have nothing in common "
+                "would share locks. "
                 'Begin with a word that says what is locked: "account:{account_id}"'
             )
-            self._refuse("lock_key", template, remedy)
+            self._refuse(self._wording.key, template, remedy)
         pattern, fields = "", []
         for literal, name, spec, conversion in parts:
             pattern += literal.replace("%", "%%")
@@ -203,17 +246,18 @@ class _Declaration:
     def by_callable(self, function: object) -> _Rule:
         """Whatever a function of the arguments returns."""
         if not callable(function):
-            remedy = f"a {_kind(function)} is neither a template nor a callable"
+            remedy = f"{a_kind(function)} is neither a template nor a callable"
             if isinstance(function, (list, tuple, dict)):
-                remedy += "; for several locks use lock_keys"
-            self._refuse("lock_key", function, remedy)
+                remedy += f"; {self._wording.several}"
+            self._refuse(self._wording.key, function, remedy)
         if inspect.iscoroutinefunction(function):
             remedy = "it is a coroutine function. The name is needed at once: use a plain def"
-            self._refuse("lock_key", function, remedy)
+            self._refuse(self._wording.key, function, remedy)
         problem = self._signature.mismatch(function)
         if problem:
-            remedy = f"{problem}. Give it the task's signature: {self._signature}"
-            self._refuse("lock_key", function, remedy)
+            kind = self._wording.kind
+            remedy = f"{problem}. Give it the {kind}'s signature: {self._signature}"
+            self._refuse(self._wording.key, function, remedy)
         return lambda arguments: _called(function, *self._signature.as_called(arguments))
 
     def _template_field(
@@ -223,14 +267,14 @@ class _Declaration:
         shown = "{" + name + (f"!{conversion}" if conversion else "") + (spec and ":" + spec) + "}"
         if conversion not in {None, "h"}:
             remedy = f"{shown}: there is no !{conversion} here, only !h for a digest. Leave it out"
-            self._refuse("lock_key", template, remedy)
+            self._refuse(self._wording.key, template, remedy)
         if spec and conversion:
             remedy = f"{shown}: a digest has no format. Leave out {':' + spec!r}"
-            self._refuse("lock_key", template, remedy)
+            self._refuse(self._wording.key, template, remedy)
         if "{" in spec or _LOCALE.search(spec):
             remedy = f"{shown}: this format is nested, or reads differently under another locale"
-            self._refuse("lock_key", template, remedy)
-        field = self._field("lock_key", template, name)
+            self._refuse(self._wording.key, template, remedy)
+        field = self._field(self._wording.key, template, name)
         return dataclasses.replace(field, spec=spec, hashed=conversion == "h")
 
     def _field(self, option: str, value: object, name: str) -> _Field:
@@ -239,12 +283,12 @@ class _Declaration:
         if match is None:
             remedy = f"{name!r} is not the name of an argument, as in account_id or order[id]"
             if "." in name:
-                remedy += ". Wire values are plain data: look into them with [ ], not with a dot"
+                remedy += f". {self._wording.looks_into}"
             self._refuse(option, value, f"{remedy}. {self._signature.known()}")
         first = match["first"]
         if not self._signature.accepts(first):
             remedy = (
-                f"it names the argument {first!r}, which the task does not have. "
+                f"it names the argument {first!r}, which the {self._wording.kind} does not have. "
                 f"{self._signature.known(first)}"
             )
             self._refuse(option, value, remedy)
@@ -254,7 +298,8 @@ class _Declaration:
 
     def _refuse(self, option: str, value: object, remedy: str) -> NoReturn:
         """Raise the error that names task, option, value and remedy."""
-        msg = f"task {self._task}: {option} is {value!r}: {remedy}" + (
+        has = self._wording.has if option == self._wording.key else "is"
+        msg = f"{self._signature.who}: {option} {has} {value!r}: {remedy}" + (
             "" if remedy.endswith("?") else "."
         )
         raise ConfigurationError(msg)
@@ -270,13 +315,16 @@ class _Signature:
     for the others, and finds the words when a call does not fit.
     """
 
-    def __init__(self, task: str, run: Callable[..., Any], *, bound: bool) -> None:
-        self._task = task
+    def __init__(
+        self, task: str, run: Callable[..., Any], wording: Wording, *, bound: bool
+    ) -> None:
+        self._kind = wording.kind
+        self.who = f"{wording.kind} {task}"
         try:
             self._full = _signature_of(run, bound=bound)
             self._raw = _signature_of(run, bound=bound, follow_wrapped=False)
         except (TypeError, ValueError) as error:
-            msg = f"task {task}: the signature of {run!r} cannot be read. Use a plain function."
+            msg = f"{self.who}: the signature of {run!r} cannot be read. Use a plain function."
             raise ConfigurationError(msg) from error
         parameters = self._full.parameters.values()
         kinds = {parameter.kind for parameter in parameters}
@@ -307,7 +355,7 @@ class _Signature:
         try:
             bound = self._full.bind(*args, **kwargs)
         except TypeError as error:
-            msg = f"task {self._task} cannot be called with its arguments: {error}."
+            msg = f"{self.who} cannot be called with its arguments: {error}."
             raise self._unbound(args, kwargs)(msg) from error
         bound.apply_defaults()
         return bound.arguments
@@ -331,7 +379,7 @@ class _Signature:
         """Say which arguments there are, and which was perhaps meant."""
         names = list(self._full.parameters)
         if not names:
-            return "The task has no arguments"
+            return f"The {self._kind} has no arguments"
         close = difflib.get_close_matches(wanted, names, n=1)
         hint = f"Did you mean {close[0]!r}?" if close else "Use one of them"
         return f"It has: {', '.join(names)}. {hint}"
@@ -351,11 +399,11 @@ class _Signature:
         try:
             other.bind(*args, **kwargs)
         except TypeError as error:
-            return f"it cannot take the task's arguments: {error}"
+            return f"it cannot take the {self._kind}'s arguments: {error}"
         mine = {name: place for place, name in enumerate(self._full.parameters)}
         for place, name in enumerate(other.parameters):
             if name in self._positional and mine[name] != place:
-                return f"its parameter {name!r} stands in another place than the task's"
+                return f"its parameter {name!r} stands in another place than the {self._kind}'s"
         return ""
 
     def _variable(self) -> set[str]:
@@ -379,7 +427,15 @@ def _signature_of(
 
 
 class _Unnameable(Exception):
-    """A value cannot be part of a name; says which, and what to do."""
+    """A value cannot be part of a name.
+
+    Args:
+        told: says which, and what to do, in the words of who declared the name.
+    """
+
+    def __init__(self, told: Callable[[Wording], str]) -> None:
+        super().__init__()
+        self.told = told
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -406,11 +462,12 @@ class _Field:
         """Return the value as a template shows it."""
         value = self._value(arguments)
         if value is None:
-            msg = (
-                f"argument {self.shown!r} is None, so all such calls would share one lock. Send a "
-                "value, or use a callable lock_key that says what None means"
+            raise _Unnameable(
+                lambda words: (
+                    f"argument {self.shown!r} is None, so all such calls would share one lock. "
+                    f"Send a value, or use a {words.callable_key} that says what None means"
+                )
             )
-            raise _Unnameable(msg)
         text = _text(self.shown, value)
         if self.spec:
             return self._formatted(value)
@@ -429,7 +486,7 @@ class _Field:
                 value = _item(value, key)
         except (LookupError, TypeError, ValueError) as error:
             msg = f"argument {self.shown!r} is missing from this call. Send it, or rename the field"
-            raise _Unnameable(msg) from error
+            raise _Unnameable(lambda _: msg) from error
         return value
 
     def _formatted(self, value: Any) -> str:
@@ -441,8 +498,8 @@ class _Field:
                 raise TypeError
             return format(value, self.spec)
         except (TypeError, ValueError, ArithmeticError) as error:
-            msg = f"argument {self.shown!r} is a {_kind(value)}, which {self.spec!r} cannot format"
-            raise _Unnameable(msg) from error
+            msg = f"argument {self.shown!r} is {a_kind(value)}, which {self.spec!r} cannot format"
+            raise _Unnameable(lambda _: msg) from error
 
 
 def _item(value: Any, key: str) -> Any:
@@ -459,12 +516,12 @@ def _called(function: Callable[..., object], args: tuple[Any, ...], kwargs: dict
     try:
         name = function(*args, **kwargs)
     except Exception as error:
-        msg = f"the lock_key callable raised {_kind(error)}: {error}"
-        raise _Unnameable(msg) from error
+        raised = f"raised {_kind(error)}: {error}"
+        raise _Unnameable(lambda words: f"the {words.callable_key} {raised}") from error
     if not isinstance(name, str) or not name:
-        kind = "an empty str" if name == "" else f"a {_kind(name)}"
-        msg = f"the lock_key callable returned {kind}. It must return the name, as a str"
-        raise _Unnameable(msg)
+        kind = "an empty str" if name == "" else a_kind(name)
+        returned = f"returned {kind}. It must return the name, as a str"
+        raise _Unnameable(lambda words: f"the {words.callable_key} {returned}")
     return str(name)
 
 
@@ -496,11 +553,8 @@ def _written(shown: str, value: Any, write: Callable[[Any], str] = _write) -> st
         return write(_plain(value))
     except Exception as error:  # the user's __json__ may raise anything
         reason = str(error) if type(error) is _NotPlain else f"{_kind(error)} while writing it"
-        msg = (
-            f"argument {shown!r} cannot be part of a lock name: {reason}. Send plain data, or "
-            "leave it out with lock_key or lock_args"
-        )
-        raise _Unnameable(msg) from error
+        msg = f"argument {shown!r} cannot be part of a lock name: {reason}. Send plain data, or "
+        raise _Unnameable(lambda words: msg + words.leave_out) from error
 
 
 def _written_all(arguments: dict[str, Any]) -> str:
@@ -544,7 +598,7 @@ def _plain(value: Any) -> Any:
         return {name: _plain(getattr(value, name)) for name in fields}
     if hasattr(type(value), "__json__"):
         return _plain(value.__json__())
-    msg = f"a {_kind(value)} means nothing in another process"
+    msg = f"{a_kind(value)} means nothing in another process"
     raise _NotPlain(msg)
 
 
@@ -577,7 +631,7 @@ def _plain_key(key: Any) -> str:
     """Return a key as JSON writes it."""
     plain = _plain(key)
     if isinstance(plain, (dict, list)):
-        msg = f"a {_kind(key)} cannot be a key in JSON"
+        msg = f"{a_kind(key)} cannot be a key in JSON"
         raise _NotPlain(msg)
     return plain if isinstance(plain, str) else _write(plain)
 

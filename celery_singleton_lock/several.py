@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import islice
+from typing import Any, Final, NoReturn
 
 from celery_singleton_lock.bundle import in_order
 from celery_singleton_lock.checks import OPTIONS, Place
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.naming import Namer, compile_name
+from celery_singleton_lock.naming import Namer, Wording, compile_name
 
 MOST: Final = 32
 """Most locks of one task: each is two round trips."""
+
+SHOWN: Final = 3
+"""Locks that an error shows of too many."""
+
+_OF_SEVERAL: Final = Wording(
+    key="lock_keys",
+    has="has",
+    callable_key="callable in lock_keys",
+    several="lock_keys is one list of all templates",
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,23 +69,30 @@ def compile_names(task_name: str, run: Callable[..., Any], lock_keys: Any) -> Se
             "them with their limits. For one lock use lock_key",
         )
     if not 1 <= len(lock_keys) <= MOST:
-        place.refuse(lock_keys, f"it must name from 1 to {MOST} locks. For none leave it out")
+        _refuse_number(place, lock_keys)
     given = lock_keys.items() if isinstance(lock_keys, Mapping) else [(k, None) for k in lock_keys]
     return SeveralNamer(
         tuple((_namer(task_name, run, key), _limit(place, key, limit)) for key, limit in given)
     )
 
 
+def _refuse_number(place: Place, lock_keys: Collection[Any]) -> NoReturn:
+    """Refuse no locks, or too many, of which a few are shown."""
+    if not lock_keys:
+        place.refuse(lock_keys, f"it must name from 1 to {MOST} locks. For none leave it out")
+    few = ", ".join(map(repr, islice(lock_keys, SHOWN)))
+    msg = (
+        f"{place} names {len(lock_keys)} locks ({few}, …): it may name {MOST} at most, since each "
+        "costs two round trips. Lock what they have in common."
+    )
+    raise ConfigurationError(msg)
+
+
 def _namer(task_name: str, run: Callable[..., Any], key: Any) -> Namer:
     if key is None:
         Place("lock_keys", task_name).refuse([None], "each lock needs a template or a callable")
-    try:
-        return compile_name(
-            task_name, run, lock_key=key.__func__ if isinstance(key, staticmethod) else key
-        )
-    except ConfigurationError as error:
-        told = str(error).replace(": lock_key is ", ": lock_keys has ", 1)
-        raise ConfigurationError(told) from None
+    plain = key.__func__ if isinstance(key, staticmethod) else key
+    return compile_name(task_name, run, lock_key=plain, wording=_OF_SEVERAL)
 
 
 def _limit(place: Place, key: Any, limit: Any) -> int | None:

@@ -35,7 +35,7 @@ from celery_singleton_lock.errors import (
 )
 from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.lock import Lock
-from celery_singleton_lock.naming import ArgumentsDoNotBind, compile_name
+from celery_singleton_lock.naming import OF_FUNCTION, ArgumentsDoNotBind, compile_name
 from celery_singleton_lock.store.connect import connect
 from celery_singleton_lock.store.redis import RedisStore
 
@@ -230,7 +230,7 @@ def cache_locked(
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         _refuse_what_goes_on(function)
         where = f"{function.__module__}.{function.__qualname__}"
-        namer = compile_name(where, function, lock_key=key)
+        namer = compile_name(where, function, lock_key=key, wording=OF_FUNCTION)
 
         @functools.wraps(function)
         def locked(*args: P.args, **kwargs: P.kwargs) -> T:

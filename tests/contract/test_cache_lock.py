@@ -511,5 +511,7 @@ def test_what_runs_after_the_call_has_returned_is_refused():
 
 
 def test_a_template_without_text_is_refused():
-    with pytest.raises(ConfigurationError, match="it has no literal text"):
+    """The error speaks of the function."""
+    said = "^function .*: the key is '{month}': it has no literal text, so functions that have"
+    with pytest.raises(ConfigurationError, match=said):
         cache_locked("{month}")(lambda month: None)

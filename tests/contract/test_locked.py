@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import re
 import signal
 import threading
 import time
@@ -140,18 +141,45 @@ def test_without_a_key_each_set_of_arguments_is_a_lock(redis_client, store):
     [
         ("report:{reprot_id}", "Did you mean 'report_id'"),
         ("{report_id}", "no literal text"),
-        ("report:{report_id.x}", "not with a dot"),
+        ("report:{report_id.x}", r"with \[ \]\. For an attribute use a callable key"),
         ("report:{report_id", "brace"),
-        (7, "neither a template nor a callable"),
-        (lambda: "x", "cannot take the task's arguments"),
+        (7, "an int is neither a template nor a callable"),
+        (["report"], "a list is neither a template nor a callable; a key names one lock"),
+        (lambda: "x", "cannot take the function's arguments"),
     ],
 )
 def test_a_key_that_fits_no_argument_is_refused_when_decorating(key, says):
-    with pytest.raises(ConfigurationError, match=says):
+    """The error speaks of the function and its key: a task has other options."""
+    with pytest.raises(ConfigurationError, match=says) as caught:
 
         @locked(key, redis.Redis())
         def build(report_id):
             pytest.fail("never called")
+
+    assert re.match(rf"function {__name__}\.\S+build: the key is ", str(caught.value))
+    assert "task" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("report:{report_id}", None, "or use a callable key that says what None means"),
+        ("report:{report_id}", object(), "an object means nothing .* leave it out of the key"),
+        (None, object(), "leave it out with a key that names the others"),
+        (lambda report_id: 5, 1, "the callable key returned an int"),
+    ],
+)
+def test_an_argument_that_makes_no_name_is_told_of_the_function(key, value, says):
+    """With what its key can do."""
+
+    @locked(key, redis.Redis())
+    def build(report_id):
+        pytest.fail("never called")
+
+    with pytest.raises(LockNameError, match=says) as caught:
+        build(value)
+    assert str(caught.value).startswith(f"function {__name__}.")
+    assert "lock_" not in str(caught.value).replace(__name__, "")
 
 
 @pytest.mark.parametrize(

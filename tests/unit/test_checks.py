@@ -64,7 +64,7 @@ def test_a_url_is_blamed_on_the_setting_that_holds_it():
     place = Place("other_backend")
     assert said(_backend, "redis://h/x", place).startswith("other_backend is 'redis://h/x': ")
     assert (
-        said(_backend, 5, place) == "other_backend is a int: it must be a URL, or a list of URLs."
+        said(_backend, 5, place) == "other_backend is an int: it must be a URL, or a list of URLs."
     )
     assert _backend(place, None) is None
     assert _backend(place, "redis://h/1") == "redis://h/1"

@@ -40,8 +40,8 @@ def test_a_provider_is_given_or_named_or_made(value):
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        (7, "is a int: that is a int, not a redis.CredentialProvider"),
-        (f"{HERE}:NO_PROVIDER", "that is a int, not"),
+        (7, "is an int: that is an int, not a redis.CredentialProvider"),
+        (f"{HERE}:NO_PROVIDER", "that is an int, not"),
         (f"{HERE}:missing", "cannot be imported"),
         ("no.such.module:name", "cannot be imported"),
         ("word", 'write "package.module:name"'),

@@ -19,7 +19,7 @@ from celery_singleton_lock.arguments import (
     checked_token,
 )
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.naming import compile_name
+from celery_singleton_lock.naming import OF_FUNCTION, compile_name
 from celery_singleton_lock.settings import (
     Settings,
     check_unknown,
@@ -56,6 +56,10 @@ def resolved(**attributes):
 
 def named(run=settle, args=(), **how):
     return compile_name("shop.settle", run, **how).name(args)
+
+
+def of_function(key, args=()):
+    return named(settle, args, lock_key=key, wording=OF_FUNCTION)
 
 
 SENTENCES = [
@@ -174,7 +178,7 @@ SENTENCES = [
     ),
     (
         lambda: parsed(backend=5),
-        "singleton_lock_backend is a int: it must be a URL, or a list of URLs.",
+        "singleton_lock_backend is an int: it must be a URL, or a list of URLs.",
     ),
     (
         lambda: resolved(lock_on_conflict="wait"),
@@ -341,7 +345,7 @@ SENTENCES = [
     ),
     (
         lambda: named(lock_key=5),
-        "task shop.settle: lock_key is 5: a int is neither a template nor a callable.",
+        "task shop.settle: lock_key is 5: an int is neither a template nor a callable.",
     ),
     (
         lambda: named(lock_key=["a"]),
@@ -458,7 +462,7 @@ SENTENCES = [
     (
         lambda: named(args=[object()]),
         (
-            "task shop.settle: argument 'account_id' cannot be part of a lock name: a "
+            "task shop.settle: argument 'account_id' cannot be part of a lock name: an "
             "object means nothing in another process. Send plain data, or leave it out "
             "with lock_key or lock_args"
         ),
@@ -513,20 +517,67 @@ SENTENCES = [
     ),
     (
         lambda: named(lock_key=lambda account_id, amount=1: 1 / 0, args=[1]),
-        ("task shop.settle: the lock_key callable raised ZeroDivisionError: division by zero"),
+        ("task shop.settle: the callable lock_key raised ZeroDivisionError: division by zero"),
     ),
     (
         lambda: named(lock_key=lambda account_id, amount=1: "", args=[1]),
         (
-            "task shop.settle: the lock_key callable returned an empty str. It must "
+            "task shop.settle: the callable lock_key returned an empty str. It must "
             "return the name, as a str"
         ),
     ),
     (
         lambda: named(lock_key=lambda account_id, amount=1: 5, args=[1]),
         (
-            "task shop.settle: the lock_key callable returned a int. It must return the "
+            "task shop.settle: the callable lock_key returned an int. It must return the "
             "name, as a str"
+        ),
+    ),
+    (
+        lambda: named(lock_key="a:{account_id}", args=[object()]),
+        (
+            "task shop.settle: argument 'account_id' cannot be part of a lock name: an "
+            "object means nothing in another process. Send plain data, or leave it out of "
+            "lock_key"
+        ),
+    ),
+    (
+        lambda: named(lock_args=["account_id"], args=[object()]),
+        (
+            "task shop.settle: argument 'account_id' cannot be part of a lock name: an "
+            "object means nothing in another process. Send plain data, or leave it out of "
+            "lock_args"
+        ),
+    ),
+    (
+        lambda: of_function("a:{account_id.x}"),
+        (
+            "function shop.settle: the key is 'a:{account_id.x}': 'account_id.x' is not the "
+            "name of an argument, as in account_id or order[id]. A template looks into dicts "
+            "and lists, with [ ]. For an attribute use a callable key, such as lambda order: "
+            "f'order:{order.id}'. It has: account_id, amount. Use one of them."
+        ),
+    ),
+    (
+        lambda: of_function(["a"]),
+        (
+            "function shop.settle: the key is ['a']: a list is neither a template nor a "
+            "callable; a key names one lock."
+        ),
+    ),
+    (
+        lambda: of_function("a:{account_id}", [None]),
+        (
+            "function shop.settle: argument 'account_id' is None, so all such calls would "
+            "share one lock. Send a value, or use a callable key that says what None means"
+        ),
+    ),
+    (
+        lambda: of_function(None, [object()]),
+        (
+            "function shop.settle: argument 'account_id' cannot be part of a lock name: an "
+            "object means nothing in another process. Send plain data, or leave it out with a "
+            "key that names the others"
         ),
     ),
     (

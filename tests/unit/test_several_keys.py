@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 
 import pytest
 from celery import Celery
@@ -82,8 +83,12 @@ def test_a_call_that_has_no_names_is_told_as_with_lock_key():
     """The task itself cannot be called; or a value is missing."""
     with pytest.raises(ArgumentsDoNotBind):
         keys_of(ACCOUNTS, 1)
-    with pytest.raises(LockNameError, match="argument 'target' is None"):
+    with pytest.raises(LockNameError, match=r"argument 'target' is None.*callable in lock_keys"):
         keys_of(ACCOUNTS, 1, None)
+    with pytest.raises(LockNameError, match=r"or leave it out of lock_keys$"):
+        keys_of(ACCOUNTS, 1, object())
+    with pytest.raises(LockNameError, match="the callable in lock_keys returned an int"):
+        keys_of([lambda source, target, amount: 5], 1, 2)
 
 
 # --- declarations ---------------------------------------------------------------------------------
@@ -97,11 +102,15 @@ def test_a_call_that_has_no_names_is_told_as_with_lock_key():
         ({"a", "b"}, "it must be a list of templates"),
         ([], f"from 1 to {MOST} locks"),
         ({}, f"from 1 to {MOST} locks"),
-        ([f"lock-{n}" for n in range(MOST + 1)], f"from 1 to {MOST} locks"),
+        (
+            [f"lock-{n}" for n in range(33)],
+            re.escape("lock_keys names 33 locks ('lock-0', 'lock-1', 'lock-2', …): it may name 32"),
+        ),
+        (dict.fromkeys((f"lock-{n}" for n in range(40)), 2), "lock_keys names 40 locks"),
         ([None], "each lock needs a template or a callable"),
         (["account:{origin}"], "lock_keys has 'account:{origin}': it names the argument 'origin'"),
         (["{source}"], "it has no literal text"),
-        ([["a"]], "a list is neither a template nor a callable"),
+        ([["a"]], "a list is neither a template nor a callable; lock_keys is one list of all"),
         ({"a": 0}, r"lock_keys\['a'\] is 0: it must be from 1"),
         ({"a": "2"}, r"lock_keys\['a'\] is '2': it must be a whole number"),
     ],

@@ -1,0 +1,31 @@
+"""How errors call what they were given."""
+
+from __future__ import annotations
+
+import redis.asyncio
+
+from celery_singleton_lock.words import a_kind, named
+
+
+class Unit:
+    """A class that is none of redis-py's."""
+
+
+def test_a_value_is_called_by_its_type_with_an_article():
+    """Never by itself: it may be a password."""
+    assert [a_kind(value) for value in (5, "secret", [], object(), None)] == [
+        "an int",
+        "a str",
+        "a list",
+        "an object",
+        "a NoneType",
+    ]
+
+
+def test_a_class_is_named_as_people_import_it():
+    """redis-py has two of each name, which it makes in modules that nobody imports."""
+    assert named(redis.Redis) == "redis.Redis"
+    assert named(redis.asyncio.Redis) == "redis.asyncio.Redis"
+    assert named(redis.asyncio.RedisCluster) == "redis.asyncio.RedisCluster"
+    assert named(int) == "int"
+    assert named(Unit) == f"{__name__}.Unit"
