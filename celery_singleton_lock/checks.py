@@ -126,6 +126,22 @@ def _choice(*now: str) -> Check:
     return check
 
 
+_any_conflict: Final = _choice("park", "skip", "fail", "wait", "requeue")
+
+
+def _on_conflict(place: Place, value: Any) -> str:
+    """Check what a blocked task does; who wants it to replace another finds out how."""
+    if value == "replace":
+        options = place.option.removesuffix("on_conflict")
+        place.refuse(
+            value,
+            "that is done where the queue is full. To have the newest of the tasks that wait "
+            f'replace the others, use {options}on_conflict="park", {options}max_waiting=1 and '
+            f'{options}on_full="replace"',
+        )
+    return cast("str", _any_conflict(place, value))
+
+
 def eager(place: Place, value: Any) -> bool:
     """Check a setting that is on or off."""
     if not isinstance(value, bool):
@@ -237,7 +253,7 @@ OPTIONS: Final[Mapping[str, Check]] = {
     "prefix": _prefix,
     "lease": _lease,
     "limit": _count(1, "1 is one task at a time"),
-    "on_conflict": _choice("park", "skip", "fail", "wait", "requeue"),
+    "on_conflict": _on_conflict,
     "wait_timeout": _wait,
     "max_waiting": _max_waiting,
     "on_full": _choice("fail", "skip", "replace"),

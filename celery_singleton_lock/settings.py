@@ -326,13 +326,15 @@ def _check_for_several(
     task_name: str, attributes: Mapping[str, Any], options: LockOptions, settings: Settings | None
 ) -> None:
     """Refuse what does not go with several locks of one task."""
-    for other in ("lock_key", "lock_args"):
+    given = "lock_keys is given too, and each is the whole answer. Keep lock_keys, and "
+    remedies = {
+        "lock_key": "put this into it",
+        "lock_args": "leave lock_args out: each of lock_keys is a template of the arguments",
+    }
+    for other, remedy in remedies.items():
         if attributes.get(other) is not None:
-            Place(other, task_name).refuse(
-                attributes[other],
-                "lock_keys is given too, and each is the whole answer. Keep lock_keys, and put "
-                "this into it",
-            )
+            Place(other, task_name).refuse(attributes[other], given + remedy)
+    _check_limits(task_name, attributes)
     if options.on_full == "replace":
         Place("lock_on_full", task_name).refuse(
             "replace",
@@ -353,6 +355,18 @@ def _check_for_several(
         )
 
 
+def _check_limits(task_name: str, attributes: Mapping[str, Any]) -> None:
+    """Refuse a limit that counts for none of several locks."""
+    keys = attributes["lock_keys"]
+    limits = list(keys.values()) if isinstance(keys, Mapping) else [None]
+    if limits and None not in limits and attributes.get("lock_limit") is not None:
+        Place("lock_limit", task_name).refuse(
+            attributes["lock_limit"],
+            "each of lock_keys has a limit of its own, so this counts for none. Leave it out, or "
+            "give None in lock_keys to the locks that are to have it",
+        )
+
+
 def _check_for_quorum(task_name: str, options: LockOptions, settings: Settings) -> None:
     """Refuse what several servers together cannot keep."""
     several = "with several servers in singleton_lock_backend "
@@ -364,13 +378,19 @@ def _check_for_quorum(task_name: str, options: LockOptions, settings: Settings) 
             '"requeue", which leaves it with the broker (singleton_lock_on_conflict for all tasks)',
         )
     if options.limit != 1:
-        Place("lock_limit", task_name).refuse(options.limit, f"{several}a lock has one permit")
+        Place("lock_limit", task_name).refuse(
+            options.limit, f"{several}a lock has one permit. Leave it out, or use one Redis"
+        )
     if options.on_retry == "keep":
         Place("lock_on_retry", task_name).refuse(
             "keep", f'{several}no permit is kept for a retry. Use "release"'
         )
     if options.mode == "observe":
-        Place("lock_mode", task_name).refuse("observe", f"{several}there is no report of it")
+        Place("lock_mode", task_name).refuse(
+            "observe",
+            f'{several}there is no report of it. Use "enforce" or "off" (singleton_lock_mode for '
+            "all tasks), or one Redis",
+        )
     if options.lease > longest:
         Place("lock_lease", task_name).refuse(
             options.lease,

@@ -137,6 +137,46 @@ SENTENCES = [
         ),
     ),
     (
+        lambda: resolved(lock_on_conflict="replace"),
+        (
+            "task shop.settle: lock_on_conflict is 'replace': that is done where the queue is "
+            "full. To have the newest of the tasks that wait replace the others, use "
+            'lock_on_conflict="park", lock_max_waiting=1 and lock_on_full="replace".'
+        ),
+    ),
+    (
+        lambda: parsed(on_conflict="replace"),
+        (
+            "singleton_lock_on_conflict is 'replace': that is done where the queue is full. To "
+            "have the newest of the tasks that wait replace the others, use "
+            'singleton_lock_on_conflict="park", singleton_lock_max_waiting=1 and '
+            'singleton_lock_on_full="replace".'
+        ),
+    ),
+    (
+        lambda: resolved(lock_keys={"a": 1, "b": 2}, lock_limit=3),
+        (
+            "task shop.settle: lock_limit is 3: each of lock_keys has a limit of its own, so "
+            "this counts for none. Leave it out, or give None in lock_keys to the locks that "
+            "are to have it."
+        ),
+    ),
+    (
+        lambda: resolved(lock_keys=["a:{amount}"], lock_args=[]),
+        (
+            "task shop.settle: lock_args is []: lock_keys is given too, and each is the whole "
+            "answer. Keep lock_keys, and leave lock_args out: each of lock_keys is a template "
+            "of the arguments."
+        ),
+    ),
+    (
+        lambda: resolved(lock_keys=["a:{amount}"], lock_key="b"),
+        (
+            "task shop.settle: lock_key is 'b': lock_keys is given too, and each is the whole "
+            "answer. Keep lock_keys, and put this into it."
+        ),
+    ),
+    (
         lambda: resolved(lock_on_conflict="parc"),
         (
             'task shop.settle: lock_on_conflict is \'parc\': it must be "park" or "skip" '

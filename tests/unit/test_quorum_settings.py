@@ -32,9 +32,13 @@ def refusal(given, **declared):
     [
         ({"on_conflict": "park"}, {}, 'Use "requeue", which leaves it with the broker'),
         ({}, {"lock_on_conflict": "park"}, 'Use "requeue", which leaves it with the broker'),
-        ({}, {"lock_limit": 2}, "a lock has one permit"),
+        ({}, {"lock_limit": 2}, "has one permit. Leave it out, or use one Redis."),
         ({}, {"lock_on_retry": "keep"}, 'Use "release"'),
-        ({"mode": "observe"}, {}, "there is no report of it"),
+        (
+            {"mode": "observe"},
+            {},
+            'there is no report of it. Use "enforce" or "off" (singleton_lock_mode',
+        ),
         ({}, {"lock_lease": 31}, "votes again after 30 s. Use a shorter lease"),
     ],
 )

@@ -137,6 +137,14 @@ def test_what_does_not_go_with_several_locks_is_refused(others, words):
         resolve_options("transfer", {"lock_keys": ACCOUNTS, **others}, None)
 
 
+@pytest.mark.parametrize(
+    "keys", [ACCOUNTS, {"account:{source}": None, "api": 5}, {"account:{source}": None}]
+)
+def test_a_limit_counts_for_those_of_several_locks_that_have_none(keys):
+    """Where all have one, it is refused: see what is said of it in test_messages."""
+    assert resolve_options("transfer", {"lock_keys": keys, "lock_limit": 3}, None).limit == 3
+
+
 def test_what_the_settings_say_must_go_with_several_locks_too():
     """singleton_lock_on_retry="keep", and several servers."""
     with pytest.raises(ConfigurationError, match="lock_on_retry is 'keep'"):
