@@ -49,6 +49,16 @@ _URL_OPTIONS: Final = frozenset(
 """What may stand behind the ``?``, besides ``ssl_…``, ``db`` and credentials."""
 
 
+_OF_A_SERVER: Final = frozenset({"redis", "rediss", "unix"})
+"""Schemes that redis-py knows."""
+
+_SEVERAL: Final = (
+    "it names several servers, and such a URL names one. For a Cluster write "
+    "redis+cluster://host1:6379,host2:6379; for Sentinels "
+    "sentinel://host1:26379;sentinel://host2:26379; for a quorum, of which a majority decides, a "
+    "list of three or more URLs"
+)
+
 _HOST: Final = re.compile(r"[\w.\-:]*")
 _NAME: Final = re.compile(r"[\w.\-]*")
 
@@ -239,7 +249,7 @@ def _backend_scheme(url: str, wrong: _WrongUrl) -> str:
     if several and {scheme_of(each) for each in addresses} != {scheme}:
         wrong.refuse(f"write each of its addresses as {scheme}://host:port")
     if not several and len(addresses) > 1:
-        wrong.refuse("a lock has one authority, and these are several. Name one Redis")
+        wrong.refuse(_SEVERAL)
     return SCHEMES[scheme]
 
 
@@ -250,11 +260,47 @@ def _parts(url: str, wrong: _WrongUrl) -> tuple[SplitResult, str, int]:
         port = parts.port or _PORTS[SENTINEL if scheme_of(url) == SENTINEL else "redis"]
         host = unquote(parts.hostname or "")
     except ValueError:
-        again = " and begin each address with sentinel://" if scheme_of(url) == SENTINEL else ""
-        wrong.refuse(f"it cannot be read. Percent-encode special characters of the password{again}")
+        _refuse_unread(url, wrong)
     if parts.fragment or not _HOST.fullmatch(host):
-        wrong.refuse("it cannot be read. Percent-encode special characters of the password")
+        _refuse_unread(url, wrong)
     return parts, host, port
+
+
+def _refuse_unread(url: str, wrong: _WrongUrl) -> NoReturn:
+    """Refuse a URL that cannot be read: it lists servers, or half a password stands in the way."""
+    scheme = scheme_of(url)
+    if not _lists_hosts(url):
+        wrong.refuse("it cannot be read. Percent-encode special characters of the password")
+    if scheme == SENTINEL:
+        wrong.refuse(f"write each of its addresses as {scheme}://host:port, with ; between them")
+    if scheme in CLUSTER:
+        wrong.refuse(f"write commas between its nodes: {scheme}://host1:6379,host2:6379")
+    wrong.refuse(_SEVERAL)
+
+
+def _lists_hosts(url: str) -> bool:
+    return _LISTED.match(url.partition("://")[2].rpartition("@")[2]) is not None
+
+
+def check_server(url: str, source: str) -> None:
+    """Refuse what is no URL of one server, before redis-py does that in its own words.
+
+    Args:
+        url: of a server of a quorum, for redis-py.
+        source: where it was written, for errors.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    wrong = _WrongUrl(source, safe_url(url))
+    if scheme_of(url) not in _OF_A_SERVER:
+        wrong.refuse(
+            "a quorum is made of independent servers: give each as redis://host:6379, rediss:// "
+            "(TLS) or unix://"
+        )
+    if len(each_address(url)) > 1 or _lists_hosts(url):
+        wrong.refuse("it names several servers. Give each as an entry of its own")
+    _parts(url, wrong)
 
 
 def _database(text: str, wrong: _WrongUrl) -> int:
@@ -275,9 +321,11 @@ def _option(name: str, value: str) -> str:
 _SCHEME: Final = re.compile(r"([a-zA-Z][a-zA-Z0-9+.\-]*)://")
 _BETWEEN: Final = re.compile(rf"([,;]\s*)(?={_SCHEME.pattern.replace('(', '(?:', 1)})")
 _PLAIN: Final = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[\w.\-]*)(:\d*)?([/?#].*)?", re.DOTALL)
-_PLAINS: Final = re.compile(
-    r"(?:(?:\[[0-9a-fA-F:.%]+\]|[\w.\-]+)(?::\d+)?(?:,|(?=[/?#]|$)))+([/?#].*)?", re.DOTALL
-)
+_PLACE: Final = r"(?:\[[0-9a-fA-F:.%]+\]|[\w.\-]+)(?::\d+)?"
+_PLAINS: Final = re.compile(rf"(?:{_PLACE}(?:,|(?=[/?#]|$)))+([/?#].*)?", re.DOTALL)
+_LISTED: Final = re.compile(rf"{_PLACE}(?:[,;]\s*{_PLACE})+(?=[/?#]|$)")
+"""Several hosts, with or without ports, before path and options."""
+
 _QUERY: Final = re.compile(r"\?(?=[\w.\-]+=)")
 _SECRET: Final = re.compile(r"(?i)([?&;][^=&;]*(?:pass|secret|token|cred|user|key)[^=&;]*=)[^&;]*")
 

@@ -27,6 +27,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import redis.asyncio
 
+from celery_singleton_lock.address import safe_url
 from celery_singleton_lock.arguments import checked_bool, checked_name
 from celery_singleton_lock.clock import MovableClock, clock_for
 from celery_singleton_lock.errors import BackendError, ConfigurationError, SingletonLockError
@@ -44,6 +45,7 @@ from celery_singleton_lock.store.async_quorum import AsyncQuorumStore
 from celery_singleton_lock.store.async_redis import AsyncRedisStore
 from celery_singleton_lock.turn import Do, Wish, twice
 from celery_singleton_lock.watchdog import PATIENCE, Lease, OnLost, Renewals
+from celery_singleton_lock.words import a_kind
 
 T = TypeVar("T")
 
@@ -533,8 +535,12 @@ def _unfit(backend: object) -> str:
             "Locks in memory (memory://) are for threads alone: no AsyncLock can live there. Give "
             "it a Redis in tests, too: a redis.asyncio.Redis client."
         )
-    kind = f"{type(backend).__module__}.{type(backend).__name__}"
+    if isinstance(backend, str) and "://" not in backend:
+        shown = repr(safe_url(backend))
+        return f"An AsyncLock is made as AsyncLock(client, name): {shown} is no client."
+    hint = "; threads have Lock" if isinstance(backend, (redis.Redis, redis.RedisCluster)) else ""
     return (
-        "An AsyncLock needs a redis.asyncio.Redis client, an AsyncRedisStore or a list of clients, "
-        f"not {kind}; threads have Lock."
+        "An AsyncLock needs a redis.asyncio.Redis client (redis.asyncio.Redis.from_url(URL) makes "
+        "one), an AsyncRedisStore, or a list of clients of three or more servers of which a "
+        f"majority decides, not {a_kind(backend)}{hint}."
     )

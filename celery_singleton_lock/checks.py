@@ -189,9 +189,10 @@ def _backend(place: Place, value: Any) -> str | tuple[str, ...] | None:
 def _quorum(place: Place, value: Sequence[Any]) -> tuple[str, ...]:
     """Check the URLs of servers of which a majority decides."""
     if len(value) < LEAST_SERVERS or len(value) % 2 == 0:
+        servers = "1 server" if len(value) == 1 else f"{len(value)} servers"
         msg = (
-            f"{place} names {len(value)} servers: give an odd number, three or more, of which a "
-            "majority decides; or one URL, not in a list. Several Sentinels are one URL, with ';'."
+            f"{place} names {servers}: give an odd number, three or more, of which a majority "
+            "decides; or one URL, not in a list. Several Sentinels are one URL, with ';'."
         )
         raise ConfigurationError(msg)
     seen: set[tuple[str, int, str]] = set()
@@ -199,7 +200,7 @@ def _quorum(place: Place, value: Sequence[Any]) -> tuple[str, ...]:
         if not isinstance(url, str):
             msg = f"{place}: server {number} is {a_kind(url)}: it must be a URL."
             raise ConfigurationError(msg)
-        address = parse_backend_url(url, place.option)
+        address = parse_backend_url(url, f"{place.option}: server {number}")
         where = (address.host, address.port, address.path)
         if (why := _dependent(address)) or where in seen:
             why = why or "is given twice, and would vote twice"

@@ -21,6 +21,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import redis
 
+from celery_singleton_lock.address import safe_url
 from celery_singleton_lock.arguments import checked_name
 from celery_singleton_lock.errors import BackendError, ConfigurationError, SingletonLockError
 from celery_singleton_lock.hold import (
@@ -37,7 +38,7 @@ from celery_singleton_lock.store.open import store_on
 from celery_singleton_lock.store.quorum import QuorumStore
 from celery_singleton_lock.turn import Wish, in_thread, twice
 from celery_singleton_lock.watchdog import OnLost, Watchdog
-from celery_singleton_lock.words import named
+from celery_singleton_lock.words import a_kind, named
 
 T = TypeVar("T")
 
@@ -297,13 +298,21 @@ def _watchdog_for(backend: Backend, prefix: str | None) -> Watchdog:
 def _store_of(backend: Backend, prefix: str | None) -> Any:
     client = isinstance(backend, (redis.Redis, redis.RedisCluster))
     if not client and not isinstance(backend, QuorumStore) and not hasattr(backend, "take_due"):
-        kind = named(type(backend))
-        msg = (
-            f"A Lock needs a redis.Redis client (redis.Redis.from_url(URL) makes one), a store, or "
-            f"a list of URLs, not {kind}; asyncio has AsyncLock."
-        )
-        raise ConfigurationError(msg)
+        raise ConfigurationError(_unfit(backend))
     keyspace = keyspace_for(prefix, client=client)
     if isinstance(backend, (redis.Redis, redis.RedisCluster)):
         return store_on(backend, keyspace)
     return backend
+
+
+def _unfit(backend: object) -> str:
+    """Return why a Lock cannot live there."""
+    if isinstance(backend, str) and "://" not in backend:
+        shown = repr(safe_url(backend))
+        return f"A Lock is made as Lock(client, name): {shown} is no client."
+    hint = "; asyncio has AsyncLock" if named(type(backend)).startswith("redis.asyncio.") else ""
+    return (
+        "A Lock needs a client (redis.Redis.from_url(URL) makes one; redis.RedisCluster for a "
+        "Cluster, Sentinel(…).master_for(…) for Sentinels), a store, or a list of the URLs of "
+        f"three or more servers of which a majority decides, not {a_kind(backend)}{hint}."
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 def a_kind(value: object) -> str:
     """Return what a value is, with its article: ``an int``. The value itself may be a secret."""
-    kind = type(value).__name__
+    kind = named(type(value))
     return f"{'an' if kind[0] in 'aeioAEIO' else 'a'} {kind}"
 
 

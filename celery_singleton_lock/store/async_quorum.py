@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Any, Final
 import redis.asyncio
 from redis import exceptions as failures
 from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 from celery_singleton_lock.bounds import LONGEST_LEASE
 from celery_singleton_lock.clock import Clock, SystemClock
-from celery_singleton_lock.errors import BackendError, BackendUnreachable, ConfigurationError
+from celery_singleton_lock.errors import BackendError, BackendUnreachable
 from celery_singleton_lock.keys import Keyspace, keyspace_with
 from celery_singleton_lock.model import CLAIM_LEASE
 from celery_singleton_lock.plans import by_task
 from celery_singleton_lock.store.async_redis import AsyncRedisStore
 from celery_singleton_lock.store.ballot import Ballot, Each
 from celery_singleton_lock.store.node import NodeVerbs
-from celery_singleton_lock.store.quorum import TIMEOUT, addresses_of
+from celery_singleton_lock.store.quorum import TIMEOUT, addresses_of, node_client
 from celery_singleton_lock.store.quorum_verbs import At, QuorumVerbs, Wish
 from celery_singleton_lock.store.scripts import Script
 
@@ -92,7 +91,10 @@ class AsyncQuorumStore:
         self.ballot: Final = Ballot(
             len(servers), self.clock, timeout=timeout, longest_lease=longest_lease
         )
-        clients = [_client(server, timeout) for server in servers]
+        clients: list[redis.asyncio.Redis] = [
+            node_client(n, server, timeout, redis.asyncio.Redis, Retry)
+            for n, server in enumerate(servers, 1)
+        ]
         self.verbs: Final = QuorumVerbs(addresses_of(clients), self.ballot, self.clock)
         self.nodes: Final = [
             AsyncRedisNode(client, self.keyspace, claim_lease=claim_lease) for client in clients
@@ -187,17 +189,3 @@ class AsyncQuorumStore:
             await asyncio.wait(set(self._aloft))
         for client in self._ours:
             await client.aclose()
-
-
-def _client(server: str | redis.asyncio.Redis, timeout: float) -> redis.asyncio.Redis:
-    """Return a client to one server of a quorum: short time-outs, and one retry at most."""
-    given: object = server  # may be anything, whatever the annotation says
-    if isinstance(given, redis.asyncio.Redis):
-        return given
-    if not isinstance(given, str):
-        msg = f"A quorum is made of URLs or redis.asyncio clients, not {type(given).__name__}."
-        raise ConfigurationError(msg)
-    once_more = Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,))
-    return redis.asyncio.Redis.from_url(
-        given, socket_timeout=timeout, socket_connect_timeout=timeout, retry=once_more
-    )

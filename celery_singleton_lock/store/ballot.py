@@ -146,12 +146,14 @@ class Refused(NamedTuple):
         answered: how many servers answered.
         left: seconds until what is in the way is over.
         error: the first refusal, if that is the reason; else the first error, if there was one.
+        lacking: the servers that did not answer, or refused.
     """
 
     reason: str
     answered: int
     left: float = 0.0
     error: BackendError | None = None
+    lacking: Sequence[int] = ()
 
 
 class Ballot:
@@ -179,10 +181,16 @@ class Ballot:
     ) -> None:
         """Know no server yet."""
         if count < 3 or count % 2 == 0:  # noqa: PLR2004  # the fewest that bear a loss
+            given = {0: "none is", 1: "1 is"}.get(count, f"{count} are")
             msg = (
-                f"A quorum of {count} servers: give an odd number, three or more (5 go on without "
-                "2; 4 would bear no more losses than 3). With one server, pass that alone."
+                f"A quorum needs an odd number of servers, 3 or more, and {given} given (5 go on "
+                "without 2; 4 would bear no more losses than 3)."
             )
+            if count == 1:
+                msg += (
+                    " For one server give its client, redis.Redis.from_url(URL) or that of "
+                    "redis.asyncio, not a list."
+                )
             raise ConfigurationError(msg)
         for what, seconds in (("timeout", timeout), ("longest_lease", longest_lease)):
             milliseconds_of(what, seconds, least=0.001)
@@ -292,10 +300,12 @@ class Ballot:
         """Say why fewer than a majority answered: they are silent, or refuse, which stays so."""
         errors = [answer for answer in answers.values() if isinstance(answer, BackendError)]
         refusals = [error for error in errors if isinstance(error, BackendRefused)]
-        answered = len(answers) - len(errors)
+        heard = {server for server, _ in _heard(answers)}
+        lacking = [server for server in range(self.count) if server not in heard]
+        told = Refused("silent", len(heard), error=next(iter(errors), None), lacking=lacking)
         if len(refusals) > self.count - self.majority:
-            return Refused("refused", answered, error=refusals[0])
-        return Refused("silent", answered, error=next(iter(errors), None))
+            return told._replace(reason="refused", error=refusals[0])
+        return told
 
     # -- the way back, and renewal ----------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from celery_singleton_lock.address import check_server, safe_url
 from celery_singleton_lock.bounds import LONGEST_LEASE
 from celery_singleton_lock.clock import Clock, SystemClock
 from celery_singleton_lock.errors import BackendError, BackendUnreachable, ConfigurationError
@@ -26,6 +27,7 @@ from celery_singleton_lock.store.node import NodeVerbs
 from celery_singleton_lock.store.quorum_verbs import At, QuorumVerbs, Wish
 from celery_singleton_lock.store.redis import RedisStore
 from celery_singleton_lock.store.scripts import Script
+from celery_singleton_lock.words import a_kind, named
 
 TIMEOUT: Final = 0.25
 """Seconds within which each server must answer."""
@@ -111,7 +113,7 @@ class QuorumStore:
         self.ballot: Final = Ballot(
             len(servers), self.clock, timeout=timeout, longest_lease=longest_lease
         )
-        clients = [node_client(server, timeout) for server in servers]
+        clients = [node_client(n, server, timeout) for n, server in enumerate(servers, 1)]
         self.verbs: Final = QuorumVerbs(addresses_of(clients), self.ballot, self.clock)
         self.nodes: Final = [
             RedisNode(client, self.keyspace, claim_lease=claim_lease) for client in clients
@@ -251,24 +253,47 @@ def _after(before: Future[None] | None, ask: Callable[[], None]) -> None:
     ask()
 
 
-def node_client(server: str | redis.Redis, timeout: float) -> redis.Redis:
+def node_client(
+    number: int,
+    server: object,
+    timeout: float,
+    kind: type[Any] = redis.Redis,
+    retry: type[Any] = Retry,
+) -> Any:
     """Return a client to one server of a quorum: short time-outs, and one retry at most.
 
     A retry at once is for a connection that the server has closed while it was idle.
 
+    Args:
+        number: which server it is, for errors.
+        server: a URL, or a client.
+        timeout: seconds within which it must answer.
+        kind: redis-py's client, for threads or for asyncio.
+        retry: its way to try again.
+
     Raises:
-        ConfigurationError: it is neither a URL nor a client.
+        ConfigurationError: it is neither a URL nor such a client.
     """
-    given: object = server  # may be anything, whatever the annotation says
-    if isinstance(given, redis.Redis):
-        return given
-    if not isinstance(given, str):
-        msg = f"A quorum is made of URLs or redis.Redis clients, not {type(given).__name__}."
+    if isinstance(server, kind):
+        return server
+    where = f"Server {number} of the quorum"
+    if not isinstance(server, str):
+        other = {"redis.Redis": "threads have Lock", "redis.asyncio.Redis": "asyncio has AsyncLock"}
+        hint = other.get(named(type(server)), "")
+        url = "a URL or " if kind is redis.Redis else ""  # an AsyncLock takes clients alone
+        msg = f"{where} is {a_kind(server)}: give {url}a {named(kind)} client" + (
+            f"; {hint}." if hint else "."
+        )
         raise ConfigurationError(msg)
-    once_more = Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,))
-    return redis.Redis.from_url(
-        given, socket_timeout=timeout, socket_connect_timeout=timeout, retry=once_more
-    )
+    check_server(server, where)
+    once_more = retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,))
+    try:
+        return kind.from_url(
+            server, socket_timeout=timeout, socket_connect_timeout=timeout, retry=once_more
+        )
+    except ValueError:  # of which the sentence may quote the password
+        msg = f"{where} is {safe_url(server)!r}: redis-py cannot read what stands behind the ?."
+        raise ConfigurationError(msg) from None
 
 
 def addresses_of(clients: Iterable[Any]) -> list[str]:
@@ -280,7 +305,8 @@ def addresses_of(clients: Iterable[Any]) -> list[str]:
     found: list[str] = []
     for client in clients:
         options = client.connection_pool.connection_kwargs
-        place = options.get("path") or f"{options.get('host')}:{options.get('port')}"
+        host, port = options.get("host", "localhost"), options.get("port", 6379)  # redis-py's own
+        place = options.get("path") or f"{host}:{port}"
         if place in found:
             msg = (
                 f"{place} is given twice in a quorum, and would vote twice (other databases of one "

@@ -307,7 +307,8 @@ class QuorumVerbs:
                 self._down.pop(server, None)
                 return answer
         others = self.ballot.count - len(answers)  # they may answer, and are too few
-        raise self._in_the_way(self.ballot.too_few(answers)._replace(answered=others))
+        told = self.ballot.too_few(answers)._replace(answered=others, lacking=sorted(answers))
+        raise self._in_the_way(told)
 
     @property
     def _tries(self) -> int:
@@ -349,14 +350,15 @@ class QuorumVerbs:
                 "forgotten. If no lock can be held, QuorumStore.admit() ends the wait."
             )
             return BackendUnreachable(msg)
-        lacking, needed = count - result.answered, f"{self.ballot.majority} are needed"
+        needed = f"{self.ballot.majority} are needed"
+        which = ", ".join(self.addresses[server] for server in result.lacking)
+        some = f"{count - result.answered} of the lock's {count} servers"
         if result.reason == "refused":
-            msg = f"{lacking} of the lock's {count} servers refused, and {needed}: {result.error}"
-            return BackendRefused(msg)
-        reason = f" ({result.error})" if result.error else ""
+            return BackendRefused(f"{some} refused ({which}), and {needed}: {result.error}")
+        reason = f" The first error: {result.error}" if result.error else ""
         msg = (
-            f"{lacking} of the lock's {count} servers did not answer within "
-            f"{self.ballot.timeout:g} s, and {needed}{reason}."
+            f"{some} did not answer within {self.ballot.timeout:g} s ({which}), and {needed}."
+            f"{reason}"
         )
         return BackendUnreachable(msg)
 

@@ -168,5 +168,5 @@ def test_a_client_of_the_other_world_is_named_in_full(redis_client, redis_url):
         reset_all(other)
     with pytest.raises(ConfigurationError, match=r"not redis\.Redis\.$"):
         asyncio.run(async_reset_all(redis_client))
-    with pytest.raises(ConfigurationError, match=r"not redis\.asyncio\.Redis; asyncio has"):
+    with pytest.raises(ConfigurationError, match=r"not a redis\.asyncio\.Redis; asyncio has"):
         Lock(other, "a")

@@ -55,6 +55,33 @@ def test_a_database_that_is_no_number_is_refused_by_its_setting(url):
         parse_backend_url(url, "broker_url")
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://a:6379,b:6379/0",
+        "redis://a:6379;b:6379",
+        "redis://a,b",
+        "rediss://user:pass,word@a:1,[::1]:2,c?db=1",
+        "redis://a:6379/0,redis://b:6379/0",
+    ],
+)
+def test_several_servers_in_a_url_of_one_are_told_how_they_are_written(url):
+    """A Cluster, Sentinels, a quorum; and what may be a password is not shown."""
+    with pytest.raises(ConfigurationError, match="it names several servers") as caught:
+        parse_backend_url(url)
+    said = str(caught.value)
+    for way in ("redis+cluster://", "sentinel://host1:26379;sentinel://", "list of three or more"):
+        assert way in said
+    assert "pass" not in said
+
+
+@pytest.mark.parametrize("url", ["redis://:s3,cret@a:6379/0", "redis://u:a:1,b:2@h", "unix:///a,b"])
+def test_a_comma_in_a_password_or_a_path_is_one(url):
+    """Or a semicolon."""
+    parse_backend_url(url)
+    parse_backend_url(url.replace(",", ";"))
+
+
 @pytest.mark.parametrize("url", ["unix:///", "unix://", "unix://host/s"])
 def test_a_socket_needs_a_path_and_no_host(url):
     """What redis-py would make of it is another server."""

@@ -7,6 +7,7 @@ import math
 import pytest
 import redis
 
+from celery_singleton_lock.aio import AsyncLock
 from celery_singleton_lock.bounds import MAX_COUNT, MAX_LEASE, MAX_WAIT
 from celery_singleton_lock.errors import ConfigurationError, LockNameError
 from celery_singleton_lock.lock import Lock
@@ -86,12 +87,29 @@ def test_L14_a_token_of_ones_own_making_is_refused(lock, token):
 
 def test_what_is_neither_client_nor_store_is_refused():
     """And how a URL becomes one is said."""
-    with pytest.raises(ConfigurationError, match=r"Redis\.from_url\(URL\) makes one.*, not str; "):
+    with pytest.raises(
+        ConfigurationError, match=r"Redis\.from_url\(URL\) makes one.*, not a str\.$"
+    ):
         Lock("redis://localhost", "lock")
+    with pytest.raises(
+        ConfigurationError, match=r"RedisCluster for a Cluster, .* list of the URLs"
+    ):
+        Lock("redis://a;redis://b", "lock")
+
+
+def test_a_name_in_the_place_of_the_client_is_seen():
+    """redis-py's lock() is a method of the client; and what was given may be a password."""
+    with pytest.raises(
+        ConfigurationError, match=r"as Lock\(client, name\): 'lock' is no client\.$"
+    ):
+        Lock("lock", redis.Redis())
+    with pytest.raises(ConfigurationError, match=r"as AsyncLock\(.*'\*\*\*@host' is no client\.$"):
+        AsyncLock("me:secret@host", "lock")
 
 
 def test_an_asyncio_client_is_refused_with_a_hint():
-    with pytest.raises(ConfigurationError, match="asyncio has AsyncLock"):
+    says = r"not a redis\.asyncio\.Redis; asyncio has AsyncLock\.$"
+    with pytest.raises(ConfigurationError, match=says):
         Lock(redis.asyncio.Redis(), "lock")
 
 

@@ -313,8 +313,24 @@ SENTENCES = [
     (
         lambda: parsed(backend="redis://a;redis://b"),
         (
-            "singleton_lock_backend is 'redis://a;redis://b': a lock has one authority, "
-            "and these are several. Name one Redis."
+            "singleton_lock_backend is 'redis://a;redis://b': it names several servers, and such "
+            "a URL names one. For a Cluster write redis+cluster://host1:6379,host2:6379; for "
+            "Sentinels sentinel://host1:26379;sentinel://host2:26379; for a quorum, of which a "
+            "majority decides, a list of three or more URLs."
+        ),
+    ),
+    (
+        lambda: parsed(backend="sentinel://:secret@a:26379,b:26379/0"),
+        (
+            "singleton_lock_backend is 'sentinel://***@a:26379,b:26379/0': write each of its "
+            "addresses as sentinel://host:port, with ; between them."
+        ),
+    ),
+    (
+        lambda: parsed(backend="redis+cluster://a:6379;b:6379"),
+        (
+            "singleton_lock_backend is 'redis+cluster://***': write commas between its nodes: "
+            "redis+cluster://host1:6379,host2:6379."
         ),
     ),
     (
@@ -364,8 +380,7 @@ SENTENCES = [
         lambda: parsed(backend="sentinel://a:x"),
         (
             "singleton_lock_backend is 'sentinel://***': it cannot be read. "
-            "Percent-encode special characters of the password and begin each address "
-            "with sentinel://."
+            "Percent-encode special characters of the password."
         ),
     ),
     (

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import redis.asyncio
 
+from celery_singleton_lock.aio import AsyncLock
 from celery_singleton_lock.errors import BackendRefused, ConfigurationError
 from celery_singleton_lock.keys import Keyspace
+from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.settings import parse_settings, resolve_options
 from celery_singleton_lock.store.async_quorum import AsyncQuorumStore
 from celery_singleton_lock.store.open import admin_of
@@ -47,6 +49,88 @@ def test_an_option_that_a_quorum_cannot_keep_is_refused(given, declared, remedy)
     said = refusal(settings(**given), **declared)
     assert said.startswith("task shop.settle: lock_")
     assert remedy in said
+
+
+MADE = {
+    "Lock": lambda servers: Lock(servers, "lock"),
+    "AsyncLock": lambda servers: AsyncLock(servers, "lock"),
+}
+
+
+@pytest.mark.parametrize("made", MADE)
+@pytest.mark.parametrize(
+    ("count", "given"), [(0, "none is"), (1, "1 is"), (2, "2 are"), (4, "4 are")]
+)
+def test_an_even_number_of_servers_or_too_few_are_told_how_many_it_takes(made, count, given):
+    """And one server, what to give instead of the list."""
+    client = redis.asyncio.Redis() if made == "AsyncLock" else "redis://localhost"
+    with pytest.raises(
+        ConfigurationError, match="an odd number of servers, 3 or more, and"
+    ) as told:
+        MADE[made]([client] * count)
+    assert f"and {given} given (" in str(told.value)
+    assert ("For one server give its client, redis.Redis.from_url" in str(told.value)) == (
+        count == 1
+    )
+
+
+def test_one_url_in_a_list_is_told_likewise_in_the_settings():
+    with pytest.raises(ConfigurationError, match=r"names 1 server: .* or one URL, not in a list"):
+        settings(backend=SERVERS[:1])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("nonsense://", "'nonsense://': a quorum is made of independent servers: give each as"),
+        ("localhost", "'localhost': a quorum is made of independent servers: give each as"),
+        ("memory://", "'memory://': a quorum is made of independent servers"),
+        ("sentinel://c", "'sentinel://c': a quorum is made of independent servers"),
+        ("redis+cluster://c", "'redis+cluster://c': a quorum is made of independent servers"),
+        ("redis://:secret@c:x", "'redis://***@c:x': it cannot be read. Percent-encode"),
+        ("redis://:secret@c?socket_timeout=x", "'redis://***@c?socket_timeout=x': redis-py cannot"),
+        ("redis://c;redis://d", "'redis://c;redis://d': it names several servers. Give each as an"),
+        ("redis://:secret@c,d:1", "'redis://***@c,d:1': it names several servers. Give each as an"),
+        (5, "an int: give a URL or a redis.Redis client."),
+        (None, "a NoneType: give a URL or a redis.Redis client."),
+        (
+            redis.asyncio.Redis(),
+            "a redis.asyncio.Redis: give a URL or a redis.Redis client; asyncio",
+        ),
+    ],
+)
+def test_a_wrong_entry_in_a_list_of_servers_is_named_without_its_password(wrong, said):
+    """Where the list is given, and with what may stand there."""
+    with pytest.raises(ConfigurationError) as told:
+        Lock([*SERVERS[:2], wrong], "lock")
+    assert str(told.value).startswith(f"Server 3 of the quorum is {said}")
+    assert "secret" not in str(told.value) + str(told.value.__cause__)
+
+
+def test_a_client_for_threads_in_a_list_for_asyncio_is_led_back():
+    """Both worlds have a class of that name."""
+    clients = [redis.asyncio.Redis(port=1), redis.Redis(port=2), redis.asyncio.Redis(port=3)]
+    with pytest.raises(ConfigurationError) as told:
+        AsyncLock(clients, "lock")
+    assert str(told.value) == (
+        "Server 2 of the quorum is a redis.Redis: give a redis.asyncio.Redis client; threads have "
+        "Lock."
+    )
+
+
+def test_a_wrong_entry_in_the_setting_is_named_by_its_number():
+    with pytest.raises(
+        ConfigurationError, match=r"^singleton_lock_backend: server 3 is 'localhost'"
+    ):
+        settings(backend=[*SERVERS[:2], "localhost"])
+
+
+def test_a_port_that_is_left_out_is_redis_own():
+    """All clients spell a server alike, or they would queue for its locks in different places."""
+    spelled = QuorumStore(["redis://a", "redis://b:6379", "redis://"]).verbs.addresses
+    assert spelled == ("a:6379", "b:6379", "localhost:6379")
+    with pytest.raises(ConfigurationError, match=r"^a:6379 is given twice"):
+        QuorumStore(["redis://a", "redis://b", "redis://:secret@a:6379/1"])
 
 
 def test_a_longer_lease_goes_with_a_longer_wait_after_restarts():
