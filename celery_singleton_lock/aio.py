@@ -256,6 +256,8 @@ class AsyncLock(Holding):
     """
 
     _who = "task"
+    _apart_by = "task_local"
+    _stood_still = "the event loop was blocked"
 
     def __init__(
         self,
@@ -285,6 +287,7 @@ class AsyncLock(Holding):
             blocking_timeout=blocking_timeout,
             renew=renew,
             on_lost=on_lost,
+            apart=task_local,
         )
         self._store: Final[Store] = self._watchdog.store
         self._task_local: Final = checked_bool("task_local", task_local)
@@ -444,7 +447,7 @@ class AsyncLock(Holding):
         was_ours = await self._do(twice(lambda: self._letting_go(hold)))
         self._unnote(hold)
         if not was_ours:
-            raise self._not_owned(what="release")
+            raise self._not_owned(self._why_gone(hold), what="release")
 
     async def _undo(self, token: str, errand: Errand, error: BaseException) -> None:
         """Leave nothing of a token behind: neither a grant nor a place in the queue."""

@@ -48,10 +48,8 @@ from celery_singleton_lock.words import named
 
 T = TypeVar("T")
 
-_NOT_OWNED: Final = (
-    "Cannot {what} lock {name!r}: this {who} does not hold it, or not any more. "
-    "Work that outlasts its lease needs renew=True or extend()."
-)
+_TAKEN: Final = "an operator has released or reset it, or its Redis has lost data"
+"""Why a lock is gone before its lease has ended."""
 
 
 class Hold:
@@ -105,6 +103,7 @@ class Holding:
         blocking_timeout: most seconds to wait.
         renew: renew the lease while held.
         on_lost: called when it is lost.
+        apart: each thread, or task, holds for itself.
 
     Raises:
         ConfigurationError: an argument is not usable.
@@ -112,6 +111,10 @@ class Holding:
 
     _who: ClassVar[str]
     """Who holds: a thread, a task."""
+    _apart_by: ClassVar[str]
+    """The option by which each of these holds for itself."""
+    _stood_still: ClassVar[str]
+    """Why a lease may not have been renewed although Redis answers."""
 
     def __init__(
         self,
@@ -124,8 +127,10 @@ class Holding:
         blocking_timeout: float | None,
         renew: bool,
         on_lost: OnLost | None,
+        apart: bool,
     ) -> None:
         """Describe a lock; nothing is sent yet."""
+        self._apart: Final = apart
         self.name: Final = name
         self.lease: Final = checked_seconds("lease", lease, SHORTEST_LEASE, MAX_LEASE)
         self.limit: Final = checked_limit(limit)
@@ -165,12 +170,35 @@ class Holding:
         """
         hold = self._hold
         if hold is None:
-            raise self._not_owned(what)
+            raise self._not_owned(self._why_not_held(), what=what)
         return hold
 
-    def _not_owned(self, what: str) -> LockNotOwned:
-        sentence = _NOT_OWNED.format(what=what, name=self.name, who=self._who)
-        return LockNotOwned(sentence, self.name)
+    def _not_owned(self, why: str, *, what: str) -> LockNotOwned:
+        msg = f"Cannot {what} lock {self.name!r}: this {self._who} does not hold it{why}."
+        return LockNotOwned(msg, self.name)
+
+    def _why_not_held(self) -> str:
+        """Return why nothing is noted for who asks."""
+        why = ": it was not acquired, or is released already"
+        if not self._apart:
+            return why
+        kind = self._who.partition(" ")[0]
+        return (
+            f"{why}, or another {kind} has acquired it: each holds for itself, unless the lock has "
+            f"{self._apart_by}=False"
+        )
+
+    def _why_gone(self, hold: Hold) -> str:
+        """Return why the store does not know what was held; as far as can be told from here."""
+        left = hold.lease.valid_until - self._clock.monotonic()
+        if left > 0:
+            return f" any more. Its lease had {left:.1f} s left, so {_TAKEN}"
+        if not self.renew:
+            return " any more. Its lease has ended: renew=False, so extend() it, or leave that out"
+        return (
+            " any more. Its lease has ended: it could not be renewed for as long, since Redis did "
+            f"not answer or {self._stood_still}; or {_TAKEN}"
+        )
 
     @property
     def held(self) -> bool:
@@ -251,8 +279,7 @@ class Holding:
 
     def _refusal(self) -> Plan[Wish, LockTimeout]:
         """Say that the lock was not to be had, and who has it, if that can be learnt."""
-        waited = f" {self.blocking_timeout:g} s" if self.blocking_timeout else ""
-        msg = f"Lock {self.name!r} is busy, and was waited for{waited} in vain."
+        msg = f"Lock {self.name!r} is busy{self._waited()}."
         try:
             holder = yield from self._asking_who()
         except BackendError:
@@ -265,6 +292,12 @@ class Holding:
             return LockTimeout(msg, self.name)
         msg += f" It is held by {holder}, whose lease has {holder.expires_in:.1f} s left."
         return LockTimeout(msg, self.name, str(holder), holder.expires_in)
+
+    def _waited(self) -> str:
+        if not self.blocking:
+            return ""
+        seconds = f" {self.blocking_timeout:g} s" if self.blocking_timeout else ""
+        return f", and was waited for{seconds} in vain"
 
     # -- the way back, and questions ---------------------------------------------------------------
 
@@ -294,7 +327,8 @@ class Holding:
         hold = self._owned("extend")
         seconds = more if replace_ttl else more + hold.left(self._clock)
         if not (yield from self._prolonging(hold, seconds)):
-            raise self._not_owned(what="extend")
+            left = " any more: a release was sent, and not answered"
+            raise self._not_owned(left if hold.leaving else self._why_gone(hold), what="extend")
         return True
 
     def _ensuring(self) -> Plan[Wish, None]:

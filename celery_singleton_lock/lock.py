@@ -77,6 +77,8 @@ class Lock(Holding):
     """
 
     _who = "thread (or process)"
+    _apart_by = "thread_local"
+    _stood_still = "this process stood still"
 
     def __init__(
         self,
@@ -103,6 +105,7 @@ class Lock(Holding):
             blocking_timeout=blocking_timeout,
             renew=renew,
             on_lost=on_lost,
+            apart=thread_local,
         )
         self._store: Final[Any] = self._watchdog.store
         self._mine: Any = threading.local() if thread_local else SimpleNamespace()
@@ -152,7 +155,7 @@ class Lock(Holding):
         was_ours = self._do(twice(lambda: self._letting_go(hold)))
         self._unnote(hold)
         if not was_ours:
-            raise self._not_owned(what="release")
+            raise self._not_owned(self._why_gone(hold), what="release")
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> bool:
         """Hold the lock for longer. A lease is never shortened, nor a lapsed one revived.

@@ -27,6 +27,7 @@ from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.model import Claim, Ending, Owner, new_token
 from celery_singleton_lock.store.async_redis import AsyncRedisStore
 from celery_singleton_lock.store.redis import RedisStore
+from support.waiting import eventually
 
 pytestmark = pytest.mark.contract
 
@@ -449,9 +450,24 @@ def test_a_task_does_not_release_what_another_holds(url):
         async with lock:
             with pytest.raises(LockReentered):
                 await lock.acquire()
-            with pytest.raises(LockNotOwned, match="this task does not hold it"):
+            told = "does not hold it: .* another task has .*, unless the lock has task_local="
+            with pytest.raises(LockNotOwned, match=told):
                 await asyncio.create_task(as_task(lock.release()))
             assert await lock.owned()
+
+    in_loop(url, scene)
+
+
+def test_a_task_whose_loop_was_blocked_is_told_that_this_may_be_why(url, redis_client):
+    """Its lease has ended although it is renewed."""
+
+    async def scene(there):
+        lock = AsyncLock(there, "lock", lease=0.1)
+        await lock.acquire()
+        eventually(lambda: not lock.held)  # in the loop's thread: nothing is renewed meanwhile
+        redis_client.flushall()
+        with pytest.raises(LockNotOwned, match="not answer or the event loop was blocked; or an"):
+            await lock.release()
 
     in_loop(url, scene)
 

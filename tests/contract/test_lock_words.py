@@ -23,6 +23,7 @@ from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.plans import carry_out
 from celery_singleton_lock.resets import async_reset_all, reset_all
 from celery_singleton_lock.turn import in_thread
+from support.waiting import eventually
 
 pytestmark = pytest.mark.contract
 
@@ -56,21 +57,65 @@ def test_a_lock_shows_whether_it_is_held(lock, redis_client):
 @pytest.mark.parametrize(
     ("what", "args"), [("release", ()), ("extend", (1.0,)), ("ensure_held", ())]
 )
-def test_who_holds_nothing_is_told_what_it_cannot_do(lock, what, args):
-    """With the two ways to keep a lease."""
-    assert sentence(LockNotOwned, getattr(lock, what), *args) == (
-        f"Cannot {what} lock 'account:42': this thread (or process) does not hold it, or not any "
-        "more. Work that outlasts its lease needs renew=True or extend()."
+def test_who_holds_nothing_is_told_what_it_cannot_do(lock, redis_client, what, args):
+    """And why that may be: nothing of leases, which it never had."""
+    not_held = (
+        f"Cannot {what} lock 'account:42': this thread (or process) does not hold it: it was not "
+        "acquired, or is released already"
     )
+    assert sentence(LockNotOwned, getattr(lock, what), *args) == (
+        f"{not_held}, or another thread has acquired it: each holds for itself, unless the lock "
+        "has thread_local=False."
+    )
+    shared = Lock(redis_client, "account:42", thread_local=False)
+    assert sentence(LockNotOwned, getattr(shared, what), *args) == f"{not_held}."
 
 
 @pytest.mark.parametrize(("what", "args"), [("release", ()), ("extend", (1.0,))])
-def test_whose_lock_is_gone_is_told_the_same(lock, redis_client, what, args):
-    """The server says it."""
+def test_whose_lock_was_taken_away_is_told_that_its_lease_had_not_ended(
+    lock, redis_client, what, args
+):
+    """So renewing it more often would not help."""
     lock.acquire()
     redis_client.flushall()
-    told = sentence(LockNotOwned, getattr(lock, what), *args)
-    assert told.startswith(f"Cannot {what} lock 'account:42': this thread ")
+    assert re.fullmatch(
+        rf"Cannot {what} lock 'account:42': this thread \(or process\) does not hold it any "
+        r"more\. Its lease had (30\.0|29\.\d) s left, so an operator has released or "
+        r"reset it, or its Redis has lost data\.",
+        sentence(LockNotOwned, getattr(lock, what), *args),
+    )
+
+
+STILL = (
+    "it could not be renewed for as long, since Redis did not answer or this process stood still; "
+    "or an operator has released or reset it, or its Redis has lost data."
+)
+
+
+@pytest.mark.parametrize(
+    ("renew", "why"), [(False, "renew=False, so extend() it, or leave that out."), (True, STILL)]
+)
+def test_whose_lease_has_ended_is_told_why_as_far_as_can_be_told(redis_client, renew, why):
+    """To renew it is advised to who does not."""
+    lock = Lock(redis_client, "account:42", lease=0.1, renew=renew)
+    lock.acquire()
+    lock._watchdog.stop()
+    redis_client.flushall()
+    eventually(lambda: not lock.held)
+    for what in ("extend", "release"):
+        args = (1.0,) if what == "extend" else ()
+        assert sentence(LockNotOwned, getattr(lock, what), *args) == (
+            f"Cannot {what} lock 'account:42': this thread (or process) does not hold it any more. "
+            f"Its lease has ended: {why}"
+        )
+
+
+def test_who_extends_what_may_be_released_is_told_so(lock, redis_client):
+    """The release got no answer, and may have been done."""
+    with lock:
+        lock._hold.leaving = True
+        with pytest.raises(LockNotOwned, match="any more: a release was sent, and not answered"):
+            lock.extend(1.0)
 
 
 def test_who_lost_the_lock_is_told_to_stop(lock, redis_client):
@@ -92,15 +137,18 @@ def test_who_asks_again_is_told_that_it_would_wait_for_itself(lock):
 
 @pytest.mark.parametrize(
     ("options", "waited"),
-    [({"blocking_timeout": 0.05}, " 0.05 s"), ({"blocking": False}, "")],
+    [
+        ({"blocking_timeout": 0.05}, ", and was waited for 0.05 s in vain"),
+        ({"blocking": False}, ""),
+    ],
 )
 def test_who_waited_in_vain_is_told_for_how_long(lock, redis_client, options, waited):
-    """A with statement has no other way to say no."""
+    """A with statement has no other way to say no. Who did not wait is told who holds it."""
     lock.acquire()
     other = Lock(redis_client, "account:42", **options)
     said = sentence(LockTimeout, other.__enter__)
     assert re.fullmatch(
-        rf"Lock 'account:42' is busy, and was waited for{waited} in vain\. It is held by "
+        rf"Lock 'account:42' is busy{waited}\. It is held by "
         rf"pid {os.getpid()} on {re.escape(platform.node())}, whose lease has \d+\.\d s left\.",
         said,
     )
@@ -117,7 +165,7 @@ def test_whom_one_waited_for_is_told_to_programs_too(lock, redis_client):
     redis_client.flushall()
     nobody = carry_out(other._refusal(), in_thread(other._store))
     assert (nobody.holder, nobody.expires_in) == ("", 0.0)
-    busy = "Lock 'account:42' is busy, and was waited for in vain."
+    busy = "Lock 'account:42' is busy."
     assert str(nobody) == (
         f"{busy} Nobody holds it now: it has just been given back, or its Redis grants nothing "
         "for a while after a restart (quarantine, quorum)."

@@ -281,6 +281,7 @@ def test_skip_returns_none_and_fail_tells_the_holder(redis_client):
             failed()
     assert caught.value.holder.startswith(f"pid {os.getpid()} on ")
     assert 15 < caught.value.expires_in <= 20
+    assert str(caught.value).startswith("Lock 'report' is busy. It is held by pid ")
 
 
 def test_a_time_out_inside_of_the_function_is_its_own(redis_client):
