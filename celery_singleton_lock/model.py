@@ -161,7 +161,7 @@ class Holder(NamedTuple):
         """``settle[3f…] on worker-2``, or the client's host and pid."""
         if self.task:
             where = f" on {self.worker}" if self.worker else ""
-            return f"{self.task}[{self.task_id}]{where}"
+            return f"{self.task}[{self.task_id}]{where}" if self.task_id else self.task + where
         return f"pid {self.pid} on {self.host}" if self.pid else self.token[:8]
 
 

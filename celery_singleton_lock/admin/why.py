@@ -53,7 +53,7 @@ class Witness(Protocol):
     def seen(self, task_id: str) -> tuple[str, str] | None:
         """Return a state (``running``, ``eta``, ``received``, ``finished``) and a clause, or None.
 
-        The clause follows "it", such as ``ended SUCCESS`` or ``runs on worker-2``.
+        The clause follows "it", such as ``ended with SUCCESS`` or ``runs on worker-2``.
         """
         ...
 
@@ -220,7 +220,7 @@ def named(holders: tuple[Holder, ...], elsewhere: Mapping[str, str] = MappingPro
 
 def short(holder: Holder) -> str:
     """Return ``settle[3f2a91c0] on worker-2``: without module, and what makes ids unique."""
-    if not holder.task:
+    if not holder.task_id:  # a client, or one that a test plays
         return str(holder)
     return f"{holder.task.rpartition('.')[2]}[{holder.task_id[:8]}]{_on(holder)}"
 

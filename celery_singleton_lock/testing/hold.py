@@ -13,7 +13,7 @@ from celery_singleton_lock.store.base import Store
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-SOMEBODY: Final = "somebody else, by hold()"
+SOMEBODY: Final = "the test's hold()"
 """What holders are called that a test plays."""
 
 ANY: Final = 2**31 - 1
@@ -27,6 +27,7 @@ class Hold:
         store: where.
         name: the lock's name.
         lease: seconds after which it ends if it is not released. Nobody renews it.
+        limit: permits of the lock; :data:`ANY` leaves that to others.
 
     Attributes:
         fencing_token: number of the grant.
@@ -35,18 +36,23 @@ class Hold:
         AssertionError: the lock is not free.
     """
 
-    def __init__(self, store: Store, name: str, lease: float) -> None:
+    def __init__(self, store: Store, name: str, lease: float, limit: int = ANY) -> None:
         """Take a permit."""
         self.name: Final = name
         self._store = store
         self._token = new_token()
         owner = Owner(self._token, task=SOMEBODY, host=platform.node(), pid=os.getpid())
-        reply = store.acquire(owner, Claim(name, lease, ANY))
+        reply = store.acquire(owner, Claim(name, lease, limit))
         if reply.verdict is not Verdict.GRANTED:
-            holder = str(reply.holder or "another client").removesuffix("[]")
+            holder = reply.holder or "another client"
             msg = f"hold({name!r}) found the lock busy: it is held by {holder}."
             raise AssertionError(msg)
         self.fencing_token = reply.fencing_token
+
+    @property
+    def held(self) -> bool:
+        """Whether it is held: not released, nor has its lease ended, nor was it taken away."""
+        return self._token in {each.token for each in self._store.inspect(self.name).holders}
 
     def release(self) -> bool:
         """Give the permit back, and hand it to who is next. Twice is once.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from celery import states
 
+from celery_singleton_lock.arguments import checked_limit
 from celery_singleton_lock.bounds import MAX_LEASE, PREFIX
 from celery_singleton_lock.clock import SystemClock
 from celery_singleton_lock.extension import install
@@ -17,7 +18,7 @@ from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.model import Holder, LockView, base_of
 from celery_singleton_lock.store.connect import connect
 from celery_singleton_lock.store.redis import RedisStore
-from celery_singleton_lock.testing.hold import Hold
+from celery_singleton_lock.testing.hold import ANY, Hold
 from celery_singleton_lock.testing.journal import Journal, Run, id_of, state_of
 from celery_singleton_lock.testing.times import LockTime
 from celery_singleton_lock.testing.worker import worker_in_thread
@@ -152,20 +153,30 @@ class SingletonLocks:
         """Return the tasks that are parked for a lock, in their order."""
         return tuple(each for each in self._view(name).waiters if each.state != "waiting")
 
-    def hold(self, name: str, *, lease: float = MAX_LEASE) -> Hold:
+    def hold(self, name: str, *, lease: float = MAX_LEASE, limit: int | None = None) -> Hold:
         """Hold a lock as somebody else, who never renews it.
 
         Args:
             name: the lock's name.
             lease: seconds after which it ends.
+            limit: permits of the lock, to hold several of them, each by a call; None: it is held
+                once, whatever ``lock_limit`` its tasks declare.
 
         Returns:
             A context manager, with ``release()``.
 
         Raises:
             AssertionError: the lock is not free.
+            ConfigurationError: the limit is none.
         """
-        held = Hold(self.store, name, lease)
+        if limit is None and any(each.name == name and each.held for each in self._holds):
+            msg = (
+                f"hold({name!r}) found the lock busy: hold() of this test holds it already. "
+                f"Release it first; or, for several holders of a lock with lock_limit=3, hold each "
+                f"with hold({name!r}, limit=3)."
+            )
+            raise AssertionError(msg)
+        held = Hold(self.store, name, lease, ANY if limit is None else checked_limit(limit))
         self._holds.append(held)
         return held
 
@@ -365,16 +376,9 @@ class SingletonLocks:
     def _facts(self, name: str) -> str:
         """Say how a lock stands."""
         view = self._view(name)
-        held = ", ".join(
-            f"{_shown(each)} (for {each.expires_in:.1f} s more)" for each in view.holders
-        )
-        waits = ", ".join(f"{_shown(each)} ({each.state})" for each in view.waiters)
+        held = ", ".join(f"{each} (for {each.expires_in:.1f} s more)" for each in view.holders)
+        waits = ", ".join(f"{each} ({each.state})" for each in view.waiters)
         return f"The lock {name!r}: held by {held or 'nobody'}; {waits or 'nobody'} waits."
-
-
-def _shown(holder: Holder) -> str:
-    """Return who holds or waits; whoever :meth:`SingletonLocks.hold` plays has no task."""
-    return str(holder).removesuffix("[]")
 
 
 def _await(look: Callable[[], T | None], timeout: float) -> T | None:

@@ -10,7 +10,14 @@ from celery import Celery
 from celery.exceptions import ImproperlyConfigured
 from celery.worker.worker import WorkController
 
-from celery_singleton_lock import Lock, LockedTask, LockWaitTimeout, current_lock
+from celery_singleton_lock import (
+    ConfigurationError,
+    Lock,
+    LockConflict,
+    LockedTask,
+    LockWaitTimeout,
+    current_lock,
+)
 from celery_singleton_lock.testing import SingletonLocks, worker_in_thread
 from support.waiting import eventually
 
@@ -98,7 +105,7 @@ def test_parked_tasks_run_in_their_order(shop, worker, locks):
         results = [shop.settle.delay(42, n) for n in range(5)]
         parked = locks.assert_parked(lock=NAME, count=5)
         assert [each.task_id for each in parked] == [result.id for result in results]
-        assert locks.holders(NAME)[0].task.startswith("somebody else")
+        assert locks.holders(NAME)[0].task == "the test's hold()"
         assert shop.noted == []
     for result in results:
         locks.assert_ran_alone(result, lock=NAME)
@@ -133,10 +140,12 @@ def test_a_failed_assertion_tells_what_happened_and_how_the_lock_stands(shop, wo
             locks.assert_ran_alone(result, timeout=0.1)
         for fact in (result.id, "has not run to its end", "a worker received it", "(parked)"):
             assert fact in str(told.value)
-        assert f"The lock {NAME!r}: held by somebody else" in str(told.value)
+        assert f"The lock {NAME!r}: held by the test's hold() (for " in str(told.value)
         with pytest.raises(AssertionError, match=f"not 2, but 1 are parked for the lock {NAME!r}"):
             locks.assert_parked(lock=NAME, count=2, timeout=0.1)
-        with pytest.raises(AssertionError, match=r"is not free.*held by somebody else.*parked"):
+        with pytest.raises(
+            AssertionError, match=r"is not free.*held by the test's hold\(\).*parked"
+        ):
             locks.assert_free(NAME, timeout=0.1)
         with pytest.raises(AssertionError, match="found the lock busy"):
             locks.hold(NAME)
@@ -267,6 +276,25 @@ def test_eager_tasks_lock_as_they_do_with_a_redis(shop, locks):
         locks.assert_skipped(shop.skips.apply((42,)))
         assert locks.take_away(NAME) == 1
     assert shop.noted == [1]
+
+
+def test_a_lock_is_held_once_unless_its_permits_are_named(shop, locks):
+    """Twice was two permits of a lock that has one."""
+    with locks.hold(NAME):
+        with pytest.raises(AssertionError, match=r"hold\(\) of this test holds it already"):
+            locks.hold(NAME)
+        with pytest.raises(LockConflict, match=r"is held by the test's hold\(\)\.$"):
+            shop.fails.apply((42,)).get()
+    for _ in range(2):
+        locks.hold("api", limit=2)
+    with pytest.raises(AssertionError, match=r"busy: it is held by the test's hold\(\)\.$"):
+        locks.hold("api", limit=2)
+    with pytest.raises(ConfigurationError, match="limit must be a whole number"):
+        locks.hold("api", limit=0)
+    locks.release("api")
+    locks.hold("api", lease=10)
+    locks.time.advance(11)
+    locks.hold("api")
 
 
 def test_an_app_gets_its_own_settings_back(shop):

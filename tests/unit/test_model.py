@@ -12,6 +12,7 @@ from celery_singleton_lock.model import Holder, Reservation, base_of, new_token,
     [
         (Holder("t.0", "settle", "3f", "worker-2", "host", 7), "settle[3f] on worker-2"),
         (Holder("t.0", "settle", "3f", "", "host", 7), "settle[3f]"),
+        (Holder("t.0", "somebody", host="host", pid=7), "somebody"),
         (Holder("t.0", host="host", pid=7), "pid 7 on host"),
         (Holder("0123456789abcdef.0"), "01234567"),
     ],
