@@ -18,6 +18,7 @@ import redis
 from celery_singleton_lock.address import BackendAddress, parse_backend_url, safe_url, scheme_of
 from celery_singleton_lock.bounds import PREFIX
 from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.words import an
 
 SCHEME: Final = "django-cache"
 
@@ -140,7 +141,7 @@ def _found(
     backend = str(params.get("BACKEND", ""))
     if not is_redis_cache(backend):
         remedy = (
-            f"{place} is a {backend}, and locks live in Redis. Name a cache of "
+            f"{place} is {an(backend)}, and locks live in Redis. Name a cache of "
             f"{REDIS_CACHES[0]} (or of django-redis), or give the URL of a Redis."
         )
         wrong.refuse(remedy)

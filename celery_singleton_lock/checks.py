@@ -24,7 +24,7 @@ from celery_singleton_lock.bounds import (
 )
 from celery_singleton_lock.caches import is_alias
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.words import a_kind
+from celery_singleton_lock.words import a_kind, number_of
 
 
 class ConfigurationWarning(UserWarning):
@@ -189,10 +189,10 @@ def _backend(place: Place, value: Any) -> str | tuple[str, ...] | None:
 def _quorum(place: Place, value: Sequence[Any]) -> tuple[str, ...]:
     """Check the URLs of servers of which a majority decides."""
     if len(value) < LEAST_SERVERS or len(value) % 2 == 0:
-        servers = "1 server" if len(value) == 1 else f"{len(value)} servers"
         msg = (
-            f"{place} names {servers}: give an odd number, three or more, of which a majority "
-            "decides; or one URL, not in a list. Several Sentinels are one URL, with ';'."
+            f"{place} names {number_of(len(value), 'server')}: give an odd number, three or more, "
+            "of which a majority decides; or one URL, not in a list. Several Sentinels are one "
+            "URL, with ';'."
         )
         raise ConfigurationError(msg)
     seen: set[tuple[str, int, str]] = set()

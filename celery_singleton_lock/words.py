@@ -5,8 +5,17 @@ from __future__ import annotations
 
 def a_kind(value: object) -> str:
     """Return what a value is, with its article: ``an int``. The value itself may be a secret."""
-    kind = named(type(value))
-    return f"{'an' if kind[0] in 'aeioAEIO' else 'a'} {kind}"
+    return an(named(type(value)))
+
+
+def an(noun: str) -> str:
+    """Return a noun with its article, as it is written: ``an int``, ``a str``."""
+    return f"{'an' if noun[:1] in set('aeioAEIO') else 'a'} {noun}"
+
+
+def number_of(count: int, noun: str) -> str:
+    """Return how many there are: ``1 message``, ``1,000 messages``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def named(kind: type) -> str:

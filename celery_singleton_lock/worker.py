@@ -40,6 +40,7 @@ from celery_singleton_lock.settings import check_unknown_settings
 from celery_singleton_lock.store.quorum_tasks import TaskQuorum
 from celery_singleton_lock.store.redis import RedisStore
 from celery_singleton_lock.watchdog import Watchdog
+from celery_singleton_lock.words import number_of
 
 logger = logging.getLogger(__name__)
 
@@ -637,6 +638,16 @@ _OPTION_NAMES: Final = frozenset(
 )
 
 
+_UNTIL_IT_ANSWERS: Final = (
+    "Locked tasks wait until it answers, or do what their lock_on_backend_error says; other tasks "
+    "run."
+)
+_UNTIL_MOST_VOTE: Final = (
+    "Locked tasks wait until a majority of these servers votes, or do what their "
+    "lock_on_backend_error says; other tasks run."
+)
+
+
 def check_backend(extension: Extension, place: ServerClock) -> None:
     """Ask the lock's Redis whether it can keep locks; say what it guarantees.
 
@@ -657,7 +668,8 @@ def check_backend(extension: Extension, place: ServerClock) -> None:
         place.sync(store.time(), store.clock.monotonic())
         facts = store.describe()
     except BackendUnreachable as error:
-        logger.warning("celery-singleton-lock: %s Locked tasks wait until it does.", error)
+        where = extension.settings.where()
+        logger.warning("celery-singleton-lock: %s It is %s. %s", error, where, _UNTIL_IT_ANSWERS)
         return
     finally:
         store.hang_up()
@@ -674,6 +686,7 @@ def check_backend(extension: Extension, place: ServerClock) -> None:
     )
     if ENFORCE in extension.modes().values():
         refuse_eviction(extension, facts["eviction"])
+        warn_of_few_replicas(extension, facts["replicas"])
 
 
 def check_quorum(extension: Extension, store: TaskQuorum, place: ServerClock) -> None:
@@ -692,7 +705,7 @@ def check_quorum(extension: Extension, store: TaskQuorum, place: ServerClock) ->
         place.sync(store.time(), store.clock.monotonic())
         facts = store.describe()
     except BackendUnreachable as error:
-        logger.warning("celery-singleton-lock: %s Locked tasks wait until they do.", error)
+        logger.warning("celery-singleton-lock: %s %s", error, _UNTIL_MOST_VOTE)
         return
     finally:
         store.hang_up()
@@ -717,6 +730,19 @@ def check_schema(store: RedisStore) -> None:
             "singleton_lock_prefix of its own; tasks under two prefixes do not exclude each other."
         )
         raise SchemaMismatch(msg)
+
+
+def warn_of_few_replicas(extension: Extension, found: str) -> None:
+    """Say at once what every parked task would say: that the replicas are not there."""
+    wanted = extension.settings.replicas_wait
+    if found.isdecimal() and int(found) < wanted:
+        logger.warning(
+            "celery-singleton-lock: singleton_lock_replicas_wait is %d, and the lock's Redis has "
+            "%s. Until it has as many, messages that are parked stay unacknowledged with the "
+            "broker, too. Connect replicas, or lower the setting.",
+            wanted,
+            number_of(int(found), "replica"),
+        )
 
 
 def refuse_eviction(extension: Extension, policy: str) -> None:

@@ -12,6 +12,7 @@ from celery_singleton_lock.cli import render
 from celery_singleton_lock.cli.options import as_json
 from celery_singleton_lock.cli.place import REFUSED, UNREACHABLE, UNSURE, Place, with_place
 from celery_singleton_lock.cli.witness import sent
+from celery_singleton_lock.words import number_of
 
 
 @click.command()
@@ -35,7 +36,10 @@ def sweep(place: Place, *, machine: bool) -> None:
         return render.as_json(swept)
     told = f"locks looked at: {swept.locks:,}, copies sent to the broker: {swept.published:,}"
     if swept.adrift and app is None:
-        told += f"; {swept.adrift:,} messages wait for a worker: with an app, copies would wake one"
+        told += (
+            f"; {number_of(swept.adrift, 'message')} without a worker: with an app, copies would "
+            "wake one"
+        )
     return click.echo(told)
 
 

@@ -13,6 +13,7 @@ import click
 from celery_singleton_lock.admin.locks import Detail
 from celery_singleton_lock.admin.why import named, seconds, short
 from celery_singleton_lock.store.admin import Glance, Waiting
+from celery_singleton_lock.words import number_of
 
 WIDEST: Final = 60
 """Signs of a name that a table shows."""
@@ -100,7 +101,7 @@ def detail(found: Detail) -> str:
         f"state    {printable(state)}",
         f"limit    {view.limit or 'as its tasks declare'}{set_by}",
         f"fence    {view.fencing_token}",
-        f"waiting  {waiting}; {view.bodies:,} messages kept",
+        f"waiting  {waiting}; {number_of(view.bodies, 'message')} kept",
     ]
     for holder in view.holders:
         state = "kept" if holder.token in found.elsewhere else holder.state

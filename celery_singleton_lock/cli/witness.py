@@ -14,6 +14,7 @@ from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.extension import Extension
 from celery_singleton_lock.publisher import Publisher, unpack
 from celery_singleton_lock.store.admin import Operator, Waiting
+from celery_singleton_lock.words import number_of
 from celery_singleton_lock.worker import read_as_celery
 
 ANSWER: Final = 1.0
@@ -45,7 +46,7 @@ class AppSide:
         """Return what its result, or a worker, says of a task; see :class:`Witness`."""
         result = self._result(task_id)
         if result in states.READY_STATES:
-            return "finished", f"ended {result}"
+            return "finished", f"ended with {result}"
         worker = self._worker_of(task_id)
         if worker is not None:
             return worker
@@ -93,7 +94,7 @@ class AppSide:
                 held = channel.queue_declare(queue=name, passive=True).message_count
         except Exception:  # noqa: BLE001  # any transport's: an empty queue of Redis is not there
             return f"{name} is empty, or not there"
-        return f"{name} holds {held:,} messages"
+        return f"{name} holds {number_of(held, 'message')}"
 
     # -- stepping in ------------------------------------------------------------------------------
 

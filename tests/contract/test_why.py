@@ -133,8 +133,8 @@ def test_a_task_that_is_being_drained_is_told_so(store, holder):
 
 @pytest.mark.parametrize("state", ["eta", "finished", "received", "running"])
 def test_what_no_lock_knows_an_app_may_know(store, state):
-    answer = why(store, "other", App((state, "ended SUCCESS")))
-    assert (answer.state, answer.sentence) == (state, "It ended SUCCESS.")
+    answer = why(store, "other", App((state, "ended with SUCCESS")))
+    assert (answer.state, answer.sentence) == (state, "It ended with SUCCESS.")
 
 
 def test_it_is_never_a_dead_end(store):
@@ -222,14 +222,14 @@ def test_a_verdict_says_what_it_was_and_after_how_long(store, holder):
 
 def test_what_an_app_knows_is_told_by_id(store):
     assert why(store, "other", App(("eta", "waits until noon"))).task_id == "other"
-    seen = App(("finished", "ended SUCCESS"))
-    assert why(store, "other", seen).sentence == "It ended SUCCESS."
+    seen = App(("finished", "ended with SUCCESS"))
+    assert why(store, "other", seen).sentence == "It ended with SUCCESS."
     assert why(store, "other").task_id == "other"
 
 
 def test_a_holder_that_an_app_calls_finished_is_not_looked_for(store, holder):
     """To look through all locks takes long; what has ended holds none."""
-    assert why(store, "3f2a91c0-1", App(("finished", "ended SUCCESS"))).state == "finished"
+    assert why(store, "3f2a91c0-1", App(("finished", "ended with SUCCESS"))).state == "finished"
     assert why(store, "3f2a91c0-1", App(("running", "runs on worker-2"))).lock == NAME
 
 

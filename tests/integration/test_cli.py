@@ -162,7 +162,7 @@ def test_why_answers_at_every_point_of_a_tasks_way(run, alone, book, worker, key
     assert "Ask with the app" in alone("why", never).out
     book.open(key)
     book.value(contended.rest[1])
-    assert run("why", contended.rest[1]).out == "finished: It ended SUCCESS.\n"
+    assert run("why", contended.rest[1]).out == "finished: It ended with SUCCESS.\n"
     assert run("why", contended.rest[1], "--json").json["state"] == "finished"
 
 
@@ -415,7 +415,7 @@ def test_a_sweep_from_cron_wakes_an_autoscaler_by_a_copy(run_own, alone, own_boo
     due = store.keyspace.due(bucket_of(f"k:{key}"))
     store.client.zadd(due, {f"k:{key}": 1})
     told = alone("sweep", url=own_book.url).out
-    assert re.search(r"locks looked at: 1, .*3 messages wait for a worker", told)
+    assert re.search(r"locks looked at: 1, .*3 messages without a worker", told)
     store.client.zadd(due, {f"k:{key}": 1})
     assert run_own("sweep", "--json").json == {"locks": 1, "published": 1, "adrift": 3}
     assert own_book.queued(f"q-{key}") == 1

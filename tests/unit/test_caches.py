@@ -150,7 +150,7 @@ REDIS_AT = {"BACKEND": djangos.REDIS, "LOCATION": "redis://h"}
     [
         ({"BACKEND": djangos.MEMORY}, "CACHES['locks'] is a django.core.cache.backends.locmem"),
         ({"BACKEND": "no.such.Cache"}, "CACHES['locks'] is a no.such.Cache, and locks live in"),
-        ({"BACKEND": "os.path"}, "CACHES['locks'] is a os.path, and locks live in"),
+        ({"BACKEND": "os.path"}, "CACHES['locks'] is an os.path, and locks live in"),
         ({"BACKEND": djangos.REDIS}, "CACHES['locks'] has the LOCATION '': write redis://"),
         (
             {**REDIS_AT, "LOCATION": "u:secret@h:6379"},

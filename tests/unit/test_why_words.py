@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from celery_singleton_lock.admin.locks import Detail
 from celery_singleton_lock.admin.why import named, ordinal, seconds, short, worker_name
-from celery_singleton_lock.model import Holder
+from celery_singleton_lock.cli.render import detail
+from celery_singleton_lock.model import Holder, LockView
 
 SETTLE = Holder("token", "shop.orders.settle", "3f2a91c0-58ab", "w2@host#1#7f3a", expires_in=41.0)
 
@@ -14,8 +16,17 @@ def test_a_holder_is_told_by_the_last_part_of_its_task_the_start_of_its_id_and_i
     """What follows the last ``#`` of a worker's id is no part of its name."""
     assert short(SETTLE) == "settle[3f2a91c0] on w2@host#1"
     assert short(SETTLE._replace(worker="")) == "settle[3f2a91c0]"
+    assert short(SETTLE._replace(task_id="", worker="")) == "shop.orders.settle"
     assert short(SETTLE._replace(task="settle")) == "settle[3f2a91c0] on w2@host#1"
     assert worker_name("w2@host") == "w2@host"
+
+
+@pytest.mark.parametrize(
+    ("bodies", "told"), [(0, "0 messages"), (1, "1 message"), (4_000, "4,000 messages")]
+)
+def test_messages_that_are_kept_are_counted(bodies, told):
+    view = LockView("account:42", waiting=bodies, bodies=bodies)
+    assert f"waiting  {bodies:,} in line; {told} kept\n" in f"{detail(Detail(view, ()))}\n"
 
 
 def test_three_holders_are_named_and_the_others_counted():

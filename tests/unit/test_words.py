@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import redis.asyncio
 
-from celery_singleton_lock.words import a_kind, named
+from celery_singleton_lock.words import a_kind, an, named, number_of
 
 
 class Unit:
@@ -19,6 +19,21 @@ def test_a_value_is_called_by_its_type_with_an_article():
         "a list",
         "an object",
         "a NoneType",
+    ]
+
+
+def test_nouns_go_with_their_number_and_article():
+    assert [number_of(count, "message") for count in (0, 1, 2, 4000)] == [
+        "0 messages",
+        "1 message",
+        "2 messages",
+        "4,000 messages",
+    ]
+    assert [an(noun) for noun in ("os.path", "Unit", "str", "")] == [
+        "an os.path",
+        "a Unit",
+        "a str",
+        "a ",
     ]
 
 

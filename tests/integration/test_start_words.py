@@ -1,0 +1,89 @@
+"""What a worker says of the Redis of its locks when it starts."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from contextlib import ExitStack
+
+import pytest
+from celery import Celery
+
+from celery_singleton_lock import LockedTask
+from celery_singleton_lock.clock import ServerClock
+from celery_singleton_lock.extension import install
+from celery_singleton_lock.worker import check_backend
+
+GOES_ON = ", or do what their lock_on_backend_error says; other tasks run."
+
+
+@pytest.fixture
+def said(caplog):
+    """Return what a worker with these settings says, from warnings on."""
+
+    def start(**settings):
+        caplog.clear()
+        with Celery("shop", set_as_current=False) as app, caplog.at_level(logging.WARNING):
+            app.conf.update({f"singleton_lock_{name}": value for name, value in settings.items()})
+            app.task(base=LockedTask, name="started", shared=False)(settle)
+            app.finalize()
+            check_backend(install(app), ServerClock())
+        return [record.getMessage() for record in caplog.records]
+
+    return start
+
+
+@pytest.fixture
+def silent_ports():
+    """Ports that are taken, and at which nobody listens."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        yield [each.getsockname()[1] for each in sockets]
+
+
+def settle():
+    """Never runs."""
+
+
+def test_a_redis_that_does_not_answer_is_named_with_who_waits(said, silent_ports):
+    """By its address, without the password."""
+    port = silent_ports[0]
+    (told,) = said(backend=f"redis://:secret@127.0.0.1:{port}/0")
+    assert told == (
+        "celery-singleton-lock: The lock's Redis did not answer (ConnectionError). It is "
+        f"redis://***@127.0.0.1:{port}/0. Locked tasks wait until it answers{GOES_ON}"
+    )
+
+
+def test_servers_that_do_not_answer_are_named_with_who_waits(said, silent_ports):
+    """Who is wanted, and who waits for what."""
+    servers = [f"127.0.0.1:{port}" for port in silent_ports]
+    (told,) = said(backend=[f"redis://:secret@{each}" for each in servers], on_conflict="requeue")
+    assert told == (
+        f"celery-singleton-lock: 3 of the lock's 3 servers did not answer within 0.25 s "
+        f"({', '.join(servers)}), and 2 are needed. The first error: The lock's Redis did not "
+        "answer (ConnectionError). Locked tasks wait until a majority of these servers votes"
+        f"{GOES_ON}"
+    )
+
+
+@pytest.mark.needs_real_redis("a quorum")
+def test_servers_that_have_started_anew_are_told_with_who_waits(said, make_redis):
+    """They answer, and do not vote yet."""
+    servers = [make_redis().url for _ in range(3)]
+    (told,) = said(backend=servers, on_conflict="requeue")
+    assert "too many have started anew" in told
+    assert told.endswith(f"Locked tasks wait until a majority of these servers votes{GOES_ON}")
+
+
+def test_replicas_that_are_waited_for_and_not_there_are_told_once_at_the_start(said, redis_url):
+    """Not only by each task that is parked."""
+    (told,) = said(backend=redis_url, replicas_wait=2)
+    assert told == (
+        "celery-singleton-lock: singleton_lock_replicas_wait is 2, and the lock's Redis has 0 "
+        "replicas. Until it has as many, messages that are parked stay unacknowledged with the "
+        "broker, too. Connect replicas, or lower the setting."
+    )
+    assert said(backend=redis_url) == []
