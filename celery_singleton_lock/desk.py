@@ -573,13 +573,13 @@ class Desk:
     # -- back from the pool -----------------------------------------------------------------------
 
     def on_accepted(self, request: LockedRequest) -> None:
-        """The pool begins: renew the lease, which is taken any moment now."""
+        """The pool begins: renew the lease, which is taken any moment now, or was just before."""
         stamp = request.stamp
         if stamp.name and stamp.error is None:
             lease = self._rules(request.task).lease
-            self._clerk.watch(stamp, lease, held=stamp.granted)
+            self._clerk.watch(stamp, lease, held=stamp.granted or request.took)
             for other in _others(stamp) if stamp.bundle else ():
-                self._clerk.watch(other, lease, held=False)
+                self._clerk.watch(other, lease, held=request.took)
             if request.took:
                 self._acquired(request)
 

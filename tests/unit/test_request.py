@@ -61,6 +61,7 @@ def app():
         "runs": {"lock_on_backend_error": "run"},
     }.items():
         app.task(name=name, base=LockedTask, shared=False, lock_key="k:{key}", **options)(run)
+    app.task(name="pair", base=LockedTask, shared=False, lock_keys=["k:{key}", "k:{n}"])(run)
     app.finalize()
     app.conf.singleton_lock_backend = "redis://localhost:1/0"
     return app
@@ -129,6 +130,21 @@ def die(request, error):
         raise error
     except type(error):
         request.on_failure(ExceptionInfo())
+
+
+@pytest.mark.parametrize(("notice_first", "held"), [(False, [False, False]), (True, [True, True])])
+def test_a_lock_that_was_taken_before_its_task_was_accepted_can_be_lost(office, notice_first, held):
+    """Child and pool tell by two pipes: a lock of which the notice came first is known to be held.
+
+    Else its first renewal would take a lock that is gone for one that is not taken yet, and the
+    task would neither be told nor interrupted.
+    """
+    request = office.message("pair", "a", "b")
+    office.desk(request)
+    if notice_first:
+        office.desk.on_notice(request.stamp.token)
+    request.on_accepted(4711, 0.0)
+    assert [how["held"] for name, _, how in office.clerk.calls if name == "watch"] == held
 
 
 def test_a_message_of_a_free_lock_goes_to_the_pool_with_a_stamp(office):
