@@ -105,6 +105,14 @@ class Bundle(NamedTuple):
         """The lock that it asks for, waits for or was granted."""
         return self.parts[self.at]
 
+    def granted(self, fence: int) -> Bundle:
+        """Return it with the number of the grant of the lock for which it has waited.
+
+        It is kept on from there: if the next one is busy, nobody asks for this one again.
+        """
+        here = self.here._replace(fence=fence)
+        return self._replace(parts=(*self.kept, here, *self.parts[self.at + 1 :]))
+
     @property
     def kept(self) -> tuple[Part, ...]:
         """The locks that it has while it waits for this one."""

@@ -474,7 +474,7 @@ class Desk:
             return None
         late = bool(request.task.acks_late)
         header = taken_from(request, KEPT)
-        bundle = None if header is None else read(header)
+        bundle = None if header is None else read(header).granted(delivery.fencing_token)
         stamp = Stamp(
             name=delivery.name,
             token=delivery.token,

@@ -117,6 +117,26 @@ def test_a_task_that_was_parked_at_its_first_lock_goes_on_to_the_second(book, wo
     book.await_free(b)
 
 
+def test_L33_a_lock_that_was_granted_before_the_next_was_busy_has_its_fencing_token(
+    book, worker, names, other
+):
+    """Parked at the first, granted it, parked at the second: not 0, which a resource refuses.
+
+    Found by the storm (seed 401).
+    """
+    a, b, _ = names
+    first, second = other(a), other(b)
+    task = book.send("pair", a, b)
+    book.await_waiting(a, 1)
+    first.release()
+    book.await_waiting(b, 1)
+    granted = book.view(a).fencing_token
+    assert granted > first.fencing_token
+    second.release()
+    fences = [fence for _, fence, _ in book.started(task)["locks"]]
+    assert fences == [granted, book.view(b).fencing_token]
+
+
 def test_L27_opposite_orders_do_not_deadlock(book, worker, names):
     """Forty tasks that name three locks in all orders: each runs once, no lock is held twice."""
     orders = [(x, y) for x in names for y in names if x != y]
