@@ -6,7 +6,10 @@ They exist in this file only. ``python -m tests.chaos --broken release`` runs on
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+from celery_singleton_lock.gather import Gathering
+from celery_singleton_lock.kept import Kept
 from celery_singleton_lock.store.scripts import VERBS, assemble, load_scripts, read
 from celery_singleton_lock.watchdog import Watchdog
 
@@ -35,10 +38,31 @@ def no_sweep() -> None:
     _patch(LIBRARY, "do lapse(token) end", "do local _ = token end")
 
 
+def no_keeping() -> None:
+    """What a parked task keeps is not renewed, and taken for held when its turn comes."""
+    ask = Gathering._kept
+    Gathering._kept = staticmethod(lambda store, *about: ask(_Credulous(store), *about))
+    Kept.begin = lambda *_: None
+
+
+class _Credulous:
+    """A store that takes every lease for renewed."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def extend(self, leases: Any) -> list[bool]:
+        return [True for _ in leases]
+
+
 VARIANTS: dict[str, Callable[[], None]] = {
     "release": no_token_check,
     "renewal": no_renewal,
     "sweep": no_sweep,
+    "kept": no_keeping,
 }
 
 

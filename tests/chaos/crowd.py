@@ -16,7 +16,7 @@ from typing_extensions import Self
 from chaos.fleet import Fleet
 from chaos.judge import READY
 from chaos.schedule import LEASE
-from chaos.tasks import LOCK, TASKS, limit_of
+from chaos.tasks import LOCK, TASKS, keys_of, limit_of
 
 PAUSE = 0.1
 """Seconds between two publications."""
@@ -50,6 +50,10 @@ WEIGHTS = {
     "keep_late": 2,
     "requeue": 1,
     "wait": 1,
+    "several": 2,
+    "several_late": 4,
+    "several_requeue": 1,
+    "several_mixed": 2,
 }
 
 
@@ -64,7 +68,7 @@ class Crowd:
     def __init__(self, fleet: Fleet, seed: int) -> None:
         self._fleet = fleet
         self._dice = random.Random(seed)
-        self._open: dict[str, tuple[float, str]] = {}  # since when, and of which key
+        self._open: dict[str, tuple[float, list[str]]] = {}  # since when, and of which keys
         self._recent: list[str] = []
         self._silent = threading.Event()
         self._ended = threading.Event()
@@ -120,7 +124,7 @@ class Crowd:
             links = [self._signature(name) for name in self._dice.sample(["early", "late"] * 2, 3)]
         else:
             links = [self._signature(self._dice.choices(list(WEIGHTS), [*WEIGHTS.values()])[0])]
-        if any(self._has_enough(link.args[0]) for link in links):
+        if any(self._has_enough(key) for link in links for key in keys_of(link.args[0])):
             return
         before = None
         for link in links:
@@ -131,12 +135,12 @@ class Crowd:
     def _has_enough(self, key: str) -> bool:
         known = time.monotonic() - FORGOTTEN
         open_tasks = list(self._open.values())
-        return sum(of == key and since > known for since, of in open_tasks) >= MOST_OF_KEY
+        return sum(key in of and since > known for since, of in open_tasks) >= MOST_OF_KEY
 
     def _signature(self, task: str) -> Any:
         dice = self._dice
-        key = dice.choice(TRIOS if limit_of(task) > 1 else KEYS)
-        mean = 0.5 if key in HOT_KEYS else 0.35
+        key = self._key(task)
+        mean = 0.5 if set(keys_of(key)) & set(HOT_KEYS) else 0.35
         kwargs: dict[str, Any] = {"hold": round(dice.expovariate(1 / mean), 3)}
         options: dict[str, Any] = {"task_id": uuid()}
         kind = dice.random()
@@ -148,6 +152,15 @@ class Crowd:
         elif kind < 0.3:
             kwargs["retries"] = dice.randint(1, 2)
         return self._fleet.app.tasks[task].si(key, **kwargs).set(**options)
+
+    def _key(self, task: str) -> str | list[str]:
+        """Return a task's key; of one of several locks its keys, in any order, some named twice."""
+        dice = self._dice
+        if task == "several_mixed":
+            return [dice.choice(KEYS), dice.choice(TRIOS)]
+        if "lock_keys" in TASKS[task]:
+            return dice.choices(dice.choices(KEYS, k=3), k=3)
+        return dice.choice(TRIOS if limit_of(task) > 1 else KEYS)
 
     def _note(self, link: Any, before: str | None) -> None:
         task_id = link.options["task_id"]
@@ -161,7 +174,7 @@ class Crowd:
             kwargs=dict(link.kwargs),
             options={k: v for k, v in link.options.items() if k.endswith("time_limit")},
         )
-        self._open[task_id] = time.monotonic(), link.args[0]
+        self._open[task_id] = time.monotonic(), keys_of(link.args[0])
         self._recent.append(task_id)
 
     def _hear(self) -> None:

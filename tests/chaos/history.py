@@ -6,13 +6,14 @@ monotonic clock, one for all processes) and ``pid`` (who noted it).
 =========== ============================ ===========================================================
 event       of                           facts
 =========== ============================ ===========================================================
-published   the crowd                    id, key, lock, limit, late, after (id of the link before)
+published   the crowd                    id, key (several: a list), late, after (id of the link
+                                         before)
 final       the crowd                    id, state
 received    a worker's main process      id, attempt
 discarded   a worker's main process      id: its task was revoked
-asks, left  a process that has a task    id; in between it may hold the task's lock; to (process id)
+asks, left  a process that has a task    id; in between it may hold the locks; to (process id)
                                          who has it from then on, if Redis did not answer
-start       a body                       run, id, attempt, key, limit, fence, main, until
+start       a body                       run, id, attempt, main, until, locks: {key: (fence, limit)}
 held        a body                       run, until: it has learned that the lease is longer
 lost        a body                       run: it has learned that the lock is lost
 end         a body                       run
@@ -62,11 +63,11 @@ class Run:
     """One run of a body.
 
     Attributes:
-        asked: when its process asked for the lock.
+        asked: when its process asked for its locks.
         start: when the body began.
         end: when it ended, was lost, or its process died; infinite while it runs.
         news: (when it was learned, until when the lease lasts), in order.
-        lost: whether the task was told that the lock is lost.
+        lost: when the task was told that a lock is lost.
         killed: whether its process died in the middle.
     """
 
@@ -78,7 +79,7 @@ class Run:
     killed: bool = False
 
     def __getattr__(self, name: str) -> Any:
-        """Return a fact of the start: key, fence, id, …."""
+        """Return a fact of the start: id, locks, …."""
         try:
             return self.facts[name]
         except KeyError:
@@ -90,11 +91,24 @@ class Run:
 
     @property
     def over(self) -> float:
-        """When nobody believes any more that this run holds the lock, whatever the lease."""
+        """When nobody believes any more that this run holds its locks, whatever the lease."""
         return self.end if self.lost is None else min(self.end, self.lost)
 
+    @property
+    def keys(self) -> list[str]:
+        return list(self.locks)
+
+    def fence(self, key: str) -> int:
+        """Return the fencing token of one of its locks."""
+        return int(self.locks[key][0])
+
+    def limit(self, key: str) -> int:
+        """Return how many may hold one of its locks, as it has declared."""
+        return int(self.locks[key][1])
+
     def __str__(self) -> str:
-        return f"{self.run} (fence {self.fence}, task {self.id})"
+        fences = ", ".join(str(fence) for fence, _ in self.locks.values())
+        return f"{self.run} (fence {fences}, task {self.id})"
 
 
 class History:
@@ -203,13 +217,30 @@ class History:
                 begun = None
         return sorted([*found, *([] if begun is None else [(begun, math.inf)])])
 
-    def disturbed(self, run: Run) -> bool:
-        """Whether something that cannot be helped kept a run's lease from being renewed."""
+    def disturbed(self, run: Run, until: float | None = None) -> bool:
+        """Whether something that cannot be helped kept a run's lease from being renewed.
+
+        Args:
+            run: any.
+            until: what comes later does not count; when the run was over, unless given.
+        """
+        end = run.over if until is None else until
         pauses = [*self.outages, *self.stops[run.pid], *self.stops[run.main]]
-        return any(since <= run.over and run.asked <= till + AFTERMATH for since, till in pauses)
+        return any(since <= end and run.asked <= till + AFTERMATH for since, till in pauses)
+
+    def left(self, run: Run) -> float:
+        """Return when its process had given back a run's locks; infinite if it never has."""
+        return min((t for t in self._lefts[run.pid, run.id] if t >= run.end), default=math.inf)
+
+    @cached_property
+    def _lefts(self) -> dict[tuple[int, str], list[float]]:
+        found: dict[tuple[int, str], list[float]] = defaultdict(list)
+        for event in self.of("left"):
+            found[event["pid"], event["id"]].append(event["t"])
+        return found
 
     def belief(self, run: Run) -> list[Span]:
-        """Return when a run was right to believe that it holds the lock.
+        """Return when a run was right to believe that it holds its locks, all of them.
 
         Nothing was in the way: from its start to its end, since its worker renews the lease.
         Otherwise it was paused, or could not reach Redis: as far as its lease lasts, as it knows.

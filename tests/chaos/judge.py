@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 from chaos.history import DYING, Event, History, Run, Span, joined
@@ -19,6 +20,9 @@ server's wall clock may be slewed against our monotonic one."""
 
 IDLE = 2.0
 """Most seconds for which a task waits beside a free permit while a worker could run it."""
+
+TELLING = 1.0
+"""Seconds that a worker's main loop may take to tell the broker that a task has ended."""
 
 BLINK = 1.0
 """Longest pause between two looks at the locks that still counts as looking."""
@@ -69,9 +73,9 @@ def judge(history: History, rules: dict[str, Rule] | None = None) -> list[Violat
 
 @rule("at most the limit believe that they hold a lock", always=True)
 def overlaps(history: History) -> Iterator[Violation]:
-    for key, beliefs in _by(history.beliefs, lambda each: each[0].key):
+    for key, beliefs in _by_each(history.beliefs, lambda each: each[0].keys):
         for run, begin, others in _crowds(beliefs):
-            if len(others) >= min(each.limit for each in (run, *others)):
+            if len(others) >= min(each.limit(key) for each in (run, *others)):
                 names = ", ".join(map(str, others))
                 yield Violation(
                     "at most the limit believe that they hold a lock",
@@ -96,25 +100,26 @@ def twins(history: History) -> Iterator[Violation]:
 def fences(history: History) -> Iterator[Violation]:
     name = "fencing tokens grow"
     since = _earliest_grant(history)
-    for key, runs in _by(history.runs, lambda run: run.key):
+    for key, runs in _by_each(history.runs, lambda run: run.keys):
         seen: dict[int, Run] = {}
         largest: Run | None = None
         ended: list[tuple[float, int]] = []
         for run in runs:
-            if run.fence in seen:
-                yield Violation(name, run.start, f"{key}: {run} has the fence of {seen[run.fence]}")
-            seen[run.fence] = run
+            fence = run.fence(key)
+            if fence in seen:
+                yield Violation(name, run.start, f"{key}: {run} has the fence of {seen[fence]}")
+            seen[fence] = run
             # One at a time: whoever holds the lock has the largest token. A run that was paused
             # between its grant and its start holds nothing any more.
-            holds = run.limit == 1 and bool(history.belief(run))
-            if holds and largest is not None and run.fence < largest.fence:
+            holds = run.limit(key) == 1 and bool(history.belief(run))
+            if holds and largest is not None and fence < largest.fence(key):
                 yield Violation(name, run.start, f"{key}: {run} began after {largest}")
-            if holds and (largest is None or run.fence > largest.fence):
+            if holds and (largest is None or fence > largest.fence(key)):
                 largest = run
-            before = [fence for end, fence in ended if end < since[run.run]]
-            if before and run.fence < max(before):
+            before = [former for end, former in ended if end < since[run.run]]
+            if before and fence < max(before):
                 yield Violation(name, run.start, f"{key}: {run} was granted after {max(before)}")
-            ended.append((run.end, run.fence))
+            ended.append((run.end, fence))
 
 
 @rule("a lock is lost only for a cause", always=True)
@@ -124,7 +129,8 @@ def causeless_losses(history: History) -> Iterator[Violation]:
             yield Violation(
                 "a lock is lost only for a cause",
                 run.lost,
-                f"{run.key}: {run} lost it; neither it nor its worker nor Redis had stood still",
+                f"{', '.join(run.keys)}: {run} lost it; neither it nor its worker nor Redis had "
+                "stood still",
             )
 
 
@@ -193,9 +199,6 @@ def overwritten(history: History) -> set[str]:
     Celery sends a retry before it stores RETRY. If that attempt is quicker, or its message is
     thrown away at once since the task was revoked, RETRY is stored over the task's last state.
     """
-    left = defaultdict(list)
-    for event in history.of("left"):
-        left[event["pid"], event["id"]].append(event["t"])
     ends = {event["id"]: (math.inf, event["t"]) for event in history.of("discarded")}
     for run in history.runs:
         if not run.killed and not math.isinf(run.end):
@@ -204,8 +207,7 @@ def overwritten(history: History) -> set[str]:
         run.id
         for run in history.runs
         for attempt, end in [ends.get(run.id, (0, 0.0))]
-        if attempt > run.attempt
-        and end < min((t for t in left[run.pid, run.id] if t >= run.end), default=0.0)
+        if attempt > run.attempt and end < history.left(run) < math.inf
     }
 
 
@@ -248,6 +250,68 @@ def never_run(history: History) -> Iterator[Violation]:
                 event["t"],
                 f"{event['id']} is a SUCCESS, and no body of it has ended",
             )
+
+
+@rule("what has ended runs again only for a cause")
+def ended_twice(history: History) -> Iterator[Violation]:
+    """Acknowledged early or late, parked before or not, with one lock or several.
+
+    What tells a copy from its like is the first lock of those that have several, so nothing else
+    is a cause for them.
+    """
+    name = "what has ended runs again only for a cause"
+    twice, sent = _sent_twice(history), _sent(history)
+    cuts = [event["t"] for event in history.of("cut")]
+    for attempt, runs in _by(history.runs, lambda run: (run.id, run.attempt)):
+        for run, after in pairwise(runs):
+            if run.killed or run.end >= after.start or attempt in twice:
+                continue
+            since = sent.get(attempt, run.asked)
+            copied = any(since <= cut <= after.start for cut in cuts)
+            if not (copied or _is_end_unheard(history, run)):
+                yield Violation(name, after.start, f"{after} began though {run} had ended")
+
+
+def _is_end_unheard(history: History, run: Run) -> bool:
+    """Return whether the end of a run may not have reached Redis, or the broker.
+
+    Redis is told by who ran the task, and the broker then by the worker's main process. One of them
+    was killed or stood still before, or Redis was away.
+    """
+    told = min(history.left(run), run.end + DYING) + TELLING
+    dead = min(history.death_of(pid, run.asked) for pid in (run.pid, run.main))
+    return dead <= told or history.disturbed(run, told)
+
+
+def _sent(history: History) -> dict[tuple[str, int], float]:
+    """Return when each attempt was sent: a cut after that may make a copy of it."""
+    found = {(task["id"], 0): task["t"] for task in history.of("published")}
+    for event in history.of("again"):
+        found.setdefault((event["id"], event["attempt"]), event["t"])
+    return found
+
+
+def _sent_twice(history: History) -> set[tuple[str, int]]:
+    """Return the attempts that whoever sends them has sent more than once, since it ran again.
+
+    An attempt is sent by the one before, the first of a link of a chain by the link before.
+    """
+    runs: dict[tuple[str, int], int] = defaultdict(int)
+    for run in history.runs:
+        runs[run.id, run.attempt] += 1
+    twice: set[tuple[str, int]] = set()
+    before = {task["id"]: task.get("after") for task in history.of("published")}
+    last: dict[str, int] = {}
+    for task_id, attempt in runs:
+        last[task_id] = max(last.get(task_id, 0), attempt)
+    for task_id, attempt in sorted(runs, key=lambda each: each[1]):
+        sender = (task_id, attempt - 1)
+        if not attempt:
+            link = before.get(task_id)
+            sender = (link, last.get(link, 0))
+        if runs.get(sender, 0) > 1 or sender in twice:
+            twice.add((task_id, attempt))
+    return twice
 
 
 def _died_in_hands(history: History) -> set[str]:
@@ -365,6 +429,13 @@ def _by(things: Iterable, key: Callable) -> Iterator[tuple]:
     for thing in things:
         groups[key(thing)].append(thing)
     yield from groups.items()
+
+
+def _by_each(things: Iterable, keys: Callable) -> Iterator[tuple]:
+    """Group as :func:`_by` does; a thing of several keys is in the groups of all of them."""
+    pairs = [(key, thing) for thing in things for key in keys(thing)]
+    for key, group in _by(pairs, lambda pair: pair[0]):
+        yield key, [thing for _, thing in group]
 
 
 def _crowds(beliefs: list[tuple[Run, Span]]) -> Iterator[tuple[Run, float, list[Run]]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from celery import Celery, Task
 
-from celery_singleton_lock import LockedTask, current_lock
+from celery_singleton_lock import LockedTask, current_lock, current_locks
 from chaos.register import Register
 from integration.taskbook import Journal
 
@@ -24,6 +24,10 @@ _MAIN = os.getpid()
 """The worker's main process: its children are forks of it."""
 
 LATE = {"acks_late": True, "reject_on_worker_lost": True}
+SEVERAL = {"lock_key": None, "lock_keys": [f"k:{{key[{n}]}}" for n in range(3)]}
+"""Three locks, fewer where a key is named twice."""
+
+REQUEUE = {"lock_on_conflict": "requeue", "lock_requeue_delay": 0.2, "lock_requeue_max": 0.8}
 TASKS: dict[str, dict[str, Any]] = {
     "early": {},
     "late": LATE,
@@ -31,15 +35,32 @@ TASKS: dict[str, dict[str, Any]] = {
     "late3": {**LATE, "lock_limit": 3},
     "keep": {"lock_on_retry": "keep"},
     "keep_late": {**LATE, "lock_on_retry": "keep"},
-    "requeue": {"lock_on_conflict": "requeue", "lock_requeue_delay": 0.2, "lock_requeue_max": 0.8},
+    "requeue": REQUEUE,
     "wait": {**LATE, "lock_on_conflict": "wait", "lock_wait_timeout": 120},
+    "several": SEVERAL,
+    "several_late": {**SEVERAL, **LATE},
+    "several_requeue": {**SEVERAL, **REQUEUE},
+    "several_mixed": {**LATE, "lock_key": None, "lock_keys": {"k:{key[0]}": 1, "k:{key[1]}": 3}},
 }
-"""Name -> declaration."""
+"""Name -> declaration. The first argument is a key, or the keys of a task of several locks."""
 
 
 def limit_of(task: str) -> int:
-    """Return how many may hold a lock of the task."""
+    """Return how many may hold a lock of the task, if it has one."""
     return int(TASKS[task].get("lock_limit", 1))
+
+
+def keys_of(key: str | list[str]) -> list[str]:
+    """Return the keys that a task's first argument names, each once."""
+    return [key] if isinstance(key, str) else sorted(set(key))
+
+
+def limits_of(task: str, key: str | list[str]) -> dict[str, int]:
+    """Return how many may hold each of a task's keys."""
+    several = TASKS[task].get("lock_keys")
+    if isinstance(several, dict):
+        return dict(zip(key, several.values(), strict=True))
+    return dict.fromkeys(keys_of(key), limit_of(task))
 
 
 class Watched(LockedTask):
@@ -74,11 +95,16 @@ class Watched(LockedTask):
 class Run:
     """One run of a body: what it believes of its lock, and what it writes."""
 
-    def __init__(self, task: Task, key: str, journal: Journal, register: Register) -> None:
+    def __init__(
+        self, task: Task, key: str | list[str], journal: Journal, register: Register
+    ) -> None:
         self.lock = current_lock()
-        self.key, self._journal, self._register = key, journal, register
+        self._journal, self._register = journal, register
         self.name = f"{os.getpid()}-{os.urandom(4).hex()}"
-        self._limit = limit_of(task.name)
+        limits = limits_of(task.name, key)
+        prefix = LOCK.format(key="")
+        fences = {each.name.removeprefix(prefix): each.fencing_token for each in current_locks()}
+        self._locks = {key: (fences[key], limit) for key, limit in limits.items()}
         self._until = self._known_until()
         self._lost = False
         self._journal.note(
@@ -87,11 +113,9 @@ class Run:
             id=task.request.id,
             attempt=task.request.retries,
             task=task.name,
-            key=key,
-            limit=self._limit,
+            locks=self._locks,
             main=_MAIN,
             worker=task.request.hostname,
-            fence=self.lock.fencing_token,
             until=self._until,
         )
 
@@ -105,9 +129,10 @@ class Run:
             self._journal.note("held", run=self.name, until=until)
 
     def write(self, kind: str = "write") -> None:
-        """Write to the register. With more than one holder no token can tell who is late."""
-        if self._limit == 1:
-            self._register.write(self.key, self.lock.fencing_token, self.name, kind)
+        """Write to the registers. With more than one holder no token can tell who is late."""
+        for key, (fence, limit) in self._locks.items():
+            if limit == 1:
+                self._register.write(key, fence, self.name, kind)
 
     def end(self) -> None:
         """Note the end of the body."""
@@ -133,7 +158,11 @@ def build(broker: str, backend: str, folder: str | Path, conf: Mapping[str, Any]
     journal, register = Journal(folder), Register(folder)
 
     def act(
-        self: Task, key: str, hold: float = 0.1, quiet: bool = False, retries: int = 0
+        self: Task,
+        key: str | list[str],
+        hold: float = 0.1,
+        quiet: bool = False,
+        retries: int = 0,
     ) -> float:
         """Hold, write, and be tried again ``retries`` times. Who is quiet looks at the end only."""
         run = Run(self, key, journal, register)
@@ -155,9 +184,8 @@ def build(broker: str, backend: str, folder: str | Path, conf: Mapping[str, Any]
             base=Watched,
             name=name,
             shared=False,
-            lock_key=LOCK,
             journal=journal,
-            **options,
+            **{"lock_key": LOCK, **options},
         )(act)
     app.finalize()
     return app

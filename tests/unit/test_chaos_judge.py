@@ -19,6 +19,7 @@ LATE_WRITE = "the register refuses whoever was succeeded"
 REFUSED = "no holder is refused"
 UNFINISHED = "every published task reaches a final state"
 NEVER_RUN = "a task that succeeded has run to its end"
+AGAIN = "what has ended runs again only for a cause"
 IDLE = "nothing waits beside a free lock"
 DIED = "no worker dies of itself"
 KEYS = "no key is left"
@@ -37,14 +38,13 @@ class Story:
         self.events.append({"e": event, "t": t, "pid": pid, **facts})
         return self
 
-    def run(self, run, begin, end=None, *, fence, pid=10, key="a", until=None, limit=1, **facts):
-        """A body, in a child of the worker whose main process is ``MAIN``."""
+    def run(self, run, begin, end=None, *, fence=0, pid=10, key="a", until=None, limit=1, **facts):
+        """A body, in a child of the worker whose main process is ``MAIN``; of ``locks``, or one."""
         facts = {"id": f"task-{run}", "attempt": 0, "main": MAIN, "worker": "w", **facts}
+        facts.setdefault("locks", {key: [fence, limit]})
         until = begin + 3 if until is None else until
         self.note(begin - 0.01, "asks", pid, id=facts["id"])
-        self.note(
-            begin, "start", pid, run=run, key=key, fence=fence, until=until, limit=limit, **facts
-        )
+        self.note(begin, "start", pid, run=run, until=until, **facts)
         if end is not None:
             self.note(end, "end", pid, run=run)
             self.note(end + 0.01, "left", pid, id=facts["id"])
@@ -168,6 +168,47 @@ def test_one_that_was_last_seen_alive_is_dead_after_that(story):
 def test_who_runs_still_believes(story):
     story.run("one", 1, fence=1).run("two", 1.6, 2, fence=2, pid=11)
     assert story.broken() == [LIMIT]
+
+
+# --- several locks --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["a", "b"])
+def test_a_task_of_several_locks_excludes_who_has_one_of_them(story, key):
+    story.run("both", 1, 2, locks={"a": [1, 1], "b": [2, 1]})
+    story.run("one", 1.5, 3, fence=9, key=key, pid=11)
+    assert story.broken() == [LIMIT]
+
+
+def test_tasks_that_share_one_of_several_locks_exclude_each_other_once(story):
+    story.run("ab", 1, 2, locks={"a": [1, 1], "b": [2, 1]})
+    story.run("bc", 1.5, 3, locks={"b": [3, 1], "c": [4, 1]}, pid=11)
+    assert story.broken() == [LIMIT]
+
+
+def test_tasks_that_share_none_of_several_locks_do_not_exclude_each_other(story):
+    story.run("ab", 1, 2, locks={"a": [1, 1], "b": [2, 1]})
+    story.run("cd", 1.5, 3, locks={"c": [3, 1], "d": [4, 1]}, pid=11)
+    assert story.broken() == []
+
+
+def test_each_of_several_locks_has_its_own_limit(story):
+    for n, key in enumerate("abc"):
+        story.run(key, 1 + n / 10, 2, locks={key: [n, 1], "t": [n + 1, 3]}, pid=10 + n)
+    assert story.broken() == []
+    story.run("single", 1.5, 2, fence=9, key="t", limit=3, pid=20)
+    assert story.broken() == [LIMIT]
+
+
+def test_who_was_passed_at_a_lock_that_it_kept_is_seen(story):
+    """It had a before the other, and ran after it: so a was not kept while it waited for b."""
+    story.run("passed by", 1, 2, fence=6).run("kept", 3, 4, locks={"a": [5, 1], "b": [9, 1]})
+    assert story.broken() == [FENCES]
+
+
+def test_a_loss_of_one_of_several_locks_without_a_cause_is_seen(story):
+    story.run("ab", 1, 2, locks={"a": [1, 1], "b": [2, 1]}).note(1.5, "lost", 10, run="ab")
+    assert story.broken() == [LOSS]
 
 
 # --- twins, fences, losses ------------------------------------------------------------------------
@@ -296,6 +337,70 @@ def test_celery_may_store_retry_over_success(story):
     assert story.broken() == [UNFINISHED]
     story.run("two", 2.9, 2.95, fence=2, id="x", attempt=1, pid=11, limit=2)
     assert not story.broken()
+
+
+BOTH = {"locks": {"a": [1, 1], "b": [2, 1]}}, {"locks": {"a": [3, 1], "b": [4, 1]}}
+ONE = {"fence": 1}, {"fence": 3}
+twice = pytest.mark.parametrize("locks", [ONE, BOTH], ids=["one lock", "several"])
+"""What a task has at its first and at its second run."""
+
+
+def ran_twice(story, locks):
+    """Two runs of one attempt, in two workers."""
+    story.run("one", 1, 2, id="x", **locks[0])
+    return story.run("two", 9, 10, id="x", pid=21, main=2, **locks[1])
+
+
+@twice
+def test_what_runs_again_though_it_had_ended_is_seen(story, locks):
+    assert ran_twice(story, locks).broken() == [AGAIN]
+
+
+@twice
+@pytest.mark.parametrize(
+    "cause",
+    [
+        [("kill", {"victim": 10})],
+        [("gone", {"victim": 10, "seen": 2.005})],
+        [("kill", {"victim": MAIN})],
+        [("stop", {"victims": [MAIN]})],
+        [("away", {})],
+        [("slow", {"since": 1.9})],
+    ],
+    ids=["process killed", "process gone", "worker killed", "worker stopped", "away", "slow"],
+)
+def test_an_end_of_which_nobody_has_heard_is_a_cause(story, locks, cause):
+    for event, facts in cause:
+        story.note(2.005, event, **facts)
+    assert ran_twice(story, locks).broken() == []
+
+
+@twice
+def test_what_happens_long_after_an_end_is_no_cause(story, locks):
+    story.note(4, "kill", victim=MAIN).note(4, "kill", victim=10)
+    story.note(5, "away").note(5.5, "back")
+    assert ran_twice(story, locks).broken() == [AGAIN]
+
+
+def test_a_cut_makes_a_copy_of_what_was_sent_before(story):
+    """The copy may end before another worker sees what it has read from the lost connection."""
+    ran_twice(story.published(0.5, "x", key="a").note(8, "cut"), ONE)
+    story.note(10, "final", id="x", state="SUCCESS")
+    assert story.broken() == []
+
+
+def test_a_cut_makes_no_copy_of_what_is_sent_later(story):
+    ran_twice(story.published(0.5, "x", key="a").note(0.4, "cut"), ONE)
+    story.note(10, "final", id="x", state="SUCCESS")
+    assert story.broken() == [AGAIN]
+
+
+def test_whoever_runs_again_sends_its_retry_again(story):
+    for n in range(2):
+        story.run(f"retry{n}", 20 + 2 * n, 21 + 2 * n, fence=5 + n, id="x", attempt=1, pid=30 + n)
+    assert story.broken() == [AGAIN]
+    ran_twice(story.note(2.005, "away").note(2.1, "back"), ONE)
+    assert story.broken() == []
 
 
 def test_an_early_task_may_die_with_a_process_that_knows_nothing_of_its_grant(story):
