@@ -44,6 +44,14 @@ def only_kind(*kinds: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("kind", kinds, indirect=True)
 
 
+POOLS = "CSL_TEST_POOLS"  # e.g. CSL_TEST_POOLS=gevent,solo pytest tests/integration/test_order.py
+
+
+def pools(*usual: str) -> list[str]:
+    """Return the pools on which a module is played: these, unless others are asked for."""
+    return os.environ.get(POOLS, ",".join(usual)).split(",")
+
+
 def needs_pool(pool: str) -> None:
     """Skip on a laptop, fail in CI, where the pool's library is not installed."""
     if pool in ("gevent", "eventlet") and find_spec(pool) is None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import os
 from contextlib import ExitStack
 
 import pytest
 
 from celery_singleton_lock import Lock
 from celery_singleton_lock.embedded import RedisServer
-from integration.book import Book, needs_pool, standing
+from integration.book import Book, needs_pool, pools, standing
 from integration.brokers import BROKERS, BrokerBook
 
 _keys = itertools.count(1)
@@ -22,10 +21,7 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.integration)
 
 
-POOLS = "CSL_TEST_POOLS"  # e.g. CSL_TEST_POOLS=gevent,solo pytest tests/integration/test_order.py
-
-
-@pytest.fixture(scope="module", params=os.environ.get(POOLS, "prefork,threads").split(","))
+@pytest.fixture(scope="module", params=pools("prefork", "threads"))
 def pool(request):
     """The pool of the module's worker; ``@only("prefork")`` narrows it."""
     needs_pool(request.param)

@@ -149,17 +149,26 @@ def test_one_key_runs_in_its_order_and_never_twice_at_once(scene, ground):
 @pytest.mark.full_run_plays("eventlet", "spawn")
 @on(*[ground for ground in ALL if ground not in ONE_AT_A_TIME])
 def test_a_parked_task_holds_no_slot(scene):
-    """Two slots, one holds a lock, ten wait for it: another key's task starts all the same."""
+    """Two slots, one holds a lock, ten wait for it: another key's task starts all the same.
+
+    One more waits that has another lock already, and keeps that.
+    """
     scene.start(concurrency=2)
     first = scene.send("act", "a", 0, hold="a-0")
     scene.started(first)
     parked = [scene.send("act", "a", n) for n in range(1, 11)]
     scene.await_waiting("a", 10)
+    pair = scene.send("pair", "0", "a")
+    scene.await_waiting("a", 11)
+    assert [holder.task_id for holder in scene.view("0").holders] == [pair]
     assert scene.value(scene.send("act", "b", 1)) == 1
     scene.open("a-0")
     assert sorted(scene.value(result, 20) for result in (first, *parked)) == list(range(11))
     assert scene.peak("a") == 1
+    assert scene.started(pair)["t"] >= max(end for _, end, _ in scene.runs("a"))
+    scene.value(pair)
     scene.await_free("a")
+    scene.await_free("0")
 
 
 @on(SOLO)

@@ -10,8 +10,17 @@ import pytest
 from celery_singleton_lock import Lock
 from celery_singleton_lock.admin import why
 from celery_singleton_lock.store.open import admin_of
-from integration.book import only
+from integration.book import needs_pool, only, pools
 from support.waiting import eventually
+
+pytestmark = pytest.mark.full_run_plays("gevent", "eventlet")
+
+
+@pytest.fixture(scope="module", params=pools("prefork", "threads", "gevent", "eventlet"))
+def pool(request):
+    """The pool of the module's worker; ``test_pools.py`` has a scene of these on each."""
+    needs_pool(request.param)
+    return request.param
 
 
 @pytest.fixture
