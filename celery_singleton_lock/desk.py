@@ -56,6 +56,7 @@ from celery_singleton_lock.stamp import (
     UNSTAMPED,
     Stamp,
     attempt_of,
+    end_in,
     loss_in,
     singles,
     task_id_of,
@@ -584,16 +585,13 @@ class Desk:
                 self._acquired(request)
 
     def on_notice(self, notice: str) -> None:
-        """A child took its lock, or had lost it when its task ended.
+        """A child took its lock, or had lost it when its task ended, or could not give it back.
 
         Taken, it can be lost from now on, and the message be acknowledged.
         """
         request = self._by_token.get(notice)
         if request is None:
-            lost = loss_in(notice)
-            if lost is not None:
-                self._clerk.report_loss(lost, "It was noticed when the task had ended.")
-            return
+            return self._hear_of_end(notice)
         self._clerk.confirm(notice)
         for other in _others(request.stamp) if request.stamp.bundle else ():
             self._kin[other.token] = notice
@@ -602,6 +600,14 @@ class Desk:
         request.decided()
         request.took = request.told = True
         self._advance(request.stamp.name)
+        return None
+
+    def _hear_of_end(self, notice: str) -> None:
+        lost, unheard = loss_in(notice), end_in(notice)
+        if lost is not None:
+            self._clerk.report_loss(lost, "It was noticed when the task had ended.")
+        elif unheard is not None:
+            self._clerk.end(*unheard, None)
 
     def on_ran(self, request: LockedRequest) -> None:
         """The task has run, so it had its lock: of a short one the notice of that comes later.

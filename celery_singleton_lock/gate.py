@@ -58,6 +58,7 @@ from celery_singleton_lock.stamp import (
     Stamp,
     attempt_of,
     doubted,
+    notice_of_end,
     notice_of_loss,
     singles,
 )
@@ -532,7 +533,11 @@ class Gate:
         lock: TaskLock | None = None,
         kept: Reservation | None = None,
     ) -> None:
-        """Release; a soft time limit that strikes meanwhile only makes it start again."""
+        """Release; a soft time limit that strikes meanwhile only makes it start again.
+
+        What the store did not hear the worker tells it, as soon as it answers: an outage of a
+        second must not keep the lock for a lease, nor let a task run again that has ended.
+        """
         if stamp.bundle is not None:
             return self.gathering.leave(stamp, ending, lock)
         for _ in range(2):
@@ -542,8 +547,14 @@ class Gate:
                 continue
             except BackendError as error:
                 logger.warning(
-                    "%s could not release %r, its lease will end: %s", stamp.task, stamp.name, error
+                    "%s could not release %r, its worker will try again: %s",
+                    stamp.task,
+                    stamp.name,
+                    error,
                 )
+                notice = notice_of_end(stamp, ending)
+                if notice and kept is None:  # else the permit would not wait for the next attempt
+                    self._announce(notice)
                 return None
         return None
 

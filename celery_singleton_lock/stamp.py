@@ -10,6 +10,7 @@ import json
 from typing import Any, Final, NamedTuple
 
 from celery_singleton_lock.bundle import Bundle
+from celery_singleton_lock.model import Ending
 
 STAMP: Final = "celery_singleton_lock"
 """Key of the stamp in a request."""
@@ -25,8 +26,14 @@ microseconds)."""
 MOST_OF_NAME: Final = 500
 """Characters of a lock's name in a notice: a pipe takes 4 KB in one go, and may cut more."""
 
+MOST_OF_NOTICE: Final = 4000
+"""Bytes of a notice: likewise."""
+
 _LOSS: Final = "!"
 """Begins a notice of a loss; no token begins with it."""
+
+_UNHEARD: Final = "?"
+"""Begins a notice of a release that the store has not heard; likewise."""
 
 
 class Stamp(NamedTuple):
@@ -126,6 +133,29 @@ def loss_in(notice: str) -> Stamp | None:
         return None
     name, token, task, attempt = json.loads(notice.removeprefix(_LOSS))
     return Stamp(name, token, attempt, task, "")
+
+
+def notice_of_end(stamp: Stamp, ending: Ending) -> str:
+    """Return the line by which a pool child tells that the store did not hear its release.
+
+    Args:
+        stamp: of one lock.
+        ending: of its task.
+
+    Returns:
+        Empty if the lock's name is too long for a notice: its lease ends by itself.
+    """
+    told = [*stamp[: Stamp._fields.index("copy") + 1], ending]
+    notice = _UNHEARD + json.dumps(told)
+    return notice if len(notice.encode()) <= MOST_OF_NOTICE else ""
+
+
+def end_in(notice: str) -> tuple[Stamp, Ending] | None:
+    """Return what was to be released, and how, if a notice tells of that."""
+    if not notice.startswith(_UNHEARD):
+        return None
+    *stamp, ending = json.loads(notice.removeprefix(_UNHEARD))
+    return Stamp(*stamp), Ending(ending)
 
 
 def doubted(stamp: Stamp, now: float, done_for: float) -> Stamp:

@@ -138,3 +138,36 @@ def test_a_short_outage_costs_no_lease(book, locks):
         assert [book.value(first), book.value(second)] == [1, 2]
         assert book.order("a") == [1, 2]
         book.await_free("a")
+
+
+@pytest.mark.full_run_plays("threads")
+@pytest.mark.needs_real_redis("data over a restart")
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_T17_an_end_of_which_redis_did_not_hear_is_told_when_it_answers_again(book, locks, pool):
+    """The next one begins then, not when the lease of a minute ends; the task does not run again.
+
+    It had been parked, and is acknowledged late: so Redis keeps its message until it hears. With
+    one lock, and with several. Found by the storm (seed 302).
+    """
+    conf = {"singleton_lock_lease": 60.0}
+    with book.worker(pool=pool, concurrency=2, conf=conf) as worker:
+        for times, task in enumerate(("act_lost", "pair_lost"), 1):
+            before = book.send("act", task, 0, hold=f"{task}-0")
+            book.started(before)
+            ends_unheard = book.send(task, task, "second", hold=f"{task}-1")
+            book.await_waiting(task, 1)
+            book.open(f"{task}-0")
+            book.started(ends_unheard)
+            behind = book.send("act", task, 2)
+            book.await_waiting(task, 1)
+            with locks.client() as client:
+                client.save()
+            locks.kill()
+            book.open(f"{task}-1")
+            eventually(lambda times=times: worker.log().count("could not release") >= times, 10)
+            locks.restart(keep_data=True)
+            book.value(ends_unheard)
+            assert book.value(behind) == 2
+            book.await_free(task)
+            book.await_free("second")
+            assert len(book.starts(id=ends_unheard)) == 1

@@ -25,7 +25,7 @@ from celery_singleton_lock.gate import Turned
 from celery_singleton_lock.model import Delivery, Ending
 from celery_singleton_lock.modes import Modes
 from celery_singleton_lock.request import LockedRequest, bare
-from celery_singleton_lock.stamp import COPY, STAMP, Stamp
+from celery_singleton_lock.stamp import COPY, STAMP, Stamp, notice_of_end
 
 
 class Paper:
@@ -348,6 +348,13 @@ def test_a_notice_of_somebody_unknown_is_ignored(office):
     """A child that was flushed may still announce."""
     office.desk.on_notice("unknown")
     assert office.clerk.calls == []
+
+
+def test_a_child_that_could_not_release_has_the_agent_do_it(office):
+    """Its process lives, so nobody waits for its end."""
+    stamp = Stamp("a", "t.0", "id/1/0", "task", "w")
+    office.desk.on_notice(notice_of_end(stamp, Ending.FINAL))
+    assert office.clerk.calls == [("end", (stamp, Ending.FINAL, None), {})]
 
 
 def test_a_redelivered_message_is_stamped_as_a_copy(office):

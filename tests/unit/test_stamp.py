@@ -6,13 +6,17 @@ import pickle
 
 import pytest
 
+from celery_singleton_lock.model import Ending
 from celery_singleton_lock.stamp import (
     MOST_OF_NAME,
+    MOST_OF_NOTICE,
     UNSTAMPED,
     Stamp,
     attempt_of,
     doubted,
+    end_in,
     loss_in,
+    notice_of_end,
     notice_of_loss,
     task_id_of,
 )
@@ -74,6 +78,24 @@ def test_a_notice_of_a_loss_says_whose_lock_was_lost():
     assert long.name == "n" * MOST_OF_NAME
 
 
+def test_a_notice_of_an_end_says_what_is_to_be_released_and_how():
+    """All that a release takes, in one line; its time too, which tells whether it is doubted."""
+    stamp = Stamp("a\nb", "t.0", "id/1/0", "task", "w", 7, 1000.5, copy=True)
+    notice = notice_of_end(stamp, Ending.AGAIN)
+    assert "\n" not in notice
+    assert (end_in(notice), loss_in(notice)) == ((stamp, Ending.AGAIN), None)
+    assert end_in(notice_of_loss(stamp)) is None
+
+
+def test_an_end_is_not_told_in_more_than_a_pipe_takes_in_one_go():
+    """The name of a lock is told whole or not at all: its lease ends by itself."""
+    stamp = Stamp("n", "t.0", "id/1/0", "task", "w")
+    room = MOST_OF_NOTICE - len(notice_of_end(stamp, Ending.FINAL)) + 1
+    assert end_in(notice_of_end(stamp._replace(name="n" * room), Ending.FINAL))
+    assert not notice_of_end(stamp._replace(name="n" * (room + 1)), Ending.FINAL)
+
+
 def test_a_token_alone_tells_of_no_loss():
     """It says that its lock is held."""
     assert loss_in("0123456789abcdef.0") is None
+    assert end_in("0123456789abcdef.0") is None
