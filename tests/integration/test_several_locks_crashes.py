@@ -12,7 +12,9 @@ import socket
 import pytest
 
 from celery_singleton_lock import Lock
+from celery_singleton_lock.store.scripts import load_scripts
 from integration.book import only
+from support.proxy import Proxy
 from support.waiting import eventually, in_time, never
 
 LEASE = 3.0
@@ -197,6 +199,34 @@ def test_T14_a_copy_of_a_parked_task_does_not_run_beside_it(own_book, pool, busy
         never(lambda: len(book.starts("a")) > 1, 0.5)
         settled(book)
     one.stop()
+
+
+@only("prefork")
+@pytest.mark.full_run_plays("prefork")
+def test_T34_a_task_whose_worker_is_killed_between_two_releases_does_not_run_again(
+    own_book, redis_server, pool
+):
+    """Its end is remembered at the first lock; its message is kept at the second a lease longer."""
+    book = own_book
+    with Proxy(redis_server.port) as proxy:
+        one = book.worker(pool=pool, conf={"singleton_lock_backend": proxy.url}).start()
+        first = book.send("act", "b", 1, hold="b-1")
+        book.started(first)
+        task = book.send("pair_lost", "a", "b", hold="a-1")
+        book.await_waiting("b", 1)
+        book.open("b-1")
+        book.started(task)
+        proxy.stall_at = load_scripts()["release"].sha.encode()
+        book.open("a-1")
+        one.await_log("could not release 'k:b'")
+        book.kill_worker(one)
+        view = book.view("a"), book.view("b")
+        assert [len(each.holders) for each in view] == [0, 1]
+        assert view[1].bodies == 1
+    with book.worker(pool=pool):
+        settled(book)
+        book.value(task)
+    assert len(book.starts("a")) == 1
 
 
 @only("prefork")
