@@ -31,7 +31,7 @@ def test_a_storm_breaks_no_rule(tmp_path):
     assert len(report.history.of("published")) >= 100, "there was no traffic"
 
 
-@pytest.mark.parametrize("variant", ["release", "renewal"])
+@pytest.mark.parametrize("variant", ["release", "renewal", "kept"])
 def test_a_wrong_variant_is_caught(tmp_path, variant):
     """The same storm sees what is wrong with a library that lacks one guarantee, within 30 s."""
     assert variant in VARIANTS
