@@ -21,8 +21,9 @@ server's wall clock may be slewed against our monotonic one."""
 IDLE = 2.0
 """Most seconds for which a task waits beside a free permit while a worker could run it."""
 
-TELLING = 1.0
-"""Seconds that a worker's main loop may take to tell the broker that a task has ended."""
+TELLING = 3.0
+"""Seconds that a worker's main loop may take to tell the broker that a task has ended: on an idle
+machine some hundredths."""
 
 BLINK = 1.0
 """Longest pause between two looks at the locks that still counts as looking."""

@@ -377,8 +377,8 @@ def test_an_end_of_which_nobody_has_heard_is_a_cause(story, locks, cause):
 
 @twice
 def test_what_happens_long_after_an_end_is_no_cause(story, locks):
-    story.note(4, "kill", victim=MAIN).note(4, "kill", victim=10)
-    story.note(5, "away").note(5.5, "back")
+    story.note(6, "kill", victim=MAIN).note(6, "kill", victim=10)
+    story.note(7, "away").note(7.5, "back")
     assert ran_twice(story, locks).broken() == [AGAIN]
 
 
