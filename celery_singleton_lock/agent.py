@@ -649,7 +649,7 @@ class Agent:
         self._post(self.desk.ended, order.stamp.token)
 
     def _kick(self, names: list[str]) -> None:
-        ready = [name for name in names if not self.desk.undecided(name)]
+        ready = [name for name in names if not self.desk.flights.undecided(name)]
         strays = self.store.kick_many(ready, worker=self._own(), realm=self.realm)
         for stray in strays:
             self._outbox.put(copying(stray), self._copy_published)
@@ -694,7 +694,7 @@ class Agent:
         kept, and a message that was written to the dying child waits in its pipe.
         """
         now = self._clock.monotonic()
-        if now >= self._next_look and self.desk.busy():
+        if now >= self._next_look and self.desk.flights.busy():
             self._next_look = now + LOOK
             self._post(self._reap)
 
@@ -716,7 +716,7 @@ class Agent:
 
     def _sweep(self) -> None:
         """Look at locks that want it, but take no more grants than the pool can soon run."""
-        room = 4 * self._capacity - self.desk.backlog()
+        room = 4 * self._capacity - self.desk.flights.backlog()
         if room > 0 and not self._retired.is_set():
             names = list(self.store.take_due(min(room, BATCH)))
             self.counts.swept += len(names)
@@ -752,7 +752,7 @@ class Agent:
 
         Where nobody waits for a lock, look less often.
         """
-        tasks, room = self._modes.relaxed(), 4 * self._capacity - self.desk.backlog()
+        tasks, room = self._modes.relaxed(), 4 * self._capacity - self.desk.flights.backlog()
         now = self._clock.monotonic()
         if not tasks or room <= 0 or now < self._next_let_run or self._retired.is_set():
             return
@@ -790,14 +790,14 @@ class Agent:
         self._orders.put(Lost(name, token, self._clock.monotonic() + LANDING))
 
     def _report_loss(self, loss: Lost) -> None:
-        if loss.token in self._reported or not (loss.ended or self.desk.has(loss.token)):
+        if loss.token in self._reported or not (loss.ended or self.desk.flights.has(loss.token)):
             return
         if self._clock.monotonic() < loss.until:
             self._again(loss, LANDING / 4)
             return
         self._reported.append(loss.token)
         self.counts.lost += 1
-        whose = (loss.task, loss.task_id) if loss.ended else self.desk.who(loss.token)
+        whose = (loss.task, loss.task_id) if loss.ended else self.desk.flights.who(loss.token)
         event = LeaseLost(loss.name, *whose, reason="lapsed or taken away")
         self.tell(event)
         logger.error(

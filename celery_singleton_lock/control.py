@@ -51,7 +51,7 @@ def locks(state: Any, name: str = "", most: int = MOST, **_: Any) -> dict[str, A
     crew = getattr(state.consumer, "singleton_lock_crew", None)
     if crew is None:
         return NO_LOCKS
-    found = [each for each in crew.desk.requests() if name in each.stamp.name]
+    found = [each for each in crew.desk.flights.requests() if name in each.stamp.name]
     found.sort(key=lambda request: request.stamp.stamped_at)
     most = max(0, min(int(most), MOST))
     shown = [_told(request) for request in found[:most]]
@@ -133,7 +133,7 @@ def lock_release(state: Any, token: str, who: str = "", why: str = "", **_: Any)
     crew = getattr(state.consumer, "singleton_lock_crew", None)
     if crew is None:
         return NO_LOCKS
-    request = next((r for r in crew.desk.requests() if r.stamp.token == token), None)
+    request = next((r for r in crew.desk.flights.requests() if r.stamp.token == token), None)
     if request is None:
         return {"error": "no task of this worker has this token"}
     by = Operator(who or UNNAMED, via="control", why=why)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import random
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
@@ -42,6 +41,7 @@ from celery_singleton_lock.events import (
     celery_event,
     log_keys,
 )
+from celery_singleton_lock.flights import Flights
 from celery_singleton_lock.gate import Turned, cannot_wait, options_of, reservation_for
 from celery_singleton_lock.kept import begun_again, bundled, onward, renewed
 from celery_singleton_lock.mailbox import LATER
@@ -77,9 +77,6 @@ REFUSALS: Final[dict[type[LockError], str]] = {
 }
 """How a task ends that did not get its lock, and what that is called."""
 
-MOST_SHOWN: Final = 100
-"""Most locks that a report names."""
-
 
 FRESH: Final = LATER
 """Seconds within which it is told that a message waits; later it is looked at again.
@@ -88,32 +85,6 @@ Who is delivered a message tells of it as much later, hence after whoever has se
 """
 
 INF: Final = float("inf")
-
-
-class Flight:
-    """The messages of one lock that are on their way here: to the pool and back, or into Redis.
-
-    Attributes:
-        requests: on their way to the pool or back, by token.
-        parking: so many are being parked; who arrives now comes behind them.
-        followers: arrived behind one of which it is not known yet whether it takes the lock.
-    """
-
-    __slots__ = ("followers", "parking", "requests")
-
-    def __init__(self) -> None:
-        """Begin with nothing on its way."""
-        self.requests: dict[str, LockedRequest] = {}
-        self.parking = 0
-        self.followers: list[LockedRequest] = []
-
-    def undecided(self) -> bool:
-        """Return whether one of the requests has neither taken its lock nor been turned away."""
-        return any(not request.took for request in self.requests.values())
-
-    def over(self) -> bool:
-        """Return whether nothing is on its way any more."""
-        return not (self.requests or self.parking or self.followers)
 
 
 class Desk:
@@ -133,6 +104,7 @@ class Desk:
             calls the pid of a task may be the number of a greenlet.
 
     Attributes:
+        flights: who is on the way.
         alone: names of tasks whose requests do not tell how they end, by the worker's self-test:
             they pass by, and the pool takes their locks.
         keeps: whether the locks' Redis keeps messages; several servers together keep none.
@@ -177,15 +149,12 @@ class Desk:
         self._modes = modes
         self._children = children
         self._keeps_messages = keeps
-        self._flights: dict[str, Flight] = {}
-        self._by_token: dict[str, LockedRequest] = {}
-        self._kin: dict[str, str] = {}
+        self.flights = Flights(self._wait)
         self._suspended: list[LockedRequest] = []
         self._held_back: set[LockedRequest] = set()
         self._ending: dict[str, LockedRequest] = {}
         self.unclaimed = 0
         self._down = False
-        self._mutex = threading.RLock()
         self.send_event = _unheard
         self.sends_events = lambda: False
         self.alone: frozenset[str] = frozenset()
@@ -211,6 +180,7 @@ class Desk:
 
     def _take(self, request: LockedRequest) -> None:
         if request.stamp is UNSTAMPED:
+            request.desk = self
             copy_of = taken_from(request, COPY)
             requeued = taken_from(request, REQUEUED)
             request.is_copy = copy_of is not None
@@ -222,7 +192,6 @@ class Desk:
             request.requeues, request.first_place = requeued or (0, request.stamp.place)
             request.was_blocked = request.stamp.copy  # it may have been, elsewhere
             if copy_of is not None and request.stamp.name:
-                request.desk = self
                 return self._clerk.look_up(request, *copy_of)
         self._route(request, request.stamp)
         return None
@@ -283,30 +252,17 @@ class Desk:
             return self._send(request, stamp)
         if self._down and options.on_backend_error == "retry":
             return self._hold(request)
-        with self._mutex:
-            flight = self._flights.get(stamp.name)
-            if flight is None:
-                flight = self._flights[stamp.name] = Flight()
-            limit = options.limit if stamp.bundle is None else options_of(stamp, 0, options).limit
-            full = flight.parking > 0 or len(flight.requests) >= limit
-            parks = options.on_conflict == "park" and not stamp.granted and not self._down
-            if full and parks:
-                return self._follow(flight, request)
-            flight.requests[stamp.token] = request
-            self._by_token[stamp.token] = request
-        self._send(request, stamp)
+        limit = options.limit if stamp.bundle is None else options_of(stamp, 0, options).limit
+        parks = options.on_conflict == "park" and not stamp.granted and not self._down
+        if self.flights.board(request, limit, parks=parks):
+            self._send(request, stamp)
         return None
 
-    def _follow(self, flight: Flight, request: LockedRequest) -> None:
-        """Park a message, but not before those that arrived earlier: a release could grant it."""
-        request.desk = self
-        if flight.undecided():
-            flight.followers.append(request)
-        else:
-            self.park(request)
+    def _wait(self, request: LockedRequest) -> None:
+        """Park a message, or hold it while Redis is down."""
+        self._suspend(request) if self._down else self.park(request)
 
     def _send(self, request: LockedRequest, stamp: Stamp) -> None:
-        request.desk = self
         request.stamp = stamp
         request.landed = False
         request.request_dict[STAMP] = tuple(stamp)
@@ -318,11 +274,9 @@ class Desk:
 
     def park(self, request: LockedRequest) -> None:
         """Have a message kept in Redis; it is acknowledged after that."""
-        request.desk = self
         request.undecide()
-        request.parking = request.at_clerk = True
-        with self._mutex:
-            self._flights.setdefault(request.stamp.name, Flight()).parking += 1
+        request.parking = True
+        self.flights.park(request)
         task_ready(request)
         self._clerk.park(request)
 
@@ -356,7 +310,7 @@ class Desk:
             rank: its place in line.
             seen_at: local monotonic time at which that was asked; now, unless given.
         """
-        self._back_from_clerk(request)
+        self.flights.parked(request)
         request.acknowledge()
         request.was_blocked = True
         event = TaskBlocked(*about(request), holder=holder, rank=rank)
@@ -377,7 +331,7 @@ class Desk:
 
     def twinned(self, request: LockedRequest) -> None:
         """The message's like is here already, and this one is safe: acknowledge it."""
-        self._back_from_clerk(request)
+        self.flights.parked(request)
         request.acknowledge()
         self._tell(request, TaskDuplicate(*about(request), verdict="twin"))
 
@@ -402,7 +356,7 @@ class Desk:
 
     def refused(self, request: LockedRequest, reason: str) -> None:
         """The message cannot be parked: fail the task, or skip it, in a pool slot."""
-        self._back_from_clerk(request)
+        self.flights.parked(request)
         request.parking = False
         options = self._rules(request.task)
         error = cannot_wait(request.stamp, options, reason)
@@ -411,7 +365,7 @@ class Desk:
 
     def deliver(self, delivery: Delivery, request: LockedRequest) -> None:
         """Send a parked message, whose turn has come, to the pool."""
-        if delivery.token in self._by_token:
+        if delivery.token in self.flights.by_token:
             return None
         late = bool(request.task.acks_late)
         header = taken_from(request, KEPT)
@@ -436,7 +390,7 @@ class Desk:
                 return self._move(request, begun_again(stamp, bundle, frees=()))
         request.delivered = True
         request.took = stamp.bundle is None
-        self._by_token[stamp.token] = request
+        self.flights.expect(request)
         self._hush(request)
         if delivery.verdict == "revoked":
             revoked_tasks.add(request.id)  # another worker may have heard of it, and this one not
@@ -467,18 +421,10 @@ class Desk:
 
     def dropped(self, request: LockedRequest) -> None:
         """End a copy quietly: the message itself is safe, or has ended."""
-        self._back_from_clerk(request)
+        self.flights.parked(request)
         task_ready(request)
         request.acknowledge()
         self._tell(request, TaskDuplicate(*about(request), verdict="done"))
-
-    def _back_from_clerk(self, request: LockedRequest) -> None:
-        with self._mutex:
-            flight = self._flights.get(request.stamp.name)
-            if request.at_clerk and flight is not None:
-                flight.parking -= 1
-            request.at_clerk = False
-        self._advance(request.stamp.name)
 
     def backend_down(self) -> None:
         """Stop dispatching locked tasks until Redis is back."""
@@ -529,17 +475,17 @@ class Desk:
 
         Taken, it can be lost from now on, and the message be acknowledged.
         """
-        request = self._by_token.get(notice)
+        request = self.flights.by_token.get(notice)
         if request is None:
             return self._hear_of_end(notice)
         self._clerk.confirm(notice)
         for other in _others(request.stamp) if request.stamp.bundle else ():
-            self._kin[other.token] = notice
+            self.flights.alias(notice, other.token)
             self._clerk.confirm(other.token)
         self._acquired(request)
         request.decided()
         request.took = request.told = True
-        self._advance(request.stamp.name)
+        self.flights.go_on(request.stamp.name)
         return None
 
     def _hear_of_end(self, notice: str) -> None:
@@ -674,7 +620,7 @@ class Desk:
 
     def interruptible(self, token: str) -> LockedRequest | None:
         """Return the request that is to be interrupted, since its lock was lost."""
-        request = self._of(token)
+        request = self.flights.of(token)
         if request is None or not request.told:
             return None
         return request if self._rules(request.task).on_lost == "abort" else None
@@ -690,12 +636,11 @@ class Desk:
         if request.landed or stamp is UNSTAMPED:
             return
         request.landed = True
-        self._by_token.pop(stamp.token, None)
         if not stamp.name:
             return
+        self.flights.land(stamp)
         self._clerk.forget(stamp.token)
         for other in _others(stamp) if stamp.bundle else ():
-            self._kin.pop(other.token, None)
             self._clerk.forget(other.token)
         unclaimed = stamp.error is not None and (stamp.granted or bool(_kept(stamp)))
         if unclaimed or (gone and (request.accepted or stamp.granted)):
@@ -704,30 +649,7 @@ class Desk:
             self._clerk.end(stamp, request.ending(), dying)
         else:
             self._released(request)
-        self._leave_flight(stamp)
-
-    def _leave_flight(self, stamp: Stamp) -> None:
-        with self._mutex:
-            flight = self._flights.get(stamp.name)
-            if flight is not None:
-                flight.requests.pop(stamp.token, None)
-                if flight.over():
-                    del self._flights[stamp.name]
-                else:
-                    self._advance(stamp.name)
-
-    def _advance(self, name: str) -> None:
-        """Let followers go on, once it is known who comes before them."""
-        with self._mutex:
-            flight = self._flights.get(name)
-            if flight is None:
-                return
-            if not flight.undecided():
-                followers, flight.followers = flight.followers, []
-                for request in followers:
-                    self._suspend(request) if self._down else self.park(request)
-            if flight.over():
-                del self._flights[name]
+        self.flights.leave(stamp)
 
     def _acquired(self, request: LockedRequest) -> None:
         """Tell that a task has its lock. Of two who tell, the first is heard."""
@@ -773,17 +695,15 @@ class Desk:
         Args:
             unless_dispatched: leave alone what the pool has taken over already.
         """
-        with self._mutex:
-            for flight in self._flights.values():
-                flight.followers.clear()  # the broker delivers them again
-        for request in list(self._by_token.values()):
+        self.flights.drop_followers()
+        for request in self.flights.in_hand():
             if request.accepted:
                 continue
             if unless_dispatched and request.dispatched and not request.unsent():
                 continue
             request.doubt()
             self.on_landed(request, gone=request.delivered)
-        self._held_back.clear()  # likewise
+        self._held_back.clear()  # the broker delivers them again
         suspended, self._suspended = self._suspended, []
         for request in suspended:
             if request.delivered and request.stamp.settle and request.stamp.copy:
@@ -800,10 +720,6 @@ class Desk:
         else:
             self.park(request)
 
-    def unfinished(self) -> Iterable[LockedRequest]:
-        """Return what the pool has accepted and not told the end of."""
-        return [request for request in self._by_token.values() if request.accepted]
-
     def ended(self, token: str) -> None:
         """The clerk has released for a process that could not."""
         request = self._ending.pop(token, None)
@@ -817,58 +733,14 @@ class Desk:
             name, fields = sent
             self.send_event(name, **fields)
 
-    def who(self, token: str) -> tuple[str, str]:
-        """Return name and id of the task that a delivery in this worker's hands is of."""
-        request = self._of(token)
-        return ("", "") if request is None else (request.task.name, request.id)
-
-    def has(self, token: str) -> bool:
-        """Return whether a delivery is in this worker's hands."""
-        return self._of(token) is not None
-
-    def _of(self, token: str) -> LockedRequest | None:
-        """Return the delivery that has this token, or has taken one of its locks by it."""
-        return self._by_token.get(self._kin.get(token, token))
-
-    def busy(self) -> bool:
-        """Return whether anything is in the pool, or on its way there."""
-        return bool(self._by_token)
-
-    def backlog(self) -> int:
-        """Return how many granted messages wait for a slot."""
-        return sum(request.delivered and not request.accepted for request in self._in_hand())
-
     def counts(self) -> dict[str, Any]:
-        """Return how many messages are here, and where; for JSON.
-
-        ``in_flight`` tells it by lock, of the first :data:`MOST_SHOWN`.
-        """
-        in_hand = self._in_hand()
-        with self._mutex:
-            flights = list(self._flights.items())
+        """Return how many messages are here, and where; for JSON."""
         return {
-            "in_flight": {name: len(flight.requests) for name, flight in flights[:MOST_SHOWN]},
-            "held": sum(request.took for request in in_hand),
-            "granted": self.backlog(),
-            "waiting": sum(request.accepted and not request.took for request in in_hand),
-            "parking": sum(flight.parking + len(flight.followers) for _, flight in flights),
+            **self.flights.counts(),
             "suspended": len(self._suspended),
             "held_back": len(self._held_back),
             "unclaimed": self.unclaimed,
         }
-
-    def requests(self) -> list[LockedRequest]:
-        """Return the requests that hold their locks, or are on their way to them."""
-        return [request for request in self._in_hand() if request.stamp.name]
-
-    def undecided(self, name: str) -> bool:
-        """Return whether an earlier message of this lock still waits for its slot."""
-        with self._mutex:
-            flight = self._flights.get(name)
-            return flight is not None and flight.undecided()
-
-    def _in_hand(self) -> list[LockedRequest]:
-        return list(self._by_token.values())
 
     def _hold(self, request: LockedRequest) -> None:
         """Suspend a message that has just arrived, unless a thread has just sent on all others."""

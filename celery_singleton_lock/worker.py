@@ -331,7 +331,7 @@ class Crew:
         then: the watchdog ends with the process.
         """
         self._usher.close()
-        unfinished = list(self.desk.unfinished())
+        unfinished = self.desk.flights.unfinished()
         if self.kind == "prefork":
             self.watchdog.stop()
             for request in unfinished:

@@ -119,29 +119,19 @@ class PaperStore:
         return 5000.0
 
 
-class PaperDesk:
-    """Notes what it is told; knows what it was given."""
+class PaperFlights:
+    """Knows what it was given."""
 
     def __init__(self):
-        self.told = []
         self.tokens = set()
-        self.announced = []
         self.waiting = 0
         self.earlier = set()
-
-    def __getattr__(self, name):
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return lambda *args: self.told.append((name, *args))
 
     def has(self, token):
         return token in self.tokens
 
     def who(self, token):
         return "app.task", token
-
-    def announce(self, event):
-        self.announced.append(event)
 
     def backlog(self):
         return self.waiting
@@ -151,6 +141,22 @@ class PaperDesk:
 
     def undecided(self, name):
         return name in self.earlier
+
+
+class PaperDesk:
+    """Notes what it is told."""
+
+    def __init__(self):
+        self.told = []
+        self.flights = PaperFlights()
+
+    def __getattr__(self, name):
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda *args: self.told.append((name, *args))
+
+    def announce(self, event):
+        """Take note of nothing: an event that observers are told as well."""
 
     def heard(self, *verbs):
         return [call for call in self.told if call[0] in verbs]
@@ -398,7 +404,7 @@ def test_a_lock_of_a_process_that_is_gone_is_released_at_once(agent, store):
 )
 def test_a_sweep_takes_no_more_than_the_pool_can_soon_run(agent, store, desk, backlog, asked):
     """Four per slot, less those that wait for one already."""
-    desk.waiting = backlog
+    desk.flights.waiting = backlog
     agent.run_once()
     assert [call[1] for call in store.asked("take_due")] == asked
 
@@ -406,7 +412,7 @@ def test_a_sweep_takes_no_more_than_the_pool_can_soon_run(agent, store, desk, ba
 def test_a_sweep_passes_by_a_lock_for_which_an_earlier_message_is_on_its_way(agent, store, desk):
     """A kick could grant it to somebody who arrived later."""
     store.due = ["k:a", "k:b"]
-    desk.earlier = {"k:a"}
+    desk.flights.earlier = {"k:a"}
     agent.run_once()
     assert store.asked("kick_many") == [("kick_many", "k:b")]
 
@@ -440,12 +446,12 @@ def test_the_servers_clock_is_asked_rarely(agent, store, clock):
 @pytest.mark.parametrize("ended", [True, False])
 def test_a_loss_is_reported_unless_the_task_has_just_ended(agent, desk, seen, clock, ended, caplog):
     """Its end may be on its way from the pool: a second is given to it."""
-    desk.tokens = {"a"}
+    desk.flights.tokens = {"a"}
     agent._on_lost("k:a", "a")
     agent.run_once()
     assert seen.events == []
     if ended:
-        desk.tokens = set()
+        desk.flights.tokens = set()
     clock.now += LANDING + 0.01
     agent.run_once()
     assert [type(event) for event in seen.events] == ([] if ended else [LeaseLost])

@@ -261,8 +261,8 @@ def test_nothing_is_kept_of_a_lock_when_all_is_over(office):
     end(requests[0])
     for request in requests[1:]:
         office.desk.parked(request, "", 1)
-    assert office.desk._flights == {}
-    assert office.desk._by_token == {}
+    assert office.desk.counts()["in_flight"] == {}
+    assert office.desk.flights.by_token == {}
 
 
 def test_a_limit_of_two_lets_two_into_the_pool(office):
@@ -466,7 +466,7 @@ def test_a_delivered_message_goes_to_the_pool_with_its_grant(office):
     assert office.clerk.names() == ["watch"]
     deliver(office)
     assert office.sent == [request]
-    assert office.desk.backlog() == 1
+    assert office.desk.flights.backlog() == 1
 
 
 def test_what_is_told_of_a_delivered_message_waits_and_keeps_its_order(office):
@@ -529,7 +529,7 @@ def test_a_grant_that_lapsed_is_dropped_here(office):
     request.on_accepted(4711, 0.0)
     turn(request, "gone")
     assert office.clerk.requests("park") == []
-    assert office.desk._by_token == {}
+    assert office.desk.flights.by_token == {}
 
 
 def test_connection_loss_gives_back_what_the_pool_has_flushed(office):
@@ -541,7 +541,7 @@ def test_connection_loss_gives_back_what_the_pool_has_flushed(office):
     office.desk.abandon(unless_dispatched=False)
     ended = [args for name, args, _ in office.clerk.calls if name == "end"]
     assert [(stamp.name, ending) for stamp, ending, _ in ended] == [("k:b", Ending.AGAIN)]
-    assert office.desk._by_token == {}
+    assert office.desk.flights.by_token == {}
     assert office.clerk.requests("park") == []
     assert delivered.landed
 
@@ -589,12 +589,12 @@ def test_a_reject_with_requeue_is_no_final_end(office):
 
 def test_the_desk_is_busy_while_something_is_in_the_pool(office):
     """Then dead children are looked for."""
-    assert not office.desk.busy()
+    assert not office.desk.flights.busy()
     request = office.message("early", "a")
     office.desk(request)
-    assert office.desk.busy()
+    assert office.desk.flights.busy()
     end(request)
-    assert not office.desk.busy()
+    assert not office.desk.flights.busy()
 
 
 def test_without_a_desk_a_request_is_celerys_own(app, office):
