@@ -17,11 +17,9 @@ from celery import signals
 from celery.worker.state import revoked as revoked_tasks
 from celery.worker.state import task_ready, task_reserved
 
-from celery_singleton_lock.bundle import KEPT, Names, read
 from celery_singleton_lock.clerk import Clerk
-from celery_singleton_lock.clock import ServerClock, SystemClock, wall_time
+from celery_singleton_lock.clock import SystemClock, wall_time
 from celery_singleton_lock.errors import (
-    ConfigurationError,
     LockConflict,
     LockError,
     LockQueueFull,
@@ -43,25 +41,21 @@ from celery_singleton_lock.events import (
 )
 from celery_singleton_lock.flights import Flights
 from celery_singleton_lock.gate import Turned, cannot_wait, options_of, reservation_for
-from celery_singleton_lock.kept import begun_again, bundled, onward, renewed
+from celery_singleton_lock.kept import begun_again, onward, renewed
 from celery_singleton_lock.mailbox import LATER
-from celery_singleton_lock.model import CLAIM_LEASE, Delivery, Ending, Reservation, new_token
-from celery_singleton_lock.modes import ENFORCE, OFF, Modes
-from celery_singleton_lock.naming import ArgumentsDoNotBind
+from celery_singleton_lock.model import CLAIM_LEASE, Delivery, Ending, Reservation
 from celery_singleton_lock.request import LockedRequest, about
 from celery_singleton_lock.settings import LockOptions
 from celery_singleton_lock.stamp import (
-    COPY,
-    REQUEUED,
     STAMP,
     UNSTAMPED,
     Stamp,
-    attempt_of,
     end_in,
     loss_in,
     singles,
     task_id_of,
 )
+from celery_singleton_lock.stamper import Stamper, waited_in_vain
 
 logger = logging.getLogger(__name__)
 _clock = SystemClock()
@@ -91,23 +85,20 @@ class Desk:
     """Where every locked message passes, once on its way to the pool and once on its way back.
 
     Args:
-        worker: id of this worker.
-        place: gives each arriving message its place in line.
+        stamper: makes the stamps.
         rules: task -> its options; raises what is wrong with them.
-        name_of: task, args, kwargs -> lock name.
         forward: Celery's own way to the pool.
         clerk: who does the I/O.
         observers: who is told what happens.
         prefetch: tells the broker that more (+1) or fewer (-1) messages may be unacknowledged.
-        modes: which tasks keep their locks now.
         children: whether tasks run in processes of their own, which may die; elsewhere what Celery
             calls the pid of a task may be the number of a greenlet.
+        keeps: whether the locks' Redis keeps messages; several servers together keep none.
 
     Attributes:
         flights: who is on the way.
         alone: names of tasks whose requests do not tell how they end, by the worker's self-test:
             they pass by, and the pool takes their locks.
-        keeps: whether the locks' Redis keeps messages; several servers together keep none.
     """
 
     send_event: Callable[..., None]
@@ -119,34 +110,25 @@ class Desk:
     later: Callable[[Callable[[], None]], None] | None = None
     """Makes a call :data:`FRESH` seconds later; likewise. None where the loop runs the tasks."""
 
-    broadcast: frozenset[str] = frozenset()
-    """Exchanges from which each worker gets a copy; set once the worker's queues are known."""
-
     def __init__(  # the one place where a worker's parts meet
         self,
         *,
-        worker: str,
-        place: ServerClock,
+        stamper: Stamper,
         rules: Callable[[Any], LockOptions],
-        name_of: Callable[[Any, Any, Any], str],
         forward: Callable[[Any], None],
         clerk: Clerk,
         observers: Observers,
         prefetch: Callable[[int], None],
-        modes: Modes,
         children: bool = True,
         keeps: bool = True,
     ) -> None:
         """Begin with nothing in flight."""
-        self.worker = worker
-        self.place = place
+        self._stamper = stamper
         self._rules = rules
-        self._name_of = name_of
         self._forward = forward
         self._clerk = clerk
         self._observers = observers
         self._prefetch = prefetch
-        self._modes = modes
         self._children = children
         self._keeps_messages = keeps
         self.flights = Flights(self._wait)
@@ -163,88 +145,26 @@ class Desk:
 
     def __call__(self, request: Any) -> None:
         """Take a message from Celery; replaces ``consumer.on_task_request``."""
-        if not self._tells(request):
+        tells = isinstance(request, LockedRequest) and (
+            request.task.name not in self.alone or request.delivered
+        )
+        if not tells:
             return self._forward(request)
         try:
             self._take(request)
         except Exception as error:
             logger.exception("celery-singleton-lock could not handle %s", request)
-            self._send(request, self._unlocked(request, error))
+            self._send(request, self._stamper.unlocked(request, error))
         return None
-
-    def _tells(self, request: Any) -> bool:
-        """Return whether a request tells its desk how it goes on."""
-        return isinstance(request, LockedRequest) and (
-            request.task.name not in self.alone or request.delivered
-        )
 
     def _take(self, request: LockedRequest) -> None:
         if request.stamp is UNSTAMPED:
             request.desk = self
-            copy_of = taken_from(request, COPY)
-            requeued = taken_from(request, REQUEUED)
-            request.is_copy = copy_of is not None
-            if self._keeps(request):
-                copy = request.is_copy or requeued is not None
-                request.stamp = self._stamped(request, copy=copy)
-            else:
-                request.stamp = self._relaxed(request)
-            request.requeues, request.first_place = requeued or (0, request.stamp.place)
-            request.was_blocked = request.stamp.copy  # it may have been, elsewhere
+            copy_of = self._stamper.stamp(request)
             if copy_of is not None and request.stamp.name:
                 return self._clerk.look_up(request, *copy_of)
         self._route(request, request.stamp)
         return None
-
-    def _stamped(self, request: LockedRequest, *, copy: bool) -> Stamp:
-        if self.broadcast and request.delivery_info.get("exchange") in self.broadcast:
-            return self._unlocked(request, broadcast_refused(request))
-        try:
-            name = self._name_of(request.task, request.args, request.kwargs)
-        except ArgumentsDoNotBind:
-            return self._unlocked(request, None)  # the call itself fails, and needs no lock
-        except Exception as error:  # noqa: BLE001  # the child fails the task with it
-            return self._unlocked(request, error)
-        task = request.task
-        stamp = Stamp(
-            name,
-            new_token(),
-            attempt_of(request.request_dict),
-            task.name,
-            self.worker,
-            place=self.place.stamp(),
-            stamped_at=request.received_at,
-            copy=copy or bool(request.delivery_info.get("redelivered")),
-            settle=not task.acks_late,
-            announce=True,
-        )
-        return bundled(stamp, name) if isinstance(name, Names) else stamp
-
-    def _keeps(self, request: LockedRequest) -> bool:
-        """Return whether a request's lock is kept.
-
-        A copy of a parked message always takes its way: it must not run beside the message.
-        """
-        return request.is_copy or self._modes.of(request.task.name) == ENFORCE
-
-    def _relaxed(self, request: LockedRequest) -> Stamp:
-        """Return the stamp of a task that runs without its lock."""
-        stamp = self._unlocked(request, None)
-        if self._modes.of(request.task.name) == OFF:
-            return stamp
-        try:
-            name = self._name_of(request.task, request.args, request.kwargs)
-            observed = stamp._replace(observed=str(name))
-            return bundled(observed, name) if isinstance(name, Names) else observed
-        except ArgumentsDoNotBind:
-            return stamp
-        except Exception as error:  # noqa: BLE001  # with its lock the task would fail
-            logger.warning("%s is not observed, it has no lock: %s", request, error)
-            return stamp
-
-    def _unlocked(self, request: LockedRequest, error: Exception | None) -> Stamp:
-        attempt = attempt_of(request.request_dict)
-        return Stamp("", new_token(), attempt, request.task.name, self.worker, error=error)
 
     def _route(self, request: LockedRequest, stamp: Stamp) -> None:
         options = self._rules(request.task)
@@ -286,11 +206,11 @@ class Desk:
         Meanwhile it is held unacknowledged: who dies with it loses nothing.
         """
         options = self._rules(request.task)
-        waited = (self.place.stamp() - request.first_place) / 1e6 if request.first_place else 0.0
+        waited = self._stamper.age(request)
         if options.wait_timeout is not None and waited >= options.wait_timeout:
             request.parking = False
             task_reserved(request)
-            error = _waited_in_vain(request.stamp.name, waited)
+            error = waited_in_vain(request.stamp.name, waited)
             return self._send(request, request.stamp._replace(error=error))
         task_ready(request)
         self._held_back.add(request)
@@ -367,22 +287,8 @@ class Desk:
         """Send a parked message, whose turn has come, to the pool."""
         if delivery.token in self.flights.by_token:
             return None
-        late = bool(request.task.acks_late)
-        header = taken_from(request, KEPT)
-        bundle = None if header is None else read(header).granted(delivery.fencing_token)
-        stamp = Stamp(
-            name=delivery.name,
-            token=delivery.token,
-            attempt=attempt_of(request.request_dict),
-            task=request.task.name,
-            worker=self.worker,
-            stamped_at=_clock.monotonic() - delivery.waited,
-            granted=True,
-            settle=not late,
-            announce=bundle is not None or self._rules(request.task).on_lost == "abort",
-            error=_verdict(delivery),
-            bundle=bundle,
-        )
+        stamp = self._stamper.delivered(request, delivery)
+        bundle = stamp.bundle
         request.desk, request.stamp, request.was_blocked = self, stamp, True
         if bundle is not None and bundle.here.token != stamp.token:  # another had it, and may run
             request.stamp = stamp = stamp._replace(bundle=renewed(bundle, stamp.token))
@@ -447,13 +353,13 @@ class Desk:
     def relax(self) -> None:
         """Send on what is held here for Redis, and does not keep its lock any more."""
         held, self._suspended = self._suspended, []
-        free = [request for request in held if not self._keeps(request)]
-        self._suspended += [request for request in held if self._keeps(request)]
+        free = [request for request in held if not self._stamper.keeps(request)]
+        self._suspended += [request for request in held if self._stamper.keeps(request)]
         spare = min(len(held), MOST_SUSPENDED) - min(len(self._suspended), MOST_SUSPENDED)
         for _ in range(spare):
             self._prefetch(-1)
         for request in free:
-            request.stamp = self._relaxed(request)
+            request.stamp = self._stamper.relaxed(request)
             task_reserved(request)
             self(request)
 
@@ -564,14 +470,8 @@ class Desk:
         nothing had been claimed: then the one that is kept in Redis runs, and this is a copy of it.
         It does not go to the pool, which may be closed by now.
         """
-        waited = _clock.monotonic() - request.stamp.stamped_at
         request.parking = request.took = request.delivered = False
-        request.stamp = request.stamp._replace(
-            token=new_token(),
-            place=max(0, self.place.stamp() - round(waited * 1e6)),
-            granted=False,
-            announce=True,
-        )
+        request.stamp = self._stamper.anew(request.stamp)
         logger.warning(
             "%s had been granted the lock %r, and lost it before it heard of that: it takes its "
             "place in line again",
@@ -770,21 +670,6 @@ def _kept(stamp: Stamp) -> list[Stamp]:
     return [] if stamp.bundle is None else singles(stamp)[: stamp.bundle.at]
 
 
-def _verdict(delivery: Delivery) -> Exception | None:
-    """Return how a delivered task is to end, if not by running, or by Celery's own way."""
-    if delivery.verdict in {"granted", "revoked"}:
-        return None
-    if delivery.verdict == "replaced":
-        by = task_id_of(delivery.by)
-        return Turned("skipped", f"task {by} took its place in the queue of lock {delivery.name!r}")
-    return _waited_in_vain(delivery.name, delivery.waited)
-
-
-def _waited_in_vain(name: str, waited: float) -> LockWaitTimeout:
-    sentence = f"Waited {waited:.1f} s for the lock {name!r} (lock_wait_timeout)."
-    return LockWaitTimeout(sentence, name)
-
-
 def _delivered(request: LockedRequest, delivery: Delivery) -> TaskEvent:
     if delivery.verdict == "replaced":
         by = task_id_of(delivery.by)
@@ -792,31 +677,10 @@ def _delivered(request: LockedRequest, delivery: Delivery) -> TaskEvent:
     return TaskDelivered(*about(request), verdict=delivery.verdict, waited=delivery.waited)
 
 
-def taken_from(request: LockedRequest, header: str) -> Any:
-    """Take a header of ours out of a request; None if the message has none.
-
-    Of a message of protocol 1 without ``args`` Celery leaves the headers where they are.
-    """
-    found = request.request_dict.pop(header, None)
-    if found is None and isinstance(request.request_dict.get("headers"), dict):
-        found = request.request_dict["headers"].pop(header, None)
-    return found
-
-
 def held_for(options: LockOptions, requeues: int) -> float:
     """Return for how many seconds a requeued task is held back: doubling, with jitter."""
     most = min(options.requeue_delay * 2.0 ** min(requeues, 30), options.requeue_max)
     return most * random.uniform(0.75, 1.0)  # noqa: S311  # spreads those who were blocked together
-
-
-def broadcast_refused(request: LockedRequest) -> ConfigurationError:
-    """Return why a locked task that came by broadcast fails."""
-    msg = (
-        f"{request.task.name} is a LockedTask and came through a Broadcast queue "
-        f"({request.delivery_info['exchange']}): each worker has a copy, and one lock cannot serve "
-        "them. Send it to a usual queue, or declare it without LockedTask."
-    )
-    return ConfigurationError(msg)
 
 
 def worker_id(hostname: str) -> str:

@@ -37,6 +37,7 @@ from celery_singleton_lock.publisher import Publisher, unpack
 from celery_singleton_lock.queues import Consumed, refuse_broadcast
 from celery_singleton_lock.request import LockedRequest
 from celery_singleton_lock.settings import check_unknown_settings
+from celery_singleton_lock.stamper import Stamper
 from celery_singleton_lock.store.quorum_tasks import TaskQuorum
 from celery_singleton_lock.store.redis import RedisStore
 from celery_singleton_lock.watchdog import Watchdog
@@ -165,16 +166,20 @@ class Crew:
             max_body=extension.settings.max_body_bytes,
             capacity=consumer.pool.limit or 1,
         )
-        self.desk = Desk(
+        self.stamper = Stamper(
             worker=worker,
             place=link.place,
             rules=extension.options,
             name_of=extension.name_of,
+            modes=self.modes,
+        )
+        self.desk = Desk(
+            stamper=self.stamper,
+            rules=extension.options,
             forward=self._to_pool if consumer.hub is not None else self.forward,
             clerk=self.agent,
             observers=extension.observers,
             prefetch=self.prefetch,
-            modes=self.modes,
             children=self.kind == "prefork",
             keeps=not extension.settings.is_quorum,
         )
@@ -312,7 +317,7 @@ class Crew:
     def report(self) -> dict[str, Any]:
         """Return what this worker knows of itself; asks nobody. For JSON."""
         return {
-            "worker": self.desk.worker,
+            "worker": self.agent.worker,
             "backend": self.extension.settings.where(),
             "backend_down_for": self.agent.down_for(),
             "modes": {task: self.modes.of(task) for task in self.modes.relaxed()},
@@ -451,7 +456,7 @@ class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is 
             check_wrap(self.crew)
             if consumer.event_dispatcher is not None:
                 open_buffers(consumer.event_dispatcher)
-            self.crew.desk.broadcast = self.crew.queues.broadcast()
+            self.crew.stamper.broadcast = self.crew.queues.broadcast()
             self.crew.start()
 
     def register_with_event_loop(self, consumer: Any, hub: Any) -> None:  # noqa: ARG002  # Celery's

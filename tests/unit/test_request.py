@@ -26,6 +26,7 @@ from celery_singleton_lock.model import Delivery, Ending
 from celery_singleton_lock.modes import Modes
 from celery_singleton_lock.request import LockedRequest, bare
 from celery_singleton_lock.stamp import COPY, STAMP, Stamp, notice_of_end
+from celery_singleton_lock.stamper import Stamper
 
 
 class Paper:
@@ -71,16 +72,21 @@ def app():
 def office(app):
     """A desk, its clerk, and what has been sent to the pool."""
     extension, clerk, sent, prefetch = install(app), Paper(), [], []
-    desk = Desk(
+    place = ServerClock()
+    stamper = Stamper(
         worker="w#1",
-        place=ServerClock(),
+        place=place,
         rules=extension.options,
         name_of=extension.name_of,
+        modes=Modes({}),
+    )
+    desk = Desk(
+        stamper=stamper,
+        rules=extension.options,
         forward=sent.append,
         clerk=clerk,
         observers=Observers(),
         prefetch=prefetch.append,
-        modes=Modes({}),
     )
 
     def message(task, *args, request_id=None, canvas=None, **headers):
@@ -104,7 +110,7 @@ def office(app):
     made, acked, rejected = [], [], []
     return SimpleNamespace(
         desk=desk, clerk=clerk, sent=sent, prefetch=prefetch, message=message, acked=acked,
-        rejected=rejected,
+        rejected=rejected, place=place,
     )  # fmt: skip
 
 
@@ -194,7 +200,7 @@ def test_tokens_are_never_the_task_id(office):
 
 def test_places_grow_with_the_order_of_arrival(office):
     """A message that arrived later never has the smaller place."""
-    office.desk.place.sync(1000.0, 0.0)
+    office.place.sync(1000.0, 0.0)
     requests = [office.message("early", key) for key in "abc"]
     for request in requests:
         office.desk(request)

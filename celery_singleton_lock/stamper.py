@@ -1,0 +1,197 @@
+"""What a message is stamped with when it arrives: from the broker, or out of Redis."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from celery_singleton_lock.bundle import KEPT, Names, read
+from celery_singleton_lock.clock import ServerClock, SystemClock
+from celery_singleton_lock.errors import ConfigurationError, LockWaitTimeout
+from celery_singleton_lock.gate import Turned
+from celery_singleton_lock.kept import bundled
+from celery_singleton_lock.model import Delivery, new_token
+from celery_singleton_lock.modes import ENFORCE, OFF, Modes
+from celery_singleton_lock.naming import ArgumentsDoNotBind
+from celery_singleton_lock.request import LockedRequest
+from celery_singleton_lock.settings import LockOptions
+from celery_singleton_lock.stamp import COPY, REQUEUED, Stamp, attempt_of, task_id_of
+
+logger = logging.getLogger(__name__)
+_clock = SystemClock()
+
+
+class Stamper:
+    """Makes the stamps of one worker's messages: which lock each takes, and since when it is here.
+
+    Args:
+        worker: id of this worker.
+        place: gives each arriving message its place in line.
+        rules: task -> its options; raises what is wrong with them.
+        name_of: task, args, kwargs -> lock name.
+        modes: which tasks keep their locks now.
+    """
+
+    broadcast: frozenset[str] = frozenset()
+    """Exchanges from which each worker gets a copy; set once the worker's queues are known."""
+
+    def __init__(
+        self,
+        *,
+        worker: str,
+        place: ServerClock,
+        rules: Callable[[Any], LockOptions],
+        name_of: Callable[[Any, Any, Any], str],
+        modes: Modes,
+    ) -> None:
+        """Keep all of them."""
+        self._worker = worker
+        self._place = place
+        self._rules = rules
+        self._name_of = name_of
+        self._modes = modes
+
+    # -- from the broker --------------------------------------------------------------------------
+
+    def stamp(self, request: LockedRequest) -> Any:
+        """Stamp a message, and take out of it what else we have written into its headers.
+
+        Returns:
+            Of which parked message this is a copy: its lock's name, and its token. None if of none.
+        """
+        copy_of = taken_from(request, COPY)
+        requeued = taken_from(request, REQUEUED)
+        request.is_copy = copy_of is not None
+        if self.keeps(request):
+            copy = request.is_copy or requeued is not None
+            request.stamp = self._locked(request, copy=copy)
+        else:
+            request.stamp = self.relaxed(request)
+        request.requeues, request.first_place = requeued or (0, request.stamp.place)
+        request.was_blocked = request.stamp.copy  # it may have been, elsewhere
+        return copy_of
+
+    def _locked(self, request: LockedRequest, *, copy: bool) -> Stamp:
+        if self.broadcast and request.delivery_info.get("exchange") in self.broadcast:
+            return self.unlocked(request, broadcast_refused(request))
+        try:
+            name = self._name_of(request.task, request.args, request.kwargs)
+        except ArgumentsDoNotBind:
+            return self.unlocked(request, None)  # the call itself fails, and needs no lock
+        except Exception as error:  # noqa: BLE001  # the child fails the task with it
+            return self.unlocked(request, error)
+        task = request.task
+        stamp = Stamp(
+            name,
+            new_token(),
+            attempt_of(request.request_dict),
+            task.name,
+            self._worker,
+            place=self._place.stamp(),
+            stamped_at=request.received_at,
+            copy=copy or bool(request.delivery_info.get("redelivered")),
+            settle=not task.acks_late,
+            announce=True,
+        )
+        return bundled(stamp, name) if isinstance(name, Names) else stamp
+
+    def keeps(self, request: LockedRequest) -> bool:
+        """Return whether a request's lock is kept.
+
+        A copy of a parked message always takes its way: it must not run beside the message.
+        """
+        return request.is_copy or self._modes.of(request.task.name) == ENFORCE
+
+    def relaxed(self, request: LockedRequest) -> Stamp:
+        """Return the stamp of a task that runs without its lock."""
+        stamp = self.unlocked(request, None)
+        if self._modes.of(request.task.name) == OFF:
+            return stamp
+        try:
+            name = self._name_of(request.task, request.args, request.kwargs)
+            observed = stamp._replace(observed=str(name))
+            return bundled(observed, name) if isinstance(name, Names) else observed
+        except ArgumentsDoNotBind:
+            return stamp
+        except Exception as error:  # noqa: BLE001  # with its lock the task would fail
+            logger.warning("%s is not observed, it has no lock: %s", request, error)
+            return stamp
+
+    def unlocked(self, request: LockedRequest, error: Exception | None) -> Stamp:
+        """Return the stamp of a task that fails with an error, or runs and asks for no lock."""
+        attempt = attempt_of(request.request_dict)
+        return Stamp("", new_token(), attempt, request.task.name, self._worker, error=error)
+
+    # -- out of Redis, and back into it -----------------------------------------------------------
+
+    def delivered(self, request: LockedRequest, delivery: Delivery) -> Stamp:
+        """Return the stamp of a parked message whose turn has come, with what it has kept."""
+        header = taken_from(request, KEPT)
+        bundle = None if header is None else read(header).granted(delivery.fencing_token)
+        return Stamp(
+            name=delivery.name,
+            token=delivery.token,
+            attempt=attempt_of(request.request_dict),
+            task=request.task.name,
+            worker=self._worker,
+            stamped_at=_clock.monotonic() - delivery.waited,
+            granted=True,
+            settle=not request.task.acks_late,
+            announce=bundle is not None or self._rules(request.task).on_lost == "abort",
+            error=_verdict(delivery),
+            bundle=bundle,
+        )
+
+    def anew(self, stamp: Stamp) -> Stamp:
+        """Return the stamp with which a message takes the place in line that it had before."""
+        waited = _clock.monotonic() - stamp.stamped_at
+        return stamp._replace(
+            token=new_token(),
+            place=max(0, self._place.stamp() - round(waited * 1e6)),
+            granted=False,
+            announce=True,
+        )
+
+    def age(self, request: LockedRequest) -> float:
+        """Return the seconds since a message arrived first: it may have been requeued since."""
+        if not request.first_place:
+            return 0.0
+        return (self._place.stamp() - request.first_place) / 1e6
+
+
+def _verdict(delivery: Delivery) -> Exception | None:
+    """Return how a delivered task is to end, if not by running, or by Celery's own way."""
+    if delivery.verdict in {"granted", "revoked"}:
+        return None
+    if delivery.verdict == "replaced":
+        by = task_id_of(delivery.by)
+        return Turned("skipped", f"task {by} took its place in the queue of lock {delivery.name!r}")
+    return waited_in_vain(delivery.name, delivery.waited)
+
+
+def waited_in_vain(name: str, waited: float) -> LockWaitTimeout:
+    """Return with what a task ends that has waited for so many seconds, and may no longer."""
+    sentence = f"Waited {waited:.1f} s for the lock {name!r} (lock_wait_timeout)."
+    return LockWaitTimeout(sentence, name)
+
+
+def taken_from(request: LockedRequest, header: str) -> Any:
+    """Take a header of ours out of a request; None if the message has none.
+
+    Of a message of protocol 1 without ``args`` Celery leaves the headers where they are.
+    """
+    found = request.request_dict.pop(header, None)
+    if found is None and isinstance(request.request_dict.get("headers"), dict):
+        found = request.request_dict["headers"].pop(header, None)
+    return found
+
+
+def broadcast_refused(request: LockedRequest) -> ConfigurationError:
+    """Return why a locked task that came by broadcast fails."""
+    msg = (
+        f"{request.task.name} is a LockedTask and came through a Broadcast queue "
+        f"({request.delivery_info['exchange']}): each worker has a copy, and one lock cannot serve "
+        "them. Send it to a usual queue, or declare it without LockedTask."
+    )
+    return ConfigurationError(msg)
