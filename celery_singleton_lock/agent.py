@@ -30,11 +30,11 @@ from celery_singleton_lock.events import (
     BackendUp,
     Event,
     LeaseLost,
-    Observers,
     TaskBlocked,
     log_keys,
 )
 from celery_singleton_lock.gate import claim_of, options_of
+from celery_singleton_lock.herald import Herald
 from celery_singleton_lock.kept import Kept, own_bundle, time_left
 from celery_singleton_lock.model import (
     Claim,
@@ -163,7 +163,7 @@ class Agent:
             the main loop.
         publisher: wakes workers through the broker.
         watchdog: renews the leases of what this worker runs, or is about to.
-        observers: who is told what happens.
+        herald: tells what happens.
         modes: which tasks keep their locks now.
         address: of the lock's Redis, without credentials.
         done_for: seconds for which later copies of an ended attempt end quietly.
@@ -189,7 +189,7 @@ class Agent:
         abort: Callable[[str], None],
         publisher: Publisher,
         watchdog: Watchdog,
-        observers: Observers,
+        herald: Herald,
         modes: Modes,
         address: str,
         done_for: float,
@@ -210,7 +210,7 @@ class Agent:
         self._abort = abort
         self._outbox = Outbox(publisher)
         self._watchdog = watchdog
-        self._observers = observers
+        self._herald = herald
         self._modes = modes
         self._address = address
         self._done_for = done_for
@@ -809,8 +809,8 @@ class Agent:
 
     def tell(self, event: Event) -> None:
         """Tell observers, and whoever listens to Celery's events; in the agent's thread."""
-        self._observers.notify(event)
-        self._post(self.desk.announce, event)
+        self._herald.observers.notify(event)
+        self._post(self._herald.announce, event)
 
     # -- Redis away and back ----------------------------------------------------------------------
 
@@ -818,7 +818,7 @@ class Agent:
         if not self._down:
             self._down = True
             self._down_since = self._clock.monotonic()
-            self._observers.notify(BackendDown(self._address))
+            self._herald.observers.notify(BackendDown(self._address))
             self._next_beat = min(self._next_beat, self._clock.monotonic() + RETRY)
             self._post(self.desk.backend_down)
 
@@ -827,7 +827,7 @@ class Agent:
             self._down = False
             down_for = self._clock.monotonic() - self._down_since
             event = BackendUp(self._address, down_for)
-            self._observers.notify(event)
+            self._herald.observers.notify(event)
             logger.warning(
                 "celery-singleton-lock: the lock's Redis answers again.", extra=log_keys(event)
             )

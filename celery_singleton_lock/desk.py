@@ -10,39 +10,24 @@ import logging
 import os
 import random
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Final
 
-from celery import signals
 from celery.worker.state import revoked as revoked_tasks
 from celery.worker.state import task_ready, task_reserved
 
 from celery_singleton_lock.clerk import Clerk
-from celery_singleton_lock.clock import SystemClock, wall_time
+from celery_singleton_lock.clock import SystemClock
 from celery_singleton_lock.errors import (
-    LockConflict,
     LockError,
-    LockQueueFull,
-    LockWaitTimeout,
 )
 from celery_singleton_lock.events import (
-    Event,
-    LockAcquired,
-    LockRefused,
-    LockReleased,
-    Observers,
     TaskBlocked,
-    TaskDelivered,
     TaskDuplicate,
-    TaskEvent,
-    TaskReplaced,
-    celery_event,
-    log_keys,
 )
 from celery_singleton_lock.flights import Flights
 from celery_singleton_lock.gate import Turned, cannot_wait, options_of, reservation_for
+from celery_singleton_lock.herald import FRESH, Herald
 from celery_singleton_lock.kept import begun_again, onward, renewed
-from celery_singleton_lock.mailbox import LATER
 from celery_singleton_lock.model import CLAIM_LEASE, Delivery, Ending, Reservation
 from celery_singleton_lock.request import LockedRequest, about
 from celery_singleton_lock.settings import LockOptions
@@ -53,7 +38,6 @@ from celery_singleton_lock.stamp import (
     end_in,
     loss_in,
     singles,
-    task_id_of,
 )
 from celery_singleton_lock.stamper import Stamper, waited_in_vain
 
@@ -63,20 +47,6 @@ _clock = SystemClock()
 MOST_SUSPENDED: Final = 1000
 """Most messages held while Redis is down for which the worker asks the broker for more."""
 
-
-REFUSALS: Final[dict[type[LockError], str]] = {
-    LockConflict: "fail",
-    LockQueueFull: "full",
-    LockWaitTimeout: "timeout",
-}
-"""How a task ends that did not get its lock, and what that is called."""
-
-
-FRESH: Final = LATER
-"""Seconds within which it is told that a message waits; later it is looked at again.
-
-Who is delivered a message tells of it as much later, hence after whoever has seen it waiting.
-"""
 
 INF: Final = float("inf")
 
@@ -89,7 +59,7 @@ class Desk:
         rules: task -> its options; raises what is wrong with them.
         forward: Celery's own way to the pool.
         clerk: who does the I/O.
-        observers: who is told what happens.
+        herald: tells what happens.
         prefetch: tells the broker that more (+1) or fewer (-1) messages may be unacknowledged.
         children: whether tasks run in processes of their own, which may die; elsewhere what Celery
             calls the pid of a task may be the number of a greenlet.
@@ -101,15 +71,6 @@ class Desk:
             they pass by, and the pool takes their locks.
     """
 
-    send_event: Callable[..., None]
-    """Sends a Celery event; set by who knows the worker's dispatcher."""
-
-    sends_events: Callable[[], bool]
-    """Whether anybody listens to events of tasks; likewise."""
-
-    later: Callable[[Callable[[], None]], None] | None = None
-    """Makes a call :data:`FRESH` seconds later; likewise. None where the loop runs the tasks."""
-
     def __init__(  # the one place where a worker's parts meet
         self,
         *,
@@ -117,7 +78,7 @@ class Desk:
         rules: Callable[[Any], LockOptions],
         forward: Callable[[Any], None],
         clerk: Clerk,
-        observers: Observers,
+        herald: Herald,
         prefetch: Callable[[int], None],
         children: bool = True,
         keeps: bool = True,
@@ -127,7 +88,7 @@ class Desk:
         self._rules = rules
         self._forward = forward
         self._clerk = clerk
-        self._observers = observers
+        self._herald = herald
         self._prefetch = prefetch
         self._children = children
         self._keeps_messages = keeps
@@ -137,8 +98,6 @@ class Desk:
         self._ending: dict[str, LockedRequest] = {}
         self.unclaimed = 0
         self._down = False
-        self.send_event = _unheard
-        self.sends_events = lambda: False
         self.alone: frozenset[str] = frozenset()
 
     # -- to the pool ------------------------------------------------------------------------------
@@ -234,7 +193,7 @@ class Desk:
         request.acknowledge()
         request.was_blocked = True
         event = TaskBlocked(*about(request), holder=holder, rank=rank)
-        self._observers.notify(event)
+        self._herald.observers.notify(event)
         self.blocked(request, event, seen_at)
 
     def blocked(self, request: LockedRequest, event: TaskBlocked, seen_at: float) -> None:
@@ -242,10 +201,10 @@ class Desk:
 
         For Celery's State, BLOCKED that comes after STARTED or REVOKED would be the last word.
         """
-        if not self.sends_events():
+        if not self._herald.sends_events():
             return
         if _clock.monotonic() - seen_at <= FRESH:
-            self._send_event_of(request, event)
+            self._herald.send(request, event)
         else:
             self._clerk.look_again(request)
 
@@ -253,7 +212,7 @@ class Desk:
         """The message's like is here already, and this one is safe: acknowledge it."""
         self.flights.parked(request)
         request.acknowledge()
-        self._tell(request, TaskDuplicate(*about(request), verdict="twin"))
+        self._herald.tell(request, TaskDuplicate(*about(request), verdict="twin"))
 
     def holds_back(self, request: LockedRequest) -> bool:
         """Return whether a message is still to be requeued, and not redelivered instead."""
@@ -270,9 +229,9 @@ class Desk:
         """Tell it before the message is sent: it may be back, and run, before we hear of that."""
         request.was_blocked = True
         if request.is_twin:  # its like runs, or waits: that it is blocked would not be true of it
-            self._tell(request, TaskDuplicate(*about(request), verdict="twin"))
+            self._herald.tell(request, TaskDuplicate(*about(request), verdict="twin"))
         else:
-            self._tell(request, TaskBlocked(*about(request), policy="requeue"))
+            self._herald.tell(request, TaskBlocked(*about(request), policy="requeue"))
 
     def refused(self, request: LockedRequest, reason: str) -> None:
         """The message cannot be parked: fail the task, or skip it, in a pool slot."""
@@ -297,7 +256,7 @@ class Desk:
         request.delivered = True
         request.took = stamp.bundle is None
         self.flights.expect(request)
-        self._hush(request)
+        self._herald.hush(request)
         if delivery.verdict == "revoked":
             revoked_tasks.add(request.id)  # another worker may have heard of it, and this one not
         if request.revoked():
@@ -310,15 +269,9 @@ class Desk:
         for kept in _kept(stamp):
             self._clerk.watch(kept, longest, held=True)
         task_reserved(request)
-        self._tell(request, _delivered(request, delivery))
+        self._herald.delivered(request, delivery)
         self(request)
         return None
-
-    def _hush(self, request: LockedRequest) -> None:
-        """Let whoever parked the message tell of that first; see :data:`FRESH`."""
-        if self.later is not None and self.sends_events():
-            request.hush()
-            self.later(request.speak)
 
     def redispatch(self, request: LockedRequest) -> None:
         """Send a copy to the pool: what it is a copy of is not known any more."""
@@ -330,7 +283,7 @@ class Desk:
         self.flights.parked(request)
         task_ready(request)
         request.acknowledge()
-        self._tell(request, TaskDuplicate(*about(request), verdict="done"))
+        self._herald.tell(request, TaskDuplicate(*about(request), verdict="done"))
 
     def backend_down(self) -> None:
         """Stop dispatching locked tasks until Redis is back."""
@@ -374,7 +327,7 @@ class Desk:
             for other in _others(stamp) if stamp.bundle else ():
                 self._clerk.watch(other, lease, held=request.took)
             if request.took:
-                self._acquired(request)
+                self._herald.acquired(request)
 
     def on_notice(self, notice: str) -> None:
         """A child took its lock, or had lost it when its task ended, or could not give it back.
@@ -388,7 +341,7 @@ class Desk:
         for other in _others(request.stamp) if request.stamp.bundle else ():
             self.flights.alias(notice, other.token)
             self._clerk.confirm(other.token)
-        self._acquired(request)
+        self._herald.acquired(request)
         request.decided()
         request.took = request.told = True
         self.flights.go_on(request.stamp.name)
@@ -407,14 +360,15 @@ class Desk:
         Not if it may run without, while Redis is away; then only the notice tells.
         """
         if request.stamp.name and self._rules(request.task).on_backend_error != "run":
-            self._acquired(request)
+            self._herald.acquired(request)
 
     def on_turned(self, request: LockedRequest, turned: Turned) -> bool:
         """The task was not run. Returns False if Celery should acknowledge it as ignored."""
         stamp = request.stamp
         if turned.verdict == "skipped":
             request.forget_start()
-            self._announce_skipped(request, turned)
+            policy = "skip" if self._rules(request.task).on_conflict == "skip" else "full"
+            self._herald.skipped(request, turned.reason, policy)
             return False
         request.parking = True
         request.undecide()
@@ -480,20 +434,6 @@ class Desk:
         )
         self.park(request)
 
-    def _announce_skipped(self, request: LockedRequest, turned: Turned) -> None:
-        request.send_event("task-revoked", terminated=False, signum=None, expired=False)
-        signals.task_revoked.send(
-            request.task,
-            request=request._context,  # noqa: SLF001  # what Celery itself sends
-            terminated=False,
-            signum=None,
-            expired=False,
-        )
-        policy = "skip" if self._rules(request.task).on_conflict == "skip" else "full"
-        event = LockRefused(*about(request), policy=policy)
-        self._tell(request, event)
-        logger.info("Task %s was skipped: %s", request, turned.reason, extra=log_keys(event))
-
     def on_retried(self, request: LockedRequest, retry: BaseException) -> None:
         """The task is to be retried, and may have kept its permit for that."""
         options, stamp = self._rules(request.task), request.stamp
@@ -511,8 +451,7 @@ class Desk:
 
     def on_refused(self, request: LockedRequest, error: LockError) -> None:
         """The task has ended with an error that tells why it did not get its lock."""
-        policy = next(p for kind, p in REFUSALS.items() if isinstance(error, kind))
-        self._tell(request, LockRefused(*about(request), policy=policy))
+        self._herald.refused(request, error)
 
     def on_lost(self, request: LockedRequest) -> None:
         """The task has ended with LockLost, by itself or since it was interrupted."""
@@ -548,44 +487,8 @@ class Desk:
             self._ending[stamp.token] = request
             self._clerk.end(stamp, request.ending(), dying)
         else:
-            self._released(request)
+            self._herald.released(request)
         self.flights.leave(stamp)
-
-    def _acquired(self, request: LockedRequest) -> None:
-        """Tell that a task has its lock. Of two who tell, the first is heard."""
-        if request.acquired_at is None and request.stamp.error is None:
-            request.acquired_at = _clock.monotonic()
-            if self._is_heard():
-                waited = request.acquired_at - request.stamp.stamped_at
-                self._tell(request, LockAcquired(*about(request), waited=waited))
-
-    def _released(self, request: LockedRequest) -> None:
-        """Tell that a task's lock was given back, if it had it."""
-        began, request.acquired_at = request.acquired_at, None  # it may be sent to the pool again
-        if began is not None and self._is_heard():
-            held = _clock.monotonic() - began
-            self._tell(request, LockReleased(*about(request), held=held))
-
-    def _is_heard(self) -> bool:
-        """Return whether anybody wants to hear of each task's lock: else nothing is made of it."""
-        return bool(self._observers) or self.sends_events()
-
-    def _tell(self, request: LockedRequest, event: TaskEvent) -> None:
-        """Tell observers, and whoever listens to Celery's events; no task is lost by either."""
-        self._observers.notify(event)
-        self._send_event_of(request, event)
-
-    def _send_event_of(self, request: LockedRequest, event: TaskEvent) -> None:
-        sent = celery_event(event)
-        if sent is not None and request.task.send_events:
-            sent[1]["timestamp"] = wall_time()
-            request.say(partial(self._send_event, request, *sent))
-
-    def _send_event(self, request: LockedRequest, name: str, fields: dict[str, Any]) -> None:
-        try:
-            self.send_event(name, **fields)
-        except Exception:
-            logger.exception("celery-singleton-lock: %s of %s could not be sent", name, request)
 
     # -- the worker's life ------------------------------------------------------------------------
 
@@ -624,14 +527,7 @@ class Desk:
         """The clerk has released for a process that could not."""
         request = self._ending.pop(token, None)
         if request is not None:
-            self._released(request)
-
-    def announce(self, event: Event) -> None:
-        """Tell whoever listens to Celery's events of what is no task's here: a loss, an order."""
-        sent = celery_event(event)
-        if sent is not None:
-            name, fields = sent
-            self.send_event(name, **fields)
+            self._herald.released(request)
 
     def counts(self) -> dict[str, Any]:
         """Return how many messages are here, and where; for JSON."""
@@ -656,10 +552,6 @@ class Desk:
             self._prefetch(1)
 
 
-def _unheard(name: str, /, **fields: Any) -> None:
-    """Stand in for a dispatcher."""
-
-
 def _others(stamp: Stamp) -> list[Stamp]:
     """Return stamps for the other locks of a delivery that has several."""
     return [each for each in singles(stamp) if each.token != stamp.token]
@@ -668,13 +560,6 @@ def _others(stamp: Stamp) -> list[Stamp]:
 def _kept(stamp: Stamp) -> list[Stamp]:
     """Return stamps for the locks that a delivery has kept while it was parked."""
     return [] if stamp.bundle is None else singles(stamp)[: stamp.bundle.at]
-
-
-def _delivered(request: LockedRequest, delivery: Delivery) -> TaskEvent:
-    if delivery.verdict == "replaced":
-        by = task_id_of(delivery.by)
-        return TaskReplaced(*about(request), by=by, waited=delivery.waited)
-    return TaskDelivered(*about(request), verdict=delivery.verdict, waited=delivery.waited)
 
 
 def held_for(options: LockOptions, requeues: int) -> float:

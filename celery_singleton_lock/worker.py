@@ -29,6 +29,7 @@ from celery_singleton_lock.clock import Clock, ServerClock
 from celery_singleton_lock.desk import Desk, worker_id
 from celery_singleton_lock.errors import BackendRefused, BackendUnreachable, SchemaMismatch
 from celery_singleton_lock.extension import PATIENCE, Extension, declared_options, install
+from celery_singleton_lock.herald import Herald
 from celery_singleton_lock.mailbox import HEAR, PATH, Mailbox, guarded
 from celery_singleton_lock.model import SCHEMA, Delivery
 from celery_singleton_lock.modes import ENFORCE, Modes
@@ -146,6 +147,12 @@ class Crew:
         self.queues = queues = Consumed(consumer)
         self.modes = Modes(extension.modes())
         self.watchdog = self._new_watchdog()
+        herald = Herald(
+            extension.observers,
+            send_event=self.send_event,
+            sends_events=self.sends_events,
+            later=None if self.kind == "solo" else self.mailbox.later,
+        )
         self.agent = Agent(
             extension.new_store(PATIENCE),
             worker=worker,
@@ -159,7 +166,7 @@ class Crew:
             abort=self.abort,
             publisher=Publisher(extension.app.connection_for_write),
             watchdog=self.watchdog,
-            observers=extension.observers,
+            herald=herald,
             modes=self.modes,
             address=extension.settings.where(),
             done_for=extension.settings.done_for,
@@ -178,16 +185,12 @@ class Crew:
             rules=extension.options,
             forward=self._to_pool if consumer.hub is not None else self.forward,
             clerk=self.agent,
-            observers=extension.observers,
+            herald=herald,
             prefetch=self.prefetch,
             children=self.kind == "prefork",
             keeps=not extension.settings.is_quorum,
         )
         self.agent.desk = self.desk
-        self.desk.send_event = self.send_event
-        self.desk.sends_events = self.sends_events
-        if self.kind != "solo":
-            self.desk.later = self.mailbox.later
         link.mailbox.on_notice = self.desk.on_notice
         if self.kind in ("solo", *_GREEN):  # tasks run where the notice is heard
             extension.announce = partial(guarded, self.desk.on_notice)

@@ -27,6 +27,7 @@ from celery_singleton_lock.agent import (
 from celery_singleton_lock.clock import ServerClock, SystemClock
 from celery_singleton_lock.errors import BackendRefused, BackendUnreachable
 from celery_singleton_lock.events import BackendDown, BackendUp, LeaseLost, Observers
+from celery_singleton_lock.herald import Herald
 from celery_singleton_lock.model import Delivery, Ending, Reply, Stray, Verdict
 from celery_singleton_lock.modes import Modes
 from celery_singleton_lock.settings import LockOptions
@@ -155,9 +156,6 @@ class PaperDesk:
             raise AttributeError(name)
         return lambda *args: self.told.append((name, *args))
 
-    def announce(self, event):
-        """Take note of nothing: an event that observers are told as well."""
-
     def heard(self, *verbs):
         return [call for call in self.told if call[0] in verbs]
 
@@ -206,7 +204,7 @@ def agent(clock, store, desk, seen):
         publisher=SimpleNamespace(publish=publish, close=lambda: None),
         watchdog=SimpleNamespace(watch=lambda *a, **k: None),
         modes=Modes({"task": "enforce"}),
-        observers=Observers([SimpleNamespace(notify=seen.events.append)]),
+        herald=Herald(Observers([SimpleNamespace(notify=seen.events.append)])),
         address="redis://localhost",
         done_for=60.0,
         max_body=MAX_BODY,

@@ -22,6 +22,7 @@ from celery_singleton_lock.desk import Desk, worker_id
 from celery_singleton_lock.events import Observers
 from celery_singleton_lock.extension import install
 from celery_singleton_lock.gate import Turned
+from celery_singleton_lock.herald import Herald
 from celery_singleton_lock.model import Delivery, Ending
 from celery_singleton_lock.modes import Modes
 from celery_singleton_lock.request import LockedRequest, bare
@@ -72,7 +73,7 @@ def app():
 def office(app):
     """A desk, its clerk, and what has been sent to the pool."""
     extension, clerk, sent, prefetch = install(app), Paper(), [], []
-    place = ServerClock()
+    place, herald = ServerClock(), Herald(Observers())
     stamper = Stamper(
         worker="w#1",
         place=place,
@@ -85,7 +86,7 @@ def office(app):
         rules=extension.options,
         forward=sent.append,
         clerk=clerk,
-        observers=Observers(),
+        herald=herald,
         prefetch=prefetch.append,
     )
 
@@ -110,7 +111,7 @@ def office(app):
     made, acked, rejected = [], [], []
     return SimpleNamespace(
         desk=desk, clerk=clerk, sent=sent, prefetch=prefetch, message=message, acked=acked,
-        rejected=rejected, place=place,
+        rejected=rejected, place=place, herald=herald,
     )  # fmt: skip
 
 
@@ -478,10 +479,10 @@ def test_a_delivered_message_goes_to_the_pool_with_its_grant(office):
 def test_what_is_told_of_a_delivered_message_waits_and_keeps_its_order(office):
     """Who parked it tells of that first. Each event has the time at which it happened."""
     later, told = [], []
-    office.desk.later, office.desk.sends_events = later.append, lambda: True
-    office.desk.send_event = lambda event, /, **fields: told.append((event, fields["timestamp"]))
+    office.herald.later, office.herald.sends_events = later.append, lambda: True
+    office.herald.send_event = lambda event, /, **fields: told.append((event, fields["timestamp"]))
     request = office.message("early", "b")
-    request._eventer = SimpleNamespace(enabled=True, send=office.desk.send_event)
+    request._eventer = SimpleNamespace(enabled=True, send=office.herald.send_event)
     office.desk.deliver(Delivery("k:b", "token.1", 7, b"", "granted", 1.5), request)
     take(office, request)
     request.send_event("task-succeeded")
