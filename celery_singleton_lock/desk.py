@@ -29,6 +29,7 @@ from celery_singleton_lock.gate import Turned, cannot_wait, options_of, reservat
 from celery_singleton_lock.herald import FRESH, Herald
 from celery_singleton_lock.kept import begun_again, onward, renewed
 from celery_singleton_lock.model import CLAIM_LEASE, Delivery, Ending, Reservation
+from celery_singleton_lock.outage import Outage
 from celery_singleton_lock.request import LockedRequest, about
 from celery_singleton_lock.settings import LockOptions
 from celery_singleton_lock.stamp import (
@@ -43,10 +44,6 @@ from celery_singleton_lock.stamper import Stamper, waited_in_vain
 
 logger = logging.getLogger(__name__)
 _clock = SystemClock()
-
-MOST_SUSPENDED: Final = 1000
-"""Most messages held while Redis is down for which the worker asks the broker for more."""
-
 
 INF: Final = float("inf")
 
@@ -93,11 +90,10 @@ class Desk:
         self._children = children
         self._keeps_messages = keeps
         self.flights = Flights(self._wait)
-        self._suspended: list[LockedRequest] = []
+        self._outage = Outage(prefetch)
         self._held_back: set[LockedRequest] = set()
         self._ending: dict[str, LockedRequest] = {}
         self.unclaimed = 0
-        self._down = False
         self.alone: frozenset[str] = frozenset()
 
     # -- to the pool ------------------------------------------------------------------------------
@@ -129,17 +125,23 @@ class Desk:
         options = self._rules(request.task)
         if not stamp.name or stamp.error is not None:
             return self._send(request, stamp)
-        if self._down and options.on_backend_error == "retry":
+        if self._outage.down and options.on_backend_error == "retry":
             return self._hold(request)
         limit = options.limit if stamp.bundle is None else options_of(stamp, 0, options).limit
-        parks = options.on_conflict == "park" and not stamp.granted and not self._down
+        parks = options.on_conflict == "park" and not stamp.granted and not self._outage.down
         if self.flights.board(request, limit, parks=parks):
             self._send(request, stamp)
         return None
 
+    def _hold(self, request: LockedRequest) -> None:
+        """Suspend a message that has just arrived, unless a thread has just sent on all others."""
+        self._outage.suspend(request)
+        if not self._outage.down:
+            self.backend_up()
+
     def _wait(self, request: LockedRequest) -> None:
         """Park a message, or hold it while Redis is down."""
-        self._suspend(request) if self._down else self.park(request)
+        self._outage.suspend(request) if self._outage.down else self.park(request)
 
     def _send(self, request: LockedRequest, stamp: Stamp) -> None:
         request.stamp = stamp
@@ -287,33 +289,17 @@ class Desk:
 
     def backend_down(self) -> None:
         """Stop dispatching locked tasks until Redis is back."""
-        self._down = True
+        self._outage.down = True
 
     def backend_up(self) -> None:
-        """Send on what was held, in the order of arrival.
-
-        One that was in the pool when the outage was noticed is held after those behind it.
-        """
-        self._down = False
-        suspended, self._suspended = self._suspended, []
-        suspended.sort(key=lambda request: request.stamp.stamped_at)
-        for index, request in enumerate(suspended):
-            if index < MOST_SUSPENDED:
-                self._prefetch(-1)
-            task_reserved(request)
+        """Send on what was held, in the order of arrival."""
+        for request in self._outage.end():
             self(request)
 
     def relax(self) -> None:
         """Send on what is held here for Redis, and does not keep its lock any more."""
-        held, self._suspended = self._suspended, []
-        free = [request for request in held if not self._stamper.keeps(request)]
-        self._suspended += [request for request in held if self._stamper.keeps(request)]
-        spare = min(len(held), MOST_SUSPENDED) - min(len(self._suspended), MOST_SUSPENDED)
-        for _ in range(spare):
-            self._prefetch(-1)
-        for request in free:
+        for request in self._outage.free(self._stamper.keeps):
             request.stamp = self._stamper.relaxed(request)
-            task_reserved(request)
             self(request)
 
     # -- back from the pool -----------------------------------------------------------------------
@@ -409,11 +395,11 @@ class Desk:
 
     def _unanswered(self, request: LockedRequest, reason: str) -> None:
         """Hold what found no Redis, until it is back."""
-        if not self._down:
+        if not self._outage.down:
             logger.warning("celery-singleton-lock: %s Locked tasks wait.", reason)
-        self._down = True
+        self._outage.down = True
         self._clerk.backend_failed()
-        self._suspend(request)
+        self._outage.suspend(request)
         if request.stamp.granted:  # nobody knows whether it was claimed
             request.stamp = request.stamp._replace(copy=True)
 
@@ -507,8 +493,7 @@ class Desk:
             request.doubt()
             self.on_landed(request, gone=request.delivered)
         self._held_back.clear()  # the broker delivers them again
-        suspended, self._suspended = self._suspended, []
-        for request in suspended:
+        for request in self._outage.abandon():
             if request.delivered and request.stamp.settle and request.stamp.copy:
                 self._save(request, closing=unless_dispatched)
 
@@ -533,23 +518,10 @@ class Desk:
         """Return how many messages are here, and where; for JSON."""
         return {
             **self.flights.counts(),
-            "suspended": len(self._suspended),
+            "suspended": len(self._outage),
             "held_back": len(self._held_back),
             "unclaimed": self.unclaimed,
         }
-
-    def _hold(self, request: LockedRequest) -> None:
-        """Suspend a message that has just arrived, unless a thread has just sent on all others."""
-        self._suspend(request)
-        if not self._down:
-            self.backend_up()
-
-    def _suspend(self, request: LockedRequest) -> None:
-        request.parking = False
-        task_ready(request)
-        self._suspended.append(request)
-        if len(self._suspended) <= MOST_SUSPENDED:
-            self._prefetch(1)
 
 
 def _others(stamp: Stamp) -> list[Stamp]:

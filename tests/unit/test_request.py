@@ -25,6 +25,7 @@ from celery_singleton_lock.gate import Turned
 from celery_singleton_lock.herald import Herald
 from celery_singleton_lock.model import Delivery, Ending
 from celery_singleton_lock.modes import Modes
+from celery_singleton_lock.outage import Outage
 from celery_singleton_lock.request import LockedRequest, bare
 from celery_singleton_lock.stamp import COPY, STAMP, Stamp, notice_of_end
 from celery_singleton_lock.stamper import Stamper
@@ -428,7 +429,7 @@ def test_who_finds_redis_away_is_held_with_its_followers(office):
     turn(requests[0], "unavailable")
     assert office.clerk.requests("park") == []
     assert "backend_failed" in office.clerk.names()
-    assert office.desk._suspended == requests
+    assert office.desk._outage._suspended == requests
     assert office.acked == []
 
 
@@ -440,11 +441,20 @@ def test_who_was_in_the_pool_when_redis_went_away_is_still_the_first(office):
     office.desk(second)
     turn(first, "unavailable")
     office.desk(third)
-    assert office.desk._suspended == [second, first, third]
+    assert office.desk._outage._suspended == [second, first, third]
     office.desk.backend_up()
     assert office.sent == [first, first]
     take(office, first)
     assert office.clerk.requests("park") == [second, third]
+
+
+def test_what_is_held_is_either_sent_on_or_still_held_when_a_mode_changes_meanwhile(office):
+    """Whether a lock is kept is asked once: another thread may hear of a switch any moment."""
+    outage, kept = Outage(office.prefetch.append), iter([False, True])
+    outage.suspend(request := office.message("late", "a"))
+    assert outage.free(lambda _: next(kept)) == [request]
+    assert len(outage) == 0
+    assert sum(office.prefetch) == 0
 
 
 def test_why_locked_tasks_wait_is_logged_once(office, caplog):
