@@ -577,7 +577,7 @@ class Agent:
 
         Then there are two, of which the second finds the first running, or its end remembered.
         """
-        if self.desk.holds_back(order.request):
+        if self.desk.requeues.holds(order.request):
             self._send_back(order.request, lambda error: self._requeued(order, error))
 
     def _send_back(self, request: LockedRequest, told: Callable[[Exception | None], None]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -17,13 +16,8 @@ from celery.worker.state import task_ready, task_reserved
 
 from celery_singleton_lock.clerk import Clerk
 from celery_singleton_lock.clock import SystemClock
-from celery_singleton_lock.errors import (
-    LockError,
-)
-from celery_singleton_lock.events import (
-    TaskBlocked,
-    TaskDuplicate,
-)
+from celery_singleton_lock.errors import LockError
+from celery_singleton_lock.events import TaskBlocked, TaskDuplicate
 from celery_singleton_lock.flights import Flights
 from celery_singleton_lock.gate import Turned, cannot_wait, options_of, reservation_for
 from celery_singleton_lock.herald import FRESH, Herald
@@ -31,16 +25,10 @@ from celery_singleton_lock.kept import begun_again, onward, renewed
 from celery_singleton_lock.model import CLAIM_LEASE, Delivery, Ending, Reservation
 from celery_singleton_lock.outage import Outage
 from celery_singleton_lock.request import LockedRequest, about
+from celery_singleton_lock.requeues import Requeues
 from celery_singleton_lock.settings import LockOptions
-from celery_singleton_lock.stamp import (
-    STAMP,
-    UNSTAMPED,
-    Stamp,
-    end_in,
-    loss_in,
-    singles,
-)
-from celery_singleton_lock.stamper import Stamper, waited_in_vain
+from celery_singleton_lock.stamp import STAMP, UNSTAMPED, Stamp, end_in, loss_in, singles
+from celery_singleton_lock.stamper import Stamper
 
 logger = logging.getLogger(__name__)
 _clock = SystemClock()
@@ -64,6 +52,7 @@ class Desk:
 
     Attributes:
         flights: who is on the way.
+        requeues: who goes back to the broker.
         alone: names of tasks whose requests do not tell how they end, by the worker's self-test:
             they pass by, and the pool takes their locks.
     """
@@ -86,12 +75,13 @@ class Desk:
         self._forward = forward
         self._clerk = clerk
         self._herald = herald
-        self._prefetch = prefetch
         self._children = children
         self._keeps_messages = keeps
         self.flights = Flights(self._wait)
         self._outage = Outage(prefetch)
-        self._held_back: set[LockedRequest] = set()
+        self.requeues = Requeues(
+            stamper=stamper, rules=rules, clerk=clerk, herald=herald, prefetch=prefetch
+        )
         self._ending: dict[str, LockedRequest] = {}
         self.unclaimed = 0
         self.alone: frozenset[str] = frozenset()
@@ -162,23 +152,18 @@ class Desk:
         self._clerk.park(request)
 
     def _requeue(self, request: LockedRequest) -> None:
-        """Have a message sent back to the broker, after a while; it is acknowledged after that.
+        """Have a message sent back to the broker, unless it has waited for long enough."""
+        error = self.requeues.in_vain(request)
+        if error is None:
+            self.requeues.begin(request)
+        else:
+            self._fail(request, error)
 
-        Meanwhile it is held unacknowledged: who dies with it loses nothing.
-        """
-        options = self._rules(request.task)
-        waited = self._stamper.age(request)
-        if options.wait_timeout is not None and waited >= options.wait_timeout:
-            request.parking = False
-            task_reserved(request)
-            error = waited_in_vain(request.stamp.name, waited)
-            return self._send(request, request.stamp._replace(error=error))
-        task_ready(request)
-        self._held_back.add(request)
-        self._prefetch(1)
-        self._tell_requeued(request)
-        self._clerk.requeue(request, held_for(options, request.requeues))
-        return None
+    def _fail(self, request: LockedRequest, error: Exception) -> None:
+        """End a task with an error, or as skipped, in a pool slot."""
+        request.parking = False
+        task_reserved(request)
+        self._send(request, request.stamp._replace(error=error))
 
     # -- what the agent tells ---------------------------------------------------------------------
 
@@ -216,33 +201,15 @@ class Desk:
         request.acknowledge()
         self._herald.tell(request, TaskDuplicate(*about(request), verdict="twin"))
 
-    def holds_back(self, request: LockedRequest) -> bool:
-        """Return whether a message is still to be requeued, and not redelivered instead."""
-        return request in self._held_back
-
     def requeued(self, request: LockedRequest) -> None:
         """The message is with the broker again: acknowledge the one that we have."""
-        if request in self._held_back:
-            self._held_back.remove(request)
-            self._prefetch(-1)
+        self.requeues.end(request)
         request.acknowledge()
 
-    def _tell_requeued(self, request: LockedRequest) -> None:
-        """Tell it before the message is sent: it may be back, and run, before we hear of that."""
-        request.was_blocked = True
-        if request.is_twin:  # its like runs, or waits: that it is blocked would not be true of it
-            self._herald.tell(request, TaskDuplicate(*about(request), verdict="twin"))
-        else:
-            self._herald.tell(request, TaskBlocked(*about(request), policy="requeue"))
-
     def refused(self, request: LockedRequest, reason: str) -> None:
-        """The message cannot be parked: fail the task, or skip it, in a pool slot."""
+        """The message cannot be parked: fail the task, or skip it."""
         self.flights.parked(request)
-        request.parking = False
-        options = self._rules(request.task)
-        error = cannot_wait(request.stamp, options, reason)
-        task_reserved(request)
-        self._send(request, request.stamp._replace(error=error))
+        self._fail(request, cannot_wait(request.stamp, self._rules(request.task), reason))
 
     def deliver(self, delivery: Delivery, request: LockedRequest) -> None:
         """Send a parked message, whose turn has come, to the pool."""
@@ -492,7 +459,7 @@ class Desk:
                 continue
             request.doubt()
             self.on_landed(request, gone=request.delivered)
-        self._held_back.clear()  # the broker delivers them again
+        self.requeues.abandon()
         for request in self._outage.abandon():
             if request.delivered and request.stamp.settle and request.stamp.copy:
                 self._save(request, closing=unless_dispatched)
@@ -519,7 +486,7 @@ class Desk:
         return {
             **self.flights.counts(),
             "suspended": len(self._outage),
-            "held_back": len(self._held_back),
+            "held_back": len(self.requeues),
             "unclaimed": self.unclaimed,
         }
 
@@ -532,12 +499,6 @@ def _others(stamp: Stamp) -> list[Stamp]:
 def _kept(stamp: Stamp) -> list[Stamp]:
     """Return stamps for the locks that a delivery has kept while it was parked."""
     return [] if stamp.bundle is None else singles(stamp)[: stamp.bundle.at]
-
-
-def held_for(options: LockOptions, requeues: int) -> float:
-    """Return for how many seconds a requeued task is held back: doubling, with jitter."""
-    most = min(options.requeue_delay * 2.0 ** min(requeues, 30), options.requeue_max)
-    return most * random.uniform(0.75, 1.0)  # noqa: S311  # spreads those who were blocked together
 
 
 def worker_id(hostname: str) -> str:
