@@ -22,6 +22,7 @@ from typing import Any, Final, Protocol
 
 from celery.worker.state import revoked as revoked_tasks
 
+from celery_singleton_lock.clerk import Clerk
 from celery_singleton_lock.clock import ServerClock
 from celery_singleton_lock.desk import Desk
 from celery_singleton_lock.errors import BackendError, BackendUnreachable
@@ -169,10 +170,8 @@ class Agent:
         done_for: seconds for which later copies of an ended attempt end quietly.
         max_body: most bytes of a message that is parked.
         capacity: tasks that the worker's pool runs at once.
+        desk: makes the desk, given its clerk: each needs the other.
     """
-
-    desk: Desk
-    """Whom to tell; joined before :meth:`start`, since each needs the other."""
 
     def __init__(  # the one place where a worker's I/O meets
         self,
@@ -195,12 +194,14 @@ class Agent:
         done_for: float,
         max_body: int,
         capacity: int,
+        desk: Callable[[Clerk], Desk],
     ) -> None:
         """Prepare; :meth:`start` starts the threads."""
         self.store = store
         self.worker = worker
         self.realm = realm
         self.counts = Counts()
+        self.desk = desk(self)
         self._place = place
         self._queues = queues
         self._rules = rules

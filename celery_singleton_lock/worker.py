@@ -25,6 +25,7 @@ from celery_singleton_lock import native
 from celery_singleton_lock.abort import Board, Listener
 from celery_singleton_lock.agent import Agent
 from celery_singleton_lock.bounds import PREFIX
+from celery_singleton_lock.clerk import Clerk
 from celery_singleton_lock.clock import Clock, ServerClock
 from celery_singleton_lock.desk import Desk, worker_id
 from celery_singleton_lock.errors import BackendRefused, BackendUnreachable, SchemaMismatch
@@ -147,11 +148,18 @@ class Crew:
         self.queues = queues = Consumed(consumer)
         self.modes = Modes(extension.modes())
         self.watchdog = self._new_watchdog()
-        herald = Herald(
+        self.herald = Herald(
             extension.observers,
             send_event=self.send_event,
             sends_events=self.sends_events,
             later=None if self.kind == "solo" else self.mailbox.later,
+        )
+        self.stamper = Stamper(
+            worker=worker,
+            place=link.place,
+            rules=extension.options,
+            name_of=extension.name_of,
+            modes=self.modes,
         )
         self.agent = Agent(
             extension.new_store(PATIENCE),
@@ -166,35 +174,31 @@ class Crew:
             abort=self.abort,
             publisher=Publisher(extension.app.connection_for_write),
             watchdog=self.watchdog,
-            herald=herald,
+            herald=self.herald,
             modes=self.modes,
             address=extension.settings.where(),
             done_for=extension.settings.done_for,
             max_body=extension.settings.max_body_bytes,
             capacity=consumer.pool.limit or 1,
+            desk=self._new_desk,
         )
-        self.stamper = Stamper(
-            worker=worker,
-            place=link.place,
-            rules=extension.options,
-            name_of=extension.name_of,
-            modes=self.modes,
-        )
-        self.desk = Desk(
-            stamper=self.stamper,
-            rules=extension.options,
-            forward=self._to_pool if consumer.hub is not None else self.forward,
-            clerk=self.agent,
-            herald=herald,
-            prefetch=self.prefetch,
-            children=self.kind == "prefork",
-            keeps=not extension.settings.is_quorum,
-        )
-        self.agent.desk = self.desk
+        self.desk = self.agent.desk
         link.mailbox.on_notice = self.desk.on_notice
         if self.kind in ("solo", *_GREEN):  # tasks run where the notice is heard
             extension.announce = partial(guarded, self.desk.on_notice)
         consumer.on_task_request = self.desk
+
+    def _new_desk(self, clerk: Clerk) -> Desk:
+        return Desk(
+            stamper=self.stamper,
+            rules=self.extension.options,
+            forward=self._to_pool if self.consumer.hub is not None else self.forward,
+            clerk=clerk,
+            herald=self.herald,
+            prefetch=self.prefetch,
+            children=self.kind == "prefork",
+            keeps=not self.extension.settings.is_quorum,
+        )
 
     def _new_watchdog(self) -> Watchdog:
         """Return the watchdog; under gevent and eventlet in a thread that the system schedules.

@@ -24,7 +24,7 @@ from celery_singleton_lock.agent import (
     SYNC,
     Agent,
 )
-from celery_singleton_lock.clock import ServerClock, SystemClock
+from celery_singleton_lock.clock import ServerClock
 from celery_singleton_lock.errors import BackendRefused, BackendUnreachable
 from celery_singleton_lock.events import BackendDown, BackendUp, LeaseLost, Observers
 from celery_singleton_lock.herald import Herald
@@ -51,9 +51,8 @@ class HandClock:
 class PaperStore:
     """Notes what it is asked; answers as told, or raises."""
 
-    clock = SystemClock()
-
-    def __init__(self):
+    def __init__(self, clock):
+        self.clock = clock
         self.calls = []
         self.fails = {}
         self.replies = {}
@@ -166,8 +165,8 @@ def clock():
 
 
 @pytest.fixture
-def store():
-    return PaperStore()
+def store(clock):
+    return PaperStore(clock)
 
 
 @pytest.fixture
@@ -190,7 +189,7 @@ def agent(clock, store, desk, seen):
             raise seen.refuse
         seen.published.append((token, queue))
 
-    made = Agent(
+    return Agent(
         store,
         worker="w#1",
         realm="r",
@@ -209,9 +208,8 @@ def agent(clock, store, desk, seen):
         done_for=60.0,
         max_body=MAX_BODY,
         capacity=CAPACITY,
+        desk=lambda clerk: desk,
     )
-    made.desk, made._clock = desk, clock
-    return made
 
 
 def stamp(token):
