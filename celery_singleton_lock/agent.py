@@ -10,11 +10,10 @@ from __future__ import annotations
 import logging
 import math
 import os
-import queue
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -52,7 +51,6 @@ from celery_singleton_lock.modes import MODES, Modes
 from celery_singleton_lock.orders import (
     End,
     Errand,
-    Later,
     Leave,
     LookUp,
     Lost,
@@ -72,6 +70,7 @@ from celery_singleton_lock.stamp import Stamp, doubted, leaving, singles, task_i
 from celery_singleton_lock.store.admin import Standing
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.store.open import admin_of
+from celery_singleton_lock.tray import RETRY, Tray
 from celery_singleton_lock.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
@@ -87,12 +86,6 @@ ALIVE: Final = 3.0
 
 SYNC: Final = 30.0
 """Seconds between two measurements of the server's clock."""
-
-RETRY: Final = 0.5
-"""Seconds before an order that Redis did not answer is tried again."""
-
-REFUSED_RETRY: Final = 5.0
-"""Seconds before an order that Redis refused is tried again: somebody must change something."""
 
 GONE: Final = 5.0
 """Seconds after which a process that was killed, and does not go, is left to its lease."""
@@ -112,8 +105,8 @@ TALE: Final = 60.0
 NAMED: Final = 5
 """Most locks that are named then."""
 
-BATCH: Final = 100
-"""Most orders that one round takes."""
+MOST: Final = 100
+"""Most locks that one round looks at."""
 
 HAND_OVER: Final = 0.5
 """Seconds in which a worker that ends hands over what its parked messages keep."""
@@ -218,8 +211,7 @@ class Agent:
         self._max_body = max_body
         self._capacity = capacity
         self._clock = store.clock
-        self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
-        self._later: list[tuple[float, Order]] = []
+        self._orders = Tray(store.clock)
         self._minded: dict[str, Minded] = {}
         self._kept = Kept(store, watchdog, worker, self._standing)
         self._reported: deque[str] = deque(maxlen=1000)
@@ -249,7 +241,7 @@ class Agent:
 
     def requeue(self, request: LockedRequest, delay: float) -> None:
         """Send a message back to the broker after ``delay`` seconds, then tell the desk."""
-        self._orders.put(Later(self._clock.monotonic() + delay, Requeue(request)))
+        self._orders.put_off(Requeue(request), delay)
 
     def rescue(self, request: LockedRequest) -> None:
         """Send a message to the broker at once: this worker ends, and Redis does not answer."""
@@ -360,7 +352,7 @@ class Agent:
         """Carry out the orders that are left, within ``timeout`` seconds, and end both threads."""
         self.retire()
         self._stopped.set()
-        self._orders.put(None)
+        self._orders.wake()
         for thread in self._threads:
             thread.join(timeout / 2)
         self._outbox.close(timeout)
@@ -384,9 +376,8 @@ class Agent:
                     self._orders.put(delivery)
 
     def _pause(self) -> float:
-        now = self._clock.monotonic()
-        look = min([self._next_beat, *(due for due, _ in self._later)])
-        return max(0.0, min(LOOK, look - now))
+        look = min(self._next_beat, self._orders.next_at())
+        return max(0.0, min(LOOK, look - self._clock.monotonic()))
 
     # -- one round --------------------------------------------------------------------------------
 
@@ -399,7 +390,7 @@ class Agent:
         Returns:
             How many orders were carried out.
         """
-        orders = [*self._due_again(), *self._arrived(pause)]
+        orders = self._orders.take(pause)
         for batch in alike(orders):
             try:
                 self._carry_out(batch)
@@ -412,27 +403,6 @@ class Agent:
             self._tick()
         return len(orders)
 
-    def _arrived(self, pause: float) -> Iterator[Order]:
-        try:
-            order = self._orders.get(timeout=pause) if pause > 0 else self._orders.get_nowait()
-            for _ in range(BATCH):
-                if order is not None:
-                    yield order
-                order = self._orders.get_nowait()
-            if order is not None:
-                yield order
-        except queue.Empty:
-            return
-
-    def _due_again(self) -> list[Order]:
-        now = self._clock.monotonic()
-        due = [order for at, order in self._later if at <= now]
-        self._later = [(at, order) for at, order in self._later if at > now]
-        return due
-
-    def _again(self, order: Order, delay: float = RETRY) -> None:
-        self._later.append((self._clock.monotonic() + delay, order))
-
     def _failed(self, batch: list[Order], error: BackendError) -> None:
         logger.warning("celery-singleton-lock: %s Trying again.", error)
         self.counts.backend_errors += 1
@@ -440,7 +410,7 @@ class Agent:
             self._set_down()
         for order in batch:
             if not isinstance(order, Delivery):  # that lapses, and is granted again
-                self._again(order, delay_after(error))
+                self._orders.try_again(order, error)
 
     def _carry_out(self, batch: list[Any]) -> None:
         """Carry out a run of like orders: together where one round trip does, else one by one."""
@@ -453,7 +423,6 @@ class Agent:
 
     def _carry_out_one(self, order: Any) -> None:
         steps: dict[type[Any], Callable[[Any], None]] = {
-            Later: self._postpone,
             Requeue: self._requeue,
             Settle: self._settle,
             End: self._end,
@@ -466,9 +435,6 @@ class Agent:
             Leave: lambda _order: self._leave(),
         }
         steps[type(order)](order)
-
-    def _postpone(self, order: Later) -> None:
-        self._later.append((order.at, order.order))
 
     # -- parking ----------------------------------------------------------------------------------
 
@@ -483,7 +449,7 @@ class Agent:
             if isinstance(reply, BackendError):
                 logger.warning("%s stays with the broker: %s", park.request, reply)
                 self.counts.backend_errors += 1
-                self._again(park, delay_after(reply))
+                self._orders.try_again(park, reply)
             else:
                 self._parked(park.request, reply, asked_at)
                 if park.request.stamp.bundle is not None and reply.verdict is not Verdict.FULL:
@@ -495,7 +461,7 @@ class Agent:
         try:
             self._kept.settle(request.stamp, self._rules(request.task).lease)
         except BackendError as error:
-            self._again(order, delay_after(error))
+            self._orders.try_again(order, error)
 
     def _fits(self, park: Park, parcel: Parcel) -> bool:
         size = len(parcel.body)
@@ -597,7 +563,7 @@ class Agent:
             self._post(self.desk.requeued, order.request)
         else:
             logger.warning("%s could not be requeued, trying again: %r", order.request, error)
-            self._orders.put(Later(self._clock.monotonic() + RETRY, order))
+            self._orders.put_off(order, RETRY)
 
     # -- delivering -------------------------------------------------------------------------------
 
@@ -634,7 +600,7 @@ class Agent:
 
     def _end(self, order: End) -> None:
         if order.pid and not gone(order.pid) and self._clock.monotonic() < order.until:
-            self._again(order, 0.02)
+            self._orders.put_off(order, 0.02)
             return
         for stamp in leaving(order.stamp):
             self.store.release(
@@ -719,7 +685,7 @@ class Agent:
         """Look at locks that want it, but take no more grants than the pool can soon run."""
         room = 4 * self._capacity - self.desk.flights.backlog()
         if room > 0 and not self._retired.is_set():
-            names = list(self.store.take_due(min(room, BATCH)))
+            names = list(self.store.take_due(min(room, MOST)))
             self.counts.swept += len(names)
             self._kick(names)
 
@@ -761,7 +727,7 @@ class Agent:
         if not names:
             self._next_let_run = now + IDLE
             return
-        names = random.sample(names, min(len(names), room, BATCH))
+        names = random.sample(names, min(len(names), room, MOST))
         most = max(1, room // len(names))
         self.counts.let_run += self.store.let_run(
             names, tasks, most, worker=self.worker, realm=self.realm
@@ -794,7 +760,7 @@ class Agent:
         if loss.token in self._reported or not (loss.ended or self.desk.flights.has(loss.token)):
             return
         if self._clock.monotonic() < loss.until:
-            self._again(loss, LANDING / 4)
+            self._orders.put_off(loss, LANDING / 4)
             return
         self._reported.append(loss.token)
         self.counts.lost += 1
@@ -857,11 +823,6 @@ class Agent:
 def copying(stray: Stray) -> Callable[[Publisher], None]:
     """Return what publishes a copy of a message that waits for a worker."""
     return lambda publisher: publisher.publish(stray.body, stray.name, stray.token, stray.queue)
-
-
-def delay_after(error: BackendError) -> float:
-    """Return the seconds after which to try again."""
-    return RETRY if isinstance(error, BackendUnreachable) else REFUSED_RETRY
 
 
 def gone(pid: int) -> bool:

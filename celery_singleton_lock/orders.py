@@ -100,28 +100,15 @@ class Leave:
     """Tell the fleet that this worker takes no more grants, and give back those in the inbox."""
 
 
+Order = Park | Requeue | Settle | End | LookUp | Lost | Revoke | Switch | Errand | Leave | Delivery
+
+
 @dataclass(frozen=True, slots=True)
 class Later:
     """Carry out an order, not before ``at`` (monotonic)."""
 
     at: float
-    order: Requeue
-
-
-Order = (
-    Later
-    | Park
-    | Requeue
-    | Settle
-    | End
-    | LookUp
-    | Lost
-    | Revoke
-    | Switch
-    | Errand
-    | Leave
-    | Delivery
-)
+    order: Order
 
 
 def alike(orders: list[Order]) -> Iterator[list[Order]]:

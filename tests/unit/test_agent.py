@@ -19,8 +19,6 @@ from celery_singleton_lock.agent import (
     BEAT,
     GONE,
     LANDING,
-    REFUSED_RETRY,
-    RETRY,
     SYNC,
     Agent,
 )
@@ -32,6 +30,7 @@ from celery_singleton_lock.model import Delivery, Ending, Reply, Stray, Verdict
 from celery_singleton_lock.modes import Modes
 from celery_singleton_lock.settings import LockOptions
 from celery_singleton_lock.stamp import Stamp
+from celery_singleton_lock.tray import REFUSED_RETRY, RETRY
 from support.waiting import eventually
 
 CAPACITY = 2
