@@ -14,7 +14,7 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -23,11 +23,10 @@ from celery.worker.state import revoked as revoked_tasks
 
 from celery_singleton_lock.clerk import Clerk
 from celery_singleton_lock.clock import ServerClock
+from celery_singleton_lock.contact import Contact
 from celery_singleton_lock.desk import Desk
-from celery_singleton_lock.errors import BackendError, BackendUnreachable
+from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.events import (
-    BackendDown,
-    BackendUp,
     Event,
     LeaseLost,
     TaskBlocked,
@@ -135,7 +134,6 @@ class Counts:
     requeued: int = 0
     replaced: int = 0
     released_for_dead: int = 0
-    backend_errors: int = 0
     lost: int = 0
     let_run: int = 0
 
@@ -193,7 +191,7 @@ class Agent:
         self.store = store
         self.worker = worker
         self.realm = realm
-        self.counts = Counts()
+        self._done = Counts()
         self.desk = desk(self)
         self._place = place
         self._queues = queues
@@ -206,7 +204,13 @@ class Agent:
         self._watchdog = watchdog
         self._herald = herald
         self._modes = modes
-        self._address = address
+        self._contact = Contact(
+            store.clock,
+            address=address,
+            observers=herald.observers,
+            on_loss=self._look_soon,
+            on_return=partial(post, self.desk.backend_up),
+        )
         self._done_for = done_for
         self._max_body = max_body
         self._capacity = capacity
@@ -220,8 +224,6 @@ class Agent:
         self._next_look = 0.0
         self._next_let_run = 0.0
         self._revokes_seen: set[str] = set()
-        self._down = False
-        self._down_since = 0.0
         self._next_tale = math.inf
         self._retired = threading.Event()
         self._stopped = threading.Event()
@@ -248,7 +250,7 @@ class Agent:
 
         def told(error: Exception | None) -> None:
             if error is None:
-                self.counts.requeued += 1
+                self._done.requeued += 1
                 logger.warning("%s may have been lost in an outage: sent to the broker", request)
             else:
                 logger.error("%s may be lost: neither Redis nor the broker takes it", request)
@@ -311,7 +313,7 @@ class Agent:
 
     def backend_failed(self) -> None:
         """Stop what needs Redis until it answers again."""
-        self._set_down()
+        self._contact.lost()
 
     def keeping(self) -> int:
         """Return how many messages that this worker has parked keep other locks meanwhile."""
@@ -319,7 +321,11 @@ class Agent:
 
     def down_for(self) -> float:
         """Return the seconds for which Redis has not answered; 0 if it does."""
-        return round(self._clock.monotonic() - self._down_since, 1) if self._down else 0.0
+        return self._contact.down_for()
+
+    def counts(self) -> dict[str, int]:
+        """Return what the agent has done since the worker started; shown by ``inspect stats``."""
+        return {**asdict(self._done), "backend_errors": self._contact.errors}
 
     # -- life -------------------------------------------------------------------------------------
 
@@ -405,9 +411,7 @@ class Agent:
 
     def _failed(self, batch: list[Order], error: BackendError) -> None:
         logger.warning("celery-singleton-lock: %s Trying again.", error)
-        self.counts.backend_errors += 1
-        if isinstance(error, BackendUnreachable):
-            self._set_down()
+        self._contact.failed(error)
         for order in batch:
             if not isinstance(order, Delivery):  # that lapses, and is granted again
                 self._orders.try_again(order, error)
@@ -448,7 +452,7 @@ class Agent:
         for (park, _), reply in zip(fitting, replies, strict=True):
             if isinstance(reply, BackendError):
                 logger.warning("%s stays with the broker: %s", park.request, reply)
-                self.counts.backend_errors += 1
+                self._contact.errors += 1
                 self._orders.try_again(park, reply)
             else:
                 self._parked(park.request, reply, asked_at)
@@ -497,7 +501,7 @@ class Agent:
         elif reply.verdict is Verdict.DONE:
             self._post(self.desk.dropped, request)
         else:
-            self.counts.parked += 1
+            self._done.parked += 1
             if request.id in revoked_tasks:  # before it could be found, perhaps
                 self._orders.put(Revoke((request.id,)))
             if reply.verdict is Verdict.TWIN:
@@ -559,7 +563,7 @@ class Agent:
     def _requeued(self, order: Requeue, error: Exception | None) -> None:
         """Hear from the outbox' thread what became of it."""
         if error is None:
-            self.counts.requeued += 1
+            self._done.requeued += 1
             self._post(self.desk.requeued, order.request)
         else:
             logger.warning("%s could not be requeued, trying again: %r", order.request, error)
@@ -576,9 +580,9 @@ class Agent:
             if delivery.body is None:
                 return
         if delivery.verdict == "replaced":
-            self.counts.replaced += 1
+            self._done.replaced += 1
         else:
-            self.counts.delivered += 1
+            self._done.delivered += 1
         self._post(self._receive, delivery)
 
     def _return(self, delivery: Delivery) -> None:
@@ -612,7 +616,7 @@ class Agent:
                 mark=doubted(stamp, self._clock.monotonic(), self._done_for).copy,
             )
         self._kept.drop(order.stamp.token)
-        self.counts.released_for_dead += 1
+        self._done.released_for_dead += 1
         self._post(self.desk.ended, order.stamp.token)
 
     def _kick(self, names: list[str]) -> None:
@@ -623,7 +627,7 @@ class Agent:
 
     def _copy_published(self, error: Exception | None) -> None:
         if error is None:
-            self.counts.published += 1
+            self._done.published += 1
         else:  # a later sweep tries again
             logger.warning("no copy of a parked task could be published: %r", error)
 
@@ -642,16 +646,14 @@ class Agent:
             self._kept.look()
             self._hear_of_revokes()
         except BackendError as error:
-            if not self._down:
+            if not self._contact.down:
                 logger.warning("celery-singleton-lock: %s Locked tasks wait.", error)
-            self.counts.backend_errors += 1
-            if isinstance(error, BackendUnreachable):
-                self._set_down()
+            self._contact.failed(error)
         except Exception:
             logger.exception("celery-singleton-lock: the agent's round failed")
         else:
-            self._set_up()
-        if self._down and self._modes.relaxed():
+            self._contact.regained()
+        if self._contact.down and self._modes.relaxed():
             self._post(self.desk.relax)
 
     def _look_after_children(self) -> None:
@@ -686,7 +688,7 @@ class Agent:
         room = 4 * self._capacity - self.desk.flights.backlog()
         if room > 0 and not self._retired.is_set():
             names = list(self.store.take_due(min(room, MOST)))
-            self.counts.swept += len(names)
+            self._done.swept += len(names)
             self._kick(names)
 
     # -- modes ------------------------------------------------------------------------------------
@@ -729,7 +731,7 @@ class Agent:
             return
         names = random.sample(names, min(len(names), room, MOST))
         most = max(1, room // len(names))
-        self.counts.let_run += self.store.let_run(
+        self._done.let_run += self.store.let_run(
             names, tasks, most, worker=self.worker, realm=self.realm
         )
 
@@ -763,7 +765,7 @@ class Agent:
             self._orders.put_off(loss, LANDING / 4)
             return
         self._reported.append(loss.token)
-        self.counts.lost += 1
+        self._done.lost += 1
         whose = (loss.task, loss.task_id) if loss.ended else self.desk.flights.who(loss.token)
         event = LeaseLost(loss.name, *whose, reason="lapsed or taken away")
         self.tell(event)
@@ -779,26 +781,10 @@ class Agent:
         self._herald.observers.notify(event)
         self._post(self._herald.announce, event)
 
-    # -- Redis away and back ----------------------------------------------------------------------
-
-    def _set_down(self) -> None:
-        if not self._down:
-            self._down = True
-            self._down_since = self._clock.monotonic()
-            self._herald.observers.notify(BackendDown(self._address))
-            self._next_beat = min(self._next_beat, self._clock.monotonic() + RETRY)
-            self._post(self.desk.backend_down)
-
-    def _set_up(self) -> None:
-        if self._down:
-            self._down = False
-            down_for = self._clock.monotonic() - self._down_since
-            event = BackendUp(self._address, down_for)
-            self._herald.observers.notify(event)
-            logger.warning(
-                "celery-singleton-lock: the lock's Redis answers again.", extra=log_keys(event)
-            )
-            self._post(self.desk.backend_up)
+    def _look_soon(self) -> None:
+        """Stop what needs Redis, and see soon whether it is back."""
+        self._next_beat = min(self._next_beat, self._clock.monotonic() + RETRY)
+        self._post(self.desk.backend_down)
 
     # -- the end ----------------------------------------------------------------------------------
 

@@ -333,7 +333,7 @@ class Crew:
             "keeping": self.agent.keeping(),
             "renewed": self.watchdog.renewed,
             "renewals_failed": self.watchdog.failed,
-            **dataclasses.asdict(self.agent.counts),
+            **self.agent.counts(),
         }
 
     def shut(self) -> None:
