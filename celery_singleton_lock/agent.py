@@ -34,7 +34,8 @@ from celery_singleton_lock.events import (
 )
 from celery_singleton_lock.gate import claim_of, options_of
 from celery_singleton_lock.herald import Herald
-from celery_singleton_lock.kept import Kept, own_bundle, time_left
+from celery_singleton_lock.inbox import Inbox
+from celery_singleton_lock.kept import Kept, time_left
 from celery_singleton_lock.model import (
     Claim,
     Delivery,
@@ -128,11 +129,9 @@ class Counts:
     """What the agent has done since the worker started; shown by ``inspect stats``."""
 
     parked: int = 0
-    delivered: int = 0
     swept: int = 0
     published: int = 0
     requeued: int = 0
-    replaced: int = 0
     released_for_dead: int = 0
     lost: int = 0
     let_run: int = 0
@@ -162,6 +161,10 @@ class Agent:
         max_body: most bytes of a message that is parked.
         capacity: tasks that the worker's pool runs at once.
         desk: makes the desk, given its clerk: each needs the other.
+
+    Attributes:
+        desk: whom to tell.
+        inbox: the grants that come to this worker.
     """
 
     def __init__(  # the one place where a worker's I/O meets
@@ -196,7 +199,6 @@ class Agent:
         self._place = place
         self._queues = queues
         self._rules = rules
-        self._receive = receive
         self._post = post
         self._reap = reap
         self._abort = abort
@@ -218,6 +220,9 @@ class Agent:
         self._orders = Tray(store.clock)
         self._minded: dict[str, Minded] = {}
         self._kept = Kept(store, watchdog, worker, self._standing)
+        self.inbox = Inbox(
+            store, worker, kept=self._kept, orders=self._orders, pass_on=partial(post, receive)
+        )
         self._reported: deque[str] = deque(maxlen=1000)
         self._next_beat = 0.0
         self._next_sync = 0.0
@@ -225,7 +230,6 @@ class Agent:
         self._next_let_run = 0.0
         self._revokes_seen: set[str] = set()
         self._next_tale = math.inf
-        self._retired = threading.Event()
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -280,21 +284,6 @@ class Agent:
         """Make a call that waits for Redis; once, whatever comes of it."""
         self._orders.put(Errand(call))
 
-    def drop(self, delivery: Delivery) -> None:
-        """Settle a message that this worker cannot run, and has told so."""
-        self._orders.put(End(self._stamp_of(delivery), Ending.FINAL, None, 0.0))
-
-    def give_back(self, delivery: Delivery) -> None:
-        """Return a message to its place in line: this worker cannot run it, another can."""
-        self._orders.put(End(self._stamp_of(delivery), Ending.AGAIN, None, 0.0))
-
-    def _stamp_of(self, delivery: Delivery) -> Stamp:
-        """Return a stamp for what is not run here."""
-        bundle = own_bundle(delivery)
-        attempt = "//" if bundle else ""
-        stamp = Stamp(delivery.name, delivery.token, attempt, "", self.worker, granted=True)
-        return stamp._replace(bundle=bundle)
-
     def watch(self, stamp: Stamp, lease: float, *, held: bool) -> None:
         """Renew a lease from now on."""
         self._watchdog.watch_later(stamp.name, stamp.token, lease, held=held, on_lost=self._on_lost)
@@ -325,7 +314,12 @@ class Agent:
 
     def counts(self) -> dict[str, int]:
         """Return what the agent has done since the worker started; shown by ``inspect stats``."""
-        return {**asdict(self._done), "backend_errors": self._contact.errors}
+        return {
+            **asdict(self._done),
+            "delivered": self.inbox.delivered,
+            "replaced": self.inbox.replaced,
+            "backend_errors": self._contact.errors,
+        }
 
     # -- life -------------------------------------------------------------------------------------
 
@@ -333,15 +327,10 @@ class Agent:
         """Start both threads; harmless if they run."""
         if self._threads:
             return
-        for name, loop in (("agent", self._run), ("inbox", self._run_inbox)):
+        for name, loop in (("agent", self._run), ("inbox", self.inbox.run)):
             thread = threading.Thread(target=loop, name=f"singleton-lock-{name}", daemon=True)
             self._threads.append(thread)
             thread.start()
-
-    @property
-    def retired(self) -> bool:
-        """Whether the worker takes no more grants."""
-        return self._retired.is_set()
 
     def stand_aside(self) -> None:
         """Take no grants in this worker's life, and tell of messages that nobody runs."""
@@ -350,9 +339,7 @@ class Agent:
 
     def retire(self) -> None:
         """Take no more grants: the worker is shutting down, or cannot run them."""
-        if not self._retired.is_set():
-            self._retired.set()
-            self._orders.put(Leave())
+        self.inbox.retire()
 
     def stop(self, timeout: float) -> None:
         """Carry out the orders that are left, within ``timeout`` seconds, and end both threads."""
@@ -367,19 +354,6 @@ class Agent:
         while not self._stopped.is_set():
             self.run_once(self._pause())
         self._farewell()
-
-    def _run_inbox(self) -> None:
-        while not self._retired.is_set():
-            try:
-                delivery = self.store.receive(self.worker, BEAT)
-            except BackendError:
-                self._retired.wait(RETRY)
-            except Exception:
-                logger.exception("celery-singleton-lock: the inbox failed")
-                self._retired.wait(RETRY)
-            else:
-                if delivery is not None:
-                    self._orders.put(delivery)
 
     def _pause(self) -> float:
         look = min(self._next_beat, self._orders.next_at())
@@ -431,7 +405,7 @@ class Agent:
             Settle: self._settle,
             End: self._end,
             LookUp: self._look_up,
-            Delivery: self._deliver,
+            Delivery: self.inbox.deliver,
             Lost: self._report_loss,
             Revoke: self._revoke,
             Switch: self._switch,
@@ -539,7 +513,7 @@ class Agent:
 
     def _revoke(self, order: Revoke) -> None:
         for name, token in self.store.find(order.task_ids):
-            self.store.revoke(name, token, realm=self.realm, worker=self._own())
+            self.store.revoke(name, token, realm=self.realm, worker=self.inbox.taker())
 
     # -- back to the broker -----------------------------------------------------------------------
 
@@ -569,30 +543,6 @@ class Agent:
             logger.warning("%s could not be requeued, trying again: %r", order.request, error)
             self._orders.put_off(order, RETRY)
 
-    # -- delivering -------------------------------------------------------------------------------
-
-    def _deliver(self, delivery: Delivery) -> None:
-        if self._retired.is_set():
-            self._return(delivery)
-            return
-        if delivery.body is None:
-            delivery = self._fetched(delivery)
-            if delivery.body is None:
-                return
-        if delivery.verdict == "replaced":
-            self._done.replaced += 1
-        else:
-            self._done.delivered += 1
-        self._post(self._receive, delivery)
-
-    def _return(self, delivery: Delivery) -> None:
-        """Give a grant back that this worker does not use."""
-        self._kept.give_back(delivery)
-        self.store.release(delivery.name, delivery.token, Ending.AGAIN)
-
-    def _fetched(self, delivery: Delivery) -> Delivery:
-        return replace(delivery, body=self.store.body(delivery.name, delivery.token))
-
     def _look_up(self, order: LookUp) -> None:
         self._kick([order.name])
         if self.store.body(order.name, order.token) is not None:
@@ -611,7 +561,7 @@ class Agent:
                 stamp.name,
                 stamp.token,
                 order.ending,
-                worker=self._own(),
+                worker=self.inbox.taker(),
                 done_for=self._done_for,
                 mark=doubted(stamp, self._clock.monotonic(), self._done_for).copy,
             )
@@ -621,7 +571,7 @@ class Agent:
 
     def _kick(self, names: list[str]) -> None:
         ready = [name for name in names if not self.desk.flights.undecided(name)]
-        strays = self.store.kick_many(ready, worker=self._own(), realm=self.realm)
+        strays = self.store.kick_many(ready, worker=self.inbox.taker(), realm=self.realm)
         for stray in strays:
             self._outbox.put(copying(stray), self._copy_published)
 
@@ -635,7 +585,7 @@ class Agent:
         self._next_beat = self._clock.monotonic() + BEAT * random.uniform(0.8, 1.2)  # noqa: S311
         try:
             self._sync()
-            if not self._retired.is_set():
+            if not self.inbox.retired:
                 self._hear_of_modes(
                     self.store.beat(self.worker, self.realm, self._queues.consumed(), ALIVE)
                 )
@@ -672,7 +622,7 @@ class Agent:
         now = self._clock.monotonic()
         for token, minded in list(self._minded.items()):
             if minded.task_id in revoked_tasks:
-                self.store.release(minded.name, token, Ending.FINAL, worker=self._own())
+                self.store.release(minded.name, token, Ending.FINAL, worker=self.inbox.taker())
             if minded.task_id in revoked_tasks or minded.until <= now:
                 del self._minded[token]
 
@@ -686,7 +636,7 @@ class Agent:
     def _sweep(self) -> None:
         """Look at locks that want it, but take no more grants than the pool can soon run."""
         room = 4 * self._capacity - self.desk.flights.backlog()
-        if room > 0 and not self._retired.is_set():
+        if room > 0 and not self.inbox.retired:
             names = list(self.store.take_due(min(room, MOST)))
             self._done.swept += len(names)
             self._kick(names)
@@ -723,7 +673,7 @@ class Agent:
         """
         tasks, room = self._modes.relaxed(), 4 * self._capacity - self.desk.flights.backlog()
         now = self._clock.monotonic()
-        if not tasks or room <= 0 or now < self._next_let_run or self._retired.is_set():
+        if not tasks or room <= 0 or now < self._next_let_run or self.inbox.retired:
             return
         names = list(self.store.waited_for())
         if not names:
@@ -750,9 +700,6 @@ class Agent:
                 ", ".join(map(repr, names[:NAMED])) + (" and others" if len(names) > NAMED else ""),
                 NEGLECTED,
             )
-
-    def _own(self) -> str:
-        return "" if self._retired.is_set() else self.worker
 
     def _on_lost(self, name: str, token: str) -> None:
         self._post(self._abort, token)
@@ -802,8 +749,7 @@ class Agent:
 
     def _leave(self) -> None:
         self.store.leave(self.worker, self.realm, self._queues.consumed())
-        while (delivery := self.store.receive(self.worker, 0.01)) is not None:
-            self._return(delivery)
+        self.inbox.empty()
 
 
 def copying(stray: Stray) -> Callable[[Publisher], None]:

@@ -285,8 +285,8 @@ class Crew:
 
     def receive(self, delivery: Delivery) -> None:
         """Make a request of a parked message whose turn has come. Runs in the main loop."""
-        if self.agent.retired:
-            return self.agent.give_back(delivery)
+        if self.agent.inbox.retired:
+            return self.agent.inbox.give_back(delivery)
         accept = prepare_accept_content(self.extension.app.conf.accept_content)
         message = unpack(delivery.body or b"", accept)
         read = read_as_celery(message, utc=self.extension.app.uses_utc_timezone())
@@ -294,9 +294,9 @@ class Crew:
         task = self.extension.app.tasks.get(name)
         if task is None or name not in self.extension.declared():
             self.consumer.on_unknown_task(None, message, KeyError(name))
-            return self.agent.drop(delivery)
+            return self.agent.inbox.drop(delivery)
         if not passes(self._request_class(task)):
-            return self.agent.give_back(delivery)
+            return self.agent.inbox.give_back(delivery)
         return self.desk.deliver(delivery, self._request(task, message, read))
 
     def _request(self, task: Any, message: Any, read: dict[str, Any]) -> LockedRequest:

@@ -491,7 +491,7 @@ def test_a_retired_worker_neither_beats_nor_sweeps(agent, store, clock):
 
 def test_stop_carries_out_what_was_ordered_and_ends_both_threads(agent, store, desk):
     """The threads run, an order is given and the agent stopped: done, told, and gone."""
-    store.receive = lambda worker, timeout: agent._retired.wait(timeout) and None
+    store.receive = lambda worker, timeout: agent.inbox._retired.wait(timeout) and None
     agent.start()
     agent.start()  # twice is once
     threads = list(agent._threads)
@@ -507,7 +507,7 @@ def test_stop_carries_out_what_was_ordered_and_ends_both_threads(agent, store, d
 def test_stop_ends_though_redis_is_away(agent, store, caplog):
     """Leases are left to end; the worker's exit does not wait for Redis."""
     store.fails = dict.fromkeys(("park_many", "leave", "time", "beat"), BackendUnreachable())
-    store.receive = lambda worker, timeout: agent._retired.wait(timeout) and None
+    store.receive = lambda worker, timeout: agent.inbox._retired.wait(timeout) and None
     agent.start()
     agent.park(request("a"))
     agent.stop(timeout=60)
