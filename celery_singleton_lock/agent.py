@@ -19,8 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from celery.worker.state import revoked as revoked_tasks
-
 from celery_singleton_lock.clerk import Clerk
 from celery_singleton_lock.clock import ServerClock
 from celery_singleton_lock.contact import Contact
@@ -54,7 +52,6 @@ from celery_singleton_lock.orders import (
     Leave,
     LookUp,
     Lost,
-    Minded,
     Order,
     Park,
     Requeue,
@@ -65,6 +62,7 @@ from celery_singleton_lock.orders import (
 )
 from celery_singleton_lock.publisher import Outbox, Publisher, pack
 from celery_singleton_lock.request import LockedRequest, about
+from celery_singleton_lock.revokes import Revokes
 from celery_singleton_lock.settings import LockOptions
 from celery_singleton_lock.stamp import Stamp, doubted, leaving, singles, task_id_of
 from celery_singleton_lock.store.admin import Standing
@@ -218,17 +216,16 @@ class Agent:
         self._capacity = capacity
         self._clock = store.clock
         self._orders = Tray(store.clock)
-        self._minded: dict[str, Minded] = {}
         self._kept = Kept(store, watchdog, worker, self._standing)
         self.inbox = Inbox(
             store, worker, kept=self._kept, orders=self._orders, pass_on=partial(post, receive)
         )
+        self._revokes = Revokes(store, realm=realm, orders=self._orders, taker=self.inbox.taker)
         self._reported: deque[str] = deque(maxlen=1000)
         self._next_beat = 0.0
         self._next_sync = 0.0
         self._next_look = 0.0
         self._next_let_run = 0.0
-        self._revokes_seen: set[str] = set()
         self._next_tale = math.inf
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -263,8 +260,7 @@ class Agent:
 
     def mind(self, name: str, reservation: Reservation, task_id: str) -> None:
         """End a reservation when its task is revoked."""
-        until = self._clock.monotonic() + reservation.seconds
-        self._minded[reservation.token] = Minded(name, reservation.token, task_id, until)
+        self._revokes.mind(name, reservation, task_id)
 
     def report_loss(self, stamp: Stamp, ended: str) -> None:
         """Report that the lock of a task was lost, unless that was done."""
@@ -407,7 +403,7 @@ class Agent:
             LookUp: self._look_up,
             Delivery: self.inbox.deliver,
             Lost: self._report_loss,
-            Revoke: self._revoke,
+            Revoke: self._revokes.end,
             Switch: self._switch,
             Errand: lambda order: order.call(),
             Leave: lambda _order: self._leave(),
@@ -476,8 +472,7 @@ class Agent:
             self._post(self.desk.dropped, request)
         else:
             self._done.parked += 1
-            if request.id in revoked_tasks:  # before it could be found, perhaps
-                self._orders.put(Revoke((request.id,)))
+            self._revokes.parked(request.id)
             if reply.verdict is Verdict.TWIN:
                 self._post(self.desk.twinned, request)
             else:
@@ -502,18 +497,6 @@ class Agent:
     def _standing(self, name: str, token: str) -> Standing:
         """Return where a message stands."""
         return admin_of(self.store).look(name, token)  # type: ignore[arg-type]  # one of those
-
-    def _hear_of_revokes(self) -> None:
-        """Look for tasks that were revoked since the last look; mingle and state files count."""
-        known = set(revoked_tasks)
-        news = known - self._revokes_seen
-        self._revokes_seen = known
-        if news:
-            self._orders.put(Revoke(tuple(news)))
-
-    def _revoke(self, order: Revoke) -> None:
-        for name, token in self.store.find(order.task_ids):
-            self.store.revoke(name, token, realm=self.realm, worker=self.inbox.taker())
 
     # -- back to the broker -----------------------------------------------------------------------
 
@@ -589,12 +572,12 @@ class Agent:
                 self._hear_of_modes(
                     self.store.beat(self.worker, self.realm, self._queues.consumed(), ALIVE)
                 )
-            self._free_revoked()
+            self._revokes.free()
             self._sweep()
             self._let_run()
             self._tell_of_kept()
             self._kept.look()
-            self._hear_of_revokes()
+            self._revokes.hear()
         except BackendError as error:
             if not self._contact.down:
                 logger.warning("celery-singleton-lock: %s Locked tasks wait.", error)
@@ -616,15 +599,6 @@ class Agent:
         if now >= self._next_look and self.desk.flights.busy():
             self._next_look = now + LOOK
             self._post(self._reap)
-
-    def _free_revoked(self) -> None:
-        """End the reservations of tasks that were revoked before their next attempt."""
-        now = self._clock.monotonic()
-        for token, minded in list(self._minded.items()):
-            if minded.task_id in revoked_tasks:
-                self.store.release(minded.name, token, Ending.FINAL, worker=self.inbox.taker())
-            if minded.task_id in revoked_tasks or minded.until <= now:
-                del self._minded[token]
 
     def _sync(self) -> None:
         now = self._clock.monotonic()

@@ -64,16 +64,6 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
-class Minded:
-    """A reservation that is to end when its task is revoked."""
-
-    name: str
-    token: str
-    task_id: str
-    until: float
-
-
-@dataclass(frozen=True, slots=True)
 class Revoke:
     """Have those of these tasks that are parked ended now: they were revoked."""
 
