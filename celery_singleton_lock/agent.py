@@ -12,7 +12,6 @@ import math
 import os
 import random
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -26,14 +25,13 @@ from celery_singleton_lock.desk import Desk
 from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.events import (
     Event,
-    LeaseLost,
     TaskBlocked,
-    log_keys,
 )
 from celery_singleton_lock.gate import claim_of, options_of
 from celery_singleton_lock.herald import Herald
 from celery_singleton_lock.inbox import Inbox
 from celery_singleton_lock.kept import Kept, time_left
+from celery_singleton_lock.losses import Losses
 from celery_singleton_lock.model import (
     Claim,
     Delivery,
@@ -64,7 +62,7 @@ from celery_singleton_lock.publisher import Outbox, Publisher, pack
 from celery_singleton_lock.request import LockedRequest, about
 from celery_singleton_lock.revokes import Revokes
 from celery_singleton_lock.settings import LockOptions
-from celery_singleton_lock.stamp import Stamp, doubted, leaving, singles, task_id_of
+from celery_singleton_lock.stamp import Stamp, doubted, leaving, singles
 from celery_singleton_lock.store.admin import Standing
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.store.open import admin_of
@@ -87,9 +85,6 @@ SYNC: Final = 30.0
 
 GONE: Final = 5.0
 """Seconds after which a process that was killed, and does not go, is left to its lease."""
-
-LANDING: Final = 1.0
-"""Seconds that a task's end may need from its pool to the main loop, after its release."""
 
 IDLE: Final = 5.0
 """Seconds between two looks for parked tasks of which the locks are not kept, if there are none."""
@@ -131,7 +126,6 @@ class Counts:
     published: int = 0
     requeued: int = 0
     released_for_dead: int = 0
-    lost: int = 0
     let_run: int = 0
 
 
@@ -199,7 +193,6 @@ class Agent:
         self._rules = rules
         self._post = post
         self._reap = reap
-        self._abort = abort
         self._outbox = Outbox(publisher)
         self._watchdog = watchdog
         self._herald = herald
@@ -221,7 +214,13 @@ class Agent:
             store, worker, kept=self._kept, orders=self._orders, pass_on=partial(post, receive)
         )
         self._revokes = Revokes(store, realm=realm, orders=self._orders, taker=self.inbox.taker)
-        self._reported: deque[str] = deque(maxlen=1000)
+        self._losses = Losses(
+            store.clock,
+            orders=self._orders,
+            flights=self.desk.flights,
+            abort=partial(post, abort),
+            tell=self.tell,
+        )
         self._next_beat = 0.0
         self._next_sync = 0.0
         self._next_look = 0.0
@@ -264,8 +263,7 @@ class Agent:
 
     def report_loss(self, stamp: Stamp, ended: str) -> None:
         """Report that the lock of a task was lost, unless that was done."""
-        task_id = task_id_of(stamp.attempt)
-        self._orders.put(Lost(stamp.name, stamp.token, 0.0, ended, stamp.task, task_id))
+        self._losses.ended(stamp, ended)
 
     def look_up(self, request: LockedRequest, name: str, token: str) -> None:
         """See what became of the message that this one is a copy of."""
@@ -282,7 +280,9 @@ class Agent:
 
     def watch(self, stamp: Stamp, lease: float, *, held: bool) -> None:
         """Renew a lease from now on."""
-        self._watchdog.watch_later(stamp.name, stamp.token, lease, held=held, on_lost=self._on_lost)
+        self._watchdog.watch_later(
+            stamp.name, stamp.token, lease, held=held, on_lost=self._losses.noticed
+        )
 
     def take_over(self, token: str) -> None:
         """Leave to the desk what a message keeps that has come back here."""
@@ -314,6 +314,7 @@ class Agent:
             **asdict(self._done),
             "delivered": self.inbox.delivered,
             "replaced": self.inbox.replaced,
+            "lost": self._losses.lost,
             "backend_errors": self._contact.errors,
         }
 
@@ -402,7 +403,7 @@ class Agent:
             End: self._end,
             LookUp: self._look_up,
             Delivery: self.inbox.deliver,
-            Lost: self._report_loss,
+            Lost: self._losses.report,
             Revoke: self._revokes.end,
             Switch: self._switch,
             Errand: lambda order: order.call(),
@@ -674,28 +675,6 @@ class Agent:
                 ", ".join(map(repr, names[:NAMED])) + (" and others" if len(names) > NAMED else ""),
                 NEGLECTED,
             )
-
-    def _on_lost(self, name: str, token: str) -> None:
-        self._post(self._abort, token)
-        self._orders.put(Lost(name, token, self._clock.monotonic() + LANDING))
-
-    def _report_loss(self, loss: Lost) -> None:
-        if loss.token in self._reported or not (loss.ended or self.desk.flights.has(loss.token)):
-            return
-        if self._clock.monotonic() < loss.until:
-            self._orders.put_off(loss, LANDING / 4)
-            return
-        self._reported.append(loss.token)
-        self._done.lost += 1
-        whose = (loss.task, loss.task_id) if loss.ended else self.desk.flights.who(loss.token)
-        event = LeaseLost(loss.name, *whose, reason="lapsed or taken away")
-        self.tell(event)
-        logger.error(
-            "The lock %r was lost while its task ran: its lease ended or it was taken away. %s",
-            loss.name,
-            loss.ended or "The task goes on; only its fencing token protects its writes.",
-            extra=log_keys(event),
-        )
 
     def tell(self, event: Event) -> None:
         """Tell observers, and whoever listens to Celery's events; in the agent's thread."""

@@ -18,7 +18,6 @@ from celery_singleton_lock import agent as agent_module
 from celery_singleton_lock.agent import (
     BEAT,
     GONE,
-    LANDING,
     SYNC,
     Agent,
 )
@@ -26,6 +25,7 @@ from celery_singleton_lock.clock import ServerClock
 from celery_singleton_lock.errors import BackendRefused, BackendUnreachable
 from celery_singleton_lock.events import BackendDown, BackendUp, LeaseLost, Observers
 from celery_singleton_lock.herald import Herald
+from celery_singleton_lock.losses import LANDING
 from celery_singleton_lock.model import Delivery, Ending, Reply, Stray, Verdict
 from celery_singleton_lock.modes import Modes
 from celery_singleton_lock.settings import LockOptions
@@ -442,7 +442,7 @@ def test_the_servers_clock_is_asked_rarely(agent, store, clock):
 def test_a_loss_is_reported_unless_the_task_has_just_ended(agent, desk, seen, clock, ended, caplog):
     """Its end may be on its way from the pool: a second is given to it."""
     desk.flights.tokens = {"a"}
-    agent._on_lost("k:a", "a")
+    agent._losses.noticed("k:a", "a")
     agent.run_once()
     assert seen.events == []
     if ended:
