@@ -12,15 +12,16 @@ import math
 import os
 import random
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from celery_singleton_lock.clerk import Clerk
 from celery_singleton_lock.clock import ServerClock
 from celery_singleton_lock.contact import Contact
+from celery_singleton_lock.courier import Courier
 from celery_singleton_lock.desk import Desk
 from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.events import (
@@ -40,7 +41,6 @@ from celery_singleton_lock.model import (
     Parcel,
     Reply,
     Reservation,
-    Stray,
     Verdict,
 )
 from celery_singleton_lock.modes import MODES, Modes
@@ -58,7 +58,8 @@ from celery_singleton_lock.orders import (
     Switch,
     alike,
 )
-from celery_singleton_lock.publisher import Outbox, Publisher, pack
+from celery_singleton_lock.publisher import Publisher, pack
+from celery_singleton_lock.queues import Queues
 from celery_singleton_lock.request import LockedRequest, about
 from celery_singleton_lock.revokes import Revokes
 from celery_singleton_lock.settings import LockOptions
@@ -105,26 +106,12 @@ HAND_OVER: Final = 0.5
 """Seconds in which a worker that ends hands over what its parked messages keep."""
 
 
-class Queues(Protocol):
-    """What the agent must know of the worker's consumer."""
-
-    def consumed(self) -> Iterable[str]:
-        """Names of the queues that this worker consumes."""
-        ...
-
-    def queue_of(self, request: LockedRequest) -> str:
-        """Name of the queue from which a message came."""
-        ...
-
-
 @dataclass
 class Counts:
     """What the agent has done since the worker started; shown by ``inspect stats``."""
 
     parked: int = 0
     swept: int = 0
-    published: int = 0
-    requeued: int = 0
     released_for_dead: int = 0
     let_run: int = 0
 
@@ -193,7 +180,6 @@ class Agent:
         self._rules = rules
         self._post = post
         self._reap = reap
-        self._outbox = Outbox(publisher)
         self._watchdog = watchdog
         self._herald = herald
         self._modes = modes
@@ -214,6 +200,9 @@ class Agent:
             store, worker, kept=self._kept, orders=self._orders, pass_on=partial(post, receive)
         )
         self._revokes = Revokes(store, realm=realm, orders=self._orders, taker=self.inbox.taker)
+        self._courier = Courier(
+            publisher, queues=queues, orders=self._orders, desk=self.desk, post=post
+        )
         self._losses = Losses(
             store.clock,
             orders=self._orders,
@@ -247,15 +236,7 @@ class Agent:
 
     def rescue(self, request: LockedRequest) -> None:
         """Send a message to the broker at once: this worker ends, and Redis does not answer."""
-
-        def told(error: Exception | None) -> None:
-            if error is None:
-                self._done.requeued += 1
-                logger.warning("%s may have been lost in an outage: sent to the broker", request)
-            else:
-                logger.error("%s may be lost: neither Redis nor the broker takes it", request)
-
-        self._send_back(request, told)
+        self._courier.rescue(request)
 
     def mind(self, name: str, reservation: Reservation, task_id: str) -> None:
         """End a reservation when its task is revoked."""
@@ -315,6 +296,8 @@ class Agent:
             "delivered": self.inbox.delivered,
             "replaced": self.inbox.replaced,
             "lost": self._losses.lost,
+            "requeued": self._courier.requeued,
+            "published": self._courier.published,
             "backend_errors": self._contact.errors,
         }
 
@@ -345,7 +328,7 @@ class Agent:
         self._orders.wake()
         for thread in self._threads:
             thread.join(timeout / 2)
-        self._outbox.close(timeout)
+        self._courier.close(timeout)
 
     def _run(self) -> None:
         while not self._stopped.is_set():
@@ -398,7 +381,7 @@ class Agent:
 
     def _carry_out_one(self, order: Any) -> None:
         steps: dict[type[Any], Callable[[Any], None]] = {
-            Requeue: self._requeue,
+            Requeue: self._courier.requeue,
             Settle: self._settle,
             End: self._end,
             LookUp: self._look_up,
@@ -499,34 +482,6 @@ class Agent:
         """Return where a message stands."""
         return admin_of(self.store).look(name, token)  # type: ignore[arg-type]  # one of those
 
-    # -- back to the broker -----------------------------------------------------------------------
-
-    def _requeue(self, order: Requeue) -> None:
-        """Publish, then have the message acknowledged: a worker that dies in between loses nothing.
-
-        Then there are two, of which the second finds the first running, or its end remembered.
-        """
-        if self.desk.requeues.holds(order.request):
-            self._send_back(order.request, lambda error: self._requeued(order, error))
-
-    def _send_back(self, request: LockedRequest, told: Callable[[Exception | None], None]) -> None:
-        kept, route = pack(request.message), self._queues.queue_of(request)
-        self._outbox.put(
-            lambda publisher: publisher.requeue(
-                kept, route, request.requeues + 1, request.first_place
-            ),
-            told,
-        )
-
-    def _requeued(self, order: Requeue, error: Exception | None) -> None:
-        """Hear from the outbox' thread what became of it."""
-        if error is None:
-            self._done.requeued += 1
-            self._post(self.desk.requeued, order.request)
-        else:
-            logger.warning("%s could not be requeued, trying again: %r", order.request, error)
-            self._orders.put_off(order, RETRY)
-
     def _look_up(self, order: LookUp) -> None:
         self._kick([order.name])
         if self.store.body(order.name, order.token) is not None:
@@ -557,13 +512,7 @@ class Agent:
         ready = [name for name in names if not self.desk.flights.undecided(name)]
         strays = self.store.kick_many(ready, worker=self.inbox.taker(), realm=self.realm)
         for stray in strays:
-            self._outbox.put(copying(stray), self._copy_published)
-
-    def _copy_published(self, error: Exception | None) -> None:
-        if error is None:
-            self._done.published += 1
-        else:  # a later sweep tries again
-            logger.warning("no copy of a parked task could be published: %r", error)
+            self._courier.wake(stray)
 
     def _tick(self) -> None:
         self._next_beat = self._clock.monotonic() + BEAT * random.uniform(0.8, 1.2)  # noqa: S311
@@ -703,11 +652,6 @@ class Agent:
     def _leave(self) -> None:
         self.store.leave(self.worker, self.realm, self._queues.consumed())
         self.inbox.empty()
-
-
-def copying(stray: Stray) -> Callable[[Publisher], None]:
-    """Return what publishes a copy of a message that waits for a worker."""
-    return lambda publisher: publisher.publish(stray.body, stray.name, stray.token, stray.queue)
 
 
 def gone(pid: int) -> bool:

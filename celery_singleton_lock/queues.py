@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from celery.exceptions import ImproperlyConfigured
 from kombu.common import Broadcast
@@ -15,6 +15,18 @@ if TYPE_CHECKING:
 
 MOST_TAGS: Final = 1000
 """Consumer tags that are remembered; a connection has one per queue."""
+
+
+class Queues(Protocol):
+    """What the agent must know of the worker's consumer."""
+
+    def consumed(self) -> Iterable[str]:
+        """Names of the queues that this worker consumes."""
+        ...
+
+    def queue_of(self, request: LockedRequest) -> str:
+        """Name of the queue from which a message came."""
+        ...
 
 
 class Consumed:

@@ -8,7 +8,7 @@ from typing import Any
 
 from celery.signals import task_received, task_revoked
 
-from celery_singleton_lock.agent import Agent
+from celery_singleton_lock.courier import Courier
 from celery_singleton_lock.orders import Requeue
 from chaos.broken import VARIANTS
 from chaos.tasks import build
@@ -40,14 +40,14 @@ def _note_end(request: Any, terminated: bool, **_: object) -> None:
         _journal.note("discarded", id=request.id)
 
 
-_requeued = Agent._requeued
+_requeued = Courier._requeued
 
 
-def _note_return(agent: Agent, order: Requeue, error: Exception | None) -> None:
+def _note_return(courier: Courier, order: Requeue, error: Exception | None) -> None:
     """Note each message that the broker has taken back."""
     if error is None:
         _journal.note("returned", id=order.request.id)
-    _requeued(agent, order, error)
+    _requeued(courier, order, error)
 
 
-Agent._requeued = _note_return
+Courier._requeued = _note_return

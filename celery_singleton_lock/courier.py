@@ -1,0 +1,111 @@
+"""What the agent sends through the broker: messages that go back, and copies that wake workers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from celery_singleton_lock.desk import Desk
+from celery_singleton_lock.model import Stray
+from celery_singleton_lock.orders import Requeue
+from celery_singleton_lock.publisher import Outbox, Publisher, pack
+from celery_singleton_lock.queues import Queues
+from celery_singleton_lock.request import LockedRequest
+from celery_singleton_lock.tray import RETRY, Tray
+
+logger = logging.getLogger(__name__)
+
+
+class Courier:
+    """Has messages published in a thread of its own, and hears there what became of them.
+
+    Args:
+        publisher: used by that thread alone.
+        queues: what the worker consumes.
+        orders: the agent's.
+        desk: whom to tell.
+        post: runs a call in the main loop.
+
+    Attributes:
+        requeued: how many messages went back to the broker.
+        published: how many copies were sent.
+    """
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        *,
+        queues: Queues,
+        orders: Tray,
+        desk: Desk,
+        post: Callable[..., None],
+    ) -> None:
+        """Have sent nothing yet."""
+        self.requeued = 0
+        self.published = 0
+        self._outbox = Outbox(publisher)
+        self._queues = queues
+        self._orders = orders
+        self._desk = desk
+        self._post = post
+
+    def close(self, timeout: float) -> None:
+        """End the thread, within ``timeout`` seconds. What it has not sent by then is not sent."""
+        self._outbox.close(timeout)
+
+    # -- back to the broker -----------------------------------------------------------------------
+
+    def requeue(self, order: Requeue) -> None:
+        """Publish, then have the message acknowledged: a worker that dies in between loses nothing.
+
+        Then there are two, of which the second finds the first running, or its end remembered.
+        """
+        if self._desk.requeues.holds(order.request):
+            self._send_back(order.request, lambda error: self._requeued(order, error))
+
+    def rescue(self, request: LockedRequest) -> None:
+        """Send a message to the broker at once: this worker ends, and Redis does not answer."""
+
+        def told(error: Exception | None) -> None:
+            if error is None:
+                self.requeued += 1
+                logger.warning("%s may have been lost in an outage: sent to the broker", request)
+            else:
+                logger.error("%s may be lost: neither Redis nor the broker takes it", request)
+
+        self._send_back(request, told)
+
+    def _send_back(self, request: LockedRequest, told: Callable[[Exception | None], None]) -> None:
+        kept, route = pack(request.message), self._queues.queue_of(request)
+        self._outbox.put(
+            lambda publisher: publisher.requeue(
+                kept, route, request.requeues + 1, request.first_place
+            ),
+            told,
+        )
+
+    def _requeued(self, order: Requeue, error: Exception | None) -> None:
+        """Hear from the outbox' thread what became of it."""
+        if error is None:
+            self.requeued += 1
+            self._post(self._desk.requeued, order.request)
+        else:
+            logger.warning("%s could not be requeued, trying again: %r", order.request, error)
+            self._orders.put_off(order, RETRY)
+
+    # -- to other workers -------------------------------------------------------------------------
+
+    def wake(self, stray: Stray) -> None:
+        """Publish a copy of a message that waits for a worker of a queue."""
+        self._outbox.put(copying(stray), self._woken)
+
+    def _woken(self, error: Exception | None) -> None:
+        if error is None:
+            self.published += 1
+        else:  # a later sweep tries again
+            logger.warning("no copy of a parked task could be published: %r", error)
+
+
+def copying(stray: Stray) -> Callable[[Publisher], None]:
+    """Return what publishes a copy of a message that waits for a worker."""
+    return lambda publisher: publisher.publish(stray.body, stray.name, stray.token, stray.queue)
