@@ -8,7 +8,6 @@ inbox and puts them into the same queue.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import random
 import threading
@@ -67,6 +66,7 @@ from celery_singleton_lock.stamp import Stamp, doubted, leaving, singles
 from celery_singleton_lock.store.admin import Standing
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.store.open import admin_of
+from celery_singleton_lock.sweeper import Sweeper
 from celery_singleton_lock.tray import RETRY, Tray
 from celery_singleton_lock.watchdog import Watchdog
 
@@ -87,21 +87,6 @@ SYNC: Final = 30.0
 GONE: Final = 5.0
 """Seconds after which a process that was killed, and does not go, is left to its lease."""
 
-IDLE: Final = 5.0
-"""Seconds between two looks for parked tasks of which the locks are not kept, if there are none."""
-
-NEGLECTED: Final = 10.0
-"""Seconds after which a lock at which nobody has looked, though one should, is told of."""
-
-TALE: Final = 60.0
-"""Seconds between two times that it is told."""
-
-NAMED: Final = 5
-"""Most locks that are named then."""
-
-MOST: Final = 100
-"""Most locks that one round looks at."""
-
 HAND_OVER: Final = 0.5
 """Seconds in which a worker that ends hands over what its parked messages keep."""
 
@@ -111,9 +96,7 @@ class Counts:
     """What the agent has done since the worker started; shown by ``inspect stats``."""
 
     parked: int = 0
-    swept: int = 0
     released_for_dead: int = 0
-    let_run: int = 0
 
 
 class Agent:
@@ -192,7 +175,6 @@ class Agent:
         )
         self._done_for = done_for
         self._max_body = max_body
-        self._capacity = capacity
         self._clock = store.clock
         self._orders = Tray(store.clock)
         self._kept = Kept(store, watchdog, worker, self._standing)
@@ -202,6 +184,16 @@ class Agent:
         self._revokes = Revokes(store, realm=realm, orders=self._orders, taker=self.inbox.taker)
         self._courier = Courier(
             publisher, queues=queues, orders=self._orders, desk=self.desk, post=post
+        )
+        self._sweeper = Sweeper(
+            store,
+            worker=worker,
+            realm=realm,
+            inbox=self.inbox,
+            flights=self.desk.flights,
+            courier=self._courier,
+            modes=modes,
+            capacity=capacity,
         )
         self._losses = Losses(
             store.clock,
@@ -213,8 +205,6 @@ class Agent:
         self._next_beat = 0.0
         self._next_sync = 0.0
         self._next_look = 0.0
-        self._next_let_run = 0.0
-        self._next_tale = math.inf
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -298,6 +288,8 @@ class Agent:
             "lost": self._losses.lost,
             "requeued": self._courier.requeued,
             "published": self._courier.published,
+            "swept": self._sweeper.swept,
+            "let_run": self._sweeper.let_run,
             "backend_errors": self._contact.errors,
         }
 
@@ -314,7 +306,7 @@ class Agent:
 
     def stand_aside(self) -> None:
         """Take no grants in this worker's life, and tell of messages that nobody runs."""
-        self._next_tale = 0.0
+        self._sweeper.stand_aside()
         self.retire()
 
     def retire(self) -> None:
@@ -483,7 +475,7 @@ class Agent:
         return admin_of(self.store).look(name, token)  # type: ignore[arg-type]  # one of those
 
     def _look_up(self, order: LookUp) -> None:
-        self._kick([order.name])
+        self._sweeper.kick([order.name])
         if self.store.body(order.name, order.token) is not None:
             self._post(self.desk.dropped, order.request)
         else:
@@ -508,12 +500,6 @@ class Agent:
         self._done.released_for_dead += 1
         self._post(self.desk.ended, order.stamp.token)
 
-    def _kick(self, names: list[str]) -> None:
-        ready = [name for name in names if not self.desk.flights.undecided(name)]
-        strays = self.store.kick_many(ready, worker=self.inbox.taker(), realm=self.realm)
-        for stray in strays:
-            self._courier.wake(stray)
-
     def _tick(self) -> None:
         self._next_beat = self._clock.monotonic() + BEAT * random.uniform(0.8, 1.2)  # noqa: S311
         try:
@@ -523,9 +509,10 @@ class Agent:
                     self.store.beat(self.worker, self.realm, self._queues.consumed(), ALIVE)
                 )
             self._revokes.free()
-            self._sweep()
-            self._let_run()
-            self._tell_of_kept()
+            self._sweeper.sweep()
+            self._sweeper.relax()
+            if not self._stopped.is_set():
+                self._sweeper.tell_of_neglected()
             self._kept.look()
             self._revokes.hear()
         except BackendError as error:
@@ -557,14 +544,6 @@ class Agent:
         self._place.sync(self.store.time(), self._clock.monotonic())
         self._next_sync = now + SYNC
 
-    def _sweep(self) -> None:
-        """Look at locks that want it, but take no more grants than the pool can soon run."""
-        room = 4 * self._capacity - self.desk.flights.backlog()
-        if room > 0 and not self.inbox.retired:
-            names = list(self.store.take_due(min(room, MOST)))
-            self._done.swept += len(names)
-            self._kick(names)
-
     # -- modes ------------------------------------------------------------------------------------
 
     def _hear_of_modes(self, switches: Mapping[str, str]) -> None:
@@ -581,7 +560,7 @@ class Agent:
                     extra={"lock_event": "mode", "lock_mode": mode},
                 )
         if changed:
-            self._next_let_run = 0.0
+            self._sweeper.modes_changed()
             self._post(self.desk.relax)
 
     def _switch(self, order: Switch) -> None:
@@ -589,41 +568,6 @@ class Agent:
         if self._modes.is_ordered(order.task, order.mode):
             self.store.switch(order.task, order.mode)
             self._modes.settle(order.task, order.mode)
-
-    def _let_run(self) -> None:
-        """Give parked tasks that do not keep their locks their turn, as fast as the pool runs them.
-
-        Where nobody waits for a lock, look less often.
-        """
-        tasks, room = self._modes.relaxed(), 4 * self._capacity - self.desk.flights.backlog()
-        now = self._clock.monotonic()
-        if not tasks or room <= 0 or now < self._next_let_run or self.inbox.retired:
-            return
-        names = list(self.store.waited_for())
-        if not names:
-            self._next_let_run = now + IDLE
-            return
-        names = random.sample(names, min(len(names), room, MOST))
-        most = max(1, room // len(names))
-        self._done.let_run += self.store.let_run(
-            names, tasks, most, worker=self.worker, realm=self.realm
-        )
-
-    def _tell_of_kept(self) -> None:
-        """Where the worker runs no parked messages: tell if no other worker does it either."""
-        if self._clock.monotonic() < self._next_tale or self._stopped.is_set():
-            return
-        self._next_tale = self._clock.monotonic() + TALE
-        names = [n for n in self.store.neglected(NEGLECTED) if self.store.inspect(n).bodies]
-        if names:
-            logger.error(
-                "celery-singleton-lock: messages are parked for the lock %s, and no worker has "
-                "looked after them for %d s. They are kept, and do not run: this worker does not "
-                "pass its self-test (see its warning at start), and none that does is there. "
-                "Start one that consumes their queues.",
-                ", ".join(map(repr, names[:NAMED])) + (" and others" if len(names) > NAMED else ""),
-                NEGLECTED,
-            )
 
     def tell(self, event: Event) -> None:
         """Tell observers, and whoever listens to Celery's events; in the agent's thread."""

@@ -1,0 +1,147 @@
+"""Turns for parked messages that nobody else gives them: their locks lapsed, or are not kept."""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+from typing import Final
+
+from celery_singleton_lock.clock import Clock
+from celery_singleton_lock.courier import Courier
+from celery_singleton_lock.flights import Flights
+from celery_singleton_lock.inbox import Inbox
+from celery_singleton_lock.modes import Modes
+from celery_singleton_lock.store.base import Store
+
+logger = logging.getLogger(__name__)
+
+MOST: Final = 100
+"""Most locks that one round looks at."""
+
+PER_SLOT: Final = 4
+"""Granted messages that may wait here for each slot of the pool."""
+
+IDLE: Final = 5.0
+"""Seconds between two looks for parked tasks of which the locks are not kept, if there are none."""
+
+NEGLECTED: Final = 10.0
+"""Seconds after which a lock at which nobody has looked, though one should, is told of."""
+
+TALE: Final = 60.0
+"""Seconds between two times that it is told."""
+
+NAMED: Final = 5
+"""Most locks that are named then."""
+
+
+class Sweeper:
+    """Looks after the locks of all workers, and takes no more grants than its own can soon run.
+
+    Args:
+        store: the agent's.
+        worker: id of this worker.
+        realm: hash of the broker.
+        inbox: where the grants arrive.
+        flights: who is on the way already.
+        courier: wakes the workers of other queues.
+        modes: which tasks keep their locks now.
+        capacity: tasks that the worker's pool runs at once.
+
+    Attributes:
+        swept: how many locks were looked after.
+        let_run: how many messages were given their turn though their locks are not kept.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        worker: str,
+        realm: str,
+        inbox: Inbox,
+        flights: Flights,
+        courier: Courier,
+        modes: Modes,
+        capacity: int,
+    ) -> None:
+        """Have looked at nothing yet."""
+        self.swept = 0
+        self.let_run = 0
+        self._store = store
+        self._worker = worker
+        self._realm = realm
+        self._inbox = inbox
+        self._flights = flights
+        self._courier = courier
+        self._modes = modes
+        self._capacity = capacity
+        self._clock: Clock = store.clock
+        self._next_relaxed = 0.0
+        self._next_tale = math.inf
+
+    def _room(self) -> int:
+        """Return how many more grants the pool can soon run."""
+        return PER_SLOT * self._capacity - self._flights.backlog()
+
+    # -- these ask Redis, and raise BackendError if it does not answer ----------------------------
+
+    def sweep(self) -> None:
+        """Look at locks that want it."""
+        room = self._room()
+        if room > 0 and not self._inbox.retired:
+            names = list(self._store.take_due(min(room, MOST)))
+            self.swept += len(names)
+            self.kick(names)
+
+    def kick(self, names: list[str]) -> None:
+        """Have locks granted to who is next; not while an earlier one is on the way to its slot."""
+        ready = [name for name in names if not self._flights.undecided(name)]
+        strays = self._store.kick_many(ready, worker=self._inbox.taker(), realm=self._realm)
+        for stray in strays:
+            self._courier.wake(stray)
+
+    def relax(self) -> None:
+        """Give parked tasks that do not keep their locks their turn, as fast as the pool runs them.
+
+        Where nobody waits for a lock, look less often.
+        """
+        tasks, room, now = self._modes.relaxed(), self._room(), self._clock.monotonic()
+        if not tasks or room <= 0 or now < self._next_relaxed or self._inbox.retired:
+            return
+        names = list(self._store.waited_for())
+        if not names:
+            self._next_relaxed = now + IDLE
+            return
+        names = random.sample(names, min(len(names), room, MOST))
+        most = max(1, room // len(names))
+        self.let_run += self._store.let_run(
+            names, tasks, most, worker=self._worker, realm=self._realm
+        )
+
+    def tell_of_neglected(self) -> None:
+        """Where the worker runs no parked messages: tell if no other worker does it either."""
+        if self._clock.monotonic() < self._next_tale:
+            return
+        self._next_tale = self._clock.monotonic() + TALE
+        neglected = self._store.neglected(NEGLECTED)
+        names = [name for name in neglected if self._store.inspect(name).bodies]
+        if names:
+            logger.error(
+                "celery-singleton-lock: messages are parked for the lock %s, and no worker has "
+                "looked after them for %d s. They are kept, and do not run: this worker does not "
+                "pass its self-test (see its warning at start), and none that does is there. "
+                "Start one that consumes their queues.",
+                ", ".join(map(repr, names[:NAMED])) + (" and others" if len(names) > NAMED else ""),
+                NEGLECTED,
+            )
+
+    # -- what changes its pace --------------------------------------------------------------------
+
+    def modes_changed(self) -> None:
+        """Look at once for messages that do not keep their locks any more."""
+        self._next_relaxed = 0.0
+
+    def stand_aside(self) -> None:
+        """Tell of messages that nobody runs from now on."""
+        self._next_tale = 0.0
