@@ -8,13 +8,11 @@ inbox and puts them into the same queue.
 from __future__ import annotations
 
 import logging
-import os
 import random
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from celery_singleton_lock.clerk import Clerk
@@ -59,10 +57,11 @@ from celery_singleton_lock.orders import (
 )
 from celery_singleton_lock.publisher import Publisher, pack
 from celery_singleton_lock.queues import Queues
+from celery_singleton_lock.releases import Releases
 from celery_singleton_lock.request import LockedRequest, about
 from celery_singleton_lock.revokes import Revokes
 from celery_singleton_lock.settings import LockOptions
-from celery_singleton_lock.stamp import Stamp, doubted, leaving, singles
+from celery_singleton_lock.stamp import Stamp, doubted, singles
 from celery_singleton_lock.store.admin import Standing
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.store.open import admin_of
@@ -84,9 +83,6 @@ ALIVE: Final = 3.0
 SYNC: Final = 30.0
 """Seconds between two measurements of the server's clock."""
 
-GONE: Final = 5.0
-"""Seconds after which a process that was killed, and does not go, is left to its lease."""
-
 HAND_OVER: Final = 0.5
 """Seconds in which a worker that ends hands over what its parked messages keep."""
 
@@ -96,7 +92,6 @@ class Counts:
     """What the agent has done since the worker started; shown by ``inspect stats``."""
 
     parked: int = 0
-    released_for_dead: int = 0
 
 
 class Agent:
@@ -181,6 +176,14 @@ class Agent:
         self.inbox = Inbox(
             store, worker, kept=self._kept, orders=self._orders, pass_on=partial(post, receive)
         )
+        self._releases = Releases(
+            store,
+            kept=self._kept,
+            orders=self._orders,
+            taker=self.inbox.taker,
+            done_for=done_for,
+            told=partial(post, self.desk.ended),
+        )
         self._revokes = Revokes(store, realm=realm, orders=self._orders, taker=self.inbox.taker)
         self._courier = Courier(
             publisher, queues=queues, orders=self._orders, desk=self.desk, post=post
@@ -218,7 +221,7 @@ class Agent:
 
     def end(self, stamp: Stamp, ending: Ending, pid: int | None) -> None:
         """Release for a process that cannot, once ``pid`` is gone."""
-        self._orders.put(End(stamp, ending, pid, self._clock.monotonic() + GONE))
+        self._releases.order(stamp, ending, pid)
 
     def requeue(self, request: LockedRequest, delay: float) -> None:
         """Send a message back to the broker after ``delay`` seconds, then tell the desk."""
@@ -290,6 +293,7 @@ class Agent:
             "published": self._courier.published,
             "swept": self._sweeper.swept,
             "let_run": self._sweeper.let_run,
+            "released_for_dead": self._releases.done,
             "backend_errors": self._contact.errors,
         }
 
@@ -375,7 +379,7 @@ class Agent:
         steps: dict[type[Any], Callable[[Any], None]] = {
             Requeue: self._courier.requeue,
             Settle: self._settle,
-            End: self._end,
+            End: self._releases.carry_out,
             LookUp: self._look_up,
             Delivery: self.inbox.deliver,
             Lost: self._losses.report,
@@ -481,24 +485,7 @@ class Agent:
         else:
             self._post(self.desk.redispatch, order.request)
 
-    # -- releasing, sweeping ----------------------------------------------------------------------
-
-    def _end(self, order: End) -> None:
-        if order.pid and not gone(order.pid) and self._clock.monotonic() < order.until:
-            self._orders.put_off(order, 0.02)
-            return
-        for stamp in leaving(order.stamp):
-            self.store.release(
-                stamp.name,
-                stamp.token,
-                order.ending,
-                worker=self.inbox.taker(),
-                done_for=self._done_for,
-                mark=doubted(stamp, self._clock.monotonic(), self._done_for).copy,
-            )
-        self._kept.drop(order.stamp.token)
-        self._done.released_for_dead += 1
-        self._post(self.desk.ended, order.stamp.token)
+    # -- what comes by itself ---------------------------------------------------------------------
 
     def _tick(self) -> None:
         self._next_beat = self._clock.monotonic() + BEAT * random.uniform(0.8, 1.2)  # noqa: S311
@@ -596,17 +583,3 @@ class Agent:
     def _leave(self) -> None:
         self.store.leave(self.worker, self.realm, self._queues.consumed())
         self.inbox.empty()
-
-
-def gone(pid: int) -> bool:
-    """Return whether a process has ended; one that only waits to be reaped has."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (OSError, IndexError):
-        return False

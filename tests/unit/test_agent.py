@@ -14,10 +14,8 @@ from types import SimpleNamespace
 import pytest
 from kombu.message import Message
 
-from celery_singleton_lock import agent as agent_module
 from celery_singleton_lock.agent import (
     BEAT,
-    GONE,
     SYNC,
     Agent,
 )
@@ -28,6 +26,7 @@ from celery_singleton_lock.herald import Herald
 from celery_singleton_lock.losses import LANDING
 from celery_singleton_lock.model import Delivery, Ending, Reply, Stray, Verdict
 from celery_singleton_lock.modes import Modes
+from celery_singleton_lock.releases import GONE, gone
 from celery_singleton_lock.settings import LockOptions
 from celery_singleton_lock.stamp import Stamp
 from celery_singleton_lock.tray import REFUSED_RETRY, RETRY
@@ -385,7 +384,7 @@ def test_a_lock_is_not_released_before_its_process_is_gone(agent, store, clock):
 def test_a_lock_of_a_process_that_is_gone_is_released_at_once(agent, store):
     """A zombie counts as gone: it runs nothing."""
     with subprocess.Popen([sys.executable, "-c", ""]) as child:
-        eventually(lambda: agent_module.gone(child.pid), 10)  # not reaped yet
+        eventually(lambda: gone(child.pid), 10)  # not reaped yet
         agent.end(stamp("a"), Ending.AGAIN, child.pid)
         agent.run_once()
     assert store.asked("release") == [("release", "a", Ending.AGAIN)]
