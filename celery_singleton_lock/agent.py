@@ -11,7 +11,6 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -21,25 +20,12 @@ from celery_singleton_lock.contact import Contact
 from celery_singleton_lock.courier import Courier
 from celery_singleton_lock.desk import Desk
 from celery_singleton_lock.errors import BackendError
-from celery_singleton_lock.events import (
-    Event,
-    TaskBlocked,
-)
-from celery_singleton_lock.gate import claim_of, options_of
+from celery_singleton_lock.events import Event
 from celery_singleton_lock.herald import Herald
 from celery_singleton_lock.inbox import Inbox
-from celery_singleton_lock.kept import Kept, time_left
+from celery_singleton_lock.kept import Kept
 from celery_singleton_lock.losses import Losses
-from celery_singleton_lock.model import (
-    Claim,
-    Delivery,
-    Ending,
-    Owner,
-    Parcel,
-    Reply,
-    Reservation,
-    Verdict,
-)
+from celery_singleton_lock.model import Delivery, Ending, Reservation
 from celery_singleton_lock.modes import MODES, Modes
 from celery_singleton_lock.orders import (
     End,
@@ -55,13 +41,14 @@ from celery_singleton_lock.orders import (
     Switch,
     alike,
 )
-from celery_singleton_lock.publisher import Publisher, pack
+from celery_singleton_lock.parker import Parker
+from celery_singleton_lock.publisher import Publisher
 from celery_singleton_lock.queues import Queues
 from celery_singleton_lock.releases import Releases
-from celery_singleton_lock.request import LockedRequest, about
+from celery_singleton_lock.request import LockedRequest
 from celery_singleton_lock.revokes import Revokes
 from celery_singleton_lock.settings import LockOptions
-from celery_singleton_lock.stamp import Stamp, doubted, singles
+from celery_singleton_lock.stamp import Stamp
 from celery_singleton_lock.store.admin import Standing
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.store.open import admin_of
@@ -85,13 +72,6 @@ SYNC: Final = 30.0
 
 HAND_OVER: Final = 0.5
 """Seconds in which a worker that ends hands over what its parked messages keep."""
-
-
-@dataclass
-class Counts:
-    """What the agent has done since the worker started; shown by ``inspect stats``."""
-
-    parked: int = 0
 
 
 class Agent:
@@ -151,16 +131,15 @@ class Agent:
         self.store = store
         self.worker = worker
         self.realm = realm
-        self._done = Counts()
         self.desk = desk(self)
         self._place = place
         self._queues = queues
-        self._rules = rules
         self._post = post
         self._reap = reap
         self._watchdog = watchdog
         self._herald = herald
         self._modes = modes
+        self._clock = store.clock
         self._contact = Contact(
             store.clock,
             address=address,
@@ -168,9 +147,6 @@ class Agent:
             on_loss=self._look_soon,
             on_return=partial(post, self.desk.backend_up),
         )
-        self._done_for = done_for
-        self._max_body = max_body
-        self._clock = store.clock
         self._orders = Tray(store.clock)
         self._kept = Kept(store, watchdog, worker, self._standing)
         self.inbox = Inbox(
@@ -185,6 +161,20 @@ class Agent:
             told=partial(post, self.desk.ended),
         )
         self._revokes = Revokes(store, realm=realm, orders=self._orders, taker=self.inbox.taker)
+        self._parker = Parker(
+            store,
+            worker=worker,
+            realm=realm,
+            queues=queues,
+            rules=rules,
+            kept=self._kept,
+            orders=self._orders,
+            revokes=self._revokes,
+            desk=self.desk,
+            post=post,
+            done_for=done_for,
+            max_body=max_body,
+        )
         self._courier = Courier(
             publisher, queues=queues, orders=self._orders, desk=self.desk, post=post
         )
@@ -215,9 +205,7 @@ class Agent:
 
     def park(self, request: LockedRequest) -> None:
         """Keep a message in Redis, then tell the desk."""
-        if request.stamp.bundle is not None:
-            self._kept.begin(request.stamp, self._rules(request.task))
-        self._orders.put(Park(request))
+        self._parker.order(request)
 
     def end(self, stamp: Stamp, ending: Ending, pid: int | None) -> None:
         """Release for a process that cannot, once ``pid`` is gone."""
@@ -270,6 +258,10 @@ class Agent:
         """Renew it no more."""
         self._watchdog.forget(token, patience=0)
 
+    def look_again(self, request: LockedRequest) -> None:
+        """Tell the desk that a message is blocked, if it still is; see :meth:`Desk.blocked`."""
+        self._parker.look_again(request)
+
     def backend_failed(self) -> None:
         """Stop what needs Redis until it answers again."""
         self._contact.lost()
@@ -285,16 +277,16 @@ class Agent:
     def counts(self) -> dict[str, int]:
         """Return what the agent has done since the worker started; shown by ``inspect stats``."""
         return {
-            **asdict(self._done),
+            "parked": self._parker.parked,
             "delivered": self.inbox.delivered,
-            "replaced": self.inbox.replaced,
-            "lost": self._losses.lost,
-            "requeued": self._courier.requeued,
-            "published": self._courier.published,
             "swept": self._sweeper.swept,
-            "let_run": self._sweeper.let_run,
+            "published": self._courier.published,
+            "requeued": self._courier.requeued,
+            "replaced": self.inbox.replaced,
             "released_for_dead": self._releases.done,
-            "backend_errors": self._contact.errors,
+            "backend_errors": self._contact.errors + self._parker.errors,
+            "lost": self._losses.lost,
+            "let_run": self._sweeper.let_run,
         }
 
     # -- life -------------------------------------------------------------------------------------
@@ -370,7 +362,7 @@ class Agent:
         """Carry out a run of like orders: together where one round trip does, else one by one."""
         match batch[0]:
             case Park():
-                self._park(batch)
+                self._parker.park(batch)
             case _:
                 for order in batch:
                     self._carry_out_one(order)
@@ -378,7 +370,7 @@ class Agent:
     def _carry_out_one(self, order: Any) -> None:
         steps: dict[type[Any], Callable[[Any], None]] = {
             Requeue: self._courier.requeue,
-            Settle: self._settle,
+            Settle: self._parker.settle,
             End: self._releases.carry_out,
             LookUp: self._look_up,
             Delivery: self.inbox.deliver,
@@ -389,94 +381,6 @@ class Agent:
             Leave: lambda _order: self._leave(),
         }
         steps[type(order)](order)
-
-    # -- parking ----------------------------------------------------------------------------------
-
-    def _park(self, parks: list[Park]) -> None:
-        packed = [(park, self._parcel(park)) for park in parks]
-        fitting = [(park, parcel) for park, parcel in packed if self._fits(park, parcel[2])]
-        for park, _ in fitting:
-            self._kept.free(park.request.stamp)
-        asked_at = self._clock.monotonic()
-        replies = self.store.park_many([parcel for _, parcel in fitting])
-        for (park, _), reply in zip(fitting, replies, strict=True):
-            if isinstance(reply, BackendError):
-                logger.warning("%s stays with the broker: %s", park.request, reply)
-                self._contact.errors += 1
-                self._orders.try_again(park, reply)
-            else:
-                self._parked(park.request, reply, asked_at)
-                if park.request.stamp.bundle is not None and reply.verdict is not Verdict.FULL:
-                    self._settle(Settle(park.request))
-
-    def _settle(self, order: Settle) -> None:
-        """Drop the message where it was kept before; see :meth:`Kept.settle`."""
-        request = order.request
-        try:
-            self._kept.settle(request.stamp, self._rules(request.task).lease)
-        except BackendError as error:
-            self._orders.try_again(order, error)
-
-    def _fits(self, park: Park, parcel: Parcel) -> bool:
-        size = len(parcel.body)
-        if size > self._max_body:
-            reason = f"its message has {size} bytes (singleton_lock_max_body_bytes)"
-            self._post(self.desk.refused, park.request, reason)
-        return size <= self._max_body
-
-    def _parcel(self, park: Park) -> tuple[Owner, Claim, Parcel]:
-        request = park.request
-        stamp = doubted(request.stamp, self._clock.monotonic(), self._done_for)
-        options, ours = self._rules(request.task), {}
-        deadline = options.wait_timeout
-        if stamp.bundle is not None:
-            ours = stamp.bundle.header()
-            deadline = time_left(stamp, deadline, self._clock.monotonic())
-            options = options_of(stamp, stamp.bundle.at, options)
-            if stamp.bundle.left and not stamp.bundle.at:  # it had found room before
-                options = replace(options, max_waiting=None)
-            stamp = singles(stamp)[stamp.bundle.at]
-        parcel = Parcel(
-            body=pack(request.message, ours),
-            realm=self.realm,
-            queue=self._queues.queue_of(request),
-            deadline=deadline,
-        )
-        owner = Owner(stamp.token, stamp.attempt, stamp.task, self.worker)
-        return owner, claim_of(stamp, options), parcel
-
-    def _parked(self, request: LockedRequest, reply: Reply, asked_at: float) -> None:
-        if reply.verdict is Verdict.FULL:
-            self._post(self.desk.refused, request, "as many wait as lock_max_waiting allows")
-        elif reply.verdict is Verdict.DONE:
-            self._post(self.desk.dropped, request)
-        else:
-            self._done.parked += 1
-            self._revokes.parked(request.id)
-            if reply.verdict is Verdict.TWIN:
-                self._post(self.desk.twinned, request)
-            else:
-                holder = str(reply.holder or "")
-                self._post(self.desk.parked, request, holder, reply.rank, asked_at)
-
-    def look_again(self, request: LockedRequest) -> None:
-        """Tell the desk that a message is blocked, if it still is; see :meth:`Desk.blocked`."""
-        self.run_errand(partial(self._look_again, request))
-
-    def _look_again(self, request: LockedRequest) -> None:
-        stamp = request.stamp
-        admin = admin_of(self.store)  # type: ignore[arg-type]  # a worker's is one of those
-        asked_at = self._clock.monotonic()
-        standing = admin.look(stamp.name, stamp.token)
-        if standing.waiting is None or standing.waiting.state not in {"parked", "adrift"}:
-            return
-        holders = [str(each) for each in admin.inspect(stamp.name, waiters=0).holders]
-        event = TaskBlocked(*about(request), holder="".join(holders[:1]), rank=standing.rank)
-        self._post(self.desk.blocked, request, event, asked_at)
-
-    def _standing(self, name: str, token: str) -> Standing:
-        """Return where a message stands."""
-        return admin_of(self.store).look(name, token)  # type: ignore[arg-type]  # one of those
 
     def _look_up(self, order: LookUp) -> None:
         self._sweeper.kick([order.name])
@@ -523,6 +427,10 @@ class Agent:
         if now >= self._next_look and self.desk.flights.busy():
             self._next_look = now + LOOK
             self._post(self._reap)
+
+    def _standing(self, name: str, token: str) -> Standing:
+        """Return where a message stands."""
+        return admin_of(self.store).look(name, token)  # type: ignore[arg-type]  # one of those
 
     def _sync(self) -> None:
         now = self._clock.monotonic()
