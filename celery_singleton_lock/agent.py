@@ -3,6 +3,12 @@
 The main loop puts orders into a queue and never waits; this thread does their I/O, in order and in
 batches, and answers through the mailbox. A second, tiny thread waits for grants in the worker's
 inbox and puts them into the same queue.
+
+The agent has the round, and what is done in each. What concerns one subject has a room of its own:
+orders that wait (``tray``), messages into Redis (``parker``, ``kept``), out of it (``inbox``), and
+through the broker (``courier``), locks of dead processes (``releases``) and of everybody
+(``sweeper``), revoked tasks (``revokes``), lost locks (``losses``), whether Redis answers
+(``contact``).
 """
 
 from __future__ import annotations

@@ -1,5 +1,9 @@
 """Where every locked message passes in the main process: dispatched, parked, or ended.
 
+The desk decides. What it goes by has rooms of its own: which lock a message takes (``stamper``),
+who is on the way (``flights``), waits for Redis (``outage``) or goes back to the broker
+(``requeues``), who is told (``herald``), and what is asked of whoever does the I/O (``clerk``).
+
 Everything here runs in the main loop, or in a pool's callback thread; nothing does I/O on the
 lock's Redis: a Redis that stalls must not stop heartbeats, or other tasks.
 """
