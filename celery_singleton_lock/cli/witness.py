@@ -15,7 +15,7 @@ from celery_singleton_lock.extension import Extension
 from celery_singleton_lock.publisher import Publisher, unpack
 from celery_singleton_lock.store.admin import Operator, Waiting
 from celery_singleton_lock.words import number_of
-from celery_singleton_lock.worker import read_as_celery
+from celery_singleton_lock.wrap import read_as_celery
 
 ANSWER: Final = 1.0
 """Seconds for which workers are waited for."""

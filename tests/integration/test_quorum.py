@@ -10,13 +10,13 @@ from celery import Celery
 from celery.exceptions import TimeoutError as NoResult
 
 from celery_singleton_lock import LockedTask
+from celery_singleton_lock.backend_checks import check_backend
 from celery_singleton_lock.clock import ServerClock
 from celery_singleton_lock.embedded import RedisServer
 from celery_singleton_lock.errors import BackendRefused
 from celery_singleton_lock.extension import install
 from celery_singleton_lock.settings import parse_settings
 from celery_singleton_lock.store.quorum import QuorumStore
-from celery_singleton_lock.worker import check_backend
 from support.waiting import eventually
 from support.workers import CeleryWorker
 

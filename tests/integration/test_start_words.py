@@ -10,9 +10,9 @@ import pytest
 from celery import Celery
 
 from celery_singleton_lock import LockedTask
+from celery_singleton_lock.backend_checks import check_backend
 from celery_singleton_lock.clock import ServerClock
 from celery_singleton_lock.extension import install
-from celery_singleton_lock.worker import check_backend
 
 GOES_ON = ", or do what their lock_on_backend_error says; other tasks run."
 

@@ -1,0 +1,139 @@
+"""What a worker asks the locks' Redis before it takes a message."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from typing import Final
+
+from celery_singleton_lock.clock import ServerClock
+from celery_singleton_lock.errors import BackendRefused, BackendUnreachable, SchemaMismatch
+from celery_singleton_lock.extension import PATIENCE, Extension
+from celery_singleton_lock.model import SCHEMA
+from celery_singleton_lock.modes import ENFORCE
+from celery_singleton_lock.store.quorum_tasks import TaskQuorum
+from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.words import number_of
+
+logger = logging.getLogger(__name__)
+
+_UNTIL_IT_ANSWERS: Final = (
+    "Locked tasks wait until it answers, or do what their lock_on_backend_error says; other tasks "
+    "run."
+)
+_UNTIL_MOST_VOTE: Final = (
+    "Locked tasks wait until a majority of these servers votes, or do what their "
+    "lock_on_backend_error says; other tasks run."
+)
+
+
+def check_backend(extension: Extension, place: ServerClock) -> None:
+    """Ask the lock's Redis whether it can keep locks; say what it guarantees.
+
+    Unreachable is no reason not to start: other tasks run, and locked ones do what
+    ``lock_on_backend_error`` says.
+
+    Raises:
+        BackendRefused: it forbids what every lock needs.
+        SchemaMismatch: its data is of another version.
+    """
+    store = extension.new_store(PATIENCE)
+    if isinstance(store, TaskQuorum):
+        check_quorum(extension, store, place)
+        return
+    try:
+        check_schema(store)  # first: what another version wrote is not to be touched
+        store.probe()
+        place.sync(store.time(), store.clock.monotonic())
+        facts = store.describe()
+    except BackendUnreachable as error:
+        where = extension.settings.where()
+        logger.warning("celery-singleton-lock: %s It is %s. %s", error, where, _UNTIL_IT_ANSWERS)
+        return
+    finally:
+        store.hang_up()
+    if extension.settings.in_memory:
+        logger.warning(
+            "celery-singleton-lock: locks live in the memory of this process (%s), for tests. No "
+            "other process sees them, and they end with it.",
+            extension.settings.address(),
+        )
+        return
+    logger.info(
+        "celery-singleton-lock: locks live in Redis %s: eviction %s, persistence %s, replicas %s",
+        *(facts[fact] for fact in ("version", "eviction", "persistence", "replicas")),
+    )
+    if ENFORCE in extension.modes().values():
+        refuse_eviction(extension, facts["eviction"])
+        warn_of_few_replicas(extension, facts["replicas"])
+
+
+def check_quorum(extension: Extension, store: TaskQuorum, place: ServerClock) -> None:
+    """Ask several servers whether they can keep locks together.
+
+    Raises:
+        BackendRefused: one of them forbids what every lock needs, or may forget its votes.
+        ConfigurationError: two of them are one.
+        SchemaMismatch: the data of one is of another version.
+    """
+    try:
+        store.check()
+        for node in store.nodes:
+            with suppress(BackendUnreachable):
+                check_schema(node)
+        place.sync(store.time(), store.clock.monotonic())
+        facts = store.describe()
+    except BackendUnreachable as error:
+        logger.warning("celery-singleton-lock: %s %s", error, _UNTIL_MOST_VOTE)
+        return
+    finally:
+        store.hang_up()
+    logger.info(
+        "celery-singleton-lock: locks live on %d servers, Redis %s, of which a majority decides",
+        len(store.nodes),
+        facts.get("version", "unknown"),
+    )
+    if ENFORCE in extension.modes().values():
+        for policy in facts.get("eviction", "unknown").split(", "):
+            refuse_eviction(extension, policy)
+
+
+def check_schema(store: RedisStore) -> None:
+    """Refuse data that another schema of this library wrote."""
+    found = store.schema()
+    if found != SCHEMA:
+        msg = (
+            f"The lock's Redis holds data of schema {found} (key {store.keyspace.schema}); this "
+            f"version works with {SCHEMA}. Upgrade all workers together: let those of the other "
+            "version run what is parked, stop them, and delete that key. Or give this worker a "
+            "singleton_lock_prefix of its own; tasks under two prefixes do not exclude each other."
+        )
+        raise SchemaMismatch(msg)
+
+
+def warn_of_few_replicas(extension: Extension, found: str) -> None:
+    """Say at once what every parked task would say: that the replicas are not there."""
+    wanted = extension.settings.replicas_wait
+    if found.isdecimal() and int(found) < wanted:
+        logger.warning(
+            "celery-singleton-lock: singleton_lock_replicas_wait is %d, and the lock's Redis has "
+            "%s. Until it has as many, messages that are parked stay unacknowledged with the "
+            "broker, too. Connect replicas, or lower the setting.",
+            wanted,
+            number_of(int(found), "replica"),
+        )
+
+
+def refuse_eviction(extension: Extension, policy: str) -> None:
+    """Refuse to park where Redis may throw messages away, unless the user said so."""
+    if policy in ("noeviction", "unknown") or extension.settings.backend_options.get(
+        "allow_eviction"
+    ):
+        return
+    msg = (
+        f"The lock's Redis evicts keys when it is full (maxmemory-policy {policy}), so a parked "
+        "task could be lost and a lock taken twice. Set maxmemory-policy noeviction, use another "
+        "Redis (singleton_lock_backend), or accept it: singleton_lock_backend_options = "
+        '{"allow_eviction": True}.'
+    )
+    raise BackendRefused(msg)

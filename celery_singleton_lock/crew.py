@@ -1,0 +1,274 @@
+"""The parts of one worker, and what joins them to its consumer."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from celery.exceptions import ImproperlyConfigured
+from kombu.serialization import prepare_accept_content
+
+from celery_singleton_lock import native
+from celery_singleton_lock.abort import Board
+from celery_singleton_lock.agent import Agent
+from celery_singleton_lock.clerk import Clerk
+from celery_singleton_lock.clock import ServerClock
+from celery_singleton_lock.desk import Desk, worker_id
+from celery_singleton_lock.dispatcher import admit
+from celery_singleton_lock.extension import PATIENCE, Extension
+from celery_singleton_lock.herald import Herald
+from celery_singleton_lock.mailbox import Mailbox, guarded
+from celery_singleton_lock.model import Delivery
+from celery_singleton_lock.modes import Modes
+from celery_singleton_lock.pools import GREEN, pool_kind
+from celery_singleton_lock.publisher import Publisher, unpack
+from celery_singleton_lock.queues import Consumed
+from celery_singleton_lock.request import LockedRequest
+from celery_singleton_lock.stamper import Stamper
+from celery_singleton_lock.usher import Usher
+from celery_singleton_lock.watchdog import Watchdog
+from celery_singleton_lock.wrap import passes, read_as_celery, request_class
+
+FLUSH: Final = 2.0
+"""Most seconds that a worker's exit waits for the agent."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Link:
+    """What must be there before the pool forks, and before the first message arrives."""
+
+    mailbox: Mailbox
+    place: ServerClock
+    board: Board
+
+
+class Crew:
+    """The parts of one worker: desk, agent, watchdog and mailbox.
+
+    Args:
+        extension: the app's locks.
+        consumer: Celery's.
+        link: made before the pool forked.
+    """
+
+    def __init__(self, extension: Extension, consumer: Any, link: Link) -> None:
+        """Build and join the parts; nothing runs yet."""
+        self.extension = extension
+        self.consumer = consumer
+        self.mailbox = link.mailbox
+        self.board = link.board
+        self.kind = pool_kind(type(consumer.pool))
+        self._request_classes: dict[str, Any] = {}
+        self._to_pool: Callable[[Any], None] = consumer.on_task_request
+        self._usher = Usher(consumer.pool, self._to_pool)
+        self._porter: threading.Thread | None = None
+        worker = worker_id(consumer.hostname)
+        self.queues = queues = Consumed(consumer)
+        self.modes = Modes(extension.modes())
+        self.watchdog = self._new_watchdog()
+        self.herald = Herald(
+            extension.observers,
+            send_event=self.send_event,
+            sends_events=self.sends_events,
+            later=None if self.kind == "solo" else self.mailbox.later,
+        )
+        self.stamper = Stamper(
+            worker=worker,
+            place=link.place,
+            rules=extension.options,
+            name_of=extension.name_of,
+            modes=self.modes,
+        )
+        self.agent = Agent(
+            extension.new_store(PATIENCE),
+            worker=worker,
+            realm=extension.realm,
+            place=link.place,
+            queues=queues,
+            rules=extension.options,
+            receive=self.receive,
+            post=self.mailbox.post,
+            reap=self.reap,
+            abort=self.abort,
+            publisher=Publisher(extension.app.connection_for_write),
+            watchdog=self.watchdog,
+            herald=self.herald,
+            modes=self.modes,
+            address=extension.settings.where(),
+            done_for=extension.settings.done_for,
+            max_body=extension.settings.max_body_bytes,
+            capacity=consumer.pool.limit or 1,
+            desk=self._new_desk,
+        )
+        self.desk = self.agent.desk
+        link.mailbox.on_notice = self.desk.on_notice
+        if self.kind in ("solo", *GREEN):  # tasks run where the notice is heard
+            extension.announce = partial(guarded, self.desk.on_notice)
+        consumer.on_task_request = self.desk
+
+    def _new_desk(self, clerk: Clerk) -> Desk:
+        return Desk(
+            stamper=self.stamper,
+            rules=self.extension.options,
+            forward=self._to_pool if self.consumer.hub is not None else self.forward,
+            clerk=clerk,
+            herald=self.herald,
+            prefetch=self.prefetch,
+            children=self.kind == "prefork",
+            keeps=not self.extension.settings.is_quorum,
+        )
+
+    def _new_watchdog(self) -> Watchdog:
+        """Return the watchdog; under gevent and eventlet in a thread that the system schedules.
+
+        But not for locks in memory: those are the greenlets' own, and no other thread may wait on
+        them.
+        """
+        store = self.extension.new_store(PATIENCE)
+        if self.kind in GREEN and self.extension.settings.is_quorum:
+            msg = (
+                f"singleton_lock_backend names several servers, and the pool is {self.kind}: the "
+                "threads that ask them are not its own. Start the worker with --pool prefork, "
+                "threads or solo, or use one Redis."
+            )
+            raise ImproperlyConfigured(msg)
+        if self.kind in GREEN and not self.extension.settings.in_memory:
+            return Watchdog(store, threads=native, tell=self.mailbox.post)
+        return Watchdog(store)
+
+    def start(self) -> None:
+        """Start the threads; harmless if they run.
+
+        Without an event loop (gevent, eventlet, a transport that polls) a thread of ours makes the
+        calls of the mailbox. Celery's own way would be a look after up to 2 s. Under gevent and
+        eventlet it is a greenlet, as all the others: only the watchdog is not.
+        """
+        self.agent.start()
+        if self.consumer.hub is None and self._porter is None:
+            self._porter = threading.Thread(
+                target=self.mailbox.serve, name="singleton-lock-mailbox", daemon=True
+            )
+            self._porter.start()
+            threading.Thread(
+                target=self._usher.serve, name="singleton-lock-usher", daemon=True
+            ).start()
+
+    def forward(self, request: Any) -> None:
+        """Send a request to the pool, without an event loop, in a way that fits who asks."""
+        if self._porter is None or threading.get_ident() != self._porter.ident:
+            self._to_pool(request)
+        elif self.kind == "solo":
+            self.consumer.call_soon(self._to_pool, request)  # one task at a time, in the main loop
+        else:
+            self._usher(request)
+
+    def reap(self) -> None:
+        """Have a prefork pool look for children that have ended. Runs in the main loop.
+
+        Where there is no event loop, a thread of the pool's looks by itself.
+        """
+        if self.consumer.hub is None:
+            return
+        maintain = getattr(getattr(self.consumer.pool, "_pool", None), "maintain_pool", None)
+        if maintain is not None:
+            maintain()
+
+    def abort(self, token: str) -> None:
+        """Interrupt the task whose lock was lost, in a pool of processes. Runs in the main loop."""
+        request = self.desk.interruptible(token)
+        if request is not None and self.kind == "prefork":
+            self.board.interrupt(request.worker_pid, request.stamp.token)
+
+    def send_event(self, name: str, /, **fields: Any) -> None:
+        """Send a Celery event, if this worker sends those of tasks. Runs in the main loop."""
+        if self.sends_events():
+            dispatcher = self.consumer.event_dispatcher
+            admit(dispatcher)
+            dispatcher.send(name, **fields)
+
+    def sends_events(self) -> bool:
+        """Return whether this worker sends events of tasks: ``-E``, or a monitor asked for them."""
+        dispatcher = self.consumer.event_dispatcher
+        return (
+            dispatcher is not None
+            and dispatcher.enabled
+            and (not dispatcher.groups or "task" in dispatcher.groups)
+        )
+
+    def prefetch(self, change: int) -> None:
+        """Tell the broker that one message more, or less, may be unacknowledged."""
+        qos = self.consumer.qos
+        if qos is not None:
+            (qos.increment_eventually if change > 0 else qos.decrement_eventually)()
+
+    def receive(self, delivery: Delivery) -> None:
+        """Make a request of a parked message whose turn has come. Runs in the main loop."""
+        if self.agent.inbox.retired:
+            return self.agent.inbox.give_back(delivery)
+        accept = prepare_accept_content(self.extension.app.conf.accept_content)
+        message = unpack(delivery.body or b"", accept)
+        read = read_as_celery(message, utc=self.extension.app.uses_utc_timezone())
+        name = read["headers"].get("task")
+        task = self.extension.app.tasks.get(name)
+        if task is None or name not in self.extension.declared():
+            self.consumer.on_unknown_task(None, message, KeyError(name))
+            return self.agent.inbox.drop(delivery)
+        if not passes(self._request_class(task)):
+            return self.agent.inbox.give_back(delivery)
+        return self.desk.deliver(delivery, self._request(task, message, read))
+
+    def _request(self, task: Any, message: Any, read: dict[str, Any]) -> LockedRequest:
+        app, consumer = self.extension.app, self.consumer
+        request: LockedRequest = self._request_class(task)(
+            message,
+            on_ack=lambda *_: message.ack(),
+            on_reject=lambda _log, _errors, requeue: message.reject(requeue),
+            app=app,
+            hostname=consumer.hostname,
+            eventer=consumer.event_dispatcher,
+            task=task,
+            connection_errors=consumer.connection_errors,
+            **read,
+        )
+        return request
+
+    def _request_class(self, task: Any) -> Any:
+        found = self._request_classes.get(task.name)
+        if found is None:
+            found = request_class(task, self.consumer)
+            self._request_classes[task.name] = found
+        return found
+
+    def report(self) -> dict[str, Any]:
+        """Return what this worker knows of itself; asks nobody. For JSON."""
+        return {
+            "worker": self.agent.worker,
+            "backend": self.extension.settings.where(),
+            "backend_down_for": self.agent.down_for(),
+            "modes": {task: self.modes.of(task) for task in self.modes.relaxed()},
+            "switches": self.modes.switches(),
+            **self.desk.counts(),
+            "keeping": self.agent.keeping(),
+            "renewed": self.watchdog.renewed,
+            "renewals_failed": self.watchdog.failed,
+            **self.agent.counts(),
+        }
+
+    def shut(self) -> None:
+        """End the threads; release for tasks whose processes are gone.
+
+        A task in a thread runs on, since Python waits for its threads. Its lease is renewed until
+        then: the watchdog ends with the process.
+        """
+        self._usher.close()
+        unfinished = self.desk.flights.unfinished()
+        if self.kind == "prefork":
+            self.watchdog.stop()
+            for request in unfinished:
+                self.agent.end(request.stamp, request.ending(), request.worker_pid)
+        elif not unfinished:
+            self.watchdog.stop()
+        self.agent.stop(FLUSH)

@@ -1,0 +1,45 @@
+"""Celery's worker pools: which of them keep locks, and what is known of each."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from billiard import get_start_method
+
+POOLS: Final = {
+    "celery.concurrency.prefork": "prefork",
+    "celery.concurrency.thread": "threads",
+    "celery.concurrency.solo": "solo",
+    "celery.concurrency.gevent": "gevent",
+    "celery.concurrency.eventlet": "eventlet",
+}
+"""Modules of the pools under which locks are kept: their names for ``--pool``."""
+
+GREEN: Final = ("gevent", "eventlet")
+"""Those of which the tasks are greenlets."""
+
+
+def pool_kind(pool: type) -> str:
+    """Return the ``--pool`` that a pool's class is, or is derived from; empty if it is none."""
+    return next((POOLS[cls.__module__] for cls in pool.__mro__ if cls.__module__ in POOLS), "")
+
+
+def spawns(worker: Any) -> bool:
+    """Return whether the pool's children are interpreters of their own, which inherit no pipe."""
+    asked = getattr(worker, "pool_start_method", None) or "fork"  # Celery 5.7
+    forks = asked == "fork" and get_start_method() == "fork"
+    return pool_kind(worker.pool_cls) == "prefork" and not forks
+
+
+def has_room(pool: Any) -> bool:
+    """Return whether a pool without an event loop takes a task without waiting."""
+    inner: Any = getattr(pool, "_pool", None)
+    match pool_kind(type(pool)):
+        case "gevent":
+            return bool(inner.free_count() > 0)
+        case "eventlet":
+            return bool(inner.free() > 0)
+        case "prefork":
+            return bool(inner._putlock._value > 0)  # noqa: SLF001  # billiard's
+        case _:
+            return True
