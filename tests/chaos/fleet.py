@@ -33,6 +33,9 @@ SHUTDOWN = 15.0
 killed, or struck by a soft time limit, while it writes a result leaves a part of it in the pipe, on
 which the main process then blocks (see _flush_outqueue in celery/concurrency/asynpool.py)."""
 
+CRY = 0.3
+"""Seconds in which a worker that hangs may log that; then it is killed."""
+
 CREWS = (("prefork", 3), ("threads", 4), ("prefork", 3), ("threads", 4))
 """Pool and concurrency of each worker."""
 
@@ -97,6 +100,8 @@ class Crew:
             self._journal.note("ready", worker=self.name, victim=worker.pid)
         elif time.monotonic() > self._end_by:
             self._journal.note("hung", worker=self.name, victim=worker.pid)
+            worker.signal(signal.SIGUSR1)  # Celery logs where each thread stands
+            time.sleep(CRY)
             self.kill()
 
     @property

@@ -277,11 +277,12 @@ def _is_end_unheard(history: History, run: Run) -> bool:
     """Return whether the end of a run may not have reached Redis, or the broker.
 
     Redis is told by who ran the task, and the broker then by the worker's main process. One of them
-    was killed or stood still before, or Redis was away.
+    was killed or stood still before, or Redis was away. Or the worker was shutting down, which hung
+    until it was killed.
     """
     told = min(history.left(run), run.end + DYING) + TELLING
     dead = min(history.death_of(pid, run.asked) for pid in (run.pid, run.main))
-    return dead <= told or history.disturbed(run, told)
+    return dead <= told or history.hung(run.main, told) or history.disturbed(run, told)
 
 
 def _sent(history: History) -> dict[tuple[str, int], float]:

@@ -376,6 +376,16 @@ def test_an_end_of_which_nobody_has_heard_is_a_cause(story, locks, cause):
 
 
 @twice
+@pytest.mark.parametrize("asked", [1.5, 6])
+def test_a_shutdown_that_hung_over_an_end_is_a_cause(story, locks, asked):
+    """Not one that was asked for long after it, nor one that came to its end."""
+    story.note(asked, "retire", victim=MAIN)
+    assert ran_twice(story, locks).broken() == [AGAIN]
+    story.note(8, "hung", victim=MAIN).note(8, "kill", victim=MAIN)
+    assert story.broken() == ([] if asked < 2 else [AGAIN])
+
+
+@twice
 def test_what_happens_long_after_an_end_is_no_cause(story, locks):
     story.note(6, "kill", victim=MAIN).note(6, "kill", victim=10)
     story.note(7, "away").note(7.5, "back")
