@@ -127,7 +127,7 @@ def test_an_evicting_server_is_refused(servers):
     with Celery("shop", set_as_current=False) as app:
         app.conf.update(singleton_lock_backend=urls, singleton_lock_on_conflict="requeue")
 
-        @app.task(base=LockedTask, name="settle")
+        @app.task(base=LockedTask, name="settle", shared=False)
         def settle():
             """Never runs."""
 
