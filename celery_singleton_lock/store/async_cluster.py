@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -23,7 +24,7 @@ from celery_singleton_lock.store.scripts import Script
 from celery_singleton_lock.store.verbs import Batch, Command, Pop, Wish
 
 AT_ONCE: Final = 16
-"""Most commands of a batch that are on their way at once: each takes a connection."""
+"""Most commands of a batch that are on their way to a master at once: each takes a connection."""
 
 
 class AsyncClusterStore:
@@ -86,7 +87,7 @@ class AsyncClusterStore:
         if isinstance(wish, Command):
             return await self._command(wish)
         if isinstance(wish, Batch):
-            return await self._sent(wish.commands)
+            return await self._sent(wish.commands, wish.patience)
         return await self._pop(wish)  # type: ignore[arg-type]  # the others are for workers
 
     async def _command(self, command: Command) -> Any:
@@ -134,19 +135,37 @@ class AsyncClusterStore:
             await self.client.nodes_manager.initialize()  # somebody may have it by now
             raise
 
-    async def _sent(self, commands: Sequence[Command]) -> list[Any]:
-        """Send commands, some at once; an answer may be an error."""
-        room = asyncio.Semaphore(AT_ONCE)
+    async def _sent(self, commands: Sequence[Command], patience: float | None) -> list[Any]:
+        """Send commands that may be sent twice, some to each master at once, as renewals are.
 
-        async def sent(command: Command) -> Any:
-            async with room:
-                return await self._command(command)
-
-        answers = await asyncio.gather(*map(sent, commands), return_exceptions=True)
+        An answer may be an error.
+        """
+        rooms: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(AT_ONCE))
+        asked = [self._at_known(rooms, command) for command in commands]
+        within = [_within(each, patience) for each in asked]
+        answers = await asyncio.gather(*within, return_exceptions=True)
         for answer in answers:
             if isinstance(answer, BaseException) and not isinstance(answer, FAILED):
                 raise answer
+        if patience and any(isinstance(answer, failures.TimeoutError) for answer in answers):
+            with suppress(*FAILED):  # another may be the master by now
+                await _within(self.client.nodes_manager.initialize(), patience / 2)
         return list(answers)
+
+    async def _at_known(self, rooms: Mapping[str, asyncio.Semaphore], command: Command) -> Any:
+        """Send a command to the master that had its keys when the layout was last told.
+
+        redis-py's client would ask for the layout first, once any master was silent; that may be
+        asked of the silent one, and all wait for it.
+        """
+        try:
+            node = self.client.get_node_from_key(key_of(command.words))
+        except FAILED:  # not told yet
+            return await self._command(command)
+        async with rooms[node.name]:
+            with suppress(*FAILED):
+                return await node.execute_command(*command.words, **command.options)
+            return await self._command(command)  # it has moved, or the connection was closed
 
     async def _pop(self, pop: Pop) -> bytes | str | None:
         """BLPOP, at the master that has the slot now."""
@@ -159,3 +178,16 @@ class AsyncClusterStore:
                 await self.client.execute_command("EXISTS", pop.key)  # learns where the slot is
             msg = f"The lock's slot has moved, or its master is gone: {error}"
             raise BackendUnreachable(msg) from error
+
+
+async def _within(asked: Awaitable[Any], patience: float | None) -> Any:
+    """Wait for an answer for so many seconds.
+
+    Raises:
+        TimeoutError: of redis-py; there is none.
+    """
+    try:
+        return await asyncio.wait_for(asked, patience)
+    except asyncio.TimeoutError as error:
+        msg = f"no answer within {patience:.3g} s"
+        raise failures.TimeoutError(msg) from error

@@ -51,6 +51,13 @@ A bell is lost if the node that a worker listens to is cut off, or if the ACL us
 the channel; and a grant is renewed by nobody until its worker hears of it.
 """
 
+PATIENCE: Final = 1 / 6
+"""Part of the shortest lease after which a renewal waits for a silent master no more.
+
+A lease is renewed at a third of its age, and again half a second after a renewal that failed. So
+what is renewed beside a silent master is told so in time, over and over.
+"""
+
 
 class ClusterVerbs(Verbs):
     """The verbs of a store on Redis Cluster: those that concern more than one lock differ."""
@@ -58,11 +65,16 @@ class ClusterVerbs(Verbs):
     def extend(self, leases: Iterable[tuple[str, str, float]]) -> Verb[Sequence[bool | None]]:
         """Renew many leases; see :meth:`Store.extend`. One dead master does not end the others'.
 
+        Nor does one that stands still: it is given a part of the shortest lease to answer, whatever
+        the client's time-outs are.
+
         Raises:
             BackendError: the first, if none could be renewed.
         """
         asked = list(leases)
-        found = yield from self.run_many([self._extend_call([each]) for each in asked])
+        calls = [self._extend_call([each]) for each in asked]
+        shortest = min((seconds for _, _, seconds in asked), default=0.0)
+        found = yield from self.run_many(calls, patience=shortest * PATIENCE)
         answers = [_kept(answer) for answer in found]
         failed = [answer for answer in answers if isinstance(answer, BackendError)]
         if asked and len(failed) == len(asked):
@@ -172,7 +184,7 @@ class ClusterStore(RedisStore):
         if isinstance(wish, Command):
             return self._command(wish)
         if isinstance(wish, Batch):
-            return self.nodes.send_many(wish.commands)
+            return self.nodes.send_many(wish.commands, wish.patience)
         if isinstance(wish, Pop):
             return self._pop(wish)
         if isinstance(wish, Confirm):

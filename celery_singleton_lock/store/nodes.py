@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import redis
@@ -19,6 +20,7 @@ from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode
 from redis.retry import Retry
 
+from celery_singleton_lock.clock import SystemClock
 from celery_singleton_lock.store.failures import FAILED
 
 ELSEWHERE: Final = (
@@ -39,6 +41,8 @@ _CHANGED: Final = (
 Words: TypeAlias = tuple[tuple[Any, ...], Mapping[str, Any]]
 """A command, and how redis-py is to read its answer."""
 
+_Asked: TypeAlias = Mapping[ClusterNode | None, Sequence[Words]]
+
 _OWN: Final = frozenset({"redis_connect_func", "maint_notifications_config", "retry"})
 """Options of a client's connections that a client gives them itself."""
 
@@ -56,6 +60,8 @@ class Nodes:
         self._make, self._given = make, given
         self._made: redis.RedisCluster | None = None
         self._making = threading.Lock()
+        self._silent: dict[str, threading.Thread] = {}
+        self._clock = SystemClock()
 
     @classmethod
     def of(cls, client: redis.RedisCluster) -> Nodes:
@@ -107,15 +113,80 @@ class Nodes:
         node = self._client.get_node_from_key(key_of(words))
         return self._client.execute_command(*words, target_nodes=node, **options)
 
-    def send_many(self, commands: Sequence[Words]) -> list[Any]:
-        """Send commands, in one round trip per master; an answer may be an error."""
+    def send_many(self, commands: Sequence[Words], patience: float | None = None) -> list[Any]:
+        """Send commands, in one round trip per master; an answer may be an error.
+
+        Args:
+            commands: with their keys.
+            patience: seconds after which who has not answered counts as silent; all are asked at
+                once then. None: one after the other, each for as long as its sockets wait. So are
+                those of a worker, whose sockets wait for a short time, and which may have threads
+                of more than one kind.
+        """
         answers: list[Any] = [None] * len(commands)
-        keys = [key_of(words) for words, _ in commands]
-        for node, places in self._sorted(keys).items():
-            found = self._batch(node, [commands[place] for place in places])
-            for place, answer in zip(places, found, strict=True):
+        places = self._sorted([key_of(words) for words, _ in commands])
+        asked = {node: [commands[place] for place in found] for node, found in places.items()}
+        if patience is None or not self._given:
+            told = {node: self._batch(node, mine) for node, mine in asked.items()}
+        else:
+            told = self._at_once(asked, patience)
+        for node, found in places.items():
+            for place, answer in zip(found, told[node], strict=True):
                 answers[place] = answer
         return answers
+
+    def _at_once(self, asked: _Asked, patience: float) -> dict[ClusterNode | None, list[Any]]:
+        """Ask each master in a thread of its own, and wait for their answers together.
+
+        A thread goes on when it is not waited for any more, until its sockets time out. That master
+        is asked anew once the thread has ended, so there are not more and more of them; those of a
+        parent process have all ended.
+        """
+        told: dict[ClusterNode | None, list[Any]] = {}
+        failed: list[BaseException] = []
+        until = self._clock.monotonic() + patience
+        threads = {
+            node: self._thread(node, partial(self._hear, node, mine, told, failed))
+            for node, mine in asked.items()
+        }
+        for node, thread in threads.items():
+            if thread is not None:
+                thread.join(max(0.0, until - self._clock.monotonic()))
+                if thread.is_alive():
+                    self._silent[_name(node)] = thread
+        if failed:
+            raise failed[0]
+        late = failures.TimeoutError(f"no answer within {patience:.3g} s")
+        return {node: told.get(node) or [late] * len(mine) for node, mine in asked.items()}
+
+    def _thread(self, node: ClusterNode | None, ask: Callable[[], None]) -> threading.Thread | None:
+        """Return the thread that asks a master, or the one that still waits for it.
+
+        None if there are no more threads, since the interpreter ends: it was asked here.
+        """
+        waits = self._silent.pop(_name(node), None)
+        if waits is not None and waits.is_alive():
+            return waits
+        thread = threading.Thread(target=ask, name="csl-master", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            ask()
+            return None
+        return thread
+
+    def _hear(
+        self,
+        node: ClusterNode | None,
+        commands: Sequence[Words],
+        told: dict[ClusterNode | None, list[Any]],
+        failed: list[BaseException],
+    ) -> None:
+        """Note what a master answers."""
+        try:
+            told[node] = self._batch(node, commands)
+        except Exception as error:  # noqa: BLE001  # raised by who waits for this
+            failed.append(error)
 
     def ask_each(
         self, keys: Sequence[str], asking: Callable[[str], Sequence[Words]]
@@ -225,6 +296,10 @@ class Nodes:
         if self._made is not None and not self._given:
             self._made.close()
             self._made = None
+
+
+def _name(node: ClusterNode | None) -> str:
+    return "" if node is None else str(node.name)
 
 
 def key_of(words: Sequence[Any]) -> Any:

@@ -161,9 +161,17 @@ class Command(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Send these in one round trip. Answer for each with the server's answer, or its error."""
+    """Send these in one round trip. Answer for each with the server's answer, or its error.
+
+    Args:
+        commands: what to send.
+        patience: seconds after which a master of a Cluster that has not answered counts as silent,
+            so that the answers of the others are not late; None: as long as its sockets wait. One
+            server alone delays nobody else.
+    """
 
     commands: Sequence[Command]
+    patience: float | None = None
 
 
 class Ask(NamedTuple):
@@ -704,16 +712,16 @@ class Verbs:
         except failures.NoScriptError:
             return (yield by_text(call))
 
-    def run_many(self, calls: Sequence[Call]) -> Verb[list[Any]]:
+    def run_many(self, calls: Sequence[Call], *, patience: float | None = None) -> Verb[list[Any]]:
         """Run scripts in one round trip; an answer is a reply, or the error of that call alone.
 
         Those that the server did not know run again, in their order and one by one: the first
         takes the text along, which the others then need not. SCRIPT LOAD would want a permission
-        of its own.
+        of its own. For ``patience`` see :class:`Batch`.
         """
         if not calls:
             return []
-        answers = yield Batch([by_digest(call) for call in calls])
+        answers = yield Batch([by_digest(call) for call in calls], patience)
         settled = []
         for call, answer in zip(calls, answers, strict=True):
             settled.append((yield from self.settled(call, answer)))

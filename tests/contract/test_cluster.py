@@ -67,9 +67,9 @@ def park(store, attempt, name=NAME):
     return who.token
 
 
-def names_of_all_masters(store):
+def names_of_all_masters(store, like="lock {}"):
     """Return a name for each master, of a lock that lives there."""
-    names = [f"lock {number}" for number in range(8 * BUCKETS)]
+    names = [like.format(number) for number in range(8 * BUCKETS)]
     return list(store.nodes.each(names, lambda name: store.keyspace.lock(name).meta))
 
 
@@ -384,6 +384,45 @@ def test_one_dead_master_ends_no_lease_on_the_others(redis_provider):
             store.probe()
         assert store.acquire(owner(), Claim(names[0])).verdict is Verdict.BLOCKED
         store.hang_up()
+
+
+def test_a_master_that_stands_still_ends_no_lease_on_the_others(store, redis_cluster):
+    """Of threads and of asyncio, although their clients wait for an answer longer than a lease."""
+    threads, tasks = names_of_all_masters(store), names_of_all_masters(store, "task's lock {}")
+    owners = [redis_cluster.owner(store.keyspace.lock(n).meta) for n in (*threads, *tasks)]
+    silent, first = owners[0], redis_cluster.masters[0].port
+
+    async def scene(locks):
+        async with redis.asyncio.RedisCluster("127.0.0.1", first) as client:
+            later = [AsyncLock(client, name, lease=2) for name in tasks]
+            for lock in later:
+                assert await lock.acquire()
+            silent.pause()
+            try:
+                await until_lost(later)
+                await until_lost(locks)
+                await asyncio.sleep(1.5)  # by now the others would have ended, too
+                held = [lock.held for lock in (*locks, *later)]
+            finally:
+                silent.resume()
+            for lock in later:
+                await asyncio.wait([asyncio.ensure_future(lock.release())])
+            return held
+
+    with redis.RedisCluster("127.0.0.1", first) as client:
+        locks = [Lock(client, name, lease=2) for name in threads]
+        assert all(lock.acquire() for lock in locks)
+        assert asyncio.run(scene(locks)) == [owner is not silent for owner in owners]
+        for lock in locks[1:]:
+            lock.release()
+
+
+async def until_lost(locks):
+    """Return when the lease of one of them has ended; only this task and thread see that."""
+    until = time.monotonic() + 20
+    while not any(lock.lost for lock in locks):  # locks have no event
+        assert time.monotonic() < until
+        await asyncio.sleep(0.05)
 
 
 def test_a_lock_on_a_client_of_the_callers_does_not_wait_for_redis_py_to_give_up(
