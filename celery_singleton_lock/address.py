@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final, NoReturn
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
 
-from celery_singleton_lock.bounds import MAX_COUNT, PREFIX
+from celery_singleton_lock.bounds import MAX_COUNT, MOST_PORT, PREFIX
 from celery_singleton_lock.credentials import PROVIDER
 from celery_singleton_lock.errors import ConfigurationError
 
@@ -270,6 +270,10 @@ def _refuse_unread(url: str, wrong: _WrongUrl) -> NoReturn:
     """Refuse a URL that cannot be read: it lists servers, or half a password stands in the way."""
     scheme = scheme_of(url)
     if not _lists_hosts(url):
+        port = _PORT.match(url.partition("://")[2].rpartition("@")[2])
+        if port and port[1] and not (port[1].isdecimal() and int(port[1]) <= MOST_PORT):
+            # Not quoted: without an @ it may be a password.
+            wrong.refuse("its port is not a number up to 65535, as in redis://localhost:6379/0")
         wrong.refuse("it cannot be read. Percent-encode special characters of the password")
     if scheme == SENTINEL:
         wrong.refuse(f"write each of its addresses as {scheme}://host:port, with ; between them")
@@ -326,6 +330,7 @@ _PLAINS: Final = re.compile(rf"(?:{_PLACE}(?:,|(?=[/?#]|$)))+([/?#].*)?", re.DOT
 _LISTED: Final = re.compile(rf"{_PLACE}(?:[,;]\s*{_PLACE})+(?=[/?#]|$)")
 """Several hosts, with or without ports, before path and options."""
 
+_PORT: Final = re.compile(r"(?:\[[^\]]*\]|[^:/?#\[]*):([^/?#]*)")
 _QUERY: Final = re.compile(r"\?(?=[\w.\-]+=)")
 _SECRET: Final = re.compile(r"(?i)([?&;][^=&;]*(?:pass|secret|token|cred|user|key)[^=&;]*=)[^&;]*")
 

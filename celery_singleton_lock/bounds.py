@@ -33,3 +33,6 @@ MAX_COUNT: Final = 2**31 - 1
 
 PREFIX: Final = "singleton_lock_"
 """How the names of settings begin."""
+
+MOST_PORT: Final = 65535
+"""Highest TCP port."""

@@ -21,8 +21,10 @@ from celery_singleton_lock.bounds import (
     MAX_WAIT,
     MIN_LEASE,
     MIN_REPLICAS_WAIT,
+    MOST_PORT,
 )
 from celery_singleton_lock.caches import is_alias
+from celery_singleton_lock.client_options import read
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.words import a_kind, number_of
 
@@ -163,7 +165,7 @@ def _backend_options(place: Place, value: Any) -> dict[str, Any]:
         raise ConfigurationError(msg)
     for name in ("longest_lease", "server_timeout"):
         _seconds_of_a_quorum(f'{place}["{name}"]', value.get(name, 1))
-    return dict(value)
+    return read(value)
 
 
 def _seconds_of_a_quorum(which: str, value: Any) -> None:
@@ -245,8 +247,6 @@ def _address(place: Place, value: Any) -> str:
         place.refuse(value, 'it must be an address of this machine, such as "127.0.0.1"')
     return value
 
-
-MOST_PORT: Final = 65535
 
 OPTIONS: Final[Mapping[str, Check]] = {
     "backend": _backend,

@@ -183,7 +183,8 @@ class Settings:
         if isinstance(self.backend, tuple):
             msg = (
                 f"{self.backend_source} names {len(self.backend)} servers, and this looks into one "
-                "Redis: give one of their URLs. What the majority says, only locks know."
+                "Redis: give one of their URLs (celery-singleton-lock --backend URL). What the "
+                "majority says, only locks know."
             )
             raise ConfigurationError(msg)
         address = parse_backend_url(self.backend, self.backend_source)
@@ -192,10 +193,17 @@ class Settings:
             msg = (
                 f"{self.backend_source} is {address!s}: Sentinel must be asked for a master by "
                 f'name. Set {place} = {{"master_name": "mymaster"}}, with your master\'s name.'
+                f"{self._slip(place)}"
             )
             raise ConfigurationError(msg)
         self._check_provider(address)
         return address
+
+    def _slip(self, place: str) -> str:
+        """Return a sentence on an option that was perhaps meant to name the master."""
+        name = "master_name"
+        close = difflib.get_close_matches(name, self.backend_options.keys() - {name}, n=1)
+        return f" {place} has {close[0]!r}: did you mean {name!r}?" if close else ""
 
     def _check_provider(self, address: BackendAddress) -> None:
         """Refuse a credential provider that redis-py could only fail on when it connects."""
@@ -236,6 +244,7 @@ def parse_settings(get: Callable[[str, Any], Any]) -> Settings:
         if value is not _NOT_GIVEN:
             values[field.name] = check(Place(PREFIX + field.name), value)
     url, source, found = _find_backend(get, values.get("backend"))
+    _tell_of_idle_options(url, values.get("backend_options", {}))
     return Settings(
         **{
             **values,
@@ -560,6 +569,19 @@ def _sentinel_options(get: Callable[[str, Any], Any], setting: str, tls: Any) ->
     options = given if isinstance(given, Mapping) else {}
     found = {name: options[name] for name in _SENTINEL_NAMES if name in options}
     return {**found, "ssl": True, **tls} if isinstance(tls, Mapping) else found
+
+
+def _tell_of_idle_options(url: str | tuple[str, ...] | None, options: Mapping[str, Any]) -> None:
+    """Say of options for Sentinels that the URL names none: they may be meant to guard a master."""
+    if url is None or (isinstance(url, str) and scheme_of(url) == SENTINEL):
+        return
+    idle = [name for name in _SENTINEL_NAMES if name in options]
+    if idle:
+        msg = (
+            f"{PREFIX}backend_options has {idle[0]!r}, which has no effect: it is for Sentinels, "
+            "and the URL of the locks is not sentinel://…."
+        )
+        warnings.warn(msg, ConfigurationWarning, stacklevel=3)
 
 
 def _visibility_timeout(transport_options: Any) -> float:

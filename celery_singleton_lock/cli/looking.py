@@ -33,7 +33,8 @@ def list_command(
         if machine:
             return render.as_json(found)
         if not found:
-            return click.echo("No lock is held or waited for.")
+            fits = f" that fits {pattern!r}" if pattern else ""
+            return click.echo(f"No lock{fits} is {'known' if idle else 'held or waited for'}.")
         return click.echo(render.table(render.LOCK_HEADINGS, render.lock_rows(found)))
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 import socket
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,10 +16,11 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from celery_singleton_lock.bounds import PREFIX
+from celery_singleton_lock.checks import ConfigurationWarning
 from celery_singleton_lock.cli.witness import AppSide, BrokerError
 from celery_singleton_lock.errors import (
     BackendError,
-    BackendUnreachable,
     ConfigurationError,
     SingletonLockError,
 )
@@ -42,6 +45,15 @@ NAMED: Final = 20
 
 UNSURE: Final = 4
 """Exit status of ``doctor``: nothing is broken, but something is unknown, or wants a look."""
+
+
+_AS_OPTIONS: Final = {
+    rf'Set {PREFIX}backend_options = \{{"(\w+)": "(\w+)"\}}': r"Give --option \1=\2",
+    rf'{PREFIX}backend_options\["(\w+)"\]': r"--option \1",
+    rf"{PREFIX}backend_options": "--option",
+    rf"{PREFIX}(backend|prefix)": r"--\1",
+}
+"""What settings are called where there are none, in this order."""
 
 
 class NotDone(click.ClickException):
@@ -138,7 +150,7 @@ class Place:
             with told():
                 yield
         except BackendError as error:
-            hint = " Check that it runs, and its address." * isinstance(error, BackendUnreachable)
+            hint = " Check that it runs, and its address." * ("did not answer" in str(error))
             where = f"{self.source} is {self.settings.address()}"
             raise NoAnswer(_line(f"{where}: {error}{hint}")) from None
 
@@ -166,14 +178,40 @@ def of_url(url: str, prefix: str, options: Mapping[str, str]) -> Place:
     """Return the place of a URL.
 
     Raises:
-        ConfigurationError: it cannot be used.
+        click.UsageError: it cannot be used, or an option cannot.
     """
+    with told_as_options():
+        place = _of_url(url, prefix, options)
+        if not place.settings.in_memory:  # of which is said later where they are
+            _ = place.store  # its options are looked at; nothing is sent yet
+        return place
+
+
+def _of_url(url: str, prefix: str, options: Mapping[str, str]) -> Place:
     given: dict[str, Any] = {
         "singleton_lock_backend": url,
         "singleton_lock_prefix": prefix,
         "singleton_lock_backend_options": dict(options),
     }
     return Place(parse_settings(given.get), "--backend")
+
+
+@contextmanager
+def told_as_options() -> Iterator[None]:
+    """Show an error of a setting as wrong usage of the option in which its value was given."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", ConfigurationWarning)
+            yield
+    except (ConfigurationError, ConfigurationWarning) as error:
+        raise click.UsageError(_line(_spelled(str(error)))) from None
+
+
+def _spelled(text: str) -> str:
+    """Return a sentence on settings as one on options."""
+    for setting, option in _AS_OPTIONS.items():
+        text = re.sub(setting, option, text)
+    return text
 
 
 @contextmanager

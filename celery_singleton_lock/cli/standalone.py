@@ -7,7 +7,7 @@ from typing import Final
 import click
 
 from celery_singleton_lock.cli.commands import COMMANDS
-from celery_singleton_lock.cli.place import of_url, told
+from celery_singleton_lock.cli.place import of_url
 
 BACKEND: Final = "CELERY_SINGLETON_LOCK_BACKEND"
 
@@ -46,5 +46,4 @@ def main(
     if wrong:
         msg = f"--option {wrong[0]}: write NAME=VALUE, such as master_name=mymaster"
         raise click.UsageError(msg)
-    with told():
-        context.obj = of_url(backend, prefix, {name: value for name, _, value in pairs})
+    context.obj = of_url(backend, prefix, {name: value for name, _, value in pairs})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from inspect import signature
@@ -15,6 +16,8 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from celery_singleton_lock.address import BackendAddress
+from celery_singleton_lock.bounds import PREFIX
+from celery_singleton_lock.client_options import FOR_SENTINELS, IN_SETTINGS, meant, read
 from celery_singleton_lock.credentials import PROVIDER, provider_of
 from celery_singleton_lock.errors import ConfigurationError
 
@@ -33,6 +36,9 @@ _SentinelPool: Final[Any] = SentinelConnectionPool
 _parse_url: Final[Any] = redis.connection.parse_url
 _Node: Final[Any] = ClusterNode
 
+_PLACE: Final = f"{PREFIX}backend_options"
+_UNEXPECTED: Final = re.compile(r"unexpected keyword argument '(\w+)'")
+_OF_SERVERS: Final = frozenset(signature(redis.Redis).parameters)
 _OF_CLUSTERS: Final = frozenset(REDIS_ALLOWED_KEYS) | {*signature(redis.RedisCluster).parameters}
 """Options that a client of a Cluster looks at; it lets any other pass, without effect."""
 
@@ -62,8 +68,11 @@ def connect(address: BackendAddress, options: Mapping[str, Any], *, patience: fl
     if not address.sentinels:
         return checked(redis.Redis.from_url(address.url, **for_server))
     about = for_sentinels(address, options, patience)
-    least = int(options.get("min_other_sentinels", 0))
-    manager = _Sentinel(address.sentinels, min_other_sentinels=least, sentinel_kwargs=about)
+    least = read(options).get("min_other_sentinels", 0)
+    try:
+        manager = _Sentinel(address.sentinels, min_other_sentinels=least, sentinel_kwargs=about)
+    except TypeError as error:
+        _not_taken(error, _OF_SERVERS, IN_SETTINGS.format(FOR_SENTINELS))
     for_master = {**for_server, **said(address)}
     pool = _SentinelPool(options["master_name"], manager, **for_master)
     client = redis.Redis(connection_pool=pool)
@@ -81,13 +90,22 @@ def checked(client: redis.Redis) -> redis.Redis:
     try:
         pool.connection_class(**pool.connection_kwargs)  # connects to nobody yet
     except TypeError as error:
-        _not_taken(str(error), error)
+        _not_taken(error, _OF_SERVERS | OWN | SENTINEL)
     return client
 
 
-def _not_taken(what: str, error: Exception | None = None) -> NoReturn:
-    msg = f"singleton_lock_backend_options has what redis-py does not take: {what}."
-    raise ConfigurationError(msg) from error
+def _not_taken(error: TypeError, known: Iterable[str], place: str = _PLACE) -> NoReturn:
+    """Refuse an option that redis-py does not know, in words that name it."""
+    found = _UNEXPECTED.search(str(error))
+    if found is None:
+        msg = f"{place} has what redis-py does not take: {error}."
+        raise ConfigurationError(msg) from error
+    _refuse_unknown(found[1], known, place)
+
+
+def _refuse_unknown(name: str, known: Iterable[str], place: str = _PLACE) -> NoReturn:
+    msg = f"{place} has {name!r}, which redis-py does not take.{meant(name, known)}"
+    raise ConfigurationError(msg) from None
 
 
 def in_memory(name: str) -> redis.Redis:
@@ -144,12 +162,12 @@ def for_cluster(
 def _check_names(names: Iterable[str]) -> None:
     unknown = next((name for name in names if name not in _OF_CLUSTERS), None)
     if unknown is not None:
-        _not_taken(f"no client of a Cluster knows {unknown!r}")
+        _refuse_unknown(unknown, _OF_CLUSTERS | OWN)
 
 
 def _given(address: BackendAddress, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the user's options for redis-py's client of a server."""
-    found = {name: value for name, value in options.items() if name not in OWN | SENTINEL}
+    found = {name: value for name, value in read(options).items() if name not in OWN | SENTINEL}
     provider = found.get(PROVIDER) or address.provider
     if provider:
         found[PROVIDER] = provider_of(provider, "the locks' backend")
@@ -165,7 +183,7 @@ def for_sentinels(
     """
     share = max(QUICK, patience / len(address.sentinels))
     defaults = {"socket_timeout": share, "socket_connect_timeout": share}
-    given = dict(options.get("sentinel_kwargs") or {})
+    given = read(options).get(FOR_SENTINELS, {})
     if PROVIDER in given:
         given[PROVIDER] = provider_of(given[PROVIDER], "sentinel_kwargs")
     return {**defaults, "retry": Retry(NoBackoff(), 0), **given}

@@ -56,8 +56,13 @@ _NO_MASTER: Final = (
     "No Sentinel that answers names a master. If that lasts, check the addresses, master_name and "
     "the password of the Sentinels (sentinel_kwargs)."
 )
+_UNKNOWN_COMMAND: Final = re.compile(r"unknown command\W+(\w+)", re.IGNORECASE)
+_A_REPLICA: Final = (
+    "The lock's Redis is a replica (READONLY): give its master's address, or the Sentinels that "
+    "know it. During a failover this passes by itself."
+)
+_CANNOT_NOW: Final = "The lock's Redis cannot serve now ({})."
 _BY_SENTENCE: Final = {
-    "unknown command": "this server does not allow scripts (EVALSHA, EVAL), which every lock needs",
     "cluster mode is not enabled": "it is no Cluster; write redis:// instead of redis+cluster://",
 }
 """Errors without a code."""
@@ -73,17 +78,46 @@ def explain(error: Exception) -> BackendError:
         code = "NOPERM"
     if code:
         return BackendRefused(f"The lock's Redis refused ({code}): {_REFUSED[code]}.")
+    remedy = _remedy(sentence)
+    passing = "" if remedy else _why_it_passes(error, sentence)
+    if passing:
+        return BackendUnreachable(passing)
+    return BackendRefused(f"The lock's Redis refused: {remedy or sentence}")
+
+
+def _why_it_passes(error: Exception, sentence: str) -> str:
+    """Return what is told of what may pass by itself; empty for a refusal that stays."""
+    temporary = _TEMPORARY.search(sentence)
+    known = isinstance(error, _UNREACHABLE)
+    if isinstance(error, (MasterNotFoundError, NoMasterForTasks)):
+        return _NO_MASTER
+    if isinstance(error, failures.ReadOnlyError):
+        return _A_REPLICA
+    if temporary and not known:
+        return _A_REPLICA if temporary[1] == "READONLY" else _CANNOT_NOW.format(temporary[1])
+    return f"The lock's Redis did not answer ({type(error).__name__})." if known else ""
+
+
+def _remedy(sentence: str) -> str:
+    """Return what to change for an error without a code; empty if that is not known."""
     for sign, remedy in _BY_SENTENCE.items():
         if sign in sentence.lower():
-            return BackendRefused(f"The lock's Redis refused: {remedy}.")
-    if isinstance(error, (MasterNotFoundError, NoMasterForTasks)):
-        return BackendUnreachable(_NO_MASTER)
-    temporary = _TEMPORARY.search(sentence)
-    if temporary and not isinstance(error, _UNREACHABLE):
-        return BackendUnreachable(f"The lock's Redis cannot serve now ({temporary[1]}).")
-    if isinstance(error, _UNREACHABLE):
-        return BackendUnreachable(f"The lock's Redis did not answer ({type(error).__name__}).")
-    return BackendRefused(f"The lock's Redis refused: {sentence}")
+            return f"{remedy}."
+    unknown = _UNKNOWN_COMMAND.search(sentence)
+    return f"{_unknown(unknown[1].upper())}." if unknown else ""
+
+
+def _unknown(command: str) -> str:
+    """Return what to change on a server that does not know a command."""
+    what = (
+        "does not allow scripts (EVALSHA, EVAL)"
+        if command.startswith("EVAL")
+        else f"does not know {command}"
+    )
+    return (
+        f"this server {what}, which every lock needs; if it is a Sentinel, write sentinel:// "
+        "instead of redis://, and give its master_name"
+    )
 
 
 def one_node() -> BackendRefused:

@@ -132,7 +132,7 @@ def test_list_shows_who_holds_and_how_many_wait(run, alone, contended):
         assert re.search(rf"{contended.name} +1/1 +2 .*act\[{contended.first[:8]}\] on w", out)
         (lock,) = command("list", contended.name, "--json", "--sort", "waiting").json
         assert (lock["held"], lock["waiting"]) == (1, 2)
-    assert "No lock" in run("list", "no such lock").out
+    assert "No lock that fits 'no such lock' is held or" in run("list", "no such lock").out
 
 
 def test_show_tells_holder_token_and_line(run, contended, admin):
@@ -477,7 +477,7 @@ def test_a_redis_that_is_away_is_told_in_one_line(alone):
     ("args", "told"),
     [
         (["--backend", f"amqp://u:{SECRET}@h", "list"], "amqp://***@h"),
-        (["--backend", f"redis://:{SECRET}@h:x/0", "list"], "cannot be read"),
+        (["--backend", f"redis://:{SECRET}@h:x/0", "list"], "its port is not a number"),
         (["--option", SECRET, "list"], "NAME=VALUE"),
         (["--prefix", "a{b", "list"], "braces"),
         (["limit", "a", "0"], "0 is not in the range"),
@@ -489,7 +489,7 @@ def test_a_redis_that_is_away_is_told_in_one_line(alone):
 def test_wrong_usage_says_what_to_change(args, told, book):
     env = {"CELERY_SINGLETON_LOCK_BACKEND": book.url}
     result = CliRunner().invoke(main, args, env=env)
-    assert result.exit_code in {1, 2}
+    assert result.exit_code == 2
     assert told in result.stderr
     if "--option" not in args:
         assert SECRET not in result.stderr

@@ -7,7 +7,9 @@ import redis
 from redis.sentinel import SentinelConnectionPool
 
 from celery_singleton_lock.address import parse_backend_url
+from celery_singleton_lock.checks import ConfigurationWarning
 from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.settings import parse_settings
 from celery_singleton_lock.store.connect import connect, for_cluster, for_sentinels
 
 
@@ -131,6 +133,7 @@ def test_the_users_options_for_sentinels_count_more():
     ("url", "options"),
     [
         ("redis://h", {"socket_timout": 1}),
+        ("rediss://h", {"socket_timout": 1}),
         ("unix:///run/redis.sock", {"socket_timout": 1}),
         ("sentinel://h", {"socket_timout": 1, "master_name": "m"}),
     ],
@@ -138,7 +141,7 @@ def test_the_users_options_for_sentinels_count_more():
 def test_an_option_that_no_connection_takes_is_refused_before_one_is_made(url, options):
     """redis-py would raise a TypeError with the first command."""
     with pytest.raises(
-        ConfigurationError, match=r"singleton_lock_backend_options has .*'socket_timout'"
+        ConfigurationError, match=r"options has 'socket_timout', .*Did you mean 'socket_timeout'\?"
     ):
         connect(parse_backend_url(url), options, patience=0.5)
 
@@ -147,7 +150,7 @@ def test_an_option_that_no_client_of_a_cluster_takes_is_refused():
     """redis-py would let it pass, without effect, and nobody would learn of it."""
     address = parse_backend_url("redis+cluster://h")
     with pytest.raises(
-        ConfigurationError, match=r"singleton_lock_backend_options has .*'socket_timout'"
+        ConfigurationError, match=r"options has 'socket_timout', .*Did you mean 'socket_timeout'\?"
     ):
         for_cluster(address, {"socket_timout": 1}, patience=0.5)
 
@@ -156,3 +159,78 @@ def test_what_a_client_of_a_cluster_takes_is_let_pass():
     """Its own options and those of its connections; none is asked for a layout yet."""
     given = {"client_name": "me", "ssl_ca_certs": "ca.pem", "reinitialize_steps": 5}
     for_cluster(parse_backend_url("rediss+cluster://u:p@h:1,i"), given, patience=0.5)
+
+
+def test_an_option_that_no_connection_to_a_sentinel_takes_is_refused():
+    """With the option that holds it."""
+    with pytest.raises(ConfigurationError) as caught:
+        master({"sentinel_kwargs": {"pasword": "x"}})
+    assert str(caught.value) == (
+        "singleton_lock_backend_options[\"sentinel_kwargs\"] has 'pasword', which redis-py does "
+        "not take. Did you mean 'password'?"
+    )
+
+
+def test_numbers_and_switches_may_be_given_as_text():
+    """As a command line and an environment give them."""
+    given = {"socket_timeout": "1.5", "health_check_interval": "3", "socket_keepalive": "no"}
+    options = told("redis://h", {**given, "max_connections": "7", "socket_connect_timeout": None})
+    assert options["socket_timeout"] == 1.5
+    assert options["health_check_interval"] == 3
+    assert options["socket_keepalive"] is False
+    assert options["socket_connect_timeout"] is None
+    kwargs = '{"password": "p", "socket_timeout": "2"}'
+    asked = master({"sentinel_kwargs": kwargs, "min_other_sentinels": "1"}).sentinel_manager
+    about = asked.sentinels[0].connection_pool.connection_kwargs
+    assert (asked.min_other_sentinels, about["password"], about["socket_timeout"]) == (1, "p", 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "takes"),
+    [
+        ("socket_timeout", "abc", "'abc': it must be a number of seconds, more than 0, or None"),
+        ("socket_timeout", 0, "0: it must be a number of seconds"),
+        ("socket_connect_timeout", True, "True: it must be a number of seconds"),
+        ("health_check_interval", [], "a list: it must be a number of seconds, 0 for never"),
+        ("max_connections", 1.5, "1.5: it must be a whole number"),
+        ("min_other_sentinels", "two", "'two': it must be a whole number"),
+        ("socket_keepalive", "perhaps", "'perhaps': it must be True or False"),
+        ("sentinel_kwargs", "s3cret", "a str: it must be a dict of options, or JSON of one"),
+    ],
+)
+def test_an_option_that_is_no_number_is_refused_before_a_connection_is_made(name, value, takes):
+    """Where the settings are read, and by who makes a client without them."""
+    with pytest.raises(ConfigurationError) as caught:
+        connect(parse_backend_url("redis://h"), {name: value}, patience=0.5)
+    said = f'singleton_lock_backend_options["{name}"] is {takes}'
+    assert str(caught.value).startswith(said)
+    given = {"singleton_lock_backend_options": {name: value}}
+    with pytest.raises(ConfigurationError) as caught:
+        parse_settings(given.get)
+    assert str(caught.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://h", "redis+cluster://h", ["redis://a", "redis://b", "redis://c"]]
+)
+def test_options_for_sentinels_beside_another_url_are_told_to_have_no_effect(url):
+    """Who wrote them may believe that a failover is followed."""
+    given = {
+        "singleton_lock_backend": url,
+        "singleton_lock_backend_options": {"master_name": "m"},
+    }
+    with pytest.warns(ConfigurationWarning, match="'master_name', which has no effect"):
+        parse_settings(given.get)
+
+
+def test_a_slip_in_the_name_of_the_master_option_is_named():
+    """It stands beside the words that one is missing."""
+    given = {
+        "singleton_lock_backend": "sentinel://a",
+        "singleton_lock_backend_options": {"master_nam": "m"},
+    }
+    settings = parse_settings(given.get)
+    with pytest.raises(
+        ConfigurationError, match="options has 'master_nam': did you mean 'master_name'"
+    ):
+        settings.address()

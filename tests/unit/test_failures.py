@@ -25,7 +25,6 @@ def test_a_refusal_that_passes_by_itself_is_no_answer_and_named(code):
         redis_errors.ConnectionError("redis://user:secret@host"),
         redis_errors.TimeoutError("BUSY redis://user:secret@host"),
         redis_errors.BusyLoadingError("secret"),
-        redis_errors.ReadOnlyError("READONLY secret"),
         ConnectionResetError("secret"),
     ],
 )
@@ -34,6 +33,31 @@ def test_who_does_not_answer_is_told_by_the_kind_of_the_error_alone(error):
     told = explain(error)
     assert type(told) is BackendUnreachable
     assert str(told) == f"The lock's Redis did not answer ({type(error).__name__})."
+
+
+@pytest.mark.parametrize("kind", [redis_errors.ReadOnlyError, redis_errors.ResponseError])
+def test_a_replica_is_told_as_one_and_may_be_asked_again(kind):
+    """It did answer, and writes after a failover at the latest."""
+    told = explain(kind("READONLY secret"))
+    assert type(told) is BackendUnreachable
+    assert str(told).startswith("The lock's Redis is a replica (READONLY): give its master's")
+    assert "secret" not in str(told)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("unknown command 'evalsha', with args", "does not allow scripts (EVALSHA, EVAL)"),
+        ("unknown command 'SCAN', with args", "does not know SCAN"),
+        ("unknown command `set`, with args", "does not know SET"),
+    ],
+)
+def test_a_server_that_lacks_a_command_may_be_a_sentinel(said, told):
+    """Which answers on a port of its own, and knows few commands."""
+    error = explain(redis_errors.ResponseError(said))
+    assert type(error) is BackendRefused
+    assert told in str(error)
+    assert "if it is a Sentinel, write sentinel:// instead of redis://" in str(error)
 
 
 @pytest.mark.parametrize(

@@ -372,15 +372,22 @@ SENTENCES = [
     (
         lambda: parsed(backend="redis://a:x"),
         (
-            "singleton_lock_backend is 'redis://***': it cannot be read. Percent-encode "
-            "special characters of the password."
+            "singleton_lock_backend is 'redis://***': its port is not a number up to 65535, as "
+            "in redis://localhost:6379/0."
+        ),
+    ),
+    (
+        lambda: parsed(backend="redis://:secret@localhost:17x/0"),
+        (
+            "singleton_lock_backend is 'redis://***@localhost:17x/0': its port is not a number "
+            "up to 65535, as in redis://localhost:6379/0."
         ),
     ),
     (
         lambda: parsed(backend="sentinel://a:x"),
         (
-            "singleton_lock_backend is 'sentinel://***': it cannot be read. "
-            "Percent-encode special characters of the password."
+            "singleton_lock_backend is 'sentinel://***': its port is not a number up to 65535, "
+            "as in redis://localhost:6379/0."
         ),
     ),
     (
