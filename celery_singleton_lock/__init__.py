@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from celery_singleton_lock.extension import observe
     from celery_singleton_lock.gate import current_lock, current_locks
     from celery_singleton_lock.lock import Lock
+    from celery_singleton_lock.model import new_token
     from celery_singleton_lock.resets import async_reset_all, reset_all
     from celery_singleton_lock.store.async_quorum import AsyncQuorumStore
     from celery_singleton_lock.store.quorum import QuorumStore
@@ -65,6 +66,7 @@ __all__ = [
     "current_locks",
     "get_or_set",
     "locked",
+    "new_token",
     "observe",
     "reset_all",
 ]
@@ -84,6 +86,7 @@ _HOMES: Final = {
     "current_locks": "gate",
     "get_or_set": "dogpile",
     "locked": "decorator",
+    "new_token": "model",
     "observe": "extension",
     "reset_all": "resets",
 }

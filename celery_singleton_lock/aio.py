@@ -307,7 +307,7 @@ class AsyncLock(Holding):
         Args:
             blocking: whether to wait; None: as the lock was made.
             blocking_timeout: most seconds to wait; None: as the lock was made.
-            token: owner token, from :func:`celery_singleton_lock.model.new_token`; None: a new one.
+            token: owner token, from :func:`celery_singleton_lock.new_token`; None: a new one.
                 Asking again with the token of an attempt of which the answer was lost is safe.
 
         Returns:

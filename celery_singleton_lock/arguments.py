@@ -89,9 +89,12 @@ def checked_token(value: object) -> str:
     """Return an owner token.
 
     Raises:
-        ConfigurationError: it was not made by :func:`celery_singleton_lock.model.new_token`.
+        ConfigurationError: it was not made by :func:`celery_singleton_lock.new_token`.
     """
     if not isinstance(value, str) or not _TOKEN.fullmatch(value):
-        msg = f"token must come from new_token(), for others can be guessed or shared: {value!r}."
+        msg = (
+            "token must come from celery_singleton_lock.new_token(), for others can be guessed or "
+            f"shared: {value!r}."
+        )
         raise ConfigurationError(msg)
     return value

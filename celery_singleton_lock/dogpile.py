@@ -18,10 +18,11 @@ import redis.asyncio
 from celery_singleton_lock.aio import AsyncLock
 from celery_singleton_lock.arguments import checked_seconds
 from celery_singleton_lock.bounds import MAX_WAIT
-from celery_singleton_lock.errors import LockNotOwned
+from celery_singleton_lock.errors import BackendRefused, ConfigurationError, LockNotOwned
 from celery_singleton_lock.hold import Holding, checked_client
 from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.plans import Plan, carry_out, carry_out_async
+from celery_singleton_lock.store.failures import FAILED, explain
 
 T = TypeVar("T")
 
@@ -40,8 +41,31 @@ class _Value(NamedTuple):
 
     def reading(self) -> Plan[Callable[[], Any], tuple[bool, Any]]:
         """Return whether it is there, and it."""
-        raw = yield lambda: self.client.get(self.key)
-        return raw is not None, None if raw is None else self.loads(raw)
+        raw = yield from self.asking(lambda: self.client.get(self.key))
+        if raw is None:
+            return False, None
+        try:
+            return True, self.loads(raw)
+        except ValueError as error:
+            msg = (
+                f"get_or_set: loads cannot read what stands at the key {self.key!r} "
+                f"({type(error).__name__}). Another program, or other dumps, wrote it: delete that "
+                "key, or use another one."
+            )
+            raise ConfigurationError(msg) from error
+
+    def asking(self, call: Callable[[], Any]) -> Plan[Callable[[], Any], Any]:
+        """Ask Redis; its errors are told as ours."""
+        try:
+            return (yield call)
+        except FAILED as error:
+            if "WRONGTYPE" in str(error):
+                msg = (
+                    f"The key {self.key!r} holds something other than a value of get_or_set "
+                    "(WRONGTYPE): use another key."
+                )
+                raise BackendRefused(msg) from error
+            raise explain(error) from error
 
     def filling(self, lock: Holding, compute: Callable[[], Any]) -> Plan[Callable[[], Any], Any]:
         """Return it: of who was quicker, or computed; and kept, unless the lock was lost."""
@@ -51,7 +75,7 @@ class _Value(NamedTuple):
         value = yield compute
         if lock.held:  # else another has computed it meanwhile, and knows better
             ms, kept = round(self.expire * 1000), self.dumps(value)
-            yield lambda: self.client.set(self.key, kept, px=ms)
+            yield from self.asking(lambda: self.client.set(self.key, kept, px=ms))
         return value
 
 
@@ -100,9 +124,13 @@ def get_or_set(
     Raises:
         LockTimeout: it was waited for as long as was allowed.
         BackendError: the lock's Redis did not answer, or refused.
-        ConfigurationError: an argument is not usable.
+        ConfigurationError: an argument is not usable, or ``loads`` raised a ValueError on what
+            stands at the key.
     """
     checked_client("get_or_set", client, redis.Redis, redis.RedisCluster)
+    if inspect.iscoroutinefunction(compute):
+        msg = "get_or_set calls compute, and this is a coroutine function: use async_get_or_set."
+        raise ConfigurationError(msg)
     value = _value(client, key, expire, dumps, loads)
     there, found = carry_out(value.reading(), _call)
     if there:
@@ -149,7 +177,8 @@ async def async_get_or_set(
     Raises:
         LockTimeout: it was waited for as long as was allowed.
         BackendError: the lock's Redis did not answer, or refused.
-        ConfigurationError: an argument is not usable.
+        ConfigurationError: an argument is not usable, or ``loads`` raised a ValueError on what
+            stands at the key.
     """
     checked_client("async_get_or_set", client, redis.asyncio.Redis, redis.asyncio.RedisCluster)
     value = _value(client, key, expire, dumps, loads)

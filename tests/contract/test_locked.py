@@ -16,6 +16,8 @@ import redis
 import redis.asyncio
 
 from celery_singleton_lock import (
+    BackendRefused,
+    BackendUnreachable,
     ConfigurationError,
     Lock,
     LockConflict,
@@ -27,6 +29,7 @@ from celery_singleton_lock import (
     async_reset_all,
     get_or_set,
     locked,
+    new_token,
     reset_all,
 )
 from celery_singleton_lock.hold import _watchdogs
@@ -498,6 +501,47 @@ def test_who_waits_for_a_value_waits_no_longer_than_allowed(redis_client):
         get_or_set(redis_client, "v", lambda: 1, expire=60, wait_timeout=0.05)
     with pytest.raises(ConfigurationError, match="expire"):
         get_or_set(redis_client, "v", lambda: 1, expire=0)
+
+
+def test_errors_about_the_value_are_ours_and_name_its_key(redis_client, redis_url):
+    """For threads and for asyncio: of another type, unreadable, and without a server."""
+    redis_client.set("text", "no JSON")
+    redis_client.rpush("list", "x")
+    for key, kind, says in (
+        ("text", ConfigurationError, "'text' .JSONDecodeError.*delete that key"),
+        ("list", BackendRefused, "'list' .*WRONGTYPE"),
+    ):
+        with pytest.raises(kind, match=says):
+            get_or_set(redis_client, key, dict, expire=60)
+
+        async def scene(client, key=key, kind=kind, says=says):
+            with pytest.raises(kind, match=says):
+                await async_get_or_set(client, key, dict, expire=60)
+
+        play(redis_url, scene)
+    with redis.Redis(port=1) as nobody, pytest.raises(BackendUnreachable):
+        get_or_set(nobody, "v", dict, expire=60)
+
+
+def test_a_coroutine_function_is_for_the_other_function(redis_client):
+    """Its coroutine would have been written down."""
+
+    async def compute():
+        return 1
+
+    with pytest.raises(ConfigurationError, match="use async_get_or_set"):
+        get_or_set(redis_client, "v", compute, expire=60)
+
+
+def test_a_token_of_ones_own_comes_from_the_package(redis_client):
+    """As the error says that refuses any other."""
+    lock = Lock(redis_client, "tokens")
+    with pytest.raises(ConfigurationError, match=r"celery_singleton_lock\.new_token\(\)"):
+        lock.acquire(token="mine")
+    token = new_token()
+    assert lock.acquire(token=token)
+    assert lock.token == token
+    lock.release()
 
 
 # --- reset_all ------------------------------------------------------------------------------------

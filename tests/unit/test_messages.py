@@ -671,7 +671,10 @@ SENTENCES = [
     (lambda: checked_bool("renew", 1), "renew must be True or False, not 1."),
     (
         lambda: checked_token("x"),
-        "token must come from new_token(), for others can be guessed or shared: 'x'.",
+        (
+            "token must come from celery_singleton_lock.new_token(), for others can be guessed or "
+            "shared: 'x'."
+        ),
     ),
 ]
 
