@@ -112,7 +112,7 @@ class Holding:
     _who: ClassVar[str]
     """Who holds: a thread, a task."""
     _apart_by: ClassVar[str]
-    """The option by which each of these holds for itself."""
+    """The option by which each of these holds for itself; empty if there is none."""
     _stood_still: ClassVar[str]
     """Why a lease may not have been renewed although Redis answers."""
 
@@ -132,6 +132,7 @@ class Holding:
         """Describe a lock; nothing is sent yet."""
         self._apart: Final = apart
         self.name: Final = name
+        self._called = name  # in errors
         self.lease: Final = checked_seconds("lease", lease, SHORTEST_LEASE, MAX_LEASE)
         self.limit: Final = checked_limit(limit)
         self.blocking: Final = checked_bool("blocking", blocking)
@@ -174,14 +175,16 @@ class Holding:
         return hold
 
     def _not_owned(self, why: str, *, what: str) -> LockNotOwned:
-        msg = f"Cannot {what} lock {self.name!r}: this {self._who} does not hold it{why}."
-        return LockNotOwned(msg, self.name)
+        msg = f"Cannot {what} lock {self._called!r}: this {self._who} does not hold it{why}."
+        return LockNotOwned(msg, self._called)
 
     def _why_not_held(self) -> str:
         """Return why nothing is noted for who asks."""
         why = ": it was not acquired, or is released already"
         if not self._apart:
             return why
+        if not self._apart_by:
+            return f"{why}, or by another: each holds for itself"
         kind = self._who.partition(" ")[0]
         return (
             f"{why}, or another {kind} has acquired it: each holds for itself, unless the lock has "
@@ -261,9 +264,10 @@ class Holding:
         """
         if self.held:
             msg = (
-                f"Lock {self.name!r} is held already by who asks, and would be waited for in vain."
+                f"Lock {self._called!r} is held already by who asks, and would be waited for in "
+                "vain."
             )
-            raise LockReentered(msg, self.name)
+            raise LockReentered(msg, self._called)
 
     def _taking(self, turn: Turn) -> Plan[Wish, bool]:
         """Go the way to its end; return whether the lock is held."""
@@ -339,8 +343,8 @@ class Holding:
         """
         hold = self._owned("ensure_held")
         if not (yield from self._prolonging(hold, self.lease)):
-            msg = f"Lock {self.name!r} was lost: its lease ended, or it was reset. Stop writing."
-            raise LockLost(msg, self.name)
+            msg = f"Lock {self._called!r} was lost: its lease ended, or it was reset. Stop writing."
+            raise LockLost(msg, self._called)
 
     def _prolonging(self, hold: Hold, seconds: float) -> Plan[Wish, bool]:
         """Extend; return whether it is held. What was reported lost, or let go, stays so."""

@@ -251,7 +251,7 @@ class Lock(Holding):
         except SingletonLockError as error:
             if exc_type is None:
                 raise
-            logger.warning("lock %r was not released after an error: %s", self.name, error)
+            logger.warning("lock %r was not released after an error: %s", self._called, error)
         except BaseException:  # an asynchronous one, in the middle of the release
             self._undo_all()
             raise

@@ -8,7 +8,7 @@ from typing import Any
 import redis
 import redis.asyncio
 
-from celery_singleton_lock.errors import BackendError
+from celery_singleton_lock.errors import BackendError, ConfigurationError
 from celery_singleton_lock.hold import checked_client
 from celery_singleton_lock.keys import keyspace_with
 from celery_singleton_lock.plans import carry_out, carry_out_async
@@ -25,6 +25,7 @@ from celery_singleton_lock.store.redis_admin import (
 )
 from celery_singleton_lock.store.scripts import load_admin_scripts
 from celery_singleton_lock.store.verbs import Command, Verb, Verbs, Wish
+from celery_singleton_lock.words import a_kind
 
 
 def reset_all(
@@ -45,9 +46,10 @@ def reset_all(
 
     Raises:
         BackendError: no answer, or refused.
-        ConfigurationError: it is no such client.
+        ConfigurationError: it is no such client, or the pattern is no text.
     """
     checked_client("reset_all", client, redis.Redis, redis.RedisCluster)
+    _check_pattern(pattern)
     keyspace = keyspace_with(None, prefix)
     if isinstance(client, redis.RedisCluster):
         nodes = ClusterAdminStore(client, keyspace)
@@ -74,14 +76,21 @@ async def async_reset_all(
 
     Raises:
         BackendError: no answer, or refused.
-        ConfigurationError: it is no such client.
+        ConfigurationError: it is no such client, or the pattern is no text.
     """
     checked_client("async_reset_all", client, redis.asyncio.Redis, redis.asyncio.RedisCluster)
+    _check_pattern(pattern)
     keyspace = keyspace_with(None, prefix)
     if isinstance(client, redis.asyncio.RedisCluster):
         return await _reset_all_of_cluster(AsyncClusterStore(client, keyspace), pattern)
     store = AsyncRedisStore(client, keyspace)
     return await carry_out_async(_resetting_all(store.verbs, pattern), store.do)
+
+
+def _check_pattern(pattern: object) -> None:
+    if not isinstance(pattern, str):
+        msg = f"pattern must be a part of the locks' names, or a pattern, not {a_kind(pattern)}."
+        raise ConfigurationError(msg)
 
 
 async def _reset_all_of_cluster(nodes: AsyncClusterStore, pattern: str) -> int:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from celery_singleton_lock.admin.keeping import parked_elsewhere
 from celery_singleton_lock.model import LockView
 from celery_singleton_lock.store.admin import PARTS, AdminStore, Glance, Waiting
+from celery_singleton_lock.store.verbs import PROBE
 
 ASKED: Final = 10
 """Most holders of a lock of which it is asked whether they wait for another."""
@@ -56,7 +57,8 @@ def list_locks(
         pattern: part of the name; a pattern for all of it if it has one of ``*?[``; empty for all.
         order: one of :data:`ORDERS`.
         most: how many of them, the first in that order; None for all.
-        idle: also those that nobody holds or waits for (they are forgotten after a minute).
+        idle: also those that nobody holds or waits for (they are forgotten after a minute); not
+            what is left of a probe.
         holders: most holders of each that are shown.
 
     Raises:
@@ -64,7 +66,11 @@ def list_locks(
         BackendError: Redis did not answer, or refused.
     """
     key = order_of(order)
-    found = (lock for lock in store.glances(pattern, holders=holders) if idle or not lock.is_idle)
+    found = (
+        lock
+        for lock in store.glances(pattern, holders=holders)
+        if not lock.is_idle or (idle and not lock.name.startswith(PROBE))
+    )
     if most is None:
         return sorted(found, key=key)
     return heapq.nsmallest(most, found, key=key)

@@ -11,7 +11,7 @@ import hashlib
 import inspect
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -52,6 +52,16 @@ PLAIN: Final = re.compile(r"[!-~]+")
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class _OfCache(Lock):
+    """A lock of which errors speak as of a :class:`CacheLock`, of its name and its options."""
+
+    _apart_by = ""
+
+    def __init__(self, store: RedisStore, shown: str, name: str, lease: float) -> None:
+        super().__init__(store, shown, lease=lease, blocking=False)
+        self._called = name
 
 
 class CacheLock:
@@ -185,7 +195,7 @@ class CacheLock:
         if store is None:
             return AddedLock(self.cache, key, self.name, self.lease)
         shown = caches[self.cache].make_key(self.name)  # projects that share a Redis stay apart
-        return Lock(store, shown, lease=self.lease, blocking=False)
+        return _OfCache(store, shown, self.name, self.lease)
 
     def _holder(self) -> tuple[str, float]:
         """Return who holds the lock, as shown to people, and seconds left of the lease."""
@@ -227,7 +237,9 @@ def cache_locked(
     lock = functools.partial(CacheLock, lease=lease, wait_timeout=wait_timeout, cache=cache)
     lock("checked")
 
-    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+    def decorate(*given: Callable[P, T], **named: object) -> Callable[P, T]:
+        _refuse_bare(key, given, named)
+        (function,) = given
         _refuse_what_goes_on(function)
         where = f"{function.__module__}.{function.__qualname__}"
         namer = compile_name(where, function, lock_key=key, wording=OF_FUNCTION)
@@ -244,6 +256,17 @@ def cache_locked(
         return locked
 
     return decorate
+
+
+def _refuse_bare(key: object, given: tuple[object, ...], named: Mapping[str, object]) -> None:
+    """Refuse a call that was meant for the function: it stands in the place of the key."""
+    if callable(key) and (named or len(given) != 1 or not callable(given[0])):
+        name = getattr(key, "__name__", "the function")
+        msg = (
+            f"@cache_locked stands above {name} without the name of the lock: write "
+            f'@cache_locked("{name}"), or with its arguments, such as "report:{{month}}".'
+        )
+        raise ConfigurationError(msg)
 
 
 def _refuse_what_goes_on(function: Callable[..., Any]) -> None:

@@ -53,6 +53,9 @@ ACQUIRE: Final = (
 RELEASE: Final = "name token ending mark keep_ms keep_for worker done_ms claim_ms"
 """What the two verbs around each task take, in order; see :func:`packed`."""
 
+PROBE: Final = "celery-singleton-lock probe"
+"""Name of the lock that nobody else wants, or how the names of several begin."""
+
 DEFER: Final = 0.5
 """Seconds for which a lock that one sweeper took is not shown to another.
 
@@ -616,7 +619,7 @@ class Verbs:
 
     def probe(self) -> Verb[None]:
         """Take and give back a lock nobody else wants: this server can do all that locks need."""
-        owner, name = Owner(new_token()), "celery-singleton-lock probe"
+        owner, name = Owner(new_token()), PROBE
         yield from self.acquire(owner, Claim(name, lease=1.0, limit=2**31 - 1))
         yield from self.release(name, owner.token, Ending.FINAL)
 

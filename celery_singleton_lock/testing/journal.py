@@ -22,6 +22,7 @@ from celery_singleton_lock.events import (
 )
 from celery_singleton_lock.extension import Extension
 from celery_singleton_lock.gate import current_lock
+from celery_singleton_lock.words import a_kind
 
 
 @dataclass(eq=False)
@@ -211,8 +212,16 @@ _SENTENCES: Final[dict[type[TaskEvent], str]] = {
 
 
 def id_of(result: Any) -> str:
-    """Return the id of a task, of which the result or the id is given."""
-    return result if isinstance(result, str) else str(result.id)
+    """Return the id of a task, of which the result or the id is given.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    found = result if isinstance(result, str) else getattr(result, "id", None)
+    if not isinstance(found, str):
+        msg = f"give what delay() or apply() returned, or a task's id as text, not {a_kind(result)}"
+        raise TypeError(msg)
+    return found
 
 
 def state_of(app: Any, result: Any) -> str:

@@ -515,3 +515,29 @@ def test_a_template_without_text_is_refused():
     said = "^function .*: the key is '{month}': it has no literal text, so functions that have"
     with pytest.raises(ConfigurationError, match=said):
         cache_locked("{month}")(lambda month: None)
+
+
+@pytest.mark.parametrize("args", [(), ("2024-01",), ("2024-01", 2)])
+def test_without_a_key_the_decorator_says_so_when_the_function_is_called(args):
+    """The function stands in the place of a key that is made by a function."""
+
+    @cache_locked
+    def report(*_args):
+        """Never runs."""
+
+    with pytest.raises(ConfigurationError, match=r'write @cache_locked\("report"\)'):
+        report(*args)
+    with pytest.raises(ConfigurationError, match="stands above report"):
+        report(month=1)
+
+
+def test_errors_speak_of_the_name_that_was_given_and_of_no_option_of_others(cache, name):
+    """In Redis the name has the prefix and the version of the cache."""
+    lock = CacheLock(name, cache=cache)
+    with pytest.raises(LockNotOwned, match=f"lock {name!r}: this thread") as caught:
+        lock.release()
+    assert caught.value.name == name
+    assert "thread_local" not in str(caught.value)
+    with lock, pytest.raises(LockReentered, match=f"Lock {name!r} is held already") as caught:
+        lock.acquire()
+    assert caught.value.name == name

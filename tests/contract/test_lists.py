@@ -85,6 +85,8 @@ def test_idle_locks_are_listed_when_they_are_asked_for(store):
     store.release("idle", who.token, Ending.FINAL)
     assert list_locks(store) == []
     assert [lock.name for lock in list_locks(store, idle=True)] == ["idle"]
+    store.probe()
+    assert [lock.name for lock in list_locks(store, idle=True)] == ["idle"]
 
 
 def test_one_holder_is_listed_unless_more_are_asked_for(store):

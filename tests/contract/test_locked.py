@@ -547,6 +547,18 @@ def test_a_token_of_ones_own_comes_from_the_package(redis_client):
 # --- reset_all ------------------------------------------------------------------------------------
 
 
+def test_a_pattern_is_text(redis_client, redis_url):
+    """A number fits no name, and would be refused by Python in the middle."""
+    with pytest.raises(ConfigurationError, match=r"pattern must be .*not an int"):
+        reset_all(redis_client, 5)
+
+    async def scene(client):
+        with pytest.raises(ConfigurationError, match=r"pattern must be .*not an int"):
+            await async_reset_all(client, 5)
+
+    play(redis_url, scene)
+
+
 def test_all_locks_are_taken_from_their_holders_and_counted(redis_client, redis_url, store):
     """Also names that keys show as digests; those of another prefix are left alone."""
     names = ["account:1", "account:2", "x" * 3000, "other"]

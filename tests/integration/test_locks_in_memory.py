@@ -151,6 +151,8 @@ def test_a_failed_assertion_tells_what_happened_and_how_the_lock_stands(shop, wo
             locks.hold(NAME)
     with pytest.raises(AssertionError, match=r"No worker in this process has received it"):
         locks.assert_parked("4711", timeout=0.1)
+    with pytest.raises(TypeError, match=r"what delay\(\) or apply\(\) returned, .*, not an int"):
+        locks.assert_parked(5)
 
 
 def test_who_runs_beside_another_did_not_run_alone(shop, worker, locks):
