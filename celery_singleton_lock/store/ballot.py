@@ -145,8 +145,9 @@ class Refused(NamedTuple):
             trying.
         answered: how many servers answered.
         left: seconds until what is in the way is over.
-        error: the first refusal, if that is the reason; else the first error, if there was one.
+        error: the first refusal, else the first error, if there was one.
         lacking: the servers that did not answer, or refused.
+        refusing: those of them that refused.
     """
 
     reason: str
@@ -154,6 +155,7 @@ class Refused(NamedTuple):
     left: float = 0.0
     error: BackendError | None = None
     lacking: Sequence[int] = ()
+    refusing: Sequence[int] = ()
 
 
 class Ballot:
@@ -298,14 +300,13 @@ class Ballot:
 
     def too_few(self, answers: Answers) -> Refused:
         """Say why fewer than a majority answered: they are silent, or refuse, which stays so."""
-        errors = [answer for answer in answers.values() if isinstance(answer, BackendError)]
-        refusals = [error for error in errors if isinstance(error, BackendRefused)]
+        errors = {n: each for n, each in answers.items() if isinstance(each, BackendError)}
+        refusals = {n: each for n, each in errors.items() if isinstance(each, BackendRefused)}
         heard = {server for server, _ in _heard(answers)}
         lacking = [server for server in range(self.count) if server not in heard]
-        told = Refused("silent", len(heard), error=next(iter(errors), None), lacking=lacking)
-        if len(refusals) > self.count - self.majority:
-            return told._replace(reason="refused", error=refusals[0])
-        return told
+        reason = "refused" if len(refusals) > self.count - self.majority else "silent"
+        first = next(iter((refusals or errors).values()), None)
+        return Refused(reason, len(heard), error=first, lacking=lacking, refusing=sorted(refusals))
 
     # -- the way back, and renewal ----------------------------------------------------------------
 

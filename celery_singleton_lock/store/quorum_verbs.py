@@ -351,16 +351,25 @@ class QuorumVerbs:
             )
             return BackendUnreachable(msg)
         needed = f"{self.ballot.majority} are needed"
-        which = ", ".join(self.addresses[server] for server in result.lacking)
-        some = f"{count - result.answered} of the lock's {count} servers"
+        some = f"{count - result.answered} of the lock's {count} servers {self._lacking(result)}"
         if result.reason == "refused":
-            return BackendRefused(f"{some} refused ({which}), and {needed}: {result.error}")
-        reason = f" The first error: {result.error}" if result.error else ""
-        msg = (
-            f"{some} did not answer within {self.ballot.timeout:g} s ({which}), and {needed}."
-            f"{reason}"
+            return BackendRefused(f"{some}, and {needed}: {result.error}")
+        first = "refusal" if result.refusing else "error"
+        reason = f" The first {first}: {result.error}" if result.error else ""
+        return BackendUnreachable(f"{some}, and {needed}.{reason}")
+
+    def _lacking(self, result: Refused) -> str:
+        """Say which servers did not answer, and which refused: those want another remedy."""
+        silent = [server for server in result.lacking if server not in result.refusing]
+        how = {
+            f"did not answer within {self.ballot.timeout:g} s": silent,
+            "refused": result.refusing,
+        }
+        return " or ".join(
+            f"{what} ({', '.join(self.addresses[server] for server in servers)})"
+            for what, servers in how.items()
+            if servers
         )
-        return BackendUnreachable(msg)
 
 
 def _refuse_permits(claim: Claim) -> None:

@@ -70,6 +70,22 @@ def test_servers_that_do_not_answer_are_named_with_who_waits(said, silent_ports)
 
 
 @pytest.mark.needs_real_redis("a quorum")
+def test_a_server_that_refuses_is_told_apart_from_one_that_is_silent(
+    said, silent_ports, make_redis
+):
+    """A wrong password is mended in the settings, whatever else is out of order."""
+    port, server = silent_ports[0], make_redis(password="other")
+    place = f"127.0.0.1:{server.port}"
+    urls = [make_redis().url, f"redis://127.0.0.1:{port}", f"redis://:secret@{place}"]
+    (told,) = said(backend=urls, on_conflict="requeue")
+    assert (
+        f"2 of the lock's 3 servers did not answer within 0.25 s (127.0.0.1:{port}) or refused "
+        f"({place}), and 2 are needed. The first refusal: The lock's Redis refused (WRONGPASS)"
+    ) in told
+    assert "secret" not in told
+
+
+@pytest.mark.needs_real_redis("a quorum")
 def test_servers_that_have_started_anew_are_told_with_who_waits(said, make_redis):
     """They answer, and do not vote yet."""
     servers = [make_redis().url for _ in range(3)]
