@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from celery_singleton_lock.clock import ServerClock
-from celery_singleton_lock.errors import BackendRefused, BackendUnreachable, SchemaMismatch
+from celery_singleton_lock.errors import (
+    BackendError,
+    BackendRefused,
+    BackendUnreachable,
+    SchemaMismatch,
+)
 from celery_singleton_lock.extension import PATIENCE, Extension
 from celery_singleton_lock.model import SCHEMA
 from celery_singleton_lock.modes import ENFORCE
@@ -50,6 +56,8 @@ def check_backend(extension: Extension, place: ServerClock) -> None:
         where = extension.settings.where()
         logger.warning("celery-singleton-lock: %s It is %s. %s", error, where, _UNTIL_IT_ANSWERS)
         return
+    except BackendRefused as error:
+        raise _at(error, extension) from error
     finally:
         store.hang_up()
     if extension.settings.in_memory:
@@ -72,20 +80,22 @@ def check_quorum(extension: Extension, store: TaskQuorum, place: ServerClock) ->
     """Ask several servers whether they can keep locks together.
 
     Raises:
-        BackendRefused: one of them forbids what every lock needs, or may forget its votes.
+        BackendRefused: too many of them forbid what every lock needs, or one may forget its votes.
         ConfigurationError: two of them are one.
         SchemaMismatch: the data of one is of another version.
     """
     try:
-        store.check()
-        for node in store.nodes:
-            with suppress(BackendUnreachable):
-                check_schema(node)
+        lacking = store.check()
+        for number in set(range(len(store.nodes))) - set(lacking):
+            with suppress(BackendUnreachable), _named(store.verbs.addresses[number]):
+                check_schema(store.nodes[number])
         place.sync(store.time(), store.clock.monotonic())
         facts = store.describe()
     except BackendUnreachable as error:
         logger.warning("celery-singleton-lock: %s %s", error, _UNTIL_MOST_VOTE)
         return
+    except BackendRefused as error:
+        raise _at(error, extension) from error
     finally:
         store.hang_up()
     logger.info(
@@ -93,9 +103,43 @@ def check_quorum(extension: Extension, store: TaskQuorum, place: ServerClock) ->
         len(store.nodes),
         facts.get("version", "unknown"),
     )
+    if lacking:
+        warn_of_lacking(store, lacking)
     if ENFORCE in extension.modes().values():
         for policy in facts.get("eviction", "unknown").split(", "):
             refuse_eviction(extension, policy)
+
+
+def warn_of_lacking(store: TaskQuorum, lacking: Mapping[int, BackendError]) -> None:
+    """Name servers of a quorum without which it works now, since nothing else would tell."""
+    whys = [f"{store.verbs.addresses[number]}: {error}" for number, error in lacking.items()]
+    spare = len(store.nodes) - len(lacking) - store.ballot.majority
+    logger.warning(
+        "celery-singleton-lock: %d of the lock's %d servers %s out (%s). The others keep the "
+        "locks; with %s more out, nothing is granted.",
+        len(lacking),
+        len(store.nodes),
+        "is" if len(lacking) == 1 else "are",
+        " ".join(whys),
+        "one" if spare == 0 else spare + 1,
+    )
+
+
+@contextmanager
+def _named(server: str) -> Iterator[None]:
+    """Say which of several servers refuses."""
+    try:
+        yield
+    except BackendRefused as error:
+        msg = f"{server}: {error}"
+        raise BackendRefused(msg) from error
+
+
+def _at(error: BackendRefused, extension: Extension) -> BackendRefused:
+    """Say where a refusal came from, without passwords, and which setting names that server."""
+    settings = extension.settings
+    place = "They are named in" if settings.is_quorum else f"It is {settings.where()}, from"
+    return BackendRefused(f"{error} {place} {settings.backend_source}.")
 
 
 def check_schema(store: RedisStore) -> None:

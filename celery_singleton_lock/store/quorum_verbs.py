@@ -196,18 +196,25 @@ class QuorumVerbs:
 
     # -- the servers themselves -------------------------------------------------------------------
 
-    def check(self) -> Verb[None]:
+    def check(self) -> Verb[Mapping[int, BackendError]]:
         """See whether these servers are a quorum: a majority votes, and none is given twice.
+
+        Returns:
+            The servers that are no part of it now, since they did not answer, or refused; and why.
 
         Raises:
             ConfigurationError: two of them are one.
             BackendUnreachable: too few answer, or too many have started anew.
         """
-        greetings = yield from self._all_greeted("celery-singleton-lock probe")
+        answers = yield from self.ballot.greet("celery-singleton-lock probe")
+        greetings = self._greetings(answers)
         fresh = sorted(greeting.new_for for greeting in greetings.values() if greeting.new_for > 0)
         lacking = self.ballot.majority - (len(greetings) - len(fresh))
         if lacking > 0:
             raise self._in_the_way(Refused("new", len(greetings), fresh[lacking - 1]))
+        silent = BackendUnreachable(f"It did not answer within {self.ballot.timeout:g} s.")
+        every = range(self.ballot.count)
+        return {n: answers.get(n, silent) for n in every if n not in greetings}
 
     def admit(self) -> Verb[None]:
         """Have servers vote at once that are new; only who knows that no lock is held may say so.
@@ -220,7 +227,14 @@ class QuorumVerbs:
             self._complain(answers)
 
     def _all_greeted(self, name: str) -> Verb[dict[int, Greeting]]:
-        answers = yield from self.ballot.greet(name)
+        return self._greetings((yield from self.ballot.greet(name)))
+
+    def _greetings(self, answers: Answers) -> dict[int, Greeting]:
+        """Return those of a majority.
+
+        Raises:
+            BackendError: there is none.
+        """
         greetings = {n: each for n, each in answers.items() if isinstance(each, Greeting)}
         if len(greetings) < self.ballot.majority:
             self._complain(answers)

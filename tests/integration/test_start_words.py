@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, suppress
 
 import pytest
 from celery import Celery
 
-from celery_singleton_lock import LockedTask
+from celery_singleton_lock import LockedTask, QuorumStore
 from celery_singleton_lock.backend_checks import check_backend
 from celery_singleton_lock.clock import ServerClock
+from celery_singleton_lock.errors import BackendError, BackendRefused
 from celery_singleton_lock.extension import install
 
 GOES_ON = ", or do what their lock_on_backend_error says; other tasks run."
@@ -82,6 +83,39 @@ def test_a_server_that_refuses_is_told_apart_from_one_that_is_silent(
         f"2 of the lock's 3 servers did not answer within 0.25 s (127.0.0.1:{port}) or refused "
         f"({place}), and 2 are needed. The first refusal: The lock's Redis refused (WRONGPASS)"
     ) in told
+    assert "secret" not in told
+
+
+@pytest.mark.needs_real_redis("a password")
+def test_a_redis_that_refuses_is_named_with_its_setting(said, make_redis):
+    """By its address, without the password; of a quorum, with those that refused."""
+    servers = [make_redis(password="other") for _ in range(3)]
+    places = [f"127.0.0.1:{server.port}" for server in servers]
+    with pytest.raises(BackendRefused) as caught:
+        said(backend=f"redis://:secret@{places[0]}/0")
+    assert str(caught.value).endswith(
+        f"It is redis://***@{places[0]}/0, from singleton_lock_backend."
+    )
+    assert "WRONGPASS" in str(caught.value)
+    with pytest.raises(BackendRefused) as caught:
+        said(backend=[f"redis://:secret@{place}" for place in places], on_conflict="requeue")
+    assert f"3 of the lock's 3 servers refused ({', '.join(places)})" in str(caught.value)
+    assert str(caught.value).endswith("They are named in singleton_lock_backend.")
+
+
+@pytest.mark.needs_real_redis("a quorum")
+@pytest.mark.parametrize("how", ["silent", "refusing"])
+def test_a_quorum_says_which_of_its_servers_are_out(said, silent_ports, make_redis, how):
+    """It works without them, so nothing else would tell; and what one more would cost."""
+    well = [make_redis().url for _ in range(2)]
+    out = f"127.0.0.1:{silent_ports[0] if how == 'silent' else make_redis(password='x').port}"
+    urls = [*well, f"redis://:secret@{out}"]
+    with closing(QuorumStore(urls, timeout=5.0)) as store, suppress(BackendError):
+        store.admit()
+    (told,) = said(backend=urls, on_conflict="requeue")
+    assert told.startswith(f"celery-singleton-lock: 1 of the lock's 3 servers is out ({out}: The")
+    assert {"silent": "did not answer (ConnectionError)", "refusing": "WRONGPASS"}[how] in told
+    assert told.endswith("The others keep the locks; with one more out, nothing is granted.")
     assert "secret" not in told
 
 
