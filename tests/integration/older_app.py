@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from celery_singleton_lock import worker
+from celery_singleton_lock import backend_checks
 from celery_singleton_lock.store import verbs as store
 from integration import worker_app
 
 app = worker_app.app
-worker.SCHEMA = store.SCHEMA = os.environ["SCHEMA"]
+backend_checks.SCHEMA = store.SCHEMA = os.environ["SCHEMA"]
