@@ -163,7 +163,7 @@ class AsyncClusterStore:
         except FAILED:  # not told yet
             return await self._command(command)
         async with rooms[node.name]:
-            with suppress(*FAILED):
+            with suppress(*ELSEWHERE, failures.ConnectionError):
                 return await node.execute_command(*command.words, **command.options)
             return await self._command(command)  # it has moved, or the connection was closed
 
