@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final
 
 from celery.exceptions import ImproperlyConfigured
@@ -112,7 +112,7 @@ class Crew:
     def _new_desk(self, clerk: Clerk) -> Desk:
         return Desk(
             stamper=self.stamper,
-            rules=self.extension.options,
+            rules=cache(self.extension.options),  # asked for at each step of each message
             forward=self._to_pool if self.consumer.hub is not None else self.forward,
             clerk=clerk,
             herald=self.herald,

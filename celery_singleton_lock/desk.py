@@ -31,7 +31,15 @@ from celery_singleton_lock.outage import Outage
 from celery_singleton_lock.request import LockedRequest, about
 from celery_singleton_lock.requeues import Requeues
 from celery_singleton_lock.settings import LockOptions
-from celery_singleton_lock.stamp import STAMP, UNSTAMPED, Stamp, end_in, loss_in, singles
+from celery_singleton_lock.stamp import (
+    MARKS,
+    STAMP,
+    UNSTAMPED,
+    Stamp,
+    end_in,
+    loss_in,
+    singles,
+)
 from celery_singleton_lock.stamper import Stamper
 
 logger = logging.getLogger(__name__)
@@ -293,7 +301,7 @@ class Desk:
         """
         request = self.flights.by_token.get(notice)
         if request is None:
-            return self._hear_of_end(notice)
+            return self._hear_of_end(notice) if notice[:1] in MARKS else None
         self._clerk.confirm(notice)
         for other in _others(request.stamp) if request.stamp.bundle else ():
             self.flights.alias(notice, other.token)

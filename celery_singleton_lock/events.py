@@ -221,23 +221,25 @@ class Observers:
 
     Args:
         observers: in the order in which they are told.
+
+    Attributes:
+        any: whether anybody wants to know: an event of each task need not be made else.
     """
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
         """Start with these observers."""
         self._observers = tuple(observers)
-
-    def __bool__(self) -> bool:
-        """Return whether anybody wants to know: an event of each task need not be made else."""
-        return bool(self._observers)
+        self.any = bool(self._observers)
 
     def add(self, observer: Observer) -> None:
         """Tell this one too, from the next event on."""
         self._observers = (*self._observers, observer)
+        self.any = True
 
     def remove(self, observer: Observer) -> None:
         """Tell this one no more; one that is not there is ignored."""
         self._observers = tuple(each for each in self._observers if each is not observer)
+        self.any = bool(self._observers)
 
     def notify(self, event: Event) -> None:
         """Tell all. What an observer raises is logged: no lock is lost by a broken counter."""

@@ -100,14 +100,16 @@ class Flights:
         """Let followers go on, once it is known who comes before them."""
         with self._mutex:
             flight = self._flights.get(name)
-            if flight is None:
-                return
-            if flight.followers and not flight.undecided():
-                followers, flight.followers = flight.followers, []
-                for request in followers:
-                    self._wait(request)
-            if not (flight.requests or flight.parking or flight.followers):
-                del self._flights[name]
+            if flight is not None:
+                self._go_on(name, flight)
+
+    def _go_on(self, name: str, flight: Flight) -> None:
+        if flight.followers and not flight.undecided():
+            followers, flight.followers = flight.followers, []
+            for request in followers:
+                self._wait(request)
+        if not (flight.requests or flight.parking or flight.followers):
+            del self._flights[name]
 
     def land(self, stamp: Stamp) -> None:
         """Know a token no more. Who comes behind it waits until it leaves."""
@@ -121,7 +123,7 @@ class Flights:
             flight = self._flights.get(stamp.name)
             if flight is not None:
                 flight.requests.pop(stamp.token, None)
-                self.go_on(stamp.name)
+                self._go_on(stamp.name, flight)
 
     # -- into Redis -------------------------------------------------------------------------------
 

@@ -105,23 +105,23 @@ class Herald:
     # -- of a lock --------------------------------------------------------------------------------
 
     def acquired(self, request: LockedRequest) -> None:
-        """Tell that a task has its lock. Of two who tell, the first is heard."""
-        if request.acquired_at is None and request.stamp.error is None:
+        """Tell that a task has its lock. Of two who tell, the first is heard.
+
+        If nobody listens then, nobody is told that it was given back, either.
+        """
+        if request.acquired_at is not None or request.stamp.error is not None:
+            return
+        if self.observers.any or self.sends_events():
             request.acquired_at = _clock.monotonic()
-            if self._is_heard():
-                waited = request.acquired_at - request.stamp.stamped_at
-                self.tell(request, LockAcquired(*about(request), waited=waited))
+            waited = request.acquired_at - request.stamp.stamped_at
+            self.tell(request, LockAcquired(*about(request), waited=waited))
 
     def released(self, request: LockedRequest) -> None:
         """Tell that a task's lock was given back, if it had it."""
         began, request.acquired_at = request.acquired_at, None  # it may be sent to the pool again
-        if began is not None and self._is_heard():
+        if began is not None and (self.observers.any or self.sends_events()):
             held = _clock.monotonic() - began
             self.tell(request, LockReleased(*about(request), held=held))
-
-    def _is_heard(self) -> bool:
-        """Return whether anybody wants to hear of each task's lock: else nothing is made of it."""
-        return bool(self.observers) or self.sends_events()
 
     def refused(self, request: LockedRequest, error: LockError) -> None:
         """Tell that a task has ended with an error since it did not get its lock."""

@@ -335,6 +335,7 @@ class _Signature:
             inspect.Parameter.KEYWORD_ONLY,
         }
         self._positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        self._all = len(parameters) if len(self._positional) == len(parameters) else -1
         self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
 
     def __str__(self) -> str:
@@ -344,6 +345,8 @@ class _Signature:
         """Return every argument by name, defaults applied."""
         if self._plain and isinstance(args, (list, tuple)) and isinstance(kwargs, dict):
             given = dict(zip(self._positional, args))  # noqa: B905  # the lengths are compared below
+            if not kwargs and len(args) == self._all:
+                return given
             given.update(kwargs)
             arguments = self._defaults | given
             if len(given) == len(args) + len(kwargs) and arguments.keys() == self.names:

@@ -35,6 +35,9 @@ _LOSS: Final = "!"
 _UNHEARD: Final = "?"
 """Begins a notice of a release that the store has not heard; likewise."""
 
+MARKS: Final = _LOSS + _UNHEARD
+"""What begins with one of these is a notice, and no token."""
+
 
 class Stamp(NamedTuple):
     """One delivery of one attempt of a task; it travels as a plain tuple, which pickles faster.

@@ -60,8 +60,7 @@ class Stamper:
         Returns:
             Of which parked message this is a copy: its lock's name, and its token. None if of none.
         """
-        copy_of = taken_from(request, COPY)
-        requeued = taken_from(request, REQUEUED)
+        copy_of, requeued = taken_from(request, COPY, REQUEUED)
         request.is_copy = copy_of is not None
         if self.keeps(request):
             copy = request.is_copy or requeued is not None
@@ -127,7 +126,7 @@ class Stamper:
 
     def delivered(self, request: LockedRequest, delivery: Delivery) -> Stamp:
         """Return the stamp of a parked message whose turn has come, with what it has kept."""
-        header = taken_from(request, KEPT)
+        (header,) = taken_from(request, KEPT)
         bundle = None if header is None else read(header).granted(delivery.fencing_token)
         return Stamp(
             name=delivery.name,
@@ -176,15 +175,16 @@ def waited_in_vain(name: str, waited: float) -> LockWaitTimeout:
     return LockWaitTimeout(sentence, name)
 
 
-def taken_from(request: LockedRequest, header: str) -> Any:
-    """Take a header of ours out of a request; None if the message has none.
+def taken_from(request: LockedRequest, *headers: str) -> list[Any]:
+    """Take headers of ours out of a request; None for each that the message has not.
 
     Of a message of protocol 1 without ``args`` Celery leaves the headers where they are.
     """
-    found = request.request_dict.pop(header, None)
-    if found is None and isinstance(request.request_dict.get("headers"), dict):
-        found = request.request_dict["headers"].pop(header, None)
-    return found
+    said = request.request_dict
+    left = said.get("headers")
+    if isinstance(left, dict):
+        return [said.pop(header, left.pop(header, None)) for header in headers]
+    return [said.pop(header, None) for header in headers]
 
 
 def broadcast_refused(request: LockedRequest) -> ConfigurationError:

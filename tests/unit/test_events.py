@@ -101,8 +101,13 @@ def test_a_log_line_has_the_events_name_and_its_facts():
 
 
 def test_where_nobody_observes_no_event_need_be_made():
-    assert not Observers()
-    assert Observers([Broken()])
+    observers, one = Observers(), Broken()
+    assert not observers.any
+    observers.add(one)
+    assert observers.any
+    assert Observers([one]).any
+    observers.remove(one)
+    assert not observers.any
 
 
 def test_a_field_is_made_with_its_default_its_unit_and_its_meaning():
