@@ -163,12 +163,6 @@ class Flights:
         request = self.of(token)
         return ("", "") if request is None else (request.task.name, request.id)
 
-    def undecided(self, name: str) -> bool:
-        """Return whether an earlier message of this lock still waits for its slot."""
-        with self._mutex:
-            flight = self._flights.get(name)
-            return flight is not None and flight.undecided()
-
     def in_hand(self) -> list[LockedRequest]:
         """Return what is in the pool, or on its way there or back."""
         return list(self.by_token.values())

@@ -95,9 +95,8 @@ class Sweeper:
             self.kick(names)
 
     def kick(self, names: list[str]) -> None:
-        """Have locks granted to who is next; not while an earlier one is on the way to its slot."""
-        ready = [name for name in names if not self._flights.undecided(name)]
-        strays = self._store.kick_many(ready, worker=self._inbox.taker(), realm=self._realm)
+        """Have locks granted to who is next."""
+        strays = self._store.kick_many(names, worker=self._inbox.taker(), realm=self._realm)
         for stray in strays:
             self._courier.wake(stray)
 
