@@ -23,12 +23,12 @@ import weakref
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import redis.asyncio
 
 from celery_singleton_lock.address import safe_url
-from celery_singleton_lock.arguments import checked_bool, checked_name
+from celery_singleton_lock.arguments import checked_bool, checked_name, refuse_unknown
 from celery_singleton_lock.clock import MovableClock, clock_for
 from celery_singleton_lock.errors import BackendError, ConfigurationError, SingletonLockError
 from celery_singleton_lock.hold import (
@@ -46,6 +46,9 @@ from celery_singleton_lock.store.async_redis import AsyncRedisStore
 from celery_singleton_lock.turn import Do, Wish, twice
 from celery_singleton_lock.watchdog import PATIENCE, Lease, OnLost, Renewals
 from celery_singleton_lock.words import a_kind
+
+if TYPE_CHECKING:
+    from typing_extensions import Never
 
 T = TypeVar("T")
 
@@ -272,8 +275,10 @@ class AsyncLock(Holding):
         prefix: str | None = None,
         task_local: bool = True,
         on_lost: OnLost | None = None,
+        **unknown: Never,
     ) -> None:
         """Describe a lock; nothing is sent yet, and no loop need run."""
+        refuse_unknown(type(self), unknown)
         if inspect.iscoroutinefunction(on_lost):
             msg = "on_lost must be a plain function: it is called, and nobody would await it."
             raise ConfigurationError(msg)

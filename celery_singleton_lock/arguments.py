@@ -2,16 +2,49 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from collections.abc import Iterable
 from typing import Final
 
 from celery_singleton_lock.bounds import MAX_COUNT, MAX_WAIT
 from celery_singleton_lock.errors import ConfigurationError, LockNameError
+from celery_singleton_lock.words import meant
 
 SHORTEST_LEASE: Final = 0.1
 """Seconds; a shorter lease ends between two looks of the watchdog."""
 
+_LEASE: Final = "how long the lock is held without a renewal is lease=…"
+
+_ELSEWHERE: Final = {
+    "timeout": f"{_LEASE}, how long to wait for it is blocking_timeout=…",
+    "expire": _LEASE,
+    "auto_release_time": _LEASE,
+    "ttl": _LEASE,
+    "sleep": "nobody polls, so leave it out",
+    "auto_renewal": "whether the lease is renewed is renew=…",
+    "id": "a token of your own is an argument of acquire()",
+}
+"""What the locks of redis-py, python-redis-lock, pottery and aioredlock call it."""
+
 _TOKEN: Final = re.compile(r"[\w-]{16,128}\.\d{1,9}", re.ASCII)
+
+
+def refuse_unknown(lock: type, options: Iterable[str]) -> None:
+    """Refuse options that a lock does not have, such as another package's.
+
+    Args:
+        lock: its class.
+        options: names; mostly none.
+
+    Raises:
+        ConfigurationError: there is one.
+    """
+    for option in options:
+        known = set(inspect.signature(lock).parameters) - {"unknown"}
+        remedy = f": {_ELSEWHERE[option]}." if option in _ELSEWHERE else f".{meant(option, known)}"
+        msg = f"{lock.__name__} has no option {option!r}{remedy}"
+        raise ConfigurationError(msg)
 
 
 def checked_name(name: object) -> str:

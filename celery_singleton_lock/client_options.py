@@ -6,10 +6,9 @@ the first connection is made, and then raise an error of Python's.
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from celery_singleton_lock.bounds import PREFIX
@@ -109,9 +108,3 @@ def _read(name: str, value: Any, called: str) -> Any:
         msg = f"{called.format(name)} is {shown}: it must be {takes}."
         raise ConfigurationError(msg) from None
     return read(found, f"{called.format(name)}, {{}}") if name == FOR_SENTINELS else found
-
-
-def meant(name: str, known: Iterable[str]) -> str:
-    """Return a question for the option that was perhaps meant, or nothing."""
-    close = difflib.get_close_matches(name, sorted(known), n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""

@@ -17,12 +17,12 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from types import SimpleNamespace, TracebackType
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import redis
 
 from celery_singleton_lock.address import safe_url
-from celery_singleton_lock.arguments import checked_name
+from celery_singleton_lock.arguments import checked_name, refuse_unknown
 from celery_singleton_lock.errors import BackendError, ConfigurationError, SingletonLockError
 from celery_singleton_lock.hold import (
     Hold,
@@ -39,6 +39,9 @@ from celery_singleton_lock.store.quorum import QuorumStore
 from celery_singleton_lock.turn import Wish, in_thread, twice
 from celery_singleton_lock.watchdog import OnLost, Watchdog
 from celery_singleton_lock.words import a_kind, named
+
+if TYPE_CHECKING:
+    from typing_extensions import Never
 
 T = TypeVar("T")
 
@@ -93,8 +96,10 @@ class Lock(Holding):
         prefix: str | None = None,
         thread_local: bool = True,
         on_lost: OnLost | None = None,
+        **unknown: Never,
     ) -> None:
         """Describe a lock; nothing is sent yet."""
+        refuse_unknown(type(self), unknown)
         self._watchdog: Final = _watchdog_for(backend, prefix)
         super().__init__(
             self._watchdog,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 def a_kind(value: object) -> str:
     """Return what a value is, with its article: ``an int``. The value itself may be a secret."""
@@ -24,3 +27,9 @@ def named(kind: type) -> str:
     if module == "builtins":
         return kind.__name__
     return f"{module.rpartition('.')[0] if module.startswith('redis.') else module}.{kind.__name__}"
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """Return a question for the option that was perhaps meant, or nothing."""
+    close = difflib.get_close_matches(name, sorted(known), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from celery_singleton_lock import AsyncLock, Lock
 from celery_singleton_lock.arguments import checked_limit, checked_seconds
 from celery_singleton_lock.bounds import MAX_COUNT
 from celery_singleton_lock.errors import ConfigurationError
@@ -25,3 +26,22 @@ def test_a_limit_is_from_one_to_the_most_that_redis_counts():
     for value in (0, MAX_COUNT + 1, 1.0, True):
         with pytest.raises(ConfigurationError, match=r"^limit must be a whole number"):
             checked_limit(value)
+
+
+@pytest.mark.parametrize("lock", [Lock, AsyncLock])
+@pytest.mark.parametrize(
+    ("option", "remedy"),
+    [
+        ("timeout", ": how long the lock is held without a renewal is lease=…, how long to wait"),
+        ("sleep", ": nobody polls"),
+        ("auto_renewal", r": whether the lease is renewed is renew=…\.$"),
+        ("leas", r"\. Did you mean 'lease'\?$"),
+        ("colour", r"\.$"),
+    ],
+)
+def test_an_option_of_another_packages_lock_is_refused_with_its_name_here(lock, option, remedy):
+    """Before the client is looked at: it may be anything yet."""
+    with pytest.raises(
+        ConfigurationError, match=f"^{lock.__name__} has no option '{option}'{remedy}"
+    ):
+        lock(None, "account:42", **{option: 10})
