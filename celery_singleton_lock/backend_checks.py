@@ -57,7 +57,7 @@ def check_backend(extension: Extension, place: ServerClock) -> None:
         logger.warning("celery-singleton-lock: %s It is %s. %s", error, where, _UNTIL_IT_ANSWERS)
         return
     except BackendRefused as error:
-        raise _at(error, extension) from error
+        raise _at(error, extension) from None  # Celery would print redis-py's traceback above
     finally:
         store.hang_up()
     if extension.settings.in_memory:
@@ -95,7 +95,7 @@ def check_quorum(extension: Extension, store: TaskQuorum, place: ServerClock) ->
         logger.warning("celery-singleton-lock: %s %s", error, _UNTIL_MOST_VOTE)
         return
     except BackendRefused as error:
-        raise _at(error, extension) from error
+        raise _at(error, extension) from None  # Celery would print redis-py's traceback above
     finally:
         store.hang_up()
     logger.info(

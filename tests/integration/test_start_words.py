@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import traceback
 from contextlib import ExitStack, closing, suppress
 
 import pytest
@@ -97,6 +98,7 @@ def test_a_redis_that_refuses_is_named_with_its_setting(said, make_redis):
         f"It is redis://***@{places[0]}/0, from singleton_lock_backend."
     )
     assert "WRONGPASS" in str(caught.value)
+    assert "redis/" not in "".join(traceback.format_exception(caught.value)), "what Celery prints"
     with pytest.raises(BackendRefused) as caught:
         said(backend=[f"redis://:secret@{place}" for place in places], on_conflict="requeue")
     assert f"3 of the lock's 3 servers refused ({', '.join(places)})" in str(caught.value)
