@@ -147,7 +147,8 @@ class Desk:
 
     def _send(self, request: LockedRequest, stamp: Stamp) -> None:
         request.stamp = stamp
-        request.landed = False
+        if request.landed:
+            request.landed = False
         request.request_dict[STAMP] = tuple(stamp)
         if self._children:
             request.spare_decoding()
@@ -451,7 +452,7 @@ class Desk:
             dying = request.worker_pid if gone and self._children else None
             self._ending[stamp.token] = request
             self._clerk.end(stamp, request.ending(), dying)
-        else:
+        elif request.acquired_at is not None:
             self._herald.released(request)
         self.flights.leave(stamp)
 

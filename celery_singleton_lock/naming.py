@@ -464,6 +464,8 @@ class _Field:
     def text(self, arguments: dict[str, Any]) -> str:
         """Return the value as a template shows it."""
         value = self._value(arguments)
+        if type(value) is str and not (self.spec or self.hashed):
+            return value
         if value is None:
             raise _Unnameable(
                 lambda words: (

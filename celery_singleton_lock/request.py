@@ -94,9 +94,9 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
     _start_due = False
     _unsaid: list[Callable[[], None]] | None = None
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, message: Any, **kwargs: Any) -> None:
         """Note when the message came: an ETA may keep it here for hours."""
-        super().__init__(*args, **kwargs)
+        super().__init__(message, **kwargs)
         self.received_at = _clock.monotonic()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -124,7 +124,9 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
         They are in the request anyway (Celery puts them there), so that they are pickled once.
         What else a body may tell, of a canvas, is left to the child: Celery does not pickle that.
         """
-        payload = self._payload
+        if self._decoded:
+            return
+        payload = self._message.payload  # Celery's property of this takes two mutexes
         canvas = payload[2]
         if not canvas or (isinstance(canvas, dict) and not any(canvas.values())):
             self._body, self._content_type, self._content_encoding = payload, None, None
@@ -135,7 +137,8 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
         if self._ack_due:
             self._ack_due = False
             self.acknowledge()
-        if self.__dict__.pop("_start_due", False):  # at once: under threads two may come here
+        # At once: under threads two may come here.
+        if self._start_due and self.__dict__.pop("_start_due", False):
             self._send("task-started", timestamp=self.time_start)
 
     def undecide(self) -> None:
@@ -212,7 +215,8 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """Watch the lease from here on."""
         self.accepted = True
-        self.job = None  # it knows this request, and nothing breaks that circle
+        if self.job is not None:
+            self.job = None  # it knows this request, and nothing breaks that circle
         if self.desk is not None:
             self.desk.on_accepted(self)
         super().on_accepted(pid, time_accepted)

@@ -61,14 +61,18 @@ class Stamper:
             Of which parked message this is a copy: its lock's name, and its token. None if of none.
         """
         copy_of, requeued = taken_from(request, COPY, REQUEUED)
-        request.is_copy = copy_of is not None
+        if copy_of is not None:
+            request.is_copy = True
         if self.keeps(request):
             copy = request.is_copy or requeued is not None
-            request.stamp = self._locked(request, copy=copy)
+            stamp = request.stamp = self._locked(request, copy=copy)
         else:
-            request.stamp = self.relaxed(request)
-        request.requeues, request.first_place = requeued or (0, request.stamp.place)
-        request.was_blocked = request.stamp.copy  # it may have been, elsewhere
+            stamp = request.stamp = self.relaxed(request)
+        request.first_place = stamp.place
+        if requeued is not None:
+            request.requeues, request.first_place = requeued
+        if stamp.copy:
+            request.was_blocked = True  # it may have been, elsewhere
         return copy_of
 
     def _locked(self, request: LockedRequest, *, copy: bool) -> Stamp:
