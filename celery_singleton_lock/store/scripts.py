@@ -56,6 +56,9 @@ QUORUM_VERBS: Final = ("vote", "withdraw", "renew", "greet", "admit")
 
 _HEADER: Final = re.compile(r"^-- (KEYS|ARGV): *(.*?) *$", re.MULTILINE)
 
+_OF_LOCKS: Final = ("lock", "lock*")
+"""Keys of the verbs that use ``_lock.lua``."""
+
 _DEFINED: Final = re.compile(r"^local (?:function )?(\w+(?:, \w+)*)", re.MULTILINE)
 _WORD: Final = re.compile(r"\w+")
 _COMMENT: Final = re.compile(r"\s*--.*")
@@ -163,14 +166,14 @@ def assemble(verb: str, clock: str, shared: str, body: str) -> Script:
     names = () if said.startswith("(") else tuple(n for n in said.split() if not n.endswith("*"))
     values = ", ".join(f"ARGV[{i}]" for i in range(1, len(names) + 1))
     unpack = f"local {', '.join(names)} = {values}\n" if names else ""
-    text = f"{unpack}{clock}\n{link(shared, body)}"
-    return Script(verb, text, header["KEYS"].strip(), () if said.endswith("*") else names)
+    keys = header["KEYS"].strip()
+    linked = link(shared, body) if keys in _OF_LOCKS else body
+    text = f"{unpack}{clock}\n{linked}"
+    return Script(verb, text, keys, () if said.endswith("*") else names)
 
 
 def link(shared: str, body: str) -> str:
     """Put before each part of ``body`` those blocks of ``shared`` that it is the first to use."""
-    if "use(" not in _code(body):
-        return body
     blocks, linked = [_code(block) for block in shared.split("\n\n")], []
     for part in body.split("-- REST\n"):
         needed = used(blocks, _code(part))

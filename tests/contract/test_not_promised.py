@@ -19,7 +19,7 @@ NAME = "account:42"
 LEASE = 30.0
 SECOND = 1_000_000
 NOW = 1_800_000_000 * SECOND
-HELD_CLOCK = "local function server_time() return tonumber(redis.call('GET', 'now')) end"
+HELD_CLOCK = "local function server_time() return redis.call('GET', 'now') end"
 """In place of the script that reads the server's clock: nobody can set that one."""
 
 

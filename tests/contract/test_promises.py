@@ -62,7 +62,7 @@ def test_a_delivery_that_its_worker_lost_keeps_its_place(store):
 @pytest.fixture
 def timed(lock_client):
     """A store whose server's clock stands at the number of seconds that it is set to."""
-    clock = "local function server_time() return tonumber(redis.call('GET', 'now')) end"
+    clock = "local function server_time() return redis.call('GET', 'now') end"
     store = RedisStore(lock_client, scripts=load_scripts(clock))
     store.set_clock = lambda seconds: lock_client.set(
         "now", 1_800_000_000_000_000 + seconds * 10**6

@@ -21,7 +21,7 @@ from celery_singleton_lock.store.scripts import (
 )
 from support.engine.mutants import Mutant
 
-CLOCK = "local function server_time() return tonumber(redis.call('GET', 'clock')) end"
+CLOCK = "local function server_time() return redis.call('GET', 'clock') end"
 NAME = "a"
 KEYS = Keyspace().lock(NAME)
 GATE = f"{KEYS.fleet}:server"
@@ -255,8 +255,8 @@ MUTANTS = (
     Mutant("a longer lease begins now", SHARED,
            "found.till = math.max(found.till, found.since + lease)",
            "found.till = now + 2 * lease"),
-    Mutant("the usual case passes", "acquire.lua", "and not closed_until() and look_idle()",
-           "and look_idle()"),
+    Mutant("the usual case passes", "acquire.lua", "copy == '0' and not closed_until()",
+           "copy == '0'"),
     Mutant("permits are free", SHARED, "not paused and not closed_until() and redis",
            "not paused and redis"),
     Mutant("the line is granted", SHARED, "if paused or closed_until() then return end",

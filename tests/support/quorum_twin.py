@@ -22,7 +22,7 @@ from celery_singleton_lock.store.scripts import (
 from support.engine.mutants import Mutant
 from support.quorum_world import Server
 
-CLOCK = "local function server_time() return tonumber(redis.call('GET', 'clock')) end"
+CLOCK = "local function server_time() return redis.call('GET', 'clock') end"
 NEW_FOR = 12.0
 FOR_EVER = 10.0**6
 KEYSPACE = Keyspace()

@@ -7,10 +7,10 @@ import pytest
 from celery_singleton_lock.store.scripts import assemble, load_scripts
 
 CLOCK = "local function server_time() return 7 end"
-SHARED = "local function use() end"
+SHARED = "local holders = KEYS[1]"
 
 
-def body(arguments, keys="lock", code="return use(0)"):
+def body(arguments, keys="lock", code="return holders"):
     return f"-- say: something.\n-- KEYS: {keys}\n-- ARGV: {arguments}\n{code}\n"
 
 
@@ -31,8 +31,13 @@ def test_named_arguments_become_local_variables(arguments, names, unpacked):
     assert script.keys == "lock"
     assert script.arguments == names
     assert script.text.startswith(f"{unpacked}{CLOCK}\n")
-    assert script.text.endswith("return use(0)\n")
+    assert script.text.endswith("return holders\n")
     assert SHARED in script.text
+
+
+@pytest.mark.parametrize("keys", ["fleet", "meta*"])
+def test_what_is_no_lock_s_verb_gets_nothing_of_what_these_share(keys):
+    assert SHARED not in assemble("say", CLOCK, SHARED, body("name", keys)).text
 
 
 def test_every_verb_takes_the_arguments_of_its_header():

@@ -47,6 +47,7 @@ ALLOWED = {
     "string",
     "pcall",
     "table",
+    "unpack",
     "string.format",
 }
 
@@ -65,7 +66,8 @@ def code(text):
 def shared(verb):
     body = read(f"{verb}.lua")
     library = ADMIN_LIBRARY if verb in ADMIN_VERBS else LIBRARY
-    return "\n".join(used(code(library).split("\n\n"), code(body))) if "use(" in body else ""
+    about_a_lock = header(verb, "KEYS")[0] in {"lock", "lock*"}
+    return "\n".join(used(code(library).split("\n\n"), code(body))) if about_a_lock else ""
 
 
 @pytest.mark.parametrize("verb", ALL)
@@ -83,15 +85,10 @@ def test_keys_are_declared(verb):
 
 
 def test_the_library_takes_the_keys_in_the_order_of_keyspace():
-    names = [key.rsplit(":", 1)[1] for key in Keyspace().lock("a")]
-    body = LIBRARY[
-        LIBRARY.index("local function use(") : LIBRARY.index("local function look_idle(")
-    ]
-    taken = re.findall(r"(\w+(?:, \w+)*) = (KEYS\[.*)", body)
-    order = [name for left, _ in taken for name in left.split(", ")]
-    offsets = [int(n) for _, right in taken for n in re.findall(r"offset \+ (\d+)", right)]
-    assert order == names
-    assert offsets == list(range(1, len(names) + 1))
+    names = ", ".join(key.rsplit(":", 1)[1] for key in Keyspace().lock("a"))
+    count = names.count(",") + 1
+    assert f"local {names} = unpack(KEYS, 1, {count})\n" in LIBRARY
+    assert f"  {names} = unpack(KEYS, offset + 1, offset + {count})\n" in LIBRARY
 
 
 @pytest.mark.parametrize("verb", ALL)
@@ -141,7 +138,7 @@ def test_everything_is_checked_before_anything_is_written(verb):
             r"|(refuse_if_full|write_though_full)\(\)",
             part,
         )
-        checked = re.search(r"^ *check\(\)|\b(look_idle|leave_alone)\(", part, re.MULTILINE)
+        checked = re.search(r"^ *check\(\)|'EXISTS', (holders, )?queue,", part, re.MULTILINE)
         assert checked is not None
         assert writes is None or checked.start() < writes.start()
     assert "check()" in part, "the last part is the general case"
@@ -210,16 +207,14 @@ def test_a_script_takes_of_the_library_what_it_uses():
     assert used(blocks, "return b()") == ["local A = 1", "local function b() return A end"]
     assert used(blocks, "return 1") == []
     assert used(["local A = 1", "local d = 2"], "return d + A") == ["local A = 1", "local d = 2"]
-    linked = link(library, "use(0)\nlocal x = A\n-- REST\nreturn c()")
+    linked = link(library, "local x = A\n-- REST\nreturn c()")
     assert [line for line in linked.splitlines() if line] == [
         "local A = 1",
-        "use(0)",
         "local x = A",
         "local function b() return A end",
         "local function c() return b() end",
         "return c()",
     ]
-    assert link(library, "return b()") == "return b()"
 
 
 @pytest.mark.parametrize("prefix", ["csl", "b12", "a:b"])

@@ -17,10 +17,12 @@ local WAITS = {
   leaving = 'overdue', -- an operator's process publishes it; if that dies, it queues again
 }
 
-local now_us = server_time()
+local now_text = server_time()
+local now_us = tonumber(now_text)
 local now = math.floor(now_us / 1000)
 
-local lock, holders, queue, record, meta, bodies, deadlines, adrift, done, due, index, fleet
+local lock -- the name of the one that the functions below work on; a verb's first line says it
+local holders, queue, record, meta, bodies, deadlines, adrift, done, due, index, fleet = unpack(KEYS, 1, 11)
 local limit, last_fence, grants
 local declared        -- the lowest limit that who holds or waits has declared
 local paused, ruled   -- set by operators: no grants, and a limit that goes before the declared ones
@@ -37,12 +39,10 @@ local function line(verdict, fence, left_ms, rank, look_ms, who)
   return table.concat({verdict, fence, left_ms, rank, look_ms, limit, who}, '\n')
 end
 
--- Make the lock whose keys start behind KEYS[offset] the one that the functions below work on.
+-- For a verb about many locks: work on the one whose keys start behind KEYS[offset] from here on.
 local function use(offset, lock_name)
   lock = lock_name
-  holders, queue, record, meta = KEYS[offset + 1], KEYS[offset + 2], KEYS[offset + 3], KEYS[offset + 4]
-  bodies, deadlines, adrift = KEYS[offset + 5], KEYS[offset + 6], KEYS[offset + 7]
-  done, due, index, fleet = KEYS[offset + 8], KEYS[offset + 9], KEYS[offset + 10], KEYS[offset + 11]
+  holders, queue, record, meta, bodies, deadlines, adrift, done, due, index, fleet = unpack(KEYS, offset + 1, offset + 11)
 end
 
 -- GATE
@@ -51,17 +51,6 @@ local function closed_until() return false end
 
 local function note_lease() end
 -- END OF GATE
-
--- Whether nothing is left of the lock, or no more than its memory (meta): then no key is of another
--- type, and whoever asks has it.
-local function look_idle()
-  local left = redis.call('EXISTS', holders, queue, record, meta, bodies, deadlines, adrift, done)
-  last_fence, grants = 0, 0
-  if left ~= 1 then return left == 0 end
-  local m = redis.call('HMGET', meta, 'fence', 'grants', 'paused', 'ruled')
-  last_fence, grants = tonumber(m[1] or 0), tonumber(m[2] or 0)
-  return last_fence > 0 and not m[3] and not m[4]
-end
 
 -- Read every key once, so that a key of another type fails the script before it has written.
 local function check()
@@ -441,30 +430,6 @@ local function grant_waiters(own, me, my_record)
       free = free - 1
     end
   end
-end
-
--- The record of a newcomer that finds the lock idle. cjson takes 2 us to write it, and 2 to read it,
--- so it is put together here, with a blank, which cjson writes nowhere: who finds it knows that
--- nothing was changed since. A lease that is longer than the grace gets none: see leave_alone.
-local function fresh_record(fence, lease)
-  local place = tonumber(place_us)
-  return '{' .. (lease <= GRACE_MS and ' ' or '') .. '"attempt":' .. cjson.encode(attempt)
-    .. ',"place":"' .. (place > 0 and place <= now_us and place_us or digits(now_us))
-    .. '","fence":"' .. fence .. '","state":"running","since":"' .. digits(now) .. '",' .. string.sub(about, 2)
-end
-
--- Give back what only this token holds, for which nobody waits and of which nothing is kept, and
--- say whether that was so. What a fresh record tells: the task was not parked, nor copied, nor is it
--- in the index; and meta, which lives a grace longer than the lease, may keep its end, which is near.
-local function leave_alone(token)
-  if redis.call('EXISTS', queue, bodies, deadlines, adrift) > 0 or redis.call('ZCARD', holders) ~= 1 then
-    return false
-  end
-  local raw = redis.call('HGET', record, token)
-  if not raw or string.sub(raw, 2, 2) ~= ' ' then return false end
-  if redis.call('ZREM', holders, token) == 0 then return false end -- first: a full Redis lets it pass
-  redis.call('HDEL', record, token)
-  return true
 end
 
 -- What operators have set lives in meta, which then outlives the lock, until they take it back.

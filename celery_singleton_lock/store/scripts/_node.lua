@@ -1,7 +1,7 @@
 -- What the scripts of one server of a quorum share. Read before any writes, as in _lock.lua.
 local GRACE_MS = 60000 -- how long a server remembers the last fence of a lock
 
-local now_us = server_time()
+local now_us = tonumber(server_time())
 local now = math.floor(now_us / 1000)
 
 local function digits(n) return string.format('%.0f', n) end

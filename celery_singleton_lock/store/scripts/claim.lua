@@ -3,7 +3,7 @@
 -- ARGV: name token lease_ms settle worker host pid claim_ms
 --   settle 1 = the message counts as acknowledged from its start: drop its body
 -- REPLY: answer GRANTED WAITING ABSENT
-use(0, name)
+lock = name
 check()
 write_though_full()
 sweep(worker)

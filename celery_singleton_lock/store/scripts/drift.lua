@@ -3,7 +3,7 @@
 -- ARGV: name after most
 --   after = what the last call answered as its end, empty to begin
 -- REPLY: end (empty: all was looked at), list of token, what is wrong
-use(0, name)
+lock = name
 local PLACES = {'record', 'queue', 'holders'}
 local place, cursor = 1, '0'
 if after ~= '' then

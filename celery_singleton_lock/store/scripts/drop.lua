@@ -3,7 +3,7 @@
 -- ARGV: name done_ms whole claim_ms who token*
 --   done_ms empty = copies of them may run; whole 1 = answer with their messages
 -- REPLY: list of token, record, message
-use(0, name)
+lock = name
 check()
 check_audit()
 write_though_full()

@@ -3,7 +3,7 @@
 -- ARGV: name token keep done_ms worker claim_ms who
 --   keep 1 = a message that is kept of it goes to the end of the line, 0 = it is dropped
 -- REPLY: answer RELEASED ABSENT
-use(0, name)
+lock = name
 check()
 check_audit()
 write_though_full()

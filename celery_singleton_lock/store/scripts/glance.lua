@@ -2,7 +2,7 @@
 -- KEYS: meta*
 -- ARGV: most_holders
 -- REPLY: a list in JSON. Per lock: numbers, its name, then token, lease left (ms) and record of each of its first holders; a meta alone where the keys hold something else
-local now_us = server_time()
+local now_us = tonumber(server_time())
 local now = math.floor(now_us / 1000)
 local most = tonumber(most_holders)
 

@@ -2,7 +2,7 @@
 -- KEYS: lock
 -- ARGV: name waiters
 -- REPLY: now_ms, meta pairs, holders (token, till_ms, record), waiters (token, record), waiting, adrift, bodies
-use(0, name)
+lock = name
 local held = {}
 local found = redis.call('ZRANGEBYSCORE', holders, '(' .. now, '+inf', 'WITHSCORES')
 for i = 1, #found, 2 do

@@ -2,7 +2,7 @@
 -- KEYS: lock
 -- ARGV: name worker realm claim_ms
 -- REPLY: list of token, queue, body
-use(0, name)
+lock = name
 check()
 write_though_full()
 sweeping = true

@@ -3,7 +3,7 @@
 -- ARGV: name worker realm most claim_ms task*
 --   most = how many at most; those for which a permit is free do not count
 -- REPLY: how many
-use(0, name)
+lock = name
 check()
 write_though_full()
 sweep(worker)

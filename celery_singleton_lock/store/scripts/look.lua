@@ -2,7 +2,7 @@
 -- KEYS: lock
 -- ARGV: name token
 -- REPLY: now_ms, record (empty: neither holds nor waits), rank (0: not in the queue), lease left in ms, bytes of its message, 1 if its end is remembered
-use(0, name)
+lock = name
 local rank = redis.call('ZRANK', queue, token)
 local till = redis.call('ZSCORE', holders, token)
 local left = till and tonumber(till) - now or 0

@@ -14,7 +14,7 @@ local KEPT_MS = 604800000  -- how long the report is kept, from the last run on
 local MOST_RUNS = 256      -- of one lock, undecided
 local MOST_LOCKS = 32      -- in the report, per bucket: those that would have blocked most often
 local MOST_TASKS = 128     -- likewise
-use(0, name)
+lock = name
 local bucket = string.sub(due, 1, -4)
 local runs = string.sub(holders, 1, -8) .. 'observed'
 local by_task, by_lock, ranks = bucket .. 'observed:tasks', bucket .. 'observed:locks', bucket .. 'observed:ranks'

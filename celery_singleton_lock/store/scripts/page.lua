@@ -4,7 +4,7 @@
 --   part queue, adrift (ordered by route, then by place) or overdue (in no order); after = what the
 --   last page answered as its end, empty to begin
 -- REPLY: now_ms, end of this page (empty: there is no more), list of token, record, bytes of its message
-use(0, name)
+lock = name
 local tokens, till = {}, ''
 local count = tonumber(most)
 

@@ -3,7 +3,7 @@
 -- ARGV: name token lease_ms limit_arg place_us max_waiting copy attempt task worker host pid claim_ms body realm route wait_ms on_full
 --   wait_ms empty = for ever; on_full replace = take the room of the oldest message of this task
 -- REPLY: answer WAITING FULL DONE TWIN
-use(0, name)
+lock = name
 note_lease(lease_ms)
 check()
 refuse_if_full()

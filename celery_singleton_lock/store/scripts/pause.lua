@@ -2,7 +2,7 @@
 -- KEYS: lock
 -- ARGV: name reason claim_ms who
 -- REPLY: 1 if that changed something, else 0
-use(0, name)
+lock = name
 check()
 check_audit()
 write_though_full()

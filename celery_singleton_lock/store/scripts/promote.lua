@@ -2,7 +2,7 @@
 -- KEYS: lock
 -- ARGV: name token claim_ms who
 -- REPLY: answer WAITING ABSENT
-use(0, name)
+lock = name
 check()
 check_audit()
 write_though_full()

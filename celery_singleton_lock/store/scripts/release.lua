@@ -4,9 +4,18 @@
 --   ending final, again, cancel or keep (for the attempt keep_for, as long as keep_ms);
 --   mark 1 = remember the attempt even where no copy is known
 -- REPLY: answer RELEASED ABSENT GRANTED
-use(0, name)
-if mark == '0' and (ending == 'final' or ending == 'again') and leave_alone(token) then
-  return 'released\n0\n0\n0\n0\n1\n' -- the usual case: nobody is next, and nothing is kept
+lock = name
+
+-- The usual case: only this token holds it, nobody waits, and nothing is kept; it takes no function.
+-- What a fresh record (see acquire) tells: the task was not parked, nor copied, nor is it in the index.
+-- ZREM comes first, since a full Redis lets it pass.
+if mark == '0' and (ending == 'final' or ending == 'again') then
+  local raw = redis.call('HGET', record, token)
+  if raw and string.sub(raw, 2, 2) == ' ' and redis.call('EXISTS', queue, bodies, deadlines, adrift) == 0
+    and redis.call('ZCARD', holders) == 1 and redis.call('ZREM', holders, token) == 1 then
+    redis.call('HDEL', record, token)
+    return 'released\n0\n0\n0\n0\n1\n'
+  end
 end
 -- REST
 check()

@@ -2,7 +2,7 @@
 -- KEYS: lock
 -- ARGV: name token steps who
 -- REPLY: 1
-use(0, name)
+lock = name
 check()
 check_audit()
 write_though_full()

@@ -2,7 +2,7 @@
 -- KEYS: lock
 -- ARGV: name claim_ms
 -- REPLY: how many held it
-use(0, name)
+lock = name
 check()
 write_though_full()
 local taken = redis.call('ZRANGE', holders, 0, -1)

@@ -2,7 +2,7 @@
 -- KEYS: lock
 -- ARGV: name token realm worker claim_ms
 -- REPLY: answer RELEASED ABSENT
-use(0, name)
+lock = name
 check()
 write_though_full()
 sweep(worker)

@@ -2,7 +2,7 @@
 -- KEYS: lock
 -- ARGV: name hold_ms claim_ms token*
 -- REPLY: list of token, record, message
-use(0, name)
+lock = name
 check()
 write_though_full()
 sweep('')

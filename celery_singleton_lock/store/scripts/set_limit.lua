@@ -2,7 +2,7 @@
 -- KEYS: lock
 -- ARGV: name limit_arg claim_ms who
 -- REPLY: the limit in force
-use(0, name)
+lock = name
 check()
 check_audit()
 write_though_full()

@@ -2,7 +2,7 @@
 -- KEYS: due*
 -- ARGV: most defer_ms
 -- REPLY: list of names
-local now_us = server_time()
+local now_us = tonumber(server_time())
 local now = math.floor(now_us / 1000)
 local names = {}
 for i = 1, #KEYS do

@@ -33,7 +33,7 @@ from support.engine.snapshot import ENDS_KEY, LockState, Reader, Snapshot
 CLOCK_KEY = "clock-of-the-tests"
 CLOCK = f"""
 local server = redis
-local function server_time() return tonumber(server.call('GET', '{CLOCK_KEY}')) end
+local function server_time() return server.call('GET', '{CLOCK_KEY}') end
 local function by_this_clock(call)
   return function(command, key, ...)
     if command == 'PEXPIRE' then
