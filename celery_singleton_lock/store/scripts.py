@@ -7,7 +7,8 @@ caller's keywords, so header, body and call site cannot drift apart.
 Redis runs a script from its first line at each call, and makes each function in it anew. So a verb
 gets only those blocks (set apart by blank lines) of ``_lock.lua`` that it uses; and what comes
 behind its line ``-- REST`` gets its own only there, so that the usual case, which returns before,
-is spared the others.
+is spared the others. A function costs as much as it takes variables from outside, so what is done
+most often is written without any.
 """
 
 from __future__ import annotations
@@ -58,6 +59,9 @@ _HEADER: Final = re.compile(r"^-- (KEYS|ARGV): *(.*?) *$", re.MULTILINE)
 
 _OF_LOCKS: Final = ("lock", "lock*")
 """Keys of the verbs that use ``_lock.lua``."""
+
+_FIRST: Final = "lock = name\n"
+"""First line of a verb about one lock."""
 
 _DEFINED: Final = re.compile(r"^local (?:function )?(\w+(?:, \w+)*)", re.MULTILINE)
 _WORD: Final = re.compile(r"\w+")
@@ -173,13 +177,27 @@ def assemble(verb: str, clock: str, shared: str, body: str) -> Script:
 
 
 def link(shared: str, body: str) -> str:
-    """Put before each part of ``body`` those blocks of ``shared`` that it is the first to use."""
+    """Put before each part of ``body`` those blocks of ``shared`` that it is the first to use.
+
+    The last part is a function, called at once: for what the functions in it take from outside of
+    it, Lua need not search the stack each time that it makes them.
+    """
     blocks, linked = [_code(block) for block in shared.split("\n\n")], []
-    for part in body.split("-- REST\n"):
+    for part in _parts(body):
         needed = used(blocks, _code(part))
         blocks = [block for block in blocks if block not in needed]
-        linked += [*needed, part]
-    return "\n".join(linked)
+        linked.append("\n".join([*needed, part]))
+    *before, last = linked
+    return "\n".join([*before, f"return (function()\n{last}\nend)()"])
+
+
+def _parts(body: str) -> Sequence[str]:
+    """Cut a verb into its usual case, or else its first line, and the rest."""
+    usual, found, rest = body.partition("-- REST\n")
+    if found:
+        return usual, rest
+    before, first, rest = body.partition(_FIRST)
+    return (before + first, rest) if first else (body,)
 
 
 def used(blocks: Sequence[str], code: str) -> list[str]:

@@ -207,13 +207,28 @@ def test_a_script_takes_of_the_library_what_it_uses():
     assert used(blocks, "return b()") == ["local A = 1", "local function b() return A end"]
     assert used(blocks, "return 1") == []
     assert used(["local A = 1", "local d = 2"], "return d + A") == ["local A = 1", "local d = 2"]
-    linked = link(library, "local x = A\n-- REST\nreturn c()")
-    assert [line for line in linked.splitlines() if line] == [
-        "local A = 1",
-        "local x = A",
+
+
+@pytest.mark.parametrize(
+    ("body", "before"),
+    [
+        ("return A\n-- REST\nreturn b()", ["local A = 1", "return A"]),
+        ("lock = name\nreturn b()", ["local lock", "lock = name"]),
+        ("return b()", []),
+    ],
+    ids=["a-usual-case", "of-one-lock", "of-many-locks"],
+)
+def test_each_part_of_a_script_gets_what_it_is_the_first_to_use(body, before):
+    """The last part is a function."""
+    library = "local lock\n\nlocal A = 1\n\nlocal function b() return A end\n\nlocal d = 2"
+    used_there = [] if "local A = 1" in before else ["local A = 1"]
+    assert [line for line in link(library, body).splitlines() if line] == [
+        *before,
+        "return (function()",
+        *used_there,
         "local function b() return A end",
-        "local function c() return b() end",
-        "return c()",
+        "return b()",
+        "end)()",
     ]
 
 
