@@ -178,10 +178,13 @@ class History:
         """Return when a process died that lived then, no later than that; infinite if it lives."""
         return min((t for t in self._deaths[pid] if t >= after - DYING), default=math.inf)
 
+    def retired(self, main: int, by: float) -> bool:
+        """Whether a worker was shutting down by then."""
+        return any(e["victim"] == main and e["t"] <= by for e in self.of("retire"))
+
     def hung(self, main: int, by: float) -> bool:
         """Whether a worker was shutting down by then, and did not come to the end of that."""
-        asked = min((e["t"] for e in self.of("retire") if e["victim"] == main), default=math.inf)
-        return asked <= by and any(event["victim"] == main for event in self.of("hung"))
+        return self.retired(main, by) and any(e["victim"] == main for e in self.of("hung"))
 
     @cached_property
     def _deaths(self) -> dict[int, list[float]]:

@@ -278,11 +278,13 @@ def _is_end_unheard(history: History, run: Run) -> bool:
 
     Redis is told by who ran the task, and the broker then by the worker's main process. One of them
     was killed or stood still before, or Redis was away. Or the worker was shutting down, which hung
-    until it was killed.
+    until it was killed; or which its tasks took part in: of a pool of threads Celery acknowledges
+    what ends meanwhile, plain tasks too, only when all others have ended.
     """
     told = min(history.left(run), run.end + DYING) + TELLING
     dead = min(history.death_of(pid, run.asked) for pid in (run.pid, run.main))
-    return dead <= told or history.hung(run.main, told) or history.disturbed(run, told)
+    late = history.retired(run.main, told) if run.pid == run.main else history.hung(run.main, told)
+    return dead <= told or late or history.disturbed(run, told)
 
 
 def _sent(history: History) -> dict[tuple[str, int], float]:

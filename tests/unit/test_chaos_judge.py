@@ -385,6 +385,15 @@ def test_a_shutdown_that_hung_over_an_end_is_a_cause(story, locks, asked):
     assert story.broken() == ([] if asked < 2 else [AGAIN])
 
 
+@pytest.mark.parametrize(("pid", "verdict"), [(MAIN, []), (10, [AGAIN])], ids=["thread", "child"])
+@pytest.mark.parametrize("asked", [1.5, 6])
+def test_a_shutdown_of_threads_over_an_end_is_a_cause(story, pid, verdict, asked):
+    """Celery then acknowledges late; a pool of processes does not wait with that."""
+    story.run("one", 1, 2, id="x", pid=pid).note(asked, "retire", victim=MAIN)
+    story.run("two", 9, 10, id="x", pid=21, main=2, fence=2)
+    assert story.broken() == (verdict if asked < 2 else [AGAIN])
+
+
 @twice
 def test_what_happens_long_after_an_end_is_no_cause(story, locks):
     story.note(6, "kill", victim=MAIN).note(6, "kill", victim=10)
