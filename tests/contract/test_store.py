@@ -133,7 +133,7 @@ def test_extend_renews_many_locks_and_never_shortens(store):
         store.acquire(who, claim(1.0, name))
     asked = [(name, who.token, LEASE) for name, who in owners] + [("lock:0", "nobody.0", LEASE)]
     assert store.extend(asked) == [True] * 20 + [False]
-    store.extend([("lock:3", owners[3][1].token, 0.01)])
+    store.extend([("lock:3", owners[3][1].token, 2.0)])
     assert store.inspect("lock:3").holders[0].expires_in > LEASE - 1
 
 
