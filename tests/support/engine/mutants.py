@@ -196,6 +196,42 @@ MUTANTS = (
         "    redis.call('ZREM', queue, token)\n",
         "    local _ = token\n",
     ),
+    Mutant(
+        "the usual holder stays for ever",
+        "acquire.lua",
+        "  redis.call('PEXPIRE', holders, life)\n",
+        "",
+    ),
+    Mutant(
+        "the usual record stays for ever",
+        "acquire.lua",
+        "  redis.call('PEXPIRE', record, life)\n",
+        "",
+    ),
+    Mutant(
+        "the usual memory stays for ever",
+        "acquire.lua",
+        "  redis.call('PEXPIRE', meta, life)\n",
+        "",
+    ),
+    Mutant(
+        "the usual release passes by who waits",
+        "release.lua",
+        "redis.call('EXISTS', queue, bodies, deadlines, adrift) == 0",
+        "true",
+    ),
+    Mutant(
+        "the usual release leaves its record",
+        "release.lua",
+        "    redis.call('HDEL', record, token)\n",
+        "",
+    ),
+    Mutant(
+        "the usual grant repeats a fence",
+        "acquire.lua",
+        "last_fence < now_us and now_text or digits(last_fence + 1)",
+        "now_text",
+    ),
     Mutant("asking again takes a new place", "acquire.lua", "if not rec then\n", "if true then\n"),
     Mutant(
         "parking twice enqueues twice",
