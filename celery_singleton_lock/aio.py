@@ -66,11 +66,17 @@ _errands: set[asyncio.Task[Any]] = set()
 """What goes on although nobody waits for it any more; a loop itself holds its tasks weakly."""
 
 
+AGAIN: Final = 0.05
+"""Seconds after which a call that has not heard of its cancellation is cancelled again."""
+
+
 class Errand:
     """Calls, one after another, each of which is heard to its end although its caller is cancelled.
 
     A server that does not answer cannot hold a cancelled task for ever: after :data:`PATIENCE` it
     goes, and the call goes on by itself.
+
+    What only waits, or looks, is no such call, and ends with its caller: see :meth:`try_for`.
     """
 
     def __init__(self) -> None:
@@ -89,6 +95,26 @@ class Errand:
             return task.result()
         _log_failure(task)
         raise cancelled
+
+    async def try_for(self, call: Coroutine[Any, Any, T]) -> T:
+        """Return what the call returns; it is given up if its caller is cancelled.
+
+        Before Python 3.12, ``asyncio.wait_for`` loses a cancellation that meets the end of what it
+        waits for (https://github.com/python/cpython/issues/86296). redis-py sends with it: who was
+        cancelled then waited on, for the lock. So the call is cancelled until it has ended.
+
+        Raises:
+            CancelledError: the caller was cancelled.
+        """
+        task, clock = self._send(call), asyncio.get_running_loop().time
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            while not task.done():
+                task.cancel()
+                await _await_end(task, clock() + AGAIN)
+            raise
+        return task.result()
 
     async def see_off(self, call: Coroutine[Any, Any, T]) -> None:
         """Wait for the end of a call that its caller can do without, but not for long.
@@ -443,7 +469,7 @@ class AsyncLock(Holding):
                 return await errand.run(wish.call(self._store))
             if wish.call is None:
                 return await asyncio.sleep(wish.seconds)
-            return await wish.call(self._store)
+            return await errand.try_for(wish.call(self._store))
 
         return await carry_out_async(plan, do)
 

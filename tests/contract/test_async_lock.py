@@ -278,6 +278,31 @@ def test_a_cancelled_wait_leaves_the_queue_and_the_next_in_line_is_served(url, s
     in_loop(url, scene)
 
 
+def test_a_waiter_whose_cancellation_is_lost_on_the_way_leaves_all_the_same(url, store):
+    """As before Python 3.12 in ``asyncio.wait_for``, with which redis-py sends."""
+
+    class Deaf(AsyncRedisStore):
+        async def wait(self, *about):
+            with suppress(asyncio.CancelledError):
+                waits.set()
+                await asyncio.Event().wait()
+            return await super().wait(*about)
+
+    waits = asyncio.Event()
+
+    async def scene(there):
+        token, deaf = taken(store), Deaf(there.client, claim_lease=0.5)
+        task = asyncio.create_task(just_acquire(AsyncLock(deaf, "lock")))
+        await waits.wait()
+        task.cancel()
+        await asyncio.wait({task}, timeout=10)
+        assert task.cancelled()
+        assert holders(store) == [token]
+        assert store.inspect("lock").waiting == 0
+
+    in_loop(url, scene)
+
+
 def test_T22_in_a_storm_of_cancellations_nobody_is_in_twice_and_nobody_is_left(url, store):
     """Thirty tasks come again and again; each is cancelled at some moment, or is not."""
 
