@@ -9,26 +9,17 @@ import importlib.util
 import json
 import os
 import random
-import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from celery_singleton_lock.demo import picture
 from celery_singleton_lock.demo.crowd import FULL, SMALL, Crowd
 from celery_singleton_lock.demo.shop import buy, buy_locked
-from celery_singleton_lock.demo.stage import (
-    ENDING,
-    PROCESSES,
-    DemoError,
-    Run,
-    Scene,
-    Worker,
-    undisturbed,
-)
+from celery_singleton_lock.demo.signals import Interrupted, interruptible, undisturbed
+from celery_singleton_lock.demo.stage import PROCESSES, DemoError, Run, Scene, Worker
 from celery_singleton_lock.demo.verdict import Figures
 from celery_singleton_lock.embedded import EmbeddedRedisError, RedisServer, find_provider
 from celery_singleton_lock.store.redis import RedisStore
@@ -228,43 +219,3 @@ def _stage(chosen: argparse.Namespace, server: RedisServer) -> Stage:
 
     inspect = RedisStore(server.client()).inspect
     return Screen(inspect) if sys.stdout.isatty() else Lines(inspect)
-
-
-# --- signals --------------------------------------------------------------------------------------
-
-
-class Interrupted(BaseException):
-    """Somebody wants the demo to end.
-
-    Args:
-        number: the signal.
-    """
-
-    def __init__(self, number: int) -> None:
-        """Keep the number, which the exit code tells."""
-        super().__init__(number)
-        self.number = number
-
-
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """Unwind on the first SIGINT, SIGTERM or SIGHUP, and ignore those that follow.
-
-    The second Ctrl-C of an impatient person would otherwise strike while processes are being ended.
-    A signal that was ignored before (``nohup``) stays so.
-    """
-    before = {number: signal.getsignal(number) for number in ENDING}
-    heeded = [number for number in ENDING if before[number] != signal.SIG_IGN]
-
-    def unwind(number: int, _frame: object) -> NoReturn:
-        for each in heeded:
-            signal.signal(each, signal.SIG_IGN)
-        raise Interrupted(number)
-
-    for number in heeded:
-        signal.signal(number, unwind)
-    try:
-        yield
-    finally:
-        for number in heeded:
-            signal.signal(number, before[number])

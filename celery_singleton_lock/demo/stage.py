@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Protocol
@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, Protocol
 from celery_singleton_lock.demo.crowd import HOT, STOCK, Order
 from celery_singleton_lock.demo.history import History, Hold, Kill
 from celery_singleton_lock.demo.shop import DIRECTORY, READY, Marks, Shop, app
+from celery_singleton_lock.demo.signals import TICK, tick, undisturbed
 from celery_singleton_lock.demo.verdict import Figures, judge
 
 if TYPE_CHECKING:
@@ -27,15 +28,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 PROCESSES: Final = 4
-TICK: Final = 0.02
 START_TIMEOUT: Final = 30.0
 STOP_TIMEOUT: Final = 0.5
 """Seconds after SIGKILL, which nobody survives: what is left only waits for init to reap it."""
-
-ENDING: Final = [
-    number for number in signal.Signals if number.name in {"SIGINT", "SIGTERM", "SIGHUP"}
-]
-"""Signals on which the demo cleans up and ends; all those of them that this system has."""
 
 STALLED: Final = 12.0
 """Seconds without any sign of work after which a run is given up; what is open then is lost."""
@@ -141,7 +136,7 @@ class Worker:
             if time.monotonic() > deadline:
                 msg = f"The Celery worker was not ready after {START_TIMEOUT:.0f} s."
                 raise DemoError(msg)
-            time.sleep(TICK)
+            tick()
 
 
 def _kill_group(leader: int) -> bool:
@@ -150,27 +145,6 @@ def _kill_group(leader: int) -> bool:
         os.killpg(leader, signal.SIGKILL)
         return True
     return False
-
-
-@contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """Keep signals until the end of the block: a process that starts now must not get out of sight.
-
-    ``subprocess.Popen`` that is interrupted has made a child that nobody knows. Masks would not do:
-    the child inherits them.
-    """
-    kept: list[int] = []
-    before = {number: signal.getsignal(number) for number in ENDING}
-    heeded = [number for number in ENDING if callable(before[number])]
-    for each in heeded:
-        signal.signal(each, lambda number, _frame: kept.append(number))
-    try:
-        yield
-    finally:
-        for each in heeded:
-            signal.signal(each, before[each])
-        for number in kept:
-            signal.raise_signal(number)
 
 
 # --- the killer -----------------------------------------------------------------------------------
@@ -321,7 +295,7 @@ class Run:
                 self._admit(lambda order: self.scene.task.apply_async((), order, producer=producer))
                 self._look()
                 audience.watch(self)
-                time.sleep(TICK)
+                tick()
         self.ended = time.monotonic()
         return self._figures()
 
