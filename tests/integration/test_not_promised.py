@@ -9,7 +9,7 @@ from celery import Celery
 
 from celery_singleton_lock import LockedTask
 from celery_singleton_lock.store.redis import RedisStore
-from support.waiting import eventually
+from support.waiting import eventually, never
 
 
 @pytest.fixture
@@ -78,3 +78,18 @@ def test_a_thread_that_the_task_leaves_behind_goes_on_without_the_lock(redis_url
     assert (during, seen) == (1, [0])
     app.close()
     store.close()
+
+
+def test_threads_that_end_during_a_shutdown_are_acknowledged_with_the_last_of_them(own_book):
+    """Celery's own, shown with plain tasks that are acknowledged late (docs/pools.md)."""
+    with own_book.worker(pool="threads", concurrency=2) as worker:
+        short, long = (own_book.send("plain_late", "p", n, hold=n) for n in ("short", "long"))
+        for task in (short, long):
+            own_book.started(task)
+        worker.terminate()
+        eventually(lambda: "Warm shutdown" in worker.log())
+        own_book.open("short")
+        assert own_book.value(short) == "short"
+        never(lambda: own_book.unacked() < 2, 1.0)
+        own_book.open("long")
+        eventually(lambda: own_book.unacked() == 0)

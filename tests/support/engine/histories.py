@@ -453,6 +453,14 @@ def fences_and_places_in_one_microsecond(world):
 
 
 @history
+def a_place_in_the_future_is_now(world):
+    """It was given by a server with another clock; whoever comes meanwhile comes later."""
+    ahead = world.new_asker(ONE, place=2_000_000)
+    world.acquire(ahead)
+    world.release(ONE, ahead.token)
+
+
+@history
 def two_messages_with_the_same_place(world):
     world.beat("w1")
     holder = world.new_asker(ONE)

@@ -134,7 +134,8 @@ def i5_grants_follow_the_line(  # noqa: C901  # a list of facts
             deadline = before.deadlines.get(token)
             if token != step.token and deadline is not None and deadline <= world.now:
                 broken("I5", f"{token} was granted {name} after its deadline")
-        for token, place in after.queue.items():
+        noted = ((token, int(rec["place"])) for token, rec in after.record.items())
+        for token, place in (*after.queue.items(), *noted):
             if place != ledger.places.get(base_of(token), place):
                 broken("I5", f"{token} stands at {place}, not at {ledger.places[base_of(token)]}")
 

@@ -232,6 +232,12 @@ MUTANTS = (
         "last_fence < now_us and now_text or digits(last_fence + 1)",
         "now_text",
     ),
+    Mutant(
+        "the usual grant keeps a place in the future",
+        "acquire.lua",
+        "tonumber(place_us) <= now_us and place_us or now_text",
+        "place_us or now_text",
+    ),
     Mutant("asking again takes a new place", "acquire.lua", "if not rec then\n", "if true then\n"),
     Mutant(
         "parking twice enqueues twice",
