@@ -201,7 +201,10 @@ ONE_POOL = frozenset(
 """Files that play scenes of 10 s and more: the usual run leaves their threads to the full one."""
 
 
-LONGEST = ("test_pools", "test_brokers", "chaos", "property", "integration", "contract")
+LONGEST = (
+    *("test_pools", "test_brokers", "test_lock", "test_store"),
+    *("chaos", "property", "integration", "contract"),
+)
 """The longest files, and folders of such: they begin, so that no process ends alone with one."""
 
 
