@@ -17,6 +17,7 @@ from chaos.fleet import Fleet
 from chaos.judge import READY
 from chaos.schedule import LEASE
 from chaos.tasks import LOCK, TASKS, keys_of, limit_of
+from support.candid import CandidThread
 
 PAUSE = 0.1
 """Seconds between two publications."""
@@ -72,7 +73,7 @@ class Crowd:
         self._recent: list[str] = []
         self._silent = threading.Event()
         self._ended = threading.Event()
-        self._threads = [threading.Thread(target=f, daemon=True) for f in (self._talk, self._hear)]
+        self._threads = [CandidThread(job) for job in (self._talk, self._hear)]
 
     def __enter__(self) -> Self:
         for thread in self._threads:
@@ -80,9 +81,10 @@ class Crowd:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.hush()
+        self._silent.set()
         self._ended.set()
-        self._threads[1].join(10)
+        for thread in self._threads:
+            thread.join(10)
 
     def hush(self) -> None:
         """Publish no more."""

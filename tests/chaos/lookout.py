@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ from celery_singleton_lock.errors import BackendError
 from chaos.crowd import LOCKS
 from chaos.fleet import Fleet
 from integration.book import alive
+from support.candid import CandidThread
 
 PAUSE = 0.1
 SLOW = 0.5
@@ -33,7 +35,7 @@ class Lookout:
         self._seen: dict[int, float] = {}
         self._mutex = threading.Lock()
         jobs = (self._look_at_locks, self._look_at_processes)
-        self._threads = [threading.Thread(target=job, daemon=True) for job in jobs]
+        self._threads = [CandidThread(job) for job in jobs]
 
     def __enter__(self) -> Self:
         for thread in self._threads:
@@ -82,12 +84,12 @@ class Lookout:
 
 
 def children(pid: int) -> list[int]:
-    """Return the children of a process; one may be missed while another ends.
+    """Return the children of a process; one may be missed while another ends, or it does.
 
     psutil would read about every process of the machine, which took half a core at this pace.
     """
     found: list[int] = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found += map(int, path.read_text().split())
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208  # a pace of 50 Hz
+            found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
     return found
