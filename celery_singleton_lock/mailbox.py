@@ -1,10 +1,11 @@
 """Calls from other threads, and notices from pool children, into the worker's main loop.
 
 Two pipes, made before the pool forks, so that children inherit the writing ends. A child that took
-its lock writes its token into one: a few microseconds, where Redis would be a round trip. Nobody
-waits for that: the loop looks now and then (:meth:`Mailbox.hear`), for to be woken by each would
-cost it more than all else that it does for a lock. Other threads append a call and write a byte
-into the other, which wakes the loop at once.
+its lock writes its token into one: a few microseconds, where Redis would be a round trip. The first
+such notice wakes the loop, which then looks now and then until there is none: to be woken by each
+would cost it more than all else that it does for a lock, and to look for ever would keep an idle
+machine awake. Other threads append a call and write a byte into the other pipe, which wakes the
+loop at once.
 
 A child that is spawned inherits nothing: for it, its pipe has a name (:meth:`Mailbox.publish`),
 which ends with the worker, however that ends.
@@ -36,7 +37,8 @@ logger = logging.getLogger(__name__)
 _clock = SystemClock()
 
 HEAR: Final = 0.05
-"""Seconds between two looks for notices; a task that ends before says the same by its end."""
+"""Seconds between two looks for notices, while there are any; a task that ends before says the same
+by its end."""
 
 LATER: Final = 0.5
 """Seconds after which a later call is made."""
@@ -69,12 +71,22 @@ class Mailbox:
         self._one_at_a_time = threading.RLock()
         self._rest = b""
         self._closed = False
+        self._hub: Any = None
+        self._loops = 0
+        self._listens = False
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self.on_notice: Callable[[str], None] = _nobody
 
-    def fileno(self) -> int:
-        """Return the end to watch for reading: a call has come."""
-        return self._reader
+    def attach(self, hub: Any) -> None:
+        """Have Celery's event loop make the calls; again after a lost connection, which resets it.
+
+        Args:
+            hub: kombu's.
+        """
+        self._hub, self._listens = hub, False
+        self._loops += 1
+        hub.add_reader(self._reader, self.drain)
+        self._listen()
 
     def post(self, call: Callable[..., None], *args: Any) -> None:
         """Run ``call(*args)`` in the main loop, soon. Safe from any thread."""
@@ -87,6 +99,8 @@ class Mailbox:
         For calls from the main loop itself.
         """
         self._later.append((_clock.monotonic() + LATER, call))
+        if self._listens:
+            self._look_soon()
 
     def announce(self, token: str) -> None:
         """Tell the main loop that ``token`` holds its lock. Safe from children and threads.
@@ -142,15 +156,42 @@ class Mailbox:
             call, args = self._calls.popleft()
             guarded(call, *args)
 
-    def hear(self) -> None:
+    def hear(self) -> bool:
         """Take the notices that have arrived, and make the later calls that are due.
 
-        Runs in the main loop, every :data:`HEAR` seconds.
+        Runs in the main loop.
+
+        Returns:
+            Whether there was anything, or will be soon.
         """
-        *lines, self._rest = (self._rest + self._read(self._ear)).split(b"\n")
+        heard = self._read(self._ear)
+        *lines, self._rest = (self._rest + heard).split(b"\n")
         for line in lines:
             guarded(self.on_notice, line.decode())
         self._make_later_calls(_clock.monotonic())
+        return bool(heard or self._later)
+
+    def _listen(self) -> None:
+        """Be woken by the next notice."""
+        if not self._listens:
+            self._listens = True
+            self._hub.add_reader(self._ear, self._look, self._loops)
+
+    def _look_soon(self) -> None:
+        """Be woken by no notice, and look for them in a moment."""
+        if self._listens:
+            self._listens = False
+            self._hub.remove_reader(self._ear)
+        self._hub.call_later(HEAR, self._look, self._loops)
+
+    def _look(self, loop: int) -> None:
+        """Look for notices, until there are none; but not for a loop that was reset meanwhile."""
+        if loop != self._loops:
+            return
+        if self.hear():
+            self._look_soon()
+        else:
+            self._listen()
 
     def hurry(self) -> None:
         """Make all later calls now: the loop ends, or the connection over which they tell."""

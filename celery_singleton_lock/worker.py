@@ -15,7 +15,7 @@ from celery_singleton_lock.clock import Clock, ServerClock
 from celery_singleton_lock.crew import Crew, Link
 from celery_singleton_lock.dispatcher import open_buffers
 from celery_singleton_lock.extension import Extension, install
-from celery_singleton_lock.mailbox import HEAR, PATH, Mailbox
+from celery_singleton_lock.mailbox import PATH, Mailbox
 from celery_singleton_lock.pools import spawns
 from celery_singleton_lock.start_checks import (
     check_app,
@@ -81,8 +81,7 @@ class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is 
     def register_with_event_loop(self, consumer: Any, hub: Any) -> None:  # noqa: ARG002  # Celery's
         """Watch the mailbox; anew after each lost connection, which resets the loop."""
         if self.crew is not None:
-            hub.add_reader(self.crew.mailbox.fileno(), self.crew.mailbox.drain)
-            hub.call_repeatedly(HEAR, self.crew.mailbox.hear)  # a lost connection clears it
+            self.crew.mailbox.attach(hub)
 
     def stop(self, consumer: Any) -> None:
         """Give back what the pool will not run: a lost connection flushes it, a shutdown closes."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from kombu.asynchronous import Hub
 
 from celery_singleton_lock.mailbox import PATH, Mailbox, announcer, guarded
 from support.waiting import eventually
@@ -36,14 +36,6 @@ def test_calls_and_notices_arrive_in_their_order(mailbox):
         mailbox.post(called.append, n)
     mailbox.drain()
     assert (mailbox.heard, called) == (["token-0", "token-1", "token-2"], [0, 1, 2])
-
-
-def test_a_notice_wakes_nobody(mailbox):
-    """The loop looks for notices by itself; to be woken by each would cost it a turn."""
-    mailbox.announce("token")
-    assert select.select([mailbox], [], [], 0)[0] == []
-    mailbox.hear()
-    assert mailbox.heard == ["token"]
 
 
 def test_nothing_to_read_is_no_error(mailbox):
@@ -268,7 +260,8 @@ def test_a_later_call_is_made_half_a_second_later_in_its_turn(mailbox):
         mailbox.later(partial(told.append, n))
     mailbox.hear()
     assert told == []
-    eventually(lambda: mailbox.hear() or told == [0, 1, 2], 5, "they are made")
+    eventually(lambda: not mailbox.hear(), 5, "they are made")
+    assert told == [0, 1, 2]
     mailbox.later(partial(told.append, 3))
     mailbox.hurry()
     assert told == [0, 1, 2, 3]
@@ -293,3 +286,70 @@ def test_who_serves_without_a_loop_makes_later_calls_too(mailbox):
     mailbox.close()
     thread.join(5)
     assert not thread.is_alive()
+
+
+# -- in Celery's event loop ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hub(mailbox):
+    """A loop that makes the mailbox's calls."""
+    hub = Hub()
+    mailbox.attach(hub)
+    yield hub
+    hub.close()
+
+
+def is_woken(hub, mailbox):
+    """Whether the next notice wakes the loop; else the loop wakes by itself."""
+    assert (mailbox._ear in hub.readers) != bool(hub.timer._queue)
+    return mailbox._ear in hub.readers
+
+
+def run_until(hub, predicate):
+    def come():
+        hub.run_once()
+        return predicate()
+
+    eventually(come, 5)
+
+
+def test_an_idle_loop_sleeps_until_a_notice_wakes_it(hub, mailbox):
+    assert is_woken(hub, mailbox)
+    mailbox.announce("token")
+    run_until(hub, lambda: mailbox.heard == ["token"])
+
+
+def test_a_loop_that_was_woken_is_woken_by_no_other_notice_until_there_are_none(hub, mailbox):
+    """It looks for them meanwhile: to be woken by each would cost it a turn."""
+    for n in range(3):
+        mailbox.announce(str(n))
+        run_until(hub, lambda n=n: mailbox.heard[n:] == [str(n)])
+        assert not is_woken(hub, mailbox)
+    run_until(hub, lambda: is_woken(hub, mailbox))
+
+
+def test_a_loop_that_sleeps_makes_later_calls(hub, mailbox):
+    """And then sleeps again."""
+    told = []
+    mailbox.later(partial(told.append, 1))
+    mailbox.later(partial(told.append, 2))
+    run_until(hub, lambda: told == [1, 2])
+    run_until(hub, lambda: is_woken(hub, mailbox))
+
+
+@pytest.mark.parametrize("cleared", [True, False], ids=["timers cleared", "timers kept"])
+@pytest.mark.parametrize("stirred", [True, False], ids=["stirred", "idle"])
+def test_a_loop_that_a_lost_connection_has_reset_hears_again(hub, mailbox, cleared, stirred):
+    """Whatever was left of the former one."""
+    if stirred:
+        mailbox.announce("before")
+        run_until(hub, lambda: mailbox.heard == ["before"])
+    hub.reset()
+    if cleared:
+        hub.timer.clear()
+    mailbox.attach(hub)
+    for n in range(3):
+        mailbox.announce(str(n))
+        run_until(hub, lambda n=n: mailbox.heard[-1:] == [str(n)])
+    run_until(hub, lambda: mailbox._ear in hub.readers and not hub.timer._queue)
