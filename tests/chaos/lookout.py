@@ -17,7 +17,10 @@ from chaos.fleet import Fleet
 from integration.book import alive
 from support.candid import CandidThread
 
-PAUSE = 0.1
+PAUSE = 0.2
+"""Seconds between two looks at all locks, each of which is a call of Redis."""
+BRIEF = 0.02
+"""Seconds between two looks at processes."""
 SLOW = 0.5
 """Seconds; a round that takes longer says that this machine, or Redis, stood still."""
 
@@ -69,7 +72,7 @@ class Lookout:
 
     def _look_at_processes(self) -> None:
         """Note the end of each process of the fleet, and when it was last seen alive."""
-        while not self._ended.wait(PAUSE / 5):
+        while not self._ended.wait(BRIEF):
             for crew in self._fleet.crews:
                 worker = crew.worker
                 if worker is not None:

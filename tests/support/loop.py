@@ -17,7 +17,7 @@ class LoopThread:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="loop", daemon=True)
         self._mine = threading.local()
-        self._serving: list[asyncio.Task[None]] = []
+        self._serving: set[asyncio.Task[None]] = set()  # a loop holds its tasks weakly
 
     def __enter__(self):
         self._thread.start()
@@ -30,9 +30,11 @@ class LoopThread:
         self.loop.close()
 
     async def _end(self) -> None:
-        for task in self._serving:
+        """End all tasks, as ``asyncio.run`` does; renewals of locks that a test left, too."""
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
             task.cancel()
-        await asyncio.gather(*self._serving, return_exceptions=True)
+        await asyncio.gather(*others, return_exceptions=True)
 
     def run(self, call: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine in this thread's task, and return what it returns."""
@@ -68,7 +70,7 @@ class LoopThread:
                     done.set_exception(error)
                 del call, done
 
-        self._serving.append(asyncio.get_running_loop().create_task(serve()))
+        self._serving.add(asyncio.get_running_loop().create_task(serve()))
         return orders
 
 
