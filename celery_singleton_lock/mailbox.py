@@ -83,7 +83,7 @@ class Mailbox:
         Args:
             hub: kombu's.
         """
-        self._hub, self._listens = hub, False
+        self._hub = hub
         self._loops += 1
         hub.add_reader(self._reader, self.drain)
         self._listen()
@@ -100,7 +100,8 @@ class Mailbox:
         """
         self._later.append((_clock.monotonic() + LATER, call))
         if self._listens:
-            self._look_soon()
+            self._hush()
+            self._hub.call_later(HEAR, self._look, self._loops)
 
     def announce(self, token: str) -> None:
         """Tell the main loop that ``token`` holds its lock. Safe from children and threads.
@@ -173,23 +174,22 @@ class Mailbox:
 
     def _listen(self) -> None:
         """Be woken by the next notice."""
-        if not self._listens:
-            self._listens = True
-            self._hub.add_reader(self._ear, self._look, self._loops)
+        self._listens = True
+        self._hub.add_reader(self._ear, self._look, self._loops)
 
-    def _look_soon(self) -> None:
-        """Be woken by no notice, and look for them in a moment."""
-        if self._listens:
-            self._listens = False
-            self._hub.remove_reader(self._ear)
-        self._hub.call_later(HEAR, self._look, self._loops)
+    def _hush(self) -> None:
+        """Be woken by none; from now on somebody looks."""
+        self._listens = False
+        self._hub.remove_reader(self._ear)
 
     def _look(self, loop: int) -> None:
-        """Look for notices, until there are none; but not for a loop that was reset meanwhile."""
+        """Look for notices until there are none; but not for a loop that was reset meanwhile."""
         if loop != self._loops:
             return
+        if self._listens:
+            self._hush()
         if self.hear():
-            self._look_soon()
+            self._hub.call_later(HEAR, self._look, loop)
         else:
             self._listen()
 

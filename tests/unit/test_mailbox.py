@@ -338,6 +338,16 @@ def test_a_loop_that_sleeps_makes_later_calls(hub, mailbox):
     run_until(hub, lambda: is_woken(hub, mailbox))
 
 
+def test_a_later_call_of_who_hears_a_notice_has_nobody_look_twice(hub, mailbox):
+    mailbox.on_notice = lambda _: mailbox.later(lambda: None)
+    mailbox.announce("token")
+    run_until(hub, lambda: mailbox._later)
+    assert len(hub.timer._queue) == 1
+    mailbox.announce("other")
+    run_until(hub, lambda: len(mailbox._later) == 2)
+    assert len(hub.timer._queue) == 1
+
+
 @pytest.mark.parametrize("cleared", [True, False], ids=["timers cleared", "timers kept"])
 @pytest.mark.parametrize("stirred", [True, False], ids=["stirred", "idle"])
 def test_a_loop_that_a_lost_connection_has_reset_hears_again(hub, mailbox, cleared, stirred):
