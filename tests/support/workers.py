@@ -22,6 +22,7 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from secrets import token_hex
 from typing import ClassVar
 
 import psutil
@@ -81,7 +82,7 @@ class CeleryWorker:
             "PYTHONUNBUFFERED": "1",
             **(env or {}),
         }
-        self._log_file = Path(tempfile.mkstemp(prefix=f"csl-{self.name}-", suffix=".log")[1])
+        self._log_file = Path(tempfile.gettempdir(), f"csl-{self.name}-{token_hex(8)}.log")
         self._process: subprocess.Popen[bytes] | nursery.Born | None = None
         self._family: list[psutil.Process] = []
 
@@ -195,7 +196,7 @@ class CeleryWorker:
 
     def log(self) -> str:
         """What it has printed so far."""
-        return self._log_file.read_text(errors="replace")
+        return "" if self._process is None else self._log_file.read_text(errors="replace")
 
     def log_tail(self, lines: int = 60) -> str:
         """The last lines of the log."""
