@@ -373,12 +373,12 @@ def test_what_a_wait_for_has_acquired_is_held_by_the_object(url, store):
     """Before Python 3.12 it runs in a task of its own, which ends with it."""
 
     async def scene(there):
-        lock = AsyncLock(there, "lock", lease=0.6)
+        lock = AsyncLock(there, "lock", lease=1.5)  # to collect garbage may take half a second
         assert await asyncio.create_task(lock.acquire())
         await asyncio.sleep(0)
         gc.collect()
         assert lock.held
-        await asyncio.sleep(1)
+        await asyncio.sleep(2)
         assert await lock.owned()
         await lock.release()
         assert holders(store) == []
