@@ -608,10 +608,10 @@ def test_T8_L12_no_error_ends_the_watchdog(url, store, caplog):
             return await real(leases)
 
         there.extend = extend
-        async with AsyncLock(there, "lock", lease=1.2) as lock:
+        async with AsyncLock(there, "lock", lease=2.4) as lock:
             task = lock._watchdog._task
             await until(lambda: not troubles)
-            await asyncio.sleep(1)
+            await asyncio.sleep(1.5)  # by then the lease would have ended
             assert not task.done()
             assert await lock.owned()
 
