@@ -129,7 +129,7 @@ class Settings:
     replicas_wait: int = 0
     replicas_timeout: float = 0.5
     metrics_port: int | None = None
-    metrics_address: str = "0.0.0.0"  # noqa: S104  # who scrapes is elsewhere
+    metrics_address: str = "127.0.0.1"
     metrics_by_lock: bool = False
 
     @property

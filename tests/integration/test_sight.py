@@ -41,7 +41,6 @@ def scene(redis_provider, redis_server, tmp_path_factory):
         conf = {
             "singleton_lock_backend": url,
             "singleton_lock_metrics_port": port,
-            "singleton_lock_metrics_address": "127.0.0.1",
         }
         folder = tmp_path_factory.mktemp("sight")
         with Book(redis_server.url, folder, lock_url=url, conf=conf) as book:
@@ -218,6 +217,11 @@ def test_tasks_are_counted_with_their_waits_and_holds(book, worker, key):
     eventually(grown, 5)
     assert sample(book, "celery_lock_hold_seconds_sum", task="act") > held_before
     assert f"k:{key}" not in scraped(book), "no series by lock, unless asked for"
+
+
+def test_metrics_are_for_the_own_machine_alone_unless_told_otherwise(worker):
+    """They tell names of tasks and queues, and want no password."""
+    worker.await_log("metrics on http://127.0.0.1:")
 
 
 def test_a_port_that_is_taken_ends_no_worker(book, worker, key):
