@@ -39,20 +39,21 @@ class Names(str):
         return made
 
 
-def in_order(keys: Iterable[tuple[str, int | None]]) -> str:
+def in_order(keys: Iterable[tuple[str, int | None]], limit: int = 1) -> str:
     """Return locks in the order in which every task takes them, equal ones once.
 
     Args:
         keys: names with their limits; of those of equal names the lowest counts.
+        limit: the task's ``lock_limit``, for which a limit of None stands.
 
     Returns:
         :class:`Names`; or, if there is one only and it has no limit of its own, its plain name.
     """
     limits: dict[str, int | None] = {}
-    for name, limit in keys:
-        known = limits.setdefault(name, limit)
-        if limit is not None and known is not None:
-            limits[name] = min(known, limit)
+    for name, own in keys:
+        known = limits.setdefault(name, own)
+        if own != known:
+            limits[name] = min(limit if known is None else known, limit if own is None else own)
     ordered = sorted(limits.items(), key=lambda key: key[0].encode())
     if len(ordered) == 1 and ordered[0][1] is None:
         return ordered[0][0]

@@ -93,9 +93,9 @@ class Extension:
         """
         declared = declared_options(task)
         check_unknown(task.name, declared)
-        resolve_options(task.name, declared, None)
+        limit = resolve_options(task.name, declared, None).limit
         if declared.get("lock_keys") is not None:
-            several = compile_names(task.name, task.run, declared["lock_keys"])
+            several = compile_names(task.name, task.run, declared["lock_keys"], limit)
             self._namers[task.name] = several
             return
         self._namers[task.name] = compile_name(

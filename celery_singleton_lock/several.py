@@ -31,6 +31,7 @@ class SeveralNamer:
     """Names the locks of each call of one task. Made by :func:`compile_names`."""
 
     _keys: tuple[tuple[Namer, int | None], ...]
+    _limit: int
 
     def name(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> str:
         """Return the locks of a call, in the order in which they are taken.
@@ -46,10 +47,13 @@ class SeveralNamer:
             ArgumentsDoNotBind: the task cannot be called like that.
             LockNameError: as of :meth:`Namer.name`.
         """
-        return in_order((namer.name(args, kwargs), limit) for namer, limit in self._keys)
+        keys = ((namer.name(args, kwargs), limit) for namer, limit in self._keys)
+        return in_order(keys, self._limit)
 
 
-def compile_names(task_name: str, run: Callable[..., Any], lock_keys: Any) -> SeveralNamer:
+def compile_names(
+    task_name: str, run: Callable[..., Any], lock_keys: Any, limit: int = 1
+) -> SeveralNamer:
     """Check how a task names its locks, and prepare for naming them quickly.
 
     Args:
@@ -57,6 +61,7 @@ def compile_names(task_name: str, run: Callable[..., Any], lock_keys: Any) -> Se
         run: the task's function, of which the signature counts.
         lock_keys: templates or callables, as ``lock_key`` takes them; or a dict of them with the
             limit of each.
+        limit: the task's ``lock_limit``, which is that of locks without a limit of their own.
 
     Raises:
         ConfigurationError: the declaration is wrong. The message names task, option and remedy.
@@ -72,7 +77,8 @@ def compile_names(task_name: str, run: Callable[..., Any], lock_keys: Any) -> Se
         _refuse_number(place, lock_keys)
     given = lock_keys.items() if isinstance(lock_keys, Mapping) else [(k, None) for k in lock_keys]
     return SeveralNamer(
-        tuple((_namer(task_name, run, key), _limit(place, key, limit)) for key, limit in given)
+        tuple((_namer(task_name, run, key), _limit(place, key, own)) for key, own in given),
+        limit,
     )
 
 

@@ -73,6 +73,21 @@ def test_locks_have_limits_of_their_own_and_of_equal_names_the_lowest_counts():
     assert in_order([("a", 3), ("a", 2)]).keys == (("a", 2),)
 
 
+@pytest.mark.parametrize("first", ["account:{source}", "account:{target}"])
+@pytest.mark.parametrize(("given", "task_limit", "counts"), [(2, 1, 1), (2, 5, 2), (1, 3, 1)])
+def test_equal_names_of_which_one_has_no_limit_do_not_run_more_than_the_task_may(
+    first, given, task_limit, counts
+):
+    """The limit of the task counts for it, whichever of the two comes first."""
+    limits = dict.fromkeys(ACCOUNTS, None) | {first: given}
+    with Celery("shop", set_as_current=False) as app:
+        options = {"lock_keys": limits, "lock_limit": task_limit}
+        task = app.task(base=LockedTask, shared=False, **options)(transfer)
+        app.finalize()
+        name = install(app).name_of(task, (4, 4), {})
+        assert name.keys == (("account:4", counts),)
+
+
 def test_a_callable_names_a_lock_as_with_lock_key():
     """It has the task's signature."""
     named = ["account:{source}", lambda source, target, amount: f"bank:{target[:2]}"]
