@@ -9,7 +9,7 @@ from typing import Final
 
 from celery_singleton_lock.bounds import MAX_COUNT, MAX_WAIT
 from celery_singleton_lock.errors import ConfigurationError, LockNameError
-from celery_singleton_lock.words import meant
+from celery_singleton_lock.words import meant, seconds_meant
 
 SHORTEST_LEASE: Final = 0.1
 """Seconds; a shorter lease ends between two looks of the watchdog."""
@@ -74,7 +74,10 @@ def checked_seconds(what: str, value: object, least: float, most: float) -> floa
     """
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not least <= value <= most:  # type: ignore[operator]
-        msg = f"{what} must be a number of seconds from {least:g} to {most:g}, not {value!r}."
+        use = seconds_meant(value)
+        msg = f"{what} must be a number of seconds from {least:g} to {most:g}, not {value!r}" + (
+            f": {use}." if use else "."
+        )
         raise ConfigurationError(msg)
     return float(value)  # type: ignore[arg-type]
 

@@ -26,7 +26,7 @@ from celery_singleton_lock.bounds import (
 from celery_singleton_lock.caches import is_alias
 from celery_singleton_lock.client_options import read
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.words import a_kind, number_of
+from celery_singleton_lock.words import a_kind, number_of, seconds_meant
 
 
 class ConfigurationWarning(UserWarning):
@@ -85,7 +85,9 @@ def _delay(place: Place, value: Any) -> float:
 def _seconds(place: Place, value: Any, most: float, hint: str) -> float:
     """Check a duration: a number, and one that Redis and its scripts can count in."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        place.refuse(value, f"it must be a number of seconds, not {type(value).__name__}")
+        use = seconds_meant(value)
+        remedy = f"it must be a number of seconds, not {type(value).__name__}"
+        place.refuse(value, f"{remedy}: {use}" if use else remedy)
     if not 0 < value <= most:  # false for NaN too
         place.refuse(value, f"it must be above 0, and at most {most:.10g} seconds; {hint}")
     return float(value)

@@ -41,6 +41,7 @@ import string
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, NoReturn
 
 from celery_singleton_lock.errors import ConfigurationError, LockNameError
@@ -485,14 +486,28 @@ class _Field:
     def _value(self, arguments: dict[str, Any]) -> Any:
         """Find the value."""
         source = arguments if self.rest is None else arguments[self.rest]
+        looked_into = self.first
         try:
             value = source[self.first]
             for key in self.path:
-                value = _item(value, key)
+                if not isinstance(value, (Mapping, Sequence)) or isinstance(value, _TEXTS):
+                    raise _Unnameable(partial(self._not_inside, looked_into, value))
+                value, looked_into = _item(value, key), f"{looked_into}[{key}]"
         except (LookupError, TypeError, ValueError) as error:
             msg = f"argument {self.shown!r} is missing from this call. Send it, or rename the field"
             raise _Unnameable(lambda _: msg) from error
         return value
+
+    def _not_inside(self, looked_into: str, value: object, words: Wording) -> str:
+        """Say that a value has nothing inside; not what it is, since that may be a secret."""
+        if value is None:
+            return (
+                f"argument {looked_into!r} is None, and {{{self.shown}}} looks into it. Send a dict"
+            )
+        return (
+            f"argument {looked_into!r} is {a_kind(value)}, and {{{self.shown}}} looks into a dict "
+            f"or list. Write {{{looked_into}}} in {words.key}, or send a dict"
+        )
 
     def _formatted(self, value: Any) -> str:
         """Apply the format."""
@@ -511,8 +526,6 @@ def _item(value: Any, key: str) -> Any:
     """Look into a dict (of which JSON has made all keys str) or a list."""
     if isinstance(value, Mapping):
         return value[int(key)] if key not in value and key.isdecimal() else value[key]
-    if isinstance(value, (str, bytes)):
-        raise TypeError
     return value[int(key)]
 
 
@@ -529,6 +542,9 @@ def _called(function: Callable[..., object], args: tuple[Any, ...], kwargs: dict
         raise _Unnameable(lambda words: f"the {words.callable_key} {returned}")
     return str(name)
 
+
+_TEXTS: Final = (str, bytes, bytearray)
+"""Sequences that a template does not look into."""
 
 _ATOMS: Final = frozenset({str, int, bool, type(None)})
 """Types that are plain as they are."""

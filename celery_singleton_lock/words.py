@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import difflib
+import re
 from collections.abc import Iterable
+from typing import Final
+
+_UNITS: Final = {
+    "": 1,
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1),
+    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60),
+    **dict.fromkeys(("h", "hour", "hours"), 3600),
+    **dict.fromkeys(("d", "day", "days"), 86_400),
+}
+"""Seconds of each unit."""
+
+_DURATION: Final = re.compile(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]*)\s*", re.ASCII)
 
 
 def a_kind(value: object) -> str:
@@ -33,3 +47,12 @@ def meant(name: str, known: Iterable[str]) -> str:
     """Return a question for the option that was perhaps meant, or nothing."""
     close = difflib.get_close_matches(name, sorted(known), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def seconds_meant(value: object) -> str:
+    """Return what to write instead of a duration that is no number; empty if that is not known."""
+    if isinstance(value, dt.timedelta):
+        return f"use its .total_seconds(), {value.total_seconds():.10g}"
+    match = _DURATION.fullmatch(value.lower()) if isinstance(value, str) else None
+    unit = _UNITS.get(match[2]) if match else None
+    return f"use {float(match[1]) * unit:.10g}" if match and unit else ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
 from celery_singleton_lock import AsyncLock, Lock
@@ -18,6 +20,26 @@ def test_the_least_and_the_most_are_allowed(value):
 @pytest.mark.parametrize("value", [0.49, 5.01, True, "1", None, float("nan")])
 def test_what_is_beyond_or_no_number_is_not(value):
     with pytest.raises(ConfigurationError, match=r"^lease must be a number of seconds"):
+        checked_seconds("lease", value, 0.5, 5)
+
+
+@pytest.mark.parametrize(
+    ("value", "use"),
+    [
+        ("5 minutes", "use 300"),
+        ("1.5h", "use 5400"),
+        ("90 sec", "use 90"),
+        (timedelta(seconds=2), r"use its \.total_seconds\(\), 2"),
+    ],
+)
+def test_a_duration_that_is_no_number_is_told_as_seconds(value, use):
+    with pytest.raises(ConfigurationError, match=rf"not .*: {use}\.$"):
+        checked_seconds("lease", value, 0.5, 5)
+
+
+@pytest.mark.parametrize("value", ["soon", "5 ms", "5 months", ""])
+def test_a_text_that_is_no_duration_is_not_guessed_at(value):
+    with pytest.raises(ConfigurationError, match=rf"not '{value}'\.$"):
         checked_seconds("lease", value, 0.5, 5)
 
 

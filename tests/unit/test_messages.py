@@ -6,6 +6,7 @@ three should be seen here and be meant.
 
 from __future__ import annotations
 
+import datetime as dt
 import decimal
 
 import pytest
@@ -65,7 +66,28 @@ def of_function(key, args=()):
 SENTENCES = [
     (
         lambda: resolved(lock_lease="30"),
-        ("task shop.settle: lock_lease is '30': it must be a number of seconds, not str."),
+        "task shop.settle: lock_lease is '30': it must be a number of seconds, not str: use 30.",
+    ),
+    (
+        lambda: resolved(lock_lease="half an hour"),
+        (
+            "task shop.settle: lock_lease is 'half an hour': it must be a number of seconds, "
+            "not str."
+        ),
+    ),
+    (
+        lambda: resolved(lock_wait_timeout="5 minutes"),
+        (
+            "task shop.settle: lock_wait_timeout is '5 minutes': it must be a number of "
+            "seconds, not str: use 300."
+        ),
+    ),
+    (
+        lambda: resolved(lock_lease=dt.timedelta(minutes=5)),
+        (
+            "task shop.settle: lock_lease is datetime.timedelta(seconds=300): it must be a "
+            "number of seconds, not timedelta: use its .total_seconds(), 300."
+        ),
     ),
     (
         lambda: resolved(lock_lease=0),
