@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -90,6 +91,11 @@ _HOMES: Final = {
     "observe": "extension",
     "reset_all": "resets",
 }
+
+
+# A worker refuses lock options of a task that is no LockedTask, whatever else it imports from here.
+if "celery" in sys.modules:
+    import_module(f"{__name__}.celery_hook")
 
 
 def __getattr__(name: str) -> Any:

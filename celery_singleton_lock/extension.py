@@ -11,6 +11,7 @@ from functools import cached_property
 from inspect import getattr_static
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import celery_singleton_lock.celery_hook  # noqa: F401  # for what it does
 from celery_singleton_lock.address import realm_of
 from celery_singleton_lock.bounds import LONGEST_LEASE
 from celery_singleton_lock.eager import EagerGate

@@ -431,12 +431,13 @@ def _warn_of_idle(task_name: str, attributes: Mapping[str, Any], options: LockOp
 
 # --- unknown names --------------------------------------------------------------------------------
 
-_TASK_OPTIONS: Final = (
+TASK_OPTIONS: Final = (
     "lock_key",
     "lock_keys",
     "lock_args",
     *(f"lock_{field.name}" for field in dataclasses.fields(LockOptions)),
 )
+"""Names of all options of a task."""
 
 _SYNONYMS: Final = {
     "expiry": "lease",
@@ -465,8 +466,8 @@ def check_unknown(task_name: str, attributes: Iterable[str]) -> None:
         ConfigurationError: there is one; the message says which was perhaps meant.
     """
     for name in attributes:
-        if name.startswith("lock_") and name not in _TASK_OPTIONS:
-            hint = _nearest(name, "lock_", _TASK_OPTIONS)
+        if name.startswith("lock_") and name not in TASK_OPTIONS:
+            hint = _nearest(name, "lock_", TASK_OPTIONS)
             msg = f"task {task_name}: there is no option {name!r}. {hint}"
             raise ConfigurationError(msg)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Final
+from typing import Any
 
 from celery.exceptions import ImproperlyConfigured
 
@@ -15,6 +15,7 @@ from celery_singleton_lock.native import patched_by
 from celery_singleton_lock.pools import GREEN, POOLS, pool_kind
 from celery_singleton_lock.queues import refuse_broadcast
 from celery_singleton_lock.settings import check_unknown_settings
+from celery_singleton_lock.unlocked import refuse_unlocked
 from celery_singleton_lock.wrap import passes, request_class, why_alone
 
 logger = logging.getLogger(__name__)
@@ -57,8 +58,7 @@ def check_app(extension: Extension) -> None:
         if task.name in extension.declared():
             extension.options(task)  # raises what is wrong, now that the settings are known
             refuse_broadcast(app, task)
-        else:
-            refuse_unlocked(task)
+    refuse_unlocked(app)
     if extension.active():
         extension.settings.addresses()
     warn_of_mixed_policies(extension)
@@ -118,39 +118,6 @@ def warn_of_mixed_policies(extension: Extension) -> None:
                 tasks["park"],
                 key,
             )
-
-
-def refuse_unlocked(task: Any) -> None:
-    """Refuse a task that carries ``lock_…`` options, which only LockedTask reads."""
-    carried = sorted(name for name in vars(type(task)) if name in _OPTION_NAMES)
-    if carried:
-        msg = (
-            f"task {task.name}: {carried[0]} is set, but the task is not a LockedTask, so no lock "
-            "would be taken. Declare it with base=LockedTask, or remove the option."
-        )
-        raise ImproperlyConfigured(msg)
-
-
-_OPTION_NAMES: Final = frozenset(
-    f"lock_{name}"
-    for name in (
-        "key",
-        "keys",
-        "args",
-        "lease",
-        "limit",
-        "on_conflict",
-        "wait_timeout",
-        "max_waiting",
-        "on_full",
-        "on_retry",
-        "on_lost",
-        "on_backend_error",
-        "requeue_delay",
-        "requeue_max",
-        "mode",
-    )
-)
 
 
 def check_wrap(crew: Crew) -> None:

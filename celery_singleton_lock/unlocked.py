@@ -1,0 +1,90 @@
+"""Refuses tasks with lock options that are no LockedTask: they would run without their lock."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any, Final
+
+from celery import bootsteps
+from celery.exceptions import ImproperlyConfigured
+from kombu.utils.functional import maybe_evaluate
+
+from celery_singleton_lock.settings import TASK_OPTIONS
+
+logger = logging.getLogger(__name__)
+
+_LOCKED_TASK: Final = "celery_singleton_lock.task"
+_NOBODYS: Final = frozenset({"builtins", "celery"})
+"""Packages whose classes read no lock option."""
+
+
+class UnlockedStep(bootsteps.Step):  # type: ignore[misc]  # celery is untyped
+    """Looks for tasks with lock options before the worker takes a message."""
+
+    def __init__(self, worker: Any, **options: Any) -> None:
+        """Refuse the first one."""
+        super().__init__(worker, **options)
+        refuse_unlocked(worker.app)
+
+
+def refuse_unlocked(app: Any) -> None:
+    """Refuse the tasks of an app that have lock options and are no LockedTask.
+
+    Where nobody imports LockedTask, the options of a class of the user's own may be meant for that
+    class. Then a warning says what they do not do.
+
+    Args:
+        app: the app.
+
+    Raises:
+        ImproperlyConfigured: there is such a task.
+    """
+    for name in sorted(app.tasks):
+        task = app.tasks[name]
+        option = "" if _is_locked(task) else _explicit_option(app, task)
+        if not option:
+            continue
+        if _LOCKED_TASK in sys.modules or _is_plain(task):
+            msg = (
+                f"task {name}: {option} is set, but the task is not a LockedTask, so no lock would "
+                "be taken. Declare it with base=LockedTask (from celery_singleton_lock import "
+                "LockedTask), or remove the option."
+            )
+            raise ImproperlyConfigured(msg)
+        logger.warning(
+            "celery-singleton-lock: task %s has %s, and its class %s is not derived from "
+            "LockedTask: this package takes no lock for it. If it should, derive that class from "
+            "celery_singleton_lock.LockedTask.",
+            name,
+            option,
+            type(task).__mro__[1].__qualname__,
+        )
+
+
+def _is_locked(task: Any) -> bool:
+    return any(cls.__module__ == _LOCKED_TASK for cls in type(task).__mro__)
+
+
+def _is_plain(task: Any) -> bool:
+    """Return whether a task was made by the decorator, over no class but Celery's."""
+    kind = type(task)
+    modules = {cls.__module__.partition(".")[0] for cls in kind.__mro__[1:]}
+    return "_decorated" in vars(kind) and modules <= _NOBODYS
+
+
+def _explicit_option(app: Any, task: Any) -> str:
+    """Return a lock option that is meant for this task; empty if it has none."""
+    carried = vars(type(task)).keys() & set(TASK_OPTIONS)
+    if not carried:
+        return ""
+    of_all: set[str] = set()
+    of_task: set[str] = set()
+    for each in map(maybe_evaluate, app.annotations):
+        of_all |= _names(each, "annotate_any")
+        of_task |= _names(each, "annotate", task)
+    return min(carried - (of_all - of_task), default="")
+
+
+def _names(annotation: Any, method: str, *of: Any) -> set[str]:
+    return set(getattr(annotation, method, lambda *_: None)(*of) or ())

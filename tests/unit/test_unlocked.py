@@ -1,0 +1,102 @@
+"""Lock options of tasks that are no LockedTask."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from celery import Celery, Task
+from celery.exceptions import ImproperlyConfigured
+
+from celery_singleton_lock import LockedTask
+from celery_singleton_lock.celery_hook import STEP, look_in_all
+from celery_singleton_lock.extension import install
+from celery_singleton_lock.unlocked import refuse_unlocked
+
+
+def settle(account_id=0):
+    """A task."""
+
+
+@pytest.fixture
+def checked():
+    """Check an app that has one task, by its declaration and its annotations."""
+
+    def check(annotations=None, **declaration):
+        with Celery("shop", set_as_current=False) as app:
+            app.conf.task_annotations = annotations
+            app.task(name="settle", shared=False, **declaration)(settle)
+            app.finalize()
+            refuse_unlocked(app)
+            task = app.tasks["settle"]
+            return install(app).options(task) if isinstance(task, LockedTask) else None
+
+    return check
+
+
+@pytest.fixture
+def unaware(monkeypatch):
+    """Nobody has imported LockedTask."""
+    monkeypatch.delitem(sys.modules, "celery_singleton_lock.task")
+
+
+class Audited(Task):
+    """A base class of the user's own."""
+
+
+class OwnLock(Task):
+    """One that may read the options itself."""
+
+    lock_key = "mine"
+
+    def run(self):
+        """Do nothing."""
+
+
+@pytest.mark.parametrize("base", [None, Audited])
+def test_lock_options_without_LockedTask_are_refused(checked, base):
+    with pytest.raises(ImproperlyConfigured, match=r"^task settle: lock_args is set, but"):
+        checked(base=base, lock_args=[])
+
+
+@pytest.mark.usefixtures("unaware")
+def test_they_are_refused_where_nobody_imports_LockedTask(checked):
+    with pytest.raises(ImproperlyConfigured, match=r"^task settle: lock_args is set, but"):
+        checked(lock_args=[])
+
+
+@pytest.mark.usefixtures("unaware")
+def test_there_a_class_of_the_users_own_is_warned_of(checked, caplog):
+    """It may read them itself."""
+    checked(base=Audited, lock_key="a")
+    assert "task settle has lock_key, and its class Audited is not derived" in caplog.text
+    caplog.clear()
+    with Celery("shop", set_as_current=False) as app:
+        app.register_task(OwnLock())
+        refuse_unlocked(app)
+    assert "has lock_key, and its class Task" in caplog.text
+
+
+def test_what_is_annotated_for_all_tasks_is_no_mistake_of_a_plain_one(checked):
+    """It counts for locked tasks."""
+    for_all = {"*": {"lock_lease": 12}}
+    checked(for_all)
+    assert checked(for_all, base=LockedTask).lease == 12
+    checked([for_all, {"other": {"lock_lease": 5}}])
+    with pytest.raises(ImproperlyConfigured, match=r"^task settle: lock_limit is set, but"):
+        checked({"*": {"lock_lease": 12}, "settle": {"lock_limit": 2}})
+    with pytest.raises(ImproperlyConfigured, match=r"^task settle: lock_lease is set, but"):
+        checked({"*": {"lock_lease": 12}, "settle": {"lock_lease": 5}})
+    with pytest.raises(ImproperlyConfigured, match=r"^task settle: lock_key is set, but"):
+        checked(for_all, lock_key="a")
+
+
+def test_workers_look_whether_their_app_was_finalized_before_or_after():
+    with Celery("before", set_as_current=False) as before:
+        before.finalize()
+        before.steps["worker"].clear()
+        look_in_all()
+        assert STEP in before.steps["worker"]
+    with Celery("after", set_as_current=False) as after:
+        after.finalize()
+        assert STEP in after.steps["worker"]
