@@ -159,7 +159,8 @@ class Store(Protocol):
         """Take the lock from all its holders, whoever they are, and grant it to who is next.
 
         Returns:
-            How many held it. The parked are kept.
+            How many held it. The parked are kept. A message that is kept of a holder goes to the
+            end of the line, since its run may go on.
         """
         ...
 

@@ -725,6 +725,20 @@ def test_t28_a_reset_is_fenced_and_admits_by_the_normal_path(store):
     assert store.reset("never used") == 0
 
 
+@NO_MESSAGES
+def test_a_reset_hands_the_lock_to_who_waits_and_not_to_whom_it_was_taken_from(store):
+    """The first task still runs: beside itself it must not start before the others."""
+    store.beat("w", "R", ["q"], 10.0)
+    stuck = parked(store)
+    store.claim(store_owner(store.receive("w", 1.0)), NAME, LEASE)
+    following = parked(store, "following/0/0")
+    assert store.reset(NAME) == 1
+    assert store.receive("w", 1.0).token == following.token
+    store.release(NAME, following.token, Ending.FINAL)
+    again = store.receive("w", 1.0)
+    assert (base_of(again.token), again.body) == (base_of(stuck.token), parcel().body)
+
+
 @MANY
 @NO_MESSAGES
 def test_due_locks_are_shown_to_one_caller_and_none_starves(store):

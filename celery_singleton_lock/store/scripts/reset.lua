@@ -1,18 +1,22 @@
--- reset: take the lock from all who hold it, whoever they are, and grant it to who is next.
+-- reset: take the lock from all who hold it, whoever they are, and grant it to who is next. A message
+-- that is kept of a holder goes to the end of the line.
 -- KEYS: lock
 -- ARGV: name claim_ms
 -- REPLY: how many held it
 lock = name
 check()
 write_though_full()
+sweep('')
 local taken = redis.call('ZRANGE', holders, 0, -1)
 for _, token in ipairs(taken) do
   redis.call('ZREM', holders, token)
   local rec = load(token)
-  if rec then go_back(token, rec) end
+  if rec then
+    rec.place = place_of(0) -- at its old place it would be the next, beside the run that goes on
+    go_back(token, rec)
+  end
 end
 count('resets')
-sweep('')
 grant_waiters('')
 finish()
 return #taken

@@ -878,6 +878,17 @@ def _note_revoke(world, step, ledger, before, after) -> None:
 def _note_reset(world, step, ledger, before, after) -> None:
     ledger.beliefs.clear()
     ledger.reserved.clear()
+    taken = {
+        base_of(kept)
+        for token in before.valid(world.now)
+        for kept in (token, before.record[token].get("twin") or token)
+    }
+    others = [place for token, place in after.queue.items() if base_of(token) not in taken]
+    for token, rec in after.record.items():
+        if base_of(token) in taken:
+            ledger.places.pop(base_of(token), None)
+            if int(rec["place"]) < max([world.now_us, *others]):
+                broken("reset", f"{token} of {step.lock} was taken, and is not the last in line")
 
 
 _NOTES = {

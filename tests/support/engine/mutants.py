@@ -238,6 +238,18 @@ MUTANTS = (
         "tonumber(place_us) <= now_us and place_us or now_text",
         "place_us or now_text",
     ),
+    Mutant(
+        "a place in the future is kept",
+        LIBRARY,
+        "digits(math.min(wanted, now_us))",
+        "digits(wanted)",
+    ),
+    Mutant(
+        "a reset gives the lock back to whom it was taken from",
+        "reset.lua",
+        "    rec.place = place_of(0)",
+        "    rec.place = rec.place",
+    ),
     Mutant("asking again takes a new place", "acquire.lua", "if not rec then\n", "if true then\n"),
     Mutant(
         "parking twice enqueues twice",
@@ -362,8 +374,8 @@ MUTANTS = (
     Mutant(
         "a reset drops the parked",
         "reset.lua",
-        "if rec then go_back(token, rec) end",
-        "if rec then redis.call('HDEL', record, token) end",
+        "    go_back(token, rec)\n",
+        "    redis.call('HDEL', record, token)\n",
     ),
     Mutant(
         "a newcomer is queued on a full server",
