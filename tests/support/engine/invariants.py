@@ -736,6 +736,9 @@ def _note_asked(world: World, step: Step, ledger: Ledger, before: LockState) -> 
         ledger.passing.add(attempt)
     if _stands(world, step, before) or base in before.bodies:
         return
+    stands = step.after.locks[step.lock].record
+    if any(base_of(token) == base and token != step.token for token in stands):
+        return  # it stands under a later number, at the place of that
     ledger.places.pop(base, None)
     if step.reply.verdict in {Verdict.DONE, Verdict.TWIN}:
         return
