@@ -571,7 +571,8 @@ class Gate:
             done_for=self._done_for,
             mark=stamp.copy or age > self._done_for / 4,
         )
-        if reply.verdict is Verdict.ABSENT and lock is not None and not lock.expires_in:
+        absent = reply.verdict is Verdict.ABSENT and not reply.repeated
+        if absent and lock is not None and not lock.expires_in:
             # Where tasks share the watchdog's interpreter it may have stood still meanwhile, and
             # then the task has ended before the watchdog could tell of the loss.
             logger.error(

@@ -313,13 +313,15 @@ class Holding:
         """Release; return whether it was ours.
 
         If an earlier release got no answer, and was sent while the lock was certainly ours, then
-        the store may have done it: that the token is gone is then what was asked for.
+        the store may have done it: that the token is gone is then what was asked for. That earlier
+        one may also be the client's own first attempt (``reply.repeated``).
         """
         repeated = hold.leaving
         hold.leaving = repeated or hold.left(self._clock) > 0
         token = hold.lease.token
         reply = yield Do(lambda store: store.release(self.name, token, Ending.FINAL))
-        return repeated or reply.verdict is not Verdict.ABSENT
+        maybe_done = repeated or (reply.repeated and hold.leaving)
+        return maybe_done or reply.verdict is not Verdict.ABSENT
 
     def _extending(self, additional_time: float, *, replace_ttl: bool) -> Plan[Wish, bool]:
         """Hold the lock for longer.

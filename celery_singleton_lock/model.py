@@ -177,6 +177,8 @@ class Reply(NamedTuple):
         holder: one of those who hold the lock, if it is busy.
         limit: permits in force (the lowest of those declared by who holds or waits).
         paused: why an operator has the lock granted to nobody, if it was asked for in vain.
+        repeated: an earlier request for this release got no answer, so that may have released the
+            lock: ABSENT then does not tell that it was lost.
     """
 
     verdict: Verdict
@@ -187,6 +189,7 @@ class Reply(NamedTuple):
     holder: Holder | None = None
     limit: int = 1
     paused: str = ""
+    repeated: bool = False
 
 
 def why_busy(name: str, holder: Holder | None, paused: str) -> str:

@@ -21,7 +21,7 @@ from celery_singleton_lock.store.cluster import ClusterVerbs
 from celery_singleton_lock.store.failures import FAILED, explain
 from celery_singleton_lock.store.nodes import ELSEWHERE, key_of
 from celery_singleton_lock.store.scripts import Script
-from celery_singleton_lock.store.verbs import Batch, Command, Pop, Wish
+from celery_singleton_lock.store.verbs import Batch, Command, Counted, Pop, Wish
 
 AT_ONCE: Final = 16
 """Most commands of a batch that are on their way to a master at once: each takes a connection."""
@@ -86,6 +86,8 @@ class AsyncClusterStore:
     async def _done(self, wish: Wish) -> Any:
         if isinstance(wish, Command):
             return await self._command(wish)
+        if isinstance(wish, Counted):
+            return await self._command(wish.command)  # which is sent once
         if isinstance(wish, Batch):
             return await self._sent(wish.commands, wish.patience)
         return await self._pop(wish)  # type: ignore[arg-type]  # the others are for workers

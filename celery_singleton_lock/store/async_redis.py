@@ -24,11 +24,12 @@ from celery_singleton_lock.store.verbs import (
     Batch,
     Command,
     Confirm,
+    Counted,
     Pop,
     Verbs,
     Wish,
 )
-from celery_singleton_lock.store.wire import demoted
+from celery_singleton_lock.store.wire import POOL_WANTS, demoted
 
 
 class AsyncRedisStore:
@@ -114,6 +115,8 @@ class AsyncRedisStore:
     async def _done(self, wish: Wish) -> Any:
         if isinstance(wish, Command):
             return await self._command(wish)
+        if isinstance(wish, Counted):
+            return await self._counted(wish)
         if isinstance(wish, Batch):
             return await self._sent(wish.commands)
         if isinstance(wish, Confirm):
@@ -124,6 +127,11 @@ class AsyncRedisStore:
     async def _command(self, command: Command) -> Any:
         client: Any = self.client  # redis-py has not annotated this one
         return await client.execute_command(*command.words, **command.options)
+
+    async def _counted(self, wish: Counted) -> Any:
+        if self.client.single_connection_client:  # which guards its connection itself
+            return await self._command(wish.command)
+        return await send_counted(self.client.connection_pool, wish)
 
     async def _sent(self, commands: Sequence[Command]) -> list[Any]:
         """Send commands in one round trip; an answer may be an error."""
@@ -139,6 +147,29 @@ class AsyncRedisStore:
     async def reconnect(self) -> None:
         """Close what is idle, so that the next call asks anew where the server is."""
         await self.client.connection_pool.disconnect(inuse_connections=False)
+
+
+async def send_counted(pool: Any, wish: Counted) -> Any:
+    """Send a command as redis-py's client does, with its retries, and note whether it had any."""
+    connection = await pool.get_connection(*POOL_WANTS)
+
+    async def exchange() -> Any:
+        await connection.send_command(*wish.command.words)
+        return await connection.read_response()
+
+    async def failed(_error: Exception) -> None:
+        wish.attempts.repeated = True
+        await connection.disconnect(nowait=True)
+
+    try:
+        return await connection.retry.call_with_retry(exchange, failed)
+    except failures.ResponseError:
+        raise  # an answer, and it was read
+    except BaseException:
+        await connection.disconnect(nowait=True)  # the answer may still come
+        raise
+    finally:
+        await pool.release(connection)
 
 
 class Bench:

@@ -114,7 +114,8 @@ class Store(Protocol):
                 granted; if its permit would be one too many, nothing is kept.
 
         Returns:
-            RELEASED, ABSENT, or GRANTED when a CANCEL came after the grant.
+            RELEASED, ABSENT, or GRANTED when a CANCEL came after the grant. ABSENT and ``repeated``
+            if it may have been released by a request of which the answer was lost.
         """
         ...
 

@@ -35,6 +35,7 @@ from celery_singleton_lock.store.verbs import (
     Batch,
     Command,
     Confirm,
+    Counted,
     Pop,
     Receive,
     Replicas,
@@ -183,6 +184,8 @@ class ClusterStore(RedisStore):
     def _done(self, wish: Wish) -> Any:
         if isinstance(wish, Command):
             return self._command(wish)
+        if isinstance(wish, Counted):
+            return self.nodes.send(wish.command, wish.attempts)
         if isinstance(wish, Batch):
             return self.nodes.send_many(wish.commands, wish.patience)
         if isinstance(wish, Pop):

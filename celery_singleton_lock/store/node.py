@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from celery_singleton_lock.errors import BackendError
+from celery_singleton_lock.errors import BackendError, BackendUnreachable
 from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.model import CLAIM_LEASE
 from celery_singleton_lock.store.ballot import Bid, Greeting, Voice
 from celery_singleton_lock.store.replies import seconds, text
 from celery_singleton_lock.store.scripts import Argument, Call, Script, load_quorum_scripts
-from celery_singleton_lock.store.verbs import Verb, Verbs
+from celery_singleton_lock.store.verbs import Attempts, Verb, Verbs
 
 
 class NodeVerbs(Verbs):
@@ -43,11 +43,19 @@ class NodeVerbs(Verbs):
         yield from self.run_many([self._vote_call(bid) for bid in bids])
 
     def withdraw(self, name: str, token: str, round_: int, keep: float) -> Verb[bool]:
-        """Take the vote back, and refuse what was asked for before for ``keep`` seconds."""
+        """Take the vote back, and refuse what was asked for before for ``keep`` seconds.
+
+        Raises:
+            BackendUnreachable: an answer was lost; the vote may have been taken back before it.
+        """
         call = self._call(
             "withdraw", name, token, token=token, round=round_, keep_ms=_milliseconds(keep)
         )
-        had, _ = yield from self.run(call)
+        attempts = Attempts()
+        had, _ = yield from self.run_counted(call, attempts)
+        if not int(had) and attempts.repeated:
+            msg = "The answer of a server to the release of a lock was lost."
+            raise BackendUnreachable(msg)
         return int(had) == 1
 
     def prolong(self, leases: Sequence[tuple[str, str, float]]) -> Verb[list[tuple[bool, int]]]:

@@ -22,6 +22,7 @@ from redis.retry import Retry
 
 from celery_singleton_lock.clock import SystemClock
 from celery_singleton_lock.store.failures import FAILED
+from celery_singleton_lock.store.verbs import Attempts
 
 ELSEWHERE: Final = (
     failures.MovedError,
@@ -87,8 +88,10 @@ class Nodes:
 
     # -- commands ---------------------------------------------------------------------------------
 
-    def send(self, command: Words) -> Any:
+    def send(self, command: Words, attempts: Attempts | None = None) -> Any:
         """Send a command to the master that has its keys; once more, if that may be another now.
+
+        ``attempts`` notes whether it was sent again.
 
         Not with a client of the caller's, on which locks in code work: they ask again by
         themselves, and would take a release of which the answer was lost for one of another's lock.
@@ -101,6 +104,8 @@ class Nodes:
             self.look_anew()
             if self._given:
                 raise
+            if attempts is not None:
+                attempts.repeated = True
             return self.send_once(command)
 
     def send_once(self, command: Words) -> Any:

@@ -25,15 +25,18 @@ from celery_singleton_lock.store.verbs import (
     SHORTEST_BLOCK,
     SLACK,
     Ask,
+    Attempts,
     Batch,
     Command,
     Confirm,
+    Counted,
     Pop,
     Replicas,
     Verbs,
     Wish,
+    released,
 )
-from celery_singleton_lock.store.wire import Wire, demoted, packed
+from celery_singleton_lock.store.wire import Wire, demoted, packed, send_counted
 
 BLOCKS: Final = (1.0, 3.0, 10.0, LONGEST_BLOCK)
 """Lengths of blocking calls, in seconds, that have a client each; who wants longer asks again."""
@@ -121,7 +124,8 @@ class RedisStore:
     ) -> Reply:
         """Give the lock back; see :meth:`Store.release`."""
         ask = self.verbs.to_release(name, token, ending, worker, done_for, mark, reserve)
-        return replies.reply(self._ask(ask))
+        attempts = Attempts()
+        return released(self._ask(ask, attempts), attempts)
 
     park = by_thread(Verbs.park)
     park_many = by_thread(Verbs.park_many)
@@ -174,6 +178,8 @@ class RedisStore:
     def _done(self, wish: Wish) -> Any:
         if isinstance(wish, Command):
             return self._command(wish)
+        if isinstance(wish, Counted):
+            return self._counted(wish)
         if isinstance(wish, Batch):
             return self._sent(wish.commands)
         if isinstance(wish, Confirm):
@@ -185,6 +191,11 @@ class RedisStore:
         client: Any = self.client  # redis-py has not annotated this one
         return client.execute_command(*command.words, **command.options)
 
+    def _counted(self, wish: Counted) -> Any:
+        if self.client.connection is not None:  # a client with a single connection guards it itself
+            return self._command(wish.command)
+        return send_counted(self.client.connection_pool, wish.command.words, wish.attempts)
+
     def _sent(self, commands: Sequence[Command]) -> list[Any]:
         """Send commands in one round trip; an answer may be an error."""
         pipe: Any = self.client.pipeline(transaction=False)
@@ -195,17 +206,20 @@ class RedisStore:
             self.reconnect()
         return answers
 
-    def _ask(self, ask: Ask) -> Any:
+    def _ask(self, ask: Ask, attempts: Attempts | None = None) -> Any:
         """Run a lock's script the short way, if that is open; see :func:`packed`."""
         if self._wire is not None:
-            prefix = self.keyspace.prefix
+            command = packed(ask.script, self.keyspace.prefix, ask.name, ask.own, ask.usual)
             try:
-                return self._wire.ask(packed(ask.script, prefix, ask.name, ask.own, ask.usual))
+                return self._wire.ask(command, attempts)
             except failures.NoScriptError:
                 pass  # as below, with its text
             except (failures.RedisError, OSError) as error:
                 raise explain(error) from error
-        return self._run(ask.call(self.keyspace))
+        call = ask.call(self.keyspace)
+        if attempts is None:
+            return self._run(call)
+        return carry_out(self.verbs.run_counted(call, attempts), self.do)
 
     def _lock_call(self, verb: str, name: str, **arguments: Argument) -> Call:
         return self.verbs.lock_call(verb, name, **arguments)

@@ -163,6 +163,32 @@ class Command(NamedTuple):
     options: Mapping[str, Any] = {}
 
 
+class Attempts:
+    """Whether a request was sent more than once.
+
+    Attributes:
+        repeated: an earlier attempt got no answer; the server may have carried it out.
+    """
+
+    __slots__ = ("repeated",)
+
+    def __init__(self) -> None:
+        """Begin before the first."""
+        self.repeated = False
+
+
+class Counted(NamedTuple):
+    """Send this, as often as the client's retry policy says, and note whether it was repeated.
+
+    Args:
+        command: what to send.
+        attempts: where to note it.
+    """
+
+    command: Command
+    attempts: Attempts
+
+
 class Batch(NamedTuple):
     """Send these in one round trip. Answer for each with the server's answer, or its error.
 
@@ -260,7 +286,7 @@ class Confirm(NamedTuple):
     replicas: Replicas
 
 
-Wish: TypeAlias = Command | Batch | Pop | Receive | Confirm
+Wish: TypeAlias = Command | Counted | Batch | Pop | Receive | Confirm
 """What a verb wants done. An error is one of ours, or NoScriptError."""
 
 Verb: TypeAlias = Plan[Wish, T]
@@ -276,6 +302,12 @@ def by_digest(call: Call) -> Command:
 def by_text(call: Call) -> Command:
     """Run a script, and have the server know it from now on."""
     return Command(("EVAL", call.script.text, len(call.keys), *call.keys, *call.arguments))
+
+
+def released(answer: Any, attempts: Attempts) -> Reply:
+    """Return the reply to a release."""
+    reply = replies.reply(answer)
+    return reply._replace(repeated=True) if attempts.repeated else reply
 
 
 class Verbs:
@@ -384,7 +416,9 @@ class Verbs:
     ) -> Verb[Reply]:
         """Give the lock back; see :meth:`Store.release`."""
         ask = self.to_release(name, token, ending, worker, done_for, mark, reserve)
-        return replies.reply((yield from self.run(ask.call(self.keyspace))))
+        attempts = Attempts()
+        answer = yield from self.run_counted(ask.call(self.keyspace), attempts)
+        return released(answer, attempts)
 
     def to_release(  # noqa: PLR0917  # by place, since names are dearer
         self,
@@ -714,6 +748,13 @@ class Verbs:
             return (yield by_digest(call))
         except failures.NoScriptError:
             return (yield by_text(call))
+
+    def run_counted(self, call: Call, attempts: Attempts) -> Verb[Any]:
+        """Run a script likewise, and note in ``attempts`` whether a request was repeated."""
+        try:
+            return (yield Counted(by_digest(call), attempts))
+        except failures.NoScriptError:
+            return (yield Counted(by_text(call), attempts))
 
     def run_many(self, calls: Sequence[Call], *, patience: float | None = None) -> Verb[list[Any]]:
         """Run scripts in one round trip; an answer is a reply, or the error of that call alone.

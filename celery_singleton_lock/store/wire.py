@@ -13,6 +13,7 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from inspect import Parameter, signature
 from typing import Any, Final
 
 import redis
@@ -20,12 +21,21 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_singleton_lock.store.scripts import Argument, Call, Script, packed_keys, words
+from celery_singleton_lock.store.verbs import Attempts
 
 _PLAIN: Final = (redis.Connection, redis.SSLConnection, redis.UnixDomainSocketConnection)
 """Connections that are a socket and no more; redis-py does more at each answer of a Sentinel's."""
 
 _CHUNK: Final = 65536
 _BULK, _ERROR = b"$-"
+
+POOL_WANTS: Final = (
+    ("EVALSHA",)
+    if signature(redis.ConnectionPool.get_connection).parameters["command_name"].default
+    is Parameter.empty
+    else ()
+)
+"""What a pool is told of the command when it is asked for a connection: before redis-py 5.3."""
 
 _DEMOTED: Final = re.compile(r"\b(READONLY|UNBLOCKED)\b")
 
@@ -57,11 +67,15 @@ class Wire:
         self._retry = self._pool.connection_kwargs.get("retry") or Retry(NoBackoff(), 1)
         self._idle: list[Any] = []  # its append and pop are single steps, for threads
 
-    def ask(self, command: bytes) -> bytes:
+    def ask(self, command: bytes, attempts: Attempts | None = None) -> bytes:
         """Send a packed command and return the answer.
 
         A connection that turns out to be closed is opened again as often as the client's options
         say.
+
+        Args:
+            command: what to send.
+            attempts: notes whether it was sent again.
 
         Raises:
             redis.RedisError: what redis-py's client would raise.
@@ -69,6 +83,8 @@ class Wire:
         try:
             return self._exchange(command)
         except redis.ConnectionError:
+            if attempts is not None:
+                attempts.repeated = True
             answer: bytes = copy.deepcopy(self._retry).call_with_retry(
                 lambda: self._exchange(command), lambda _error: None
             )
@@ -174,6 +190,38 @@ class Relay:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.disconnect()
+
+
+def send_counted(pool: redis.ConnectionPool, words: Sequence[Any], attempts: Attempts) -> Any:
+    """Send a command as redis-py's client does, with its retries, and note whether it had any.
+
+    Args:
+        pool: of the client.
+        words: the command; its answer is not converted.
+        attempts: notes whether it was sent again.
+
+    Raises:
+        redis.RedisError: what redis-py's client would raise.
+    """
+    connection: Any = pool.get_connection(*POOL_WANTS)
+
+    def exchange() -> Any:
+        connection.send_command(*words)
+        return connection.read_response()
+
+    def failed(_error: Exception) -> None:
+        attempts.repeated = True
+        connection.disconnect()
+
+    try:
+        return connection.retry.call_with_retry(exchange, failed)
+    except redis.ResponseError:
+        raise  # an answer, and it was read
+    except BaseException:
+        connection.disconnect()  # the answer may still come
+        raise
+    finally:
+        pool.release(connection)
 
 
 def is_plain(pool: redis.ConnectionPool) -> bool:

@@ -9,6 +9,7 @@ from celery import states
 
 from celery_singleton_lock.errors import BackendUnreachable
 from integration.book import Book
+from support.proxy import Proxy
 from support.waiting import eventually, in_time, never
 
 pytestmark = pytest.mark.chaos
@@ -33,6 +34,25 @@ def ping(book) -> float:
     began = time.monotonic()
     assert book.app.control.ping(timeout=20, limit=1)
     return time.monotonic() - began
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_one_lost_reply_to_a_release_is_no_lost_lock(redis_url, locks, tmp_path, pool):
+    """The task was under its lock to its end, which the child alone cannot know: no false alarm."""
+    with Proxy(locks.port) as proxy:
+        conf = {"singleton_lock_backend": proxy.url}
+        with Book(redis_url, tmp_path, lock_url=locks.url, conf=conf) as book:
+            with book.worker(pool=pool) as worker:
+                first = book.send("act", "a", 1, hold="a-1")
+                book.started(first)
+                time.sleep(LEASE + 0.5)  # the child has not heard of any renewal
+                proxy.lose_reply_to = b"\r\nfinal\r\n"
+                book.open("a-1")
+                assert book.value(first) == 1
+                assert proxy.lose_reply_to is None
+                assert book.value(book.send("act", "a", 2)) == 2
+            assert "lost while" not in worker.log()
+            assert "not held any more" not in worker.log()
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])

@@ -44,6 +44,7 @@ class Proxy:
             nobody hears of it.
         lose_reply: the number of a reply, 1 is the next, that is thrown away, and its connection
             closed: the server has done what it was asked, and who asked does not hear of it.
+        lose_reply_to: bytes of a request of which the reply is lost in this way.
     """
 
     def __init__(self, port: int) -> None:
@@ -53,6 +54,8 @@ class Proxy:
         self.stall_after: int | None = None
         self.stall_at: bytes | None = None
         self.lose_reply: int | None = None
+        self.lose_reply_to: bytes | None = None
+        self._asked_in_vain: socket.socket | None = None
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(0)
         self.port = int(self._listener.getsockname()[1])
@@ -140,7 +143,9 @@ class Proxy:
                     break
 
     def _look_at(self, pipe: _Pipe, data: bytes) -> None:
-        """Stall behind a request that is waited for; it is itself passed on."""
+        """Note a request that is waited for; it is itself passed on."""
+        if self.lose_reply_to is not None and not pipe.replies and self.lose_reply_to in data:
+            self.lose_reply_to, self._asked_in_vain = None, pipe.sink
         if self.stall_at is not None and not pipe.replies and self.stall_at in data:
             self.stall_at, self.stalled = None, True
 
@@ -148,6 +153,9 @@ class Proxy:
         """Count a reply; return whether it is the one to be lost."""
         if not pipe.replies:
             return False
+        if pipe.source is self._asked_in_vain:
+            self._asked_in_vain = None
+            return True
         if self.stall_after is not None:
             self.stall_after -= 1
         if self.lose_reply is not None:
