@@ -61,6 +61,7 @@ from celery_singleton_lock.store.open import admin_of
 from celery_singleton_lock.sweeper import Sweeper
 from celery_singleton_lock.tray import RETRY, Tray
 from celery_singleton_lock.watchdog import Watchdog
+from celery_singleton_lock.words import printable
 
 logger = logging.getLogger(__name__)
 
@@ -457,7 +458,7 @@ class Agent:
                 logger.warning(
                     "celery-singleton-lock: the mode is %s now, of %s",
                     mode,
-                    ", ".join(tasks),
+                    ", ".join(map(printable, tasks)),
                     extra={"lock_event": "mode", "lock_mode": mode},
                 )
         if changed:

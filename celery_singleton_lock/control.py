@@ -18,6 +18,7 @@ from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.modes import ALL, MODES
 from celery_singleton_lock.store.admin import Operator
 from celery_singleton_lock.store.open import admin_of
+from celery_singleton_lock.words import printable
 
 if TYPE_CHECKING:
     from celery_singleton_lock.request import LockedRequest
@@ -110,7 +111,7 @@ def lock_mode(
     crew.agent.switch(task, None if mode == DECLARED else mode)
     shown = f"(all tasks: {mode})" if task == ALL else f"(task {task}: {mode})"
     op = f"control:{task}:{mode}"  # all workers hear it, and their entries of the audit are one
-    by = Operator(who or UNNAMED, via="control", why=why, action="mode", op=op)
+    by = Operator(printable(who) or UNNAMED, via="control", why=why, action="mode", op=op)
     crew.agent.run_errand(partial(_remark, crew, shown, by))
     return {"ok": f"{'all tasks' if task == ALL else task}: {mode}"}
 
@@ -136,9 +137,9 @@ def lock_release(state: Any, token: str, who: str = "", why: str = "", **_: Any)
     request = next((r for r in crew.desk.flights.requests() if r.stamp.token == token), None)
     if request is None:
         return {"error": "no task of this worker has this token"}
-    by = Operator(who or UNNAMED, via="control", why=why)
+    by = Operator(printable(who) or UNNAMED, via="control", why=why)
     crew.agent.run_errand(partial(_release, crew, request.stamp.name, token, by))
-    return {"ok": f"{request.stamp.name!r} will be taken from {request.task.name}[{request.id}]"}
+    return {"ok": f"{request.stamp.name!r} will be taken from {request}"}
 
 
 def _remark(crew: Any, shown: str, by: Operator) -> None:

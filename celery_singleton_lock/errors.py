@@ -30,6 +30,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from celery_singleton_lock.words import printable
+
 
 class SingletonLockError(Exception):
     """Root of the tree; catch it to catch everything that this library raises.
@@ -39,8 +41,12 @@ class SingletonLockError(Exception):
     """
 
     def __init__(self, message: str = "", *rest: Any) -> None:
-        """Keep ``message`` and the class's further fields as ``args``, so that pickling works."""
-        super().__init__(message, *rest)
+        """Keep ``message`` and the class's further fields as ``args``, so that pickling works.
+
+        The message may quote what a caller sent, and ends on terminals: it is made printable here,
+        whoever shows it. The fields stay as they are.
+        """
+        super().__init__(printable(str(message)), *rest)
 
     @property
     def message(self) -> str:

@@ -16,6 +16,7 @@ from celery_singleton_lock.clock import Clock, SystemClock
 from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.model import Claim, Owner
 from celery_singleton_lock.store.base import Store
+from celery_singleton_lock.words import printable
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class Lookout:
             logger.info(
                 "%s[%s] would have been blocked: lock %r would be held by %s",
                 owner.task,
-                owner.attempt.split("/", 1)[0],
+                printable(owner.attempt.split("/", 1)[0]),
                 claim.name,
                 holder if holder.task else "those before it",
                 extra={

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from celery_singleton_lock.words import printable
+
 SCHEMA: Final = "1"
 """Version of the data model in Redis; a worker refuses another one."""
 
@@ -158,11 +160,11 @@ class Holder(NamedTuple):
     since: float = 0.0
 
     def __str__(self) -> str:
-        """``settle[3f…] on worker-2``, or the client's host and pid."""
-        if self.task:
-            where = f" on {self.worker}" if self.worker else ""
-            return f"{self.task}[{self.task_id}]{where}" if self.task_id else self.task + where
-        return f"pid {self.pid} on {self.host}" if self.pid else self.token[:8]
+        """``settle[3f…] on worker-2``, or the client's host and pid; printable."""
+        if not self.task:
+            return printable(f"pid {self.pid} on {self.host}" if self.pid else self.token[:8])
+        task = f"{self.task}[{self.task_id}]" if self.task_id else self.task
+        return printable(f"{task} on {self.worker}" if self.worker else task)
 
 
 class Reply(NamedTuple):
@@ -202,8 +204,8 @@ def why_busy(name: str, holder: Holder | None, paused: str) -> str:
     """
     if paused:
         return (
-            f"lock {name!r} is paused ({paused}): nobody gets it until an operator resumes it "
-            f"(celery -A YOUR_APP locks resume {shlex.quote(name)})"
+            f"lock {name!r} is paused ({printable(paused)}): nobody gets it until an operator "
+            f"resumes it (celery -A YOUR_APP locks resume {printable(shlex.quote(name))})"
         )
     return f"lock {name!r} is held by {holder or 'another client'}"
 

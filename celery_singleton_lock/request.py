@@ -26,6 +26,7 @@ from celery_singleton_lock.gate import Turned
 from celery_singleton_lock.mailbox import guarded
 from celery_singleton_lock.model import Ending
 from celery_singleton_lock.stamp import STAMP, UNSTAMPED, Stamp
+from celery_singleton_lock.words import printable
 
 if TYPE_CHECKING:
     from celery_singleton_lock.desk import Desk
@@ -98,6 +99,10 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
         """Note when the message came: an ETA may keep it here for hours."""
         super().__init__(message, **kwargs)
         self.received_at = _clock.monotonic()
+
+    def __str__(self) -> str:
+        """``settle[3f…]``, as Celery shows it; printable, since callers choose ids."""
+        return printable(super().__str__())
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Wrap what the derived class redefines."""

@@ -1,4 +1,4 @@
-"""How errors call what they were given (pure)."""
+"""How texts for people show what they were given (pure)."""
 
 from __future__ import annotations
 
@@ -18,6 +18,25 @@ _UNITS: Final = {
 """Seconds of each unit."""
 
 _DURATION: Final = re.compile(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]*)\s*", re.ASCII)
+
+
+def printable(text: str, most: int | None = None) -> str:
+    """Return a text without characters that a terminal would obey, or that could not be printed.
+
+    Callers choose task ids, arguments and lock names. Control characters (C0, C1, ESC, DEL), line
+    breaks, marks that turn the direction of text, and lone surrogates are shown as escapes, as in
+    Python's source. Twice is once.
+
+    Args:
+        text: anything that somebody else may have chosen, in part or whole.
+        most: characters that are shown at most; None for all.
+    """
+    safe = text if text.isprintable() else "".join(map(_shown, text))
+    return safe if most is None or len(safe) <= most else f"{safe[: most - 1]}…"
+
+
+def _shown(sign: str) -> str:
+    return sign if sign.isprintable() else sign.encode("unicode_escape").decode()
 
 
 def a_kind(value: object) -> str:

@@ -10,6 +10,7 @@ from typing import Final, Protocol
 from celery_singleton_lock.admin.keeping import WAITS, kept_by, parked_elsewhere, standing_of
 from celery_singleton_lock.model import Holder, LockView
 from celery_singleton_lock.store.admin import AdminStore, Waiting
+from celery_singleton_lock.words import printable
 
 NAMED: Final = 3
 """Most holders that are named."""
@@ -76,6 +77,11 @@ def why(store: AdminStore, task_id: str, witness: Witness | None = None) -> Answ
     Raises:
         BackendError: Redis did not answer, or refused.
     """
+    answer = _answer(store, task_id, witness)
+    return replace(answer, sentence=printable(answer.sentence))
+
+
+def _answer(store: AdminStore, task_id: str, witness: Witness | None) -> Answer:
     found = standing_of(store, task_id)
     if found is not None:
         return _found(store, task_id, *found)
@@ -219,10 +225,13 @@ def named(holders: tuple[Holder, ...], elsewhere: Mapping[str, str] = MappingPro
 
 
 def short(holder: Holder) -> str:
-    """Return ``settle[3f2a91c0] on worker-2``: without module, and what makes ids unique."""
+    """Return ``settle[3f2a91c0] on worker-2``, printable.
+
+    Without the module, and without what makes ids unique.
+    """
     if not holder.task_id:  # a client, or one that a test plays
         return str(holder)
-    return f"{holder.task.rpartition('.')[2]}[{holder.task_id[:8]}]{_on(holder)}"
+    return printable(f"{holder.task.rpartition('.')[2]}[{holder.task_id[:8]}]{_on(holder)}")
 
 
 def worker_name(worker: str) -> str:

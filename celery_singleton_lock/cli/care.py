@@ -40,7 +40,7 @@ def sweep(place: Place, *, machine: bool) -> None:
             f"; {number_of(swept.adrift, 'message')} without a worker: with an app, copies would "
             "wake one"
         )
-    return click.echo(told)
+    return render.say(told)
 
 
 @click.command()
@@ -53,8 +53,8 @@ def doctor(place: Place, *, quick: bool, machine: bool) -> None:
     if machine:
         render.as_json(found)
     else:
-        click.echo(f"locks live in {place.settings.address()}")
-        click.echo(
+        render.say(f"locks live in {place.settings.address()}")
+        render.show(
             render.table(
                 ("CHECK", "IS", "FOUND"), ((c.name, c.health.value, c.told) for c in found)
             )

@@ -34,8 +34,8 @@ def list_command(
             return render.as_json(found)
         if not found:
             fits = f" that fits {pattern!r}" if pattern else ""
-            return click.echo(f"No lock{fits} is {'known' if idle else 'held or waited for'}.")
-        return click.echo(render.table(render.LOCK_HEADINGS, render.lock_rows(found)))
+            return render.say(f"No lock{fits} is {'known' if idle else 'held or waited for'}.")
+        return render.show(render.table(render.LOCK_HEADINGS, render.lock_rows(found)))
 
 
 @contextmanager
@@ -62,7 +62,7 @@ def show(place: Place, name: str, waiters: int, *, machine: bool) -> None:
     if machine:
         render.as_json(found)
     elif view.fencing_token or view.holders or found.waiting or view.paused or view.limit_set:
-        click.echo(render.detail(found))
+        render.show(render.detail(found))
     else:
         msg = (
             f"no lock {name!r} is known: nobody holds it or waits for it. See list, and list --idle"
@@ -79,7 +79,7 @@ def why_command(place: Place, task_id: str, *, machine: bool) -> None:
     answer = why(place.store, task_id, place.app)
     if machine:
         return render.as_json(answer)
-    return click.echo(render.printable(f"{answer.state}: {answer.sentence}"))
+    return render.say(f"{answer.state}: {answer.sentence}")
 
 
 @click.command("watch")
@@ -96,7 +96,7 @@ def watch_command(  # noqa: PLR0917  # click gives them by name
 
     def look() -> str:
         found = list_locks(place.store, pattern, order=sort, most=most)
-        return render.table(render.LOCK_HEADINGS, render.lock_rows(found))
+        return "\n".join(render.table(render.LOCK_HEADINGS, render.lock_rows(found)))
 
     watch(look, interval, times)
 
@@ -111,5 +111,5 @@ def audit(place: Place, most: int, *, machine: bool) -> None:
     if machine:
         return render.as_json(entries)
     if not entries:
-        return click.echo("Nobody has stepped in.")
-    return click.echo(render.table(render.AUDIT_HEADINGS, render.audit_rows(entries)))
+        return render.say("Nobody has stepped in.")
+    return render.show(render.table(render.AUDIT_HEADINGS, render.audit_rows(entries)))

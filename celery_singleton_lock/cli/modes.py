@@ -29,10 +29,10 @@ def report(place: Place, most: int, *, reset: bool, yes: bool, machine: bool) ->
     if machine:
         render.as_json(found)
     else:
-        click.echo("\n".join(map(render.printable, report_lines(found, most=most))))
+        render.show(report_lines(found, most=most))
     if reset:
         if not yes:
-            click.confirm("Forget what was observed so far?", abort=True, err=True)
+            render.ask("Forget what was observed so far?")
         place.store.forget_observed()
         by = place.operator("reset")
         place.store.remark(OBSERVED, by)
@@ -61,6 +61,6 @@ def mode(place: Place, mode: str | None, task: str, *, why_text: str, machine: b
     if machine:
         return render.as_json(switches)
     if not switches:
-        return click.echo("No switch is set: each task has the mode that it declares.")
+        return render.say("No switch is set: each task has the mode that it declares.")
     rows = [("all tasks" if name == ALL else name, switches[name]) for name in sorted(switches)]
-    return click.echo(render.table(("TASK", "MODE"), rows))
+    return render.show(render.table(("TASK", "MODE"), rows))

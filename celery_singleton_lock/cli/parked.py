@@ -23,6 +23,7 @@ from celery_singleton_lock.cli import render
 from celery_singleton_lock.cli.options import agreed, as_json, chosen, dry, filters, reason
 from celery_singleton_lock.cli.place import Place, with_place
 from celery_singleton_lock.cli.witness import sent
+from celery_singleton_lock.words import printable
 
 SEVERAL: Final = "(several locks)"
 """Stands in an event for the name of a lock."""
@@ -44,7 +45,7 @@ def purge_command(place: Place, **how: Any) -> None:
             return tell_tally(tally, "would be dropped", how["machine"])
         locks = f"{len(tally.done):,} lock{'s' * (len(tally.done) > 1)}"
         question = f"Drop {tally.total:,} parked tasks of {locks}? They will not run."
-        click.confirm(question, abort=True, err=True)
+        render.ask(question)
     by = place.operator("purge", how["why_text"])
     app = place.app
     tell = (lambda each: app.tell_dropped(each, by)) if app else None
@@ -57,9 +58,9 @@ def tell_dropped(place: Place, tally: Tally, machine: bool) -> None:
     """Tell what was dropped, and what became of the results."""
     tell_tally(tally, "dropped", machine)
     if place.app is None and tally.total:
-        click.echo("Their results were not touched: no app was given.", err=True)
+        render.say("Their results were not touched: no app was given.", err=True)
     elif place.app is not None and place.app.untold:
-        click.echo(f"{place.app.untold:,} results could not be stored as REVOKED.", err=True)
+        render.say(f"{place.app.untold:,} results could not be stored as REVOKED.", err=True)
 
 
 def tell_tally(tally: Tally, done: str, machine: bool) -> None:
@@ -71,12 +72,12 @@ def tell_tally(tally: Tally, done: str, machine: bool) -> None:
         )
     most = tally.done.most_common(20)
     for name, number in most:
-        click.echo(f"{number:>9,}  {render.printable(name, render.WIDEST)}")
+        render.say(f"{number:>9,}  {printable(name, render.WIDEST)}")
     if len(tally.done) > len(most):
-        click.echo(f"           … and {len(tally.done) - len(most):,} more locks")
+        render.say(f"           … and {len(tally.done) - len(most):,} more locks")
     for why_not, number in left.items():
-        click.echo(f"{number:>9,}  left: {why_not}")
-    return click.echo(f"{tally.total:>9,}  {done}")
+        render.say(f"{number:>9,}  left: {why_not}")
+    return render.say(f"{tally.total:>9,}  {done}")
 
 
 @click.command("drain")
@@ -104,9 +105,7 @@ def drain_command(place: Place, rate: float, **how: Any) -> None:
         tally = count(place.store, wanted)
         if how["dry_run"] or not tally.total:
             return tell_tally(tally, "would be sent to the broker", how["machine"])
-        click.confirm(
-            f"Send {tally.total:,} parked tasks back to the broker?", abort=True, err=True
-        )
+        render.ask(f"Send {tally.total:,} parked tasks back to the broker?")
     by = place.operator("drain", how["why_text"])
     with app.publisher() as publisher:
         tally = drain(
@@ -142,7 +141,7 @@ def export_command(place: Place, output: Path | None, **how: Any) -> None:
     place.announce(
         by, {wanted.lock if wanted.exact else SEVERAL: written} if written else {}, "export"
     )
-    click.echo(f"{written:,} parked tasks written", err=True)
+    render.say(f"{written:,} parked tasks written", err=True)
 
 
 @contextmanager
@@ -173,7 +172,7 @@ def import_command(place: Place, file: TextIO, **how: Any) -> None:
     realm = place.need_app("--adopt").realm if how["adopt"] else ""
     if how["dry_run"]:
         number = sum(1 for line in file if line.strip())
-        return click.echo(f"{number:>9,}  would be parked")
+        return render.say(f"{number:>9,}  would be parked")
     by = place.operator("import", how["why_text"])
     tally = restore(place.store, file, by, realm=realm, again=how["again"])
     place.announce(by, tally.done, "import")

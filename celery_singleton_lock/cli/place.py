@@ -30,6 +30,7 @@ from celery_singleton_lock.store.admin import Operator
 from celery_singleton_lock.store.connect import is_elsewhere
 from celery_singleton_lock.store.open import open_admin_store
 from celery_singleton_lock.store.redis_admin import RedisAdminStore
+from celery_singleton_lock.words import printable
 
 PATIENCE: Final = 5.0
 """Seconds within which Redis must answer a person."""
@@ -228,7 +229,7 @@ def told() -> Iterator[None]:
 
 
 def _line(text: str) -> str:
-    return " ".join(text.split())
+    return printable(" ".join(text.split()))
 
 
 R = TypeVar("R")

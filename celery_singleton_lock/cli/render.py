@@ -1,4 +1,4 @@
-"""Text for people, JSON for programs. No sign of a lock's name may rule a terminal."""
+"""Text for people, JSON for programs. The commands print here alone: see :func:`printable`."""
 
 from __future__ import annotations
 
@@ -13,20 +13,29 @@ import click
 from celery_singleton_lock.admin.locks import Detail
 from celery_singleton_lock.admin.why import named, seconds, short
 from celery_singleton_lock.store.admin import Glance, Waiting
-from celery_singleton_lock.words import number_of
+from celery_singleton_lock.words import number_of, printable
 
 WIDEST: Final = 60
 """Signs of a name that a table shows."""
 
 
-def printable(text: str, most: int | None = None) -> str:
-    """Return a text without signs that a terminal would obey, cut to ``most`` signs."""
-    safe = text if text.isprintable() else "".join(map(_shown, text))
-    return safe if most is None or len(safe) <= most else f"{safe[: most - 1]}…"
+def say(text: str, *, err: bool = False) -> None:
+    """Print a line, with nothing in it that a terminal would obey."""
+    click.echo(printable(text), err=err)
 
 
-def _shown(sign: str) -> str:
-    return sign if sign.isprintable() else sign.encode("unicode_escape").decode()
+def show(lines: Iterable[str]) -> None:
+    """Print lines, likewise."""
+    click.echo("\n".join(map(printable, lines)))
+
+
+def ask(question: str) -> None:
+    """Ask a person, likewise.
+
+    Raises:
+        click.Abort: they do not agree.
+    """
+    click.confirm(printable(question), abort=True, err=True)
 
 
 def as_json(value: Any) -> None:
@@ -50,12 +59,12 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table in plain text; its last column is as wide as it likes."""
+def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """Return the lines of a table; its last column is as wide as it likes."""
     lines = [tuple(headings), *map(_cells, rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     shape = "".join(f"%-{width}s  " for width in widths[:-1]) + "%s"
-    return "\n".join([(shape % cells).rstrip() for cells in lines])
+    return [(shape % cells).rstrip() for cells in lines]
 
 
 def _cells(row: Sequence[object]) -> tuple[str, ...]:
@@ -88,8 +97,8 @@ def _who(lock: Glance) -> str:
     return ", ".join(told)
 
 
-def detail(found: Detail) -> str:
-    """Return one lock in full."""
+def detail(found: Detail) -> list[str]:
+    """Return the lines that tell of one lock in full."""
     view = found.view
     set_by = ", set by an operator" if view.limit_set else ""
     waiting = f"{view.waiting:,} in line"
@@ -97,19 +106,19 @@ def detail(found: Detail) -> str:
         waiting += f", {view.adrift:,} for which no live worker consumes the queue"
     state = f"PAUSED ({view.paused})" if view.paused else "granted as usual"
     lines = [
-        f"lock     {printable(view.name)}",
-        f"state    {printable(state)}",
+        f"lock     {view.name}",
+        f"state    {state}",
         f"limit    {view.limit or 'as its tasks declare'}{set_by}",
         f"fence    {view.fencing_token}",
         f"waiting  {waiting}; {number_of(view.bodies, 'message')} kept",
     ]
     for holder in view.holders:
         state = "kept" if holder.token in found.elsewhere else holder.state
-        lines.append(f"holder   {printable(named((holder,), found.elsewhere))}, {state}")
-        lines.append(f"token    {printable(holder.token)}")
+        lines.append(f"holder   {named((holder,), found.elsewhere)}, {state}")
+        lines.append(f"token    {holder.token}")
     if found.waiting:
-        lines += ["", table(_WAITING, _line(found.waiting))]
-    return "\n".join(lines)
+        lines += ["", *table(_WAITING, _line(found.waiting))]
+    return lines
 
 
 _WAITING: Final = ("RANK", "AGE", "STATE", "TASK", "QUEUE", "TOKEN")

@@ -53,8 +53,8 @@ def release(place: Place, name: str, token: str | None, **how: Any) -> None:
     if not how["force"]:
         raise Refused(_not_yet(name, holder, terminated=how["terminate"]), name)
     if not how["yes"]:
-        click.echo(render.printable(forced_release_warning(name, short(holder))), err=True)
-        click.confirm("Take it?", abort=True, err=True)
+        render.say(forced_release_warning(name, short(holder)), err=True)
+        render.ask("Take it?")
     force_release(place.store, name, holder.token, by, keep=not how["dropped"])
     return _done(place, by, how["machine"], "release", name, f"Taken from {short(holder)}.")
 
@@ -114,7 +114,7 @@ def _done(  # noqa: PLR0917  # one line of all that is told
     if machine:
         return render.as_json({"lock": name, "action": action, "holders": holders})
     now = f" Now it is held by {', '.join(map(short, holders))}." if holders else ""
-    return click.echo(render.printable(text + now))
+    return render.say(text + now)
 
 
 @click.command()
@@ -132,7 +132,7 @@ def drop(place: Place, name: str, who: tuple[str, ...], **how: Any) -> None:
         return tell_tally(_tally(found), "would be dropped", how["machine"])
     if not how["yes"]:
         told = ", ".join(f"{each.task}[{each.task_id}]" for each in found)
-        click.confirm(render.printable(f"Drop {told}? It will not run."), abort=True, err=True)
+        render.ask(f"Drop {told}? It will not run.")
     by = place.operator(why=how["why_text"])
     gone = place.store.drop(name, [each.token for each in found], by, whole=True)
     for each in gone:

@@ -11,6 +11,7 @@ from threading import Event
 import click
 
 from celery_singleton_lock.errors import BackendUnreachable
+from celery_singleton_lock.words import printable
 
 
 def watch(look: Callable[[], str], interval: float, times: int | None) -> None:
@@ -29,7 +30,7 @@ def watch(look: Callable[[], str], interval: float, times: int | None) -> None:
             try:
                 show(look())
             except BackendUnreachable as error:
-                show(str(error))
+                show(printable(str(error)))
             shown += 1
 
 

@@ -26,7 +26,7 @@ def test_a_holder_is_told_by_the_last_part_of_its_task_the_start_of_its_id_and_i
 )
 def test_messages_that_are_kept_are_counted(bodies, told):
     view = LockView("account:42", waiting=bodies, bodies=bodies)
-    assert f"waiting  {bodies:,} in line; {told} kept\n" in f"{detail(Detail(view, ()))}\n"
+    assert f"waiting  {bodies:,} in line; {told} kept" in detail(Detail(view, ()))
 
 
 def test_three_holders_are_named_and_the_others_counted():

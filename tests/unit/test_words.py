@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+import pytest
 import redis.asyncio
 
-from celery_singleton_lock.words import a_kind, an, named, number_of
+from celery_singleton_lock.words import a_kind, an, named, number_of, printable
 
 
 class Unit:
     """A class that is none of redis-py's."""
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("account:42 für שלום", "account:42 für שלום"),
+        ("\x1b[2J\x07\x7f\x9b", "\\x1b[2J\\x07\\x7f\\x9b"),
+        ("a\nb\r\tc", "a\\nb\\r\\tc"),
+        ("x\u202ey\u2066\u2028", "x\\u202ey\\u2066\\u2028"),
+        ("\ud83d", "\\ud83d"),
+    ],
+)
+def test_a_text_of_somebody_else_cannot_rule_a_terminal(text, shown):
+    """Nor be refused by a stream that is UTF-8; and shown twice it is the same."""
+    assert printable(text) == shown
+    assert printable(shown) == shown
+
+
+@pytest.mark.parametrize(("most", "shown"), [(None, "abcde"), (5, "abcde"), (4, "abc…")])
+def test_a_text_is_cut_where_there_is_no_room(most, shown):
+    assert printable("abcde", most) == shown
 
 
 def test_a_value_is_called_by_its_type_with_an_article():
