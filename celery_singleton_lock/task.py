@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from celery import Task
 
+from celery_singleton_lock.errors import LockConflict, LockQueueFull, LockWaitTimeout
 from celery_singleton_lock.extension import Extension, install
 from celery_singleton_lock.gate import (
     NoLock,
@@ -59,6 +60,7 @@ class LockedTask(Task):  # type: ignore[misc]  # celery is untyped
     def on_bound(cls, app: Any) -> None:
         """Check the declaration, and join the app's workers."""
         super().on_bound(app)
+        cls.throws = (*_as_tuple(cls.throws), LockConflict, LockQueueFull, LockWaitTimeout)
         extension = install(app)
         cls._lock_extension = extension
         extension.declare(cls())
@@ -136,6 +138,11 @@ class LockedTask(Task):  # type: ignore[misc]  # celery is untyped
         if extension is None or tracer is None:
             return None
         return extension.trace(Run(self, tracer, uuid, args, kwargs, request or {}))
+
+
+def _as_tuple(throws: Any) -> tuple[Any, ...]:
+    """Return the exception classes that a task expects; Celery takes one class, too."""
+    return (throws,) if isinstance(throws, type) else tuple(throws or ())
 
 
 _ON_COMMIT: Final = frozenset({"delay_on_commit", "apply_async_on_commit"})

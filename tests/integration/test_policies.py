@@ -289,3 +289,22 @@ class _Odd:
 
     def __reduce__(self):
         return (object, ())
+
+
+@pytest.mark.parametrize(
+    ("task", "kind"),
+    [("act_fail", LockConflict), ("act_patient", LockWaitTimeout)],
+)
+def test_an_expected_refusal_is_logged_once_without_a_traceback(book, worker, key, task, kind):
+    """A task that fails since its lock is busy is no programming error: one line at INFO."""
+    held(book, key)
+    failed = book.send(task, key, 1)
+    state, error = book.outcome(failed)
+    assert (state, type(error)) == (states.FAILURE, kind)
+    book.open(f"{key}-0")
+    book.await_free(key)
+    told = [line for line in worker.log().splitlines() if failed in line and kind.__name__ in line]
+    assert len(told) == 1, told
+    assert "INFO" in told[0]
+    assert "raised expected" in told[0]
+    assert "raised unexpected" not in worker.log()
