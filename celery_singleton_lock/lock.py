@@ -159,6 +159,7 @@ class Lock(Holding):
         self._watchdog.forget(hold.lease.token)
         was_ours = self._do(twice(lambda: self._letting_go(hold)))
         self._unnote(hold)
+        self._watchdog.end_if_idle()
         if not was_ours:
             raise self._not_owned(self._why_gone(hold), what="release")
 

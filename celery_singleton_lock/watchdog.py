@@ -21,7 +21,9 @@ import math
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import MethodType, ModuleType
@@ -45,8 +47,11 @@ QUICK_RETRY: Final = 0.1
 SLOW_RETRY: Final = 0.5
 """Most seconds between two tries of a failed call."""
 
-LINGER: Final = 5.0
+LINGER: Final = 1.0
 """Seconds for which the thread stays when nothing is left to watch."""
+
+STARTS: Final = 20
+"""Threads started within :data:`LINGER` from which on an idle one is kept for the next lease."""
 
 LONG: Final = 10.0
 """Seconds; :meth:`Watchdog.watch_later` only notes a lease that is at least as long."""
@@ -56,6 +61,9 @@ NOTES_READ: Final = 1.0
 
 PATIENCE: Final = 1.0
 """Most seconds for which :meth:`Watchdog.forget` waits for a renewal that is on its way."""
+
+FAREWELL: Final = 0.1
+"""Most seconds for which :meth:`Watchdog.end_if_idle` waits for the end of the thread."""
 
 OnLost = Callable[[str, str], None]
 """Called with the lock's name and the token that lost it."""
@@ -359,12 +367,16 @@ class Renewals:
             return batch
 
     def _read_notes(self) -> None:
-        """Watch what was only noted. Who forgets meanwhile finds it in one place or the other."""
-        while self._noted:
-            _, (name, token, seconds, held, until, on_lost) = self._noted.popitem()
-            self._leases[token] = Lease(
-                name, token, seconds, valid_until=until, held=held, on_lost=on_lost
-            )
+        """Watch what was only noted. Who forgets meanwhile finds it in one place or the other.
+
+        ``forget`` takes no lock: between a test for a note and its removal the note may be gone.
+        """
+        with suppress(KeyError):
+            while self._noted:
+                _, (name, token, seconds, held, until, on_lost) = self._noted.popitem()
+                self._leases[token] = Lease(
+                    name, token, seconds, valid_until=until, held=held, on_lost=on_lost
+                )
 
     def _drop_abandoned(self) -> None:
         """Forget the leases whose owner is gone: nobody would ever release them."""
@@ -392,7 +404,7 @@ class Renewals:
     def _warn(self, sentence: str, *args: object) -> None:
         self._tell(logger.warning, sentence, *args)
 
-    def _complain(self, sentence: str, *args: object, error: Exception) -> None:
+    def _complain(self, sentence: str, *args: object, error: BaseException) -> None:
         """Log an error with its traceback, wherever that is done."""
         self._tell(partial(logger.error, sentence, *args, exc_info=error))
 
@@ -483,6 +495,9 @@ class Watchdog(Renewals):
     def _begin(self) -> None:
         super()._begin()
         self._thread: Any = None
+        self._started: deque[float] = deque(maxlen=STARTS)
+        self._last_round = 0.0
+        self.restarts = 0
 
     def watch_later(
         self, name: str, token: str, lease: float, *, held: bool, on_lost: OnLost
@@ -498,7 +513,8 @@ class Watchdog(Renewals):
         until = self.clock.monotonic() + lease
         self._noted[token] = (name, token, lease, held, until, on_lost)
         # Asked behind the note, since a thread that ends looks for notes after it has said so.
-        if self._thread is None or self._stopping:
+        thread = self._thread
+        if thread is None or self._stopping or not thread.is_alive():
             with self._mutex:
                 self._stopping = False
                 self._start()
@@ -536,6 +552,47 @@ class Watchdog(Renewals):
             self._make_all_due()
             self.run_once()
 
+    def end_if_idle(self) -> None:
+        """End the thread now if nothing is left to watch, unless leases follow in quick succession.
+
+        Without this, an idle thread ends after :data:`LINGER`.
+        """
+        with self._mutex:
+            thread = self._thread
+            if thread is None or self._leases or self._noted or self._in_quick_succession():
+                return
+            self._dismiss()
+            if thread is threading.current_thread():
+                return
+            # Not join alone: with a lease that comes meanwhile the thread goes on.
+            self._changed.wait_for(
+                lambda: self._thread is not thread or not self._stopping, FAREWELL
+            )
+            ends = self._thread is not thread
+        if ends:
+            thread.join(FAREWELL)
+
+    def _in_quick_succession(self) -> bool:
+        """Return whether a thread per lease would mean many threads."""
+        started = self._started
+        return len(started) == STARTS and self.clock.monotonic() - started[0] < LINGER
+
+    def last_round(self) -> float | None:
+        """Return the seconds since the thread's last round; None if there is nothing to watch.
+
+        With leases to watch there is a round at least once a second. A larger number means that
+        the thread hangs, or that it has died.
+        """
+        with self._mutex:
+            idle = not self._leases and not self._noted
+        return None if idle else self.clock.monotonic() - self._last_round
+
+    def look_after(self) -> None:
+        """Start the thread again if it has died although there are leases to watch."""
+        with self._mutex:
+            if self._leases or self._noted:
+                self._start()
+
     def run_once(self) -> Round:
         """Renew what is due, and report what is lost."""
         return carry_out(self.round(), self._ask)
@@ -555,10 +612,16 @@ class Watchdog(Renewals):
 
     def _start(self) -> None:
         """Start the thread, unless it lives."""
-        if self._thread is None or not self._thread.is_alive():
-            self._wakes_at = 0.0
-            self._thread = self._threads.Thread(target=self._run, name="csl-watchdog", daemon=True)
-            self._thread.start()
+        if self._thread is not None:
+            if self._thread.is_alive():
+                return
+            self.restarts += 1
+            self._tell(logger.error, "the watchdog's thread has died; a new one is started")
+        self._wakes_at = 0.0
+        self._last_round = self.clock.monotonic()
+        self._started.append(self._last_round)
+        self._thread = self._threads.Thread(target=self._run, name="csl-watchdog", daemon=True)
+        self._thread.start()
 
     def _hurry(self, lease: Lease) -> None:
         """Wake the thread if the lease wants a look before it would wake by itself."""
@@ -567,22 +630,37 @@ class Watchdog(Renewals):
 
     def _run(self) -> None:
         """Look whenever something is due, until there is nothing to watch."""
-        while self._rest():
-            self._run_safely()
+        while self._run_safely():
+            pass
 
-    def _run_safely(self) -> None:
-        """Look once; whatever goes wrong, the thread lives (L12)."""
+    def _run_safely(self) -> bool:
+        """Wait and look once; whatever goes wrong, the thread lives (L12).
+
+        Returns:
+            Whether to go on.
+        """
         try:
+            if not self._rest():
+                return False
             self._count(self.run_once())
-        except Exception as error:  # noqa: BLE001  # logged, where that can be done
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # logged, where that can be done
+            self._after_error(error)
+        return True
+
+    def _after_error(self, error: BaseException) -> None:
+        """Tell of an error, and pause, so that one that stays does not fill the log."""
+        with suppress(Exception):
             self._complain("the watchdog goes on after an error", error=error)
+        with suppress(Exception), self._mutex:
             self._back_off()
+            self._changed.wait(QUICK_RETRY)
 
     def _rest(self) -> bool:
         """Wait until something is due; False when the thread is to end."""
         with self._mutex:
             idle_since = self.clock.monotonic()
             while not self._stopping:
+                self._last_round = self.clock.monotonic()
                 self._read_notes()
                 pause = self._next_pause(idle_since + LINGER)
                 if pause <= 0 and self._leases:
@@ -591,6 +669,7 @@ class Watchdog(Renewals):
                     return False
                 self._changed.wait(min(max(pause, 0.0), NOTES_READ))
             self._thread = None
+            self._changed.notify_all()
             return False
 
     def _ends(self) -> bool:

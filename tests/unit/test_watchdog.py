@@ -359,6 +359,91 @@ def test_L12_an_exception_in_on_lost_does_not_keep_others_from_hearing(
     assert "on_lost of lock 'first' raised" in caplog.text
 
 
+def test_L12_a_note_that_is_forgotten_while_it_is_read_does_not_end_the_thread(
+    live_dog, store, on_lost
+):
+    """The watchdog tested for a note, its task ended, and nothing was renewed from then on."""
+
+    class Racing(dict):
+        def popitem(self):
+            self.clear()  # what a task does that ends at this moment
+            return super().popitem()
+
+    live_dog.watch("lock", "a", 0.3)
+    thread = live_dog._thread
+    live_dog._noted = Racing()
+    live_dog.watch_later("lock", "b", 30, held=True, on_lost=on_lost)
+    calls = len(store.calls)
+    eventually(lambda: len(store.calls) > calls + 1)
+    assert live_dog._thread is thread
+    assert thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    "step", ["_rest", "_read_notes", "_next_pause", "run_once", "round", "_settle", "_lapsed"]
+)
+@pytest.mark.parametrize("error", [KeyError("a bug of ours"), SystemExit(1)], ids=["bug", "exit"])
+def test_L12_an_error_at_any_step_is_logged_and_the_lease_is_renewed(
+    live_dog, store, monkeypatch, caplog, step, error
+):
+    real, failures = getattr(live_dog, step), [error]
+
+    def broken(*args):
+        if failures and threading.current_thread() is live_dog._thread:
+            raise failures.pop()
+        return real(*args)
+
+    monkeypatch.setattr(live_dog, step, broken)
+    lease = live_dog.watch("lock", "a", 0.9)
+    eventually(lambda: len(store.calls) >= 2)
+    assert failures == []
+    assert not lease.lost
+    assert "the watchdog goes on after an error" in caplog.text
+
+
+class Killed(BaseException):
+    """What no loop catches: an asynchronous exception, for example."""
+
+
+@pytest.fixture
+def dead_dog(live_dog, monkeypatch):
+    """A watchdog of which the thread has died with a lease to watch."""
+    monkeypatch.setattr(threading, "excepthook", lambda told: None)
+
+    def die():
+        monkeypatch.undo()
+        raise Killed
+
+    monkeypatch.setattr(live_dog, "_rest", die)
+    lease = live_dog.watch("lock", "a", 30)
+    thread = live_dog._thread
+    thread.join(10)
+    assert not thread.is_alive()
+    lease.renew_at = 0.0
+    return live_dog
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize(
+    "need",
+    [
+        lambda dog: dog.watch("other", "b", 30),
+        lambda dog: dog.watch_later("other", "b", 30, held=True, on_lost=print),
+        lambda dog: dog.look_after(),
+    ],
+    ids=["watch", "watch later", "look after"],
+)
+def test_L12_a_dead_thread_is_started_again_by_whoever_needs_it_and_told(
+    dead_dog, store, caplog, need
+):
+    assert dead_dog.last_round() > 0
+    need(dead_dog)
+    eventually(lambda: any("a" in call for call in store.calls))
+    assert dead_dog.restarts == 1
+    told = [record for record in caplog.records if "thread has died" in record.message]
+    assert [record.levelname for record in told] == ["ERROR"]
+
+
 # --- forgetting -----------------------------------------------------------------------------------
 
 
@@ -451,6 +536,49 @@ def test_turns_in_a_row_use_one_thread(live_dog):
         live_dog.forget("a")
         live_dog.watch("lock", "a", 30 + number)
     assert live_dog._thread is first
+
+
+def test_an_idle_thread_ends_at_once_when_it_is_told_that_no_lease_follows(live_dog):
+    live_dog.watch("lock", "a", 30)
+    thread = live_dog._thread
+    live_dog.end_if_idle()
+    assert thread.is_alive()  # there is a lease
+    assert live_dog.last_round() is not None
+    live_dog.forget("a")
+    live_dog.end_if_idle()
+    assert not thread.is_alive()
+    assert live_dog.last_round() is None
+    live_dog.watch("lock", "b", 30)
+    assert live_dog._thread.is_alive()
+
+
+def test_a_lease_that_comes_while_the_thread_is_told_to_end_is_renewed(store):
+    """From many threads: whoever sends the thread home must not take it from another's lease."""
+    dog, turns = Watchdog(store), 200
+
+    def work(name):
+        for _ in range(turns):
+            dog.watch("lock", name, 30)
+            with dog._mutex:
+                assert dog._thread is not None
+                assert dog._thread.is_alive()
+                assert not dog._stopping
+            dog.forget(name)
+            dog.end_if_idle()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, "abcd"))
+    dog.stop()
+
+
+def test_a_thousand_turns_in_quick_succession_start_few_threads(live_dog, monkeypatch):
+    started, real = [], threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", lambda me: (started.append(me), real(me)))
+    for _ in range(1000):
+        live_dog.watch("lock", "a", 30)
+        live_dog.forget("a")
+        live_dog.end_if_idle()
+    assert len(started) <= 3 * watchdog.STARTS
 
 
 def test_stop_ends_the_thread_and_flush_renews_once_more(live_dog, store):
