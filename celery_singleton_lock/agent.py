@@ -16,10 +16,11 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
+from celery_singleton_lock.background import BackgroundThread, ThreadGroup
 from celery_singleton_lock.clerk import Clerk
 from celery_singleton_lock.clock import ServerClock
 from celery_singleton_lock.contact import Contact
@@ -105,6 +106,7 @@ class Agent:
         max_body: most bytes of a message that is parked.
         capacity: tasks that the worker's pool runs at once.
         desk: makes the desk, given its clerk: each needs the other.
+        threads: further background threads of the worker, to be looked after.
 
     Attributes:
         desk: whom to tell.
@@ -133,6 +135,7 @@ class Agent:
         max_body: int,
         capacity: int,
         desk: Callable[[Clerk], Desk],
+        threads: Sequence[BackgroundThread] = (),
     ) -> None:
         """Prepare; :meth:`start` starts the threads."""
         self.store = store
@@ -206,7 +209,13 @@ class Agent:
         self._next_sync = 0.0
         self._next_look = 0.0
         self._stopped = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._agent_thread = BackgroundThread(
+            "singleton-lock-agent", self._round, at_end=self._farewell
+        )
+        self._inbox_thread = BackgroundThread("singleton-lock-inbox", self._receive)
+        self._threads = ThreadGroup(
+            self._agent_thread, self._inbox_thread, self._courier.thread, *threads
+        )
 
     # -- orders of the desk: never wait -----------------------------------------------------------
 
@@ -300,12 +309,16 @@ class Agent:
 
     def start(self) -> None:
         """Start both threads; harmless if they run."""
-        if self._threads:
-            return
-        for name, loop in (("agent", self._run), ("inbox", self.inbox.run)):
-            thread = threading.Thread(target=loop, name=f"singleton-lock-{name}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        self._agent_thread.start()
+        self._inbox_thread.start()
+
+    def last_rounds(self) -> dict[str, float | None]:
+        """Return for each thread of this worker the seconds since its last round.
+
+        None stands for a thread that waits for work, or has ended. A number that grows means that
+        a thread hangs, or that it has died.
+        """
+        return {**self._threads.last_rounds(), "csl-watchdog": self._watchdog.last_round()}
 
     def stand_aside(self) -> None:
         """Take no grants in this worker's life, and tell of messages that nobody runs."""
@@ -321,14 +334,24 @@ class Agent:
         self.retire()
         self._stopped.set()
         self._orders.wake()
-        for thread in self._threads:
+        for thread in (self._agent_thread, self._inbox_thread):
             thread.join(timeout / 2)
         self._courier.close(timeout)
 
-    def _run(self) -> None:
-        while not self._stopped.is_set():
-            self.run_once(self._pause())
-        self._farewell()
+    def _round(self) -> bool:
+        if self._stopped.is_set():
+            return False
+        self.run_once(self._pause())
+        return True
+
+    def _receive(self) -> bool:
+        """Wait for a grant; look after the agent's own thread, which looks after all others."""
+        self._agent_thread.start()
+        return self.inbox.receive()
+
+    def _look_after_threads(self) -> None:
+        self._threads.look_after()
+        self._watchdog.look_after()
 
     def _pause(self) -> float:
         look = min(self._next_beat, self._orders.next_at())
@@ -351,7 +374,7 @@ class Agent:
                 self._carry_out(batch)
             except BackendError as error:
                 self._failed(batch, error)
-            except Exception:
+            except (Exception, SystemExit):  # the other batches have been taken as well
                 logger.exception("celery-singleton-lock: the agent failed at %r", batch)
         self._look_after_children()
         if self._clock.monotonic() >= self._next_beat:
@@ -400,6 +423,7 @@ class Agent:
 
     def _tick(self) -> None:
         self._next_beat = self._clock.monotonic() + BEAT * random.uniform(0.8, 1.2)  # noqa: S311
+        self._look_after_threads()
         try:
             self._sync()
             if not self.inbox.retired:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from celery_singleton_lock.background import BackgroundThread
 from celery_singleton_lock.desk import Desk
 from celery_singleton_lock.model import Stray
 from celery_singleton_lock.orders import Requeue
@@ -48,6 +49,11 @@ class Courier:
         self._orders = orders
         self._desk = desk
         self._post = post
+
+    @property
+    def thread(self) -> BackgroundThread:
+        """The thread that publishes; it starts with the first message."""
+        return self._outbox.thread
 
     def close(self, timeout: float) -> None:
         """End the thread, within ``timeout`` seconds. What it has not sent by then is not sent."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, Final
@@ -64,7 +63,6 @@ class Crew:
         self._request_classes: dict[str, Any] = {}
         self._to_pool: Callable[[Any], None] = consumer.on_task_request
         self._usher = Usher(consumer.pool, self._to_pool)
-        self._porter: threading.Thread | None = None
         worker = worker_id(consumer.hostname)
         self.queues = queues = Consumed(consumer)
         self.modes = Modes(extension.modes())
@@ -102,6 +100,7 @@ class Crew:
             max_body=extension.settings.max_body_bytes,
             capacity=consumer.pool.limit or 1,
             desk=self._new_desk,
+            threads=(link.mailbox.thread, self._usher.thread),
         )
         self.desk = self.agent.desk
         link.mailbox.on_notice = self.desk.on_notice
@@ -147,18 +146,13 @@ class Crew:
         eventlet it is a greenlet, as all the others: only the watchdog is not.
         """
         self.agent.start()
-        if self.consumer.hub is None and self._porter is None:
-            self._porter = threading.Thread(
-                target=self.mailbox.serve, name="singleton-lock-mailbox", daemon=True
-            )
-            self._porter.start()
-            threading.Thread(
-                target=self._usher.serve, name="singleton-lock-usher", daemon=True
-            ).start()
+        if self.consumer.hub is None:
+            self.mailbox.thread.start()
+            self._usher.thread.start()
 
     def forward(self, request: Any) -> None:
         """Send a request to the pool, without an event loop, in a way that fits who asks."""
-        if self._porter is None or threading.get_ident() != self._porter.ident:
+        if not self.mailbox.thread.is_current():
             self._to_pool(request)
         elif self.kind == "solo":
             self.consumer.call_soon(self._to_pool, request)  # one task at a time, in the main loop
@@ -252,6 +246,7 @@ class Crew:
             "switches": self.modes.switches(),
             **self.desk.counts(),
             "keeping": self.agent.keeping(),
+            "threads": self.agent.last_rounds(),
             "renewed": self.watchdog.renewed,
             "renewals_failed": self.watchdog.failed,
             **self.agent.counts(),

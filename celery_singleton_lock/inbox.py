@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,8 +14,6 @@ from celery_singleton_lock.orders import End, Leave
 from celery_singleton_lock.stamp import Stamp
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.tray import RETRY, Tray
-
-logger = logging.getLogger(__name__)
 
 WAIT: Final = 1.0
 """Seconds for which one look into the inbox waits."""
@@ -58,19 +55,22 @@ class Inbox:
 
     # -- life -------------------------------------------------------------------------------------
 
-    def run(self) -> None:
-        """Wait for grants, and lay them into the tray, until retired. A thread's loop."""
-        while not self._retired.is_set():
-            try:
-                delivery = self._store.receive(self._worker, WAIT)
-            except BackendError:
-                self._retired.wait(RETRY)
-            except Exception:
-                logger.exception("celery-singleton-lock: the inbox failed")
-                self._retired.wait(RETRY)
-            else:
-                if delivery is not None:
-                    self._orders.put(delivery)
+    def receive(self) -> bool:
+        """Wait for a grant, and lay it into the tray. A round of a thread.
+
+        Returns:
+            False once the worker takes no more grants.
+        """
+        if self._retired.is_set():
+            return False
+        try:
+            delivery = self._store.receive(self._worker, WAIT)
+        except BackendError:
+            self._retired.wait(RETRY)
+        else:
+            if delivery is not None:
+                self._orders.put(delivery)
+        return True
 
     @property
     def retired(self) -> bool:

@@ -11,7 +11,8 @@ A child that is spawned inherits nothing: for it, its pipe has a name (:meth:`Ma
 which ends with the worker, however that ends.
 What is to be done in the loop a little later waits here too: Celery's own timers are cleared when a
 connection is lost.
-Where the worker has no loop of its own, a thread, or a greenlet, stands in: :meth:`Mailbox.serve`.
+Where the worker has no loop of its own, a thread, or a greenlet, stands in:
+:attr:`Mailbox.thread`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from celery_singleton_lock.background import BackgroundThread
 from celery_singleton_lock.clock import SystemClock
 from celery_singleton_lock.native import original
 
@@ -57,8 +59,9 @@ _NAME: Final = "mailbox"
 class Mailbox:
     """Two pipes into the main loop.
 
-    Args:
+    Attributes:
         on_notice: called in the main loop with each token that a child announced.
+        thread: makes all calls as they arrive, in a worker that has no loop.
     """
 
     def __init__(self) -> None:
@@ -76,6 +79,7 @@ class Mailbox:
         self._listens = False
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self.on_notice: Callable[[str], None] = _nobody
+        self.thread: Final = BackgroundThread("singleton-lock-mailbox", self._serve_next)
 
     def attach(self, hub: Any) -> None:
         """Have Celery's event loop make the calls; again after a lost connection, which resets it.
@@ -143,11 +147,12 @@ class Mailbox:
         if self._folder is not None:
             self._folder.cleanup()
 
-    def serve(self) -> None:
-        """Make all calls as they arrive, until closed: the loop of a worker that has none."""
-        while not self._closed:
+    def _serve_next(self) -> bool:
+        """Make the calls that arrive next. False: closed."""
+        with self.thread.idle():
             select.select([self._reader, self._ear], [], [], HEAR if self._later else None)
-            guarded(self.drain)
+        self.drain()
+        return not self._closed
 
     def drain(self, *_: Any) -> None:
         """Make the calls that have arrived. Runs in the main loop, and never raises into it."""

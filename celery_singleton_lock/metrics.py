@@ -92,6 +92,13 @@ GAUGES: Final = {
 }
 """What a worker has now; likewise."""
 
+THREADS: Final = {
+    "celery_lock_thread_last_round_seconds": (
+        "Since the last round of a thread of the worker; 0 if it waits for work."
+    ),
+}
+"""By thread."""
+
 FLEET: Final = {
     "celery_lock_parked": "Messages that are parked now, of all workers: by queue.",
     "celery_lock_oldest_parked_seconds": "Age of the oldest of them.",
@@ -183,6 +190,11 @@ class WorkerCollector:
             yield CounterMetricFamily(name, about, value=report[what])
         for what, (name, about) in GAUGES.items():
             yield GaugeMetricFamily(name, about, value=report[what])
+        for name, about in THREADS.items():
+            family = GaugeMetricFamily(name, about, labels=("thread",))
+            for thread, seconds in report["threads"].items():
+                family.add_metric((thread,), seconds or 0.0)
+            yield family
 
 
 class FleetCollector:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import queue
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import MappingProxyType
@@ -20,6 +19,7 @@ from kombu.messaging import Producer
 from kombu.transport.pyamqp import Transport as PyAMQP
 from kombu.utils import json
 
+from celery_singleton_lock.background import BackgroundThread
 from celery_singleton_lock.bundle import KEPT
 from celery_singleton_lock.stamp import COPY, REQUEUED, STAMP
 
@@ -274,7 +274,9 @@ class Outbox:
         """Start the thread with the first message."""
         self._publisher = publisher
         self._jobs: queue.Queue[_Job | None] = queue.Queue(self.MOST)
-        self._thread: threading.Thread | None = None
+        self.thread: Final = BackgroundThread(
+            "singleton-lock-outbox", self._send_next, publisher.close
+        )
 
     def put(
         self, send: Callable[[Publisher], None], told: Callable[[Exception | None], None]
@@ -285,11 +287,7 @@ class Outbox:
             send: publishes it.
             told: called with the error, or None once it is sent; in the thread that found out.
         """
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._run, name="singleton-lock-outbox", daemon=True
-            )
-            self._thread.start()
+        self.thread.start()
         try:
             self._jobs.put_nowait((send, told))
         except queue.Full:
@@ -297,21 +295,24 @@ class Outbox:
 
     def close(self, timeout: float) -> None:
         """End the thread. What it has not sent by then is not sent."""
-        if self._thread is not None:
+        if self.thread.was_started():
             with suppress(queue.Full):
                 self._jobs.put_nowait(None)
-            self._thread.join(timeout)
+            self.thread.join(timeout)
 
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            send, told = job
-            try:
-                send(self._publisher)
-            except Exception as error:  # noqa: BLE001  # any transport's
-                told(error)
-            else:
-                told(None)
-        self._publisher.close()
+    def _send_next(self) -> bool:
+        with self.thread.idle():
+            job = self._jobs.get()
+        if job is None:
+            return False
+        send, told = job
+        try:
+            send(self._publisher)
+        except Exception as error:  # noqa: BLE001  # any transport's
+            told(error)
+        else:
+            told(None)
+        return True
 
 
 _Job = tuple[Callable[[Publisher], None], Callable[[Exception | None], None]]

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
+from celery_singleton_lock.background import BackgroundThread
 from celery_singleton_lock.mailbox import guarded
 from celery_singleton_lock.pools import has_room
 
@@ -32,6 +33,7 @@ class Usher:
         self._to_pool = to_pool
         self._waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._never = threading.Event()
+        self.thread: Final = BackgroundThread("singleton-lock-usher", self._send_next)
 
     def __call__(self, request: Any) -> None:
         """Take a request. Does not wait."""
@@ -41,10 +43,18 @@ class Usher:
         """Send what was taken, and no more."""
         self._waiting.put(None)
 
-    def serve(self) -> None:
-        """Send what was taken, until closed. Who was given back meanwhile is not sent."""
-        while (request := self._waiting.get()) is not None:
+    def _send_next(self) -> bool:
+        """Send the next request; not one that was given back meanwhile. False: closed."""
+        with self.thread.idle():
+            request = self._waiting.get()
+        if request is None:
+            return False
+        guarded(self._wait_for_room, request)  # if that fails, the request waits in the pool
+        if not request.landed:
+            guarded(self._to_pool, request)
+        return True
+
+    def _wait_for_room(self, request: Any) -> None:
+        with self.thread.idle():
             while not request.landed and not has_room(self._pool):
                 self._never.wait(ROOM)
-            if not request.landed:
-                guarded(self._to_pool, request)

@@ -9,11 +9,13 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
 from kombu.message import Message
 
+from celery_singleton_lock import background
 from celery_singleton_lock.agent import (
     BEAT,
     SYNC,
@@ -195,7 +197,9 @@ def agent(clock, store, desk, seen):
         reap=lambda: None,
         abort=lambda _token: None,
         publisher=SimpleNamespace(publish=publish, close=lambda: None),
-        watchdog=SimpleNamespace(watch=lambda *a, **k: None),
+        watchdog=SimpleNamespace(
+            watch=lambda *a, **k: None, look_after=lambda: None, last_round=lambda: None
+        ),
         modes=Modes({"task": "enforce"}),
         herald=Herald(Observers([SimpleNamespace(notify=seen.events.append)])),
         address="redis://localhost",
@@ -488,13 +492,13 @@ def test_stop_carries_out_what_was_ordered_and_ends_both_threads(agent, store, d
     store.receive = lambda worker, timeout: agent.inbox._retired.wait(timeout) and None
     agent.start()
     agent.start()  # twice is once
-    threads = list(agent._threads)
+    threads = [agent._agent_thread, agent._inbox_thread]
+    assert all(thread.is_alive() for thread in threads)
     message = request("a")
     agent.park(message)
     agent.stop(timeout=60)
     assert [call[:4] for call in desk.heard("parked")] == [("parked", message, "", 1)]
     assert store.asked("leave")
-    assert len(threads) == 2
     assert not any(thread.is_alive() for thread in threads)
 
 
@@ -506,4 +510,68 @@ def test_stop_ends_though_redis_is_away(agent, store, caplog):
     agent.park(request("a"))
     agent.stop(timeout=60)
     assert "leases are left to end" in caplog.text
-    assert not any(thread.is_alive() for thread in agent._threads)
+    assert not any(thread.is_alive() for thread in (agent._agent_thread, agent._inbox_thread))
+
+
+@pytest.mark.parametrize(
+    "step", ["_round", "run_once", "_pause", "_tick", "_look_after_children", "_carry_out"]
+)
+@pytest.mark.parametrize("error", [KeyError("a bug of ours"), SystemExit(1)], ids=["bug", "exit"])
+def test_no_error_of_a_round_ends_the_agents_thread(agent, store, monkeypatch, caplog, step, error):
+    """It beats and takes orders afterwards; else nothing of this worker was delivered any more."""
+    monkeypatch.setattr(background, "PAUSE", 0.01)
+    store.receive = lambda worker, timeout: agent.inbox._retired.wait(timeout) and None
+    real, failures = getattr(agent, step), [error]
+
+    def broken(*args):
+        if failures:
+            raise failures.pop()
+        return real(*args)
+
+    monkeypatch.setattr(agent, step, broken)
+    monkeypatch.setattr(agent._agent_thread, "_one_round", agent._round)
+    agent.start()
+    agent.run_errand(lambda: None)
+    eventually(lambda: failures == [])
+    done = threading.Event()
+    agent.run_errand(done.set)
+    assert done.wait(10)
+    agent.stop(timeout=60)
+    assert "Traceback" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("dead", ["agent", "inbox"])
+def test_of_the_agents_threads_each_starts_the_other_again(
+    agent, store, clock, monkeypatch, caplog, dead
+):
+    class Killed(BaseException):
+        pass
+
+    monkeypatch.setattr(threading, "excepthook", lambda told: None)
+    thread = {"agent": agent._agent_thread, "inbox": agent._inbox_thread}[dead]
+    real, killing = thread._one_round, [Killed()]
+
+    def one_round():
+        if killing:
+            raise killing.pop()
+        return real()
+
+    def receive(worker, timeout):
+        clock.now += 0.5
+        agent.inbox._retired.wait(0.01)
+
+    monkeypatch.setattr(thread, "_one_round", one_round)
+    store.receive = receive
+    agent.start()
+    if dead == "inbox":
+        clock.now += 10
+    eventually(lambda: thread.restarts == 1 and thread.is_alive())
+    assert f"singleton-lock-{dead} has died" in caplog.text
+    assert set(agent.last_rounds()) == {
+        "singleton-lock-agent",
+        "singleton-lock-inbox",
+        "singleton-lock-outbox",
+        "csl-watchdog",
+    }
+    agent.stop(timeout=60)

@@ -242,7 +242,7 @@ def test_a_child_whose_workers_mailbox_is_gone_says_so_and_goes_on(monkeypatch, 
 def test_a_thread_serves_where_there_is_no_loop(mailbox):
     """Calls are made and notices heard as they arrive, until the mailbox is closed."""
     called = threading.Event()
-    thread = threading.Thread(target=mailbox.serve, daemon=True)
+    thread = mailbox.thread
     thread.start()
     mailbox.announce("token")
     mailbox.post(called.set)
@@ -279,7 +279,7 @@ def test_a_later_call_that_fails_keeps_none_of_the_others(mailbox):
 def test_who_serves_without_a_loop_makes_later_calls_too(mailbox):
     """Nothing else wakes it meanwhile."""
     told = threading.Event()
-    thread = threading.Thread(target=mailbox.serve)
+    thread = mailbox.thread
     thread.start()
     mailbox.post(mailbox.later, told.set)
     assert told.wait(5)

@@ -28,6 +28,7 @@ from celery_singleton_lock.metrics import (
     FLEET,
     GAUGES,
     HISTOGRAMS,
+    THREADS,
     TOTALS,
     TaskMetrics,
     export,
@@ -43,6 +44,7 @@ SERIES = {
     *(f"{name}_{part}" for name in HISTOGRAMS for part in ("bucket", "count", "sum")),
     *(f"{name}_total" for name, _ in TOTALS.values()),
     *(name for name, _ in GAUGES.values()),
+    *THREADS,
     *FLEET,
 }
 """All names under which Prometheus stores something of ours."""
