@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timezone
 from enum import Enum
 from itertools import islice
@@ -17,6 +17,7 @@ from celery_singleton_lock.model import SCHEMA
 from celery_singleton_lock.store import replies
 from celery_singleton_lock.store.redis_admin import RedisAdminStore
 from celery_singleton_lock.store.verbs import Command
+from celery_singleton_lock.words import number_of
 
 OLDEST: Final = (6, 2)
 """Redis that has what the scripts use."""
@@ -29,6 +30,9 @@ SKEW: Final = 5.0
 
 FULL: Final = 0.8
 """Share of maxmemory from which on it is told."""
+
+STUCK: Final = 10.0
+"""Seconds after its last round from which on a worker's thread hangs, or is dead."""
 
 NAMED: Final = 5
 """Most examples that a check names."""
@@ -241,6 +245,31 @@ _OF_STORE: Final[dict[str, Callable[[RedisAdminStore], Check]]] = {
     "workers": _workers,
     "sweeping": _sweeping,
 }
+
+
+def threads_check(reports: Mapping[str, Mapping[str, Any]]) -> Check:
+    """Return whether the background threads of all workers make their rounds.
+
+    Args:
+        reports: of each worker that has answered, by its name; as ``inspect locks`` shows it.
+    """
+    rounds = [
+        (worker, thread, seconds)
+        for worker, report in sorted(reports.items())
+        for thread, seconds in (report.get("threads") or {}).items()
+    ]
+    if not rounds:
+        told = "no worker has answered: those of a busy solo pool do not"
+        return Check("threads", Health.UNKNOWN, told)
+    stuck = [each for each in rounds if (each[2] or 0.0) > STUCK]
+    if not stuck:
+        told = f"all {len(rounds)} threads of {number_of(len(reports), 'worker')} make their rounds"
+        return Check("threads", Health.OK, told)
+    named = "; ".join(
+        f"{thread} of {worker}: last round {seconds:.0f} s ago"
+        for worker, thread, seconds in stuck[:NAMED]
+    )
+    return Check("threads", Health.FAIL, f"{named}: see the log of that worker, or restart it")
 
 
 def _drift(store: RedisAdminStore) -> Check:

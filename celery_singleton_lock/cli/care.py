@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from celery_singleton_lock.admin.doctor import Health, examine
+from celery_singleton_lock.admin.doctor import Health, examine, threads_check
 from celery_singleton_lock.admin.sweep import ALL_LOCKS, sweep_once
 from celery_singleton_lock.cli import render
 from celery_singleton_lock.cli.options import as_json
@@ -50,6 +50,8 @@ def sweep(place: Place, *, machine: bool) -> None:
 def doctor(place: Place, *, quick: bool, machine: bool) -> None:
     """Is this Redis fit for locks, and does what lies in it agree? Exit status 0, 1, 3 or 4."""
     found = list(examine(place.store, deep=not quick))
+    if place.app is not None:
+        found.append(threads_check(place.app.reports()))
     if machine:
         render.as_json(found)
     else:
@@ -61,5 +63,5 @@ def doctor(place: Place, *, quick: bool, machine: bool) -> None:
         )
     worst = {check.health for check in found}
     if Health.FAIL in worst:
-        sys.exit(UNREACHABLE if len(found) == 1 else REFUSED)
+        sys.exit(UNREACHABLE if found[0].health is Health.FAIL else REFUSED)
     sys.exit(UNSURE if worst != {Health.OK} else 0)

@@ -96,6 +96,16 @@ class AppSide:
             return f"{name} is empty, or not there"
         return f"{name} holds {number_of(held, 'message')}"
 
+    # -- looking after ----------------------------------------------------------------------------
+
+    def reports(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return what each worker that answers tells of itself; see ``inspect locks``."""
+        inspect: Any = self.app.control.inspect(timeout=ANSWER)
+        try:
+            return inspect._request("locks", most=0) or {}  # noqa: SLF001  # so a command is sent
+        except Exception:  # noqa: BLE001  # any transport's: the broker is away
+            return {}
+
     # -- stepping in ------------------------------------------------------------------------------
 
     def terminate(self, task_id: str) -> None:

@@ -219,6 +219,29 @@ def test_locks_that_nobody_has_looked_at_are_named(store):
     assert found.told.endswith(": start one, or run sweep from cron")
 
 
+@pytest.mark.parametrize(
+    ("reports", "health", "told"),
+    [
+        ({}, "unknown", "no worker has answered: those of a busy solo pool do not"),
+        ({"w@a": {"error": "keeps no locks"}}, "unknown", "no worker has answered: those of"),
+        (
+            {"w@a": {"threads": {"agent": 0.2, "outbox": None}}, "w@b": {"threads": {"agent": 9}}},
+            "ok",
+            "all 3 threads of 2 workers make their rounds",
+        ),
+        (
+            {"w@a": {"threads": {"agent": 0.2, "csl-watchdog": 41.2}}},
+            "fail",
+            "csl-watchdog of w@a: last round 41 s ago: see the log of that worker, or restart it",
+        ),
+    ],
+)
+def test_a_thread_of_a_worker_that_has_stopped_its_rounds_is_named(reports, health, told):
+    found = doctor.threads_check(reports)
+    assert (found.name, found.health) == ("threads", health)
+    assert found.told.startswith(told)
+
+
 def test_a_lock_that_contradicts_itself_is_named_with_what_is_wrong(store):
     for name in ("fine", "wrong"):
         store.acquire(Owner(new_token()), Claim(name))

@@ -432,6 +432,9 @@ def test_doctor_is_never_green_where_it_does_not_know(run, alone, worker, admin)
         "clock", "schema", "workers", "sweeping", "drift",
     }  # fmt: skip
     assert "redis://***@" in alone("doctor", code=4).out
+    (threads,) = [c for c in run("doctor", "--json", code=4).json if c["name"] == "threads"]
+    assert threads["health"] == "ok"
+    assert "make their rounds" in threads["told"]
     rights = ("on", ">pw", "~*", "&*", "+@all", "-info", "-config")
     admin.client.execute_command("ACL", "SETUSER", "half", *rights)
     url = re.sub(r"//:[^@]*@", "//half:pw@", str(_url(admin)))
