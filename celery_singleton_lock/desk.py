@@ -136,14 +136,14 @@ class Desk:
         return None
 
     def _hold(self, request: LockedRequest) -> None:
-        """Suspend a message that has just arrived, unless a thread has just sent on all others."""
-        self._outage.suspend(request)
-        if not self._outage.down:
-            self.backend_up()
+        """Hold a message that has just arrived, unless a thread has just sent on all others."""
+        if not self._outage.suspend(request):
+            self(request)
 
     def _wait(self, request: LockedRequest) -> None:
         """Park a message, or hold it while Redis is down."""
-        self._outage.suspend(request) if self._outage.down else self.park(request)
+        if not self._outage.suspend(request):
+            self.park(request)
 
     def _send(self, request: LockedRequest, stamp: Stamp) -> None:
         request.stamp = stamp
@@ -377,11 +377,10 @@ class Desk:
         """Hold what found no Redis, until it is back."""
         if not self._outage.down:
             logger.warning("celery-singleton-lock: %s Locked tasks wait.", reason)
-        self._outage.down = True
-        self._clerk.backend_failed()
-        self._outage.suspend(request)
         if request.stamp.granted:  # nobody knows whether it was claimed
             request.stamp = request.stamp._replace(copy=True)
+        self._outage.begin(request)
+        self._clerk.backend_failed()  # later: when Redis is back, all that is held is sent on
 
     def _take_anew(self, request: LockedRequest) -> None:
         """Park what claimed its lock without hearing of it, until the lease was over.

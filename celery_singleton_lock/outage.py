@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Final
 
@@ -16,6 +17,8 @@ MOST_SUSPENDED: Final = 1000
 class Outage:
     """Holds messages unacknowledged, and has the broker send others meanwhile.
 
+    The main loop uses it, and where a pool has threads, these do.
+
     Args:
         prefetch: tells the broker that more (+1) or fewer (-1) messages may be unacknowledged.
 
@@ -28,18 +31,39 @@ class Outage:
         self.down = False
         self._prefetch = prefetch
         self._suspended: list[LockedRequest] = []
+        self._mutex = threading.Lock()
 
     def __len__(self) -> int:
         """Return how many messages are held."""
         return len(self._suspended)
 
-    def suspend(self, request: LockedRequest) -> None:
-        """Hold a message."""
+    def suspend(self, request: LockedRequest) -> bool:
+        """Hold a message, unless Redis answers again: then nobody would send it on.
+
+        Returns:
+            Whether it is held.
+        """
+        with self._mutex:
+            if self.down:
+                self._hold(request)
+            return self.down
+
+    def begin(self, request: LockedRequest) -> None:
+        """Hold a message that has found that Redis does not answer."""
+        with self._mutex:
+            self.down = True
+            self._hold(request)
+
+    def _hold(self, request: LockedRequest) -> None:
         request.parking = False
         task_ready(request)
         self._suspended.append(request)
         if len(self._suspended) <= MOST_SUSPENDED:
             self._prefetch(1)
+
+    def _take_all(self) -> list[LockedRequest]:
+        held, self._suspended = self._suspended, []
+        return held
 
     def end(self) -> list[LockedRequest]:
         """Know that Redis answers again.
@@ -48,8 +72,9 @@ class Outage:
             What was held, in the order of arrival. One that was in the pool when the outage was
             noticed was held after those behind it.
         """
-        self.down = False
-        held, self._suspended = self._suspended, []
+        with self._mutex:
+            self.down = False
+            held = self._take_all()
         held.sort(key=lambda request: request.stamp.stamped_at)
         self._go_on(held, before=len(held))
         return held
@@ -63,10 +88,11 @@ class Outage:
         Returns:
             Those.
         """
-        held, self._suspended = self._suspended, []
         freed: list[LockedRequest] = []
-        for request in held:
-            (self._suspended if keeps(request) else freed).append(request)
+        with self._mutex:
+            held = self._take_all()
+            for request in held:
+                (self._suspended if keeps(request) else freed).append(request)
         self._go_on(freed, before=len(held))
         return freed
 
@@ -80,5 +106,5 @@ class Outage:
 
     def abandon(self) -> list[LockedRequest]:
         """Hold nothing any more, since the broker delivers it again; return what was held."""
-        held, self._suspended = self._suspended, []
-        return held
+        with self._mutex:
+            return self._take_all()

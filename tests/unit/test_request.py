@@ -5,6 +5,7 @@ A pool, a broker and an agent of paper: each notes what it is told.
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -451,8 +452,28 @@ def test_who_was_in_the_pool_when_redis_went_away_is_still_the_first(office):
 def test_what_is_held_is_either_sent_on_or_still_held_when_a_mode_changes_meanwhile(office):
     """Whether a lock is kept is asked once: another thread may hear of a switch any moment."""
     outage, kept = Outage(office.prefetch.append), iter([False, True])
-    outage.suspend(request := office.message("late", "a"))
+    outage.begin(request := office.message("late", "a"))
     assert outage.free(lambda _: next(kept)) == [request]
+    assert len(outage) == 0
+    assert sum(office.prefetch) == 0
+
+
+def test_a_message_that_a_pool_thread_holds_while_redis_comes_back_is_sent_on(office):
+    """The thread and the main loop meet at any moment: nothing stays behind until a next outage."""
+    outage, ended, threads = Outage(office.prefetch.append), [], []
+
+    class Meeting(list):
+        def append(self, request):
+            threads.append(threading.Thread(target=lambda: ended.extend(outage.end())))
+            threads[0].start()
+            threads[0].join(0.1)
+            super().append(request)
+
+    outage._suspended = Meeting()
+    outage.begin(request := office.message("late", "a"))
+    threads[0].join()
+    assert ended == [request]
+    assert not outage.suspend(office.message("late", "a"))
     assert len(outage) == 0
     assert sum(office.prefetch) == 0
 
