@@ -425,18 +425,7 @@ class Agent:
         self._next_beat = self._clock.monotonic() + BEAT * random.uniform(0.8, 1.2)  # noqa: S311
         self._look_after_threads()
         try:
-            self._sync()
-            if not self.inbox.retired:
-                self._hear_of_modes(
-                    self.store.beat(self.worker, self.realm, self._queues.consumed(), ALIVE)
-                )
-            self._revokes.free()
-            self._sweeper.sweep()
-            self._sweeper.relax()
-            if not self._stopped.is_set():
-                self._sweeper.tell_of_neglected()
-            self._kept.look()
-            self._revokes.hear()
+            self._ask_redis()
         except BackendError as error:
             if not self._contact.down:
                 logger.warning("celery-singleton-lock: %s Locked tasks wait.", error)
@@ -447,6 +436,22 @@ class Agent:
             self._contact.regained()
         if self._contact.down and self._modes.relaxed():
             self._post(self.desk.relax)
+
+    def _ask_redis(self) -> None:
+        self._sync()
+        if not self.inbox.retired:
+            self._hear_of_modes(
+                self.store.beat(self.worker, self.realm, self._queues.consumed(), ALIVE)
+            )
+        self._revokes.free()
+        self._sweeper.sweep()
+        self._sweeper.relax()
+        if not self._stopped.is_set():
+            self._sweeper.tell_of_neglected()
+        self._kept.look()
+        self._revokes.hear()
+        if self._contact.down:
+            self.store.probe()  # a Redis that is full answers all of the above
 
     def _look_after_children(self) -> None:
         """Have the pool look again: a child's sentinel closes before the child can be reaped.

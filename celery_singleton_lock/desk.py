@@ -127,7 +127,9 @@ class Desk:
         options = self._rules(request.task)
         if not stamp.name or stamp.error is not None:
             return self._send(request, stamp)
-        if self._outage.down and options.on_backend_error == "retry":
+        # A grant has just come from Redis, and a Redis that is full lets it be claimed.
+        waits = self._outage.down and not stamp.granted
+        if waits and options.on_backend_error == "retry":
             return self._hold(request)
         limit = options.limit if stamp.bundle is None else options_of(stamp, 0, options).limit
         parks = options.on_conflict == "park" and not stamp.granted and not self._outage.down

@@ -272,6 +272,14 @@ class Store(Protocol):
         """Return the store's clock, in seconds."""
         ...
 
+    def probe(self) -> None:
+        """Take and give back a lock that nobody else wants.
+
+        Raises:
+            BackendError: locks cannot be taken now: a Redis that is full refuses them.
+        """
+        ...
+
     def describe(self) -> Mapping[str, str]:
         """Return what this store guarantees: version, eviction, persistence, replicas."""
         ...

@@ -15,6 +15,7 @@ from celery_singleton_lock.errors import BackendError, BackendRefused
 from celery_singleton_lock.model import (
     Claim,
     Delivery,
+    Ending,
     Holder,
     Observations,
     Owner,
@@ -22,8 +23,10 @@ from celery_singleton_lock.model import (
     Parked,
     Reply,
     Stray,
+    new_token,
 )
 from celery_singleton_lock.store.quorum import QuorumStore
+from celery_singleton_lock.store.verbs import PROBE
 
 _ONE_REDIS: Final = (
     "singleton_lock_backend names several servers. {what} needs one Redis; docs/quorum.md tells "
@@ -71,6 +74,17 @@ class TaskQuorum(QuorumStore):
         """
         self.check()
         return {}
+
+    def probe(self) -> None:
+        """Take and give back a lock that nobody else wants.
+
+        Raises:
+            BackendError: a majority does not take it.
+        """
+        owner = Owner(new_token())
+        name = f"{PROBE} {owner.token}"
+        self.acquire(owner, Claim(name, lease=1.0))
+        self.release(name, owner.token, Ending.FINAL)
 
     def receive(self, worker: str, timeout: float) -> Delivery | None:
         """Wait for nothing."""

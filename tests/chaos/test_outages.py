@@ -363,6 +363,8 @@ def test_t39_full(open_book, make_redis, pool):
         scene.end()
         assert book.peak("held") == 1
         assert "was lost" not in worker.log()
+        assert worker.log().count("Locked tasks wait.") == 1
+        assert worker.log().count("answers again") == 1
 
 
 # --- the broker -----------------------------------------------------------------------------------

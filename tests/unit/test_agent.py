@@ -118,6 +118,9 @@ class PaperStore:
         self._note("time")
         return 5000.0
 
+    def probe(self):
+        self._note("probe")
+
 
 class PaperFlights:
     """Knows what it was given."""
@@ -303,6 +306,24 @@ def test_what_redis_did_not_answer_is_tried_again_until_it_does(agent, store, de
     assert isinstance(down, BackendDown)
     assert isinstance(up, BackendUp)
     assert 3 * RETRY <= up.down_for <= 3 * RETRY + 2 * BEAT  # with the next beat, which has jitter
+
+
+def test_a_redis_that_is_full_is_away_until_it_takes_a_lock_again(agent, store, desk, clock):
+    """It answers all that takes no memory, so only a lock that it takes tells that it is back."""
+    agent.backend_failed()
+    store.fails = {"probe": BackendRefused("OOM")}
+    for _ in range(5):
+        clock.now += 2 * BEAT
+        agent.run_once()
+    assert desk.told == [("backend_down",)]
+    store.fails = {}
+    clock.now += 2 * BEAT
+    agent.run_once()
+    assert desk.told == [("backend_down",), ("backend_up",)]
+    probed = len(store.asked("probe"))
+    clock.now += 2 * BEAT
+    agent.run_once()
+    assert len(store.asked("probe")) == probed
 
 
 def test_it_is_not_tried_again_before_its_time(agent, store, clock):
