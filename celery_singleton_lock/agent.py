@@ -428,7 +428,11 @@ class Agent:
             self._ask_redis()
         except BackendError as error:
             if not self._contact.down:
-                logger.warning("celery-singleton-lock: %s Locked tasks wait.", error)
+                logger.warning(
+                    "celery-singleton-lock: %s It is %s. Locked tasks wait.",
+                    error,
+                    self._contact.address,
+                )
             self._contact.failed(error)
         except Exception:
             logger.exception("celery-singleton-lock: the agent's round failed")

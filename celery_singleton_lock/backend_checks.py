@@ -17,6 +17,7 @@ from celery_singleton_lock.errors import (
 from celery_singleton_lock.extension import PATIENCE, Extension
 from celery_singleton_lock.model import SCHEMA
 from celery_singleton_lock.modes import ENFORCE
+from celery_singleton_lock.store.failures import UNRESOLVED
 from celery_singleton_lock.store.quorum_tasks import TaskQuorum
 from celery_singleton_lock.store.redis import RedisStore
 from celery_singleton_lock.words import number_of
@@ -53,8 +54,7 @@ def check_backend(extension: Extension, place: ServerClock) -> None:
         place.sync(store.time(), store.clock.monotonic())
         facts = store.describe()
     except BackendUnreachable as error:
-        where = extension.settings.where()
-        logger.warning("celery-singleton-lock: %s It is %s. %s", error, where, _UNTIL_IT_ANSWERS)
+        tell_of_silence(extension, error, _UNTIL_IT_ANSWERS)
         return
     except BackendRefused as error:
         raise _at(error, extension) from None  # Celery would print redis-py's traceback above
@@ -76,6 +76,22 @@ def check_backend(extension: Extension, place: ServerClock) -> None:
         warn_of_few_replicas(extension, facts["replicas"])
 
 
+def tell_of_silence(extension: Extension, error: BackendUnreachable, until: str) -> None:
+    """Say which Redis does not answer, why, and by which setting it is asked.
+
+    A host name that nobody knows does not pass by itself: that is told as an error.
+    """
+    slip = UNRESOLVED in str(error)
+    logger.log(
+        logging.ERROR if slip else logging.WARNING,
+        "celery-singleton-lock: %s %s %s%s",
+        error,
+        extension.settings.named(),
+        "If the host name is a slip, correct it and start the worker again. " * slip,
+        until,
+    )
+
+
 def check_quorum(extension: Extension, store: TaskQuorum, place: ServerClock) -> None:
     """Ask several servers whether they can keep locks together.
 
@@ -92,7 +108,7 @@ def check_quorum(extension: Extension, store: TaskQuorum, place: ServerClock) ->
         place.sync(store.time(), store.clock.monotonic())
         facts = store.describe()
     except BackendUnreachable as error:
-        logger.warning("celery-singleton-lock: %s %s", error, _UNTIL_MOST_VOTE)
+        tell_of_silence(extension, error, _UNTIL_MOST_VOTE)
         return
     except BackendRefused as error:
         raise _at(error, extension) from None  # Celery would print redis-py's traceback above
@@ -137,9 +153,7 @@ def _named(server: str) -> Iterator[None]:
 
 def _at(error: BackendRefused, extension: Extension) -> BackendRefused:
     """Say where a refusal came from, without passwords, and which setting names that server."""
-    settings = extension.settings
-    place = "They are named in" if settings.is_quorum else f"It is {settings.where()}, from"
-    return BackendRefused(f"{error} {place} {settings.backend_source}.")
+    return BackendRefused(f"{error} {extension.settings.named()}")
 
 
 def check_schema(store: RedisStore) -> None:

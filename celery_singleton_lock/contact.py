@@ -25,6 +25,7 @@ class Contact:
     Attributes:
         down: whether Redis does not answer.
         errors: how many calls have failed.
+        address: of the lock's Redis, without credentials.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class Contact:
         self.down = False
         self.errors = 0
         self._clock = clock
-        self._address = address
+        self.address = address
         self._observers = observers
         self._on_loss = on_loss
         self._on_return = on_return
@@ -57,7 +58,7 @@ class Contact:
         if not self.down:
             self.down = True
             self._down_since = self._clock.monotonic()
-            self._observers.notify(BackendDown(self._address))
+            self._observers.notify(BackendDown(self.address))
             self._on_loss()
 
     def regained(self) -> None:
@@ -65,7 +66,7 @@ class Contact:
         if self.down:
             self.down = False
             down_for = self._clock.monotonic() - self._down_since
-            event = BackendUp(self._address, down_for)
+            event = BackendUp(self.address, down_for)
             self._observers.notify(event)
             logger.warning(
                 "celery-singleton-lock: the lock's Redis answers again.", extra=log_keys(event)

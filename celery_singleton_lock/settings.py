@@ -167,6 +167,16 @@ class Settings:
         """
         return ", ".join(map(str, self.addresses()))
 
+    def named(self) -> str:
+        """Return a sentence on where the locks live and which setting says so; no passwords.
+
+        Raises:
+            ConfigurationError: as of :meth:`address`.
+        """
+        if self.is_quorum:
+            return f"They are named in {self.backend_source}."
+        return f"It is {self.where()}, from {self.backend_source}."
+
     def address(self) -> BackendAddress:
         """Return where the locks live. Ask only when there is a lock: an app without needs none.
 

@@ -23,6 +23,7 @@ from celery_singleton_lock.gate import (
 )
 from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.row import Row
+from celery_singleton_lock.start_refusal import told_in_one_line
 
 
 class LockedTask(Task):  # type: ignore[misc]  # celery is untyped
@@ -63,7 +64,8 @@ class LockedTask(Task):  # type: ignore[misc]  # celery is untyped
         cls.throws = (*_as_tuple(cls.throws), LockConflict, LockQueueFull, LockWaitTimeout)
         extension = install(app)
         cls._lock_extension = extension
-        extension.declare(cls())
+        with told_in_one_line():
+            extension.declare(cls())
 
     @property
     def lock(self) -> TaskLock | Lock | Row | NoLock:

@@ -11,6 +11,7 @@ from celery.exceptions import ImproperlyConfigured
 from kombu.utils.functional import maybe_evaluate
 
 from celery_singleton_lock.settings import TASK_OPTIONS
+from celery_singleton_lock.start_refusal import told_in_one_line
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +26,8 @@ class UnlockedStep(bootsteps.Step):  # type: ignore[misc]  # celery is untyped
     def __init__(self, worker: Any, **options: Any) -> None:
         """Refuse the first one."""
         super().__init__(worker, **options)
-        refuse_unlocked(worker.app)
+        with told_in_one_line():
+            refuse_unlocked(worker.app)
 
 
 def refuse_unlocked(app: Any) -> None:

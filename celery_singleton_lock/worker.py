@@ -24,6 +24,7 @@ from celery_singleton_lock.start_checks import (
     refuse_forks,
     tell_of_modes,
 )
+from celery_singleton_lock.start_refusal import logged_in_one_line, told_in_one_line
 
 
 class WorkerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is untyped
@@ -35,9 +36,10 @@ class WorkerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is un
         """Refuse what would not work. The mailbox is opened before the pool forks."""
         super().__init__(worker, **options)
         extension = install(worker.app)
-        check_pool(worker)
-        check_app(extension)
-        refuse_forks(worker, extension)
+        with told_in_one_line():
+            check_pool(worker)
+            check_app(extension)
+            refuse_forks(worker, extension)
         self.link = Link(Mailbox(), ServerClock(clock_of(extension)), Board())
         if "prefork" in getattr(worker.pool_cls, "__module__", str(worker.pool_cls)):
             extension.listen = Listener(self.link.board).listen
@@ -51,7 +53,8 @@ class WorkerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is un
         extension = install(worker.app)
         tell_of_modes(extension)
         if extension.active():
-            check_backend(extension, self.link.place)
+            with logged_in_one_line():
+                check_backend(extension, self.link.place)
 
 
 class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is untyped
@@ -65,7 +68,8 @@ class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is 
         self.crew: Crew | None = None
         extension = install(consumer.app)
         if extension.active():
-            self.crew = Crew(extension, consumer, consumer.controller.singleton_lock_link)
+            with told_in_one_line():
+                self.crew = Crew(extension, consumer, consumer.controller.singleton_lock_link)
             consumer.singleton_lock_crew = self.crew
             worker_shutdown.connect(self._on_worker_shutdown, weak=False)
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import ssl
+from collections.abc import Iterator
+from socket import gaierror
 from typing import Final
 
 from redis import exceptions as failures
@@ -38,10 +42,18 @@ _REFUSED: Final = {
     "OOM": "the server has reached maxmemory; nothing was kept",
     "MOVED": _A_NODE,
     "CROSSSLOT": _A_NODE,
-    "NOAUTH": "the server wants a password; put it into the URL",
-    "WRONGPASS": "wrong user name or password",
+    "NOAUTH": "no password was given, and the server wants one; put it into the URL",
+    "WRONGPASS": "wrong user name or password; correct them in the URL",
+    "AUTH": "a password was given, and the server has none for this user; take it out of the URL",
 }
 _CODE: Final = re.compile(rf"\b({'|'.join(_REFUSED)})\b")
+_AUTHENTICATION: Final = {
+    "authentication required": "NOAUTH",
+    "hello must be called with the client already authenticated": "NOAUTH",
+    "without any password configured": "AUTH",
+    "no password is set": "AUTH",
+}
+"""Which of the three it is, by the sentence: redis-py has one class for them, and no code."""
 _DENIED_INSIDE: Final = "executing the script can't"
 """How Redis says, without a code, that a user may run a script and not what is in it."""
 _CODE_OF: Final = (
@@ -74,6 +86,9 @@ def explain(error: Exception) -> BackendError:
     sentence = str(error)
     found = _CODE.search(sentence)
     code = found[1] if found else next((c for kind, c in _CODE_OF if isinstance(error, kind)), "")
+    if isinstance(error, failures.AuthenticationError):
+        told = (c for sign, c in _AUTHENTICATION.items() if sign in sentence.lower())
+        code = next(told, code)
     if _DENIED_INSIDE in sentence:
         code = "NOPERM"
     if code:
@@ -95,7 +110,47 @@ def _why_it_passes(error: Exception, sentence: str) -> str:
         return _A_REPLICA
     if temporary and not known:
         return _A_REPLICA if temporary[1] == "READONLY" else _CANNOT_NOW.format(temporary[1])
-    return f"The lock's Redis did not answer ({type(error).__name__})." if known else ""
+    return f"The lock's Redis did not answer ({_kind_and_cause(error)})." if known else ""
+
+
+def _kind_and_cause(error: Exception) -> str:
+    """Return the kind of an error, and why there is no connection, in the system's words.
+
+    Never in redis-py's, which quote addresses.
+    """
+    causes = (_cause(each) for each in _chain(error))
+    cause = next(filter(None, causes), "")
+    kind = type(error).__name__
+    return f"{kind}: {cause}" if cause else kind
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error, and what it came from."""
+    for _ in range(_DEEPEST):
+        if error is None:
+            return
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+_DEEPEST: Final = 8
+
+
+def _cause(error: BaseException) -> str:
+    if isinstance(error, gaierror):
+        return f"{UNRESOLVED}, {error.strerror}" if error.strerror else UNRESOLVED
+    if isinstance(error, ssl.SSLError):
+        reason = getattr(error, "reason", None)
+        return f"TLS failed, {reason}" if reason else "TLS failed"
+    if isinstance(error, (failures.TimeoutError, TimeoutError)):
+        return "no answer in time"
+    if isinstance(error, failures.BusyLoadingError):
+        return "it is still loading its data"
+    return os.strerror(error.errno) if isinstance(error, OSError) and error.errno else ""
+
+
+UNRESOLVED: Final = "its host name cannot be resolved"
+"""Why there is no connection, if it is a slip in the URL, or if no name server answers."""
 
 
 def _remedy(sentence: str) -> str:

@@ -72,6 +72,7 @@ def refused(own_book, bad, *, app="integration.bad_app", pool="solo", timeout=60
     )
     assert worker.returncode != 0, worker.log_tail()
     assert "ready." not in worker.log()
+    assert "Traceback" not in worker.log(), "what is to be changed is one sentence"
     assert not [k for k in own_book.client.keys("csl:*") if b"fleet" in k], "it told the fleet"
     return worker.log()
 

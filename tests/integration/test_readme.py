@@ -89,6 +89,26 @@ def test_the_ten_line_example_runs_as_the_readme_says(redis_url, tmp_path):
     assert ended.index("5") <= 1, "account 7 did not wait for account 42"
 
 
+def test_a_slip_in_the_template_is_refused_with_the_line_that_the_readme_shows(redis_url, tmp_path):
+    (example,) = blocks("celery-singleton-lock")
+    wrong = example.replace("account:{account_id}", "account:{acount_id}")
+    assert wrong != example
+    (tmp_path / "tasks.py").write_text(wrong)
+    ended = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "tasks", "worker"],
+        cwd=tmp_path,
+        env={**os.environ, "CELERY_BROKER_URL": redis_url},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    (shown,) = re.findall(r"^Error: .*$", README, re.MULTILINE)
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1] == shown
+    assert "Traceback" not in ended.stderr
+
+
 # --- which policy do I want? ----------------------------------------------------------------------
 
 SNIPPETS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import socket
 import traceback
@@ -15,6 +16,8 @@ from celery_singleton_lock.backend_checks import check_backend
 from celery_singleton_lock.clock import ServerClock
 from celery_singleton_lock.errors import BackendError, BackendRefused
 from celery_singleton_lock.extension import install
+from support.waiting import eventually
+from support.workers import CeleryWorker
 
 GOES_ON = ", or do what their lock_on_backend_error says; other tasks run."
 
@@ -54,9 +57,45 @@ def test_a_redis_that_does_not_answer_is_named_with_who_waits(said, silent_ports
     port = silent_ports[0]
     (told,) = said(backend=f"redis://:secret@127.0.0.1:{port}/0")
     assert told == (
-        "celery-singleton-lock: The lock's Redis did not answer (ConnectionError). It is "
-        f"redis://***@127.0.0.1:{port}/0. Locked tasks wait until it answers{GOES_ON}"
+        "celery-singleton-lock: The lock's Redis did not answer (ConnectionError: "
+        f"Connection refused). It is redis://***@127.0.0.1:{port}/0, from singleton_lock_backend. "
+        f"Locked tasks wait until it answers{GOES_ON}"
     )
+
+
+def test_a_slip_in_a_host_name_does_not_look_like_a_redis_that_will_answer(said, caplog):
+    """It is an error, with what to correct, and where."""
+    (told,) = said(backend="redis://:secret@no-such-host.invalid:6379/0")
+    assert caplog.records[0].levelno == logging.ERROR
+    assert "ConnectionError: its host name cannot be resolved, " in told
+    assert "It is redis://***@no-such-host.invalid:6379/0, from singleton_lock_backend." in told
+    assert "If the host name is a slip, correct it" in told
+
+
+@pytest.mark.needs_real_redis("a password")
+def test_no_password_is_told_apart_from_a_wrong_one(said, make_redis):
+    """One is to be added, the other corrected."""
+    server = make_redis(password="other")
+    with pytest.raises(BackendRefused, match=r"\(NOAUTH\): no password was given, and the server"):
+        said(backend=f"redis://127.0.0.1:{server.port}/0")
+    with pytest.raises(BackendRefused, match=r"\(WRONGPASS\): wrong user name or password"):
+        said(backend=f"redis://:wrong@127.0.0.1:{server.port}/0")
+
+
+@pytest.mark.needs_real_redis("a password")
+def test_a_refused_worker_ends_with_one_line_that_says_why(make_redis, tmp_path):
+    """And without a traceback, of which the sentence would be the last of thirty lines."""
+    server, locks = make_redis(), make_redis(password="other")
+    env = {"BAD": json.dumps({"conf": {"singleton_lock_backend": locks.url.replace("other", "x")}})}
+    worker = CeleryWorker("integration.bad_app", server.url, pool="solo", env=env)
+    worker.start(wait=False)
+    eventually(lambda: worker.returncode is not None, 30)
+    last = worker.log().strip().splitlines()[-1]
+    assert worker.returncode == 1
+    assert "CRITICAL" in last
+    assert "this worker does not start. The lock's Redis refused (WRONGPASS)" in last
+    assert last.endswith(", from singleton_lock_backend.")
+    assert "Traceback" not in worker.log()
 
 
 def test_servers_that_do_not_answer_are_named_with_who_waits(said, silent_ports):
@@ -66,8 +105,8 @@ def test_servers_that_do_not_answer_are_named_with_who_waits(said, silent_ports)
     assert told == (
         f"celery-singleton-lock: 3 of the lock's 3 servers did not answer within 0.25 s "
         f"({', '.join(servers)}), and 2 are needed. The first error: The lock's Redis did not "
-        "answer (ConnectionError). Locked tasks wait until a majority of these servers votes"
-        f"{GOES_ON}"
+        "answer (ConnectionError: Connection refused). They are named in singleton_lock_backend. "
+        f"Locked tasks wait until a majority of these servers votes{GOES_ON}"
     )
 
 
@@ -116,7 +155,7 @@ def test_a_quorum_says_which_of_its_servers_are_out(said, silent_ports, make_red
         store.admit()
     (told,) = said(backend=urls, on_conflict="requeue")
     assert told.startswith(f"celery-singleton-lock: 1 of the lock's 3 servers is out ({out}: The")
-    assert {"silent": "did not answer (ConnectionError)", "refusing": "WRONGPASS"}[how] in told
+    assert {"silent": "did not answer (ConnectionError: Conn", "refusing": "WRONGPASS"}[how] in told
     assert told.endswith("The others keep the locks; with one more out, nothing is granted.")
     assert "secret" not in told
 

@@ -50,4 +50,4 @@ def test_a_number_on_the_command_line_is_read_as_one():
     """The client takes it, and asks a server that is not there."""
     ran = CliRunner().invoke(main, ["--backend", NOBODY, "--option", "socket_timeout=1", "list"])
     assert ran.exit_code == 3
-    assert "did not answer (ConnectionError)" in ran.output
+    assert "did not answer (ConnectionError: Connection refused)" in ran.output

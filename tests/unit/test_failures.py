@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import ssl
+
 import pytest
 from redis import exceptions as redis_errors
 from redis.asyncio.sentinel import MasterNotFoundError as NoMasterForTasks
@@ -23,8 +27,6 @@ def test_a_refusal_that_passes_by_itself_is_no_answer_and_named(code):
     "error",
     [
         redis_errors.ConnectionError("redis://user:secret@host"),
-        redis_errors.TimeoutError("BUSY redis://user:secret@host"),
-        redis_errors.BusyLoadingError("secret"),
         ConnectionResetError("secret"),
     ],
 )
@@ -33,6 +35,38 @@ def test_who_does_not_answer_is_told_by_the_kind_of_the_error_alone(error):
     told = explain(error)
     assert type(told) is BackendUnreachable
     assert str(told) == f"The lock's Redis did not answer ({type(error).__name__})."
+
+
+def coming_of(cause):
+    """Return redis-py's error, as it makes it of the system's."""
+    try:
+        try:
+            raise cause
+        except OSError:
+            raise redis_errors.ConnectionError("redis://user:secret@host")  # noqa: B904  # as there
+    except redis_errors.ConnectionError as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (coming_of(ConnectionRefusedError(111, "secret")), f"Error: {os.strerror(111)}"),
+        (coming_of(socket.gaierror(-2, "Name unknown")), "cannot be resolved, Name unknown"),
+        (coming_of(socket.gaierror()), "Error: its host name cannot be resolved)"),
+        (coming_of(ssl.SSLCertVerificationError(1, "secret")), "TLS failed"),
+        (redis_errors.TimeoutError("BUSY redis://user:secret@host"), "Error: no answer in time"),
+        (redis_errors.BusyLoadingError("secret"), "Error: it is still loading its data"),
+    ],
+    ids=str,
+)
+def test_why_there_is_no_connection_is_told_in_the_systems_words(error, told):
+    """A slip in the host name wants another remedy than a server that is down."""
+    said = explain(error)
+    assert type(said) is BackendUnreachable
+    assert str(said).startswith(f"The lock's Redis did not answer ({type(error).__name__}: ")
+    assert told in str(said)
+    assert "secret" not in str(said)
 
 
 @pytest.mark.parametrize("kind", [redis_errors.ReadOnlyError, redis_errors.ResponseError])
@@ -80,6 +114,19 @@ def test_without_a_master_it_is_said_what_to_check(kind):
         (redis_errors.OutOfMemoryError("x"), "OOM", "maxmemory"),
         (redis_errors.NoPermissionError("x"), "NOPERM", "+evalsha"),
         (redis_errors.AuthenticationError("x"), "WRONGPASS", "wrong user name or password"),
+        (redis_errors.AuthenticationError("Authentication required."), "NOAUTH", "no password was"),
+        (
+            redis_errors.AuthenticationError(
+                "HELLO must be called with the client already authenticated, otherwise the …"
+            ),
+            "NOAUTH",
+            "no password was given",
+        ),
+        (
+            redis_errors.AuthenticationError("AUTH called without any password configured"),
+            "AUTH",
+            "take it out of the URL",
+        ),
         (redis_errors.ResponseError("user executing the script can't x"), "NOPERM", "+evalsha"),
     ],
 )
