@@ -195,7 +195,7 @@ class Desk:
         request.acknowledge()
         request.was_blocked = True
         event = TaskBlocked(*about(request), holder=holder, rank=rank)
-        self._herald.observers.notify(event)
+        self._herald.parked(request, event)
         self.blocked(request, event, seen_at)
 
     def blocked(self, request: LockedRequest, event: TaskBlocked, seen_at: float) -> None:

@@ -17,6 +17,7 @@ from celery_singleton_lock.events import (
     LockRefused,
     LockReleased,
     Observers,
+    TaskBlocked,
     TaskDelivered,
     TaskEvent,
     TaskReplaced,
@@ -27,6 +28,7 @@ from celery_singleton_lock.mailbox import LATER
 from celery_singleton_lock.model import Delivery
 from celery_singleton_lock.request import LockedRequest, about
 from celery_singleton_lock.stamp import task_id_of
+from celery_singleton_lock.words import nth, printable
 
 logger = logging.getLogger(__name__)
 _clock = SystemClock()
@@ -143,6 +145,23 @@ class Herald:
         logger.info("Task %s was skipped: %s", request, reason, extra=log_keys(event))
 
     # -- of a message -----------------------------------------------------------------------------
+
+    def parked(self, request: LockedRequest, event: TaskBlocked) -> None:
+        """Tell observers, and the log, that a message is kept until its turn comes.
+
+        The log only if it listens: this runs in the main loop, once for each parked message.
+        """
+        self.observers.notify(event)
+        if logger.isEnabledFor(logging.INFO):
+            logger.info(
+                "Task %s is parked%s for %r%s; `locks why %s` tells more",
+                request,
+                f": {nth(event.rank)}" if event.rank else "",
+                event.lock,
+                f" behind {event.holder}" if event.holder else "",
+                printable(request.id),
+                extra=log_keys(event),
+            )
 
     def delivered(self, request: LockedRequest, delivery: Delivery) -> None:
         """Tell that the turn of a parked message has come."""

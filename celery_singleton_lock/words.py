@@ -54,6 +54,14 @@ def number_of(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def nth(number: int) -> str:
+    """Return an ordinal number: ``1st``, ``2nd``, ``11th``, ``1,003rd``."""
+    if number % 100 in {11, 12, 13}:
+        return f"{number:,}th"
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number:,}{ending}"
+
+
 def named(kind: type) -> str:
     """Return the name of a class as people import it: redis-py has two of each name."""
     module = kind.__module__

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from celery_singleton_lock.admin.keeping import WAITS, kept_by, parked_elsewhere, standing_of
 from celery_singleton_lock.model import Holder, LockView
 from celery_singleton_lock.store.admin import AdminStore, Waiting
-from celery_singleton_lock.words import printable
+from celery_singleton_lock.words import nth, printable
 
 NAMED: Final = 3
 """Most holders that are named."""
@@ -243,12 +243,7 @@ def ordinal(rank: int) -> str:
     """Return ``you are 3rd``; 0 is not in line."""
     if rank < 1:
         return "not in line"
-    if rank == 1:
-        return "you are next"
-    ending = (
-        "th" if rank % 100 in {11, 12, 13} else {1: "st", 2: "nd", 3: "rd"}.get(rank % 10, "th")
-    )
-    return f"you are {rank:,}{ending}"
+    return "you are next" if rank == 1 else f"you are {nth(rank)}"
 
 
 def seconds(duration: float) -> str:

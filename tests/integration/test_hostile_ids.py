@@ -123,6 +123,7 @@ def test_a_worker_logs_no_task_id_raw(caplog):
         locks.assert_ran_alone(waits)
     heard.removeHandler(caplog.handler)
     assert left_out.state == "REVOKED"
+    assert any(line.startswith(f"Task {parked.name}[parked-evil\\x1b") for line in ours())
     assert [line for line in ours() if not line.isprintable()] == []
     app.close()
 

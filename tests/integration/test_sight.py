@@ -224,6 +224,15 @@ def test_metrics_are_for_the_own_machine_alone_unless_told_otherwise(worker):
     worker.await_log("metrics on http://127.0.0.1:")
 
 
+def test_the_log_tells_of_a_parked_task_where_it_stands_and_what_to_ask(worker, blocked, key):
+    """One line, at INFO; nothing else tells why it does not start."""
+    holder, parked = blocked
+    worker.await_log(f"Task act[{parked}] is parked: 1st for 'k:{key}' behind act[{holder}] on ")
+    line = next(line for line in worker.log().splitlines() if f"act[{parked}] is parked" in line)
+    assert "INFO" in line
+    assert line.endswith(f"; `locks why {parked}` tells more")
+
+
 def test_a_port_that_is_taken_ends_no_worker(book, worker, key):
     """Two workers of one machine may have the same settings."""
     with book.worker(concurrency=1, queues=["elsewhere"]) as second:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis.asyncio
 
-from celery_singleton_lock.words import a_kind, an, named, number_of, printable
+from celery_singleton_lock.words import a_kind, an, named, nth, number_of, printable
 
 
 class Unit:
@@ -31,6 +31,14 @@ def test_a_text_of_somebody_else_cannot_rule_a_terminal(text, shown):
 @pytest.mark.parametrize(("most", "shown"), [(None, "abcde"), (5, "abcde"), (4, "abc…")])
 def test_a_text_is_cut_where_there_is_no_room(most, shown):
     assert printable("abcde", most) == shown
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [(1, "1st"), (2, "2nd"), (3, "3rd"), (4, "4th"), (11, "11th"), (21, "21st"), (1113, "1,113th")],
+)
+def test_a_place_is_told_as_people_say_it(number, told):
+    assert nth(number) == told
 
 
 def test_a_value_is_called_by_its_type_with_an_article():
