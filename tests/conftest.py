@@ -20,6 +20,11 @@ from support.workers import CeleryWorker
 PROVIDER = "CSL_TEST_REDIS"  # e.g. CSL_TEST_REDIS=fakeredis pytest: that kind and no other
 
 
+def pytest_addoption(parser):
+    """Offer the tests of other projects; here, since pytest asks no folder below in time."""
+    parser.addoption("--foreign", action="store_true", help="run tests/foreign as well")
+
+
 @pytest.fixture(scope="session")
 def redis_provider() -> Provider:
     """The Redis of this run."""
