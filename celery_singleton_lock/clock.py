@@ -8,7 +8,9 @@ read for what Celery counts by it: how far off an ETA is, and when an event happ
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any, Protocol
 
 
@@ -20,10 +22,27 @@ class Clock(Protocol):
         ...
 
 
-class SystemClock:
-    """The machine's monotonic clock."""
+def _seconds_since_boot() -> Callable[[], float]:
+    """Return the clock that also counts the time in which the machine was suspended.
 
-    monotonic = staticmethod(time.monotonic)
+    Linux' ``CLOCK_MONOTONIC`` stands still meanwhile, and a lease on a server does not: a process
+    would believe in a lease that has ended. Where there is no such clock, it is ``time.monotonic``.
+    """
+    try:
+        read = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
+        read()
+    except (AttributeError, OSError):
+        return time.monotonic
+    return read
+
+
+class SystemClock:
+    """The machine's monotonic clock; on Linux the one that counts a suspended machine's time.
+
+    It is for durations that a server measures too. Waits of threads go by ``time.monotonic``.
+    """
+
+    monotonic = staticmethod(_seconds_since_boot())
     """Seconds since some fixed point; never goes back."""
 
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import time
 from datetime import datetime, timedelta, timezone
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_singleton_lock.clock import ServerClock, SystemClock, seconds_until
+from celery_singleton_lock.clock import (
+    ServerClock,
+    SystemClock,
+    _seconds_since_boot,
+    seconds_until,
+)
 
 
 class SetClock:
@@ -26,6 +32,35 @@ def test_the_machines_clock_never_goes_back():
     """Two looks at it are in order."""
     clock = SystemClock()
     assert clock.monotonic() <= clock.monotonic()
+
+
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="only Linux has this clock")
+def test_a_machine_that_was_suspended_counts_that_time():
+    """Its monotonic clock stood still meanwhile, while its leases ended on the server."""
+    since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert SystemClock().monotonic() == pytest.approx(since_boot, abs=5)
+
+
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="only Linux has this clock")
+def test_of_the_machines_clocks_the_one_that_counts_a_suspension_is_read(monkeypatch):
+    asleep = 3600.0
+
+    def read(clock):
+        return time.monotonic() + (asleep if clock == time.CLOCK_BOOTTIME else 0.0)
+
+    monkeypatch.setattr(time, "clock_gettime", read)
+    assert _seconds_since_boot()() - time.monotonic() == pytest.approx(asleep, abs=5)
+
+
+@pytest.mark.parametrize("error", [OSError, AttributeError])
+def test_without_such_a_clock_the_monotonic_one_is_read(monkeypatch, error):
+    """On macOS and Windows, and where a sandbox does not know it."""
+
+    def refuse(clock):
+        raise error
+
+    monkeypatch.setattr(time, "clock_gettime", refuse, raising=False)
+    assert _seconds_since_boot() is time.monotonic
 
 
 @pytest.mark.parametrize("hours", [-2, 0, 5])
