@@ -280,6 +280,10 @@ class AsyncLock(Holding):
         on_lost: called in the loop with name and token when a held lock is lost; only with
             ``renew``. For example ``lambda *_: task.cancel()``.
 
+        raise_on_release_error: whether the end of a ``with`` block raises LockNotOwned if the lock
+            was lost meanwhile; False: a warning is logged instead. An error of the block itself
+            comes first in any case.
+
     Raises:
         ConfigurationError: an argument is not usable.
     """
@@ -301,6 +305,7 @@ class AsyncLock(Holding):
         prefix: str | None = None,
         task_local: bool = True,
         on_lost: OnLost | None = None,
+        raise_on_release_error: bool = True,
         **unknown: Never,
     ) -> None:
         """Describe a lock; nothing is sent yet, and no loop need run."""
@@ -319,6 +324,7 @@ class AsyncLock(Holding):
             renew=renew,
             on_lost=on_lost,
             apart=task_local,
+            raise_on_release_error=raise_on_release_error,
         )
         self._store: Final[Store] = self._watchdog.store
         self._task_local: Final = checked_bool("task_local", task_local)
@@ -361,7 +367,7 @@ class AsyncLock(Holding):
         After a BackendError it may be called again: the token is kept until the store has answered.
 
         Raises:
-            LockNotOwned: this task does not hold the lock (any more).
+            LockNotOwned: this task does not hold the lock, or its lease has ended meanwhile.
             BackendError: no answer, or refused. The lease is not renewed any more, and ends.
         """
         hold = self._owned("release")
@@ -454,9 +460,8 @@ class AsyncLock(Holding):
         try:
             await self.release()
         except SingletonLockError as error:
-            if exc_type is None:
+            if self._not_released(error, exc):
                 raise
-            logger.warning("lock %r was not released after an error: %s", self.name, error)
 
     # -- how it is done ----------------------------------------------------------------------------
 

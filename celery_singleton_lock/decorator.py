@@ -76,6 +76,7 @@ def locked(
     renew: bool = ...,
     prefix: str | None = ...,
     on_lost: OnLost | None = ...,
+    raise_on_release_error: bool = ...,
 ) -> OrNone: ...
 @overload
 def locked(
@@ -89,6 +90,7 @@ def locked(
     renew: bool = ...,
     prefix: str | None = ...,
     on_lost: OnLost | None = ...,
+    raise_on_release_error: bool = ...,
 ) -> Same: ...
 def locked(
     key: Key,
@@ -101,6 +103,7 @@ def locked(
     renew: bool = True,
     prefix: str | None = None,
     on_lost: OnLost | None = None,
+    raise_on_release_error: bool = True,
 ) -> Any:
     """Run a function under a lock that is named by its arguments, as a task's is.
 
@@ -119,6 +122,8 @@ def locked(
         renew: renew the lease. Otherwise it ends, also while the function runs.
         prefix: first part of the keys, "csl" unless given; a store has its own.
         on_lost: called with name and token when the lock is lost while the function runs.
+        raise_on_release_error: whether a call raises LockNotOwned at its end if its lock was lost
+            meanwhile; False: it logs a warning, and returns what the function has returned.
 
     Returns:
         What decorates the function. Put it below ``@classmethod`` and ``@staticmethod``.
@@ -136,6 +141,7 @@ def locked(
         "renew": renew,
         "prefix": prefix,
         "on_lost": on_lost,
+        "raise_on_release_error": raise_on_release_error,
         "blocking": _conflict(on_conflict, wait_timeout) == "wait",
         "blocking_timeout": wait_timeout,
     }

@@ -368,8 +368,10 @@ class Gate:
         try:
             return under(lock, run)
         finally:
-            with suppress(SingletonLockError):
+            try:
                 lock.release()
+            except SingletonLockError as error:
+                logger.warning("task %s: %s", run.task.name, error)
 
     def _refuse_copies(self, run: Run, lock: Lock | Row) -> None:
         """Turn away a copy of a message that is kept, or has ended: it would run a second time."""

@@ -6,6 +6,7 @@ carries them out in a thread, :class:`~celery_singleton_lock.aio.AsyncLock` in a
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import weakref
@@ -29,6 +30,7 @@ from celery_singleton_lock.errors import (
     LockNotOwned,
     LockReentered,
     LockTimeout,
+    SingletonLockError,
 )
 from celery_singleton_lock.keys import Keyspace, keyspace_with
 from celery_singleton_lock.model import (
@@ -47,6 +49,8 @@ from celery_singleton_lock.watchdog import Lease, OnLost, Renewals
 from celery_singleton_lock.words import named
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 _TAKEN: Final = "an operator has released or reset it, or its Redis has lost data"
 """Why a lock is gone before its lease has ended."""
@@ -104,6 +108,7 @@ class Holding:
         renew: renew the lease while held.
         on_lost: called when it is lost.
         apart: each thread, or task, holds for itself.
+        raise_on_release_error: whether the end of a ``with`` block raises LockNotOwned.
 
     Raises:
         ConfigurationError: an argument is not usable.
@@ -128,6 +133,7 @@ class Holding:
         renew: bool,
         on_lost: OnLost | None,
         apart: bool,
+        raise_on_release_error: bool = True,
     ) -> None:
         """Describe a lock; nothing is sent yet."""
         self._apart: Final = apart
@@ -139,6 +145,7 @@ class Holding:
         self.blocking_timeout: Final = checked_timeout(blocking_timeout)
         self.renew: Final = checked_bool("renew", renew)
         self._on_lost: Final = on_lost
+        self._raises: Final = checked_bool("raise_on_release_error", raise_on_release_error)
         self._dog: Final = dog
         self._clock: Final = dog.clock
         self._claim: Final = Claim(name, lease=self.lease, limit=self.limit)
@@ -177,6 +184,28 @@ class Holding:
     def _not_owned(self, why: str, *, what: str) -> LockNotOwned:
         msg = f"Cannot {what} lock {self._called!r}: this {self._who} does not hold it{why}."
         return LockNotOwned(msg, self._called)
+
+    def _not_released(self, error: SingletonLockError, of_body: BaseException | None) -> bool:
+        """Tell of a release at the end of a block that failed.
+
+        The error of the body counts. It gets a note that the lock was not released.
+
+        Args:
+            error: of the release.
+            of_body: what the block raised.
+
+        Returns:
+            Whether the error of the release is to be raised.
+        """
+        if of_body is not None:
+            logger.warning("lock %r was not released after an error: %s", self._called, error)
+            if hasattr(of_body, "add_note"):  # from Python 3.11 on
+                of_body.add_note(f"The lock was not released: {error}")
+            return False
+        if isinstance(error, LockNotOwned) and not self._raises:
+            logger.warning("lock %r was lost before the end of its block: %s", self._called, error)
+            return False
+        return True
 
     def _why_not_held(self) -> str:
         """Return why nothing is noted for who asks."""
@@ -310,7 +339,10 @@ class Holding:
         yield Do(lambda store: store.release(self.name, token, Ending.FINAL))
 
     def _letting_go(self, hold: Hold) -> Plan[Wish, bool]:
-        """Release; return whether it was ours.
+        """Release; return whether it was ours for all that time.
+
+        A lease that has ended is a lock that was lost, also if nobody else has taken it: the store
+        may have kept the token beyond its lease, and another client may have come and gone.
 
         If an earlier release got no answer, and was sent while the lock was certainly ours, then
         the store may have done it: that the token is gone is then what was asked for. That earlier
@@ -320,8 +352,8 @@ class Holding:
         hold.leaving = repeated or hold.left(self._clock) > 0
         token = hold.lease.token
         reply = yield Do(lambda store: store.release(self.name, token, Ending.FINAL))
-        maybe_done = repeated or (reply.repeated and hold.leaving)
-        return maybe_done or reply.verdict is not Verdict.ABSENT
+        there = repeated or reply.repeated or reply.verdict is not Verdict.ABSENT
+        return hold.leaving and there
 
     def _extending(self, additional_time: float, *, replace_ttl: bool) -> Plan[Wish, bool]:
         """Hold the lock for longer.

@@ -12,7 +12,6 @@ Waiting is in :mod:`celery_singleton_lock.turn`, what is asked of a store in
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -45,8 +44,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-logger = logging.getLogger(__name__)
-
 Backend: TypeAlias = (
     redis.Redis | redis.RedisCluster | Store | QuorumStore | Sequence[str | redis.Redis]
 )
@@ -75,6 +72,10 @@ class Lock(Holding):
         on_lost: called with name and token, from another thread, when a held lock is lost; only
             with ``renew``.
 
+        raise_on_release_error: whether the end of a ``with`` block raises LockNotOwned if the lock
+            was lost meanwhile; False: a warning is logged instead. An error of the block itself
+            comes first in any case.
+
     Raises:
         ConfigurationError: an argument is not usable.
     """
@@ -96,6 +97,7 @@ class Lock(Holding):
         prefix: str | None = None,
         thread_local: bool = True,
         on_lost: OnLost | None = None,
+        raise_on_release_error: bool = True,
         **unknown: Never,
     ) -> None:
         """Describe a lock; nothing is sent yet."""
@@ -111,6 +113,7 @@ class Lock(Holding):
             renew=renew,
             on_lost=on_lost,
             apart=thread_local,
+            raise_on_release_error=raise_on_release_error,
         )
         self._store: Final[Any] = self._watchdog.store
         self._mine: Any = threading.local() if thread_local else SimpleNamespace()
@@ -152,7 +155,7 @@ class Lock(Holding):
         After a BackendError it may be called again: the token is kept until the store has answered.
 
         Raises:
-            LockNotOwned: this thread does not hold the lock (any more).
+            LockNotOwned: this thread does not hold the lock, or its lease has ended meanwhile.
             BackendError: no answer, or refused. The lease is not renewed any more, and ends.
         """
         hold = self._owned("release")
@@ -255,9 +258,8 @@ class Lock(Holding):
         try:
             self.release()
         except SingletonLockError as error:
-            if exc_type is None:
+            if self._not_released(error, exc):
                 raise
-            logger.warning("lock %r was not released after an error: %s", self._called, error)
         except BaseException:  # an asynchronous one, in the middle of the release
             self._undo_all()
             raise

@@ -670,6 +670,46 @@ def test_L19_a_lock_of_which_the_release_failed_is_not_renewed(make_lock, troubl
     eventually(lambda: holders(store) == [])
 
 
+@pytest.mark.full_run_plays("AsyncLock-quorum", "AsyncLock-cluster")
+def test_a_lapsed_lease_is_told_by_the_release_though_nobody_else_was_in(make_lock, store, caplog):
+    """Redis may still keep the token then; another may also have come, and gone."""
+    lock = make_lock(lease=0.2, renew=False)
+    lock.acquire()
+    eventually(lambda: lock.lost)
+    with pytest.raises(LockNotOwned, match=r"'lock'.*Its lease has ended"):
+        lock.release()
+    assert not lock.lost
+
+    def outlive(lock, then=lambda: None):
+        with lock:
+            eventually(lambda: lock.lost)
+            then()
+        return "the end"
+
+    with pytest.raises(LockNotOwned):
+        outlive(make_lock(lease=0.2, renew=False))
+    told = outlive(make_lock(lease=0.2, renew=False, raise_on_release_error=False))
+    assert told == "the end"
+    assert "'lock' was lost before the end of its block" in caplog.text
+    assert make_lock().acquire(blocking=False)
+
+
+def test_an_error_of_a_body_that_outlived_its_lease_comes_first(make_lock):
+    """With a note, from Python 3.11 on, that the lock was lost as well."""
+    lock = make_lock(lease=0.2, renew=False)
+
+    def fail():
+        with lock:
+            eventually(lambda: lock.lost)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        fail()
+    notes = getattr(caught.value, "__notes__", ["its lease has ended"])
+    assert len(notes) == 1
+    assert "lease has ended" in notes[0]
+
+
 # --- hand-over ------------------------------------------------------------------------------------
 
 

@@ -311,6 +311,25 @@ def test_a_function_that_calls_itself_hears_so(redis_client, store):
     assert held(store, "report:1") == 0
 
 
+def test_a_function_that_outlived_its_lease_is_told_so_at_its_end(redis_client, caplog):
+    """Its result may come from work beside another's; the option says that it counts anyway."""
+
+    def outlive():
+        lock_ended.wait(10)
+        return "result"
+
+    options = {"lease": 0.1, "renew": False}
+    lock_ended = threading.Event()
+    threading.Timer(0.3, lock_ended.set).start()
+    with pytest.raises(LockNotOwned):
+        locked("a", redis_client, **options)(outlive)()
+    lock_ended.clear()
+    threading.Timer(0.3, lock_ended.set).start()
+    loose = locked("a", redis_client, **options, raise_on_release_error=False)(outlive)
+    assert loose() == "result"
+    assert "'a' was lost before the end of its block" in caplog.text
+
+
 def test_options_go_to_the_lock(redis_client, store):
     lost = threading.Event()
 
