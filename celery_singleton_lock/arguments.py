@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final, TypeVar
 
 from celery_singleton_lock.bounds import MAX_COUNT, MAX_WAIT
 from celery_singleton_lock.errors import ConfigurationError, LockNameError
 from celery_singleton_lock.words import meant, seconds_meant
+
+T = TypeVar("T")
 
 SHORTEST_LEASE: Final = 0.1
 """Seconds; a shorter lease ends between two looks of the watchdog."""
@@ -45,6 +47,43 @@ def refuse_unknown(lock: type, options: Iterable[str]) -> None:
         remedy = f": {_ELSEWHERE[option]}." if option in _ELSEWHERE else f".{meant(option, known)}"
         msg = f"{lock.__name__} has no option {option!r}{remedy}"
         raise ConfigurationError(msg)
+
+
+def goes_on_after_its_call(function: Callable[..., Any]) -> bool:
+    """Return whether the body of a function runs, or may run, after a call of it has returned.
+
+    That is so for generators, and for a coroutine function behind a decorator that is a plain
+    function: whether it awaits the coroutine cannot be seen.
+    """
+    if inspect.iscoroutinefunction(function):
+        return False
+    inner = inspect.unwrap(function)
+    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    return any(kind(inner) for kind in kinds)
+
+
+def finished(result: T, function: str) -> T:
+    """Return what a function has returned, if its work is done.
+
+    Args:
+        result: what it has returned.
+        function: its name, for the error.
+
+    Raises:
+        ConfigurationError: it is a coroutine, another awaitable, or a generator.
+    """
+    kinds = (inspect.isawaitable, inspect.isgenerator, inspect.isasyncgen)
+    if not any(kind(result) for kind in kinds):
+        return result
+    kind = type(result).__name__
+    if inspect.iscoroutine(result):
+        result.close()  # else Python warns that nobody has awaited it
+    msg = (
+        f"{function} returned a {kind}, of which the work would run after the lock is released. "
+        "Take the lock where that work is done: decorate the function that does it, or use "
+        "`with Lock(…)` there."
+    )
+    raise ConfigurationError(msg)
 
 
 def checked_name(name: object) -> str:

@@ -20,7 +20,11 @@ import redis
 import redis.asyncio
 
 from celery_singleton_lock.aio import AsyncLock
-from celery_singleton_lock.arguments import checked_seconds
+from celery_singleton_lock.arguments import (
+    checked_seconds,
+    finished,
+    goes_on_after_its_call,
+)
 from celery_singleton_lock.bounds import MAX_WAIT
 from celery_singleton_lock.errors import (
     ConfigurationError,
@@ -132,8 +136,9 @@ def locked(
         ConfigurationError: the key names an argument that the function does not have, or an option
             is wrong: when decorating. The decorated function raises LockTimeout or LockConflict,
             which tell the holder and what is left of its lease; LockReentered, if it would wait for
-            itself; LockNameError, if its arguments make no name; LockNotOwned at its end, if the
-            lock was lost; and BackendError.
+            itself; ConfigurationError, if the function returns an awaitable or a generator, which
+            would run without the lock; LockNameError, if its arguments make no name; LockNotOwned
+            at its end, if the lock was lost; and BackendError.
     """
     options = {
         "lease": lease,
@@ -195,7 +200,7 @@ class _Guard:
                 try:
                     with Lock(self._make_backend(), name, **self._options):
                         inside = True
-                        return function(*args, **kwargs)
+                        return finished(function(*args, **kwargs), function.__qualname__)
                 except LockTimeout as busy:
                     if inside:
                         raise
@@ -218,7 +223,7 @@ class _Guard:
                 try:
                     async with AsyncLock(self._make_backend(), name, **self._options):
                         inside = True
-                        return await function(*args, **kwargs)
+                        return finished(await function(*args, **kwargs), function.__qualname__)
                 except LockTimeout as busy:
                     if inside:
                         raise
@@ -290,6 +295,13 @@ def _refuse_what_is_no_call(function: object) -> None:
         msg = f"Put @locked below @{kind}, next to the function."
     elif inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         msg = "@locked cannot hold a lock while a generator is read. Use `with Lock(…)` inside."
+    elif inspect.isfunction(function) and goes_on_after_its_call(function):
+        msg = (
+            f"@locked stands above another decorator of {function.__qualname__}, which is a "
+            "coroutine function or a generator: its body may run after the call has returned. Put "
+            "@locked below that decorator, next to a coroutine function; in a generator use "
+            "`with Lock(…)`."
+        )
     elif not inspect.isfunction(function):
         msg = f"@locked decorates functions, not {function!r}."
     else:

@@ -7,9 +7,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeVar
 
 import redis
@@ -18,7 +21,12 @@ import redis.asyncio
 from celery_singleton_lock.aio import AsyncLock
 from celery_singleton_lock.arguments import checked_seconds
 from celery_singleton_lock.bounds import MAX_WAIT
-from celery_singleton_lock.errors import BackendRefused, ConfigurationError, LockNotOwned
+from celery_singleton_lock.errors import (
+    BackendRefused,
+    ConfigurationError,
+    LockNotOwned,
+    LockReentered,
+)
 from celery_singleton_lock.hold import Holding, checked_client
 from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.plans import Plan, carry_out, carry_out_async
@@ -30,6 +38,31 @@ _NAME: Final = "get_or_set:"
 """How the names of these locks begin."""
 
 
+_computing: set[tuple[object, ...]] = set()
+"""Who computes which value, in this process."""
+
+
+@contextmanager
+def _once_by(who: object, value: _Value) -> Iterator[None]:
+    """Let nobody compute a value for which it would have to wait itself.
+
+    Raises:
+        LockReentered: this thread or task computes it already.
+    """
+    mine = (who, *value.place())
+    if mine in _computing:
+        msg = (
+            f"The compute of get_or_set for the key {value.key!r} asked for that key itself, and "
+            "would wait for its own end. Let compute return the value without get_or_set."
+        )
+        raise LockReentered(msg, _NAME + value.key)
+    _computing.add(mine)
+    try:
+        yield
+    finally:
+        _computing.discard(mine)
+
+
 class _Value(NamedTuple):
     """Where a value is kept, and how."""
 
@@ -38,6 +71,13 @@ class _Value(NamedTuple):
     expire: float
     dumps: Callable[[Any], str | bytes]
     loads: Callable[[Any], Any]
+
+    def place(self) -> tuple[object, ...]:
+        """Return what tells this value from any other: its server and its key."""
+        pool = getattr(self.client, "connection_pool", None)
+        options = getattr(pool, "connection_kwargs", {})
+        server = tuple(options.get(name) for name in ("host", "port", "path", "db"))
+        return (*server, self.key) if any(server) else (id(self.client), self.key)
 
     def reading(self) -> Plan[Callable[[], Any], tuple[bool, Any]]:
         """Return whether it is there, and it."""
@@ -123,6 +163,7 @@ def get_or_set(
 
     Raises:
         LockTimeout: it was waited for as long as was allowed.
+        LockReentered: ``compute`` asked for the same key, and would wait for itself.
         BackendError: the lock's Redis did not answer, or refused.
         ConfigurationError: an argument is not usable, or ``loads`` raised a ValueError on what
             stands at the key.
@@ -138,7 +179,10 @@ def get_or_set(
     options: dict[str, Any] = {"lease": lease, "blocking_timeout": wait_timeout, "prefix": prefix}
     filled: list[T] = []
     try:
-        with Lock(client, _NAME + key, **options) as lock:
+        with (
+            _once_by(threading.get_ident(), value),
+            Lock(client, _NAME + key, **options) as lock,
+        ):
             filled.append(carry_out(value.filling(lock, compute), _call))
     except LockNotOwned:  # lost while it computed: what it has is good for itself
         if not filled:
@@ -176,6 +220,7 @@ async def async_get_or_set(
 
     Raises:
         LockTimeout: it was waited for as long as was allowed.
+        LockReentered: ``compute`` asked for the same key, and would wait for itself.
         BackendError: the lock's Redis did not answer, or refused.
         ConfigurationError: an argument is not usable, or ``loads`` raised a ValueError on what
             stands at the key.
@@ -188,8 +233,9 @@ async def async_get_or_set(
     options: dict[str, Any] = {"lease": lease, "blocking_timeout": wait_timeout, "prefix": prefix}
     filled: list[T] = []
     try:
-        async with AsyncLock(client, _NAME + key, **options) as lock:
-            filled.append(await carry_out_async(value.filling(lock, compute), _await))
+        with _once_by(asyncio.current_task(), value):
+            async with AsyncLock(client, _NAME + key, **options) as lock:
+                filled.append(await carry_out_async(value.filling(lock, compute), _await))
     except LockNotOwned:  # lost while it computed: what it has is good for itself
         if not filled:
             raise

@@ -220,10 +220,13 @@ class Extension:
 
     # -- tasks that run where they are called ------------------------------------------------------
 
-    @cached_property
+    @property
     def eager(self) -> EagerGate:
-        """What takes and gives back locks around eager tasks."""
-        return EagerGate(self.store, self.name_of, self.options)
+        """What takes and gives back locks around eager tasks; one for all threads."""
+        made: EagerGate | None = self.__dict__.get("eager")
+        return made or self.__dict__.setdefault(
+            "eager", EagerGate(self.store, self.name_of, self.options)
+        )
 
     def is_eager(self) -> bool:
         """Return whether eager tasks take locks (``singleton_lock_eager``).
@@ -243,9 +246,13 @@ class Extension:
 
     # -- the executing context --------------------------------------------------------------------
 
-    @cached_property
+    @property
     def gate(self) -> Gate:
-        """What takes and gives back locks around tasks."""
+        """What takes and gives back locks around tasks; one for all threads."""
+        made: Gate | None = self.__dict__.get("gate")
+        return made or self.__dict__.setdefault("gate", self._new_gate())
+
+    def _new_gate(self) -> Gate:
         done_for = self.settings.done_for
         gate = Gate(self.store, self._announced, done_for, self.name_of, self._listen)
         gate.gathering = Gathering(gate, self.store, self._announced, done_for)

@@ -23,7 +23,12 @@ from django.core.cache.backends.filebased import FileBasedCache
 from django.core.cache.backends.locmem import LocMemCache
 
 from celery_singleton_lock.address import parse_backend_url
-from celery_singleton_lock.arguments import checked_name, checked_seconds
+from celery_singleton_lock.arguments import (
+    checked_name,
+    checked_seconds,
+    finished,
+    goes_on_after_its_call,
+)
 from celery_singleton_lock.bounds import MAX_LEASE, MAX_WAIT, MIN_LEASE
 from celery_singleton_lock.caches import SCHEME, found_by_alias, is_redis_cache
 from celery_singleton_lock.django.added import AddedLock
@@ -187,9 +192,16 @@ class CacheLock:
     def __repr__(self) -> str:
         return f"<CacheLock {self.name!r} on {self.cache!r}>"
 
-    @functools.cached_property
+    @property
     def _lock(self) -> Lock | AddedLock:
-        """The lock that the cache can keep."""
+        """The lock that the cache can keep; made at its first use, and one for all threads.
+
+        Not cached_property: from Python 3.12 on two threads at once would get a lock each.
+        """
+        made: Lock | AddedLock | None = self.__dict__.get("_made")
+        return made or self.__dict__.setdefault("_made", self._new_lock())
+
+    def _new_lock(self) -> Lock | AddedLock:
         store = _store_of(self.cache)
         key = _key(self.cache, self.name)
         if store is None:
@@ -251,7 +263,7 @@ def cache_locked(
             except ArgumentsDoNotBind:
                 return function(*args, **kwargs)  # Python's own error says it best
             with lock(name):
-                return function(*args, **kwargs)
+                return finished(function(*args, **kwargs), where)
 
         return locked
 
@@ -271,12 +283,7 @@ def _refuse_bare(key: object, given: tuple[object, ...], named: Mapping[str, obj
 
 def _refuse_what_goes_on(function: Callable[..., Any]) -> None:
     """Refuse a function that only begins when it is called: its lock would be released by then."""
-    kinds = (
-        inspect.iscoroutinefunction,
-        inspect.isgeneratorfunction,
-        inspect.isasyncgenfunction,
-    )
-    if any(kind(function) for kind in kinds):
+    if inspect.iscoroutinefunction(function) or goes_on_after_its_call(function):
         msg = (
             f"{function.__qualname__} is a coroutine function or a generator: its body runs after "
             "the call has returned, and the lock would be released before. Put "

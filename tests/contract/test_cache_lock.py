@@ -531,6 +531,29 @@ def test_without_a_key_the_decorator_says_so_when_the_function_is_called(args):
         report(month=1)
 
 
+def test_a_lock_that_two_threads_use_first_at_once_is_one_lock(cache, name, monkeypatch):
+    """From Python 3.12 on each got a lock of its own, and one could not release what it held."""
+    lock = CacheLock(name, lease=60, cache=cache)
+    both, real = threading.Barrier(2), CacheLock._new_lock
+
+    def made_at_once(self):
+        made = real(self)
+        both.wait(10)
+        return made
+
+    monkeypatch.setattr(CacheLock, "_new_lock", made_at_once)
+
+    def turn(_):
+        taken = lock.acquire(wait_timeout=10)
+        held = lock.held
+        lock.release()
+        return taken, held, lock._lock
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(turn, range(2))
+    assert first == second == (True, True, lock._lock)
+
+
 def test_errors_speak_of_the_name_that_was_given_and_of_no_option_of_others(cache, name):
     """In Redis the name has the prefix and the version of the cache."""
     lock = CacheLock(name, cache=cache)

@@ -10,12 +10,14 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 import redis
 import redis.asyncio
 
 from celery_singleton_lock import (
+    AsyncLock,
     BackendRefused,
     BackendUnreachable,
     ConfigurationError,
@@ -215,6 +217,81 @@ async def numbers():
 def test_what_is_no_function_is_refused(thing, says):
     with pytest.raises(ConfigurationError, match=says):
         locked("report", redis.Redis())(thing)
+
+
+def plainly_wrapped(function):
+    """What many decorators do, for timing or logging: a plain function that calls."""
+
+    @functools.wraps(function)
+    def wrapper(*args):
+        return function(*args)
+
+    return wrapper
+
+
+async def coroutine():
+    """A body that runs when it is awaited."""
+
+
+def generator():
+    """A body that runs when it is read."""
+    yield
+
+
+async def async_generator():
+    yield
+
+
+@pytest.mark.parametrize("function", [coroutine, generator, async_generator])
+def test_a_body_that_runs_after_the_call_is_refused_behind_another_decorator_too(
+    redis_client, function
+):
+    """Three bodies ran at once: each call returned, and gave its lock back, before its body ran."""
+    for wrapped in (plainly_wrapped(function), contextmanager(function)):
+        with pytest.raises(ConfigurationError, match="Put @locked below that decorator"):
+            locked("a", redis_client)(wrapped)
+
+
+def test_a_body_below_another_decorator_runs_under_its_lock(redis_url):
+    """It stands where the error says that it should."""
+
+    async def play():
+        async with redis.asyncio.Redis.from_url(redis_url) as client:
+
+            @plainly_wrapped
+            @locked("a", client)
+            async def body():
+                return await AsyncLock(client, "a").owner() is not None
+
+            return await body()
+
+    assert asyncio.run(play())
+
+
+def test_work_that_a_function_returns_undone_is_refused(redis_client, redis_url):
+    """It would run without the lock, and no check of the function could have seen it."""
+
+    def later():
+        return coroutine()
+
+    def read():
+        return (number for number in range(3))
+
+    for function, kind in ((later, "coroutine"), (read, "generator")):
+        with pytest.raises(ConfigurationError, match=f"returned a {kind}, of which the work"):
+            locked("a", redis_client)(function)()
+
+    async def play():
+        async with redis.asyncio.Redis.from_url(redis_url) as client:
+
+            @locked("a", client)
+            async def starts_a_task():
+                return asyncio.ensure_future(asyncio.sleep(0))
+
+            with pytest.raises(ConfigurationError, match="returned a Task, of which the work"):
+                await starts_a_task()
+
+    asyncio.run(play())
 
 
 def test_a_call_that_does_not_fit_fails_as_it_would_without(redis_client):
@@ -540,6 +617,38 @@ def test_errors_about_the_value_are_ours_and_name_its_key(redis_client, redis_ur
         play(redis_url, scene)
     with redis.Redis(port=1) as nobody, pytest.raises(BackendUnreachable):
         get_or_set(nobody, "v", dict, expire=60)
+
+
+def test_a_computation_that_asks_for_its_own_value_is_refused_at_once(redis_client, redis_url):
+    """It waited for itself for ever."""
+
+    def ask(key):
+        return get_or_set(
+            redis_client, "v", lambda: get_or_set(redis_client, key, dict, expire=9), expire=9
+        )
+
+    with pytest.raises(LockReentered, match="'v' asked for that key itself"):
+        ask("v")
+    assert ask("other") == {}
+    assert ask("v") == {}  # is there now
+
+    async def play():
+        async with redis.asyncio.Redis.from_url(redis_url) as client:
+
+            async def inner():
+                return await async_get_or_set(client, "w", inner, expire=9)
+
+            with pytest.raises(LockReentered, match="'w' asked for that key itself"):
+                await async_get_or_set(client, "w", inner, expire=9)
+
+    asyncio.run(play())
+
+
+def test_a_computation_may_ask_another_server_for_the_same_key(redis_client, make_redis):
+    """A value may be kept twice: near and far."""
+    far = make_redis().client()
+    near = lambda: get_or_set(far, "v", lambda: 7, expire=9)  # noqa: E731
+    assert get_or_set(redis_client, "v", near, expire=9) == 7
 
 
 def test_a_coroutine_function_is_for_the_other_function(redis_client):
