@@ -168,6 +168,7 @@ class Agent:
             orders=self._orders,
             taker=self.inbox.taker,
             done_for=done_for,
+            lease_end=watchdog.valid_until,
             told=partial(post, self.desk.ended),
         )
         self._revokes = Revokes(store, realm=realm, orders=self._orders, taker=self.inbox.taker)

@@ -445,9 +445,6 @@ class Desk:
         if not stamp.name:
             return
         self.flights.land(stamp)
-        self._clerk.forget(stamp.token)
-        for other in _others(stamp) if stamp.bundle else ():
-            self._clerk.forget(other.token)
         unclaimed = stamp.error is not None and (stamp.granted or bool(_kept(stamp)))
         if unclaimed or (gone and (request.accepted or stamp.granted)):
             dying = request.worker_pid if gone and self._children else None
@@ -455,6 +452,9 @@ class Desk:
             self._clerk.end(stamp, request.ending(), dying)
         elif request.acquired_at is not None:
             self._herald.released(request)
+        self._clerk.forget(stamp.token)  # behind end(), which asks when the lease ends
+        for other in _others(stamp) if stamp.bundle else ():
+            self._clerk.forget(other.token)
         self.flights.leave(stamp)
 
     # -- the worker's life ------------------------------------------------------------------------

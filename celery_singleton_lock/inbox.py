@@ -91,11 +91,11 @@ class Inbox:
 
     def drop(self, delivery: Delivery) -> None:
         """Settle a message that this worker cannot run, and has told so."""
-        self._orders.put(End(self._stamp_of(delivery), Ending.FINAL, None, 0.0))
+        self._orders.put(End(self._stamp_of(delivery), Ending.FINAL, None))
 
     def give_back(self, delivery: Delivery) -> None:
         """Return a message to its place in line: this worker cannot run it, another can."""
-        self._orders.put(End(self._stamp_of(delivery), Ending.AGAIN, None, 0.0))
+        self._orders.put(End(self._stamp_of(delivery), Ending.AGAIN, None))
 
     def _stamp_of(self, delivery: Delivery) -> Stamp:
         """Return a stamp for what is not run here."""

@@ -19,12 +19,23 @@ class Park:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Release for a process that cannot."""
+    """Release for a process that cannot: once it is gone, or when its lease ends.
+
+    Args:
+        stamp: of the task.
+        ending: how it has ended.
+        pid: of the process; None if there is none to wait for.
+        since: monotonic time of the order.
+        until: monotonic time at which the lease ends.
+        told: whether it was logged that the process does not go.
+    """
 
     stamp: Stamp
     ending: Ending
     pid: int | None
-    until: float
+    since: float = 0.0
+    until: float = 0.0
+    told: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -15,11 +17,16 @@ from celery_singleton_lock.stamp import Stamp, doubted, leaving
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.tray import Tray
 
+logger = logging.getLogger(__name__)
+
 GONE: Final = 5.0
-"""Seconds after which a process that was killed, and does not go, is left to its lease."""
+"""Seconds after which it is told that a process was killed and does not go."""
 
 LOOK: Final = 0.02
 """Seconds between two looks whether it has gone."""
+
+RARE_LOOK: Final = 0.5
+"""Likewise, after :data:`GONE`."""
 
 
 class Releases:
@@ -31,6 +38,8 @@ class Releases:
         orders: the agent's.
         taker: returns the worker that may be granted a lock that is freed; empty if none.
         done_for: seconds for which later copies of an ended attempt end quietly.
+        lease_end: returns the monotonic time up to which the lease of a token is kept; None if it
+            is not known.
         told: called with the token of what was released.
 
     Attributes:
@@ -45,6 +54,7 @@ class Releases:
         orders: Tray,
         taker: Callable[[], str],
         done_for: float,
+        lease_end: Callable[[str], float | None],
         told: Callable[[str], None],
     ) -> None:
         """Have released nothing yet."""
@@ -54,12 +64,17 @@ class Releases:
         self._orders = orders
         self._taker = taker
         self._done_for = done_for
+        self._lease_end = lease_end
         self._told = told
         self._clock: Clock = store.clock
 
     def order(self, stamp: Stamp, ending: Ending, pid: int | None) -> None:
-        """Have the locks of a task released, once ``pid`` is gone. Does not wait."""
-        self._orders.put(End(stamp, ending, pid, self._clock.monotonic() + GONE))
+        """Have the locks of a task released, once ``pid`` is gone or they lapse. Does not wait."""
+        now, until = self._clock.monotonic(), 0.0
+        if pid:
+            ends = [self._lease_end(part.token) for part in leaving(stamp)]
+            until = max((end for end in ends if end is not None), default=now + GONE)
+        self._orders.put(End(stamp, ending, pid, now, until))
 
     def carry_out(self, order: End) -> None:
         """Release, or look again a little later.
@@ -67,8 +82,9 @@ class Releases:
         Raises:
             BackendError: Redis did not answer.
         """
-        if order.pid and not gone(order.pid) and self._clock.monotonic() < order.until:
-            self._orders.put_off(order, LOOK)
+        now = self._clock.monotonic()
+        if order.pid and now < order.until and not gone(order.pid):
+            self._wait_for_process(order, now)
             return
         for stamp in leaving(order.stamp):
             self._store.release(
@@ -82,6 +98,26 @@ class Releases:
         self._kept.drop(order.stamp.token)
         self.done += 1
         self._told(order.stamp.token)
+
+    def _wait_for_process(self, order: End, now: float) -> None:
+        """Look again later. A process that was killed may hang in the kernel, and still be there.
+
+        Its lease, which is not renewed any more, decides when the lock is free at the latest.
+        """
+        if now - order.since < GONE:
+            self._orders.put_off(order, LOOK)
+            return
+        if not order.told:
+            logger.warning(
+                "celery-singleton-lock: the process %d of task %s was killed %.0f s ago and has "
+                "not gone: its lock %r is free when it goes, or in %.0f s, when its lease ends",
+                order.pid,
+                order.stamp.task,
+                now - order.since,
+                order.stamp.name,
+                order.until - now,
+            )
+        self._orders.put_off(replace(order, told=True), min(RARE_LOOK, order.until - now))
 
 
 def gone(pid: int) -> bool:

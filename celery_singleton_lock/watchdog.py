@@ -328,6 +328,17 @@ class Renewals:
                 lease.confirm(until if valid_until is None else valid_until)
                 self._hurry(lease)
 
+    def valid_until(self, token: str) -> float | None:
+        """Return the monotonic time up to which the store certainly keeps a lease, if it is known.
+
+        Args:
+            token: owner token.
+        """
+        with self._mutex:
+            self._read_notes()
+            lease = self._leases.get(token)
+            return None if lease is None else lease.valid_until
+
     def watching(self) -> tuple[str, ...]:
         """Return the tokens that are renewed."""
         with self._mutex:

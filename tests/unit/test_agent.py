@@ -48,6 +48,18 @@ class HandClock:
         return self.now
 
 
+class Leases:
+    """A watchdog that renews nothing, and knows when each lease ends."""
+
+    def __init__(self, clock):
+        self.clock = clock
+        self.ends = {}
+        self.watch = self.look_after = self.last_round = lambda *about, **more: None
+
+    def valid_until(self, token):
+        return self.ends.get(token)
+
+
 class PaperStore:
     """Notes what it is asked; answers as told, or raises."""
 
@@ -200,9 +212,7 @@ def agent(clock, store, desk, seen):
         reap=lambda: None,
         abort=lambda _token: None,
         publisher=SimpleNamespace(publish=publish, close=lambda: None),
-        watchdog=SimpleNamespace(
-            watch=lambda *a, **k: None, look_after=lambda: None, last_round=lambda: None
-        ),
+        watchdog=Leases(clock),
         modes=Modes({"task": "enforce"}),
         herald=Herald(Observers([SimpleNamespace(notify=seen.events.append)])),
         address="redis://localhost",
@@ -390,16 +400,36 @@ def test_a_copy_goes_to_the_pool_only_if_its_message_is_not_kept(agent, store, d
 # -- releasing -------------------------------------------------------------------------------------
 
 
-def test_a_lock_is_not_released_before_its_process_is_gone(agent, store, clock):
-    """Neither while it lives, nor for ever if it does not go: then its lease ends anyway."""
+def test_a_lock_is_not_released_before_its_process_is_gone(agent, store, clock, caplog):
+    """Neither while it lives, nor for ever if it does not go: its lease decides, and it is told."""
+    agent._watchdog.ends["a"] = clock.now + 30.0
     agent.end(stamp("a"), Ending.FINAL, os.getpid())
     agent.run_once()
-    clock.now += GONE / 2
-    agent.run_once()
-    assert store.asked("release") == []
+    for _ in range(5):
+        clock.now += GONE
+        agent.run_once()
+        assert store.asked("release") == []
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert f"the process {os.getpid()} of task" in caplog.text
+    assert "in 25 s, when its lease ends" in caplog.text
     clock.now += GONE
     agent.run_once()
     assert store.asked("release") == [("release", "a", Ending.FINAL)]
+
+
+def test_a_process_that_goes_late_is_heard_of_before_its_lease_ends(agent, store, clock):
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        agent._watchdog.ends["a"] = clock.now + 30.0
+        agent.end(stamp("a"), Ending.AGAIN, child.pid)
+        agent.run_once()
+        clock.now += 2 * GONE
+        agent.run_once()
+        assert store.asked("release") == []
+        child.kill()
+        eventually(lambda: gone(child.pid), 10)
+        clock.now += 0.6
+        agent.run_once()
+    assert store.asked("release") == [("release", "a", Ending.AGAIN)]
 
 
 def test_a_lock_of_a_process_that_is_gone_is_released_at_once(agent, store):

@@ -557,8 +557,8 @@ def test_T17_a_revoked_message_is_ended_here_though_another_worker_heard_of_it(o
     assert office.sent == []
     assert request.task.backend.get_state(request.id) == "REVOKED"
     assert request.acknowledged
-    assert office.clerk.names() == ["forget", "end"]
-    assert office.clerk.calls[-1][1][1] is Ending.FINAL
+    assert office.clerk.names() == ["end", "forget"]
+    assert office.clerk.calls[0][1][1] is Ending.FINAL
 
 
 def test_a_grant_that_lapsed_is_dropped_here(office):
