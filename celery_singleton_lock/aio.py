@@ -22,6 +22,7 @@ import logging
 import weakref
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
@@ -176,7 +177,10 @@ def _ended(task: asyncio.Task[Any]) -> None:
 
 
 class AsyncWatchdog(Renewals):
-    """The task that renews. It starts with the first lease, and ends with the last.
+    """Renews in the loop of the locks: a timer, and for each round a task of its own.
+
+    Between two rounds there is no task. One would be cancelled with all others when a loop ends,
+    while locks are still held; and a loop that is closed without that would leave it pending.
 
     Args:
         store: where the leases are; its verbs are coroutines.
@@ -185,54 +189,60 @@ class AsyncWatchdog(Renewals):
     def _begin(self) -> None:
         super()._begin()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._alarm: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def forget(self, token: str) -> None:
         """Renew a lease no more. After this has returned no renewal for it is sent.
 
         A renewal that is on its way is waited for, but not for ever: that a late one arrives behind
-        the release does no harm. With the last lease, the task ends.
+        the release does no harm. With the last lease, the timer ends.
         """
         self.drop(token)
         if self._loop is not asyncio.get_running_loop():
             return
-        self._news.set()
+        self._set_alarm()
         if token in self._aloft:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._landed.wait(), PATIENCE)
 
     def _start(self) -> None:
-        """Have a task in the running loop. Only the loops of one thread come here, in turn."""
+        """Renew in the running loop. Only the loops of one thread come here, in turn."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            self._loop, self._task = loop, None
-            self._news, self._landed = asyncio.Event(), asyncio.Event()
-        if self._task is None or self._task.done():
-            self._task = loop.create_task(self._run(), name="csl-watchdog")
+            self._loop, self._alarm, self._task = loop, None, None
+            self._landed = asyncio.Event()
 
-    def _hurry(self, lease: Lease) -> None:  # noqa: ARG002  # to look is cheap
-        self._news.set()
+    def _hurry(self, lease: Lease) -> None:  # noqa: ARG002  # all leases are looked at
+        self._set_alarm()
 
-    async def _run(self) -> None:
-        """Look whenever something is due, until there is nothing to watch."""
-        while self._leases:
-            self._news.clear()
-            pause = self._next_pause()
-            if pause > 0:
-                await self._rest(pause)
-            else:
-                await self._run_safely()
+    def _set_alarm(self) -> None:
+        """Have the timer ring when something is due; a round that is under way sets it itself."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if self._loop is None or not self._leases or self._task is not None:
+            return
+        self._alarm = self._loop.call_later(max(0.0, self._next_pause()), self._ring)
 
-    async def _rest(self, pause: float) -> None:
-        """Wait until something is due, or is new."""
-        alarm = asyncio.get_running_loop().call_later(pause, self._news.set)
-        try:
-            await self._news.wait()
-        finally:
-            alarm.cancel()
+    def _ring(self) -> None:
+        self._alarm = None
+        self._task = asyncio.get_running_loop().create_task(self._run_safely(), name="csl-watchdog")
+        self._task.add_done_callback(self._rang)
+
+    def _rang(self, task: asyncio.Task[None]) -> None:
+        """The round has ended, or was cancelled: the leases that are left are renewed all the same.
+
+        A loop that ends cancels all tasks, and lets those clean up that hold locks.
+        """
+        if self._task is task:
+            self._task = None
+            if task.cancelled():
+                self._back_off()
+            self._set_alarm()
 
     async def _run_safely(self) -> None:
-        """Look once; whatever goes wrong, the task lives (L12)."""
+        """Look once; whatever goes wrong, the renewal goes on (L12)."""
         try:
             self._count(await carry_out_async(self.round(), self._ask))
         except Exception as error:  # noqa: BLE001  # logged
@@ -511,6 +521,7 @@ class AsyncLock(Holding):
             self._shared = hold
         else:
             self._holds[task] = hold
+            hold.lease.ended = partial(_has_ended, weakref.ref(task))
 
     def _unnote(self, hold: Hold) -> None:
         if self._shared is hold:
@@ -524,6 +535,14 @@ def _current_task() -> asyncio.Task[Any] | None:
     with suppress(RuntimeError):
         return asyncio.current_task()
     return None
+
+
+def _has_ended(task: weakref.ref[asyncio.Task[Any]]) -> str:
+    """Return what is told of a task that has ended with its lock; nothing if it goes on."""
+    holder = task()
+    if holder is None or not holder.done():
+        return ""
+    return f"task {holder.get_name()!r} has acquired it, and has ended without release()"
 
 
 def _only_acquires(task: asyncio.Task[Any]) -> bool:

@@ -101,9 +101,22 @@ class Lease:
         held: whether it was seen held.
         on_lost: called once if it is lost. A bound method is kept weakly: when its object is gone
             nobody is left who could release the lock, and it is not renewed any more.
+
+    Attributes:
+        ended: returns why nobody is left who could release the lock; nothing if somebody is.
     """
 
-    __slots__ = ("_listener", "held", "lost", "name", "renew_at", "seconds", "token", "valid_until")
+    __slots__ = (
+        "_listener",
+        "ended",
+        "held",
+        "lost",
+        "name",
+        "renew_at",
+        "seconds",
+        "token",
+        "valid_until",
+    )
 
     def __init__(
         self,
@@ -122,6 +135,7 @@ class Lease:
         self.held = held
         self.lost = False
         self.valid_until = valid_until
+        self.ended: Callable[[], str] = str
         self._listener = _listener(on_lost)
         self.confirm(valid_until)
 
@@ -161,8 +175,8 @@ class Lease:
         return min(renewal, self.valid_until) if self.held else renewal
 
     def abandoned(self) -> bool:
-        """Whether the object that wanted to hear of a loss is gone."""
-        return self._listener() is None
+        """Whether nobody is left who would release the lock."""
+        return self._listener() is None or bool(self.ended())
 
     def report(self) -> None:
         """Tell who holds the lock that it is lost. Never raises."""
@@ -393,6 +407,15 @@ class Renewals:
         """Forget the leases whose owner is gone: nobody would ever release them."""
         for lease in [lease for lease in self._leases.values() if lease.abandoned()]:
             del self._leases[lease.token]
+            why = lease.ended()
+            if why:
+                left = lease.valid_until - self.clock.monotonic()
+                self._warn(
+                    "lock %r is not renewed any more: %s. It is free in %.1f s",
+                    lease.name,
+                    why,
+                    left,
+                )
 
     def _extend(self, leases: Sequence[Lease]) -> Plan[Sequence[Lease], Sequence[bool | None]]:
         """Ask the store; None for what it did not answer."""

@@ -75,6 +75,11 @@ def taken(store, name="lock", lease=30.0):
     return owner.token
 
 
+def renews(lock):
+    """Whether the watchdog of a lock has a timer, or a round under way."""
+    return lock._watchdog._alarm is not None or lock._watchdog._task is not None
+
+
 async def until(predicate):
     """Wait for a fact that a thread's store tells."""
     while not predicate():  # noqa: ASYNC110  # the fact is in a server
@@ -506,9 +511,28 @@ def test_a_task_that_ends_without_release_is_not_renewed(url, store):
         assert len(holders(store)) == 1
         gc.collect()
         await until(lambda: holders(store) == [])
-        await until(lock._watchdog._task.done)
+        await until(lambda: not renews(lock))
 
     in_loop(url, scene)
+
+
+def test_a_task_that_has_ended_without_release_is_told_of_once_and_not_renewed(url, store, caplog):
+    """Also while somebody keeps the task, as asyncio.gather's caller does."""
+
+    async def scene(there):
+        lock = AsyncLock(there, "lock", lease=0.4)
+        other = AsyncLock(there, "other", lease=0.4)
+        await other.acquire()
+        task = asyncio.create_task(just_acquire(lock), name="forgetful")
+        await task
+        await until(lambda: holders(store) == [])
+        assert task.done()
+        assert await other.owned()
+        await other.release()
+
+    in_loop(url, scene)
+    (told,) = [each.getMessage() for each in caplog.records if "forgetful" in each.getMessage()]
+    assert "lock 'lock' is not renewed any more: task 'forgetful' has acquired it" in told
 
 
 def test_of_two_grants_at_once_an_object_keeps_one(url, store):
@@ -561,13 +585,51 @@ async def use_in_task(store, served):
 def test_a_held_lock_is_renewed_and_the_watchdog_ends_with_it(url, store):
     async def scene(there):
         async with AsyncLock(there, "lock", lease=0.5) as lock:
-            task = lock._watchdog._task
             await asyncio.sleep(1.2)
             assert holders(store) == [lock.token]
             assert not lock.lost
-        assert task.done()
+            assert renews(lock)
+        assert not renews(lock)
 
     in_loop(url, scene)
+
+
+def test_a_lock_is_renewed_although_all_tasks_are_cancelled(url, store):
+    """As at the end of asyncio.run: a task that cleans up under its lock keeps it meanwhile."""
+
+    async def scene(there):
+        asked, real = [], there.extend
+
+        async def extend(leases):
+            asked.append(leases)
+            if len(asked) == 1:
+                await asyncio.sleep(60)
+            return await real(leases)
+
+        there.extend = extend
+        async with AsyncLock(there, "lock", lease=1.2) as lock:
+            await until(lambda: asked)
+            for task in asyncio.all_tasks():
+                if task.get_name() == "csl-watchdog":
+                    task.cancel()
+            await until(lambda: len(asked) > 3)
+            assert await lock.owned()
+
+    in_loop(url, scene)
+
+
+def test_a_loop_that_is_closed_while_a_lock_is_held_leaves_no_task_of_ours(url, caplog):
+    """``Task was destroyed but it is pending`` stood at the end of the program."""
+    loop = asyncio.new_event_loop()
+    client = redis.asyncio.Redis.from_url(url)
+    lock = AsyncLock(client, "lock", lease=30)
+    loop.run_until_complete(lock.acquire())
+    assert asyncio.all_tasks(loop) == set()
+    loop.run_until_complete(client.aclose())
+    loop.close()
+    del lock, client
+    gc.collect()
+    assert "pending" not in caplog.text
 
 
 def test_T10_a_holder_hears_of_its_loss_and_may_stop_its_work(url, store):
@@ -609,10 +671,8 @@ def test_T8_L12_no_error_ends_the_watchdog(url, store, caplog):
 
         there.extend = extend
         async with AsyncLock(there, "lock", lease=2.4) as lock:
-            task = lock._watchdog._task
             await until(lambda: not troubles)
             await asyncio.sleep(1.5)  # by then the lease would have ended
-            assert not task.done()
             assert await lock.owned()
 
     in_loop(url, scene)
