@@ -32,7 +32,7 @@ from celery_singleton_lock.herald import Herald
 from celery_singleton_lock.inbox import Inbox
 from celery_singleton_lock.kept import Kept
 from celery_singleton_lock.losses import Losses
-from celery_singleton_lock.model import Delivery, Ending, Reservation
+from celery_singleton_lock.model import ALIVE, Delivery, Ending, Reservation
 from celery_singleton_lock.modes import MODES, Modes
 from celery_singleton_lock.orders import (
     End,
@@ -71,9 +71,6 @@ BEAT: Final = 1.0
 
 LOOK: Final = 0.2
 """Seconds between two looks whether a child that runs a locked task has died."""
-
-ALIVE: Final = 3.0
-"""Seconds after its last sign of life for which a worker is given grants."""
 
 SYNC: Final = 30.0
 """Seconds between two measurements of the server's clock."""

@@ -18,6 +18,12 @@ from celery_singleton_lock.words import printable
 SCHEMA: Final = "1"
 """Version of the data model in Redis; a worker refuses another one."""
 
+ALIVE: Final = 3.0
+"""Seconds for which a worker counts as alive after a heartbeat; it sends one about every second."""
+
+REMEMBERED: Final = 10
+"""How many times as long the server remembers when a worker's last heartbeat was; as beat.lua."""
+
 CLAIM_LEASE: Final = 5.0
 """Seconds within which a waiter must claim its grant (or its worker renew it) before the sweep."""
 
@@ -146,6 +152,9 @@ class Holder(NamedTuple):
         state: ``running``, ``granted``, ``reserved``, ``waiting``, ``parked``, ``adrift``,
             ``overdue``, ``replaced`` or ``revoked``.
         since: server seconds at which it came into this state.
+        lease: seconds that a renewal gives it; 0 if unknown.
+        silent: seconds for which its worker has shown no sign of life; 0 if it has lately, if that
+            was not looked at, and for clients.
     """
 
     token: str
@@ -158,6 +167,8 @@ class Holder(NamedTuple):
     fencing_token: int = 0
     state: str = ""
     since: float = 0.0
+    lease: float = 0.0
+    silent: float = 0.0
 
     def __str__(self) -> str:
         """``settle[3f…] on worker-2``, or the client's host and pid; printable."""

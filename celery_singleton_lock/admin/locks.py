@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any, Final
 
 from celery_singleton_lock.admin.keeping import parked_elsewhere
+from celery_singleton_lock.admin.signs_of_life import in_glances, in_view
 from celery_singleton_lock.model import LockView
 from celery_singleton_lock.store.admin import PARTS, AdminStore, Glance, Waiting
 from celery_singleton_lock.store.verbs import PROBE
@@ -71,9 +72,8 @@ def list_locks(
         for lock in store.glances(pattern, holders=holders)
         if not lock.is_idle or (idle and not lock.name.startswith(PROBE))
     )
-    if most is None:
-        return sorted(found, key=key)
-    return heapq.nsmallest(most, found, key=key)
+    chosen = sorted(found, key=key) if most is None else heapq.nsmallest(most, found, key=key)
+    return in_glances(store, chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def show_lock(store: AdminStore, name: str, *, waiters: int = 20) -> Detail:
     Raises:
         BackendError: Redis did not answer, or refused.
     """
-    view = store.inspect(name, waiters=0)
+    view = in_view(store, store.inspect(name, waiters=0))
     elsewhere = parked_elsewhere(store, name, view.holders[:ASKED])
     return Detail(view, tuple(islice(waiting_in(store, name), waiters)), elsewhere)
 

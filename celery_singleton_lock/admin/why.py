@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Final, Protocol
 
 from celery_singleton_lock.admin.keeping import WAITS, kept_by, parked_elsewhere, standing_of
+from celery_singleton_lock.admin.signs_of_life import in_view
 from celery_singleton_lock.model import Holder, LockView
 from celery_singleton_lock.store.admin import AdminStore, Waiting
 from celery_singleton_lock.words import nth, printable
@@ -22,10 +23,10 @@ class Answer:
 
     Args:
         task_id: its id.
-        state: ``parked``, ``waiting``, ``adrift``, ``granted``, ``reserved``, ``running``, ``eta``,
-            ``received``, ``finished``, ``leaving``, or a verdict (``overdue``, ``replaced``,
-            ``revoked``) that awaits a worker; ``unseen``: no worker, no lock and no result knows
-            it.
+        state: ``parked``, ``waiting``, ``adrift``, ``granted``, ``reserved``, ``running``,
+            ``silent`` (it ran, and its worker shows no sign of life), ``eta``, ``received``,
+            ``finished``, ``leaving``, or a verdict (``overdue``, ``replaced``, ``revoked``) that
+            awaits a worker; ``unseen``: no worker, no lock and no result knows it.
         sentence: for people; says what to do if something can be done.
         lock: name of its lock, if known.
         token: its owner token, if known.
@@ -94,7 +95,7 @@ def _answer(store: AdminStore, task_id: str, witness: Witness | None) -> Answer:
 
 
 def _found(store: AdminStore, task_id: str, name: str, me: Waiting, rank: int) -> Answer:
-    view = store.inspect(name, waiters=0)
+    view = in_view(store, store.inspect(name, waiters=0))
     elsewhere = parked_elsewhere(store, name, view.holders[:NAMED])
     answer = _at_its_lock(task_id, view, me, rank, elsewhere)
     keeps = kept_by(store, name, me.token) if me.state in WAITS else ()
@@ -109,8 +110,9 @@ def _among_holders(store: AdminStore, task_id: str) -> Answer | None:
     for lock in store.glances(holders=1000):
         for holder in lock.holders:
             if holder.task_id == task_id:
-                view = store.inspect(lock.name, waiters=0)
-                return _holding(task_id, view, holder)
+                view = in_view(store, store.inspect(lock.name, waiters=0))
+                now = next((h for h in view.holders if h.token == holder.token), holder)
+                return _holding(task_id, view, now)
     return None
 
 
@@ -162,8 +164,13 @@ def _holding(task_id: str, view: LockView, holder: Holder) -> Answer:
         "granted": f"granted, on its way to {worker_name(holder.worker) or 'its client'}, {left}",
         "reserved": f"between two tries: {view.name!r} is kept for its retry, {left}",
         "running": f"runs{_on(holder)}, holds {view.name!r}, {left}",
+        "silent": (
+            f"ran{_on(holder)}, which has shown no sign of life for {seconds(holder.silent)}; if "
+            f"it is dead, {view.name!r} is free in {seconds(holder.expires_in)} at the latest"
+        ),
     }
-    state = holder.state if holder.state in sentences else "running"
+    state = "silent" if holder.silent else holder.state
+    state = state if state in sentences else "running"
     return Answer(
         task_id, state, sentences[state], view.name, holder.token, 0, 0.0, view.holders, view.paused
     )
@@ -219,9 +226,17 @@ def named(holders: tuple[Holder, ...], elsewhere: Mapping[str, str] = MappingPro
     for holder in holders[:NAMED]:
         other = elsewhere.get(holder.token)
         kept = "" if other is None else f" (which waits for {other!r})"
-        told.append(f"{short(holder)}{kept}, lease {seconds(holder.expires_in)} left")
+        told.append(f"{short(holder)}{kept}{_lease(holder)}")
     more = len(holders) - NAMED
     return "; ".join(told) + (f" and {more} more" if more > 0 else "")
+
+
+def _lease(holder: Holder) -> str:
+    left = seconds(holder.expires_in)
+    if not holder.silent:
+        return f", lease {left} left"
+    silence = seconds(holder.silent)
+    return f" (no sign of life for {silence}; if it is dead, free in {left} at the latest)"
 
 
 def short(holder: Holder) -> str:

@@ -12,6 +12,7 @@ import click
 
 from celery_singleton_lock.admin.locks import Detail
 from celery_singleton_lock.admin.why import named, seconds, short
+from celery_singleton_lock.model import Holder
 from celery_singleton_lock.store.admin import Glance, Waiting
 from celery_singleton_lock.words import number_of, printable
 
@@ -89,12 +90,16 @@ LOCK_HEADINGS: Final = ("LOCK", "HELD", "WAITING", "OLDEST", "LEASE", "BY")
 
 
 def _who(lock: Glance) -> str:
-    told = [*map(short, lock.holders)]
+    told = [short(each) + _silence(each) for each in lock.holders]
     if lock.adrift:
         told.insert(0, f"{lock.adrift} without a worker")
     if lock.paused:
         told.insert(0, "PAUSED")
     return ", ".join(told)
+
+
+def _silence(holder: Holder) -> str:
+    return f", silent for {seconds(holder.silent)}" if holder.silent else ""
 
 
 def detail(found: Detail) -> list[str]:
@@ -113,7 +118,8 @@ def detail(found: Detail) -> list[str]:
         f"waiting  {waiting}; {number_of(view.bodies, 'message')} kept",
     ]
     for holder in view.holders:
-        state = "kept" if holder.token in found.elsewhere else holder.state
+        state = "silent" if holder.silent else holder.state
+        state = "kept" if holder.token in found.elsewhere else state
         lines.append(f"holder   {named((holder,), found.elsewhere)}, {state}")
         lines.append(f"token    {holder.token}")
     if found.waiting:

@@ -27,6 +27,7 @@ from celery_singleton_lock.admin import (
     why,
 )
 from celery_singleton_lock.admin.keeping import standing_of
+from celery_singleton_lock.admin.signs_of_life import in_glances, in_view
 from celery_singleton_lock.clock import Clock, SystemClock
 from celery_singleton_lock.events import LockAdmin
 from celery_singleton_lock.model import Holder, LockView
@@ -173,7 +174,7 @@ class Feed:
                     waiting += lock.waiting + lock.adrift
                     yield lock
 
-        rows = heapq.nsmallest(KEPT, counted(), key=order_of(order))
+        rows = in_glances(self._store, heapq.nsmallest(KEPT, counted(), key=order_of(order)))
         ended = self._clock.monotonic()
         return Listing(rows, total, waiting, broken, ended, ended - began, now)
 
@@ -261,11 +262,13 @@ class Feed:
     def _place(
         self, name: str, task_id: str, rank: int, waiting: Waiting | None
     ) -> dict[str, Any] | None:
-        now, view = self._store.time(), self._store.inspect(name, waiters=0)
+        now = self._store.time()
+        view = in_view(self._store, self._store.inspect(name, waiters=0))
         own = [holder for holder in view.holders if holder.task_id == task_id]
         if not own and waiting is None:
             return None
-        state = own[0].state if own else waiting.state if waiting else ""
+        held = told_of_holder(own[0], now)["state"] if own else ""
+        state = held or (waiting.state if waiting else "")
         sentence = "" if own else why(self._store, task_id, _Nobody()).sentence
         return {
             **self._named(name, SHORT),
@@ -285,7 +288,7 @@ class Feed:
         """
         now, rows = self._store.time(), []
         for name in names[:ROWS]:
-            view = self._store.inspect(name, waiters=1)
+            view = in_view(self._store, self._store.inspect(name, waiters=1))
             if view.holders or view.waiting:
                 rows.append(self._row(_glance_of(view, now), now))
         return rows
@@ -389,7 +392,8 @@ def told_of_holder(holder: Holder, now: float) -> dict[str, Any]:
         "task_id": visible(holder.task_id, SHORT),
         "worker": visible(holder.worker.rpartition("#")[0] or holder.worker, SHORT),
         "client": "" if holder.task else visible(str(holder), SHORT),
-        "state": holder.state,
+        "state": "silent" if holder.silent else holder.state,
+        "silent_for": holder.silent,
         "left": holder.expires_in,
         "held_for": max(0.0, now - holder.since) if holder.since else 0.0,
         "fence": str(holder.fencing_token),  # has more digits than a number in JavaScript

@@ -7,7 +7,7 @@ everywhere; all times are the store's own.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -288,6 +288,13 @@ class AdminStore(Store, Protocol):
         """Yield what contradicts itself in a lock's data: a token, and what is wrong with it.
 
         Looks at it page by page: what changes between two pages is never told of.
+        """
+        ...
+
+    def silences(self, workers: Iterable[str]) -> Mapping[str, float]:
+        """Return the seconds since the last heartbeat of each of these workers.
+
+        Infinite if none is remembered: it was over half a minute ago, or the worker has left.
         """
         ...
 

@@ -14,7 +14,7 @@ import redis
 
 from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.keys import Keyspace
-from celery_singleton_lock.model import Reply, base_of
+from celery_singleton_lock.model import ALIVE, REMEMBERED, Reply, base_of
 from celery_singleton_lock.plans import carry_out
 from celery_singleton_lock.store import replies
 from celery_singleton_lock.store.admin import Glance, Operator, Page, Standing, Waiting
@@ -158,6 +158,17 @@ class RedisAdminStore(RedisStore):
             after = replies.text(end)
             if not after:
                 return
+
+    def silences(self, workers: Iterable[str]) -> Mapping[str, float]:
+        """Return how long ago each worker's last heartbeat was; see :meth:`AdminStore.silences`."""
+        names = list(workers)
+        start = f"{self.keyspace.fleets[0]}:worker:"  # it beats in all
+        left = self.do(Batch([Command(("PTTL", f"{start}{name}")) for name in names]))
+        kept = ALIVE * REMEMBERED
+        return {
+            name: float("inf") if int(ms) < 0 else max(0.0, kept - replies.seconds(ms))
+            for name, ms in zip(names, left, strict=True)
+        }
 
     def workers(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the live workers: id -> ``realm`` and ``queues``."""

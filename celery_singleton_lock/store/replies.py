@@ -37,6 +37,7 @@ def holder_of(token: str, rec: Mapping[str, Any], expires_in: float = 0.0) -> Ho
         int(rec.get("fence") or 0),
         rec.get("state", ""),
         seconds(rec.get("since") or 0),
+        seconds(rec.get("lease") or 0),
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.keys import Keyspace
-from celery_singleton_lock.model import Claim, Holder, Owner, Parcel, new_token
+from celery_singleton_lock.model import ALIVE, Claim, Holder, Owner, Parcel, new_token
 from celery_singleton_lock.store import redis_admin
 from celery_singleton_lock.store.admin import Glance, Operator, Waiting
 from celery_singleton_lock.store.redis_admin import (
@@ -43,6 +43,19 @@ def park(store, task_id="t", name=NAME, **claim):
     who = Owner(new_token(), f"{task_id}/0/0", "app.task")
     store.park(who, Claim(name, **claim), Parcel(b"body", "R", "q"))
     return who.token
+
+
+# -- signs of life ---------------------------------------------------------------------------------
+
+
+def test_it_is_known_how_long_ago_a_worker_has_told_that_it_lives(store):
+    """For half a minute; not of one that has left, or never was there."""
+    for worker in ("here", "gone"):
+        store.beat(worker, "R", ["q"], ALIVE)
+    store.beat("gone", "R", ["q"], 0)
+    told = store.silences(["here", "gone", "never"])
+    assert 0 <= told.pop("here") < ALIVE
+    assert told == {"gone": float("inf"), "never": float("inf")}
 
 
 # -- names -----------------------------------------------------------------------------------------

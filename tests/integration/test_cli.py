@@ -17,6 +17,7 @@ from celery_singleton_lock import Lock
 from celery_singleton_lock.cli import locks, main
 from celery_singleton_lock.embedded import RedisServer
 from celery_singleton_lock.extension import install
+from celery_singleton_lock.flower.feed import Feed
 from celery_singleton_lock.keys import bucket_of
 from celery_singleton_lock.model import Claim, Owner, Parcel, new_token
 from celery_singleton_lock.publisher import pack
@@ -334,6 +335,36 @@ def run_own(own_book):
         return ran
 
     return call
+
+
+def test_a_dead_workers_task_is_not_told_as_running(run_own, own_book, key):
+    """Until its lease ends: since when there is no sign of life, and when the lock is free."""
+    book, name = own_book, f"k:{key}"
+    worker = book.worker(pool="prefork", concurrency=1, conf={"singleton_lock_lease": 60}).start()
+    first = book.send("act", key, 0, hold=key)
+    book.started(first)
+    behind = book.send("act", key, 1)
+    book.await_waiting(key, 1)
+    assert run_own("why", first).out.startswith("running: runs on w")
+    assert "silent" not in run_own("list", name).out + run_own("show", name).out
+    worker.kill()
+    eventually(lambda: run_own("why", first).out.startswith("silent: "), 15)
+    holder = rf"act\[{first[:8]}\] on w\S+"
+    seconds = r"[\d.]+ s"
+    assert re.fullmatch(
+        rf"silent: ran on w\S+, which has shown no sign of life for {seconds}; if it is dead, "
+        rf"'{name}' is free in {seconds} at the latest\n",
+        run_own("why", first).out,
+    )
+    silence = rf"no sign of life for {seconds}; if it is dead, free in {seconds} at the latest"
+    assert re.search(rf"by {holder} \({silence}\), you are next", run_own("why", behind).out)
+    assert re.search(rf"holder   {holder} \({silence}\), silent\n", run_own("show", name).out)
+    assert re.search(rf"{holder}, silent for {seconds}\n", run_own("list", name).out)
+    feed = Feed(RedisAdminStore(book.client))
+    (row,) = feed.page(name)["locks"]
+    assert (row["holders"][0]["state"], row["holders"][0]["silent_for"] > 0) == ("silent", True)
+    assert feed.of_task(first, hint=name)["state"] == "silent"
+    book.open(key)
 
 
 def test_drained_tasks_run_without_this_library_in_their_order(run_own, alone, own_book, key):

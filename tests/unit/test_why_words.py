@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 
 from celery_singleton_lock.admin.locks import Detail
+from celery_singleton_lock.admin.signs_of_life import silent_for
 from celery_singleton_lock.admin.why import named, ordinal, seconds, short, worker_name
-from celery_singleton_lock.cli.render import detail
-from celery_singleton_lock.model import Holder, LockView
+from celery_singleton_lock.cli.render import detail, lock_rows
+from celery_singleton_lock.model import ALIVE, Holder, LockView
+from celery_singleton_lock.store.admin import Glance
 
+INF = float("inf")
 SETTLE = Holder("token", "shop.orders.settle", "3f2a91c0-58ab", "w2@host#1#7f3a", expires_in=41.0)
 
 
@@ -76,3 +79,40 @@ def test_a_place_in_line_is_told_as_an_ordinal_number(rank, told):
 def test_a_duration_is_told_in_its_two_largest_units(duration, told):
     """Tenths below ten seconds; minutes from two on."""
     assert seconds(duration) == told
+
+
+RUNS = SETTLE._replace(state="running", lease=30.0, expires_in=20.0)
+
+
+@pytest.mark.parametrize(
+    ("holder", "beat", "silent"),
+    [
+        (RUNS, 0.9, 0.0),
+        (RUNS, ALIVE, 0.0),
+        (RUNS, 9.0, 9.0),  # renewed ten seconds ago
+        (RUNS._replace(expires_in=28.0), 9.0, 0.0),  # renewed after its heartbeat
+        (RUNS._replace(expires_in=16.0), 25.0, 14.0),
+        (RUNS._replace(lease=0.0), 9.0, 9.0),
+        (RUNS, INF, 0.0),  # it has been told to end, and renews what it still runs
+        (RUNS._replace(expires_in=16.0), INF, 14.0),
+        (RUNS._replace(state="granted"), INF, 0.0),
+    ],
+)
+def test_a_sign_of_life_is_a_heartbeat_or_a_renewal(holder, beat, silent):
+    """A warm shutdown ends heartbeats, and not the tasks."""
+    assert silent_for(holder, {holder.worker: beat}) == pytest.approx(silent)
+
+
+def test_a_client_gives_no_signs_of_life():
+    assert silent_for(RUNS._replace(worker=""), {}) == 0
+
+
+def test_a_silent_holder_is_told_with_the_time_until_which_the_lock_is_free():
+    """Not as one that runs."""
+    silent = RUNS._replace(silent=14.2, expires_in=16.0)
+    told = "no sign of life for 14 s; if it is dead, free in 16 s at the latest"
+    assert named((silent,)) == f"settle[3f2a91c0] on w2@host#1 ({told})"
+    view = LockView("account:42", (silent,), fencing_token=1)
+    assert f"holder   {named((silent,))}, silent" in detail(Detail(view, ()))
+    (row,) = lock_rows([Glance("account:42", 1, holders=(silent,))])
+    assert row[-1] == "settle[3f2a91c0] on w2@host#1, silent for 14 s"

@@ -47,6 +47,12 @@
     return link;
   }
 
+  function stateOf(holder) {
+    if (!holder.silent_for) return holder.state;
+    return "no sign of life for " + duration(holder.silent_for) + ", free in " + duration(holder.left) +
+      " at the latest if it is dead";
+  }
+
   function holderNode(holder) {
     var node = el("div", "csl-holder");
     if (holder.task_id) node.appendChild(taskLink(holder.task_id, holder.task));
@@ -55,7 +61,7 @@
       node.appendChild(document.createTextNode(" on "));
       node.appendChild(name(holder.worker));
     }
-    var state = holder.state && holder.state !== "running" ? holder.state + ", " : "";
+    var state = holder.state && holder.state !== "running" ? stateOf(holder) + ", " : "";
     node.appendChild(el("span", "csl-small",
       state + "for " + duration(holder.held_for) + ", lease " + duration(holder.left) + " left"));
     return node;
@@ -254,7 +260,7 @@
           button.type = "button";
           button.addEventListener("click", function () { release(lock, holder); });
           return [holder.task_id ? taskLink(holder.task_id, holder.task) : name(holder.client),
-            name(holder.worker), holder.state, duration(holder.held_for), duration(holder.left),
+            name(holder.worker), stateOf(holder), duration(holder.held_for), duration(holder.left),
             holder.fence, root.dataset.readOnly ? "" : button];
         });
       table(node, "Queue", ["Rank", "Task", "State", "Waits for", "Broker's queue"],
@@ -410,7 +416,7 @@
       add("Waits for", duration(lock.waited));
     } else {
       var own = lock.holders[0];
-      add("State", own.state === "running" ? "held by this task" : own.state);
+      add("State", own.state === "running" ? "held by this task" : stateOf(own));
       add("Held for", duration(own.held_for) + ", lease " + duration(own.left) + " left");
       add("Behind it", lock.waiting + (lock.waiting === 1 ? " waits" : " wait"));
     }

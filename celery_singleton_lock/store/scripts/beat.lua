@@ -14,6 +14,7 @@ for i = 5, #ARGV do
     redis.call('ZREM', route, worker)
   end
 end
+-- Clients read from its TTL how long ago this was (REMEMBERED in model.py).
 local about = KEYS[1] .. ':worker:' .. worker
 if ttl > 0 then redis.call('SET', about, info, 'PX', ttl * 10) else redis.call('DEL', about) end
 return redis.call('HGETALL', KEYS[1] .. ':mode')
