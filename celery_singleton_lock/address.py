@@ -17,6 +17,8 @@ from celery_singleton_lock.errors import ConfigurationError
 SCHEMES: Final = {
     "redis": "redis",
     "rediss": "rediss",
+    "valkey": "redis",  # one protocol, one client
+    "valkeys": "rediss",
     "unix": "unix",
     "redis+socket": "unix",  # as Celery writes it
     "socket": "unix",
@@ -49,8 +51,8 @@ _URL_OPTIONS: Final = frozenset(
 """What may stand behind the ``?``, besides ``ssl_…``, ``db`` and credentials."""
 
 
-_OF_A_SERVER: Final = frozenset({"redis", "rediss", "unix"})
-"""Schemes that redis-py knows."""
+_OF_A_SERVER: Final = frozenset({"redis", "rediss", "unix", "valkey", "valkeys"})
+"""Schemes of one server; redis-py knows them, or :func:`for_redis_py` spells them so."""
 
 _SEVERAL: Final = (
     "it names several servers, and such a URL names one. For a Cluster write "
@@ -284,6 +286,12 @@ def _refuse_unread(url: str, wrong: _WrongUrl) -> NoReturn:
 
 def _lists_hosts(url: str) -> bool:
     return _LISTED.match(url.partition("://")[2].rpartition("@")[2]) is not None
+
+
+def for_redis_py(url: str) -> str:
+    """Return the URL of one server as redis-py reads it: ``redis://`` for ``valkey://``."""
+    scheme = scheme_of(url)
+    return SCHEMES.get(scheme, scheme) + url[len(scheme) :]
 
 
 def check_server(url: str, source: str) -> None:

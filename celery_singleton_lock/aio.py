@@ -44,6 +44,7 @@ from celery_singleton_lock.plans import Plan, carry_out_async
 from celery_singleton_lock.store.async_cluster import AsyncClusterStore
 from celery_singleton_lock.store.async_quorum import AsyncQuorumStore
 from celery_singleton_lock.store.async_redis import AsyncRedisStore
+from celery_singleton_lock.store.valkey import AsyncValkeyStore, is_valkey
 from celery_singleton_lock.turn import Do, Wish, twice
 from celery_singleton_lock.watchdog import PATIENCE, Lease, OnLost, Renewals
 from celery_singleton_lock.words import a_kind
@@ -274,9 +275,9 @@ class AsyncLock(Holding):
     releases: each is cancelled once Redis has answered, or after a second without an answer.
 
     Args:
-        backend: redis-py client for asyncio, of a server or a Cluster, or a store on one. Or a list
-            of clients of independent servers, or an :class:`AsyncQuorumStore`: then a majority
-            decides (docs/quorum.md).
+        backend: redis-py client for asyncio, of a server or a Cluster, a client of valkey-py for
+            asyncio, or a store on one. Or a list of redis-py's clients of independent servers, or
+            an :class:`AsyncQuorumStore`: then a majority decides (docs/quorum.md).
         name: what must not overlap. Threads that use :class:`Lock` contend for the same names.
         lease: seconds of ownership; renewed while held, so it need not exceed the run time. A loop
             that is blocked for longer renews nothing.
@@ -577,6 +578,8 @@ def _refuse_urls(servers: Sequence[Any]) -> None:
 
 def _store_of(backend: Any, prefix: str | None) -> Store:
     client = isinstance(backend, (redis.asyncio.Redis, redis.asyncio.RedisCluster))
+    if is_valkey(backend, asyncio=True):
+        return AsyncValkeyStore(backend, keyspace_for(prefix, client=True))
     if not client and not inspect.iscoroutinefunction(getattr(backend, "extend", None)):
         raise ConfigurationError(_unfit(backend))
     keyspace = keyspace_for(prefix, client=client)
@@ -596,7 +599,8 @@ def _unfit(backend: object) -> str:
     if isinstance(backend, str) and "://" not in backend:
         shown = repr(safe_url(backend))
         return f"An AsyncLock is made as AsyncLock(client, name): {shown} is no client."
-    hint = "; threads have Lock" if isinstance(backend, (redis.Redis, redis.RedisCluster)) else ""
+    of_threads = isinstance(backend, (redis.Redis, redis.RedisCluster)) or is_valkey(backend)
+    hint = "; threads have Lock" if of_threads else ""
     return (
         "An AsyncLock needs a redis.asyncio.Redis client (redis.asyncio.Redis.from_url(URL) makes "
         "one), an AsyncRedisStore, or a list of clients of three or more servers of which a "

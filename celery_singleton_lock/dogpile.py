@@ -31,6 +31,7 @@ from celery_singleton_lock.hold import Holding, checked_client
 from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.plans import Plan, carry_out, carry_out_async
 from celery_singleton_lock.store.failures import FAILED, explain
+from celery_singleton_lock.store.valkey import as_redis_error
 
 T = TypeVar("T")
 
@@ -98,14 +99,17 @@ class _Value(NamedTuple):
         """Ask Redis; its errors are told as ours."""
         try:
             return (yield call)
-        except FAILED as error:
+        except Exception as found:
+            error = as_redis_error(found)
+            if not isinstance(error, FAILED):
+                raise
             if "WRONGTYPE" in str(error):
                 msg = (
                     f"The key {self.key!r} holds something other than a value of get_or_set "
                     "(WRONGTYPE): use another key."
                 )
-                raise BackendRefused(msg) from error
-            raise explain(error) from error
+                raise BackendRefused(msg) from found
+            raise explain(error) from found
 
     def filling(self, lock: Holding, compute: Callable[[], Any]) -> Plan[Callable[[], Any], Any]:
         """Return it: of who was quicker, or computed; and kept, unless the lock was lost."""

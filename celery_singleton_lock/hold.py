@@ -44,6 +44,7 @@ from celery_singleton_lock.model import (
     new_token,
 )
 from celery_singleton_lock.plans import Plan
+from celery_singleton_lock.store.valkey import is_valkey
 from celery_singleton_lock.turn import Do, Step, Turn, Wish, twice, way
 from celery_singleton_lock.watchdog import Lease, OnLost, Renewals
 from celery_singleton_lock.words import named
@@ -458,12 +459,13 @@ def checked_client(caller: str, client: object, *kinds: type[Any]) -> None:
     Args:
         caller: what it was given to.
         client: whatever it is.
-        kinds: redis-py's.
+        kinds: redis-py's; valkey-py's client for one server is as good as the first.
 
     Raises:
         ConfigurationError: it is of none of them.
     """
-    if not isinstance(client, kinds):
+    asyncio = "asyncio" in kinds[0].__module__
+    if not isinstance(client, kinds) and not is_valkey(client, asyncio=asyncio):
         msg = f"{caller} needs a {named(kinds[0])} client, not {named(type(client))}."
         raise ConfigurationError(msg)
 

@@ -35,6 +35,7 @@ from celery_singleton_lock.plans import Plan, carry_out
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.store.open import store_on
 from celery_singleton_lock.store.quorum import QuorumStore
+from celery_singleton_lock.store.valkey import is_valkey
 from celery_singleton_lock.turn import Wish, in_thread, twice
 from celery_singleton_lock.watchdog import OnLost, Watchdog
 from celery_singleton_lock.words import a_kind, named
@@ -57,9 +58,9 @@ class Lock(Holding):
     this object again gets :class:`LockReentered`. A forked child holds nothing.
 
     Args:
-        backend: redis-py client, of a server or a Cluster, or a store; or a list of URLs or clients
-            of independent servers, of which a majority decides (:class:`QuorumStore`,
-            docs/quorum.md).
+        backend: redis-py client, of a server or a Cluster, a client of valkey-py, or a store; or a
+            list of URLs or redis-py's clients of independent servers, of which a majority decides
+            (:class:`QuorumStore`, docs/quorum.md).
         name: what must not overlap.
         lease: seconds of ownership; renewed while held, so it need not exceed the run time.
         limit: permits; the lowest limit that a holder or waiter declares is in force.
@@ -307,13 +308,11 @@ def _watchdog_for(backend: Backend, prefix: str | None) -> Watchdog:
 
 
 def _store_of(backend: Backend, prefix: str | None) -> Any:
-    client = isinstance(backend, (redis.Redis, redis.RedisCluster))
+    client = isinstance(backend, (redis.Redis, redis.RedisCluster)) or is_valkey(backend)
     if not client and not isinstance(backend, QuorumStore) and not hasattr(backend, "take_due"):
         raise ConfigurationError(_unfit(backend))
     keyspace = keyspace_for(prefix, client=client)
-    if isinstance(backend, (redis.Redis, redis.RedisCluster)):
-        return store_on(backend, keyspace)
-    return backend
+    return store_on(backend, keyspace) if client else backend  # type: ignore[arg-type]  # it is one
 
 
 def _unfit(backend: object) -> str:
@@ -321,9 +320,11 @@ def _unfit(backend: object) -> str:
     if isinstance(backend, str) and "://" not in backend:
         shown = repr(safe_url(backend))
         return f"A Lock is made as Lock(client, name): {shown} is no client."
-    hint = "; asyncio has AsyncLock" if named(type(backend)).startswith("redis.asyncio.") else ""
+    of_asyncio = named(type(backend)).startswith(("redis.asyncio.", "valkey.asyncio."))
+    hint = "; asyncio has AsyncLock" if of_asyncio else ""
     return (
-        "A Lock needs a client (redis.Redis.from_url(URL) makes one; redis.RedisCluster for a "
+        "A Lock needs a client (redis.Redis.from_url(URL) makes one, and so does valkey.Valkey; "
+        "redis.RedisCluster for a "
         "Cluster, Sentinel(…).master_for(…) for Sentinels), a store, or a list of the URLs of "
         f"three or more servers of which a majority decides, not {a_kind(backend)}{hint}."
     )

@@ -14,7 +14,7 @@ from celery_singleton_lock.keys import keyspace_with
 from celery_singleton_lock.plans import carry_out, carry_out_async
 from celery_singleton_lock.store.async_cluster import AsyncClusterStore
 from celery_singleton_lock.store.async_redis import AsyncRedisStore
-from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.open import store_on
 from celery_singleton_lock.store.redis_admin import (
     SCANNED,
     ClusterAdminStore,
@@ -24,6 +24,7 @@ from celery_singleton_lock.store.redis_admin import (
     match_of,
 )
 from celery_singleton_lock.store.scripts import load_admin_scripts
+from celery_singleton_lock.store.valkey import AsyncValkeyStore, is_valkey
 from celery_singleton_lock.store.verbs import Command, Verb, Verbs, Wish
 from celery_singleton_lock.words import a_kind
 
@@ -54,7 +55,7 @@ def reset_all(
     if isinstance(client, redis.RedisCluster):
         nodes = ClusterAdminStore(client, keyspace)
         return sum(nodes.reset(found.name) for found in nodes.glances(pattern) if found.held)
-    store = RedisStore(client, keyspace)
+    store = store_on(client, keyspace)
     return carry_out(_resetting_all(store.verbs, pattern), store.do)
 
 
@@ -83,7 +84,8 @@ async def async_reset_all(
     keyspace = keyspace_with(None, prefix)
     if isinstance(client, redis.asyncio.RedisCluster):
         return await _reset_all_of_cluster(AsyncClusterStore(client, keyspace), pattern)
-    store = AsyncRedisStore(client, keyspace)
+    kind = AsyncValkeyStore if is_valkey(client, asyncio=True) else AsyncRedisStore
+    store = kind(client, keyspace)
     return await carry_out_async(_resetting_all(store.verbs, pattern), store.do)
 
 

@@ -63,11 +63,13 @@ def nth(number: int) -> str:
 
 
 def named(kind: type) -> str:
-    """Return the name of a class as people import it: redis-py has two of each name."""
+    """Return the name of a class as people import it: redis-py, for one, has two of each name."""
     module = kind.__module__
     if module == "builtins":
         return kind.__name__
-    return f"{module.rpartition('.')[0] if module.startswith('redis.') else module}.{kind.__name__}"
+    if module.startswith(("redis.", "valkey.")):
+        module = module.rpartition(".")[0]
+    return f"{module}.{kind.__name__}"
 
 
 def meant(name: str, known: Iterable[str]) -> str:

@@ -149,9 +149,9 @@ class AsyncRedisStore:
         await self.client.connection_pool.disconnect(inuse_connections=False)
 
 
-async def send_counted(pool: Any, wish: Counted) -> Any:
+async def send_counted(pool: Any, wish: Counted, wants: Sequence[str] = POOL_WANTS) -> Any:
     """Send a command as redis-py's client does, with its retries, and note whether it had any."""
-    connection = await pool.get_connection(*POOL_WANTS)
+    connection = await pool.get_connection(*wants)
 
     async def exchange() -> Any:
         await connection.send_command(*wish.command.words)

@@ -15,7 +15,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from celery_singleton_lock.address import check_server, safe_url
+from celery_singleton_lock.address import check_server, for_redis_py, safe_url
 from celery_singleton_lock.bounds import LONGEST_LEASE
 from celery_singleton_lock.clock import Clock, SystemClock
 from celery_singleton_lock.errors import BackendError, BackendUnreachable, ConfigurationError
@@ -289,7 +289,10 @@ def node_client(
     once_more = retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,))
     try:
         return kind.from_url(
-            server, socket_timeout=timeout, socket_connect_timeout=timeout, retry=once_more
+            for_redis_py(server),
+            socket_timeout=timeout,
+            socket_connect_timeout=timeout,
+            retry=once_more,
         )
     except ValueError:  # of which the sentence may quote the password
         msg = f"{where} is {safe_url(server)!r}: redis-py cannot read what stands behind the ?."

@@ -253,7 +253,10 @@ class RedisStore:
         """
         longest = next(most for most in BLOCKS if block <= most)
         found = self._blocking.get(longest)
-        return found or self._blocking.setdefault(longest, blocking_twin(self.client, longest))
+        return found or self._blocking.setdefault(longest, self._twin(longest))
+
+    def _twin(self, longest: float) -> redis.Redis:
+        return blocking_twin(self.client, longest)
 
     def servers(self) -> Sequence[redis.Redis]:
         """Return a client of each server that has keys."""
@@ -285,16 +288,25 @@ def _close_all(blocking: dict[float, redis.Redis], wire: Wire | None) -> None:
         wire.close()
 
 
-def blocking_twin(client: redis.Redis, longest: float) -> redis.Redis:
+def blocking_twin(
+    client: redis.Redis,
+    longest: float,
+    kind: type[Any] = redis.Redis,
+    pool_kind: type[Any] = redis.ConnectionPool,
+) -> redis.Redis:
     """Return a client to the same server for calls that block: no retries, a socket time-out above.
 
     Args:
         client: the client to copy.
         longest: most seconds for which a call blocks.
+        kind: of the client.
+        pool_kind: of its pool.
     """
     pool = client.connection_pool
     options = dict(pool.connection_kwargs)
     options.update(socket_timeout=longest + SLACK, retry=Retry(NoBackoff(), 0), retry_on_error=[])
     options.pop("retry_on_timeout", None)
-    twin = redis.ConnectionPool(connection_class=pool.connection_class, **options)
-    return redis.Redis(connection_pool=twin)
+    made: redis.Redis = kind(
+        connection_pool=pool_kind(connection_class=pool.connection_class, **options)
+    )
+    return made

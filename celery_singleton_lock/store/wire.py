@@ -192,18 +192,24 @@ class Relay:
             connection.disconnect()
 
 
-def send_counted(pool: redis.ConnectionPool, words: Sequence[Any], attempts: Attempts) -> Any:
+def send_counted(
+    pool: redis.ConnectionPool,
+    words: Sequence[Any],
+    attempts: Attempts,
+    wants: Sequence[str] = POOL_WANTS,
+) -> Any:
     """Send a command as redis-py's client does, with its retries, and note whether it had any.
 
     Args:
         pool: of the client.
         words: the command; its answer is not converted.
         attempts: notes whether it was sent again.
+        wants: what the pool is told of the command.
 
     Raises:
         redis.RedisError: what redis-py's client would raise.
     """
-    connection: Any = pool.get_connection(*POOL_WANTS)
+    connection: Any = pool.get_connection(*wants)
 
     def exchange() -> Any:
         connection.send_command(*words)

@@ -1,0 +1,253 @@
+"""Clients of valkey-py, the real package: locks as on redis-py's, and the same errors."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from celery_singleton_lock import (
+    AsyncLock,
+    BackendRefused,
+    BackendUnreachable,
+    ConfigurationError,
+    Lock,
+    LockNotOwned,
+    LockTimeout,
+    async_get_or_set,
+    async_reset_all,
+    get_or_set,
+    locked,
+    reset_all,
+)
+from celery_singleton_lock.address import parse_backend_url
+from celery_singleton_lock.store.quorum import QuorumStore
+from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.valkey import as_redis_error
+from support.proxy import Proxy
+from support.waiting import eventually
+
+valkey = pytest.importorskip("valkey")
+valkey_asyncio = pytest.importorskip("valkey.asyncio")
+
+pytestmark = pytest.mark.contract
+
+
+@pytest.fixture(params=[False, True], ids=["bytes", "decoded"])
+def client(redis_url, request):
+    with valkey.Valkey.from_url(redis_url, decode_responses=request.param) as client:
+        yield client
+
+
+@pytest.fixture
+def store(redis_client):
+    """The same locks, by redis-py's client."""
+    store = RedisStore(redis_client)
+    yield store
+    store.close()
+
+
+def in_loop(url, scene):
+    async def play():
+        async with valkey_asyncio.Valkey.from_url(url) as client:
+            await asyncio.wait_for(scene(client), 30)
+
+    asyncio.run(play())
+
+
+def holders(store, name="lock"):
+    return [holder.token for holder in store.inspect(name).holders]
+
+
+def test_a_lock_is_held_renewed_handed_over_and_released(client, store, redis_client):
+    """Clients of both packages stand in one queue."""
+    lock = Lock(client, "lock", lease=0.6)
+    with ThreadPoolExecutor(1) as pool, lock:
+        assert holders(store) == [lock.token]
+        waiting = pool.submit(Lock(redis_client, "lock", thread_local=False).acquire)
+        eventually(lambda: store.inspect("lock").waiting == 1)
+        threading.Event().wait(1.0)  # past the lease
+        assert lock.owned()
+        assert lock.extend(5)
+        with pytest.raises(LockTimeout, match="'lock' is busy"):
+            Lock(client, "lock", blocking=False).__enter__()
+        lock.release()
+        assert waiting.result(10)
+        store.reset("lock")
+        assert lock.acquire(blocking_timeout=10)
+    assert holders(store) == []
+    assert lock.owner() is None
+
+
+def test_a_waiter_is_woken_by_the_release(client, store):
+    holder = Lock(client, "lock", thread_local=False)
+    holder.acquire()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(Lock(client, "lock", thread_local=False).acquire)
+        eventually(lambda: store.inspect("lock").waiting == 1)
+        holder.release()
+        assert waiting.result(2)
+
+
+def test_a_lost_lock_and_a_full_queue_of_errors_are_those_of_redis_py(client, redis_client):
+    lock = Lock(client, "lock", lease=0.2, renew=False)
+    lock.acquire()
+    eventually(lambda: lock.lost)
+    with pytest.raises(LockNotOwned):
+        lock.release()
+    with Lock(client, "other"):
+        (key,) = redis_client.keys("csl:*:other:holders")
+    redis_client.set(key, "another program's")
+    with pytest.raises(BackendRefused, match=r"refused \(WRONGTYPE\)"):
+        Lock(client, "other").acquire()
+
+
+def test_scripts_that_the_server_has_forgotten_are_sent_again(client, redis_client):
+    with Lock(client, "lock"):
+        redis_client.script_flush()
+
+
+def test_a_server_that_is_away_is_unreachable_and_told_without_its_address(redis_url):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with (
+        valkey.Valkey(port=port) as client,
+        pytest.raises(BackendUnreachable, match="Connection refused") as caught,
+    ):
+        Lock(client, "lock").acquire()
+    assert str(port) not in str(caught.value)
+
+    async def scene():
+        async with valkey_asyncio.Valkey(port=port) as away:
+            with pytest.raises(BackendUnreachable, match="did not answer"):
+                await AsyncLock(away, "lock").acquire()
+
+    asyncio.run(scene())
+
+
+def test_a_lost_reply_to_a_release_is_no_lost_lock(redis_server, redis_client, store):
+    with Lock(redis_client, "lock"):
+        pass  # the scripts are known
+    with Proxy(redis_server.port) as proxy, valkey.Valkey(port=proxy.port) as client:
+        lock = Lock(client, "lock")
+        lock.acquire()
+        proxy.lose_reply = 1
+        lock.release()
+    assert holders(store) == []
+
+
+def test_tasks_of_a_loop_take_turns(redis_url, store):
+    async def scene(client):
+        served = []
+
+        async def enter(number):
+            async with AsyncLock(client, "lock", lease=0.6) as lock:
+                assert holders(store) == [lock.token]
+                await asyncio.sleep(0.8 if number == 0 else 0)
+                assert await lock.owned()
+                served.append(number)
+
+        await asyncio.gather(*(enter(number) for number in range(4)))
+        assert sorted(served) == [0, 1, 2, 3]
+        lock = AsyncLock(client, "lock", lease=0.2, renew=False)
+        await lock.acquire()
+        await asyncio.sleep(0.4)
+        with pytest.raises(LockNotOwned):
+            await lock.release()
+
+    in_loop(redis_url, scene)
+
+
+def test_a_cancelled_waiter_leaves_the_queue(redis_url, store):
+    async def scene(client):
+        async with AsyncLock(client, "lock"):
+            waiter = asyncio.create_task(AsyncLock(client, "lock").acquire())
+            while store.inspect("lock").waiting == 0:  # noqa: ASYNC110  # the fact is in a server
+                await asyncio.sleep(0.01)
+            waiter.cancel()
+            await asyncio.wait({waiter})
+            assert waiter.cancelled()
+            assert store.inspect("lock").waiting == 0
+
+    in_loop(redis_url, scene)
+
+
+def test_values_functions_and_resets_take_such_a_client(client, redis_url, redis_client):
+    assert get_or_set(client, "v", lambda: [1], expire=9) == [1]
+    assert get_or_set(client, "v", lambda: [2], expire=9) == [1]
+    assert locked("fn", client)(lambda: "done")() == "done"
+    redis_client.lpush("list", 1)
+    with pytest.raises(BackendRefused, match="WRONGTYPE"):
+        get_or_set(client, "list", lambda: 1, expire=9)
+    Lock(client, "a").acquire()
+    assert reset_all(client, "a") == 1
+
+    async def scene(there):
+        async def compute():
+            return 7
+
+        assert await async_get_or_set(there, "w", compute, expire=9) == 7
+        assert await locked("fn", there)(compute)() == 7
+        await AsyncLock(there, "b").acquire()
+        assert await async_reset_all(there, "b") == 1
+
+    in_loop(redis_url, scene)
+
+
+def test_a_client_for_the_other_world_is_refused_with_a_hint(client, redis_url):
+    with pytest.raises(ConfigurationError, match="threads have Lock"):
+        AsyncLock(client, "lock")
+    there = valkey_asyncio.Valkey.from_url(redis_url)
+    with pytest.raises(ConfigurationError, match="asyncio has AsyncLock"):
+        Lock(there, "lock")
+    with pytest.raises(ConfigurationError, match=r"needs a redis\.Redis client"):
+        get_or_set(there, "v", lambda: 1, expire=9)
+
+
+def test_each_error_of_valkey_py_has_its_twin():
+    for name in dir(valkey.exceptions):
+        kind = getattr(valkey.exceptions, name)
+        if not isinstance(kind, type) or not issubclass(kind, Exception):
+            continue
+        error = kind("1 127.0.0.1:7000" if name in {"AskError", "MovedError"} else "sentence")
+        twin = as_redis_error(error)
+        assert type(twin).__module__ == "redis.exceptions"
+        assert type(twin).__name__ == name.replace("Valkey", "Redis")
+        assert twin.__cause__ is error
+    odd = KeyError()
+    assert as_redis_error(odd) is odd
+
+
+def test_no_lock_imports_valkey_py():
+    code = (
+        "import sys, redis, celery_singleton_lock as c; c.Lock(redis.Redis(), 'a'); "
+        "sys.exit('valkey' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("url", "same"),
+    [
+        ("valkey://:pw@host:7000/3", "redis://:pw@host:7000/3"),
+        ("valkeys://host", "rediss://host:6379/0"),
+        ("VALKEY://host:1/0", "redis://host:1/0"),
+    ],
+)
+def test_a_url_of_valkey_is_one_of_redis(url, same):
+    """In the settings, in Celery's own URLs, and on the command line."""
+    assert parse_backend_url(url, "test").url == same
+
+
+@pytest.mark.parametrize("scheme", ["valkey", "VALKEY"])
+def test_a_quorum_takes_urls_of_valkey(three_servers, scheme):
+    urls = [server.url.replace("redis://", f"{scheme}://") for server in three_servers]
+    store = QuorumStore(urls)
+    for node in store.nodes:
+        assert node.client.ping()
+    store.close()
