@@ -25,6 +25,7 @@ and ``index`` (HASH, attempt, and ``@`` with the task id -> lock and token of a 
 waited), and ``waited`` (string, for a second: written before replicas are waited for). For the
 whole installation: ``fleet:route:<realm>:<queue>`` (ZSET, worker -> heartbeat deadline, ms),
 ``fleet:inbox:<worker>`` (LIST of grants), ``fleet:worker:<worker>`` (string, JSON),
+``fleet:free:<worker>`` (string, free slots of its pool),
 ``fleet:parked:<realm>:<queue>`` (ZSET, token of a parked message -> place in line) with
 ``fleet:parked`` (SET of these routes), ``fleet:audit`` (LIST of what operators did, the last
 thousand), ``fleet:mode`` (HASH, task or ``*`` -> mode), ``schema``, and on each server of a quorum

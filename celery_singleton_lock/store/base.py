@@ -190,8 +190,18 @@ class Store(Protocol):
         """Return the parked message of ``token``."""
         ...
 
-    def beat(self, worker: str, realm: str, queues: Iterable[str], ttl: float) -> Mapping[str, str]:
+    def beat(
+        self, worker: str, realm: str, queues: Iterable[str], ttl: float, free: int = 0
+    ) -> Mapping[str, str]:
         """Tell that ``worker`` lives and consumes ``queues``, for ``ttl`` seconds.
+
+        Args:
+            worker: its id.
+            realm: hash of the broker.
+            queues: names.
+            ttl: seconds; 0 if it leaves.
+            free: slots of its pool that are free; below 0, so many tasks wait for one. Parked
+                messages go to workers with a free slot before others.
 
         Returns:
             The switches, as :meth:`switches` does.

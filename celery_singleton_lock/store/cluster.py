@@ -96,11 +96,12 @@ class ClusterVerbs(Verbs):
         return [replies.text(name) for names in lists for name in names]
 
     def beat(
-        self, worker: str, realm: str, queues: Iterable[str], ttl: float
+        self, worker: str, realm: str, queues: Iterable[str], ttl: float, free: int = 0
     ) -> Verb[Mapping[str, str]]:
         """Tell in every bucket that a worker lives; return the switches."""
         names = list(queues)
-        calls = [self._beat_call(f, worker, realm, names, ttl) for f in self.keyspace.fleets]
+        fleets = self.keyspace.fleets
+        calls = [self._beat_call(each, worker, realm, names, ttl, free) for each in fleets]
         raise_first((yield from self.run_many(calls)))  # all have been sent
         return (yield from self.switches())
 

@@ -66,6 +66,7 @@ class TaskQuorum(QuorumStore):
         realm: str,
         queues: Iterable[str],
         ttl: float,
+        free: int = 0,
     ) -> Mapping[str, str]:
         """See whether a majority answers; nobody is told of the worker, since nothing is delivered.
 

@@ -617,18 +617,18 @@ class Verbs:
     # -- workers and waits ------------------------------------------------------------------------
 
     def beat(
-        self, worker: str, realm: str, queues: Iterable[str], ttl: float
+        self, worker: str, realm: str, queues: Iterable[str], ttl: float, free: int = 0
     ) -> Verb[Mapping[str, str]]:
         """Tell that a worker lives, for ``ttl`` seconds more; return the switches."""
-        call = self._beat_call(self.keyspace.fleet, worker, realm, queues, ttl)
+        call = self._beat_call(self.keyspace.fleet, worker, realm, queues, ttl, free)
         return replies.pairs((yield from self.run(call)))
 
-    def _beat_call(
-        self, fleet: str, worker: str, realm: str, queues: Iterable[str], ttl: float
+    def _beat_call(  # noqa: PLR0917  # by place, as the script takes them
+        self, fleet: str, worker: str, realm: str, queues: Iterable[str], ttl: float, free: int
     ) -> Call:
         names = sorted(queues)
         about = json.dumps({"realm": realm, "queues": names})
-        arguments: list[Argument] = [worker, realm, _milliseconds(ttl), about, *names]
+        arguments: list[Argument] = [worker, realm, _milliseconds(ttl), about, free, *names]
         return Call(self.scripts["beat"], [fleet], arguments)
 
     def leave(self, worker: str, realm: str, queues: Iterable[str]) -> Verb[None]:

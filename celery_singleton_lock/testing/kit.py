@@ -37,7 +37,7 @@ ALL: Final = 100_000
 """Waiters of a lock that are shown; more than any test has."""
 
 _LOOK: Final = 0.01
-_KEPT: Final = (":fleet:worker:", ":fleet:route:", ":schema")
+_KEPT: Final = (":fleet:worker:", ":fleet:free:", ":fleet:route:", ":schema")
 """What stays between two tests: workers that run on, of a whole session."""
 _SETTING: Final = f"{PREFIX}backend"
 _URL: Final = "memory://"

@@ -17,7 +17,7 @@ from support.engine.world import World
 
 pytestmark = [pytest.mark.property, pytest.mark.needs_real_redis("the invariants are the scripts'")]
 
-SEEDS = 40
+SEEDS = 60
 """Random walks that look for a hole."""
 
 WALKS = 12

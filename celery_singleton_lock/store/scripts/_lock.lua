@@ -195,17 +195,51 @@ local function unqueue(token, rec)
   if rec and rec.state == 'adrift' then redis.call('ZREM', adrift, adrift_member(token, rec)) end
 end
 
--- The worker that gets messages of a route: the caller's own, else any live one, else false.
-local chosen = {}
-local function worker_for(route, own)
-  if chosen[route] == nil then
+-- Live workers of a route, and whether the caller's own is one.
+local live_of = {}
+local function live_workers(route, own)
+  if not live_of[route] then
     local key = fleet .. ':route:' .. route
     local live = redis.pcall('ZREVRANGEBYSCORE', key, '+inf', '(' .. now, 'LIMIT', 0, 16)
-    chosen[route] = live[1 + now_us % math.max(#live, 1)] or false
     local till = #live > 0 and own ~= '' and redis.call('ZSCORE', key, own)
-    if till and tonumber(till) > now then chosen[route] = own end
+    live.own = till and tonumber(till) > now
+    live_of[route] = live
   end
-  return chosen[route]
+  return live_of[route]
+end
+
+-- Free slots that a worker told with its last heartbeat, less what it was granted since.
+local slots = {}
+local freed = 0 -- slots of the caller's own worker that this very call frees
+local function free_slots(worker)
+  slots[worker] = slots[worker] or tonumber(redis.pcall('GET', fleet .. ':free:' .. worker) or 0) or 0
+  return slots[worker]
+end
+
+local function take_slot(worker, own)
+  if worker == own and freed > 0 then
+    freed = freed - 1
+  else
+    slots[worker] = free_slots(worker) - 1
+    redis.pcall('SET', fleet .. ':free:' .. worker, slots[worker], 'XX', 'KEEPTTL')
+  end
+end
+
+-- A live worker of a route with a free slot: the caller's own, else any, else nil.
+local function idle_worker(route, own)
+  local live = live_workers(route, own)
+  if live.own and free_slots(own) + freed > 0 then return own end
+  for i = 1, #live do
+    local other = live[1 + (now_us + i) % #live]
+    if other ~= own and free_slots(other) > 0 then return other end
+  end
+end
+
+-- The worker that gets messages of a route: one with a free slot, else the caller's own, else any
+-- live one, else false.
+local function worker_for(route, own)
+  local live = live_workers(route, own)
+  return idle_worker(route, own) or live.own and own or live[1 + now_us % math.max(#live, 1)] or false
 end
 
 -- Hand a parked message to a live worker that consumes its queue, if there is one.
@@ -223,6 +257,7 @@ local function deliver(token, rec, verdict, own)
   redis.pcall('PEXPIRE', inbox, INBOX_MS)
   local prefix, bucket = string.match(fleet, '^(.*):{b(%d%d)}:fleet$')
   if bucket then redis.pcall('PUBLISH', prefix .. ':fleet:bell:' .. worker, bucket) end -- Cluster
+  take_slot(worker, own)
   rec.worker = worker
 end
 

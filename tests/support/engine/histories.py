@@ -454,6 +454,61 @@ def fences_and_places_in_one_microsecond(world):
 
 
 @history
+def a_grant_goes_where_a_slot_is_free(world):
+    """Its own worker keeps the lock as long as the slot that it frees is no other's."""
+    world.beat("w1", 0)
+    world.beat("w2", 1)
+    parked = [world.new_asker(ONE) for _ in range(4)]
+    for asker in parked:
+        world.park(asker)
+    first = world.receive("w2")
+    world.claim(ONE, first.token)
+    world.release(ONE, first.token, worker="w2")  # into the slot that is freed
+    second = world.receive("w2")
+    world.claim(ONE, second.token)
+    world.beat("w2", -2)
+    world.beat("w1", 1)
+    world.release(ONE, second.token, worker="w2")
+    third = world.receive("w1")
+    world.release(ONE, third.token, worker="w2")  # has not begun, and frees no slot
+    assert world.receive("w2") or world.receive("w1")
+
+
+@history
+def one_free_slot_takes_one_of_two(world):
+    for _ in range(2):
+        world.acquire(world.new_asker(TWO))
+    for _ in range(2):
+        world.park(world.new_asker(TWO))
+    world.advance(11.0)
+    world.beat("w1", 1)
+    world.beat("w2", 1)
+    world.kick(TWO)
+    assert world.receive("w1")
+    assert world.receive("w2")
+
+
+@history
+def a_grant_is_passed_on_until_it_has_begun(world):
+    world.beat("w1", 1)
+    parked = world.new_asker(ONE)
+    world.park(parked)
+    granted = world.receive("w1")
+    world.release(ONE, granted.token, Ending.PASS_ON, worker="w1")  # nobody else lives
+    world.beat("w2", 0)
+    world.release(ONE, granted.token, Ending.PASS_ON, worker="w1")  # nor has a slot
+    world.beat("w2", 1)
+    reply = world.release(ONE, granted.token, Ending.PASS_ON, worker="w1")
+    assert reply.verdict is Verdict.RELEASED
+    assert world.claim(ONE, granted.token).verdict is Verdict.ABSENT
+    passed_on = world.receive("w2")
+    world.claim(ONE, passed_on.token)
+    world.beat("w1", 1)
+    reply = world.release(ONE, passed_on.token, Ending.PASS_ON, worker="w2")
+    assert reply.verdict is Verdict.GRANTED
+
+
+@history
 def a_place_in_the_future_is_now(world):
     """It was given by a server with another clock; whoever comes meanwhile comes later."""
     ahead = world.new_asker(ONE, place=2_000_000)

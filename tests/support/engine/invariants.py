@@ -548,6 +548,45 @@ def _delivery_is_right(
         broken("I8", f"{token} was given to {worker} with another body")
 
 
+def a_grant_goes_to_a_worker_with_a_free_slot(world: World, step: Step) -> None:
+    """If a live one has told of any; a slot that a release frees is its worker's own."""
+    if verb(step) in {"receive", "beat", "leave"}:
+        return
+    given, routes = Counter(), set()
+    for worker, entry in _news(step):
+        fields = json.loads(entry.partition(b"\n")[0])
+        rec = step.after.locks[fields["lock"]].record[fields["token"]]
+        routes.add(f"{rec['realm']}:{rec['queue']}")
+        given[worker] += 1
+    ended = step.before.locks[step.lock].record.get(step.token, {}) if step.lock else {}
+    freed = verb(step) == "release" and ended.get("state") == "running"
+    free = step.before.free
+    for worker in () if step.ending is Ending.PASS_ON else free:  # who passes on has none
+        left = step.after.free.get(worker, 0)
+        if free[worker] - given[worker] not in {left, left - freed}:
+            broken("slots", f"{worker} had {free[worker]} slots, got {given[worker]}, has {left}")
+    if len(routes) != 1:
+        return
+    live = [w for w, till in step.before.routes.get(routes.pop(), {}).items() if till > world.now]
+    idle = [w for w in live if free.get(w, 0) > given[w]]
+    full = [w for w in given if given[w] > max(free.get(w, 0) + freed, 0)]
+    if idle and full:
+        broken("slots", f"{full} have no slot for what was granted, and {idle} have: {free}")
+
+
+def a_grant_is_passed_on_only_before_it_begins(world: World, step: Step) -> None:
+    if step.ending is not Ending.PASS_ON:
+        return
+    before, after = step.before.locks[step.lock], step.after.locks[step.lock]
+    if before.holders.get(step.token, 0) <= world.now:
+        return
+    stays = step.token in after.holders and step.reply.verdict is Verdict.GRANTED
+    if before.record[step.token]["state"] != "granted" and not stays:
+        broken("pass", f"{step.token} of {step.lock} has begun, and was passed on")
+    if not stays and not any(free > 0 for free in step.before.free.values()):
+        broken("pass", f"{step.token} of {step.lock} was passed on, and nobody has a free slot")
+
+
 def copies_stay_in_their_realm_and_keep_their_pauses(  # noqa: C901  # a list of facts
     world: World, step: Step
 ) -> None:
@@ -667,6 +706,8 @@ ALL: tuple[Callable[[World, Step], None], ...] = (
     who_is_revoked_does_not_run,
     a_wait_lasts_as_long_as_was_asked,
     a_grant_reaches_who_was_granted,
+    a_grant_goes_to_a_worker_with_a_free_slot,
+    a_grant_is_passed_on_only_before_it_begins,
     copies_stay_in_their_realm_and_keep_their_pauses,
     neglected_tells_what_nobody_looks_at,
     answers_tell_what_the_keys_say,
@@ -834,7 +875,7 @@ def _note_release(world, step, ledger, before, after) -> None:
     done_for, mark, reserve = step.asked
     token, base = step.token, base_of(step.token)
     held = before.holders.get(token, 0) > world.now
-    if step.ending is not Ending.CANCEL or not held:
+    if step.reply.verdict is not Verdict.GRANTED:
         ledger.beliefs.pop(token, None)
         ledger.reserved = {a: t for a, t in ledger.reserved.items() if f"keep:{a}" != token}
     settles = step.ending in {Ending.FINAL, Ending.KEEP} or (

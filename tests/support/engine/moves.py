@@ -317,9 +317,15 @@ def tick(world, worker, lost):
     world.sweep(worker, lost=lost)
 
 
-@move(5, worker=tuple(WORKERS))
-def worker_joins(world, worker):
-    world.beat(worker)
+@move(5, worker=tuple(WORKERS), free=(0, 0, 1, 2, -3))
+def worker_joins(world, worker, free=0):
+    world.beat(worker, free)
+
+
+@move(1, lock=LOCKS, who=(0, 0, 0, *WHO), worker=tuple(WORKERS), lost=LOST)
+def grant_is_passed_on(world, lock, who, worker, lost):
+    """A worker has no slot for what it was granted."""
+    world.release(lock, token_of(world, lock, who), Ending.PASS_ON, worker=worker, lost=lost)
 
 
 @move(1, worker=tuple(WORKERS))

@@ -90,6 +90,36 @@ MUTANTS = (
         "math.max(till, now + lease_ms)",
         "now + math.min(lease_ms, 500)",
     ),
+    Mutant(
+        "a grant waits beside a worker with a free slot",
+        LIBRARY,
+        "return idle_worker(route, own) or",
+        "return",
+    ),
+    Mutant(
+        "one free slot is granted twice",
+        LIBRARY,
+        "slots[worker] = free_slots(worker) - 1",
+        "slots[worker] = free_slots(worker)",
+    ),
+    Mutant(
+        "nobody else hears that a slot was taken",
+        LIBRARY,
+        "    redis.pcall('SET', fleet .. ':free:' .. worker, slots[worker], 'XX', 'KEEPTTL')\n",
+        "",
+    ),
+    Mutant(
+        "a grant that has begun is passed on",
+        "release.lua",
+        "held_it and rec.state == 'granted' and",
+        "held_it and",
+    ),
+    Mutant(
+        "a grant is passed on though nobody has a slot",
+        "release.lua",
+        "rec.parked and idle_worker(route_of(rec), own)",
+        "rec.parked",
+    ),
     Mutant("no grant on release", "release.lua", "grant_waiters(worker)\n", ""),
     Mutant(
         "a dead waiter is granted",

@@ -158,6 +158,12 @@ OUTCOMES: dict[str, Callable[[Seen], Any]] = {
         and not s.rec.get("parked")
     ),
     # realms, queues that nobody consumes
+    "a grant is passed on": lambda s: (
+        s.step.ending is Ending.PASS_ON and s.verdict is Verdict.RELEASED
+    ),
+    "a grant that is not passed on stays": lambda s: (
+        s.step.ending is Ending.PASS_ON and s.verdict is Verdict.GRANTED
+    ),
     "a message goes adrift": lambda s: s.became("adrift"),
     "a message is recalled": lambda s: s.before.adrift.keys() & s.after.queue.keys(),
     "a message adrift is granted": lambda s: s.before.adrift.keys() & set(s.granted),

@@ -67,6 +67,7 @@ class Snapshot:
     locks: dict[str, LockState]
     routes: dict[str, dict[str, int]] = field(default_factory=dict)
     inboxes: dict[str, list[bytes]] = field(default_factory=dict)
+    free: dict[str, int] = field(default_factory=dict)
     parked: dict[str, dict[str, int]] = field(default_factory=dict)
     parked_routes: set[str] = field(default_factory=set)
     strays: list[str] = field(default_factory=list)
@@ -166,6 +167,8 @@ class Reader:
             snap.parked[key.removeprefix(f"{fleet}:parked:")] = _scores(value)
         elif key == f"{fleet}:parked":
             snap.parked_routes = set(value)
+        elif key.startswith(f"{fleet}:free:"):
+            snap.free[key.removeprefix(f"{fleet}:free:")] = int(value)
         elif key.startswith(f"{fleet}:worker:"):
             pass
         else:

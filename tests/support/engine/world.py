@@ -454,9 +454,14 @@ class World:
         call = lambda: self.store.wait(lock, token, 0.01)  # noqa: E731
         return bool(self._step("wait", lock, call, token=token))
 
-    def beat(self, worker: str) -> None:
+    def beat(self, worker: str, free: int = 0) -> None:
         realm, queues = WORKERS[worker]
-        self._step("beat", "", lambda: self.store.beat(worker, realm, queues, 3.0), note=worker)
+        self._step(
+            "beat",
+            "",
+            lambda: self.store.beat(worker, realm, queues, 3.0, free),
+            note=f"{worker} free={free}",
+        )
 
     def leave(self, worker: str) -> None:
         realm, queues = WORKERS[worker]
