@@ -746,6 +746,8 @@ def note(world: World, step: Step) -> None:
     # Successors of a delivery keep the place of the first; a twin takes the place of its attempt.
     for token, rec in after.record.items():
         base = base_of(token)
+        if token not in before.record and token.startswith("keep:"):
+            ledger.places.pop(base, None)  # made anew, at the place of who keeps it
         ledger.leases[base] = max(ledger.leases.get(base, 0), int(rec["lease"]))
         if base not in ledger.places:
             placed = step.token == token and step.asker and not step.asker.claim.place
