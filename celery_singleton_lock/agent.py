@@ -72,6 +72,9 @@ BEAT: Final = 1.0
 LOOK: Final = 0.2
 """Seconds between two looks whether a child that runs a locked task has died."""
 
+SLOT_WAIT: Final = 2.0
+"""Seconds for which a grant waits for a slot here before another worker may have it."""
+
 SYNC: Final = 30.0
 """Seconds between two measurements of the server's clock."""
 
@@ -102,6 +105,8 @@ class Agent:
         done_for: seconds for which later copies of an ended attempt end quietly.
         max_body: most bytes of a message that is parked.
         capacity: tasks that the worker's pool runs at once.
+        free: returns how many slots of the pool are free; below 0, so many tasks wait for one.
+        stands_still: tells whether the main loop makes no calls at present.
         desk: makes the desk, given its clerk: each needs the other.
         threads: further background threads of the worker, to be looked after.
 
@@ -131,6 +136,8 @@ class Agent:
         done_for: float,
         max_body: int,
         capacity: int,
+        free: Callable[[], int],
+        stands_still: Callable[[], bool],
         desk: Callable[[Clerk], Desk],
         threads: Sequence[BackgroundThread] = (),
     ) -> None:
@@ -157,7 +164,13 @@ class Agent:
         self._orders = Tray(store.clock)
         self._kept = Kept(store, watchdog, worker, self._standing)
         self.inbox = Inbox(
-            store, worker, kept=self._kept, orders=self._orders, pass_on=partial(post, receive)
+            store,
+            worker,
+            kept=self._kept,
+            orders=self._orders,
+            pass_on=receive,
+            post=post,
+            stands_still=stands_still,
         )
         self._releases = Releases(
             store,
@@ -202,7 +215,9 @@ class Agent:
             flights=self.desk.flights,
             abort=partial(post, abort),
             tell=self.tell,
+            in_turn=post if self.desk.children else _at_once,
         )
+        self._free = free
         self._next_beat = 0.0
         self._next_sync = 0.0
         self._next_look = 0.0
@@ -297,6 +312,7 @@ class Agent:
             "published": self._courier.published,
             "requeued": self._courier.requeued,
             "replaced": self.inbox.replaced,
+            "passed_on": self.inbox.passed,
             "released_for_dead": self._releases.done,
             "backend_errors": self._contact.errors + self._parker.errors,
             "lost": self._losses.lost,
@@ -442,18 +458,38 @@ class Agent:
     def _ask_redis(self) -> None:
         self._sync()
         if not self.inbox.retired:
-            self._hear_of_modes(
-                self.store.beat(self.worker, self.realm, self._queues.consumed(), ALIVE)
-            )
+            self._beat()
         self._revokes.free()
         self._sweeper.sweep()
         self._sweeper.relax()
+        self._pass_on()
         if not self._stopped.is_set():
             self._sweeper.tell_of_neglected()
         self._kept.look()
         self._revokes.hear()
         if self._contact.down:
             self.store.probe()  # a Redis that is full answers all of the above
+
+    def _beat(self) -> None:
+        consumed = self._queues.consumed()
+        switches = self.store.beat(self.worker, self.realm, consumed, ALIVE, self._free())
+        self._hear_of_modes(switches)
+
+    def _pass_on(self) -> None:
+        """Let other workers have grants that wait here, if they have a slot for them.
+
+        Of the messages of one task the first tells whether it is worth asking for the next.
+        """
+        self.inbox.pass_on_arrived()
+        settled: set[str] = set()
+        for request in self.desk.flights.waiting_since(self._clock.monotonic() - SLOT_WAIT):
+            if request.task.name in settled:
+                continue
+            if self.inbox.passed_on(request.stamp.name, request.stamp.token):
+                self.forget(request.stamp.token)
+                self._post(self.desk.withdraw, request)
+            else:
+                settled.add(request.task.name)
 
     def _look_after_children(self) -> None:
         """Have the pool look again: a child's sentinel closes before the child can be reaped.
@@ -529,3 +565,7 @@ class Agent:
     def _leave(self) -> None:
         self.store.leave(self.worker, self.realm, self._queues.consumed())
         self.inbox.empty()
+
+
+def _at_once(call: Callable[..., None], *args: Any) -> None:
+    call(*args)

@@ -8,6 +8,7 @@ from functools import cache, partial
 from typing import Any, Final
 
 from celery.exceptions import ImproperlyConfigured
+from celery.worker.state import reserved_requests
 from kombu.serialization import prepare_accept_content
 
 from celery_singleton_lock import native
@@ -99,6 +100,8 @@ class Crew:
             done_for=extension.settings.done_for,
             max_body=extension.settings.max_body_bytes,
             capacity=consumer.pool.limit or 1,
+            free=self.free_slots,
+            stands_still=link.mailbox.stands_still,
             desk=self._new_desk,
             threads=(link.mailbox.thread, self._usher.thread),
         )
@@ -147,6 +150,7 @@ class Crew:
         """
         self.agent.start()
         if self.consumer.hub is None:
+            self.mailbox.turn()
             self.mailbox.thread.start()
             self._usher.thread.start()
 
@@ -197,6 +201,14 @@ class Crew:
         qos = self.consumer.qos
         if qos is not None:
             (qos.increment_eventually if change > 0 else qos.decrement_eventually)()
+
+    def free_slots(self) -> int:
+        """Return how many slots of the pool are free; below 0, so many tasks wait for one.
+
+        None is free while the main loop stands still: what is granted then would wait for it.
+        """
+        free = (self.consumer.pool.limit or 1) - len(reserved_requests)
+        return min(free, 0) if self.mailbox.stands_still() else free
 
     def receive(self, delivery: Delivery) -> None:
         """Make a request of a parked message whose turn has come. Runs in the main loop."""

@@ -63,6 +63,7 @@ class Desk:
         keeps: whether the locks' Redis keeps messages; several servers together keep none.
 
     Attributes:
+        children: as given.
         flights: who is on the way.
         requeues: who goes back to the broker.
         alone: names of tasks whose requests do not tell how they end, by the worker's self-test:
@@ -87,7 +88,7 @@ class Desk:
         self._forward = forward
         self._clerk = clerk
         self._herald = herald
-        self._children = children
+        self.children: Final = children
         self._keeps_messages = keeps
         self.flights = Flights(self._wait)
         self._outage = Outage(prefetch)
@@ -152,7 +153,7 @@ class Desk:
         if request.landed:
             request.landed = False
         request.request_dict[STAMP] = tuple(stamp)
-        if self._children:
+        if self.children:
             request.spare_decoding()
         if stamp.settle:
             request.withhold_ack()
@@ -257,6 +258,13 @@ class Desk:
         self(request)
         return None
 
+    def withdraw(self, request: LockedRequest) -> None:
+        """Another worker has got the message: this request does not run."""
+        if not request.landed:
+            request.withdrawn = True
+            task_ready(request)
+            self.on_landed(request, gone=False)
+
     def redispatch(self, request: LockedRequest) -> None:
         """Send a copy to the pool: what it is a copy of is not known any more."""
         task_reserved(request)
@@ -289,7 +297,7 @@ class Desk:
     def on_accepted(self, request: LockedRequest) -> None:
         """The pool begins: renew the lease, which is taken any moment now, or was just before."""
         stamp = request.stamp
-        if stamp.name and stamp.error is None:
+        if stamp.name and stamp.error is None and not request.withdrawn:
             lease = self._rules(request.task).lease
             self._clerk.watch(stamp, lease, held=stamp.granted or request.took)
             for other in _others(stamp) if stamp.bundle else ():
@@ -447,7 +455,7 @@ class Desk:
         self.flights.land(stamp)
         unclaimed = stamp.error is not None and (stamp.granted or bool(_kept(stamp)))
         if unclaimed or (gone and (request.accepted or stamp.granted)):
-            dying = request.worker_pid if gone and self._children else None
+            dying = request.worker_pid if gone and self.children else None
             self._ending[stamp.token] = request
             self._clerk.end(stamp, request.ending(), dying)
         elif request.acquired_at is not None:

@@ -158,6 +158,11 @@ class Flights:
         """Return whether a delivery is in this worker's hands."""
         return self.of(token) is not None
 
+    def has_begun(self, token: str) -> bool:
+        """Return whether a delivery in this worker's hands runs, or may do so."""
+        request = self.of(token)
+        return request is not None and (request.accepted or not request.delivered)
+
     def who(self, token: str) -> tuple[str, str]:
         """Return name and id of the task that a delivery in this worker's hands is of."""
         request = self.of(token)
@@ -182,6 +187,25 @@ class Flights:
     def backlog(self) -> int:
         """Return how many granted messages wait for a slot."""
         return sum(request.delivered and not request.accepted for request in self.in_hand())
+
+    def waiting_since(self, until: float) -> list[LockedRequest]:
+        """Return granted messages that have waited for a slot since ``until`` (monotonic seconds).
+
+        Those that came first are first. Left out are a message that keeps other locks, and one of
+        which nobody knows whether it has begun.
+        """
+        waiting = [
+            request
+            for request in self.in_hand()
+            if request.delivered
+            and not request.accepted
+            and request.stamp.granted
+            and not request.stamp.copy
+            and request.stamp.error is None
+            and request.stamp.bundle is None
+            and request.received_at <= until
+        ]
+        return sorted(waiting, key=lambda request: request.received_at)
 
     def counts(self) -> dict[str, Any]:
         """Return how many messages are on their way, and where; for JSON.

@@ -500,9 +500,11 @@ class Gate:
 
         An exit of the process is told by the main process, which knows what became of the message.
         """
-        ending, kept = Ending.FINAL, None
+        ending, kept, began = Ending.FINAL, None, _clock.monotonic()
         try:
             outcome = under(lock, run)
+            if outcome.runtime is None:  # Celery measures successes alone
+                outcome = outcome._replace(runtime=_clock.monotonic() - began)
             ending = ending_of(outcome)
             if options.on_retry == "keep":
                 kept = self._reservation(run, stamp, outcome, options)

@@ -122,7 +122,7 @@ class Herald:
         """Tell that a task's lock was given back, if it had it."""
         began, request.acquired_at = request.acquired_at, None  # it may be sent to the pool again
         if began is not None and (self.observers.any or self.sends_events()):
-            held = _clock.monotonic() - began
+            held = _clock.monotonic() - began if request.ran_for is None else request.ran_for
             self.tell(request, LockReleased(*about(request), held=held))
 
     def refused(self, request: LockedRequest, error: LockError) -> None:

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from celery_singleton_lock.bundle import bundle_in
 from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.kept import Kept, own_bundle
-from celery_singleton_lock.model import Delivery, Ending
+from celery_singleton_lock.mailbox import guarded
+from celery_singleton_lock.model import Delivery, Ending, Verdict, base_of
 from celery_singleton_lock.orders import End, Leave
 from celery_singleton_lock.stamp import Stamp
 from celery_singleton_lock.store.base import Store
@@ -27,11 +29,14 @@ class Inbox:
         worker: id of this worker.
         kept: what parked messages keep meanwhile.
         orders: the agent's.
-        pass_on: has the main loop make a request of a delivery.
+        pass_on: makes a request of a delivery; runs in the main loop.
+        post: runs a call in the main loop.
+        stands_still: tells whether the main loop makes no calls at present.
 
     Attributes:
         delivered: how many grants were passed on.
         replaced: how many others, of tasks that were replaced in line.
+        passed: how many grants went on to workers that could begin them sooner.
     """
 
     def __init__(
@@ -42,15 +47,21 @@ class Inbox:
         kept: Kept,
         orders: Tray,
         pass_on: Callable[[Delivery], None],
+        post: Callable[..., None],
+        stands_still: Callable[[], bool],
     ) -> None:
         """Take grants from now on."""
         self.delivered = 0
         self.replaced = 0
+        self.passed = 0
         self._store = store
         self._worker = worker
         self._kept = kept
         self._orders = orders
         self._pass_on = pass_on
+        self._post = post
+        self._stands_still = stands_still
+        self._arrived: dict[str, Delivery] = {}
         self._retired = threading.Event()
 
     # -- life -------------------------------------------------------------------------------------
@@ -123,7 +134,48 @@ class Inbox:
             self.replaced += 1
         else:
             self.delivered += 1
-        self._pass_on(delivery)
+        self._arrived[base_of(delivery.token)] = delivery  # in place of one that has lapsed
+        self._post(self._hand_over)
+        self.pass_on_arrived()
+
+    def _hand_over(self) -> None:
+        """Pass on what has arrived. Runs in the main loop."""
+        for token in list(self._arrived):
+            delivery = self._arrived.pop(token, None)
+            if delivery is not None:
+                guarded(self._pass_on, delivery)
+
+    def pass_on_arrived(self) -> None:
+        """Let other workers have what has arrived, if the main loop stands still.
+
+        Raises:
+            BackendError: Redis did not answer; the grants lapse, and are made again.
+        """
+        if not self._stands_still():
+            return
+        for token in list(self._arrived):
+            delivery = self._arrived.pop(token, None)
+            if delivery is not None and not self._passed_on(delivery):
+                self._arrived.setdefault(token, delivery)
+
+    def _passed_on(self, delivery: Delivery) -> bool:
+        if delivery.verdict != "granted" or bundle_in(delivery.body) is not None:
+            return False
+        return self.passed_on(delivery.name, delivery.token)
+
+    def passed_on(self, name: str, token: str) -> bool:
+        """Let another worker have a grant, if it has not begun here and one has a slot for it.
+
+        Returns:
+            Whether it is gone from here.
+
+        Raises:
+            BackendError: Redis did not answer.
+        """
+        reply = self._store.release(name, token, Ending.OFFER, worker=self._worker)
+        if reply.verdict is Verdict.RELEASED:
+            self.passed += 1
+        return reply.verdict is not Verdict.GRANTED
 
     def _fetched(self, delivery: Delivery) -> Delivery:
         return replace(delivery, body=self._store.body(delivery.name, delivery.token))

@@ -29,6 +29,7 @@ class Losses:
         flights: who is in the worker's hands.
         abort: has the task interrupted that holds a token, if it wants that.
         tell: tells whoever wants to know.
+        in_turn: makes a call after what the main loop has still to hear of tasks that have ended.
 
     Attributes:
         lost: how many were reported.
@@ -42,6 +43,7 @@ class Losses:
         flights: Flights,
         abort: Callable[[str], None],
         tell: Callable[[Event], None],
+        in_turn: Callable[..., None],
     ) -> None:
         """Have reported none."""
         self.lost = 0
@@ -50,10 +52,18 @@ class Losses:
         self._flights = flights
         self._abort = abort
         self._tell = tell
+        self._in_turn = in_turn
         self._reported: deque[str] = deque(maxlen=1000)
 
     def noticed(self, name: str, token: str) -> None:
-        """Interrupt a task whose lease is lost, and report it. From the watchdog; does not wait."""
+        """Interrupt a task whose lease is lost, and report it. From the watchdog; does not wait.
+
+        While the main loop looks for its broker it hears of no end of a task in a child process.
+        What has been released meanwhile is not lost.
+        """
+        self._in_turn(self._heard, name, token)
+
+    def _heard(self, name: str, token: str) -> None:
         self._abort(token)
         self._orders.put(Lost(name, token, self._clock.monotonic() + LANDING))
 
@@ -74,6 +84,8 @@ class Losses:
         if self._clock.monotonic() < loss.until:
             self._orders.put_off(loss, LANDING / 4)
             return
+        if not (loss.ended or self._flights.has_begun(loss.token)):
+            return  # a grant that lapsed, or was taken away, in the queue of the pool
         self._reported.append(loss.token)
         self.lost += 1
         whose = (loss.task, loss.task_id) if loss.ended else self._flights.who(loss.token)

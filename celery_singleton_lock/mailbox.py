@@ -45,6 +45,9 @@ by its end."""
 LATER: Final = 0.5
 """Seconds after which a later call is made."""
 
+STILL: Final = 1.0
+"""Seconds after which a loop that has not made a call counts as standing still."""
+
 PATH: Final = "CELERY_SINGLETON_LOCK_MAILBOX"
 """Environment variable by which spawned children learn the name of their pipe."""
 
@@ -76,6 +79,8 @@ class Mailbox:
         self._closed = False
         self._hub: Any = None
         self._loops = 0
+        self._away = False
+        self._waiting_since: float | None = None
         self._listens = False
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self.on_notice: Callable[[str], None] = _nobody
@@ -88,13 +93,32 @@ class Mailbox:
             hub: kombu's.
         """
         self._hub = hub
+        self.turn()
         self._loops += 1
         hub.add_reader(self._reader, self.drain)
         self._listen()
 
+    def detach(self) -> None:
+        """Note that the main loop is away until :meth:`turn`: it looks for its broker."""
+        self._away = True
+
+    def turn(self) -> None:
+        """Note that the main loop turns, or is about to."""
+        self._away = False
+
+    def stands_still(self) -> bool:
+        """Return whether nobody makes the calls at present. Safe from any thread.
+
+        So it is while Celery looks for its broker, and while a solo worker runs a task.
+        """
+        since = self._waiting_since
+        return self._away or (since is not None and _clock.monotonic() - since > STILL)
+
     def post(self, call: Callable[..., None], *args: Any) -> None:
         """Run ``call(*args)`` in the main loop, soon. Safe from any thread."""
         self._calls.append((call, args))
+        if self._waiting_since is None:
+            self._waiting_since = _clock.monotonic()
         self._write(self._writer, b".")
 
     def later(self, call: Callable[[], None]) -> None:
@@ -156,6 +180,7 @@ class Mailbox:
 
     def drain(self, *_: Any) -> None:
         """Make the calls that have arrived. Runs in the main loop, and never raises into it."""
+        self._waiting_since = None  # of a call that is posted from now on the pipe tells again
         self._read(self._reader)
         self.hear()  # a child's notice comes before what another thread says of its task
         while self._calls:

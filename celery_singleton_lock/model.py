@@ -75,7 +75,7 @@ class Ending(str, enum.Enum):
     """The task is settled, and its permit is reserved for the attempt that follows."""
     CANCEL = "cancel"
     """A waiter gives up; if it was granted meanwhile it keeps the grant and is told so."""
-    PASS_ON = "pass"
+    OFFER = "offer"
     """A granted message goes to another worker; if it has begun, or no other has a free slot, it
     keeps the grant and its worker is told so."""
 

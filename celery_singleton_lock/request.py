@@ -74,6 +74,8 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
     accepted = False
     dispatched = False
     landed = False
+    withdrawn = False
+    """Whether another worker has got its message, so that it does not run here."""
     parking = False
     requeued = False
     took = False
@@ -88,6 +90,8 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
     was_blocked = False
     """Whether monitors may show a state that only an explicit one changes: BLOCKED, DELIVERED."""
     is_twin = False
+    ran_for: float | None = None
+    """Seconds for which the task ran, as its process measured them."""
     acquired_at: float | None = None
     """Monotonic time at which its lock was known to be taken."""
     _withheld = False
@@ -303,6 +307,8 @@ def _dispatching(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``execute_using_pool``: a task that is revoked or refused there ends its flight."""
 
     def execute_using_pool(self: LockedRequest, pool: Any, **kwargs: Any) -> Any:
+        if self.withdrawn:
+            raise TaskRevokedError(self.id)  # tells Celery to free the slot, and nothing else
         self.dispatched = True
         try:
             job = original(self, pool, **kwargs)
@@ -326,6 +332,8 @@ def _landing(original: Callable[..., Any]) -> Callable[..., Any]:
         if self.desk is None:
             return original(self, result, **kwargs)
         told = isinstance(result, tuple) and result[2] is not None  # a killed greenlet has no time
+        if isinstance(result, tuple):
+            self.ran_for = result[2]
         if not (told and result[0]):
             if told:
                 self.desk.on_ran(self)

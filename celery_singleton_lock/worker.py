@@ -93,6 +93,7 @@ class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is 
             return
         self.crew.mailbox.hear()  # who has its lock is acknowledged while there is a connection
         self.crew.mailbox.hurry()  # and what happened to it is told
+        self.crew.mailbox.detach()
         closing = consumer.controller.blueprint.state in (bootsteps.CLOSE, bootsteps.TERMINATE)
         if closing:
             self.crew.agent.retire()

@@ -18,6 +18,7 @@ from kombu.message import Message
 from celery_singleton_lock import background
 from celery_singleton_lock.agent import (
     BEAT,
+    SLOT_WAIT,
     SYNC,
     Agent,
 )
@@ -90,7 +91,7 @@ class PaperStore:
 
     def release(self, name, token, ending, **_):
         self._note("release", token, ending)
-        return Reply(Verdict.RELEASED)
+        return self.replies.get(token, Reply(Verdict.RELEASED))
 
     def kick_many(self, names, **_):
         self._note("kick_many", *names)
@@ -108,8 +109,9 @@ class PaperStore:
         self._note("receive")
         return self.inbox.pop(0) if self.inbox else None
 
-    def beat(self, worker, realm, queues, ttl):
+    def beat(self, worker, realm, queues, ttl, free):
         self._note("beat", *queues)
+        self.free = free
         return self.switched
 
     def switch(self, task, mode):
@@ -140,9 +142,16 @@ class PaperFlights:
     def __init__(self):
         self.tokens = set()
         self.waiting = 0
+        self.slotless = []
 
     def has(self, token):
         return token in self.tokens
+
+    def has_begun(self, token):
+        return token in self.tokens
+
+    def waiting_since(self, until):
+        return [request for request in self.slotless if request.received_at <= until]
 
     def who(self, token):
         return "app.task", token
@@ -159,6 +168,7 @@ class PaperDesk:
 
     def __init__(self):
         self.told = []
+        self.children = True
         self.flights = PaperFlights()
 
     def __getattr__(self, name):
@@ -187,8 +197,10 @@ def desk():
 
 @pytest.fixture
 def seen():
-    """What observers, Celery's side and the publisher were given."""
-    return SimpleNamespace(events=[], received=[], published=[], refuse=None)
+    """What observers, Celery's side and the publisher were given; whether the main loop turns."""
+    return SimpleNamespace(
+        events=[], received=[], published=[], refuse=None, still=False, later=[], forgotten=[]
+    )
 
 
 @pytest.fixture
@@ -200,6 +212,12 @@ def agent(clock, store, desk, seen):
             raise seen.refuse
         seen.published.append((token, queue))
 
+    def post(call, *args):
+        if seen.still:
+            seen.later.append((call, args))
+        else:
+            call(*args)
+
     return Agent(
         store,
         worker="w#1",
@@ -208,17 +226,28 @@ def agent(clock, store, desk, seen):
         queues=SimpleNamespace(consumed=lambda: ["q"], queue_of=lambda request: "q"),
         rules=lambda task: LockOptions(),
         receive=seen.received.append,
-        post=lambda call, *args: call(*args),
+        post=post,
         reap=lambda: None,
         abort=lambda _token: None,
         publisher=SimpleNamespace(publish=publish, close=lambda: None),
+<<<<<<< HEAD
         watchdog=Leases(clock),
+=======
+        watchdog=SimpleNamespace(
+            watch=lambda *a, **k: None,
+            look_after=lambda: None,
+            last_round=lambda: None,
+            forget=lambda token, patience: seen.forgotten.append(token),
+        ),
+>>>>>>> 852a5a4 (Pass on grants that cannot begin here)
         modes=Modes({"task": "enforce"}),
         herald=Herald(Observers([SimpleNamespace(notify=seen.events.append)])),
         address="redis://localhost",
         done_for=60.0,
         max_body=MAX_BODY,
         capacity=CAPACITY,
+        free=lambda: 2,
+        stands_still=lambda: seen.still,
         desk=lambda clerk: desk,
     )
 
@@ -238,6 +267,67 @@ def request(token, body=b"[[], {}, {}]"):
 
 def delivery(token, body=b"{}"):
     return Delivery(f"k:{token}", token, 7, body)
+
+
+# -- grants that others could begin sooner --------------------------------------------------------
+
+
+def slotless(token, task="task", received_at=0.0):
+    """Return a granted message that waits for a slot."""
+    named = SimpleNamespace(name=task)
+    return SimpleNamespace(id=token, stamp=stamp(token), task=named, received_at=received_at)
+
+
+def test_a_heartbeat_tells_how_many_slots_are_free(agent, store):
+    agent.run_once()
+    assert store.free == 2
+
+
+def test_a_grant_that_has_waited_two_seconds_for_a_slot_is_offered_to_others(
+    agent, store, desk, seen
+):
+    """One after the other, as long as somebody takes them; of another task in any case."""
+    waiting = [slotless("a"), slotless("b"), slotless("c"), slotless("d", task="other")]
+    desk.flights.slotless = waiting
+    store.replies["b"] = Reply(Verdict.GRANTED)
+    agent.run_once()
+    assert store.asked("release") == [("release", token, Ending.OFFER) for token in "abd"]
+    assert desk.heard("withdraw") == [("withdraw", waiting[0]), ("withdraw", waiting[3])]
+    assert seen.forgotten == ["a", "d"]
+
+
+def test_a_grant_is_not_offered_before_it_has_waited_two_seconds(agent, store, desk, clock):
+    desk.flights.slotless = [slotless("a", received_at=clock.now - SLOT_WAIT + 0.1)]
+    agent.run_once()
+    assert store.asked("release") == []
+
+
+def test_a_grant_goes_on_to_another_worker_while_the_main_loop_stands_still(agent, store, seen):
+    seen.still = True
+    store.inbox.append(delivery("a"))
+    agent.inbox.receive()
+    agent.run_once()
+    assert store.asked("release") == [("release", "a", Ending.OFFER)]
+    seen.still = False
+    for call, args in seen.later:
+        call(*args)
+    assert seen.received == []
+
+
+def test_a_grant_that_nobody_else_takes_waits_for_the_main_loop_and_is_delivered_once(
+    agent, store, seen
+):
+    """If it lapses meanwhile, the next delivery of the message takes its place."""
+    seen.still = True
+    for token in ("a.0", "a.1"):
+        store.replies[token] = Reply(Verdict.GRANTED)
+        store.inbox.append(delivery(token))
+        agent.inbox.receive()
+    agent.run_once()
+    seen.still = False
+    for call, args in seen.later:
+        call(*args)
+    assert [each.token for each in seen.received] == ["a.1"]
 
 
 # -- orders ----------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ def a_request():
     return SimpleNamespace(
         id="id",
         acquired_at=None,
+        ran_for=None,
         task=SimpleNamespace(name="task", send_events=True),
         stamp=SimpleNamespace(name="lock", error=None, stamped_at=0.0),
         say=lambda call: call(),

@@ -1,7 +1,7 @@
 -- release: give the lock back or leave its queue, and hand it to who is next.
 -- KEYS: lock
 -- ARGV: name token ending mark keep_ms keep_for worker done_ms claim_ms
---   ending final, again, cancel, keep (for the attempt keep_for, as long as keep_ms), or pass: again,
+--   ending final, again, cancel, keep (for the attempt keep_for, as long as keep_ms), or offer: again,
 --   if it has not begun and a worker other than this one has a free slot for it;
 --   mark 1 = remember the attempt even where no copy is known
 -- REPLY: answer RELEASED ABSENT GRANTED
@@ -27,17 +27,17 @@ local where = standing(token, rec)
 local verdict = where and 'released' or 'absent'
 local held_it = where == 'holder' and lease_end(token) > now
 local own = worker
-if ending == 'pass' then
+if ending == 'offer' then
   own, slots[worker] = '', math.min(free_slots(worker), 0)
 elseif held_it and rec.state == 'running' then
   freed = 1
 end
-local passes = ending == 'pass' and held_it and rec.state == 'granted' and rec.parked and idle_worker(route_of(rec), own)
-if held_it and (ending == 'cancel' or ending == 'pass' and not passes) then
+local taken = ending == 'offer' and held_it and rec.state == 'granted' and rec.parked and idle_worker(route_of(rec), own)
+if held_it and (ending == 'cancel' or ending == 'offer' and not taken) then
   verdict = 'granted'
 elseif where then
   if where == 'holder' then redis.call('ZREM', holders, token) else unqueue(token, rec) end
-  if ending == 'again' or ending == 'pass' then
+  if ending == 'again' or ending == 'offer' then
     go_back(token, rec)
   else
     remember_end(token, rec, tonumber(done_ms), mark == '1')

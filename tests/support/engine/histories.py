@@ -494,17 +494,17 @@ def a_grant_is_passed_on_until_it_has_begun(world):
     parked = world.new_asker(ONE)
     world.park(parked)
     granted = world.receive("w1")
-    world.release(ONE, granted.token, Ending.PASS_ON, worker="w1")  # nobody else lives
+    world.release(ONE, granted.token, Ending.OFFER, worker="w1")  # nobody else lives
     world.beat("w2", 0)
-    world.release(ONE, granted.token, Ending.PASS_ON, worker="w1")  # nor has a slot
+    world.release(ONE, granted.token, Ending.OFFER, worker="w1")  # nor has a slot
     world.beat("w2", 1)
-    reply = world.release(ONE, granted.token, Ending.PASS_ON, worker="w1")
+    reply = world.release(ONE, granted.token, Ending.OFFER, worker="w1")
     assert reply.verdict is Verdict.RELEASED
     assert world.claim(ONE, granted.token).verdict is Verdict.ABSENT
     passed_on = world.receive("w2")
     world.claim(ONE, passed_on.token)
     world.beat("w1", 1)
-    reply = world.release(ONE, passed_on.token, Ending.PASS_ON, worker="w2")
+    reply = world.release(ONE, passed_on.token, Ending.OFFER, worker="w2")
     assert reply.verdict is Verdict.GRANTED
 
 

@@ -561,7 +561,7 @@ def a_grant_goes_to_a_worker_with_a_free_slot(world: World, step: Step) -> None:
     ended = step.before.locks[step.lock].record.get(step.token, {}) if step.lock else {}
     freed = verb(step) == "release" and ended.get("state") == "running"
     free = step.before.free
-    for worker in () if step.ending is Ending.PASS_ON else free:  # who passes on has none
+    for worker in () if step.ending is Ending.OFFER else free:  # who passes on has none
         left = step.after.free.get(worker, 0)
         if free[worker] - given[worker] not in {left, left - freed}:
             broken("slots", f"{worker} had {free[worker]} slots, got {given[worker]}, has {left}")
@@ -575,7 +575,7 @@ def a_grant_goes_to_a_worker_with_a_free_slot(world: World, step: Step) -> None:
 
 
 def a_grant_is_passed_on_only_before_it_begins(world: World, step: Step) -> None:
-    if step.ending is not Ending.PASS_ON:
+    if step.ending is not Ending.OFFER:
         return
     before, after = step.before.locks[step.lock], step.after.locks[step.lock]
     if before.holders.get(step.token, 0) <= world.now:
@@ -912,6 +912,9 @@ def _note_extend(world, step, ledger, before, after) -> None:
         base = base_of(token)
         if held:
             ledger.leases[base] = max(ledger.leases.get(base, 0), round(lease * 1000))
+        reserved = token.removeprefix("keep:")
+        if held and token in after.holders and reserved in ledger.reserved:
+            ledger.reserved[reserved] = after.holders[token]
         if held and token in after.holders and token in ledger.beliefs:
             ledger.beliefs[token] = max(ledger.beliefs[token], world.now + round(lease * 1000))
 

@@ -159,10 +159,10 @@ OUTCOMES: dict[str, Callable[[Seen], Any]] = {
     ),
     # realms, queues that nobody consumes
     "a grant is passed on": lambda s: (
-        s.step.ending is Ending.PASS_ON and s.verdict is Verdict.RELEASED
+        s.step.ending is Ending.OFFER and s.verdict is Verdict.RELEASED
     ),
     "a grant that is not passed on stays": lambda s: (
-        s.step.ending is Ending.PASS_ON and s.verdict is Verdict.GRANTED
+        s.step.ending is Ending.OFFER and s.verdict is Verdict.GRANTED
     ),
     "a message goes adrift": lambda s: s.became("adrift"),
     "a message is recalled": lambda s: s.before.adrift.keys() & s.after.queue.keys(),

@@ -1,0 +1,96 @@
+"""A parked task whose turn has come begins where a slot is free, not behind other tasks.
+
+Two workers consume one queue; long tasks fill the slots of one of them.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_singleton_lock import Lock
+from integration.book import needs_pool, pools
+from support.waiting import eventually, in_time, never
+
+SOON = 4.0
+"""Seconds: two of waiting for a slot, a round of the agent, and the way to the other worker."""
+
+
+@pytest.fixture(params=pools("prefork", "threads", "gevent", "solo"))
+def pool(request):
+    """The pool of both workers."""
+    needs_pool(request.param)
+    return request.param
+
+
+@pytest.fixture
+def held(own_book):
+    """The lock ``k:a``, which a client holds."""
+    lock = Lock(own_book.client, "k:a", lease=60, thread_local=False)
+    lock.acquire()
+    yield lock
+    if lock.held:
+        lock.release()
+
+
+def workers_with_a_free_slot(book):
+    return [key for key in book.client.keys("csl:fleet:free:*") if int(book.client.get(key)) > 0]
+
+
+def fill(book, busy):
+    """Fill the slots of a worker; where its pool lets it, have as many tasks again wait in it."""
+    slots = busy.concurrency
+    tasks = slots if busy.pool in {"solo", "gevent"} else 2 * slots
+    sent = [book.send("plain", "plug", n, hold="plug") for n in range(tasks)]
+    for result in sent[:slots]:
+        book.started(result)
+    eventually(lambda: book.queued() == 0, 5, "all are prefetched")
+    return sent
+
+
+def ended_well(book, parked, plugs):
+    """Each has run once, and nothing of them is left behind in either worker."""
+    book.open("plug")
+    for result in plugs:
+        book.value(result)
+    assert book.value(parked) == 1
+    book.await_free("a")
+    never(lambda: len(book.starts("a")) > 1, 0.5)
+    told = eventually(book.app.control.inspect(timeout=2).stats, 10)
+    for counts in (stats["singleton_lock"] for stats in told.values()):
+        assert (counts["granted"], counts["held"], counts["in_flight"]) == (0, 0, {})
+
+
+@pytest.mark.full_run_plays("threads", "gevent")
+def test_a_granted_task_begins_in_the_idle_worker_not_behind_long_tasks(own_book, pool, held):
+    book, slots = own_book, 1 if pool == "solo" else 2
+    with book.worker(pool=pool, concurrency=slots) as busy:
+        parked = book.send("act", "a", 1)
+        book.await_waiting("a", 1)
+        plugs = fill(book, busy)
+        with book.worker(pool=pool, concurrency=slots) as idle:
+            eventually(lambda: len(workers_with_a_free_slot(book)) == 1, 10)
+            held.release()
+            start = book.started(parked, SOON)
+            assert start["worker"].startswith(f"{idle.name}@")
+            ended_well(book, parked, plugs)
+
+
+@pytest.mark.full_run_plays("threads", "gevent")
+def test_a_grant_that_waits_for_a_slot_goes_on_to_a_worker_that_has_one(own_book, pool, held):
+    """The other worker comes when the grant has been made; the first has no slot for minutes."""
+    book, slots = own_book, 1 if pool == "solo" else 2
+    with book.worker(pool=pool, concurrency=slots) as busy:
+        parked = book.send("act", "a", 1)
+        book.await_waiting("a", 1)
+        plugs = fill(book, busy)
+        eventually(lambda: workers_with_a_free_slot(book) == [], 5)
+        held.release()
+        eventually(lambda: book.view("a").holders, 5, "it is granted")
+        with book.worker(pool=pool, concurrency=slots) as idle:
+            (ready,) = eventually(lambda: workers_with_a_free_slot(book), 10)
+            began = book.client.time()
+            start = book.started(parked, 10)
+            after = book.client.time()
+            assert start["worker"].startswith(f"{idle.name}@"), ready
+            in_time(after[0] - began[0] + (after[1] - began[1]) / 1e6, SOON)
+            ended_well(book, parked, plugs)
