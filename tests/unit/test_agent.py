@@ -52,9 +52,10 @@ class HandClock:
 class Leases:
     """A watchdog that renews nothing, and knows when each lease ends."""
 
-    def __init__(self, clock):
+    def __init__(self, clock, forgotten):
         self.clock = clock
         self.ends = {}
+        self.forget = lambda token, patience: forgotten.append(token)
         self.watch = self.look_after = self.last_round = lambda *about, **more: None
 
     def valid_until(self, token):
@@ -230,16 +231,7 @@ def agent(clock, store, desk, seen):
         reap=lambda: None,
         abort=lambda _token: None,
         publisher=SimpleNamespace(publish=publish, close=lambda: None),
-<<<<<<< HEAD
-        watchdog=Leases(clock),
-=======
-        watchdog=SimpleNamespace(
-            watch=lambda *a, **k: None,
-            look_after=lambda: None,
-            last_round=lambda: None,
-            forget=lambda token, patience: seen.forgotten.append(token),
-        ),
->>>>>>> 852a5a4 (Pass on grants that cannot begin here)
+        watchdog=Leases(clock, seen.forgotten),
         modes=Modes({"task": "enforce"}),
         herald=Herald(Observers([SimpleNamespace(notify=seen.events.append)])),
         address="redis://localhost",

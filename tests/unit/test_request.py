@@ -185,7 +185,7 @@ def test_a_canvas_travels_as_it_came(office):
 
 def test_where_tasks_share_a_process_each_decodes_its_arguments(office):
     """They would share them with the message, and a task may change its own."""
-    office.desk._children = False
+    office.desk.children = False
     request = office.message("early", ["a"])
     before = request.body
     office.desk(request)
