@@ -25,6 +25,7 @@ from celery_singleton_lock.clerk import Clerk
 from celery_singleton_lock.clock import ServerClock
 from celery_singleton_lock.contact import Contact
 from celery_singleton_lock.courier import Courier
+from celery_singleton_lock.data_loss import DataLoss
 from celery_singleton_lock.desk import Desk
 from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.events import Event
@@ -159,7 +160,7 @@ class Agent:
             address=address,
             observers=herald.observers,
             on_loss=self._look_soon,
-            on_return=partial(post, self.desk.backend_up),
+            on_return=self._come_back,
         )
         self._orders = Tray(store.clock)
         self._kept = Kept(store, watchdog, worker, self._standing)
@@ -182,6 +183,14 @@ class Agent:
             told=partial(post, self.desk.ended),
         )
         self._revokes = Revokes(store, realm=realm, orders=self._orders, taker=self.inbox.taker)
+        self._loss = DataLoss(
+            store,
+            worker,
+            ends=self.desk.ends,
+            in_hand=lambda: [*self.desk.flights.by_token],
+            orders=self._orders,
+            tell=self.tell,
+        )
         self._parker = Parker(
             store,
             worker=worker,
@@ -191,6 +200,7 @@ class Agent:
             kept=self._kept,
             orders=self._orders,
             revokes=self._revokes,
+            loss=self._loss,
             desk=self.desk,
             post=post,
             done_for=done_for,
@@ -317,6 +327,8 @@ class Agent:
             "backend_errors": self._contact.errors + self._parker.errors,
             "lost": self._losses.lost,
             "let_run": self._sweeper.let_run,
+            "parked_lost": self._loss.lost,
+            "parked_untracked": self._loss.untracked,
         }
 
     # -- life -------------------------------------------------------------------------------------
@@ -469,6 +481,7 @@ class Agent:
         self._revokes.hear()
         if self._contact.down:
             self.store.probe()  # a Redis that is full answers all of the above
+        self._loss.look()
 
     def _beat(self) -> None:
         consumed = self._queues.consumed()
@@ -545,8 +558,14 @@ class Agent:
 
     def _look_soon(self) -> None:
         """Stop what needs Redis, and see soon whether it is back."""
+        self.desk.ends.doubt()
         self._next_beat = min(self._next_beat, self._clock.monotonic() + RETRY)
         self._post(self.desk.backend_down)
+
+    def _come_back(self) -> None:
+        """Go on with what needs Redis, and see whether it has lost data meanwhile."""
+        self._loss.look_soon()
+        self._post(self.desk.backend_up)
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -556,6 +575,7 @@ class Agent:
             while self.run_once():
                 pass
             self._leave()
+            self._loss.finish()
             self._kept.hand_over(self._clock.monotonic() + HAND_OVER)
         except BackendError as error:
             logger.warning("celery-singleton-lock: leases are left to end: %s", error)

@@ -28,6 +28,7 @@ from celery_singleton_lock.herald import FRESH, Herald
 from celery_singleton_lock.kept import begun_again, onward, renewed
 from celery_singleton_lock.model import CLAIM_LEASE, Delivery, Ending, Reservation
 from celery_singleton_lock.outage import Outage
+from celery_singleton_lock.recent_ends import RecentEnds
 from celery_singleton_lock.request import LockedRequest, about
 from celery_singleton_lock.requeues import Requeues
 from celery_singleton_lock.settings import LockOptions
@@ -65,6 +66,7 @@ class Desk:
     Attributes:
         children: as given.
         flights: who is on the way.
+        ends: what has ended here lately.
         requeues: who goes back to the broker.
         alone: names of tasks whose requests do not tell how they end, by the worker's self-test:
             they pass by, and the pool takes their locks.
@@ -91,6 +93,7 @@ class Desk:
         self.children: Final = children
         self._keeps_messages = keeps
         self.flights = Flights(self._wait)
+        self.ends = RecentEnds(_clock)
         self._outage = Outage(prefetch)
         self.requeues = Requeues(
             stamper=stamper, rules=rules, clerk=clerk, herald=herald, prefetch=prefetch
@@ -234,6 +237,8 @@ class Desk:
         stamp = self._stamper.delivered(request, delivery)
         bundle = stamp.bundle
         request.desk, request.stamp, request.was_blocked = self, stamp, True
+        if self.ends.forgotten(stamp.token):
+            return self._end_again(request)
         if bundle is not None and bundle.here.token != stamp.token:  # another had it, and may run
             request.stamp = stamp = stamp._replace(bundle=renewed(bundle, stamp.token))
             if stamp.bundle is None and delivery.verdict == "granted":
@@ -246,13 +251,7 @@ class Desk:
             revoked_tasks.add(request.id)  # another worker may have heard of it, and this one not
         if request.revoked():
             return self.on_landed(request, gone=True)
-        longest = self._rules(request.task).lease
-        lease = min(CLAIM_LEASE, longest)
-        self._clerk.watch(stamp, lease, held=True)  # renewed while it waits for its slot
-        if stamp.bundle is not None:
-            self._clerk.take_over(stamp.token)
-        for kept in _kept(stamp):
-            self._clerk.watch(kept, longest, held=True)
+        self._watch_granted(stamp, self._rules(request.task).lease)
         task_reserved(request)
         self._herald.delivered(request, delivery)
         self(request)
@@ -264,6 +263,23 @@ class Desk:
             request.withdrawn = True
             task_ready(request)
             self.on_landed(request, gone=False)
+
+    def _watch_granted(self, stamp: Stamp, lease: float) -> None:
+        """Have a grant renewed while it waits for its slot, and what is kept along with it."""
+        self._clerk.watch(stamp, min(CLAIM_LEASE, lease), held=True)
+        if stamp.bundle is not None:
+            self._clerk.take_over(stamp.token)
+        for kept in _kept(stamp):
+            self._clerk.watch(kept, lease, held=True)
+
+    def _end_again(self, request: LockedRequest) -> None:
+        """Settle a message that has run here; Redis delivers it since it has lost its end."""
+        logger.warning(
+            "%s has ended here already, and the locks' Redis has lost that: it does not run again",
+            request,
+        )
+        self._clerk.end(request.stamp, Ending.FINAL, None)
+        self._herald.tell(request, TaskDuplicate(*about(request), verdict="ended"))
 
     def redispatch(self, request: LockedRequest) -> None:
         """Send a copy to the pool: what it is a copy of is not known any more."""
@@ -452,6 +468,8 @@ class Desk:
         request.landed = True
         if not stamp.name:
             return
+        if request.accepted and not request.parking and request.ending() is Ending.FINAL:
+            self.ends.note(stamp)
         self.flights.land(stamp)
         unclaimed = stamp.error is not None and (stamp.granted or bool(_kept(stamp)))
         if unclaimed or (gone and (request.accepted or stamp.granted)):

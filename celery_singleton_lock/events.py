@@ -92,10 +92,19 @@ class LeaseLost(TaskEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class ParkedLost(TaskEvent):
+    """A parked task is gone, since the locks' Redis has lost data. It does not run."""
+
+
+@dataclass(frozen=True, slots=True)
 class TaskDuplicate(TaskEvent):
     """Another copy of an attempt that is here, or has ended. The task's own state is unchanged."""
 
-    verdict: str = _told("twin", "`twin`: it is kept, or waits; `done`: it was dropped quietly")
+    verdict: str = _told(
+        "twin",
+        "`twin`: it is kept, or waits; `done`: it was dropped quietly; `ended`: it has run here, "
+        "and Redis has lost its end, so it was dropped",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +146,7 @@ CELERY_EVENTS: Final[dict[type[Event], str]] = {
     LockRefused: "lock-refused",
     LockReleased: "lock-released",
     LeaseLost: "lock-lost",
+    ParkedLost: "lock-parked-lost",
     TaskDuplicate: "lock-duplicate",
     LockAdmin: "lock-admin",
 }

@@ -28,15 +28,19 @@ whole installation: ``fleet:route:<realm>:<queue>`` (ZSET, worker -> heartbeat d
 ``fleet:free:<worker>`` (string, free slots of its pool),
 ``fleet:parked:<realm>:<queue>`` (ZSET, token of a parked message -> place in line) with
 ``fleet:parked`` (SET of these routes), ``fleet:audit`` (LIST of what operators did, the last
-thousand), ``fleet:mode`` (HASH, task or ``*`` -> mode), ``schema``, and on each server of a quorum
-``fleet:quorum`` (HASH: run id of the server that wrote it, and since when it is known, ms).
+thousand), ``fleet:mode`` (HASH, task or ``*`` -> mode), ``fleet:marker`` (string, random: who finds
+another one knows that data was lost), ``fleet:lost`` (HASH, task id -> JSON of a parked task that
+was lost) and ``fleet:vouched`` (SET of tokens that are not), which expire, ``schema``, and on each
+server of a quorum ``fleet:quorum`` (HASH: run id of the server that wrote it, and since when it is
+known, ms).
 
 Of tasks that run without their locks and are observed: ``observed`` of a lock (HASH, run -> JSON),
 and per bucket ``observed:tasks`` and ``observed:locks`` (HASH, name -> JSON: runs, blocked, waited
 and longest, ms) with ``observed:ranks`` (ZSET, lock -> blocked). All are bounded and expire.
 
 On Cluster a script may touch one slot only, so there what the scripts of locks use of ``fleet`` is
-in each bucket (``{bNN}:fleet:…``; ``fleet:mode`` and ``schema`` are not among it): a worker beats
+in each bucket (``{bNN}:fleet:…``; ``fleet:mode``, ``fleet:lost``, ``fleet:vouched`` and ``schema``
+are not among it): a worker beats
 in all buckets and has an inbox in each; a channel, ``fleet:bell:<worker>``, tells it which to open.
 """
 
@@ -217,6 +221,16 @@ class Keyspace:
     def bell(self, worker: str) -> str:
         """Return the channel that tells a worker with several inboxes which to open."""
         return f"{self.fleet}:bell:{worker}"
+
+    @property
+    def lost(self) -> str:
+        """Return the hash of parked tasks that were lost: task id -> JSON. It expires."""
+        return f"{self.fleet}:lost"
+
+    @property
+    def vouched(self) -> str:
+        """Return the set of tokens of which workers know what became, after a loss; expires."""
+        return f"{self.fleet}:vouched"
 
     @property
     def mode(self) -> str:

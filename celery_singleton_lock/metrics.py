@@ -24,6 +24,7 @@ from celery_singleton_lock.events import (
     LockAcquired,
     LockRefused,
     LockReleased,
+    ParkedLost,
     TaskBlocked,
     TaskDelivered,
     TaskDuplicate,
@@ -50,6 +51,7 @@ COUNTERS: Final = {
     "celery_lock_replaced": "Parked tasks that made room for a later one.",
     "celery_lock_duplicates": "Further copies of a task, kept (twin) or dropped (done).",
     "celery_lock_lost": "Locks that were lost while their task ran.",
+    "celery_lock_parked_lost": "Parked tasks that the locks' Redis has lost.",
 }
 """By task."""
 
@@ -58,6 +60,7 @@ COUNTED: Final[dict[type[Event], str]] = {
     TaskDuplicate: "duplicates",
     TaskReplaced: "replaced",
     LeaseLost: "lost",
+    ParkedLost: "parked_lost",
 }
 """What is counted of an event, where no other counts as the same."""
 
@@ -69,6 +72,10 @@ HISTOGRAMS: Final = {
 
 TOTALS: Final = {
     "parked": ("celery_lock_parked_messages", "Messages that this worker has parked."),
+    "parked_untracked": (
+        "celery_lock_parked_untracked",
+        "Parked messages of which a loss would not be noticed: too many are parked.",
+    ),
     "swept": ("celery_lock_swept", "Locks that this worker has looked after."),
     "published": ("celery_lock_copies_published", "Copies of parked messages sent to the broker."),
     "requeued": ("celery_lock_requeued", "Blocked messages sent back to the broker."),
@@ -147,7 +154,7 @@ class TaskMetrics:
                 self._count("blocked", event, event.policy)
             case TaskDelivered() | TaskDuplicate():
                 self._count(COUNTED[type(event)], event, event.verdict)
-            case TaskReplaced() | LeaseLost():
+            case TaskReplaced() | LeaseLost() | ParkedLost():
                 self._count(COUNTED[type(event)], event)
             case _:
                 pass

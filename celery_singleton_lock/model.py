@@ -181,6 +181,44 @@ class Holder(NamedTuple):
         return printable(f"{task} on {self.worker}" if self.worker else task)
 
 
+class ParkedMessage(NamedTuple):
+    """A message that a worker has parked.
+
+    Args:
+        lock: name of the lock at which it waits.
+        token: owner token under which it was parked.
+        task: name of the task.
+        task_id: id of the task.
+    """
+
+    lock: str
+    token: str
+    task: str
+    task_id: str
+
+
+class Identity(NamedTuple):
+    """Which servers hold the locks, and whether they still have their data.
+
+    Args:
+        markers: random values that were written once: one, or one for each bucket of a Cluster;
+            empty where that was not possible.
+        runs: run ids of the servers; without those that do not tell theirs.
+    """
+
+    markers: tuple[str, ...] = ()
+    runs: frozenset[str] = frozenset()
+
+    def differs(self, before: Identity) -> str:
+        """Return why data may be lost since ``before``, as a clause; empty if nothing says so."""
+        pairs = zip(before.markers, self.markers, strict=True)
+        if any(old not in {"", new} for old, new in pairs):
+            return "its marker is gone, so it was emptied, or restarted without its data"
+        if before.runs and self.runs - before.runs:
+            return "its run id is another one, so it was restarted, or a replica was promoted"
+        return ""
+
+
 class Reply(NamedTuple):
     """The answer of acquire, claim, park and release.
 

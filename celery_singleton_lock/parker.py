@@ -9,12 +9,13 @@ from functools import partial
 from typing import Any
 
 from celery_singleton_lock.clock import Clock
+from celery_singleton_lock.data_loss import DataLoss
 from celery_singleton_lock.desk import Desk
 from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.events import TaskBlocked
 from celery_singleton_lock.gate import claim_of, options_of
 from celery_singleton_lock.kept import Kept, time_left
-from celery_singleton_lock.model import Claim, Owner, Parcel, Reply, Verdict
+from celery_singleton_lock.model import Claim, Owner, Parcel, ParkedMessage, Reply, Verdict
 from celery_singleton_lock.orders import Errand, Park, Settle
 from celery_singleton_lock.publisher import pack
 from celery_singleton_lock.queues import Queues
@@ -41,6 +42,7 @@ class Parker:
         kept: what parked messages keep meanwhile.
         orders: the agent's.
         revokes: looks at each message that is parked.
+        loss: tracks each message that is parked.
         desk: whom to tell.
         post: runs a call in the main loop.
         done_for: seconds for which later copies of an ended attempt end quietly.
@@ -62,6 +64,7 @@ class Parker:
         kept: Kept,
         orders: Tray,
         revokes: Revokes,
+        loss: DataLoss,
         desk: Desk,
         post: Callable[..., None],
         done_for: float,
@@ -78,6 +81,7 @@ class Parker:
         self._kept = kept
         self._orders = orders
         self._revokes = revokes
+        self._loss = loss
         self._desk = desk
         self._post = post
         self._done_for = done_for
@@ -102,13 +106,17 @@ class Parker:
             self._kept.free(park.request.stamp)
         asked_at = self._clock.monotonic()
         replies = self._store.park_many([parcel for _, parcel in fitting])
-        for (park, _), reply in zip(fitting, replies, strict=True):
+        for (park, parcel), reply in zip(fitting, replies, strict=True):
             if isinstance(reply, BackendError):
                 logger.warning("%s stays with the broker: %s", park.request, reply)
                 self.errors += 1
                 self._orders.try_again(park, reply)
             else:
                 self._parked(park.request, reply, asked_at)
+                if reply.verdict is Verdict.WAITING:
+                    owner, claim, _ = parcel
+                    message = ParkedMessage(claim.name, owner.token, owner.task, park.request.id)
+                    self._loss.track(message)
                 if park.request.stamp.bundle is not None and reply.verdict is not Verdict.FULL:
                     self.settle(Settle(park.request))
 

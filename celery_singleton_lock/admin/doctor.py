@@ -17,7 +17,7 @@ from celery_singleton_lock.model import SCHEMA
 from celery_singleton_lock.store import replies
 from celery_singleton_lock.store.redis_admin import RedisAdminStore
 from celery_singleton_lock.store.verbs import Command
-from celery_singleton_lock.words import number_of
+from celery_singleton_lock.words import number_of, printable
 
 OLDEST: Final = (6, 2)
 """Redis that has what the scripts use."""
@@ -240,10 +240,23 @@ def _sweeping(store: RedisAdminStore) -> Check:
     return Check("sweeping", Health.FAIL, f"{told}: start one, or run sweep from cron")
 
 
+def _lost(store: RedisAdminStore) -> Check:
+    count, some = store.losses(NAMED)
+    if not count:
+        return Check("lost", Health.OK, "no parked task is known to be lost")
+    told = (
+        f"{count:,} parked tasks are gone since this Redis lost data, such as "
+        f"{', '.join(map(printable, some))}: locks why ID tells of each; send them again, then "
+        f"delete the key {store.keyspace.lost}"
+    )
+    return Check("lost", Health.FAIL, told)
+
+
 _OF_STORE: Final[dict[str, Callable[[RedisAdminStore], Check]]] = {
     "schema": _schema,
     "workers": _workers,
     "sweeping": _sweeping,
+    "lost": _lost,
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from types import MappingProxyType
 from typing import Final, Protocol
 
@@ -26,7 +27,8 @@ class Answer:
         state: ``parked``, ``waiting``, ``adrift``, ``granted``, ``reserved``, ``running``,
             ``silent`` (it ran, and its worker shows no sign of life), ``eta``, ``received``,
             ``finished``, ``leaving``, or a verdict (``overdue``, ``replaced``, ``revoked``) that
-            awaits a worker; ``unseen``: no worker, no lock and no result knows it.
+            awaits a worker; ``lost``: it was parked, and Redis has lost it; ``unseen``: no worker,
+            no lock and no result knows it.
         sentence: for people; says what to do if something can be done.
         lock: name of its lock, if known.
         token: its owner token, if known.
@@ -91,7 +93,9 @@ def _answer(store: AdminStore, task_id: str, witness: Witness | None) -> Answer:
         held = _among_holders(store, task_id)
         if held is not None:
             return held
-    return _seen(task_id, seen) if seen else _unseen(task_id, witness)
+    if seen is not None:
+        return _seen(task_id, seen)
+    return _lost(store, task_id) or _unseen(task_id, witness)
 
 
 def _found(store: AdminStore, task_id: str, name: str, me: Waiting, rank: int) -> Answer:
@@ -119,6 +123,20 @@ def _among_holders(store: AdminStore, task_id: str) -> Answer | None:
 def _seen(task_id: str, seen: tuple[str, str]) -> Answer:
     state, clause = seen
     return Answer(task_id, state, f"It {clause}.")
+
+
+def _lost(store: AdminStore, task_id: str) -> Answer | None:
+    """Tell of a parked task that a worker misses since the locks' Redis has lost data."""
+    note = store.lost(task_id)
+    if note is None:
+        return None
+    when = datetime.fromtimestamp(note["at"], timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    told = (
+        f"Lost: {worker_name(note['worker'])} had parked it for {note['lock']!r}, and its message "
+        f"was gone when the locks' Redis had lost data ({when}). It does not run unless it is sent "
+        "again."
+    )
+    return Answer(task_id, "lost", told, note["lock"])
 
 
 def _unseen(task_id: str, witness: Witness | None) -> Answer:

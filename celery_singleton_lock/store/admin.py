@@ -298,6 +298,17 @@ class AdminStore(Store, Protocol):
         """
         ...
 
+    def lost(self, task_id: str) -> Mapping[str, Any] | None:
+        """Return what is noted of a parked task that was lost with Redis' data; None if nothing.
+
+        See :meth:`Store.note_lost`.
+        """
+        ...
+
+    def losses(self, most: int) -> tuple[int, Sequence[str]]:
+        """Return how many parked tasks are noted as lost, and the ids of at most so many."""
+        ...
+
     def workers(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the live workers: id -> ``realm`` and ``queues``."""
         ...

@@ -16,11 +16,13 @@ from celery_singleton_lock.model import (
     Delivery,
     Ending,
     Holder,
+    Identity,
     LockView,
     Observations,
     Owner,
     Parcel,
     Parked,
+    ParkedMessage,
     Reply,
     Reservation,
     Stray,
@@ -268,6 +270,41 @@ class Store(Protocol):
 
     def leave(self, worker: str, realm: str, queues: Iterable[str]) -> None:
         """Tell that ``worker`` takes no more grants."""
+        ...
+
+    def identify(self) -> Identity:
+        """Return which servers hold the locks, and the markers by which a loss of data is noticed.
+
+        A marker that is missing is written anew.
+        """
+        ...
+
+    def kept(self, messages: Sequence[ParkedMessage]) -> Sequence[bool]:
+        """Return for each message whether it is still kept: its task is not settled."""
+        ...
+
+    def traced(self, messages: Sequence[ParkedMessage]) -> Sequence[bool]:
+        """Return for each message whether it is kept, its end is remembered, or it is vouched for.
+
+        What is asked after a loss of data: what has left no trace is lost.
+        """
+        ...
+
+    def vouch(self, tokens: Sequence[str]) -> None:
+        """Tell, after a loss of data, which messages are in hand, or have ended.
+
+        Args:
+            tokens: their bases, which stay the same over deliveries.
+        """
+        ...
+
+    def note_lost(self, notes: Mapping[str, str]) -> None:
+        """Note parked tasks that were lost, for ``locks doctor`` and ``locks why``.
+
+        Args:
+            notes: task id -> JSON: ``lock``, ``task``, ``worker`` that parked it, and ``at``, the
+                wall time at which the loss was noticed.
+        """
         ...
 
     def receive(self, worker: str, timeout: float) -> Delivery | None:

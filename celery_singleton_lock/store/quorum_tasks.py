@@ -17,10 +17,12 @@ from celery_singleton_lock.model import (
     Delivery,
     Ending,
     Holder,
+    Identity,
     Observations,
     Owner,
     Parcel,
     Parked,
+    ParkedMessage,
     Reply,
     Stray,
     new_token,
@@ -86,6 +88,24 @@ class TaskQuorum(QuorumStore):
         name = f"{PROBE} {owner.token}"
         self.acquire(owner, Claim(name, lease=1.0))
         self.release(name, owner.token, Ending.FINAL)
+
+    def identify(self) -> Identity:
+        """Return nothing: no message is kept here that could be lost."""
+        return Identity()
+
+    def kept(self, messages: Sequence[ParkedMessage]) -> Sequence[bool]:
+        """Return nothing."""
+        return []
+
+    def traced(self, messages: Sequence[ParkedMessage]) -> Sequence[bool]:
+        """Return nothing."""
+        return []
+
+    def vouch(self, tokens: Sequence[str]) -> None:
+        """Do nothing."""
+
+    def note_lost(self, notes: Mapping[str, str]) -> None:
+        """Do nothing."""
 
     def receive(self, worker: str, timeout: float) -> Delivery | None:
         """Wait for nothing."""

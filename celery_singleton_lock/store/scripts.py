@@ -35,6 +35,7 @@ VERBS: Final = (
     "reset",
     "revoke",
     "beat",
+    "identify",
     "let_run",
     "observe",
 )

@@ -28,11 +28,13 @@ from celery_singleton_lock.model import (
     Delivery,
     Ending,
     Holder,
+    Identity,
     LockView,
     Observations,
     Owner,
     Parcel,
     Parked,
+    ParkedMessage,
     Reply,
     Reservation,
     Stray,
@@ -70,6 +72,15 @@ LONGEST_BLOCK: Final = 30.0
 
 SHORTEST_BLOCK: Final = 0.01
 """Seconds for which a call blocks at least: 0 would be for ever."""
+
+MOST_LOST: Final = 10_000
+"""Most lost tasks that are noted in Redis."""
+
+LOST_FOR: Final = 7 * 86_400.0
+"""Seconds for which they are noted."""
+
+VOUCHED: Final = 300.0
+"""Seconds for which workers vouch for what they have in hand."""
 
 SLACK: Final = 2.0
 """Seconds by which the socket time-out of a blocking call exceeds its block."""
@@ -634,6 +645,94 @@ class Verbs:
     def leave(self, worker: str, realm: str, queues: Iterable[str]) -> Verb[None]:
         """Tell that a worker takes no more grants."""
         yield from self.beat(worker, realm, queues, 0)
+
+    # -- lost data --------------------------------------------------------------------------------
+
+    def identify(self) -> Verb[Identity]:
+        """Return which servers these are; see :meth:`Store.identify`."""
+        calls = [self._identify_call(fleet) for fleet in self.keyspace.fleets]
+        answers = yield from self.run_many(calls)
+        for answer in answers:
+            if isinstance(answer, BackendError):
+                raise answer
+        markers, runs = zip(*answers, strict=True)
+        return Identity(
+            tuple(map(replies.text, markers)), frozenset(map(replies.text, runs)) - {""}
+        )
+
+    def _identify_call(self, fleet: str) -> Call:
+        script = self.scripts["identify"]
+        return Call(script, [fleet], script.pack({"fresh": new_token()}))
+
+    def kept(self, messages: Sequence[ParkedMessage]) -> Verb[Sequence[bool]]:
+        """Return which messages are kept; see :meth:`Store.kept`."""
+        return (yield from self._found(self._body_of(each) for each in messages))
+
+    def traced(self, messages: Sequence[ParkedMessage]) -> Verb[Sequence[bool]]:
+        """Return of which messages anything is known; see :meth:`Store.traced`."""
+        places = (self._body_of, self._end_of, self._index_of, self._vouched_of)
+        found = yield from self._found(place(each) for each in messages for place in places)
+        return [any(found[i : i + len(places)]) for i in range(0, len(found), len(places))]
+
+    def _body_of(self, message: ParkedMessage) -> Command:
+        key = self.keyspace.lock(message.lock).bodies
+        return Command(("HEXISTS", key, base_of(message.token)))
+
+    def _end_of(self, message: ParkedMessage) -> Command:
+        key = self.keyspace.lock(message.lock).done
+        return Command(("ZSCORE", key, base_of(message.token)))
+
+    def _index_of(self, message: ParkedMessage) -> Command:
+        key = self.keyspace.lock(message.lock).index
+        return Command(("HEXISTS", key, f"@{message.task_id}"))
+
+    def _vouched_of(self, message: ParkedMessage) -> Command:
+        return Command(("SISMEMBER", self.keyspace.vouched, base_of(message.token)))
+
+    @staticmethod
+    def _found(commands: Iterable[Command]) -> Verb[list[bool]]:
+        """Return what is there; what a server refuses to tell counts as there.
+
+        Raises:
+            BackendUnreachable: a server does not answer.
+        """
+        asked = list(commands)
+        answers = (yield Batch(asked)) if asked else []
+        for answer in answers:
+            if isinstance(answer, Exception) and isinstance(explain(answer), BackendUnreachable):
+                raise explain(answer) from answer
+        return [answer not in {None, 0} for answer in answers]
+
+    def vouch(self, tokens: Sequence[str]) -> Verb[None]:
+        """Tell which messages are not lost; see :meth:`Store.vouch`."""
+        if tokens:
+            key = self.keyspace.vouched
+            add, expire = ("SADD", key, *tokens), ("PEXPIRE", key, _milliseconds(VOUCHED))
+            yield from self._each([Command(add), Command(expire)])
+
+    def note_lost(self, notes: Mapping[str, str]) -> Verb[None]:
+        """Note parked tasks that were lost; see :meth:`Store.note_lost`."""
+        key = self.keyspace.lost
+        room = max(0, MOST_LOST - int((yield Command(("HLEN", key)))))
+        pairs = [part for pair in list(notes.items())[:room] for part in pair]
+        if pairs:
+            set_, expire = ("HSET", key, *pairs), ("PEXPIRE", key, _milliseconds(LOST_FOR))
+            yield from self._each([Command(set_), Command(expire)])
+
+    def lost(self, task_id: str) -> Verb[Mapping[str, Any] | None]:
+        """Return what is noted of a parked task that was lost; see :meth:`AdminStore.lost`."""
+        found = yield Command(("HGET", self.keyspace.lost, task_id))
+        return None if found is None else json.loads(found)
+
+    def losses(self, most: int) -> Verb[tuple[int, Sequence[str]]]:
+        """Return how many parked tasks were lost, and some; see :meth:`AdminStore.losses`."""
+        key = self.keyspace.lost
+        count, some = yield from self._each(
+            [Command(("HLEN", key)), Command(("HRANDFIELD", key, most))]
+        )
+        return int(count), sorted(map(replies.text, some or ()))
+
+    # -- grants and waits -------------------------------------------------------------------------
 
     def receive(self, worker: str, timeout: float) -> Verb[Delivery | None]:
         """Wait up to ``timeout`` seconds for a grant."""

@@ -7,7 +7,10 @@ import time
 import pytest
 from celery import states
 
+from celery_singleton_lock.admin.doctor import Health, examine
+from celery_singleton_lock.admin.why import why
 from celery_singleton_lock.errors import BackendUnreachable
+from celery_singleton_lock.store.redis_admin import RedisAdminStore
 from integration.book import Book
 from support.proxy import Proxy
 from support.waiting import eventually, in_time, never
@@ -53,6 +56,36 @@ def test_one_lost_reply_to_a_release_is_no_lost_lock(redis_url, locks, tmp_path,
                 assert book.value(book.send("act", "a", 2)) == 2
             assert "lost while" not in worker.log()
             assert "not held any more" not in worker.log()
+
+
+@pytest.mark.parametrize("how", ["restarted empty", "flushed"])
+def test_parked_tasks_that_redis_has_lost_are_told_of(book, locks, how):
+    """By the log, the doctor and ``why``; a task that runs, or has ended, is not among them."""
+    with book.worker(concurrency=2) as worker:
+        assert book.value(book.send("act", "a", 0)) == 0
+        running = book.send("act", "a", 1, hold="a-1")
+        book.started(running)
+        parked = [book.send("act", "a", n) for n in (2, 3)]
+        eventually(lambda: book.view("a").waiting == 2)
+        time.sleep(2.5)  # a look: who has ended by then is known to have
+        if how == "flushed":
+            with locks.client() as client:
+                client.flushall()
+        else:
+            locks.kill()
+            locks.restart(keep_data=False)
+        worker.await_log("are not there any more", 20)
+        (told,) = [line for line in worker.log().splitlines() if "has lost data" in line]
+        assert "ERROR" in told
+        assert "2 of the " in told
+        assert all(each in told for each in parked)
+        with locks.client() as client:
+            store = RedisAdminStore(client)
+            assert {why(store, each).state for each in parked} == {"lost"}
+            assert why(store, running).state != "lost"
+            assert {c.name for c in examine(store) if c.health is Health.FAIL} == {"lost"}
+        book.open("a-1")
+        assert book.value(running) == 1
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])

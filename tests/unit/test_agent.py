@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 from kombu.message import Message
 
-from celery_singleton_lock import background
+from celery_singleton_lock import background, data_loss
 from celery_singleton_lock.agent import (
     BEAT,
     SLOT_WAIT,
@@ -24,11 +24,12 @@ from celery_singleton_lock.agent import (
 )
 from celery_singleton_lock.clock import ServerClock
 from celery_singleton_lock.errors import BackendRefused, BackendUnreachable
-from celery_singleton_lock.events import BackendDown, BackendUp, LeaseLost, Observers
+from celery_singleton_lock.events import BackendDown, BackendUp, LeaseLost, Observers, ParkedLost
 from celery_singleton_lock.herald import Herald
 from celery_singleton_lock.losses import LANDING
-from celery_singleton_lock.model import Delivery, Ending, Reply, Stray, Verdict
+from celery_singleton_lock.model import Delivery, Ending, Identity, Reply, Stray, Verdict
 from celery_singleton_lock.modes import Modes
+from celery_singleton_lock.recent_ends import REMEMBERED, RecentEnds
 from celery_singleton_lock.releases import GONE, gone
 from celery_singleton_lock.settings import LockOptions
 from celery_singleton_lock.stamp import Stamp
@@ -76,6 +77,8 @@ class PaperStore:
         self.strays = []
         self.switched = {}
         self.waited = []
+        self.identities = [Identity(("marker",), frozenset({"run"}))]
+        self.gone = set()
 
     def asked(self, *verbs):
         return [call for call in self.calls if call[0] in verbs]
@@ -136,12 +139,30 @@ class PaperStore:
     def probe(self):
         self._note("probe")
 
+    def identify(self):
+        return self.identities[-1]
+
+    def kept(self, messages):
+        self._note("kept", *(message.task_id for message in messages))
+        return [message.task_id not in self.gone for message in messages]
+
+    def traced(self, messages):
+        self._note("traced", *(message.task_id for message in messages))
+        return [message.task_id not in self.gone for message in messages]
+
+    def vouch(self, tokens):
+        self._note("vouch", *tokens)
+
+    def note_lost(self, notes):
+        self._note("note_lost", *notes)
+
 
 class PaperFlights:
     """Knows what it was given."""
 
     def __init__(self):
         self.tokens = set()
+        self.by_token = {}
         self.waiting = 0
         self.slotless = []
 
@@ -167,10 +188,11 @@ class PaperFlights:
 class PaperDesk:
     """Notes what it is told."""
 
-    def __init__(self):
+    def __init__(self, clock):
         self.told = []
         self.children = True
         self.flights = PaperFlights()
+        self.ends = RecentEnds(clock)
 
     def __getattr__(self, name):
         if name.startswith("_"):
@@ -192,8 +214,8 @@ def store(clock):
 
 
 @pytest.fixture
-def desk():
-    return PaperDesk()
+def desk(clock):
+    return PaperDesk(clock)
 
 
 @pytest.fixture
@@ -374,6 +396,106 @@ def test_an_error_of_ours_ends_neither_the_round_nor_the_orders_behind_it(agent,
         agent.run_once()
     assert store.asked("park_many") == [("park_many", "b")]
     assert "the agent failed" in caplog.text
+
+
+# -- data of Redis is lost -------------------------------------------------------------------------
+
+
+def rounds(agent, clock, seconds):
+    """Let time pass, round by round."""
+    for _ in range(int(seconds)):
+        clock.now += 2 * BEAT
+        agent.run_once()
+
+
+def park_two(agent, clock):
+    """Park "a" and "b"; a look knows them."""
+    for token in "ab":
+        agent.park(request(token))
+    rounds(agent, clock, 4)
+
+
+def emptied(store):
+    """Return how a Redis is known that has lost its data."""
+    store.identities.append(Identity(("new marker",), frozenset({"run"})))
+
+
+def errors(caplog):
+    return [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_parked_messages_that_redis_has_lost_are_reported_once(agent, store, clock, seen, caplog):
+    park_two(agent, clock)
+    emptied(store)
+    store.gone = {"a", "b"}
+    rounds(agent, clock, 20)
+    (told,) = errors(caplog)
+    assert "2 of the 2 messages that this worker has parked are not there any more" in told
+    assert "task[a], task[b]" in told
+    assert "marker is gone" in told
+    assert store.asked("note_lost") == [("note_lost", "a", "b")]
+    assert seen.events == [ParkedLost(f"k:{token}", "task", token) for token in "ab"]
+    assert agent.counts()["parked_lost"] == 2
+
+
+def test_messages_that_have_ended_before_the_loss_are_not_reported(agent, store, clock, caplog):
+    park_two(agent, clock)
+    store.gone = {"a"}
+    rounds(agent, clock, 4)
+    emptied(store)
+    store.gone = {"a", "b"}
+    rounds(agent, clock, 20)
+    assert store.asked("note_lost") == [("note_lost", "b")]
+
+
+def test_a_promoted_replica_that_has_all_messages_is_no_loss(agent, store, clock, seen, caplog):
+    caplog.set_level(logging.INFO)
+    park_two(agent, clock)
+    store.identities.append(Identity(("marker",), frozenset({"another run"})))
+    rounds(agent, clock, 20)
+    assert errors(caplog) == []
+    assert seen.events == []
+    (told,) = [text for text in caplog.messages if "accounted for" in text]
+    assert "All of the 2 messages" in told
+
+
+def test_a_lost_end_is_told_again_and_vouched_for(agent, store, desk, clock):
+    """The other workers then do not take what has ended here for lost."""
+    rounds(agent, clock, 1)
+    desk.ends.note(stamp("ended.0"))
+    desk.flights.by_token["running.3"] = None
+    assert not desk.ends.forgotten("ended.1")
+    store.identities.append(Identity(("marker",), frozenset({"another run"})))
+    rounds(agent, clock, 5)
+    assert ("release", "ended.0", Ending.FINAL) in store.calls
+    assert store.asked("vouch") == [("vouch", "ended", "running")]
+    assert desk.ends.forgotten("ended.1")
+    desk.ends.note(stamp("later.0"))
+    clock.now += 1
+    assert not desk.ends.forgotten("later.1")
+    clock.now += REMEMBERED
+    assert desk.ends.stamps() == []
+
+
+def test_a_worker_that_ends_reports_a_loss_that_it_has_not_noticed_yet(agent, store, clock, caplog):
+    park_two(agent, clock)
+    emptied(store)
+    store.gone = {"a", "b"}
+    agent._farewell()
+    assert len(errors(caplog)) == 1
+
+
+def test_the_oldest_messages_are_given_up_and_counted_where_too_many_are_parked(
+    agent, store, clock, monkeypatch, caplog
+):
+    monkeypatch.setattr(data_loss, "MOST", 1)
+    park_two(agent, clock)
+    assert agent.counts()["parked_untracked"] == 1
+    emptied(store)
+    store.gone = {"a", "b"}
+    rounds(agent, clock, 20)
+    assert store.asked("note_lost") == [("note_lost", "b")]
+    assert "1 older ones were not tracked" in errors(caplog)[0]
 
 
 # -- Redis away and back ---------------------------------------------------------------------------

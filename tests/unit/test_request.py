@@ -507,6 +507,23 @@ def test_a_delivered_message_goes_to_the_pool_with_its_grant(office):
     assert office.desk.flights.backlog() == 1
 
 
+def test_a_message_that_has_ended_here_does_not_run_again_after_redis_has_lost_its_end(office):
+    """Nor is it left in Redis, nor dropped without a word."""
+    first = deliver(office)
+    first.on_accepted(4711, 0.0)
+    end(first)
+    deliver(office)  # an operator's wish, or a lapsed lease: Redis was there all the while
+    assert len(office.sent) == 2
+    end(office.sent[1])
+    office.desk.ends.doubt()
+    told = []
+    office.herald.observers.add(SimpleNamespace(notify=told.append))
+    again = deliver(office)
+    assert len(office.sent) == 2
+    assert ("end", (again.stamp, Ending.FINAL, None), {}) in office.clerk.calls
+    assert [event.verdict for event in told] == ["ended"]
+
+
 def test_what_is_told_of_a_delivered_message_waits_and_keeps_its_order(office):
     """Who parked it tells of that first. Each event has the time at which it happened."""
     later, told = [], []

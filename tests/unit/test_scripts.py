@@ -31,7 +31,7 @@ LIBRARY = read("_lock.lua")
 ADMIN_LIBRARY = f"{LIBRARY}\n\n{read('_admin.lua')}"
 SCRIPTS = {**load_scripts(), **load_admin_scripts()}
 KEYS_OF = {"lock": 11, "lock*": None, "meta*": None, "due*": None, "fleet": 1}
-LOOKS = {"inspect", "beat", "take_due", "observe", "glance", "page", "look", "drift"}
+LOOKS = {"inspect", "beat", "identify", "take_due", "observe", "glance", "page", "look", "drift"}
 """Verbs that change no lock."""
 ALLOWED = {
     # what Redis offers to scripts

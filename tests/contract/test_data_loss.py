@@ -1,0 +1,104 @@
+"""What a store tells of data that was lost, and of what is left."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from celery_singleton_lock.admin.doctor import Health, examine
+from celery_singleton_lock.admin.why import why
+from celery_singleton_lock.model import Claim, Ending, Identity, Owner, Parcel, ParkedMessage
+from celery_singleton_lock.store import verbs
+
+pytestmark = pytest.mark.contract
+
+NAMES = ("a", "b")
+
+
+@pytest.fixture(params=["redis", "in_memory", "cluster"])
+def kind(request):
+    """The kinds of store that keep messages."""
+    return request.param
+
+
+@pytest.fixture
+def store(make_store):
+    return make_store()
+
+
+def park(store, name, number):
+    """Park a message behind a holder; return what its worker remembers of it."""
+    store.acquire(Owner("holder.0"), Claim(name))
+    message = ParkedMessage(name, f"t{number}.0", "app.task", f"id{number}")
+    owner = Owner(message.token, f"{message.task_id}/0/0", message.task)
+    store.beat("w", "r", ["q"], 60)
+    store.park(owner, Claim(name), Parcel(b"body", "r", "q", None))
+    return message
+
+
+def test_a_store_is_the_same_until_it_has_lost_its_data(store, lose_data):
+    first = store.identify()
+    assert store.identify() == first
+    assert store.identify().differs(first) == ""
+    lose_data()
+    lost = store.identify()
+    assert "marker is gone" in lost.differs(first)
+    assert store.identify() == lost
+
+
+def test_another_run_id_may_be_another_server_with_all_data():
+    before = Identity(("m",), frozenset({"1", "2"}))
+    assert "run id" in Identity(("m",), frozenset({"1", "3"})).differs(before)
+    assert Identity(("m",), frozenset({"1"})).differs(before) == ""  # a master less
+    assert Identity(("m",), frozenset({"1"})).differs(Identity(("",), frozenset())) == ""
+
+
+def test_a_message_is_kept_until_its_task_has_ended_and_leaves_a_trace_then(store, lose_data):
+    first, second = (park(store, name, number) for number, name in enumerate(NAMES))
+    assert list(store.kept([first, second])) == [True, True]
+    assert list(store.kept([])) == list(store.traced([])) == []
+    store.release("a", "holder.0", Ending.FINAL)
+    store.claim(Owner(first.token), "a", 30)
+    store.release("a", first.token, Ending.FINAL)
+    assert list(store.kept([first, second])) == [False, True]
+    assert list(store.traced([first, second])) == [True, True]
+    lose_data()
+    assert list(store.traced([first, second])) == [False, False]
+    store.vouch(["t1"])
+    assert list(store.traced([first, second])) == [False, True]
+
+
+def test_a_task_that_counts_as_acknowledged_from_its_start_leaves_a_trace_while_it_runs(store):
+    message = park(store, "a", 1)
+    store.release("a", "holder.0", Ending.FINAL)
+    store.claim(Owner(message.token), "a", 30, settle=True)
+    assert list(store.kept([message])) == [False]
+    assert list(store.traced([message])) == [True]
+
+
+def lost_check(store):
+    return next(check for check in examine(store, deep=False) if check.name == "lost")
+
+
+def test_what_is_lost_is_told_by_the_doctor_and_by_why(store):
+    assert lost_check(store).health is Health.OK
+    note = {"lock": "a", "task": "app.task", "worker": "celery@host#1", "at": 1_700_000_000}
+    store.note_lost({"id1": json.dumps(note), "id\x1b2": json.dumps(note)})
+    check = lost_check(store)
+    assert check.health is Health.FAIL
+    assert "2 parked tasks" in check.told
+    assert "id1" in check.told
+    assert "\x1b" not in check.told
+    answer = why(store, "id1")
+    assert answer.state == "lost"
+    assert "celery@host had parked it for 'a'" in answer.sentence
+    assert "2023-11-14 22:13 UTC" in answer.sentence
+    assert why(store, "id3").state == "unseen"
+
+
+def test_only_so_many_losses_are_noted(store, monkeypatch):
+    monkeypatch.setattr(verbs, "MOST_LOST", 3)
+    store.note_lost({f"id{number}": "{}" for number in range(2)})
+    store.note_lost({f"id{number}": "{}" for number in range(2, 9)})
+    assert store.losses(10) == (3, ["id0", "id1", "id2"])
