@@ -47,6 +47,7 @@ from celery_singleton_lock.store.quorum import TIMEOUT
 from celery_singleton_lock.store.quorum_tasks import TaskQuorum
 from celery_singleton_lock.store.redis import RedisStore
 from celery_singleton_lock.store.verbs import Replicas
+from celery_singleton_lock.watchdog import living
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -244,6 +245,12 @@ class Extension:
         """
         return self.is_eager() and self.options(task).mode == ENFORCE
 
+    def close(self) -> None:
+        """End the threads that renew leases, where there is none to renew: the app is closed."""
+        for watchdog in living():
+            if watchdog.store is self._store:
+                watchdog.end_if_idle(for_good=True)
+
     # -- the executing context --------------------------------------------------------------------
 
     @property
@@ -319,9 +326,21 @@ def install(app: Celery) -> Extension:
         for blueprint, step in _STEPS.items():
             app.steps[blueprint].add(step)
         app.steps["consumer"].add(_METRICS)
+        _close_with(app, found)
         if _COMMANDS in sys.modules:  # in `celery inspect`; a worker comes to it by its step
             importlib.import_module("celery_singleton_lock.control")
     return found
+
+
+def _close_with(app: Celery, extension: Extension) -> None:
+    """Close the extension when the app is closed; Celery has no signal for that."""
+    close = app.close
+
+    def closing() -> None:
+        extension.close()
+        close()
+
+    app.close = closing
 
 
 _Call = TypeVar("_Call", bound=Callable[[Any], object])

@@ -39,6 +39,7 @@ from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.lookout import Lookout
 from celery_singleton_lock.model import (
     Claim,
+    CurrentLock,
     Ending,
     Owner,
     Reply,
@@ -203,7 +204,7 @@ class NoLock:
         """Do nothing: there is no lock that could be lost."""
 
 
-def current_lock() -> TaskLock | Lock | Row | NoLock:
+def current_lock() -> CurrentLock:
     """Return the lock of the running task; an inert one where no lock is taken.
 
     Of a task with ``lock_keys`` it stands for all of its locks, and has the name and the fencing
@@ -212,7 +213,7 @@ def current_lock() -> TaskLock | Lock | Row | NoLock:
     return _current.get() or NoLock()
 
 
-def current_locks() -> tuple[TaskLock | Lock, ...]:
+def current_locks() -> tuple[CurrentLock, ...]:
     """Return all locks of the running task, in the order in which they were taken.
 
     Each has its own fencing token. Empty where no lock is taken; one where the task has one.
@@ -220,8 +221,8 @@ def current_locks() -> tuple[TaskLock | Lock, ...]:
     lock = _current.get()
     if lock is None:
         return ()
-    several: tuple[TaskLock | Lock, ...] = getattr(lock, "locks", ())
-    return several or (lock,)  # type: ignore[return-value]  # a Row has several
+    several: tuple[CurrentLock, ...] = getattr(lock, "locks", ())
+    return several or (lock,)
 
 
 class Run(NamedTuple):

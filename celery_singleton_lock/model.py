@@ -11,7 +11,7 @@ import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from celery_singleton_lock.words import printable
 
@@ -26,6 +26,47 @@ REMEMBERED: Final = 10
 
 CLAIM_LEASE: Final = 5.0
 """Seconds within which a waiter must claim its grant (or its worker renew it) before the sweep."""
+
+
+class CurrentLock(Protocol):
+    """The lock of a running task, as ``current_lock()`` and ``self.lock`` return it.
+
+    In an unlocked run it is inert: its name is empty, and it is neither held nor lost.
+    """
+
+    @property
+    def name(self) -> str:
+        """The lock's name; empty in an unlocked run."""
+        ...
+
+    @property
+    def held(self) -> bool:
+        """Whether it is certainly held, as far as is known without asking."""
+        ...
+
+    @property
+    def lost(self) -> bool:
+        """Whether it was held, and was lost."""
+        ...
+
+    @property
+    def fencing_token(self) -> int:
+        """Number of the grant, growing with each; 0 without a lock."""
+        ...
+
+    @property
+    def expires_in(self) -> float:
+        """Seconds for which it is certainly held, if it is not renewed; 0 if it is not held."""
+        ...
+
+    def ensure_held(self) -> None:
+        """Ask the store whether the lock is still held.
+
+        Raises:
+            LockLost: it was lost; stop writing.
+            BackendError: no answer, or refused.
+        """
+        ...
 
 
 def new_token() -> str:

@@ -16,13 +16,11 @@ from celery_singleton_lock.extension import Extension, install
 from celery_singleton_lock.gate import (
     NoLock,
     Run,
-    TaskLock,
     current_lock,
     current_locks,
     entered,
 )
-from celery_singleton_lock.lock import Lock
-from celery_singleton_lock.row import Row
+from celery_singleton_lock.model import CurrentLock
 from celery_singleton_lock.start_refusal import told_in_one_line
 
 
@@ -68,7 +66,7 @@ class LockedTask(Task):  # type: ignore[misc]  # celery is untyped
             extension.declare(cls())
 
     @property
-    def lock(self) -> TaskLock | Lock | Row | NoLock:
+    def lock(self) -> CurrentLock:
         """The lock of the running task; an inert one in an unlocked run.
 
         With ``lock_keys`` it stands for all of them, with the name and fencing token of the first.
@@ -77,7 +75,7 @@ class LockedTask(Task):  # type: ignore[misc]  # celery is untyped
         return NoLock() if request is not None and request.called_directly else current_lock()
 
     @property
-    def locks(self) -> tuple[TaskLock | Lock, ...]:
+    def locks(self) -> tuple[CurrentLock, ...]:
         """All locks of the running task, in the order in which they were taken; empty without."""
         request = self.request_stack.top
         return () if request is not None and request.called_directly else current_locks()
@@ -134,6 +132,11 @@ class LockedTask(Task):  # type: ignore[misc]  # celery is untyped
     @__trace__.setter
     def __trace__(self, tracer: Callable[..., Any] | None) -> None:
         self._lock_tracer = tracer
+
+    @__trace__.deleter
+    def __trace__(self) -> None:
+        """Forget the tracer, as if it were an attribute: Celery's own tests do that."""
+        del self._lock_tracer
 
     def _lock_traced(self, uuid: str, args: Any, kwargs: Any, request: Any = None) -> Any:
         extension, tracer = self._lock_extension, self._lock_tracer

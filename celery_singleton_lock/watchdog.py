@@ -586,14 +586,19 @@ class Watchdog(Renewals):
             self._make_all_due()
             self.run_once()
 
-    def end_if_idle(self) -> None:
+    def end_if_idle(self, *, for_good: bool = False) -> None:
         """End the thread now if nothing is left to watch, unless leases follow in quick succession.
 
         Without this, an idle thread ends after :data:`LINGER`.
+
+        Args:
+            for_good: no lease follows.
         """
         with self._mutex:
             thread = self._thread
-            if thread is None or self._leases or self._noted or self._in_quick_succession():
+            if thread is None or self._leases or self._noted:
+                return
+            if self._in_quick_succession() and not for_good:
                 return
             self._dismiss()
             if thread is threading.current_thread():

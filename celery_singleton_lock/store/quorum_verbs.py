@@ -10,6 +10,7 @@ turns at once, on two coordinators, cost time and order, but never the lock.
 from __future__ import annotations
 
 import hashlib
+import logging
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -36,6 +37,8 @@ from celery_singleton_lock.plans import Plan
 from celery_singleton_lock.store.ballot import Answers, Ballot, Each, Elected, Greeting, Refused
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 DOWN: Final = 1.0
 """Seconds for which a server that did not answer is asked last for a turn."""
@@ -93,6 +96,7 @@ class QuorumVerbs:
         self.ballot: Final = ballot
         self._clock = clock
         self._down: dict[int, float] = {}
+        self._missed: set[int] = set()
         self._turns: dict[str, list[int]] = {}  # token -> where it asked for a turn, last here
 
     # -- the verbs of a lock ----------------------------------------------------------------------
@@ -132,6 +136,7 @@ class QuorumVerbs:
         Who cancels while it is its turn gives that up: a turn is not yet the lock.
         """
         answers = yield from self.ballot.withdraw(name, token)
+        self._look_who_answers(answers)
         ended = Ending.FINAL if ending is Ending.CANCEL else ending
         yield from self._leave(
             token,
@@ -147,6 +152,7 @@ class QuorumVerbs:
         if not asked:
             return []
         held, answers = yield from self.ballot.renew(asked)
+        self._look_who_answers(answers)
         if all(each is None for each in held):
             self._complain(answers)
         return held
@@ -193,6 +199,35 @@ class QuorumVerbs:
     def time(self) -> Verb[float]:
         """Return the clock of the first server that answers."""
         return float((yield from self._first("", lambda node: node.time())))
+
+    def _look_who_answers(self, answers: Mapping[int, Any]) -> None:
+        """Warn once of each server that does not answer, or refuses, and tell when it does again.
+
+        Args:
+            answers: to what every server was asked, and waited for.
+        """
+        for server in range(self.ballot.count):
+            answer = answers.get(server)
+            fails = server not in answers or isinstance(answer, BackendError)
+            if fails and server not in self._missed:
+                self._missed.add(server)
+                why = answer or f"It did not answer within {self.ballot.timeout:g} s."
+                logger.warning(
+                    "celery-singleton-lock: server %d of the quorum (%s) does not vote. Locks go "
+                    "on as long as %d of %d servers do. %s",
+                    server + 1,
+                    self.addresses[server],
+                    self.ballot.majority,
+                    self.ballot.count,
+                    why,
+                )
+            elif not fails and server in self._missed:
+                self._missed.discard(server)
+                logger.warning(
+                    "celery-singleton-lock: server %d of the quorum (%s) votes again",
+                    server + 1,
+                    self.addresses[server],
+                )
 
     # -- the servers themselves -------------------------------------------------------------------
 

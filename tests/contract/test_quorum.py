@@ -147,6 +147,30 @@ def test_two_of_five_servers_are_killed_and_it_goes_on(servers, store):
     eventually(lambda: Lock(store, "a", lease=LEASE).locked())
 
 
+def test_a_dead_server_is_told_once_and_when_it_votes_again(servers, store, caplog):
+    """The locks went on without a word, and the next death ended them."""
+
+    def told(sentence):
+        return [each for each in caplog.messages if sentence in each]
+
+    with Lock(store, "a", lease=LEASE):
+        pass
+    assert told("quorum") == []
+    servers[0].kill()
+    for _ in range(3):
+        with Lock(store, "a", lease=LEASE):
+            pass
+    (warning,) = told("does not vote")
+    assert f"server 1 of the quorum (127.0.0.1:{servers[0].port})" in warning
+    assert "Locks go on as long as 3 of 5 servers do" in warning
+    servers.heal()
+    eventually(lambda: admitted(store), 20)
+    with Lock(store, "a", lease=LEASE):
+        pass
+    (again,) = told("votes again")
+    assert f"server 1 of the quorum (127.0.0.1:{servers[0].port})" in again
+
+
 def test_three_of_five_servers_are_killed_and_nothing_is_granted(servers, store):
     """That is said within the time-outs; who holds learns that nobody knows, then of the loss."""
     mine = Lock(store, "a", lease=1.0)
