@@ -246,9 +246,9 @@ class Agent:
         """Keep a message in Redis, then tell the desk."""
         self._parker.order(request)
 
-    def end(self, stamp: Stamp, ending: Ending, pid: int | None) -> None:
+    def end(self, stamp: Stamp, ending: Ending, pid: int | None, hold: float = 0.0) -> None:
         """Release for a process that cannot, once ``pid`` is gone."""
-        self._releases.order(stamp, ending, pid)
+        self._releases.order(stamp, ending, pid, hold)
 
     def requeue(self, request: LockedRequest, delay: float) -> None:
         """Send a message back to the broker after ``delay`` seconds, then tell the desk."""

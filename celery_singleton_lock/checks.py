@@ -77,6 +77,12 @@ def _wait(place: Place, value: Any) -> float | None:
     return None if value is None else _seconds(place, value, MAX_WAIT, "None waits for ever")
 
 
+def _hold_for(place: Place, value: Any) -> float | None:
+    """Check for how long a lock stays taken after a success."""
+    hint = "None gives the lock back when the task ends"
+    return None if value is None else _seconds(place, value, MAX_WAIT, hint)
+
+
 def _delay(place: Place, value: Any) -> float:
     """Check for how long a requeued task is held back."""
     return _seconds(place, value, LONGEST_DELAY, "the broker may redeliver what is held for long")
@@ -265,6 +271,7 @@ OPTIONS: Final[Mapping[str, Check]] = {
     "on_backend_error": _choice("retry", "fail", "run"),
     "requeue_delay": _delay,
     "requeue_max": _delay,
+    "hold_for": _hold_for,
     "eager": eager,
     "mode": _choice("enforce", "observe", "off"),
     "quarantine": eager,

@@ -16,8 +16,15 @@ class Clerk(Protocol):
         """Keep the message in Redis, then tell the desk."""
         ...
 
-    def end(self, stamp: Stamp, ending: Ending, pid: int | None) -> None:
-        """Release for a process that cannot; not before ``pid`` is gone."""
+    def end(self, stamp: Stamp, ending: Ending, pid: int | None, hold: float = 0.0) -> None:
+        """Release for a process that cannot; not before ``pid`` is gone.
+
+        Args:
+            stamp: of the task.
+            ending: of the task.
+            pid: of the process; None if it is gone, or does not matter.
+            hold: seconds for which the lock stays taken, if the ending is HOLD.
+        """
         ...
 
     def requeue(self, request: LockedRequest, delay: float) -> None:

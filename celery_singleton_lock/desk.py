@@ -344,7 +344,8 @@ class Desk:
         if lost is not None:
             self._clerk.report_loss(lost, "It was noticed when the task had ended.")
         elif unheard is not None:
-            self._clerk.end(*unheard, None)
+            stamp, ending, hold = unheard
+            self._clerk.end(stamp, ending, None, hold)
 
     def on_ran(self, request: LockedRequest) -> None:
         """The task has run, so it had its lock: of a short one the notice of that comes later.

@@ -29,7 +29,7 @@ from celery_singleton_lock.errors import (
     LockWaitTimeout,
     SingletonLockError,
 )
-from celery_singleton_lock.gate import Turned, current_locks, entered, in_place
+from celery_singleton_lock.gate import Held, PlacedLock, Turned, current_locks, entered, in_place
 from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.model import LockView, why_busy
 from celery_singleton_lock.naming import ArgumentsDoNotBind
@@ -56,7 +56,7 @@ class Frame:
     def __init__(self, task_id: str, name: str, outer: frozenset[str]) -> None:
         """Begin without the lock."""
         self.task_id, self.name, self.outer = task_id, name, outer
-        self.lock: Lock | Row | None = None
+        self.lock: PlacedLock | Row | None = None
 
     def names(self) -> frozenset[str]:
         """Return the names that are held here."""
@@ -157,9 +157,13 @@ class EagerGate:
         frame = Frame(request.id, name, _held())
         token = _frame.set(frame)
         try:
-            frame.lock = self._take(name, self._rules(task)) if name else None
+            options = self._rules(task)
+            frame.lock = self._take(name, options) if name else None
+            hold = Held(options.hold_for, self._store().clock)
             with entered(frame.lock), self.noted(task, name):
                 yield
+            if frame.lock is not None:
+                hold.put_on(frame.lock)
         finally:
             _frame.reset(token)
             self._release(frame)
@@ -170,7 +174,7 @@ class EagerGate:
         except ArgumentsDoNotBind:
             return ""  # the call itself fails, and needs no lock
 
-    def _take(self, name: str, options: LockOptions) -> Lock | Row | None:
+    def _take(self, name: str, options: LockOptions) -> PlacedLock | Row | None:
         """Return the lock, held; or None to run without.
 
         Raises:

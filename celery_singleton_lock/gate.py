@@ -25,7 +25,7 @@ from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 from celery_singleton_lock.bounds import MAX_WAIT
 from celery_singleton_lock.bundle import Bundle
-from celery_singleton_lock.clock import SystemClock, seconds_until
+from celery_singleton_lock.clock import Clock, SystemClock, seconds_until
 from celery_singleton_lock.errors import (
     BackendError,
     BackendUnreachable,
@@ -75,6 +75,9 @@ _HOST: Final = os.uname().nodename
 
 ALONE_RETRY: Final = 0.5
 """Seconds between two tries of a task that waits for Redis in its slot."""
+
+LEAST_HOLD: Final = 0.001
+"""Seconds; the scripts count in milliseconds."""
 
 _current: ContextVar[TaskLock | Lock | Row | None] = ContextVar(
     "celery_singleton_lock", default=None
@@ -315,7 +318,7 @@ class Gate:
             return self._turn_away(run, turned)
         except Exception as error:  # noqa: BLE001  # ours, or a time limit
             return fail(run, error)
-        return self._run_alone(run, lock) if held else run.go()
+        return self._run_alone(run, lock, options) if held else run.go()
 
     def trace_relaxed(self, run: Run, name_of: Callable[[], str], options: LockOptions) -> Any:
         """Run a task whose message did not pass a desk, and that does not keep its lock.
@@ -365,9 +368,13 @@ class Gate:
         except SoftTimeLimitExceeded as error:  # while it was written down that the task begins
             return fail(run, error)
 
-    def _run_alone(self, run: Run, lock: Lock | Row) -> Any:
+    def _run_alone(self, run: Run, lock: PlacedLock | Row, options: LockOptions) -> Any:
+        hold = Held(options.hold_for, self._store().clock)
         try:
-            return under(lock, run)
+            outcome = under(lock, run)
+            if outcome.info is None:
+                hold.put_on(lock)
+            return outcome
         finally:
             try:
                 lock.release()
@@ -502,13 +509,18 @@ class Gate:
         An exit of the process is told by the main process, which knows what became of the message.
         """
         ending, kept, began = Ending.FINAL, None, _clock.monotonic()
+        hold = Held(options.hold_for, self._store().clock) if options.hold_for else None
         try:
             outcome = under(lock, run)
             if outcome.runtime is None:  # Celery measures successes alone
                 outcome = outcome._replace(runtime=_clock.monotonic() - began)
             ending = ending_of(outcome)
-            if options.on_retry == "keep":
+            if hold and outcome.info is None:
+                kept = hold.left()
+                ending = Ending.HOLD if kept else ending
+            elif options.on_retry == "keep":
                 kept = self._reservation(run, stamp, outcome, options)
+                ending = Ending.KEEP if kept else ending
         except Reject as reject:
             ending = Ending.AGAIN if reject.requeue else Ending.FINAL
             self.leave(stamp, ending, lock)
@@ -544,7 +556,7 @@ class Gate:
         second must not keep the lock for a lease, nor let a task run again that has ended.
         """
         if stamp.bundle is not None:
-            return self.gathering.leave(stamp, ending, lock)
+            return self.gathering.leave(stamp, ending, lock, kept)
         for _ in range(2):
             try:
                 return self._release(stamp, ending, lock, kept)
@@ -557,8 +569,9 @@ class Gate:
                     stamp.name,
                     error,
                 )
-                notice = notice_of_end(stamp, ending)
-                if notice and kept is None:  # else the permit would not wait for the next attempt
+                hold = kept.seconds if kept else 0.0
+                notice = notice_of_end(stamp, ending, hold)
+                if notice and ending is not Ending.KEEP:  # it would not wait for the next attempt
                     self._announce(notice)
                 return None
         return None
@@ -570,7 +583,7 @@ class Gate:
         reply = self._store().release(
             stamp.name,
             stamp.token,
-            ending if kept is None else Ending.KEEP,
+            ending,
             reserve=kept,
             worker=stamp.worker,
             done_for=self._done_for,
@@ -641,11 +654,48 @@ def options_of(stamp: Stamp, number: int, options: LockOptions) -> LockOptions:
     return options if limit in {None, options.limit} else replace(options, limit=limit)
 
 
-def in_place(store: Store, name: str, options: LockOptions) -> Lock | Row:
+class PlacedLock(Lock):
+    """The lock of a task that takes it where it runs."""
+
+    kept: Reservation | None = None
+    """How its permit is kept when it is given back."""
+
+    def _release_in(self, store: Any, token: str) -> Any:
+        ending = Ending.HOLD if self.kept else Ending.FINAL
+        return store.release(self.name, token, ending, reserve=self.kept)
+
+
+class Held:
+    """For how long the locks of a run stay taken, if it succeeds. Made when the run begins.
+
+    Args:
+        hold_for: seconds from now; None for not at all.
+        clock: source of monotonic seconds.
+    """
+
+    def __init__(self, hold_for: float | None, clock: Clock) -> None:
+        """Count from now."""
+        self._clock = clock
+        self._until = clock.monotonic() + (hold_for or 0.0)
+
+    def left(self) -> Reservation | None:
+        """Return how a permit is kept from now on; None if the run has taken longer."""
+        left = self._until - self._clock.monotonic()
+        return Reservation("", left) if left >= LEAST_HOLD else None
+
+    def put_on(self, lock: PlacedLock | Row) -> None:
+        """Have locks kept when they are given back."""
+        placed: tuple[Any, ...] = getattr(lock, "locks", (lock,))
+        for each in placed:
+            each.kept = self.left()
+
+
+def in_place(store: Store, name: str, options: LockOptions) -> PlacedLock | Row:
     """Return what takes a task's lock, or all of several, where it runs."""
     keys = getattr(name, "keys", ((name, None),))
     locks = [
-        Lock(store, each, lease=options.lease, limit=limit or options.limit) for each, limit in keys
+        PlacedLock(store, each, lease=options.lease, limit=limit or options.limit)
+        for each, limit in keys
     ]
     return Row(locks, store.clock) if len(locks) > 1 else locks[0]
 

@@ -20,6 +20,7 @@ from celery_singleton_lock.stamp import Stamp, doubted, leaving, singles
 if TYPE_CHECKING:
     from celery_singleton_lock.bundle import Bundle
     from celery_singleton_lock.gate import Gate, TaskLock
+    from celery_singleton_lock.model import Reservation
     from celery_singleton_lock.settings import LockOptions
     from celery_singleton_lock.store.base import Store
 
@@ -87,11 +88,13 @@ class Gathering:
             self._announce(stamp.token)
         return TaskLocks(store, stamp, taken.locks, options.lease)
 
-    def leave(self, stamp: Stamp, ending: Ending, lock: TaskLock | None) -> None:
+    def leave(
+        self, stamp: Stamp, ending: Ending, lock: TaskLock | None, kept: Reservation | None = None
+    ) -> None:
         """Give all locks back, whichever of them are held."""
         held = {each.name: each for each in getattr(lock, "locks", ())}
         for each in leaving(stamp):
-            self._gate.leave(each, ending, held.get(each.name))
+            self._gate.leave(each, ending, held.get(each.name), kept)
 
     def _take(self, store: Store, stamp: Stamp, each: list[Stamp], options: LockOptions) -> Taken:
         """Take what is not held yet. A grant is claimed last: then the message can be settled."""

@@ -339,6 +339,10 @@ class Holding:
         """Leave nothing of a token behind: neither a grant nor a place in the queue."""
         yield Do(lambda store: store.release(self.name, token, Ending.FINAL))
 
+    def _release_in(self, store: Any, token: str) -> Any:
+        """Return what a store answers to the release of a token, or an awaitable of that."""
+        return store.release(self.name, token, Ending.FINAL)
+
     def _letting_go(self, hold: Hold) -> Plan[Wish, bool]:
         """Release; return whether it was ours for all that time.
 
@@ -352,7 +356,7 @@ class Holding:
         repeated = hold.leaving
         hold.leaving = repeated or hold.left(self._clock) > 0
         token = hold.lease.token
-        reply = yield Do(lambda store: store.release(self.name, token, Ending.FINAL))
+        reply = yield Do(lambda store: self._release_in(store, token))
         there = repeated or reply.repeated or reply.verdict is not Verdict.ABSENT
         return hold.leaving and there
 

@@ -28,6 +28,10 @@ CLAIM_LEASE: Final = 5.0
 """Seconds within which a waiter must claim its grant (or its worker renew it) before the sweep."""
 
 
+HELD_AFTER: Final = "held_after"
+"""State of a holder whose task has ended, while nobody gets its permit."""
+
+
 class CurrentLock(Protocol):
     """The lock of a running task, as ``current_lock()`` and ``self.lock`` return it.
 
@@ -114,6 +118,8 @@ class Ending(str, enum.Enum):
     """The task comes back: its body, or its twin, returns to its old place in the queue."""
     KEEP = "keep"
     """The task is settled, and its permit is reserved for the attempt that follows."""
+    HOLD = "hold"
+    """The task has succeeded, and nobody gets its permit for a while (``lock_hold_for``)."""
     CANCEL = "cancel"
     """A waiter gives up; if it was granted meanwhile it keeps the grant and is told so."""
     OFFER = "offer"
@@ -165,10 +171,10 @@ class Claim(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What a retried task leaves behind: its permit, for the attempt that follows.
+    """What a task leaves behind: its permit.
 
     Args:
-        attempt: for whom; nobody else gets it.
+        attempt: for whom it is kept, if the task is retried; empty if for nobody.
         seconds: how long it is kept at most.
     """
 
@@ -193,8 +199,8 @@ class Holder(NamedTuple):
         pid: process.
         expires_in: seconds left of the lease; 0 for a waiter.
         fencing_token: number of the grant; 0 for a waiter.
-        state: ``running``, ``granted``, ``reserved``, ``waiting``, ``parked``, ``adrift``,
-            ``overdue``, ``replaced`` or ``revoked``.
+        state: ``running``, ``granted``, ``reserved``, ``held_after`` (its task has ended),
+            ``waiting``, ``parked``, ``adrift``, ``overdue``, ``replaced`` or ``revoked``.
         since: server seconds at which it came into this state.
         lease: seconds that a renewal gives it; 0 if unknown.
         silent: seconds for which its worker has shown no sign of life; 0 if it has lately, if that
@@ -299,6 +305,11 @@ def why_busy(name: str, holder: Holder | None, paused: str) -> str:
         return (
             f"lock {name!r} is paused ({printable(paused)}): nobody gets it until an operator "
             f"resumes it (celery -A YOUR_APP locks resume {printable(shlex.quote(name))})"
+        )
+    if holder is not None and holder.state == HELD_AFTER:
+        return (
+            f"lock {name!r} is kept for another {holder.expires_in:.1f} s after {holder} has "
+            "succeeded (lock_hold_for)"
         )
     return f"lock {name!r} is held by {holder or 'another client'}"
 

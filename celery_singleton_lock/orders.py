@@ -36,6 +36,7 @@ class End:
     since: float = 0.0
     until: float = 0.0
     told: bool = False
+    hold: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

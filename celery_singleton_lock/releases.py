@@ -11,7 +11,7 @@ from typing import Final
 
 from celery_singleton_lock.clock import Clock
 from celery_singleton_lock.kept import Kept
-from celery_singleton_lock.model import Ending
+from celery_singleton_lock.model import Ending, Reservation
 from celery_singleton_lock.orders import End
 from celery_singleton_lock.stamp import Stamp, doubted, leaving
 from celery_singleton_lock.store.base import Store
@@ -68,13 +68,20 @@ class Releases:
         self._told = told
         self._clock: Clock = store.clock
 
-    def order(self, stamp: Stamp, ending: Ending, pid: int | None) -> None:
-        """Have the locks of a task released, once ``pid`` is gone or they lapse. Does not wait."""
+    def order(self, stamp: Stamp, ending: Ending, pid: int | None, hold: float = 0.0) -> None:
+        """Have the locks of a task released, once ``pid`` is gone or they lapse. Does not wait.
+
+        Args:
+            stamp: of the task.
+            ending: of the task.
+            pid: of its process; None if that is gone.
+            hold: seconds for which the locks stay taken, if the ending is HOLD.
+        """
         now, until = self._clock.monotonic(), 0.0
         if pid:
             ends = [self._lease_end(part.token) for part in leaving(stamp)]
             until = max((end for end in ends if end is not None), default=now + GONE)
-        self._orders.put(End(stamp, ending, pid, now, until))
+        self._orders.put(End(stamp, ending, pid, now, until, hold=hold))
 
     def carry_out(self, order: End) -> None:
         """Release, or look again a little later.
@@ -94,6 +101,7 @@ class Releases:
                 worker=self._taker(),
                 done_for=self._done_for,
                 mark=doubted(stamp, self._clock.monotonic(), self._done_for).copy,
+                reserve=Reservation("", order.hold) if order.ending is Ending.HOLD else None,
             )
         self._kept.drop(order.stamp.token)
         self.done += 1

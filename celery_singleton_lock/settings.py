@@ -49,6 +49,8 @@ class LockOptions:
             ``run`` (unlocked).
         requeue_delay: seconds for which a requeued task is held back the first time; doubles.
         requeue_max: most seconds for which it is held back.
+        hold_for: seconds for which the lock stays taken after a success, from the start of the
+            run; None: it is given back at the end.
         mode: ``enforce``, ``observe`` (run without the lock, write down what would have blocked)
             or ``off`` (run without).
     """
@@ -64,6 +66,7 @@ class LockOptions:
     on_backend_error: str = "retry"
     requeue_delay: float = 1.0
     requeue_max: float = 60.0
+    hold_for: float | None = None
     mode: str = "enforce"
 
 
@@ -89,6 +92,7 @@ class Settings:
         on_backend_error: default of ``lock_on_backend_error``.
         requeue_delay: default of ``lock_requeue_delay``, seconds.
         requeue_max: default of ``lock_requeue_max``, seconds.
+        hold_for: default of ``lock_hold_for``, seconds.
         eager: whether ``apply()`` and ``task_always_eager`` take locks; see :func:`is_eager`.
         mode: default of ``lock_mode``.
         done_for: seconds for which the end of a task is remembered, so that later copies of it end
@@ -121,6 +125,7 @@ class Settings:
     on_backend_error: str = "retry"
     requeue_delay: float = 1.0
     requeue_max: float = 60.0
+    hold_for: float | None = None
     eager: bool = False
     mode: str = "enforce"
     done_for: float = 3600.0
@@ -403,6 +408,12 @@ def _check_for_quorum(task_name: str, options: LockOptions, settings: Settings) 
     if options.on_retry == "keep":
         Place("lock_on_retry", task_name).refuse(
             "keep", f'{several}no permit is kept for a retry. Use "release"'
+        )
+    if options.hold_for is not None:
+        Place("lock_hold_for", task_name).refuse(
+            options.hold_for,
+            f"{several}no permit is kept after a task. Leave it out (singleton_lock_hold_for for "
+            "all tasks), or use one Redis",
         )
     if options.mode == "observe":
         Place("lock_mode", task_name).refuse(

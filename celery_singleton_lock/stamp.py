@@ -138,27 +138,28 @@ def loss_in(notice: str) -> Stamp | None:
     return Stamp(name, token, attempt, task, "")
 
 
-def notice_of_end(stamp: Stamp, ending: Ending) -> str:
+def notice_of_end(stamp: Stamp, ending: Ending, hold: float = 0.0) -> str:
     """Return the line by which a pool child tells that the store did not hear its release.
 
     Args:
         stamp: of one lock.
         ending: of its task.
+        hold: seconds for which the lock is to stay taken, if its ending is HOLD.
 
     Returns:
         Empty if the lock's name is too long for a notice: its lease ends by itself.
     """
-    told = [*stamp[: Stamp._fields.index("copy") + 1], ending]
+    told = [*stamp[: Stamp._fields.index("copy") + 1], ending, hold]
     notice = _UNHEARD + json.dumps(told)
     return notice if len(notice.encode()) <= MOST_OF_NOTICE else ""
 
 
-def end_in(notice: str) -> tuple[Stamp, Ending] | None:
-    """Return what was to be released, and how, if a notice tells of that."""
+def end_in(notice: str) -> tuple[Stamp, Ending, float] | None:
+    """Return what was to be released, how, and for how long it is held, if a notice tells that."""
     if not notice.startswith(_UNHEARD):
         return None
-    *stamp, ending = json.loads(notice.removeprefix(_UNHEARD))
-    return Stamp(*stamp), Ending(ending)
+    *stamp, ending, hold = json.loads(notice.removeprefix(_UNHEARD))
+    return Stamp(*stamp), Ending(ending), hold
 
 
 def doubted(stamp: Stamp, now: float, done_for: float) -> Stamp:

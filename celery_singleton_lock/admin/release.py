@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from celery_singleton_lock.errors import LockError
-from celery_singleton_lock.model import Holder, Reply, Verdict
+from celery_singleton_lock.model import HELD_AFTER, Holder, Reply, Verdict
 from celery_singleton_lock.store.admin import AdminStore, Operator
 
 
@@ -88,13 +88,19 @@ def why_not(store: AdminStore, name: str, token: str) -> str:
     )
 
 
-def forced_release_warning(name: str, who: str) -> str:
+def forced_release_warning(name: str, who: str, state: str = "running") -> str:
     """Return what a forced release risks, as people are asked before it.
 
     Args:
         name: the lock's name.
         who: the holder, as shown to people.
+        state: of the holder.
     """
+    if state == HELD_AFTER:
+        return (
+            f"{who} has succeeded, and does not run. The next task of {name!r} starts before its "
+            "lock_hold_for is over."
+        )
     return (
         f"{who} may still be running. It will not be stopped, and the next task of {name!r} starts "
         "beside it: two at once, unless what they write to refuses lower fencing tokens."

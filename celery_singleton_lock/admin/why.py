@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 from celery_singleton_lock.admin.keeping import WAITS, kept_by, parked_elsewhere, standing_of
 from celery_singleton_lock.admin.signs_of_life import in_view
-from celery_singleton_lock.model import Holder, LockView
+from celery_singleton_lock.model import HELD_AFTER, Holder, LockView
 from celery_singleton_lock.store.admin import AdminStore, Waiting
 from celery_singleton_lock.words import nth, printable
 
@@ -25,10 +25,10 @@ class Answer:
     Args:
         task_id: its id.
         state: ``parked``, ``waiting``, ``adrift``, ``granted``, ``reserved``, ``running``,
-            ``silent`` (it ran, and its worker shows no sign of life), ``eta``, ``received``,
-            ``finished``, ``leaving``, or a verdict (``overdue``, ``replaced``, ``revoked``) that
-            awaits a worker; ``lost``: it was parked, and Redis has lost it; ``unseen``: no worker,
-            no lock and no result knows it.
+            ``held_after`` (its lock stays taken), ``silent`` (it ran, and its worker shows no sign
+            of life), ``eta``, ``received``, ``finished``, ``leaving``, or a verdict (``overdue``,
+            ``replaced``, ``revoked``) that awaits a worker; ``lost``: it was parked, and Redis has
+            lost it; ``unseen``: no worker, no lock and no result knows it.
         sentence: for people; says what to do if something can be done.
         lock: name of its lock, if known.
         token: its owner token, if known.
@@ -181,6 +181,7 @@ def _holding(task_id: str, view: LockView, holder: Holder) -> Answer:
     sentences = {
         "granted": f"granted, on its way to {worker_name(holder.worker) or 'its client'}, {left}",
         "reserved": f"between two tries: {view.name!r} is kept for its retry, {left}",
+        HELD_AFTER: f"has succeeded; {view.name!r} stays taken {_for_another(holder)}",
         "running": f"runs{_on(holder)}, holds {view.name!r}, {left}",
         "silent": (
             f"ran{_on(holder)}, which has shown no sign of life for {seconds(holder.silent)}; if "
@@ -229,6 +230,10 @@ _VERDICTS = {
 }
 
 
+def _for_another(holder: Holder) -> str:
+    return f"for another {seconds(holder.expires_in)} (lock_hold_for)"
+
+
 def _on(holder: Holder) -> str:
     return f" on {worker_name(holder.worker)}" if holder.worker else ""
 
@@ -251,6 +256,8 @@ def named(holders: tuple[Holder, ...], elsewhere: Mapping[str, str] = MappingPro
 
 def _lease(holder: Holder) -> str:
     left = seconds(holder.expires_in)
+    if holder.state == HELD_AFTER:
+        return f", which has succeeded; taken {_for_another(holder)}"
     if not holder.silent:
         return f", lease {left} left"
     silence = seconds(holder.silent)

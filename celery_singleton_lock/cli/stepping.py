@@ -24,7 +24,7 @@ from celery_singleton_lock.cli.options import agreed, as_json, dry, lock_name, r
 from celery_singleton_lock.cli.parked import tell_dropped, tell_tally
 from celery_singleton_lock.cli.place import Place, with_place
 from celery_singleton_lock.clock import SystemClock
-from celery_singleton_lock.model import Holder, Verdict
+from celery_singleton_lock.model import HELD_AFTER, Holder, Verdict
 from celery_singleton_lock.store.admin import Operator, Waiting
 
 ENDED_WITHIN: Final = 10.0
@@ -48,12 +48,13 @@ def release(place: Place, name: str, token: str | None, **how: Any) -> None:
     """Take the lock NAME from the holder of a token, and grant it to who is next."""
     holder = _holder(place, name, token)
     by = place.operator(why=how["why_text"])
-    if how["terminate"] and _terminated(place, name, holder, by):
+    ended = holder.state == HELD_AFTER
+    if how["terminate"] and not ended and _terminated(place, name, holder, by):
         return _done(place, by, how["machine"], "terminate", name, f"{short(holder)} has ended.")
-    if not how["force"]:
+    if not how["force"] and not ended:
         raise Refused(_not_yet(name, holder, terminated=how["terminate"]), name)
     if not how["yes"]:
-        render.say(forced_release_warning(name, short(holder)), err=True)
+        render.say(forced_release_warning(name, short(holder), holder.state), err=True)
         render.ask("Take it?")
     force_release(place.store, name, holder.token, by, keep=not how["dropped"])
     return _done(place, by, how["machine"], "release", name, f"Taken from {short(holder)}.")

@@ -305,7 +305,8 @@ class Feed:
         name = self.name_of(lock_id)
         for holder in self._store.inspect(name, waiters=0).holders:
             if holder.token == token:
-                return forced_release_warning(visible(name, SHORT), visible(str(holder), SHORT))
+                who = visible(str(holder), SHORT)
+                return forced_release_warning(visible(name, SHORT), who, holder.state)
         return ""
 
     def end(

@@ -113,7 +113,8 @@ class Store(Protocol):
                 known to exist (it was parked, or has a twin).
             mark: remember the end also where no copy is known.
             reserve: for a KEEP: for whom the permit is kept. If that attempt waits already, it is
-                granted; if its permit would be one too many, nothing is kept.
+                granted; if its permit would be one too many, nothing is kept. For a HOLD: for how
+                long nobody gets the permit.
 
         Returns:
             RELEASED, ABSENT, or GRANTED when a CANCEL came after the grant. ABSENT and ``repeated``

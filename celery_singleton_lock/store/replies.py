@@ -29,7 +29,7 @@ def holder_of(token: str, rec: Mapping[str, Any], expires_in: float = 0.0) -> Ho
     return Holder(
         token,
         rec.get("task", ""),
-        rec.get("attempt", "").split("/")[0],
+        (rec.get("of") or rec.get("attempt", "")).split("/")[0],
         rec.get("worker", ""),
         rec.get("host", ""),
         int(rec.get("pid") or 0),

@@ -115,6 +115,53 @@ def test_t7_after_a_crash_never_two_and_free_within_one_lease(store):
     in_time(time.monotonic() - began, 2 * SHORT)
 
 
+@NO_MESSAGES
+def test_a_lock_stays_taken_after_a_success_and_is_free_by_itself(store):
+    """Nobody renews that, nobody can claim it, and its end is no lapse of a lease."""
+    first = held_by(store, attempt="id/0/0")
+    kept = Reservation("", SHORT)
+    done = store.release(NAME, first.token, Ending.HOLD, reserve=kept)
+    assert done.verdict is Verdict.RELEASED
+    refused = store.acquire(owner(), claim())
+    assert refused.verdict is Verdict.BLOCKED
+    assert 0 < refused.next_look <= SHORT
+    assert (refused.holder.state, refused.holder.task_id) == ("held_after", "id")
+    assert store.claim(owner()._replace(token=refused.holder.token), NAME, LEASE).verdict is (
+        Verdict.ABSENT
+    )
+    lapse(store)
+    held_by(store)
+    assert "lapses" not in store.inspect(NAME).counters
+
+
+@NO_MESSAGES
+@pytest.mark.parametrize("late", [False, True])
+def test_who_waits_is_granted_when_a_lock_stays_taken_no_more(store, late):
+    """A lease that had ended before keeps nothing."""
+    first = held_by(store, SHORT if late else LEASE)
+    behind = waits(store)
+    if late:
+        lapse(store)
+    store.release(NAME, first.token, Ending.HOLD, reserve=Reservation("", SHORT))
+    if not late:
+        assert tokens(store) == [f"held:{first.token}"]
+        lapse(store)
+        store.kick(NAME)
+    assert tokens(store) == [behind.token]
+
+
+@NO_MESSAGES
+def test_each_permit_stays_taken_by_itself(store):
+    """With a limit of two the other is granted meanwhile."""
+    first, second = owner(), owner()
+    for who in (first, second):
+        assert store.acquire(who, claim(limit=2)).verdict is Verdict.GRANTED
+    store.release(NAME, first.token, Ending.HOLD, reserve=Reservation("", LEASE))
+    store.release(NAME, second.token, Ending.FINAL)
+    assert store.acquire(owner(), claim(limit=2)).verdict is Verdict.GRANTED
+    assert store.acquire(owner(), claim(limit=2)).verdict is Verdict.BLOCKED
+
+
 def test_t12_l23_extend_never_creates_and_never_revives(store):
     assert store.extend([(NAME, owner().token, LEASE)]) == [False]
     lapsed = held_by(store, SHORT)

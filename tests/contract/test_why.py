@@ -6,7 +6,14 @@ import re
 
 import pytest
 
-from celery_singleton_lock.admin import Operator, Refused, force_release, list_locks, why
+from celery_singleton_lock.admin import (
+    Operator,
+    Refused,
+    force_release,
+    forced_release_warning,
+    list_locks,
+    why,
+)
 from celery_singleton_lock.admin.locks import show_lock
 from celery_singleton_lock.admin.why import named, ordinal, seconds, short, worker_name
 from celery_singleton_lock.model import (
@@ -113,6 +120,34 @@ def test_a_task_between_two_tries_is_told_so(store, holder):
     reserved = Reservation("3f2a91c0-1/1/0", 30.0)
     store.release(NAME, holder.token, Ending.KEEP, reserve=reserved)
     assert why(store, "3f2a91c0-1").state == "reserved"
+
+
+def test_a_lock_that_stays_taken_after_a_success_is_told_with_the_time_that_is_left(store, holder):
+    """To who asks for the task, to who waits behind it, and to who looks at the lock."""
+    kept = Reservation("", 3600.0)
+    store.release(NAME, holder.token, Ending.HOLD, reserve=kept)
+    live_worker(store)
+    park(store, "me")
+    left = r"for another (59 min \d+ s|1 h 0 min) \(lock_hold_for\)"
+    told = why(store, "3f2a91c0-1")
+    assert told.state == "held_after"
+    assert re.fullmatch(rf"has succeeded; 'account:42' stays taken {left}", told.sentence)
+    assert re.fullmatch(
+        rf"blocked 0\.\d s by settle\[3f2a91c0\], which has succeeded; taken {left}, you are next",
+        why(store, "me").sentence,
+    )
+
+
+def test_an_operator_ends_the_time_for_which_a_lock_stays_taken(store, holder):
+    """The next is granted at once, and nobody is told that a task may still be running."""
+    store.release(NAME, holder.token, Ending.HOLD, reserve=Reservation("", 3600.0))
+    live_worker(store)
+    me = park(store, "me")
+    (kept,) = store.inspect(NAME).holders
+    risk = forced_release_warning(NAME, short(kept), kept.state)
+    assert risk.startswith("settle[3f2a91c0] has succeeded, and does not run.")
+    force_release(store, NAME, kept.token, Operator("jane", "desk"))
+    assert [each.token for each in store.inspect(NAME).holders] == [me.token]
 
 
 @pytest.mark.parametrize("verdict", ["overdue", "revoked"])

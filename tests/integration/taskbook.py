@@ -215,6 +215,8 @@ def build(  # noqa: C901, PLR0915  # a list of declarations, made anew for each 
     declare("act_requeue_slow", **requeue | {"lock_requeue_delay": 5.0, "lock_requeue_max": 5.0})
     declare("act_keep", lock_on_retry="keep")
     declare("act_keep_late", lock_on_retry="keep", acks_late=True)
+    declare("act_hold", lock_hold_for=2)
+    declare("act_hold_long", lock_hold_for=60)
     declare("act_latest", lock_max_waiting=1, lock_on_full="replace")
     declare("act_latest_two", lock_max_waiting=2, lock_on_full="replace")
     declare("act_abort", lock_on_lost="abort")
@@ -236,6 +238,7 @@ def build(  # noqa: C901, PLR0915  # a list of declarations, made anew for each 
     pair = {"lock_key": None, "lock_keys": ["k:{key}", "k:{n}"]}
     declare("pair", **pair)
     declare("pair_lost", **pair, **late)
+    declare("pair_hold", **pair, lock_hold_for=60)
     declare("pair_skip", **pair, lock_on_conflict="skip")
     declare("pair_fail", **pair, lock_on_conflict="fail")
     declare("pair_wait", **pair, **wait)

@@ -36,6 +36,7 @@ def refusal(given, **declared):
         ({}, {"lock_on_conflict": "park"}, 'Use "requeue", which leaves it with the broker'),
         ({}, {"lock_limit": 2}, "has one permit. Leave it out, or use one Redis."),
         ({}, {"lock_on_retry": "keep"}, 'Use "release"'),
+        ({"hold_for": 60}, {}, "no permit is kept after a task. Leave it out (singleton_lock_hold"),
         (
             {"mode": "observe"},
             {},

@@ -363,7 +363,7 @@ def test_a_child_that_could_not_release_has_the_agent_do_it(office):
     """Its process lives, so nobody waits for its end."""
     stamp = Stamp("a", "t.0", "id/1/0", "task", "w")
     office.desk.on_notice(notice_of_end(stamp, Ending.FINAL))
-    assert office.clerk.calls == [("end", (stamp, Ending.FINAL, None), {})]
+    assert office.clerk.calls == [("end", (stamp, Ending.FINAL, None, 0.0), {})]
 
 
 def test_a_redelivered_message_is_stamped_as_a_copy(office):

@@ -83,7 +83,8 @@ def test_a_notice_of_an_end_says_what_is_to_be_released_and_how():
     stamp = Stamp("a\nb", "t.0", "id/1/0", "task", "w", 7, 1000.5, copy=True)
     notice = notice_of_end(stamp, Ending.AGAIN)
     assert "\n" not in notice
-    assert (end_in(notice), loss_in(notice)) == ((stamp, Ending.AGAIN), None)
+    assert (end_in(notice), loss_in(notice)) == ((stamp, Ending.AGAIN, 0.0), None)
+    assert end_in(notice_of_end(stamp, Ending.HOLD, 3.5)) == (stamp, Ending.HOLD, 3.5)
     assert end_in(notice_of_loss(stamp)) is None
 
 

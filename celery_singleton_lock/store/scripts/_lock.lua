@@ -373,8 +373,8 @@ end
 
 local function lapse(token)
   redis.call('ZREM', holders, token)
-  count('lapses')
   local rec = load(token)
+  if not rec or rec.state ~= 'held_after' then count('lapses') end
   if rec then go_back(token, rec) end
 end
 

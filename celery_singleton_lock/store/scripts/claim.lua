@@ -10,7 +10,7 @@ sweep(worker)
 
 local rec = load(token)
 local where = standing(token, rec)
-if where and rec.state == 'reserved' then where = nil end -- that is for who has its attempt
+if where and (rec.state == 'reserved' or rec.state == 'held_after') then where = nil end -- nobody's to claim
 if where then
   rec.worker, rec.host, rec.pid, rec.lease = worker, host, pid, lease_ms
   if where == 'holder' then start(token, rec) end

@@ -1,8 +1,9 @@
 -- release: give the lock back or leave its queue, and hand it to who is next.
 -- KEYS: lock
 -- ARGV: name token ending mark keep_ms keep_for worker done_ms claim_ms
---   ending final, again, cancel, keep (for the attempt keep_for, as long as keep_ms), or offer: again,
---   if it has not begun and a worker other than this one has a free slot for it;
+--   ending final, again, cancel, keep (for the attempt keep_for, as long as keep_ms), hold (for nobody, as
+--   long as keep_ms), or offer: again, if it has not begun and a worker other than this one has a free
+--   slot for it;
 --   mark 1 = remember the attempt even where no copy is known
 -- REPLY: answer RELEASED ABSENT GRANTED
 lock = name
@@ -19,9 +20,17 @@ if mark == '0' and (ending == 'final' or ending == 'again') then
   end
 end
 -- REST
+-- The permit of a task that has ended is kept by a holder of its own, which lapses like any other. Nobody
+-- can claim it, and it has no attempt: later copies of the task are told apart as if it were not there.
+local function hold_on(token, rec, ms)
+  local held = {attempt = '', of = rec.attempt, task = rec.task, lease = digits(ms), place = rec.place}
+  write_in('held:' .. token, held, 'held_after', ms)
+  save('held:' .. token, held)
+end
+
 check()
 write_though_full()
-if keep_ms ~= '' then note_lease(keep_ms) end
+if ending == 'keep' then note_lease(keep_ms) end
 local rec = load(token)
 local where = standing(token, rec)
 local verdict = where and 'released' or 'absent'
@@ -43,6 +52,7 @@ elseif where then
     remember_end(token, rec, tonumber(done_ms), mark == '1')
     forget(token, rec)
     if ending == 'keep' and held_it then reserve(keep_for, tonumber(keep_ms), rec, own) end
+    if ending == 'hold' and held_it then hold_on(token, rec, tonumber(keep_ms)) end
   end
 end
 sweep(own)

@@ -21,7 +21,7 @@ ADRIFT = 5_000
 DEFER = round(1000 * DEFER_SECONDS)
 GRANTING = {"acquire", "park", "claim", "release", "kick", "reset", "revoke"}
 QUEUED = {"waiting", "parked"}
-HOLDING = {"running", "granted", "reserved"}
+HOLDING = {"running", "granted", "reserved", "held_after"}
 OVER = {"overdue", "replaced", "revoked"}
 
 
@@ -56,7 +56,7 @@ def grants(before: LockState, after: LockState) -> list[str]:
 
 
 def reservations(state: LockState) -> set[str]:
-    return {token for token in state.holders if token.startswith("keep:")}
+    return {token for token in state.holders if token.startswith(("keep:", "held:"))}
 
 
 def place_in_line(world: World, name: str, token: str) -> tuple[int, str]:
@@ -386,6 +386,17 @@ def a_reservation_is_kept_for_its_attempt(world: World, step: Step) -> None:
             broken("T42", f"{step.token} found {name} reserved, and was told {step.reply.verdict}")
 
 
+def a_lock_stays_taken_after_a_success(world: World, step: Step) -> None:
+    """Nobody gets the permit of a task that has succeeded before its time is over."""
+    for name, ledger, _, after in touched(world, step):
+        for token, until in ledger.held_after.items():
+            if until > world.now and after.holders.get(token, 0) < until:
+                broken("hold", f"{name} was to stay taken by {token} until {until}, and is not")
+        for token, rec in after.record.items():
+            if (rec["state"] == "held_after") != (token in ledger.held_after):
+                broken("hold", f"{token} of {name} is {rec['state']}")
+
+
 def who_is_replaced_makes_room_and_does_not_run(  # noqa: C901  # a list of facts
     world: World, step: Step
 ) -> None:
@@ -702,6 +713,7 @@ ALL: tuple[Callable[[World, Step], None], ...] = (
     settled_attempts_do_not_come_back,
     an_attempt_is_here_once,
     a_reservation_is_kept_for_its_attempt,
+    a_lock_stays_taken_after_a_success,
     who_is_replaced_makes_room_and_does_not_run,
     who_is_revoked_does_not_run,
     a_wait_lasts_as_long_as_was_asked,
@@ -746,7 +758,7 @@ def note(world: World, step: Step) -> None:
     # Successors of a delivery keep the place of the first; a twin takes the place of its attempt.
     for token, rec in after.record.items():
         base = base_of(token)
-        if token not in before.record and token.startswith("keep:"):
+        if token not in before.record and token.startswith(("keep:", "held:")):
             ledger.places.pop(base, None)  # made anew, at the place of who keeps it
         ledger.leases[base] = max(ledger.leases.get(base, 0), int(rec["lease"]))
         if base not in ledger.places:
@@ -880,7 +892,8 @@ def _note_release(world, step, ledger, before, after) -> None:
     if step.reply.verdict is not Verdict.GRANTED:
         ledger.beliefs.pop(token, None)
         ledger.reserved = {a: t for a, t in ledger.reserved.items() if f"keep:{a}" != token}
-    settles = step.ending in {Ending.FINAL, Ending.KEEP} or (
+        ledger.held_after.pop(token, None)
+    settles = step.ending in {Ending.FINAL, Ending.KEEP, Ending.HOLD} or (
         step.ending is Ending.CANCEL and not held
     )
     if token not in before.standing or not settles:
@@ -890,6 +903,8 @@ def _note_release(world, step, ledger, before, after) -> None:
     _is_settled(ledger, base)
     if step.ending is Ending.KEEP and held:
         _note_reservation(world, ledger, before, token, reserve)
+    if step.ending is Ending.HOLD and held:
+        ledger.held_after[f"held:{token}"] = world.now + round(reserve.seconds * 1000)
     if twin:
         _is_settled(ledger, base_of(twin))
     if attempt and (mark or rec.get("parked") or twin or rec.get("copied")):
@@ -927,6 +942,7 @@ def _note_revoke(world, step, ledger, before, after) -> None:
 def _note_reset(world, step, ledger, before, after) -> None:
     ledger.beliefs.clear()
     ledger.reserved.clear()
+    ledger.held_after.clear()
     taken = {
         base_of(kept)
         for token in before.valid(world.now)

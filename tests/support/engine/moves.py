@@ -220,6 +220,22 @@ def retries(world, lock, who, seconds, early, worker, lost):
 
 
 @move(
+    2,
+    lock=LOCKS,
+    who=(0, 0, 0, *WHO),
+    seconds=(1.0, 8.0, 25.0),
+    worker=("", *WORKERS),
+    mark=(False, True),
+    lost=LOST,
+)
+def succeeds(world, lock, who, seconds, worker, mark, lost):
+    """A task succeeds, and its lock stays taken for a while."""
+    token = token_of(world, lock, who)
+    reserve = Reservation("", seconds)
+    world.release(lock, token, Ending.HOLD, worker=worker, mark=mark, reserve=reserve, lost=lost)
+
+
+@move(
     4,
     lock=LOCKS,
     who=WHO,

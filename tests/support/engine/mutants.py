@@ -344,6 +344,12 @@ MUTANTS = (
         "    if string.sub(t, 1, 5) == 'keep:' then free = free + 1 end\n  end\n",
     ),
     Mutant(
+        "a lock does not stay taken after a success",
+        "release.lua",
+        "  write_in('held:' .. token, held, 'held_after', ms)\n  save('held:' .. token, held)\n",
+        "",
+    ),
+    Mutant(
         "the next attempt does not take its reservation",
         "acquire.lua",
         "if not where and take_reservation(attempt) then",

@@ -89,7 +89,9 @@ class Seen:
 
 OUTCOMES: dict[str, Callable[[Seen], Any]] = {
     # permits that are kept over a retry
-    "a permit is kept for a retry": lambda s: reservations(s.after) - reservations(s.before),
+    "a permit is kept for a retry": lambda s: (
+        s.step.ending is Ending.KEEP and reservations(s.after) - reservations(s.before)
+    ),
     "a kept permit is taken by its attempt": lambda s: (
         s.step.asker
         and s.step.asker.owner.attempt in s.ledger.passing
@@ -222,6 +224,9 @@ WHILE_FULL: dict[str, Callable[[Seen], Any]] = {
     ),
     "full: a permit is kept for a retry": lambda s: (
         s.step.ending is Ending.KEEP and reservations(s.after) - reservations(s.before)
+    ),
+    "a lock stays taken after a success": lambda s: (
+        s.step.ending is Ending.HOLD and reservations(s.after) - reservations(s.before)
     ),
     "full: a lease is renewed": lambda s: s.verb == "extend" and any(s.step.reply),
     "full: a grant is claimed": lambda s: (

@@ -113,6 +113,7 @@ class Ledger:
     expired_due: int | None = None
     accepted: set[str] = field(default_factory=set)  # bases that were acknowledged at their start
     reserved: dict[str, int] = field(default_factory=dict)  # attempt -> ms until when it is kept
+    held_after: dict[str, int] = field(default_factory=dict)  # token -> ms until when it is kept
     passing: set[str] = field(default_factory=set)  # attempts that this step lets pass the line
     replaced: set[str] = field(default_factory=set)  # bases that made room, and may not run
     revoked: set[str] = field(default_factory=set)  # bases whose tasks were revoked, likewise
@@ -490,6 +491,7 @@ class World:
             ledger.settled.clear()
             ledger.granted.clear()
             ledger.reserved.clear()
+            ledger.held_after.clear()
             ledger.replaced.clear()
             ledger.revoked.clear()
             ledger.waits.clear()
