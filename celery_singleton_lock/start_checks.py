@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from celery.app.task import Task
 from celery.exceptions import ImproperlyConfigured
 
 from celery_singleton_lock.bounds import PREFIX
 from celery_singleton_lock.crew import Crew
 from celery_singleton_lock.extension import Extension, declared_options, install
-from celery_singleton_lock.modes import ENFORCE
+from celery_singleton_lock.modes import ENFORCE, OFF
 from celery_singleton_lock.native import patched_by
 from celery_singleton_lock.pools import GREEN, POOLS, pool_kind
 from celery_singleton_lock.queues import refuse_broadcast
@@ -56,12 +57,30 @@ def check_app(extension: Extension) -> None:
     check_unknown_settings(name for name in app.conf if "singleton_lock_" in str(name).lower())
     for task in app.tasks.values():
         if task.name in extension.declared():
-            extension.options(task)  # raises what is wrong, now that the settings are known
+            options = extension.options(task)  # raises what is wrong: the settings are known now
+            if options.mode != OFF:
+                refuse_own_strategy(task)
             refuse_broadcast(app, task)
     refuse_unlocked(app)
     if extension.active():
         extension.settings.addresses()
     warn_of_mixed_policies(extension)
+
+
+def refuse_own_strategy(task: Any) -> None:
+    """Refuse a task whose messages go to the pool in a way of their own, past its lock.
+
+    Raises:
+        ImproperlyConfigured: it is one, such as a task of celery-batches.
+    """
+    if task.Strategy != Task.Strategy:
+        owner = next(cls for cls in type(task).__mro__ if "Strategy" in vars(cls))
+        msg = (
+            f"task {task.name}: {owner.__module__}.{owner.__qualname__} has a Strategy of its own, "
+            "which sends messages to the pool in its own way, so no lock would be taken. Declare "
+            "the task without LockedTask and take a Lock in its body, or leave that Strategy out."
+        )
+        raise ImproperlyConfigured(msg)
 
 
 def refuse_forks(worker: Any, extension: Extension) -> None:

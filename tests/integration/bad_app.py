@@ -21,6 +21,17 @@ def settle(account_id: int, note: str = "") -> Any:
 
 
 options: dict[str, Any] = BAD.get("options", {})
+
+
+class Batched(LockedTask):
+    """As celery-batches has it: messages are collected, and a batch of them goes to the pool."""
+
+    def Strategy(self, task: Any, app: Any, consumer: Any) -> Any:  # Celery's name
+        """Drop all messages."""
+        return lambda *_, **__: None
+
+
 base = {"base": LockedTask} if BAD.get("locked", True) else {}
+base = {"base": Batched} if BAD.get("batched") else base
 app.task(name="settle", shared=False, **base, **options)(settle)
 app.task(name="other", shared=False, base=LockedTask, lock_key="a:{account_id}")(settle)

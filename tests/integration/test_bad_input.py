@@ -94,6 +94,7 @@ def refused(own_book, bad, *, app="integration.bad_app", pool="solo", timeout=60
             ["singleton_lock_backend", "database"],
         ),
         ({"locked": False, "options": {"lock_key": "a"}}, ["settle", "lock_key", "LockedTask"]),
+        ({"batched": True}, ["settle: integration.bad_app.Batched has a Strategy of its own"]),
     ],
     ids=str,
 )
