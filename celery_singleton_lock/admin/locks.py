@@ -13,16 +13,20 @@ from celery_singleton_lock.admin.signs_of_life import in_glances, in_view
 from celery_singleton_lock.model import LockView
 from celery_singleton_lock.store.admin import PARTS, AdminStore, Glance, Waiting
 from celery_singleton_lock.store.verbs import PROBE
+from celery_singleton_lock.words import natural
 
 ASKED: Final = 10
 """Most holders of a lock of which it is asked whether they wait for another."""
 
 ORDERS: Final[Mapping[str, Callable[[Glance], Any]]] = {
-    "name": lambda lock: lock.name,
-    "waiting": lambda lock: (-(lock.waiting + lock.adrift), lock.name),
-    "oldest": lambda lock: (-lock.oldest, lock.name),
-    "held": lambda lock: (-lock.held, lock.name),
-    "lease": lambda lock: (min((h.expires_in for h in lock.holders), default=0.0), lock.name),
+    "name": lambda lock: natural(lock.name),
+    "waiting": lambda lock: (-(lock.waiting + lock.adrift), natural(lock.name)),
+    "oldest": lambda lock: (-lock.oldest, natural(lock.name)),
+    "held": lambda lock: (-lock.held, natural(lock.name)),
+    "lease": lambda lock: (
+        min((h.expires_in for h in lock.holders), default=0.0),
+        natural(lock.name),
+    ),
 }
 """By what locks are sorted: most, or longest, first; ``lease`` by what ends first."""
 
@@ -105,6 +109,12 @@ def show_lock(store: AdminStore, name: str, *, waiters: int = 20) -> Detail:
     view = in_view(store, store.inspect(name, waiters=0))
     elsewhere = parked_elsewhere(store, name, view.holders[:ASKED])
     return Detail(view, tuple(islice(waiting_in(store, name), waiters)), elsewhere)
+
+
+def is_known(view: LockView) -> bool:
+    """Return whether a lock of that name is there: in use, stepped in, or used a minute ago."""
+    used = view.fencing_token or view.holders or view.waiting or view.adrift or view.bodies
+    return bool(used or view.paused or view.limit_set)
 
 
 def waiting_in(store: AdminStore, name: str, most: int = 100) -> Iterator[Waiting]:

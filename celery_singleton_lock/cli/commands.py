@@ -13,6 +13,7 @@ import click
 from celery_singleton_lock.cli.care import doctor, sweep
 from celery_singleton_lock.cli.looking import audit, list_command, show, watch_command, why_command
 from celery_singleton_lock.cli.modes import mode, report
+from celery_singleton_lock.cli.options import Commands
 from celery_singleton_lock.cli.parked import (
     drain_command,
     export_command,
@@ -44,6 +45,8 @@ COMMANDS: Final = (
 )
 
 
-@click.group(commands=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Commands, commands=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]}
+)
 def locks() -> None:
     """See and mend the locks of this app's tasks."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import click
 
-from celery_singleton_lock.admin.locks import ORDERS, list_locks, show_lock
+from celery_singleton_lock.admin.locks import ORDERS, is_known, list_locks, show_lock
 from celery_singleton_lock.admin.release import Refused
 from celery_singleton_lock.admin.why import why
 from celery_singleton_lock.cli import render
@@ -29,13 +29,15 @@ def list_command(
 ) -> None:
     """Locks that are held or waited for; PATTERN is a part of the name, or a pattern (*?[)."""
     with no_collection():
-        found = list_locks(place.store, pattern, order=sort, most=most, idle=idle)
+        found = list_locks(place.store, pattern, order=sort, idle=idle)
+        shown = found[:most]
         if machine:
-            return render.as_json(found)
+            return render.as_json(shown)
         if not found:
             fits = f" that fits {pattern!r}" if pattern else ""
             return render.say(f"No lock{fits} is {'known' if idle else 'held or waited for'}.")
-        return render.show(render.table(render.LOCK_HEADINGS, render.lock_rows(found)))
+        lines = render.table(render.LOCK_HEADINGS, render.lock_rows(shown), render.width())
+        return render.show([*lines, "", render.summary(found, len(shown))])
 
 
 @contextmanager
@@ -58,10 +60,9 @@ def no_collection() -> Iterator[None]:
 def show(place: Place, name: str, waiters: int, *, machine: bool) -> None:
     """One lock: its holders with their tokens, and who waits, in order."""
     found = show_lock(place.store, name, waiters=waiters)
-    view = found.view
     if machine:
         render.as_json(found)
-    elif view.fencing_token or view.holders or found.waiting or view.paused or view.limit_set:
+    elif is_known(found.view) or found.waiting:
         render.show(render.detail(found))
     else:
         msg = (
@@ -76,7 +77,7 @@ def show(place: Place, name: str, waiters: int, *, machine: bool) -> None:
 @with_place
 def why_command(place: Place, task_id: str, *, machine: bool) -> None:
     """Why a task does not run: in one sentence."""
-    answer = why(place.store, task_id, place.app)
+    answer = why(place.store, task_id, place.witness())
     if machine:
         return render.as_json(answer)
     return render.say(f"{answer.state}: {answer.sentence}")
@@ -96,7 +97,8 @@ def watch_command(  # noqa: PLR0917  # click gives them by name
 
     def look() -> str:
         found = list_locks(place.store, pattern, order=sort, most=most)
-        return "\n".join(render.table(render.LOCK_HEADINGS, render.lock_rows(found)))
+        rows = render.lock_rows(found)
+        return "\n".join(render.table(render.LOCK_HEADINGS, rows, render.width()))
 
     watch(look, interval, times)
 

@@ -12,6 +12,22 @@ from celery_singleton_lock.admin.parked import Filter
 
 Command = Callable[..., Any]
 
+LONG: Final = 1000
+"""Characters of a summary; click would cut it where the line ends."""
+
+
+class Commands(click.Group):
+    """A group of which the help shows each command's first sentence, wrapped and not cut."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the names of the commands, and what each does."""
+        rows = [
+            (name, self.commands[name].get_short_help_str(LONG)) for name in self.list_commands(ctx)
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 

@@ -93,6 +93,13 @@ class Place:
         """
         if self._store is None:
             settings = self.settings
+            if settings.backend is None:
+                msg = (
+                    f"It is not known which Redis has the locks: {settings.backend_source}. Give "
+                    "the app (celery -A YOUR_APP locks …), set singleton_lock_backend in it, or "
+                    "give the URL (celery-singleton-lock --backend URL …)."
+                )
+                raise ConfigurationError(msg)
             address = settings.address()
             if is_elsewhere(address):
                 msg = (
@@ -109,6 +116,18 @@ class Place:
                 quarantine=settings.quarantine,
             )
         return self._store
+
+    def witness(self) -> AppSide | None:
+        """Return the app's side, if there is one, with the queues that live workers consume."""
+        app = self.app
+        if app is not None:
+            app.consumed = lambda: {
+                queue
+                for about in self.store.workers().values()
+                if about["realm"] == app.realm
+                for queue in about["queues"]
+            }
+        return app
 
     def close(self) -> None:
         """Close what was opened."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
+import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from typing import Any, Final
@@ -15,6 +17,11 @@ from celery_singleton_lock.admin.why import named, seconds, short
 from celery_singleton_lock.model import Holder
 from celery_singleton_lock.store.admin import Glance, Waiting
 from celery_singleton_lock.words import number_of, printable
+
+_GAP: Final = "  "
+
+NARROWEST: Final = 12
+"""Characters of a column that are shown however narrow the terminal is."""
 
 WIDEST: Final = 60
 """Signs of a name that a table shows."""
@@ -60,12 +67,42 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Return the lines of a table; its last column is as wide as it likes."""
+def width() -> int | None:
+    """Return the width of the terminal; None if a program reads, which wants whole names."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def table(
+    headings: Sequence[str], rows: Iterable[Sequence[object]], most: int | None = None
+) -> list[str]:
+    """Return the lines of a table.
+
+    Args:
+        headings: of the columns.
+        rows: their cells.
+        most: characters of a line; None for as many as it takes.
+    """
     lines = [tuple(headings), *map(_cells, rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    shape = "".join(f"%-{width}s  " for width in widths[:-1]) + "%s"
+    if most is not None:
+        widths = _narrowed(widths, most)
+        lines = [
+            tuple(printable(cell, room) for cell, room in zip(cells, widths, strict=True))
+            for cells in lines
+        ]
+    shape = "".join(f"%-{room}s{_GAP}" for room in widths[:-1]) + "%s"
     return [(shape % cells).rstrip() for cells in lines]
+
+
+def _narrowed(widths: Sequence[int], most: int) -> list[int]:
+    """Take from the widest columns what does not fit into a line."""
+    narrowed = list(widths)
+    over = sum(narrowed) + len(_GAP) * (len(narrowed) - 1) - most
+    while over > 0 and max(narrowed) > NARROWEST:
+        widest = narrowed.index(max(narrowed))
+        narrowed[widest] -= 1
+        over -= 1
+    return narrowed
 
 
 def _cells(row: Sequence[object]) -> tuple[str, ...]:
@@ -84,6 +121,24 @@ def lock_rows(locks: Iterable[Glance]) -> Iterable[Sequence[object]]:
         oldest = seconds(lock.oldest) if lock.waiting else ""
         lease = seconds(lock.holders[0].expires_in) if lock.holders else ""
         yield name, held, str(lock.waiting + lock.adrift), oldest, lease, _who(lock)
+
+
+def summary(locks: Sequence[Glance], shown: int) -> str:
+    """Return how many locks there are, and in which states.
+
+    Args:
+        locks: all that were found.
+        shown: how many of them are in the table.
+    """
+    counts = {
+        "held": sum(lock.held > 0 for lock in locks),
+        "paused": sum(lock.paused for lock in locks),
+        "of another program": sum(lock.broken for lock in locks),
+    }
+    told = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+    waiting = sum(lock.waiting + lock.adrift for lock in locks)
+    line = f"{number_of(len(locks), 'lock')}{f', {told}' if told else ''}; {waiting:,} in line"
+    return line if shown == len(locks) else f"{line}; the first {shown:,} are shown"
 
 
 LOCK_HEADINGS: Final = ("LOCK", "HELD", "WAITING", "OLDEST", "LEASE", "BY")

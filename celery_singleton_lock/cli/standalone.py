@@ -7,12 +7,14 @@ from typing import Final
 import click
 
 from celery_singleton_lock.cli.commands import COMMANDS
+from celery_singleton_lock.cli.options import Commands
 from celery_singleton_lock.cli.place import of_url
 
 BACKEND: Final = "CELERY_SINGLETON_LOCK_BACKEND"
 
 
 @click.group(
+    cls=Commands,
     commands=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="The commands for which an app is needed: drain, and release --terminate. With one, "

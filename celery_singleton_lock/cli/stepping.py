@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import islice
 from threading import Event
 from typing import Any, Final
 
 import click
 
 from celery_singleton_lock.admin.keeping import give_back
+from celery_singleton_lock.admin.locks import is_known
 from celery_singleton_lock.admin.parked import Tally
 from celery_singleton_lock.admin.release import (
     Refused,
@@ -26,9 +28,13 @@ from celery_singleton_lock.cli.place import Place, with_place
 from celery_singleton_lock.clock import SystemClock
 from celery_singleton_lock.model import HELD_AFTER, Holder, Verdict
 from celery_singleton_lock.store.admin import Operator, Waiting
+from celery_singleton_lock.words import meant
 
 ENDED_WITHIN: Final = 10.0
 """Seconds that a terminated task may need to give its lock back."""
+
+LOOKED_THROUGH: Final = 1000
+"""Names of locks at most among which one is looked for that was meant."""
 
 LOOK: Final = 0.1
 """Seconds between two looks whether it has."""
@@ -178,13 +184,33 @@ def promote(place: Place, name: str, who: str, why_text: str, *, machine: bool) 
     _done(place, by, machine, "promote", name, f"{waiter.task}[{waiter.task_id}] is next.")
 
 
+def _refuse_unknown(place: Place, name: str, step: str) -> None:
+    """Refuse a name that no lock has now: it may be a slip, and nothing would tell."""
+    view = place.store.inspect(name, waiters=0)
+    if is_known(view):
+        return
+    names = [lock.name for lock in islice(place.store.glances(), LOOKED_THROUGH)]
+    msg = (
+        f"no lock {name!r} is known: nobody holds it, waits for it, or has used it in the last "
+        f"minute.{meant(name, names)} See list --idle. To {step} it nevertheless, before it is "
+        "used: --force"
+    )
+    raise Refused(msg, name)
+
+
+forced = click.option("--force", is_flag=True, help="Also if no lock of that name is known.")
+
+
 @click.command()
 @lock_name
+@forced
 @reason
 @as_json
 @with_place
-def pause(place: Place, name: str, why_text: str, *, machine: bool) -> None:
+def pause(place: Place, name: str, why_text: str, *, force: bool, machine: bool) -> None:
     """Grant NAME to nobody until resume; who holds it goes on."""
+    if not force:
+        _refuse_unknown(place, name, "pause")
     by = place.operator(why=why_text)
     new = place.store.pause(name, by)
     _done(
@@ -222,16 +248,17 @@ def resume(place: Place, name: str, why_text: str, *, machine: bool) -> None:
 @lock_name
 @click.argument("permits", type=click.IntRange(1), required=False)
 @click.option("--clear", is_flag=True, help="Let the limit that tasks declare count again.")
+@forced
 @reason
 @as_json
 @with_place
-def limit(
-    place: Place, name: str, permits: int | None, why_text: str, *, clear: bool, machine: bool
-) -> None:
+def limit(place: Place, name: str, permits: int | None, why_text: str, **how: Any) -> None:
     """Let PERMITS hold NAME at once, whatever its tasks declare."""
-    if clear == (permits is not None):
+    if how["clear"] == (permits is not None):
         msg = "give a number of permits, or --clear"
         raise click.UsageError(msg)
+    if not how["force"]:
+        _refuse_unknown(place, name, "limit")
     by = place.operator(why=why_text)
     now = place.store.set_limit(name, permits, by)
-    _done(place, by, machine, "limit", name, f"The limit is {now}.")
+    _done(place, by, how["machine"], "limit", name, f"The limit is {now}.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -14,11 +14,15 @@ from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.extension import Extension
 from celery_singleton_lock.publisher import Publisher, unpack
 from celery_singleton_lock.store.admin import Operator, Waiting
-from celery_singleton_lock.words import number_of
+from celery_singleton_lock.words import natural, number_of
 from celery_singleton_lock.wrap import read_as_celery
 
 ANSWER: Final = 1.0
 """Seconds for which workers are waited for."""
+
+
+NAMED: Final = 20
+"""Most queues that a sentence names."""
 
 
 class AppSide:
@@ -27,6 +31,10 @@ class AppSide:
     Args:
         app: the Celery app.
         extension: its locks.
+
+    Attributes:
+        untold: how many results could not be stored as REVOKED.
+        consumed: returns the queues that live workers consume, as the locks' Redis knows them.
     """
 
     def __init__(self, app: Any, extension: Extension) -> None:
@@ -34,6 +42,7 @@ class AppSide:
         self.app = app
         self.extension = extension
         self.untold = 0
+        self.consumed: Callable[[], Iterable[str]] = tuple
 
     @property
     def realm(self) -> str:
@@ -83,18 +92,40 @@ class AppSide:
         return ""
 
     def queues(self) -> str:
-        """Return how many messages the app's queues hold; see :class:`Witness`."""
+        """Return how many messages the queues hold that are known; see :class:`Witness`."""
         with self.app.connection_for_read() as connection:
-            return ", ".join(self._depth(connection, name) for name in self.app.amqp.queues)
+            held = {name: self._held(connection, name) for name in self._known_queues()}
+        full = [f"{name} holds {number_of(held[name], 'message')}" for name in held if held[name]]
+        empty = [name for name in held if not held[name]]
+        told = _first(full, "hold messages")
+        if empty:
+            verb = "is" if len(empty) == 1 else "are"
+            told += [f"{', '.join(_first(empty, ''))} {verb} empty, or not there"]
+        return ", ".join(told)
+
+    def _known_queues(self) -> list[str]:
+        """Return the queues that the app declares or routes tasks to, and that workers consume."""
+        found = {*self.app.amqp.queues, *map(self._queue_of, self.app.tasks.values())}
+        found.update(self.consumed())
+        active = self.app.control.inspect(timeout=ANSWER).active_queues() or {}
+        found.update(str(queue.get("name", "")) for each in active.values() for queue in each)
+        return sorted(found - {""}, key=natural)
+
+    def _queue_of(self, task: Any) -> str:
+        """Return the queue to which a task goes, unless its sender says otherwise; or nothing."""
+        given = {"queue": queue} if (queue := getattr(task, "queue", None)) else {}
+        try:
+            return str(self.app.amqp.router.route(given, task.name)["queue"].name)
+        except Exception:  # noqa: BLE001  # a router of the user's that wants a real call
+            return ""
 
     @staticmethod
-    def _depth(connection: Any, name: str) -> str:
+    def _held(connection: Any, name: str) -> int:
         try:
             with connection.channel() as channel:
-                held = channel.queue_declare(queue=name, passive=True).message_count
+                return int(channel.queue_declare(queue=name, passive=True).message_count)
         except Exception:  # noqa: BLE001  # any transport's: an empty queue of Redis is not there
-            return f"{name} is empty, or not there"
-        return f"{name} holds {number_of(held, 'message')}"
+            return 0
 
     # -- looking after ----------------------------------------------------------------------------
 
@@ -145,6 +176,12 @@ class AppSide:
     def announce(self, by: Operator, lock: str, action: str, count: int = 1) -> None:
         """Send the event of a step; the audit in Redis has it, whether that arrives or not."""
         self.extension.tell(by.step(lock, action, count))
+
+
+def _first(names: list[str], what: str) -> list[str]:
+    """Return the first of many, and how many more there are."""
+    more = len(names) - NAMED
+    return names if more <= 0 else [*names[:NAMED], f"{more:,} more {what}".rstrip()]
 
 
 class BrokerError(SingletonLockError):

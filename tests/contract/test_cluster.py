@@ -166,7 +166,7 @@ def test_operators_see_and_mend_a_cluster_from_the_shell(store, redis_cluster):
         hold(store, name)
     listed = run(redis_cluster, "list")
     assert all(name in listed for name in names_of_all_masters(store))
-    run(redis_cluster, "pause", NAME, "--why", "repair")
+    run(redis_cluster, "pause", NAME, "--force", "--why", "repair")
     assert store.inspect(NAME).paused
     assert "repair" in run(redis_cluster, "audit")
 

@@ -60,7 +60,7 @@ def test_most_or_longest_comes_first_and_of_equals_the_name_decides(order, names
 
 def test_a_lease_of_many_holders_is_the_one_that_ends_first():
     later, sooner = Holder("t", expires_in=9.0), Holder("t", expires_in=1.0)
-    assert ORDERS["lease"](Glance("x", holders=(later, sooner))) == (1.0, "x")
+    assert ORDERS["lease"](Glance("x", holders=(later, sooner)))[0] == 1.0
 
 
 def test_a_list_is_cut_after_it_was_sorted(store):

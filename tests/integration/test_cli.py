@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from celery_singleton_lock import Lock
-from celery_singleton_lock.cli import locks, main
+from celery_singleton_lock.cli import locks, main, render
 from celery_singleton_lock.embedded import RedisServer
 from celery_singleton_lock.extension import install
 from celery_singleton_lock.flower.feed import Feed
@@ -134,6 +134,45 @@ def test_list_shows_who_holds_and_how_many_wait(run, alone, contended):
         (lock,) = command("list", contended.name, "--json", "--sort", "waiting").json
         assert (lock["held"], lock["waiting"]) == (1, 2)
     assert "No lock that fits 'no such lock' is held or" in run("list", "no such lock").out
+
+
+def test_list_sorts_as_people_do_and_counts_at_its_end(alone, admin):
+    """10 comes after 2; and how many there are is told, though only some are shown."""
+    names = ["n:1", "n:2", "n:10", "n:010x", "n:" + "9" * 5_000]
+    for name in reversed(names):
+        admin.acquire(Owner(new_token(), "h/0/0", "t"), Claim(name))
+    park(admin, "n:2", 2)
+    assert [lock["name"] for lock in alone("list", "n:", "--json").json] == names
+    assert alone("list", "n:").out.splitlines()[-1] == "5 locks, 5 held; 2 in line"
+    last = alone("list", "n:", "--limit", 2).out.splitlines()
+    assert [line.split()[0] for line in last[1:3]] == ["n:1", "n:2"]
+    assert last[-1] == "5 locks, 5 held; 2 in line; the first 2 are shown"
+    for name in names:
+        admin.reset(name)
+
+
+def test_a_table_is_no_wider_than_the_terminal(alone, admin, monkeypatch):
+    """In a pipe names are whole."""
+    name, task = "wide:" + "x" * 50, "app." + "y" * 60
+    admin.acquire(Owner(new_token(), "h/0/0", task), Claim(name))
+    assert name in alone("list", "wide:").out
+    monkeypatch.setattr(render, "width", lambda: 72)
+    lines = alone("list", "wide:").out.splitlines()
+    assert max(map(len, lines)) <= 72
+    assert lines[1].startswith("wide:xxx")
+    assert "…" in lines[1]
+    admin.reset(name)
+
+
+def test_why_looks_into_all_queues_that_are_known(run, book, worker, key):
+    """Of the app, of its routes, and of its workers: not only into the default one."""
+    book.app.conf.task_routes = {"routed.task": {"queue": f"routed-{key}"}}
+    lost = book.send("act", key, queue=f"unknown-{key}")
+    told = run("why", lost).out
+    assert told.startswith("unseen: ")
+    assert "celery is empty, or not there" in told or "celery," in told
+    with book.worker(concurrency=1, queues=[f"elsewhere-{key}"]):
+        assert f"elsewhere-{key}" in run("why", lost).out
 
 
 def test_show_tells_holder_token_and_line(run, contended, admin):
@@ -268,13 +307,28 @@ def test_a_paused_lock_starts_nothing_until_it_is_resumed(run, contended, book, 
 @pytest.mark.parametrize("task", ["act_skip", "act_fail"])
 def test_a_task_that_a_pause_turns_away_says_so_and_how_to_resume(run, worker, book, key, task):
     """Nobody holds the lock, so no client would be found to blame."""
-    run("pause", f"k:{key}", "--why", "migration")
+    run("pause", f"k:{key}", "--force", "--why", "migration")
     state, reason = book.outcome(book.send(task, key, 0))
     assert state == {"act_skip": "REVOKED", "act_fail": "FAILURE"}[task]
     told = rf"lock 'k:{key}' is paused \(\S+@\S+, 20[\d-]+ [\d:]+ UTC: migration\): nobody gets it"
     assert re.search(told, str(reason)), reason
     assert f"locks resume k:{key}" in str(reason)
     run("resume", f"k:{key}")
+
+
+@pytest.mark.parametrize("step", [["pause"], ["limit", "5"], ["limit", "--clear"]])
+def test_a_slip_in_the_name_of_a_lock_is_no_success(run, contended, admin, step):
+    """Else one would believe it paused, and it goes on."""
+    slip = contended.name.replace("k:", "kk:")
+    verb, *rest = step
+    told = run(verb, slip, *rest, code=1).err
+    assert f"no lock '{slip}' is known" in told
+    assert f"Did you mean '{contended.name}'?" in told
+    assert "--force" in told
+    assert admin.audit() == []
+    run(verb, slip, *rest, "--force")
+    assert admin.audit()[0]["lock"] == slip
+    run("resume", slip)
 
 
 def test_a_limit_is_changed_while_tasks_run(run, contended, book):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+from celery import Celery
 from click.testing import CliRunner
 
-from celery_singleton_lock.cli import main
+from celery_singleton_lock.cli import locks, main, render
+from celery_singleton_lock.cli.commands import COMMANDS
 
 NOBODY = "redis://localhost:1/0"
 SENTINEL = "sentinel://localhost:1"
@@ -51,3 +55,36 @@ def test_a_number_on_the_command_line_is_read_as_one():
     ran = CliRunner().invoke(main, ["--backend", NOBODY, "--option", "socket_timeout=1", "list"])
     assert ran.exit_code == 3
     assert "did not answer (ConnectionError: Connection refused)" in ran.output
+
+
+def test_without_an_app_it_is_said_how_to_give_one():
+    """And not that there are locked tasks, of which nothing is known."""
+    with Celery(set_as_current=False) as app:
+        app.conf.broker_url = "memory://"
+        ran = CliRunner().invoke(locks, ["list"], obj=SimpleNamespace(app=app))
+    assert ran.exit_code == 1
+    assert "There are locked tasks" not in ran.output
+    assert "Give the app (celery -A YOUR_APP locks …)" in ran.output
+    assert "celery-singleton-lock --backend URL" in ran.output
+
+
+@pytest.mark.parametrize("group", [locks, main], ids=["celery locks", "celery-singleton-lock"])
+def test_the_help_cuts_no_summary(group):
+    """A sentence whose end is missing may say the contrary."""
+    told = CliRunner().invoke(group, ["--help"]).output.partition("\nCommands:\n")[2]
+    assert told
+    assert "..." not in told
+    for command in COMMANDS:
+        first = command.help.split(".")[0].split()
+        assert " ".join(first) in " ".join(told.split())
+
+
+@pytest.mark.parametrize(
+    ("most", "shown"),
+    [(None, [8, 40, 60]), (112, [8, 40, 60]), (72, [8, 30, 30]), (20, [8, 12, 12])],
+)
+def test_the_widest_columns_of_a_table_give_way(most, shown):
+    """Down to a dozen characters; narrower than that nothing can be read."""
+    cells = [["a" * 8, "b" * 40, "c" * 60]]
+    _, line = render.table(("A", "B", "C"), cells, most)
+    assert [len(cell) for cell in line.split("  ")] == shown

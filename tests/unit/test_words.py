@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis.asyncio
 
-from celery_singleton_lock.words import a_kind, an, named, nth, number_of, printable
+from celery_singleton_lock.words import a_kind, an, named, natural, nth, number_of, printable
 
 
 class Unit:
@@ -74,3 +74,9 @@ def test_a_class_is_named_as_people_import_it():
     assert named(redis.asyncio.RedisCluster) == "redis.asyncio.RedisCluster"
     assert named(int) == "int"
     assert named(Unit) == f"{__name__}.Unit"
+
+
+def test_names_are_sorted_as_people_do():
+    """Numbers of any length, also with zeros before them."""
+    names = ["a", "a:1", "a:2", "a:2:3", "a:10", "a:0010x", "a:11", "b", f"b:{'9' * 5000}"]
+    assert sorted(names, key=natural) == names

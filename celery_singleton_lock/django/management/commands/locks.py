@@ -13,6 +13,7 @@ from celery.app.utils import find_app
 from django.core.management.base import BaseCommand, CommandError
 
 from celery_singleton_lock.cli import locks
+from celery_singleton_lock.cli.options import Commands
 
 _HANDLED: Final = ("--settings", "--pythonpath")
 """Options that manage.py itself has read before it comes here."""
@@ -47,7 +48,7 @@ def _group() -> click.Group:
         click.Option(["-A", "--app"], expose_value=False, callback=remember, help=about),
         *(click.Option([name], expose_value=False, help="As manage.py's.") for name in _HANDLED),
     ]
-    return click.Group(
+    return Commands(
         "locks",
         commands=locks.commands,
         params=params,
