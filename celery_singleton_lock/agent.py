@@ -172,6 +172,7 @@ class Agent:
             pass_on=receive,
             post=post,
             stands_still=stands_still,
+            reject=self._reject,
         )
         self._releases = Releases(
             store,
@@ -207,7 +208,13 @@ class Agent:
             max_body=max_body,
         )
         self._courier = Courier(
-            publisher, queues=queues, orders=self._orders, desk=self.desk, post=post
+            publisher,
+            queues=queues,
+            orders=self._orders,
+            desk=self.desk,
+            post=post,
+            watchdog=watchdog,
+            settle=self.inbox.drop,
         )
         self._sweeper = Sweeper(
             store,
@@ -321,6 +328,7 @@ class Agent:
             "swept": self._sweeper.swept,
             "published": self._courier.published,
             "requeued": self._courier.requeued,
+            "rejected": self._courier.rejected,
             "replaced": self.inbox.replaced,
             "passed_on": self.inbox.passed,
             "released_for_dead": self._releases.done,
@@ -437,6 +445,9 @@ class Agent:
             Leave: lambda _order: self._leave(),
         }
         steps[type(order)](order)
+
+    def _reject(self, delivery: Delivery) -> None:
+        self._courier.reject(delivery)
 
     def _look_up(self, order: LookUp) -> None:
         self._sweeper.kick([order.name])

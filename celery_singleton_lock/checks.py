@@ -112,6 +112,11 @@ def _count(least: int, hint: str) -> Check:
     return check
 
 
+def _max_returns(place: Place, value: Any) -> int | None:
+    """Check how often a message may come back."""
+    return None if value is None else _count(0, "None is for no bound")(place, value)
+
+
 def _max_waiting(place: Place, value: Any) -> int | None:
     """Check the bound of a queue."""
     check = _count(0, "0 lets nobody wait, None is no bound")
@@ -274,6 +279,7 @@ OPTIONS: Final[Mapping[str, Check]] = {
     "hold_for": _hold_for,
     "eager": eager,
     "mode": _choice("enforce", "observe", "off"),
+    "max_returns": _max_returns,
     "quarantine": eager,
     "replicas_wait": _count(0, "0 waits for none"),
     "replicas_timeout": _replicas_timeout,

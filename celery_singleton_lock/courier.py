@@ -7,12 +7,13 @@ from collections.abc import Callable
 
 from celery_singleton_lock.background import BackgroundThread
 from celery_singleton_lock.desk import Desk
-from celery_singleton_lock.model import Stray
+from celery_singleton_lock.model import CLAIM_LEASE, Delivery, Stray
 from celery_singleton_lock.orders import Requeue
 from celery_singleton_lock.publisher import Outbox, Publisher, pack
 from celery_singleton_lock.queues import Queues
 from celery_singleton_lock.request import LockedRequest
 from celery_singleton_lock.tray import RETRY, Tray
+from celery_singleton_lock.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
@@ -26,10 +27,13 @@ class Courier:
         orders: the agent's.
         desk: whom to tell.
         post: runs a call in the main loop.
+        watchdog: keeps a rejected message from other workers while it is published.
+        settle: drops a parked message that was published to be rejected.
 
     Attributes:
         requeued: how many messages went back to the broker.
         published: how many copies were sent.
+        rejected: how many messages were sent to be rejected.
     """
 
     def __init__(
@@ -40,10 +44,17 @@ class Courier:
         orders: Tray,
         desk: Desk,
         post: Callable[..., None],
+        watchdog: Watchdog,
+        settle: Callable[[Delivery], None],
     ) -> None:
         """Have sent nothing yet."""
         self.requeued = 0
         self.published = 0
+        self.rejected = 0
+        self._publisher = publisher
+        self._watchdog = watchdog
+        self._settle = settle
+        self._rejecting: set[str] = set()
         self._outbox = Outbox(publisher)
         self._queues = queues
         self._orders = orders
@@ -99,6 +110,41 @@ class Courier:
             logger.warning("%s could not be requeued, trying again: %r", order.request, error)
             self._orders.put_off(order, RETRY)
 
+    # -- to be dead-lettered ----------------------------------------------------------------------
+
+    def reject(self, delivery: Delivery) -> None:
+        """Have the broker reject a message that was acknowledged when it was parked.
+
+        It is kept until the broker has confirmed that it has it again. A broker without dead
+        letters would drop it, so it is dropped here.
+        """
+        if delivery.token in self._rejecting:
+            return None
+        if not self._publisher.has_dead_letters():
+            return self._settle(delivery)
+        self._rejecting.add(delivery.token)
+        self._watchdog.watch_later(
+            delivery.name, delivery.token, CLAIM_LEASE, held=True, on_lost=_delivered_again
+        )
+        return self._outbox.put(
+            lambda publisher: publisher.to_reject(delivery.body or b"", delivery.queue),
+            lambda error: self._told_of_reject(delivery, error),
+        )
+
+    def _told_of_reject(self, delivery: Delivery, error: Exception | None) -> None:
+        self._watchdog.forget(delivery.token, patience=0)
+        self._rejecting.discard(delivery.token)
+        if error is None:
+            self.rejected += 1
+            self._settle(delivery)
+        else:  # it is delivered again
+            logger.warning(
+                "a parked task was rejected, and could not be sent to the queue %s for its "
+                "dead-letter exchange, trying again: %r",
+                delivery.queue,
+                error,
+            )
+
     # -- to other workers -------------------------------------------------------------------------
 
     def wake(self, stray: Stray) -> None:
@@ -110,6 +156,10 @@ class Courier:
             self.published += 1
         else:  # a later sweep tries again
             logger.warning("no copy of a parked task could be published: %r", error)
+
+
+def _delivered_again(_name: str, _token: str) -> None:
+    """Do nothing: another worker is given the message, and it may be rejected twice."""
 
 
 def copying(stray: Stray) -> Callable[[Publisher], None]:

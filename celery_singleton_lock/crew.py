@@ -26,8 +26,16 @@ from celery_singleton_lock.modes import Modes
 from celery_singleton_lock.pools import GREEN, pool_kind
 from celery_singleton_lock.publisher import Publisher, unpack
 from celery_singleton_lock.queues import Consumed
+from celery_singleton_lock.redelivery import (
+    dead_letters_of,
+    has_dead_letters,
+    identities,
+    identity_of,
+    most_returns,
+)
 from celery_singleton_lock.request import LockedRequest
 from celery_singleton_lock.stamper import Stamper
+from celery_singleton_lock.unread import UNREADABLE, Unread
 from celery_singleton_lock.usher import Usher
 from celery_singleton_lock.watchdog import Watchdog
 from celery_singleton_lock.wrap import passes, read_as_celery, request_class
@@ -74,12 +82,16 @@ class Crew:
             sends_events=self.sends_events,
             later=None if self.kind == "solo" else self.mailbox.later,
         )
+        transport = extension.app.connection_for_read().get_transport_cls()
+        self._has_dead_letters = has_dead_letters(transport)
         self.stamper = Stamper(
             worker=worker,
             place=link.place,
             rules=extension.options,
             name_of=extension.name_of,
             modes=self.modes,
+            identify=identity_of if identities(transport) else lambda _message: "",
+            most_returns=self._most_returns,
         )
         self.agent = Agent(
             extension.new_store(PATIENCE),
@@ -106,6 +118,12 @@ class Crew:
             threads=(link.mailbox.thread, self._usher.thread),
         )
         self.desk = self.agent.desk
+        self.unread = Unread(
+            consumer,
+            inbox=self.agent.inbox,
+            tell=self.agent.tell,
+            most_returns=self._most_returns,
+        )
         link.mailbox.on_notice = self.desk.on_notice
         if self.kind in ("solo", *GREEN):  # tasks run where the notice is heard
             extension.announce = partial(guarded, self.desk.on_notice)
@@ -211,20 +229,53 @@ class Crew:
         return min(free, 0) if self.mailbox.stands_still() else free
 
     def receive(self, delivery: Delivery) -> None:
-        """Make a request of a parked message whose turn has come. Runs in the main loop."""
+        """Make a request of a parked message whose turn has come. Runs in the main loop.
+
+        With one that cannot be read it does what Celery's consumer does. If anything else fails,
+        the message is tried again later, so that others pass, and ends as FAILURE at last.
+        """
         if self.agent.inbox.retired:
             return self.agent.inbox.give_back(delivery)
+        try:
+            return self._receive(delivery)
+        except Exception as error:  # noqa: BLE001  # of the message, of a class of the user's ...
+            self.desk.undelivered(delivery)
+            return self.unread.fail(delivery, error)
+
+    def _receive(self, delivery: Delivery) -> None:
+        if delivery.verdict == "granted" and self._is_for_dead_letters(delivery):
+            return self.unread.reject(delivery)
         accept = prepare_accept_content(self.extension.app.conf.accept_content)
         message = unpack(delivery.body or b"", accept)
+        try:
+            request = self._read(delivery, message)
+        except UNREADABLE as error:
+            return self.unread.discard(delivery, message, error)
+        return None if request is None else self.desk.deliver(delivery, request)
+
+    def _is_for_dead_letters(self, delivery: Delivery) -> bool:
+        """Return whether a message has come back too often, and its queue has dead letters."""
+        if delivery.returns <= self._most_returns(delivery.queue) or not self._has_dead_letters:
+            return False
+        return dead_letters_of(self.queues.declared(delivery.queue))
+
+    def _most_returns(self, queue: str) -> float:
+        """Return how often a message of a queue may come back."""
+        return most_returns(self.queues.declared(queue), self.extension.settings.max_returns)
+
+    def _read(self, delivery: Delivery, message: Any) -> LockedRequest | None:
+        """Return the request of a message; None if this worker has done with it."""
         read = read_as_celery(message, utc=self.extension.app.uses_utc_timezone())
         name = read["headers"].get("task")
         task = self.extension.app.tasks.get(name)
         if task is None or name not in self.extension.declared():
             self.consumer.on_unknown_task(None, message, KeyError(name))
-            return self.agent.inbox.drop(delivery)
+            self.agent.inbox.drop(delivery)
+            return None
         if not passes(self._request_class(task)):
-            return self.agent.inbox.give_back(delivery)
-        return self.desk.deliver(delivery, self._request(task, message, read))
+            self.agent.inbox.give_back(delivery)
+            return None
+        return self._request(task, message, read)
 
     def _request(self, task: Any, message: Any, read: dict[str, Any]) -> LockedRequest:
         app, consumer = self.extension.app, self.consumer

@@ -115,17 +115,26 @@ class Desk:
             self._take(request)
         except Exception as error:
             logger.exception("celery-singleton-lock could not handle %s", request)
-            self._send(request, self._stamper.unlocked(request, error))
+            held = request.stamp._replace(error=error) if request.delivered else None
+            self._send(request, held or self._stamper.unlocked(request, error))
         return None
 
     def _take(self, request: LockedRequest) -> None:
         if request.stamp is UNSTAMPED:
+            if self._stamper.is_to_reject(request):
+                return self._reject(request)
             request.desk = self
             copy_of = self._stamper.stamp(request)
             if copy_of is not None and request.stamp.name:
                 return self._clerk.look_up(request, *copy_of)
         self._route(request, request.stamp)
         return None
+
+    @staticmethod
+    def _reject(request: LockedRequest) -> None:
+        """Reject what was published for that: its task did so, after it had been parked."""
+        task_ready(request)
+        request.reject(requeue=False)
 
     def _route(self, request: LockedRequest, stamp: Stamp) -> None:
         options = self._rules(request.task)
@@ -237,6 +246,7 @@ class Desk:
         stamp = self._stamper.delivered(request, delivery)
         bundle = stamp.bundle
         request.desk, request.stamp, request.was_blocked = self, stamp, True
+        request.returns = delivery.returns
         if self.ends.forgotten(stamp.token):
             return self._end_again(request)
         if bundle is not None and bundle.here.token != stamp.token:  # another had it, and may run
@@ -280,6 +290,11 @@ class Desk:
         )
         self._clerk.end(request.stamp, Ending.FINAL, None)
         self._herald.tell(request, TaskDuplicate(*about(request), verdict="ended"))
+
+    def undelivered(self, delivery: Delivery) -> None:
+        """Forget a delivery of which no task could be made."""
+        self.flights.by_token.pop(delivery.token, None)
+        self._clerk.forget(delivery.token)
 
     def redispatch(self, request: LockedRequest) -> None:
         """Send a copy to the pool: what it is a copy of is not known any more."""

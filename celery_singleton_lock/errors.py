@@ -14,6 +14,7 @@
         ├── LockLost                              held once, and lost before the end
         ├── LockConflict                          busy, and the conflict policy is "fail"
         ├── LockQueueFull                         busy, and its queue is full
+        ├── MaxReturnsExceeded                    came back too often, and does not run again
         ├── LockWaitTimeout                       waited for as long as was allowed
         │   └── LockTimeout                       likewise in code: tells who holds it
         └── LockReentered                         taken again by its own holder
@@ -141,6 +142,10 @@ class LockQueueFull(LockError):
 
 class LockWaitTimeout(LockError):
     """Waited for the lock as long as was allowed (``lock_wait_timeout``, ``blocking_timeout``)."""
+
+
+class MaxReturnsExceeded(LockError):
+    """A parked task has come back too often (``singleton_lock_max_returns``)."""
 
 
 class LockTimeout(LockWaitTimeout):

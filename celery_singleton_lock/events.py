@@ -73,7 +73,8 @@ class LockRefused(TaskEvent):
 
     policy: str = _told(
         "fail",
-        "`skip` or `fail`, as it declares; `full`: no room to wait; `timeout`: its wait is over",
+        "`skip` or `fail`, as it declares; `full`: no room to wait; `timeout`: its wait is over; "
+        "`returned`: it has come back too often; `undecodable`: its message cannot be read",
     )
 
 

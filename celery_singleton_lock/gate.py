@@ -514,7 +514,7 @@ class Gate:
             outcome = under(lock, run)
             if outcome.runtime is None:  # Celery measures successes alone
                 outcome = outcome._replace(runtime=_clock.monotonic() - began)
-            ending = ending_of(outcome)
+            ending = ending_of(outcome, run.task, stamp)
             if hold and outcome.info is None:
                 kept = hold.left()
                 ending = Ending.HOLD if kept else ending
@@ -522,7 +522,7 @@ class Gate:
                 kept = self._reservation(run, stamp, outcome, options)
                 ending = Ending.KEEP if kept else ending
         except Reject as reject:
-            ending = Ending.AGAIN if reject.requeue else Ending.FINAL
+            ending = _ending_of_reject(reject, stamp)
             self.leave(stamp, ending, lock)
             raise
         except Exception:
@@ -747,12 +747,28 @@ def entered(lock: TaskLock | Lock | Row | None) -> Iterator[None]:
         _current.reset(token)
 
 
-def ending_of(outcome: Any) -> Ending:
-    """Return how a traced task ended: for good, or to come back."""
+def ending_of(outcome: Any, task: Any, stamp: Stamp) -> Ending:
+    """Return what Celery does with the message of a traced task."""
     info = outcome.info
-    if info is not None and info.state == states.REJECTED and info.retval.requeue:
-        return Ending.AGAIN
+    if info is None:
+        return Ending.FINAL
+    if info.state == states.REJECTED:
+        return _ending_of_reject(info.retval, stamp)
+    if info.state == states.FAILURE and not stamp.settle and not _acks_failures(task):
+        return Ending.REJECT
     return Ending.FINAL
+
+
+def _ending_of_reject(reject: Reject, stamp: Stamp) -> Ending:
+    if reject.requeue:
+        return Ending.AGAIN
+    return Ending.FINAL if stamp.settle else Ending.REJECT
+
+
+def _acks_failures(task: Any) -> bool:
+    """Return whether Celery acknowledges the message of a late-acknowledged task that failed."""
+    acks = getattr(task, "acks_on_failure", None)  # since Celery 5.7
+    return acks if acks is not None else task.acks_on_failure_or_timeout is not False
 
 
 def ignored(turned: Turned) -> Any:

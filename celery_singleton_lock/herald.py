@@ -10,7 +10,13 @@ from typing import Any, Final
 from celery import signals
 
 from celery_singleton_lock.clock import SystemClock, wall_time
-from celery_singleton_lock.errors import LockConflict, LockError, LockQueueFull, LockWaitTimeout
+from celery_singleton_lock.errors import (
+    LockConflict,
+    LockError,
+    LockQueueFull,
+    LockWaitTimeout,
+    MaxReturnsExceeded,
+)
 from celery_singleton_lock.events import (
     Event,
     LockAcquired,
@@ -43,6 +49,7 @@ REFUSALS: Final[dict[type[LockError], str]] = {
     LockConflict: "fail",
     LockQueueFull: "full",
     LockWaitTimeout: "timeout",
+    MaxReturnsExceeded: "returned",
 }
 """How a task ends that did not get its lock, and what that is called."""
 

@@ -32,6 +32,7 @@ class Inbox:
         pass_on: makes a request of a delivery; runs in the main loop.
         post: runs a call in the main loop.
         stands_still: tells whether the main loop makes no calls at present.
+        reject: has the broker reject a message that its task has rejected.
 
     Attributes:
         delivered: how many grants were passed on.
@@ -49,6 +50,7 @@ class Inbox:
         pass_on: Callable[[Delivery], None],
         post: Callable[..., None],
         stands_still: Callable[[], bool],
+        reject: Callable[[Delivery], None],
     ) -> None:
         """Take grants from now on."""
         self.delivered = 0
@@ -62,6 +64,7 @@ class Inbox:
         self._post = post
         self._stands_still = stands_still
         self._arrived: dict[str, Delivery] = {}
+        self._reject = reject
         self._retired = threading.Event()
 
     # -- life -------------------------------------------------------------------------------------
@@ -108,6 +111,14 @@ class Inbox:
         """Return a message to its place in line: this worker cannot run it, another can."""
         self._orders.put(End(self._stamp_of(delivery), Ending.AGAIN, None))
 
+    def put_off(self, delivery: Delivery) -> None:
+        """Return a message that cannot be received: others pass, and it is tried again."""
+        self._orders.put(End(self._stamp_of(delivery), Ending.UNREAD, None))
+
+    def reject(self, delivery: Delivery) -> None:
+        """End a message that has come back too often: the broker is to dead-letter it."""
+        self._orders.put(End(self._stamp_of(delivery), Ending.REJECT, None))
+
     def _stamp_of(self, delivery: Delivery) -> Stamp:
         """Return a stamp for what is not run here."""
         bundle = own_bundle(delivery)
@@ -130,6 +141,9 @@ class Inbox:
             delivery = self._fetched(delivery)
             if delivery.body is None:
                 return
+        if delivery.verdict == "rejected":
+            self._reject(delivery)
+            return
         if delivery.verdict == "replaced":
             self.replaced += 1
         else:

@@ -7,6 +7,7 @@ for each of a hundred thousand locks, are tuples, which cost a third of a frozen
 from __future__ import annotations
 
 import enum
+import hashlib
 import os
 import shlex
 from collections.abc import Mapping
@@ -82,6 +83,18 @@ def new_token() -> str:
     return f"{os.urandom(16).hex()}.0"
 
 
+def token_for(identity: str) -> str:
+    """Return a new owner token whose base is the same for each delivery of one message.
+
+    Args:
+        identity: what tells the message from all others; empty if nothing does.
+    """
+    if not identity:
+        return new_token()
+    base = hashlib.sha256(identity.encode()).hexdigest()[:32]
+    return f"{base}.{int.from_bytes(os.urandom(5), 'big')}"
+
+
 def base_of(token: str) -> str:
     """Return the part of a token that stays the same over deliveries."""
     base, dot, number = token.rpartition(".")
@@ -115,7 +128,15 @@ class Ending(str, enum.Enum):
     FINAL = "final"
     """The task is acknowledged and does not come back: its body and its twin go too."""
     AGAIN = "again"
-    """The task comes back: its body, or its twin, returns to its old place in the queue."""
+    """The task comes back: its body, or its twin, returns to the queue.
+
+    It keeps its place, unless it has come back before after it had begun: then others pass for a
+    growing delay.
+    """
+    UNREAD = "unread"
+    """No worker could make a task of the message: it comes back after a delay, and is counted."""
+    REJECT = "reject"
+    """The task has rejected its message: one that is kept is delivered to be rejected."""
     KEEP = "keep"
     """The task is settled, and its permit is reserved for the attempt that follows."""
     HOLD = "hold"
@@ -147,6 +168,10 @@ class Owner(NamedTuple):
     pid: int = 0
 
 
+ANOTHER_RUN: Final = 2
+"""Marks a message of which a first run does not count; see :class:`Claim`."""
+
+
 class Claim(NamedTuple):
     """What is asked of a lock.
 
@@ -156,7 +181,9 @@ class Claim(NamedTuple):
         limit: permits of the lock.
         place: server microseconds at which the asker arrived, 0 for "now".
         max_waiting: most that may stand in the queue, None for no bound.
-        copy: the asker may be a copy of an attempt that is here already (redelivered).
+        copy: whether the asker may be a second delivery of a message that is here already, or has
+            ended: the broker has marked it as redelivered, or it was published by us.
+            :data:`ANOTHER_RUN` for a message that is to run although its task has ended.
         replace: a message that finds the queue full takes the room of the oldest of its task.
     """
 
@@ -165,7 +192,7 @@ class Claim(NamedTuple):
     limit: int = 1
     place: int = 0
     max_waiting: int | None = None
-    copy: bool = False
+    copy: int = 0
     replace: bool = False
 
 
@@ -200,7 +227,8 @@ class Holder(NamedTuple):
         expires_in: seconds left of the lease; 0 for a waiter.
         fencing_token: number of the grant; 0 for a waiter.
         state: ``running``, ``granted``, ``reserved``, ``held_after`` (its task has ended),
-            ``waiting``, ``parked``, ``adrift``, ``overdue``, ``replaced`` or ``revoked``.
+            ``waiting``, ``parked``, ``adrift``, ``delayed``, ``overdue``, ``replaced``,
+            ``revoked`` or ``rejected``.
         since: server seconds at which it came into this state.
         lease: seconds that a renewal gives it; 0 if unknown.
         silent: seconds for which its worker has shown no sign of life; 0 if it has lately, if that
@@ -323,12 +351,14 @@ class Parcel:
         realm: hash of the broker URL without credentials.
         queue: queue from which the message came.
         deadline: seconds that it may wait; None for ever.
+        returns: how often it has come back before.
     """
 
     body: bytes
     realm: str
     queue: str
     deadline: float | None = None
+    returns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,9 +372,11 @@ class Delivery:
         body: the parked message; None if it was too long for the inbox (fetch it).
         verdict: ``granted``, or how it must end without running: ``overdue``, it waited for too
             long; ``replaced``, a later message took its room; ``revoked``, whether the worker that
-            gets it knows that already or not.
+            gets it knows that already or not; ``rejected``, its task has rejected it.
         waited: seconds since it arrived.
         by: the attempt that replaced it.
+        returns: how often it has come back, after it had begun or since it could not be received.
+        queue: from which it came.
     """
 
     name: str
@@ -354,6 +386,8 @@ class Delivery:
     verdict: str = "granted"
     waited: float = 0.0
     by: str = ""
+    returns: int = 0
+    queue: str = ""
 
 
 @dataclass(frozen=True, slots=True)

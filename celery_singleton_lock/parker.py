@@ -152,6 +152,7 @@ class Parker:
             realm=self._realm,
             queue=self._queues.queue_of(request),
             deadline=deadline,
+            returns=request.returns,
         )
         owner = Owner(stamp.token, stamp.attempt, stamp.task, self._worker)
         return owner, claim_of(stamp, options), parcel

@@ -21,6 +21,7 @@ from kombu.utils import json
 
 from celery_singleton_lock.background import BackgroundThread
 from celery_singleton_lock.bundle import KEPT
+from celery_singleton_lock.redelivery import DEATHS, REJECT, has_dead_letters, history_of
 from celery_singleton_lock.stamp import COPY, REQUEUED, STAMP
 
 logger = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ CONFIRMED_WITHIN: Final = 10.0
 """Seconds for which a publish waits for RabbitMQ to confirm it."""
 
 _ROUTE: Final = ("exchange", "routing_key")
-_STRIPPED: Final = frozenset({STAMP, COPY, REQUEUED, KEPT, "redelivered"})
+_STRIPPED: Final = frozenset({STAMP, COPY, REQUEUED, REJECT, KEPT, "redelivered"})
 _NOT_SENT: Final = frozenset(
     {
         "delivery_info",  # these three are the virtual transports'; a copy is given its own
@@ -42,16 +43,13 @@ _NOT_SENT: Final = frozenset(
         "cluster_id",
     }
 )
-_HISTORY: Final = (
-    "x-death",
-    "x-first-death-",
-    "x-last-death-",
-    "x-delivery-count",
-    "x-acquired-count",
-)
+_DEATHS: Final = (DEATHS, "x-first-death-", "x-last-death-")
+"""Headers in which RabbitMQ tells where a message was dead-lettered."""
+
+_COUNTS: Final = ("x-delivery-count", "x-acquired-count", KEPT)
 """Headers in which a broker tells what befell a message; of a copy they would not be true."""
 
-_NOT_TRUE: Final = (*_HISTORY, KEPT)
+_NOT_TRUE: Final = (*_DEATHS, *_COUNTS)
 
 
 class ParkedMessage(Message):
@@ -201,9 +199,35 @@ class Publisher:
         """
         self._publish(kept, queue, {REQUEUED: [requeues, first_place]})
 
-    def _publish(self, kept: bytes, queue: str, ours: Mapping[str, Any]) -> None:
+    def has_dead_letters(self) -> bool:
+        """Return whether the broker does more with a rejected message than drop it."""
+        return has_dead_letters(self._connect().get_transport_cls())
+
+    def to_reject(self, kept: bytes, queue: str) -> None:
+        """Send a message to its queue, where the next worker that locks rejects it at once.
+
+        So the broker dead-letters it as if it had never been parked: with its history, and for the
+        reason that is true.
+
+        Args:
+            kept: the message, packed.
+            queue: where it was consumed.
+
+        Raises:
+            Exception: whatever the broker's transport raises; nothing was sent, or it is not known.
+        """
+        self._publish(kept, queue, {REJECT: history_of(unpack(kept).headers)}, without=_COUNTS)
+
+    def _publish(
+        self,
+        kept: bytes,
+        queue: str,
+        ours: Mapping[str, Any],
+        *,
+        without: tuple[str, ...] = _NOT_TRUE,
+    ) -> None:
         message = unpack(kept)
-        headers = {k: v for k, v in message.headers.items() if not k.startswith(_NOT_TRUE)}
+        headers = {k: v for k, v in message.headers.items() if not k.startswith(without)}
         fields = {
             "compression": headers.pop("compression", None),
             "headers": {**headers, **ours},

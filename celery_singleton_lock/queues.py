@@ -46,6 +46,10 @@ class Consumed:
         self._note_tags()
         return list(self._queues())
 
+    def declared(self, name: str) -> Any:
+        """Return the queue of this name as it is consumed here, or None."""
+        return self._queues().get(name)
+
     def queue_of(self, request: LockedRequest) -> str:
         """Return the queue from which a message came, as far as the broker tells.
 

@@ -21,6 +21,7 @@ from celery_singleton_lock.errors import (
     LockLost,
     LockQueueFull,
     LockWaitTimeout,
+    MaxReturnsExceeded,
 )
 from celery_singleton_lock.gate import Turned
 from celery_singleton_lock.mailbox import guarded
@@ -43,7 +44,7 @@ _PROCESS_GONE: Final = (
 )
 
 
-_REFUSED: Final = (LockConflict, LockQueueFull, LockWaitTimeout)
+_REFUSED: Final = (LockConflict, LockQueueFull, LockWaitTimeout, MaxReturnsExceeded)
 
 _NEVER_RAN: Final = (
     *_PROCESS_GONE,  # or nobody knows
@@ -78,6 +79,7 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
     """Whether another worker has got its message, so that it does not run here."""
     parking = False
     requeued = False
+    rejected = False
     took = False
     told = False
     at_clerk = False
@@ -85,6 +87,8 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
     job: Any = None
     requeues: int = 0
     """How often it has gone back to the broker, since nobody gave it the lock."""
+    returns: int = 0
+    """How often it has come back, after it was parked and had begun."""
     first_place: int = 0
     """Server microseconds at which it arrived first."""
     was_blocked = False
@@ -179,7 +183,8 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
 
     def reject(self, requeue: bool = False) -> None:  # Celery's signature
         """Reject, and remember whether the message comes back."""
-        self.requeued = self.requeued or (requeue and not self.acknowledged)
+        if not self.acknowledged:
+            self.requeued, self.rejected = self.requeued or requeue, not requeue
         super().reject(requeue=requeue)
 
     def send_event(self, type: str, **fields: Any) -> None:  # noqa: A002  # Celery's signature
@@ -283,9 +288,10 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
         return self.job is not None and getattr(self.job, "_write_to", self.job) is None
 
     def ending(self) -> Ending:
-        """Return whether the message comes back."""
-        settled = self.acknowledged and not self.requeued
-        return Ending.FINAL if settled else Ending.AGAIN
+        """Return what becomes of the message."""
+        if self.requeued or not self.acknowledged:
+            return Ending.AGAIN
+        return Ending.REJECT if self.rejected else Ending.FINAL
 
 
 def about(request: LockedRequest) -> tuple[str, str, str]:

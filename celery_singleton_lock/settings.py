@@ -99,6 +99,8 @@ class Settings:
             quietly: the broker's visibility time-out.
         max_body_bytes: most bytes of a message that is parked; a longer one does what
             ``lock_on_full`` says.
+        max_returns: how often a parked message may come back before it does not run any more; None
+            for no bound.
         quarantine: whether no lock is granted for one longest lease after the run id of the locks'
             Redis has changed: it was promoted, or restarted, and may have lost the last grants.
         replicas_wait: how many replicas must have a parked message before it is acknowledged to
@@ -130,6 +132,7 @@ class Settings:
     mode: str = "enforce"
     done_for: float = 3600.0
     max_body_bytes: int = 16 * 2**20
+    max_returns: int | None = 20
     quarantine: bool = False
     replicas_wait: int = 0
     replicas_timeout: float = 0.5

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from celery_singleton_lock.bundle import KEPT, Names, read
 from celery_singleton_lock.clock import ServerClock, SystemClock
-from celery_singleton_lock.errors import ConfigurationError, LockWaitTimeout
+from celery_singleton_lock.errors import (
+    ConfigurationError,
+    LockWaitTimeout,
+    MaxReturnsExceeded,
+)
 from celery_singleton_lock.gate import Turned
 from celery_singleton_lock.kept import bundled
-from celery_singleton_lock.model import Delivery, new_token
+from celery_singleton_lock.model import Delivery, new_token, token_for
 from celery_singleton_lock.modes import ENFORCE, OFF, Modes
 from celery_singleton_lock.naming import ArgumentsDoNotBind
+from celery_singleton_lock.redelivery import REJECT, history_of
 from celery_singleton_lock.request import LockedRequest
 from celery_singleton_lock.settings import LockOptions
 from celery_singleton_lock.stamp import COPY, REQUEUED, Stamp, attempt_of, task_id_of
 
 logger = logging.getLogger(__name__)
 _clock = SystemClock()
+
+INF: Final = float("inf")
 
 
 class Stamper:
@@ -31,6 +38,9 @@ class Stamper:
         rules: task -> its options; raises what is wrong with them.
         name_of: task, args, kwargs -> lock name.
         modes: which tasks keep their locks now.
+        identify: message -> what is the same for each delivery of it; empty where the broker marks
+            a message that it delivers again.
+        most_returns: queue -> how often a message of it may come back.
     """
 
     broadcast: frozenset[str] = frozenset()
@@ -44,8 +54,12 @@ class Stamper:
         rules: Callable[[Any], LockOptions],
         name_of: Callable[[Any, Any, Any], str],
         modes: Modes,
+        identify: Callable[[Any], str] = lambda _message: "",
+        most_returns: Callable[[str], float] = lambda _queue: INF,
     ) -> None:
         """Keep all of them."""
+        self._identify = identify
+        self._most_returns = most_returns
         self._worker = worker
         self._place = place
         self._rules = rules
@@ -75,6 +89,12 @@ class Stamper:
             request.was_blocked = True  # it may have been, elsewhere
         return copy_of
 
+    @staticmethod
+    def is_to_reject(request: LockedRequest) -> bool:
+        """Return whether a message was published to be rejected, and has not been since."""
+        (history,) = taken_from(request, REJECT)
+        return history is not None and history == history_of(request.request_dict)
+
     def _locked(self, request: LockedRequest, *, copy: bool) -> Stamp:
         if self.broadcast and request.delivery_info.get("exchange") in self.broadcast:
             return self.unlocked(request, broadcast_refused(request))
@@ -87,7 +107,7 @@ class Stamper:
         task = request.task
         stamp = Stamp(
             name,
-            new_token(),
+            token_for(self._identify(request.message)),
             attempt_of(request.request_dict),
             task.name,
             self._worker,
@@ -142,9 +162,20 @@ class Stamper:
             granted=True,
             settle=not request.task.acks_late,
             announce=bundle is not None or self._rules(request.task).on_lost == "abort",
-            error=_verdict(delivery),
+            error=_verdict(delivery) or self._returned(delivery),
             bundle=bundle,
         )
+
+    def _returned(self, delivery: Delivery) -> Exception | None:
+        """Return with what a message ends that has come back too often."""
+        if delivery.returns <= self._most_returns(delivery.queue):
+            return None
+        msg = (
+            f"The task was started under the lock {delivery.name!r} and came back "
+            f"{delivery.returns} times: it was requeued, or its worker was lost "
+            "(singleton_lock_max_returns). It does not run again."
+        )
+        return MaxReturnsExceeded(msg, delivery.name)
 
     def anew(self, stamp: Stamp) -> Stamp:
         """Return the stamp with which a message takes the place in line that it had before."""

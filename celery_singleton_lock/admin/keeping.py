@@ -10,7 +10,12 @@ from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.model import Ending, Holder
 from celery_singleton_lock.store.admin import AdminStore, Waiting
 
-WAITS = frozenset({"parked", "adrift", "waiting", "overdue", "replaced", "revoked", "leaving"})
+WAITS = frozenset(
+    {
+        *("parked", "adrift", "waiting", "delayed"),
+        *("overdue", "replaced", "revoked", "rejected", "leaving"),
+    }
+)
 """States of one who does not hold the lock."""
 
 

@@ -15,7 +15,7 @@ from celery_singleton_lock.admin.keeping import give_back
 from celery_singleton_lock.admin.locks import waiting_in
 from celery_singleton_lock.clock import Clock, SystemClock
 from celery_singleton_lock.errors import BackendError, ConfigurationError
-from celery_singleton_lock.model import Claim, Owner, Parcel, Verdict, new_token
+from celery_singleton_lock.model import ANOTHER_RUN, Claim, Owner, Parcel, Verdict, new_token
 from celery_singleton_lock.store.admin import AdminStore, Operator, Waiting
 
 STEP: Final = 20
@@ -235,8 +235,10 @@ def _stays(each: Waiting, realm: str, began: int) -> str:
     """Return why a task is not drained, or nothing."""
     if each.realm != realm:
         return "of another broker"
-    if each.state in {"overdue", "replaced", "revoked", "leaving"}:
-        return f"{each.state}: a worker has to end it" if each.state != "leaving" else "leaving"
+    if each.state in {"delayed", "leaving"}:
+        return each.state
+    if each.state in {"overdue", "replaced", "revoked", "rejected"}:
+        return f"{each.state}: a worker has to end it"
     return "parked since" if each.place > began else ""
 
 
@@ -374,7 +376,13 @@ def _parcels(lines: Iterable[str], realm: str, *, again: bool) -> Iterator[_Park
             told = json.loads(line)
             token = new_token() if again else told["token"]
             owner = Owner(token, told["attempt"], told["task"])
-            claim = Claim(told["lock"], told["lease"], told["limit"], told["place"])
+            claim = Claim(
+                told["lock"],
+                told["lease"],
+                told["limit"],
+                told["place"],
+                copy=ANOTHER_RUN if again else 0,
+            )
             body = base64.b64decode(told["message"], validate=True)
             parcel = Parcel(body, realm or told["realm"], told["queue"], told["wait"])
         except (ValueError, KeyError, TypeError) as error:

@@ -26,8 +26,9 @@ class Answer:
         task_id: its id.
         state: ``parked``, ``waiting``, ``adrift``, ``granted``, ``reserved``, ``running``,
             ``held_after`` (its lock stays taken), ``silent`` (it ran, and its worker shows no sign
-            of life), ``eta``, ``received``, ``finished``, ``leaving``, or a verdict (``overdue``,
-            ``replaced``, ``revoked``) that awaits a worker; ``lost``: it was parked, and Redis has
+            of life), ``eta``, ``received``, ``finished``, ``delayed``, ``leaving``, or a verdict
+            (``overdue``, ``replaced``, ``revoked``, ``rejected``) that awaits a worker; ``lost``:
+            it was parked, and Redis has
             lost it; ``unseen``: no worker, no lock and no result knows it.
         sentence: for people; says what to do if something can be done.
         lock: name of its lock, if known.
@@ -198,7 +199,12 @@ def _holding(task_id: str, view: LockView, holder: Holder) -> Answer:
 def _clause(view: LockView, me: Waiting, rank: int, elsewhere: Mapping[str, str]) -> str:
     for_long = seconds(me.age)
     match me.state:
-        case "overdue" | "replaced" | "revoked":
+        case "delayed":
+            return (
+                f"has come back {me.returns} times after it had begun: others pass, and it queues "
+                "again soon"
+            )
+        case "overdue" | "replaced" | "revoked" | "rejected":
             return (
                 f"{_VERDICTS[me.state]} after {for_long}; a worker that consumes the queue "
                 f"{me.queue!r} has to end it"
@@ -227,6 +233,7 @@ _VERDICTS = {
     "overdue": "out of time (lock_wait_timeout)",
     "replaced": "replaced by a later task",
     "revoked": "revoked",
+    "rejected": "rejected by its task",
 }
 
 

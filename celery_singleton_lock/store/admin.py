@@ -101,6 +101,7 @@ class Waiting(NamedTuple):
         place: server microseconds of its arrival; its place in line.
         wait: seconds that it may wait from the start of each wait; None for ever.
         copied: whether copies of its message are known.
+        returns: how often it has come back after it had begun.
         message: the message, where it was asked for.
     """
 
@@ -119,6 +120,7 @@ class Waiting(NamedTuple):
     place: int = 0
     wait: float | None = None
     copied: bool = False
+    returns: int = 0
     message: bytes = b""
 
     @property

@@ -171,7 +171,7 @@ class Store(Protocol):
     def find(self, task_ids: Sequence[str]) -> Sequence[tuple[str, str]]:
         """Return the lock and token of those of these tasks that wait, or waited before they ran.
 
-        Best effort: of two attempts of one task that wait at once it knows the later one.
+        Several for an id that several messages share.
         """
         ...
 

@@ -398,7 +398,7 @@ def waiting_of(  # noqa: PLR0917  # as a page lists it
     return Waiting(
         lock=lock,
         token=replies.text(token),
-        state=rec.get("state", ""),
+        state=replies.state_of(rec),
         task=rec.get("task", ""),
         attempt=rec.get("attempt", ""),
         age=max(0.0, now_ms / 1000 - place / 1_000_000) if now_ms else 0.0,
@@ -411,5 +411,6 @@ def waiting_of(  # noqa: PLR0917  # as a page lists it
         place=place,
         wait=replies.seconds(rec["wait"]) if rec.get("wait") else None,
         copied=bool(rec.get("copied")),
+        returns=int(rec.get("returns") or 0),
         message=message,
     )

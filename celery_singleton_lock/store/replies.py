@@ -35,10 +35,22 @@ def holder_of(token: str, rec: Mapping[str, Any], expires_in: float = 0.0) -> Ho
         int(rec.get("pid") or 0),
         expires_in,
         int(rec.get("fence") or 0),
-        rec.get("state", ""),
+        state_of(rec),
         seconds(rec.get("since") or 0),
         seconds(rec.get("lease") or 0),
     )
+
+
+def state_of(rec: Mapping[str, Any]) -> str:
+    """Return the state that a record is in, as it is called for people."""
+    return "delayed" if rec.get("delayed") else str(rec.get("state", ""))
+
+
+def entries_in_index(raw: Any) -> list[tuple[str, str]]:
+    """Return the lock and token of each message that the index knows under one name."""
+    told = text(raw)
+    entries = [told] if "\n" in told else json.loads(told)
+    return [(name, token) for name, _, token in (entry.rpartition("\n") for entry in entries)]
 
 
 def reply(raw: bytes | str) -> Reply:
@@ -108,6 +120,8 @@ def delivery(raw: bytes | str) -> Delivery:
         verdict=fields["verdict"],
         waited=seconds(fields["waited"]),
         by=fields.get("by", ""),
+        returns=int(fields.get("returns") or 0),
+        queue=fields.get("queue") or "",
     )
 
 

@@ -526,8 +526,8 @@ class Verbs:
         answers = yield from self._each(
             Command(("HMGET", self.keyspace.index(bucket), *fields)) for bucket in range(BUCKETS)
         )
-        entries = [replies.text(entry) for answer in answers for entry in answer if entry]
-        return [(name, token) for name, _, token in (e.rpartition("\n") for e in entries)]
+        entries = [entry for answer in answers for entry in answer if entry]
+        return [found for entry in entries for found in replies.entries_in_index(entry)]
 
     def body(self, name: str, token: str) -> Verb[bytes | None]:
         """Return the parked message of ``token``."""
@@ -836,6 +836,7 @@ class Verbs:
             route=parcel.queue,
             wait_ms="" if parcel.deadline is None else milliseconds_of("deadline", parcel.deadline),
             on_full="replace" if claim.replace else "",
+            returns=parcel.returns,
         )
 
     def _kick_call(self, name: str, worker: str, realm: str) -> Call:

@@ -117,6 +117,7 @@ def build(  # noqa: C901, PLR0915  # a list of declarations, made anew for each 
                 k: v for k, v in (self.request.headers or {}).items() if k.startswith("x-")
             },
             "leaks": _leaks(self.request),
+            "deaths": sum(death["count"] for death in vars(self.request).get("x-death") or ()),
         }
         journal.note("start", **facts)
         try:
@@ -136,6 +137,9 @@ def build(  # noqa: C901, PLR0915  # a list of declarations, made anew for each 
             "raise": lambda: _raise(ValueError("told to")),
             "ignore": lambda: _raise(Ignore()),
             "reject": lambda: _raise(Reject("told to", requeue=False)),
+            "reject-twice": lambda: _reject_twice(self, n),
+            "requeue-always": lambda: _raise(Reject("told to", requeue=True)),
+            "die-always": lambda: os.kill(os.getpid(), signal.SIGKILL),
             "exit": lambda: sys.exit(3),
             "soft": lambda: _outlive_soft_limit(journal, extra),
             "watch": lambda: _watch_lock(journal, key, extra),
@@ -164,6 +168,11 @@ def build(  # noqa: C901, PLR0915  # a list of declarations, made anew for each 
             _once(self, end, extra)
         return n
 
+    def _reject_twice(self: Task, n: Any) -> Any:
+        if any(journal.first_time(f"{self.request.id}-{time}") for time in ("one", "two")):
+            raise Reject("told to", requeue=False)
+        return n
+
     def _once(self: Task, end: str, extra: Any) -> None:
         if end == "retry":
             raise self.retry(countdown=float(extra or 0.1), max_retries=3)
@@ -190,6 +199,7 @@ def build(  # noqa: C901, PLR0915  # a list of declarations, made anew for each 
     declare("act_again", lock_lease=2)
     declare("act_late", acks_late=True)
     declare("act_lost", **late)
+    declare("act_unforgiving", acks_late=True, acks_on_failure_or_timeout=False)
     declare("act_skip", lock_on_conflict="skip")
     declare("act_fail", lock_on_conflict="fail")
     declare("act_patient", lock_wait_timeout=1.0)

@@ -276,7 +276,9 @@ def request(token, body=b"[[], {}, {}]"):
     message = Message(
         body=body, content_type="application/json", content_encoding="utf-8", headers=headers
     )
-    return SimpleNamespace(id=token, message=message, body=body, stamp=stamp(token), task="task")
+    return SimpleNamespace(
+        id=token, message=message, body=body, stamp=stamp(token), task="task", returns=0
+    )
 
 
 def delivery(token, body=b"{}"):

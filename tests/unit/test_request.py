@@ -639,7 +639,7 @@ def test_a_reject_with_requeue_is_no_final_end(office):
     other = office.message("late", "b")
     office.desk(other)
     other.reject(requeue=False)
-    assert other.ending() is Ending.FINAL
+    assert other.ending() is Ending.REJECT
 
 
 def test_the_desk_is_busy_while_something_is_in_the_pool(office):

@@ -10,11 +10,13 @@ local PUBLISH_MS = 2000  -- first interval between two copies of such a message;
 local BATCH = 100        -- most waiters that one script moves
 local INBOX_BODY = 65536 -- longer bodies do not travel through the inbox
 local INBOX_MS = 600000  -- inbox of a worker that went away
+local DELAY_MS = 1000    -- first delay of a message that keeps coming back; it doubles
+local MOST_DELAY_MS = 60000
 
 local WAITS = {
   waiting = 'queue', parked = 'queue', adrift = 'adrift',
-  overdue = 'overdue', replaced = 'overdue', revoked = 'overdue',
-  leaving = 'overdue', -- an operator's process publishes it; if that dies, it queues again
+  overdue = 'overdue', replaced = 'overdue', revoked = 'overdue', rejected = 'overdue',
+  leaving = 'overdue', -- out of the line until its deadline, then it queues again
 }
 
 local now_text = server_time()
@@ -251,6 +253,7 @@ local function deliver(token, rec, verdict, own)
     lock = lock, token = token, fence = rec.fence or '0', verdict = verdict, by = rec.by or '',
     whole = #body <= INBOX_BODY and '1' or '0',
     waited = digits(math.max(0, now_us - tonumber(rec.place)) / 1000),
+    returns = rec.returns, queue = rec.queue,
   })
   local inbox = fleet .. ':inbox:' .. worker
   redis.pcall('RPUSH', inbox, head .. '\n' .. (#body <= INBOX_BODY and body or ''))
@@ -294,10 +297,33 @@ local function names_in_index(rec)
   return {rec.attempt, '@' .. (string.match(rec.attempt, '^(.*)/%d+/%d+$') or rec.attempt)}
 end
 
+-- What the index knows under a name: as a rule one entry, as plain text. A task id that was used twice
+-- has several, as a JSON list, in which no line ends.
+local function entries_in_index(known)
+  local raw = redis.call('HGET', index, known)
+  if not raw then return {} end
+  return string.find(raw, '\n', 1, true) and {raw} or cjson.decode(raw)
+end
+
+-- Write the entries of a name anew, without that of one message.
+local function put_entries(known, entries, but, added)
+  local left = {}
+  for _, entry in ipairs(entries) do
+    if base_of(entry) ~= base_of(but) then left[#left + 1] = entry end
+  end
+  left[#left + 1] = added
+  if #left > BATCH then table.remove(left, 1) end
+  if #left == 0 then return redis.call('HDEL', index, known) end
+  redis.call('HSET', index, known, #left == 1 and left[1] or cjson.encode(left))
+end
+
 local function put_in_index(token, rec)
   if rec.attempt == '' then return end
   rec.indexed = '1'
-  for _, known in ipairs(names_in_index(rec)) do redis.call('HSET', index, known, lock .. '\n' .. token) end
+  local mine = lock .. '\n' .. token
+  for _, known in ipairs(names_in_index(rec)) do
+    if redis.call('HSETNX', index, known, mine) == 0 then put_entries(known, entries_in_index(known), mine, mine) end
+  end
 end
 
 local function enqueue(token, rec, state)
@@ -326,8 +352,8 @@ local function unindex(token, rec)
   if not rec.indexed then return end
   unnamed = true
   for _, known in ipairs(names_in_index(rec)) do
-    local entry = redis.call('HGET', index, known)
-    if entry and base_of(entry) == lock .. '\n' .. base_of(token) then redis.call('HDEL', index, known) end
+    local entries = entries_in_index(known)
+    if #entries > 0 then put_entries(known, entries, lock .. '\n' .. token) end
   end
 end
 
@@ -336,23 +362,43 @@ local function drop_record(token, rec)
   unindex(token, rec)
 end
 
+-- The token under which the kept message of a delivery stands next, and whether it is that of its twin.
+local function next_kept(token, rec)
+  local own = has_body(base_of(token))
+  local kept = own and token or rec.twin and has_body(base_of(rec.twin)) and rec.twin
+  if not kept then return nil end
+  if not own then rec.twin = nil end
+  rec.fence, rec.worker, rec.parked, rec.delayed = nil, '', '1', nil
+  return next_token(kept), not own
+end
+
 -- The delivery `token` is over, the task is not: its body, or its twin, queues at the old place,
--- under a token that nobody has held yet.
-local function go_back(token, rec)
+-- under a token that nobody has held yet; or it stays out of the line for a while first.
+local function go_back(token, rec, delay)
   drop_record(token, rec)
-  local kept = has_body(base_of(token)) and token
-  local anew = rec.state == 'running'
-  if not kept and rec.twin and has_body(base_of(rec.twin)) then
-    kept, rec.twin, rec.parked, anew = rec.twin, nil, '1', true
-  end
-  if not kept then return end
-  if anew then -- its wait is another one; copies that were on their way have arrived
+  local following, is_twin = next_kept(token, rec)
+  if not following then return end
+  if is_twin or rec.state == 'running' then -- its wait is another one; copies that were on their way have arrived
     rec.deadline = rec.wait and digits(now + tonumber(rec.wait)) or nil
     rec.publish_at, rec.publish_every = nil, nil
   end
-  if rec.by or rec.revoked then rec.deadline = digits(now) end -- it may not run
-  rec.fence, rec.worker = nil, ''
-  enqueue(next_token(kept), rec, 'parked')
+  if rec.by or rec.revoked or rec.rejected then rec.deadline, delay = digits(now), nil end -- it may not run
+  if not delay then return enqueue(following, rec, 'parked') end
+  alone, rec.delayed = false, '1'
+  become(rec, 'leaving') -- a state that workers of a former version have queue again, too
+  put_in_index(following, rec)
+  save(following, rec)
+  redis.call('ZADD', deadlines, now + delay, following)
+end
+
+-- A delivery that had begun comes back, or one of which no worker could make a task. The first time it
+-- keeps its place: its worker was stopped, or crashed. After that others pass, for a growing delay.
+local function come_back(token, rec, unread)
+  if rec.state ~= 'running' and not unread then return go_back(token, rec) end
+  local times = tonumber(rec.returns or 0) + 1
+  rec.returns = digits(times)
+  local before = unread and times - 1 or times - 2
+  go_back(token, rec, before >= 0 and math.min(DELAY_MS * 2 ^ before, MOST_DELAY_MS) or nil)
 end
 
 -- Remember that an attempt has ended for good, where copies of it are known or feared.
@@ -360,7 +406,9 @@ local function remember_end(token, rec, done_ms, feared)
   if rec.attempt == '' or not (rec.parked or rec.twin or rec.copied or feared) then return end
   local till = now + done_ms
   redis.call('ZREMRANGEBYSCORE', done, '-inf', now)
-  redis.call('ZADD', done, till, rec.attempt, till, base_of(token))
+  redis.call('ZADD', done, till, base_of(token))
+  -- Of a rejected one a broker may bring the message back, and then it is to run.
+  if not rec.rejected or rec.publish_at then redis.call('ZADD', done, till, rec.attempt) end
   local last = redis.call('ZRANGE', done, -1, -1, 'WITHSCORES')[2]
   redis.call('PEXPIRE', done, tonumber(last) - now + GRACE_MS)
 end
@@ -375,7 +423,16 @@ local function lapse(token)
   redis.call('ZREM', holders, token)
   local rec = load(token)
   if not rec or rec.state ~= 'held_after' then count('lapses') end
-  if rec then go_back(token, rec) end
+  if rec then come_back(token, rec) end
+end
+
+-- A message that was out of the line for a while; one that was delayed comes behind those who wait.
+local function queue_again(token, rec)
+  if rec.delayed then
+    rec.delayed, rec.place = nil, place_of(0)
+    rec.deadline = rec.wait and digits(now + tonumber(rec.wait)) or nil
+  end
+  enqueue(token, rec, 'parked')
 end
 
 -- A waiter whose time has come: a client that went away is dropped; a message is never dropped, it
@@ -385,11 +442,24 @@ local function expire(token, own)
   unqueue(token, rec)
   if not rec then return end
   if not rec.parked then return go_back(token, rec) end
-  if rec.state == 'leaving' then return enqueue(token, rec, 'parked') end
-  become(rec, rec.revoked and 'revoked' or rec.by and 'replaced' or 'overdue')
+  if rec.state == 'leaving' then return queue_again(token, rec) end
+  become(rec, rec.rejected and 'rejected' or rec.revoked and 'revoked' or rec.by and 'replaced' or 'overdue')
   deliver(token, rec, rec.state, own)
   save(token, rec)
   redis.call('ZADD', deadlines, now + tonumber(claim_ms), token)
+end
+
+-- A message that is kept was acknowledged, so its task could not reject it: a worker publishes it to
+-- be rejected. Until then it is delivered with that verdict. Returns whether one is kept.
+local function reject(token, rec, own)
+  local following = next_kept(token, rec)
+  if not following then return false end
+  drop_record(token, rec)
+  alone, rec.rejected, rec.state = false, '1', 'parked'
+  put_in_index(following, rec)
+  save(following, rec)
+  expire(following, own)
+  return true
 end
 
 -- Let the oldest message of a task (and a broker) make room for a later one. It does not run, and is
@@ -546,25 +616,36 @@ local function answer(verdict, token, rec)
 end
 
 -- The token and record of an attempt that waits, or waited before it was granted, or nil.
-local function indexed(attempt)
-  local entry = attempt ~= '' and redis.call('HGET', index, attempt)
-  if not entry then return nil end
-  local of, token = string.match(entry, '^(.*)\n([^\n]*)$')
-  if of ~= lock then return nil end
-  local rec = load(token)
-  if rec and standing(token, rec) then return token, rec end
-  redis.call('HDEL', index, attempt) -- of a lock whose keys have expired
-  return nil
+-- `fits` says of which message; without it, of any.
+local function indexed(attempt, fits)
+  for _, entry in ipairs(attempt ~= '' and entries_in_index(attempt) or {}) do
+    local of, token = string.match(entry, '^(.*)\n([^\n]*)$')
+    local rec = of == lock and load(token)
+    if rec and standing(token, rec) then
+      if not fits or fits(token, rec) then return token, rec end
+    elseif of == lock then
+      put_entries(attempt, entries_in_index(attempt), entry) -- of a lock whose keys have expired
+    end
+  end
 end
 
 -- The token and record under which an attempt is here already, or nil.
-local function find(attempt)
+local function find(attempt, fits)
   if attempt == '' then return nil end
   for _, token in ipairs(redis.call('ZRANGE', holders, 0, -1)) do
     local rec = load(token)
-    if rec and rec.attempt == attempt and rec.state ~= 'reserved' then return token, rec end
+    local same = rec and rec.attempt == attempt and rec.state ~= 'reserved'
+    if same and (not fits or fits(token, rec)) then return token, rec end
   end
-  return indexed(attempt)
+  return indexed(attempt, fits)
+end
+
+-- Another delivery of the same message: one of the two is marked as such, or both have one base. Any
+-- other message with this attempt is a call of its own.
+local function twin_of(token, attempt, copy)
+  return find(attempt, function(other, rec)
+    return copy ~= '0' or rec.copy or base_of(other) == base_of(token)
+  end)
 end
 
 -- A retried task keeps its permit for its next attempt: a holder that nobody can claim, which lapses
@@ -600,8 +681,8 @@ end
 -- Whether a message is here already, under this or another number of its token.
 local function is_kept(token, attempt)
   if has_body(base_of(token)) then return true end
-  local other, rec = indexed(attempt)
-  return other and rec.parked and base_of(other) == base_of(token)
+  local other = indexed(attempt, function(other, rec) return rec.parked and base_of(other) == base_of(token) end)
+  return other ~= nil
 end
 
 local function is_done(member)

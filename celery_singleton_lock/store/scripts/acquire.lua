@@ -1,7 +1,7 @@
 -- acquire: take the lock if a permit is free and nobody who came earlier waits; else, if asked, queue.
 -- KEYS: lock
 -- ARGV: name token attempt place_us copy lease_ms limit_arg max_waiting wait_ms worker claim_ms about
---   place_us 0 = now; wait_ms empty = do not queue; max_waiting empty = no bound; copy 1 or 0;
+--   place_us 0 = now; wait_ms empty = do not queue; max_waiting empty = no bound; copy 0, 1 or 2;
 --   about the asker, for its record: task, worker, host, pid and lease, as a JSON object
 -- REPLY: answer GRANTED WAITING BLOCKED FULL TWIN DONE
 lock = name
@@ -61,7 +61,7 @@ if not where then
   elseif is_kept(token, attempt) then
     verdict = 'twin'
   else
-    local other, others = find(attempt)
+    local other, others = twin_of(token, attempt, copy)
     if other then
       verdict = 'twin'
       others.copied = '1' -- so that its end is remembered, even if it comes before the copy is parked
@@ -79,6 +79,7 @@ declare(tonumber(limit_arg))
 if not rec then
   rec = cjson.decode(about)
   rec.attempt, rec.place = attempt, place_of(tonumber(place_us))
+  rec.copy = copy ~= '0' and '1' or nil
 end
 if not where and take_reservation(attempt) then
   write_in(token, rec, 'running', tonumber(lease_ms))

@@ -1,7 +1,8 @@
 -- park: keep a message, queue it at its place, and grant it at once if its turn has come.
 -- KEYS: lock
--- ARGV: name token lease_ms limit_arg place_us max_waiting copy attempt task worker host pid claim_ms body realm route wait_ms on_full
---   wait_ms empty = for ever; on_full replace = take the room of the oldest message of this task
+-- ARGV: name token lease_ms limit_arg place_us max_waiting copy attempt task worker host pid claim_ms body realm route wait_ms on_full returns
+--   wait_ms empty = for ever; on_full replace = take the room of the oldest message of this task;
+--   copy 1 = perhaps a second delivery, 2 = the same, and it runs although its task has ended, else 0
 -- REPLY: answer WAITING FULL DONE TWIN
 lock = name
 note_lease(lease_ms)
@@ -18,7 +19,7 @@ if is_done(base) or copy == '1' and is_done(attempt) then
 elseif is_kept(token, attempt) then
   verdict = 'waiting' -- asked again after a lost reply
 elseif not where then -- else it holds or waits itself, whoever does so beside it
-  local other, others = find(attempt)
+  local other, others = twin_of(token, attempt, copy)
   if other then
     verdict = 'twin'
     others.copied = '1'
@@ -47,10 +48,11 @@ if not verdict then
   redis.call('HSET', bodies, base, body)
   rec = rec or {
     attempt = attempt, task = task, worker = '', host = host, pid = pid, lease = lease_ms,
-    place = place_of(tonumber(place_us)),
+    place = place_of(tonumber(place_us)), copy = copy ~= '0' and '1' or nil,
   }
   rec.parked, rec.realm, rec.queue = '1', realm, route
   rec.wait = wait_ms ~= '' and wait_ms or nil
+  rec.returns = returns ~= '0' and returns or rec.returns
   rec.deadline = rec.wait and digits(now + tonumber(wait_ms)) or nil
   if where == 'holder' then
     put_in_index(token, rec)

@@ -1,9 +1,9 @@
 -- release: give the lock back or leave its queue, and hand it to who is next.
 -- KEYS: lock
 -- ARGV: name token ending mark keep_ms keep_for worker done_ms claim_ms
---   ending final, again, cancel, keep (for the attempt keep_for, as long as keep_ms), hold (for nobody, as
---   long as keep_ms), or offer: again, if it has not begun and a worker other than this one has a free
---   slot for it;
+--   ending final, again, unread (like again, of what no worker could receive), reject, cancel, keep
+--   (for the attempt keep_for, as long as keep_ms), hold (for nobody, as long as keep_ms), or offer:
+--   again, if it has not begun and a worker other than this one has a free slot for it;
 --   mark 1 = remember the attempt even where no copy is known
 -- REPLY: answer RELEASED ABSENT GRANTED
 lock = name
@@ -11,7 +11,7 @@ lock = name
 -- The usual case: only this token holds it, nobody waits, and nothing is kept; it takes no function.
 -- What a fresh record (see acquire) tells: the task was not parked, nor copied, nor is it in the index.
 -- ZREM comes first, since a full Redis lets it pass.
-if mark == '0' and (ending == 'final' or ending == 'again') then
+if mark == '0' and (ending == 'final' or ending == 'again') or ending == 'reject' then
   local raw = redis.call('HGET', record, token)
   if raw and string.sub(raw, 2, 2) == ' ' and redis.call('EXISTS', queue, bodies, deadlines, adrift) == 0
     and redis.call('ZCARD', holders) == 1 and redis.call('ZREM', holders, token) == 1 then
@@ -46,13 +46,15 @@ if held_it and (ending == 'cancel' or ending == 'offer' and not taken) then
   verdict = 'granted'
 elseif where then
   if where == 'holder' then redis.call('ZREM', holders, token) else unqueue(token, rec) end
-  if ending == 'again' or ending == 'offer' then
-    go_back(token, rec)
-  else
+  if ending == 'again' or ending == 'unread' or ending == 'offer' then
+    come_back(token, rec, ending == 'unread')
+  elseif ending ~= 'reject' then
     remember_end(token, rec, tonumber(done_ms), mark == '1')
     forget(token, rec)
     if ending == 'keep' and held_it then reserve(keep_for, tonumber(keep_ms), rec, own) end
     if ending == 'hold' and held_it then hold_on(token, rec, tonumber(keep_ms)) end
+  elseif not reject(token, rec, own) then
+    forget(token, rec)
   end
 end
 sweep(own)

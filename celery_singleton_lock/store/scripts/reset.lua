@@ -18,6 +18,7 @@ for _, token in ipairs(taken) do
   end
 end
 count('resets')
+sweep('') -- one that had not begun may wait no longer
 grant_waiters('')
 finish()
 return #taken

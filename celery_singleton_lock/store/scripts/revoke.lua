@@ -9,10 +9,11 @@ sweep(worker)
 
 local rec = load(token)
 local where = standing(token, rec)
-local waits = rec and rec.parked and rec.realm == realm and (where == 'queue' or where == 'adrift')
+local waits = where == 'queue' or where == 'adrift' or rec and rec.delayed
+waits = waits and rec.parked and rec.realm == realm
 if waits then
   unqueue(token, rec)
-  rec.revoked = '1'
+  rec.revoked, rec.delayed, rec.state = '1', nil, 'parked'
   save(token, rec)
   expire(token, worker) -- like one whose time has come: until a worker has ended it
 end

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 
-from celery_singleton_lock.model import Ending, Reservation, Verdict
+from celery_singleton_lock.model import Ending, Reservation, Verdict, base_of
 from celery_singleton_lock.turn import Step
 from support.engine.clients import Patient
 from support.engine.moves import everybody_dies
@@ -1047,3 +1047,136 @@ def everybody_dies_at_the_worst_time(world):
         world.park(world.new_asker(lock))
         world.park(world.new_asker(lock, deadline=5.0))
     everybody_dies(world)
+
+
+def comes_back(world, parked, ending=Ending.AGAIN):
+    """A worker begins with a message, which comes back."""
+    got = world.receive("w1")
+    assert base_of(got.token) == parked.base
+    if ending is not Ending.UNREAD:
+        world.claim(ONE, got.token)
+    world.release(ONE, got.token, ending, worker="w1", lost=True)
+    return got
+
+
+@history
+def a_message_that_keeps_coming_back_lets_others_pass(world):
+    world.beat("w1")
+    stubborn, other = world.new_asker(ONE, place=-9), world.new_asker(ONE)
+    world.park(stubborn)
+    world.park(other)
+    assert comes_back(world, stubborn).returns == 0
+    assert comes_back(world, stubborn).returns == 1
+    comes_back(world, other)  # for the first time: it keeps its place
+    world.claim(ONE, f"{other.base}.1")
+    world.advance(1.0)
+    world.beat("w1")
+    late = world.new_asker(ONE)
+    world.park(late)
+    world.receive("w1")
+    world.release(ONE, f"{other.base}.1", worker="w1")
+    for returns in range(2, 9):
+        got = world.receive("w1")
+        while got and base_of(got.token) != stubborn.base:
+            world.claim(ONE, got.token)
+            world.release(ONE, got.token, worker="w1")
+            got = world.receive("w1")
+        assert got.returns == returns
+        world.claim(ONE, got.token)
+        world.release(ONE, got.token, Ending.AGAIN, worker="w1")
+        world.advance(min(2.0 ** (returns - 1), 60.0))
+        world.beat("w1")
+        world.sweep()
+
+
+@history
+def a_message_that_no_worker_can_receive_lets_others_pass_at_once(world):
+    world.beat("w1")
+    broken, other = world.new_asker(ONE, place=-9, deadline=30.0), world.new_asker(ONE)
+    world.park(broken)
+    world.park(other)
+    comes_back(world, broken, Ending.UNREAD)
+    comes_back(world, other)
+    assert world.state(ONE).delayed == {f"{broken.base}.1"}
+    everybody_dies(world)
+
+
+@history
+def a_message_that_was_delayed_is_revoked(world):
+    world.beat("w1")
+    gone = world.new_asker(ONE)
+    world.park(gone)
+    comes_back(world, gone, Ending.UNREAD)
+    assert world.revoke(ONE, f"{gone.base}.1").verdict is Verdict.RELEASED
+    assert world.receive("w1").verdict == "revoked"
+
+
+@history
+def a_rejected_message_is_kept_until_a_worker_has_published_it(world):
+    world.beat("w1")
+    parked = world.new_asker(ONE)
+    world.park(parked)
+    comes_back(world, parked, Ending.REJECT)
+    got = world.receive("w1")
+    assert (got.verdict, got.body, got.queue) == ("rejected", parked.parcel.body, "q")
+    world.extend(ONE, [got.token])
+    world.advance(11.0)  # that worker dies
+    world.beat("w1")
+    world.sweep()
+    again = world.receive("w1")
+    world.release(ONE, again.token, Ending.AGAIN)  # it retires
+    last = world.receive("w1")
+    assert last.verdict == "rejected"
+    world.release(ONE, last.token)
+    comes_back_from_the_broker = world.new_asker(ONE, attempt=parked.owner.attempt, copy=True)
+    assert world.acquire(comes_back_from_the_broker).verdict is Verdict.GRANTED
+
+
+@history
+def the_end_of_a_rejected_message_that_was_not_parked_is_not_remembered(world):
+    first = world.new_asker(ONE, copy=True)
+    world.acquire(first)
+    world.release(ONE, first.token, Ending.REJECT, mark=True)
+    back = world.new_asker(ONE, attempt=first.owner.attempt, copy=True)
+    assert world.acquire(back).verdict is Verdict.GRANTED
+
+
+@history
+def two_calls_with_one_task_id_run_one_after_the_other(world):
+    """And what ends one of them leaves the other in the line, and in the index."""
+    world.beat("w1")
+    runs, first = world.new_asker(ONE), world.new_asker(ONE)
+    second = world.new_asker(ONE, attempt=first.owner.attempt)
+    world.acquire(runs)
+    world.park(first)
+    assert world.acquire(second).verdict is Verdict.BLOCKED
+    world.park(second)
+    world.release(ONE, runs.token, worker="w1")
+    world.claim(ONE, world.receive("w1").token)
+    world.release(ONE, first.token, worker="w1")
+    marked = world.new_asker(ONE, attempt=first.owner.attempt, copy=True)
+    assert world.acquire(marked).verdict is Verdict.DONE
+    assert world.receive("w1").token == second.token
+    world.claim(ONE, second.token)
+    world.release(ONE, second.token)
+
+
+@history
+def a_delivery_that_one_of_two_workers_reads_late_is_a_twin(world):
+    """The broker has marked the message that the other got; this one was read from a socket."""
+    marked = world.new_asker(TWO, copy=True)
+    world.acquire(marked)
+    late = world.new_asker(TWO, attempt=marked.owner.attempt)
+    assert world.acquire(late).verdict is Verdict.TWIN
+
+
+@history
+def a_second_delivery_that_is_not_marked_is_known_by_its_message(world):
+    world.beat("w1")
+    first = world.new_asker(TWO)
+    world.acquire(first)
+    again = world.new_asker(TWO, attempt=first.owner.attempt, base=first.base)
+    assert world.acquire(again).verdict is Verdict.TWIN
+    world.park(again, lost=True)
+    world.release(TWO, first.token, Ending.AGAIN)
+    assert world.receive("w1").body == again.parcel.body

@@ -22,7 +22,8 @@ DEFER = round(1000 * DEFER_SECONDS)
 GRANTING = {"acquire", "park", "claim", "release", "kick", "reset", "revoke"}
 QUEUED = {"waiting", "parked"}
 HOLDING = {"running", "granted", "reserved", "held_after"}
-OVER = {"overdue", "replaced", "revoked"}
+OVER = {"overdue", "replaced", "revoked", "rejected", "leaving"}
+DELAY, MOST_DELAY = 1_000, 60_000
 
 
 class InvariantBroken(AssertionError):
@@ -131,7 +132,7 @@ def i5_grants_follow_the_line(  # noqa: C901  # a list of facts
             for other in waiting:
                 if place_in_line(world, name, other) < place_in_line(world, name, token):
                     broken("I5", f"{token} was granted {name} before {other}, who came earlier")
-            deadline = before.deadlines.get(token)
+            deadline = None if token in before.delayed else before.deadlines.get(token)
             if token != step.token and deadline is not None and deadline <= world.now:
                 broken("I5", f"{token} was granted {name} after its deadline")
         noted = ((token, int(rec["place"])) for token, rec in after.record.items())
@@ -204,13 +205,16 @@ def entries_of(attempt: str) -> set[str]:
 
 def _index_matches(world: World, name: str, state: LockState) -> None:
     ledger = world.ledgers[name]
-    for entry, token in state.index.items():
+    entries = [(entry, token) for entry, tokens in state.index.items() for token in tokens]
+    for entry, token in entries:
         if any(entry in entries_of(attempt) for attempt, t in ledger.expired if t == token):
             continue
         if entry not in entries_of(state.record.get(token, {}).get("attempt", "")):
             broken("I7", f"the index leads from {entry} to {token} of {name}, which is not there")
     for token, rec in state.record.items():
-        if rec["attempt"] and rec["state"] not in HOLDING and rec["attempt"] not in state.index:
+        if not rec["attempt"] or rec["state"] in HOLDING:
+            continue
+        if not all(token in state.index.get(entry, ()) for entry in entries_of(rec["attempt"])):
             broken("I7", f"{token} of {name} waits and is not in the index")
 
 
@@ -357,19 +361,26 @@ def settled_attempts_do_not_come_back(world: World, step: Step) -> None:
         if step.token in before.standing:
             continue
         done = ledger.settled.get(base, 0) > world.now or (
-            step.asker.claim.copy and ledger.settled.get(attempt, 0) > world.now
+            step.asker.claim.copy == 1 and ledger.settled.get(attempt, 0) > world.now
         )
         if done != (step.reply.verdict is Verdict.DONE):
             broken("I8", f"{step.token} of {attempt} at {name} was told {step.reply.verdict}")
 
 
 def an_attempt_is_here_once(world: World, step: Step) -> None:
-    """However many messages of it there are, one holds or waits; another is its twin (T14)."""
+    """However often a message is delivered, one delivery holds or waits (T14).
+
+    Two messages that are not marked are two calls with one task id, and each runs.
+    """
     for name, _, _, after in touched(world, step):
-        here = Counter(after.record[token]["attempt"] for token in after.standing)
-        for attempt, times in here.items():
-            if attempt and times > 1:
-                broken("T14", f"{attempt} stands {times} times at {name}: {after.standing}")
+        here: dict[str, list[str]] = {}
+        for token in after.standing:
+            here.setdefault(after.record[token]["attempt"], []).append(token)
+        for attempt, tokens in here.items():
+            bases = {base_of(token) for token in tokens}
+            marked = [token for token in tokens if after.record[token].get("copy")]
+            if attempt and len(tokens) > 1 and (marked or len(bases) < len(tokens)):
+                broken("T14", f"{attempt} stands at {name} as {tokens}, of which {marked}")
 
 
 def a_reservation_is_kept_for_its_attempt(world: World, step: Step) -> None:
@@ -406,7 +417,8 @@ def who_is_replaced_makes_room_and_does_not_run(  # noqa: C901  # a list of fact
             if base_of(token) in ledger.replaced:
                 broken("replace", f"{token} was replaced at {name}, and granted")
         for token, rec in after.record.items():
-            if (rec["state"] == "replaced") != (base_of(token) in ledger.replaced):
+            known = base_of(token) in ledger.replaced - ledger.rejected
+            if (rec["state"] == "replaced") != known:
                 broken("replace", f"{token} of {name} is {rec['state']}")
         if verb(step) != "park" or not step.asker.claim.replace or not step.asker.claim.max_waiting:
             continue
@@ -425,7 +437,8 @@ def who_is_revoked_does_not_run(  # noqa: C901  # a list of facts
             if base_of(token) in ledger.revoked:
                 broken("revoke", f"{token} of {name} was revoked, and granted")
         for token, rec in after.record.items():
-            if (rec["state"] == "revoked") != (base_of(token) in ledger.revoked):
+            known = base_of(token) in ledger.revoked - ledger.rejected
+            if (rec["state"] == "revoked") != known:
                 broken("revoke", f"{token} of {name} is {rec['state']}")
         if verb(step) != "revoke":
             continue
@@ -439,7 +452,10 @@ def who_is_revoked_does_not_run(  # noqa: C901  # a list of facts
 def _waits_as_a_message(world: World, step: Step, state: LockState) -> bool:
     """Whether the step's token is a message of its realm that waits, and not for too long."""
     rec = state.record.get(step.token, {})
-    waits = step.token in {*state.queue, *state.adrift} and bool(rec.get("parked"))
+    lines = {*state.queue, *state.adrift, *state.delayed}
+    waits = step.token in lines and bool(rec.get("parked"))
+    if step.token in state.delayed:
+        return rec["realm"] == step.asked[0]
     in_time = state.deadlines.get(step.token, world.now + 1) > world.now
     return waits and in_time and rec["realm"] == step.asked[0]
 
@@ -485,6 +501,45 @@ def a_full_redis_refuses_whole_or_not_at_all(world: World, step: Step) -> None:
         broken("T39", f"{step.verb} of {step.token} was refused, and left something behind")
 
 
+def who_is_rejected_does_not_run(world: World, step: Step) -> None:
+    """A message that its task has rejected is kept until a worker has published it."""
+    for name, ledger, before, after in touched(world, step):
+        for token in grants(before, after):
+            if base_of(token) in ledger.rejected:
+                broken("reject", f"{token} of {name} was rejected, and granted")
+        for token, rec in after.record.items():
+            if rec["state"] == "rejected" and base_of(token) not in ledger.rejected:
+                broken("reject", f"{token} of {name} is rejected, and its task has not done that")
+
+
+def who_keeps_coming_back_lets_others_pass(world: World, step: Step) -> None:
+    """Returns are counted; the first keeps its place, and each later one waits out a delay."""
+    if verb(step) == "reset":
+        return  # an operator's
+    for name, _, before, after in touched(world, step):
+        for token in after.standing - before.standing:
+            former = [t for t in before.record if base_of(t) == base_of(token)]
+            if not former or not after.record[token].get("parked"):
+                continue
+            was, rec = before.record[former[0]], after.record[token]
+            unread = step.ending is Ending.UNREAD and step.token == former[0]
+            counts = was["state"] == "running" or unread
+            if step.ending is Ending.REJECT and step.token == former[0]:
+                counts = False
+            returns = int(was.get("returns", 0)) + counts
+            if int(rec.get("returns", 0)) != returns:
+                broken("returns", f"{token} of {name} has come back {returns} times: {rec}")
+            doublings = returns - (1 if unread else 2)
+            delays = (
+                counts
+                and doublings >= 0
+                and not any(was.get(end) for end in ("by", "revoked", "rejected"))
+            )
+            until = world.now + min(DELAY * 2**doublings, MOST_DELAY) if delays else None
+            if (after.deadlines.get(token) if token in after.delayed else None) != until:
+                broken("returns", f"{token} of {name} is to be delayed until {until}: {rec}")
+
+
 def a_wait_lasts_as_long_as_was_asked(world: World, step: Step) -> None:
     """Neither shorter, whatever happens to others, nor longer than the next sweep."""
     for name, ledger, before, after in touched(world, step):
@@ -511,8 +566,11 @@ def _carry_waits_over(world: World, ledger: Ledger, before: LockState, after: Lo
         del ledger.waits[token]
         rec = before.record[token]
         anew = world.now + seconds if rec["state"] == "running" else until
-        if not rec.get("by") and not rec.get("revoked"):
+        if not any(rec.get(end) for end in ("by", "revoked")):
             ledger.waits[following[0]] = (anew, seconds)
+    for token in (before.delayed - after.delayed) & ledger.waits.keys():
+        seconds = ledger.waits[token][1]
+        ledger.waits[token] = (world.now + seconds, seconds)
 
 
 def a_grant_reaches_who_was_granted(world: World, step: Step) -> None:
@@ -528,7 +586,7 @@ def a_grant_reaches_who_was_granted(world: World, step: Step) -> None:
     for name, _, before, after in touched(world, step):
         for token in set(grants(before, after)) - reservations(after):
             _is_told(step, name, token, told[token])
-        for token in after.overdue - before.overdue:
+        for token in after.overdue - before.overdue - after.delayed:
             if _consumed(world, step, after, token) != told[token]:
                 broken("grant", f"{token} of {name} is over, and told {told[token]} times")
 
@@ -716,6 +774,8 @@ ALL: tuple[Callable[[World, Step], None], ...] = (
     a_lock_stays_taken_after_a_success,
     who_is_replaced_makes_room_and_does_not_run,
     who_is_revoked_does_not_run,
+    who_is_rejected_does_not_run,
+    who_keeps_coming_back_lets_others_pass,
     a_wait_lasts_as_long_as_was_asked,
     a_grant_reaches_who_was_granted,
     a_grant_goes_to_a_worker_with_a_free_slot,
@@ -753,6 +813,8 @@ def note(world: World, step: Step) -> None:
         _NOTES[verb(step)](world, step, ledger, before, after)
     ledger.replaced &= {base_of(token) for token in after.record}
     ledger.revoked &= {base_of(token) for token in after.record}
+    ledger.rejected &= {base_of(token) for token in after.record}
+    _note_delayed(world, ledger, before, after)
     # One that lapsed after its start and asks anew is a task like any other.
     ledger.accepted &= {base_of(t) for t, rec in after.record.items() if rec.get("parked")}
     # Successors of a delivery keep the place of the first; a twin takes the place of its attempt.
@@ -764,6 +826,19 @@ def note(world: World, step: Step) -> None:
         if base not in ledger.places:
             placed = step.token == token and step.asker and not step.asker.claim.place
             ledger.places[base] = max(int(rec["place"]), world.now_us if placed else 0)
+
+
+def _note_delayed(world: World, ledger: Ledger, before: LockState, after: LockState) -> None:
+    """Who was delayed comes behind all who wait, in the order in which the delays end."""
+    for token in before.delayed & after.record.keys() - after.delayed:
+        place = int(after.record[token]["place"])
+        stays = place == ledger.places.get(base_of(token))
+        if stays and after.record[token].get("revoked"):
+            continue
+        others = [p for t, p in before.queue.items() if t != token]
+        if place < world.now_us or place <= max(others, default=0):
+            broken("returns", f"{token} was delayed, and comes before who waits")
+        ledger.places[base_of(token)] = place
 
 
 def _stands(world: World, step: Step, state: LockState) -> bool:
@@ -893,13 +968,16 @@ def _note_release(world, step, ledger, before, after) -> None:
         ledger.beliefs.pop(token, None)
         ledger.reserved = {a: t for a, t in ledger.reserved.items() if f"keep:{a}" != token}
         ledger.held_after.pop(token, None)
-    settles = step.ending in {Ending.FINAL, Ending.KEEP, Ending.HOLD} or (
+    settles = step.ending in {Ending.FINAL, Ending.KEEP, Ending.HOLD, Ending.REJECT} or (
         step.ending is Ending.CANCEL and not held
     )
     if token not in before.standing or not settles:
         return
     rec = before.record[token]
     attempt, twin = rec["attempt"], rec.get("twin")
+    if step.ending is Ending.REJECT:
+        _note_rejected(ledger, before, base, base_of(twin or token))
+        return
     _is_settled(ledger, base)
     if step.ending is Ending.KEEP and held:
         _note_reservation(world, ledger, before, token, reserve)
@@ -908,8 +986,21 @@ def _note_release(world, step, ledger, before, after) -> None:
     if twin:
         _is_settled(ledger, base_of(twin))
     if attempt and (mark or rec.get("parked") or twin or rec.get("copied")):
-        until = world.now + round(done_for * 1000)
-        ledger.settled[attempt] = ledger.settled[base] = until
+        _note_remembered(ledger, rec, base, world.now + round(done_for * 1000))
+
+
+def _note_remembered(ledger, rec, base, until) -> None:
+    """A rejected message may come back from its broker: its attempt is not remembered."""
+    ledger.settled[base] = until
+    if not rec.get("rejected") or rec.get("publish_at"):
+        ledger.settled[rec["attempt"]] = until
+
+
+def _note_rejected(ledger, before, *bases) -> None:
+    found = [base for base in bases if base in before.bodies]
+    ledger.rejected |= set(found[:1])
+    if not found:
+        _is_settled(ledger, bases[0])
 
 
 def _note_reservation(world, ledger, before, token, reserve) -> None:

@@ -150,12 +150,17 @@ def is_parked_late(world, lock, who, lost):
 
 
 @move(
-    3, lock=LOCKS, who=WHO, marked=(True, True, False), then=("", "park", "end", "park"), lost=LOST
+    3,
+    lock=LOCKS,
+    who=WHO,
+    marked=(1, 1, 0, 2, "same"),
+    then=("", "park", "end", "park"),
+    lost=LOST,
 )
 def copy_arrives(world, lock, who, marked, then, lost):
     """Another message of an attempt; its first may end between its two calls.
 
-    It is marked as redelivered, unless it was sent twice, or is the first and is read late.
+    It is marked as redelivered, or has the base of the first; else it is another call of that id.
     """
     first = asker_of(world, lock, who)
     if not first or not first.owner.attempt:
@@ -163,7 +168,8 @@ def copy_arrives(world, lock, who, marked, then, lost):
     copy = world.new_asker(
         lock,
         attempt=first.owner.attempt,
-        copy=marked,
+        copy=0 if marked == "same" else marked,
+        base=first.base if marked == "same" else "",
         realm=first.parcel.realm,
         queue=first.parcel.queue,
         limit=first.claim.limit,
@@ -184,7 +190,10 @@ def claims(world, lock, who, settle, lease, lost):
     7,
     lock=LOCKS,
     who=(0, 0, 0, *WHO),
-    ending=(Ending.FINAL, Ending.FINAL, Ending.AGAIN, Ending.CANCEL),
+    ending=(
+        *(Ending.FINAL, Ending.FINAL, Ending.AGAIN, Ending.AGAIN),
+        *(Ending.CANCEL, Ending.REJECT, Ending.UNREAD),
+    ),
     worker=("", *WORKERS),
     mark=(False, True),
     lost=LOST,

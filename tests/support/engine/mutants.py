@@ -142,8 +142,8 @@ MUTANTS = (
     Mutant(
         "back to the tail",
         LIBRARY,
-        "  rec.fence, rec.worker = nil, ''\n",
-        "  rec.fence, rec.worker = nil, ''\n  rec.place = digits(now_us)\n",
+        "  return next_token(kept), not own\n",
+        "  rec.place = digits(now_us)\n  return next_token(kept), not own\n",
     ),
     Mutant(
         "a record is leaked",
@@ -173,8 +173,9 @@ MUTANTS = (
     Mutant(
         "the twin is dropped at a requeue",
         LIBRARY,
-        "if not kept and rec.twin and has_body(base_of(rec.twin)) then",
-        "if rec.twin then redis.call('HDEL', bodies, base_of(rec.twin)) end\n  if false then",
+        "local own = has_body(base_of(token))\n",
+        "local own = has_body(base_of(token))\n"
+        "  if rec.twin then redis.call('HDEL', bodies, base_of(rec.twin)) end\n",
     ),
     Mutant(
         "no done mark",
@@ -192,8 +193,8 @@ MUTANTS = (
     Mutant(
         "the token is used again",
         LIBRARY,
-        "enqueue(next_token(kept), rec, 'parked')",
-        "enqueue(kept, rec, 'parked')",
+        "  return next_token(kept), not own\n",
+        "  return kept, not own\n",
     ),
     Mutant(
         "one permit too many",
@@ -364,7 +365,7 @@ MUTANTS = (
     Mutant(
         "a replaced message runs after all",
         LIBRARY,
-        "if rec.by or rec.revoked then rec.deadline = digits(now) end",
+        "if rec.by or rec.revoked or rec.rejected then rec.deadline, delay = digits(now), nil end",
         "rec.deadline = rec.deadline",
     ),
     Mutant(
@@ -385,11 +386,16 @@ MUTANTS = (
         "rec.parked and rec.task == task and",
         "rec.parked and task and",
     ),
-    Mutant("a revoked message is told that it is late", "revoke.lua", "  rec.revoked = '1'\n", ""),
+    Mutant(
+        "a revoked message is told that it is late",
+        "revoke.lua",
+        "rec.revoked, rec.delayed, rec.state = '1', nil, 'parked'",
+        "rec.delayed, rec.state = nil, 'parked'",
+    ),
     Mutant(
         "a revoked message that was given back runs after all",
         LIBRARY,
-        "if rec.by or rec.revoked then rec.deadline = digits(now) end",
+        "if rec.by or rec.revoked or rec.rejected then rec.deadline, delay = digits(now), nil end",
         "if rec.by then rec.deadline = digits(now) end",
     ),
     Mutant(
@@ -401,11 +407,79 @@ MUTANTS = (
     Mutant(
         "a revoke ends a client's wait",
         "revoke.lua",
-        "rec and rec.parked and rec.realm == realm and",
-        "rec and (rec.realm or realm) == realm and",
+        "waits = waits and rec.parked and rec.realm == realm",
+        "waits = waits and (rec.realm or realm) == realm",
     ),
-    Mutant("another broker's message is revoked", "revoke.lua", "rec.realm == realm and ", ""),
-    Mutant("a revoke takes who holds the lock", "revoke.lua", "where == 'adrift')", "where)"),
+    Mutant(
+        "others wait for who keeps coming back",
+        LIBRARY,
+        "go_back(token, rec, before >= 0 and",
+        "go_back(token, rec, false and",
+    ),
+    Mutant(
+        "the first return loses its place",
+        LIBRARY,
+        "local before = unread and times - 1 or times - 2",
+        "local before = times - 1",
+    ),
+    Mutant(
+        "a delay has no bound",
+        LIBRARY,
+        "math.min(DELAY_MS * 2 ^ before, MOST_DELAY_MS)",
+        "DELAY_MS * 2 ^ before",
+    ),
+    Mutant(
+        "who was delayed comes before who waits",
+        LIBRARY,
+        "rec.delayed, rec.place = nil, place_of(0)",
+        "rec.delayed = nil",
+    ),
+    Mutant("returns are not counted", LIBRARY, "  rec.returns = digits(times)\n", ""),
+    Mutant(
+        "a rejected message is dropped",
+        "release.lua",
+        "elseif not reject(token, rec, own) then",
+        "else",
+    ),
+    Mutant(
+        "a rejected message that was given back runs after all",
+        LIBRARY,
+        "if rec.by or rec.revoked or rec.rejected then",
+        "if rec.by or rec.revoked then",
+    ),
+    Mutant(
+        "the end of a rejected message is remembered",
+        LIBRARY,
+        "if not rec.rejected or rec.publish_at then redis",
+        "if true then redis",
+    ),
+    Mutant(
+        "a marked delivery runs beside its message",
+        LIBRARY,
+        "return copy ~= '0' or rec.copy or",
+        "return rec.copy or",
+    ),
+    Mutant(
+        "an unmarked delivery runs beside a marked one",
+        LIBRARY,
+        "return copy ~= '0' or rec.copy or",
+        "return copy ~= '0' or",
+    ),
+    Mutant(
+        "a delivery that the broker does not mark runs beside its message",
+        LIBRARY,
+        " or base_of(other) == base_of(token)\n",
+        "\n",
+    ),
+    Mutant(
+        "the index knows the last of two calls with one id",
+        LIBRARY,
+        "redis.call('HSETNX', index, known, mine) == 0",
+        "redis.call('HSET', index, known, mine) == 2",
+    ),
+    Mutant("another broker's message is revoked", "revoke.lua", " and rec.realm == realm", ""),
+    Mutant("a revoke takes who holds the lock", "revoke.lua", "where == 'adrift' or", "where or"),
+    Mutant("a delayed message is not revoked", "revoke.lua", " or rec and rec.delayed", ""),
     Mutant("no grant on revoke", "revoke.lua", "grant_waiters(worker)\n", ""),
     Mutant(
         "a reset drops the parked",
@@ -538,7 +612,7 @@ MUTANTS = (
     Mutant(
         "a wait begins anew whenever a worker dies",
         LIBRARY,
-        "  if anew then -- its wait",
+        "  if is_twin or rec.state == 'running' then -- its wait",
         "  if true then -- its wait",
     ),
     Mutant(
@@ -611,8 +685,8 @@ MUTANTS = (
     Mutant(
         "a twin inherits the deadline of a client that died",
         LIBRARY,
-        "kept, rec.twin, rec.parked, anew = rec.twin, nil, '1', true",
-        "kept, rec.twin, rec.parked = rec.twin, nil, '1'",
+        "  if is_twin or rec.state == 'running' then -- its wait",
+        "  if rec.state == 'running' then -- its wait",
     ),
     Mutant(
         "a message adrift asks, and nobody else is granted",

@@ -72,7 +72,7 @@ class Seen:
         return bool(later) and self.verb != "extend"
 
     def ended(self, state: str) -> bool:
-        ends = self.verb == "release" and self.step.ending is not Ending.AGAIN
+        ends = self.verb == "release" and self.step.ending is Ending.FINAL
         return ends and self.rec.get("state") == state
 
     def adrift_of(self, *, own: bool) -> bool:
@@ -200,6 +200,21 @@ OUTCOMES: dict[str, Callable[[Seen], Any]] = {
     "a revoked message leaves the line": lambda s: s.became("revoked"),
     "a revoked message is told again": lambda s: s.told_again("revoked"),
     "a revoked message is ended": lambda s: s.ended("revoked"),
+    "a rejected message is kept": lambda s: s.became("rejected"),
+    "a rejected message is told again": lambda s: s.told_again("rejected"),
+    "a rejected message is ended": lambda s: s.ended("rejected"),
+    "a rejected message that is not kept is forgotten": lambda s: (
+        s.step.ending is Ending.REJECT
+        and s.verdict is Verdict.RELEASED
+        and not s.after.record.get(s.step.token)
+        and not s.became("rejected")
+    ),
+    "a message that keeps coming back is delayed": lambda s: s.after.delayed - s.before.delayed,
+    "a delayed message queues again": lambda s: s.before.delayed & s.after.queue.keys(),
+    "a delayed message is revoked": lambda s: s.became("revoked") & s.before.delayed,
+    "two calls with one task id wait or hold": lambda s: any(
+        len(tokens) > 1 for tokens in s.after.index.values()
+    ),
     "a message goes back under its next token": lambda s: any(
         not token.endswith(".0") for token in s.after.standing - s.before.standing
     ),

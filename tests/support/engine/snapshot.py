@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from celery_singleton_lock.keys import BUCKETS, Keyspace
+from celery_singleton_lock.store.replies import entries_in_index
 
 ENDS_KEY = "ends-of-the-tests"
 """Where test builds of the scripts note when a key would expire, on their own clock."""
@@ -41,7 +42,7 @@ class LockState:
     done: dict[str, int] = field(default_factory=dict)
     wakes: dict[str, int] = field(default_factory=dict)
     due: int | None = None
-    index: dict[str, str] = field(default_factory=dict)
+    index: dict[str, set[str]] = field(default_factory=dict)
     parts: set[str] = field(default_factory=set)
     ends: dict[str, int] = field(default_factory=dict)
 
@@ -49,6 +50,11 @@ class LockState:
     def overdue(self) -> set[str]:
         """Tokens that only have a deadline."""
         return self.deadlines.keys() - self.queue.keys() - self.adrift.keys()
+
+    @property
+    def delayed(self) -> set[str]:
+        """Tokens that came back too often, and let others pass."""
+        return {token for token, rec in self.record.items() if rec.get("delayed")}
 
     @property
     def standing(self) -> set[str]:
@@ -156,8 +162,8 @@ class Reader:
                     snap.strays.append(f"{key}[{name}]")
         elif key in self._index:
             for attempt, entry in _fields(value).items():
-                name, _, token = entry.rpartition("\n")
-                snap.locks[name].index[attempt] = token
+                for name, token in entries_in_index(entry):
+                    snap.locks[name].index.setdefault(attempt, set()).add(token)
         elif key.startswith(f"{fleet}:route:"):
             snap.routes[key.removeprefix(f"{fleet}:route:")] = _scores(value)
         elif key.startswith(f"{fleet}:inbox:"):

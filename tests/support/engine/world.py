@@ -117,6 +117,7 @@ class Ledger:
     passing: set[str] = field(default_factory=set)  # attempts that this step lets pass the line
     replaced: set[str] = field(default_factory=set)  # bases that made room, and may not run
     revoked: set[str] = field(default_factory=set)  # bases whose tasks were revoked, likewise
+    rejected: set[str] = field(default_factory=set)  # bases that their tasks rejected, likewise
     waits: dict[str, tuple[int, int]] = field(
         default_factory=dict
     )  # token -> till, of how long, ms
@@ -216,7 +217,7 @@ class World:
         for name, ledger in self.ledgers.items():
             state, record = self.snap.locks[name], self.keyspace.lock(name).record
             if state.ends.get("record", self.now + 1) <= self.now and record in self.snap.ends:
-                ledger.expired |= set(state.index.items())
+                ledger.expired |= {(n, t) for n, tokens in state.index.items() for t in tokens}
                 ledger.expired_due = state.due
 
     def _look(self) -> Snapshot:
@@ -274,7 +275,8 @@ class World:
         place: int = 0,
         limit: int = 0,
         max_waiting: int | None = None,
-        copy: bool = False,
+        copy: int = 0,
+        base: str = "",
         worker: str = "",
         realm: str = "R",
         queue: str = "q",
@@ -282,12 +284,16 @@ class World:
         task: str = "app.task",
         replace: bool = False,
     ) -> Asker:
-        """Make a client (no attempt) or a message; `place` is relative to now, 0 none."""
+        """Make a client (no attempt) or a message; `place` is relative to now, 0 none.
+
+        `base` is of the message of which this is a second delivery that the broker does not mark.
+        """
         self.numbers += 1
         number = self.numbers
+        token = f"{base}.{1000 + number}" if base else f"t{number}.0"
         asker = Asker(
             Owner(
-                f"t{number}.0",
+                token,
                 attempt if attempt is not None else f"a{number}/0/0",
                 task,
                 worker,
@@ -303,9 +309,9 @@ class World:
                 copy,
                 replace,
             ),
-            Parcel(f"body of t{number}".encode(), realm, queue, deadline),
+            Parcel(f"body of {base_of(token)}".encode(), realm, queue, deadline),
         )
-        self.first_of[asker.base] = asker
+        self.first_of.setdefault(asker.base, asker)
         self.askers.append(asker)
         del self.askers[:-40]
         return asker
@@ -494,6 +500,7 @@ class World:
             ledger.held_after.clear()
             ledger.replaced.clear()
             ledger.revoked.clear()
+            ledger.rejected.clear()
             ledger.waits.clear()
             ledger.copies.clear()
             ledger.limit = 0
