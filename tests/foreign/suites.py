@@ -115,7 +115,8 @@ CELERY_INTEGRATION = Suite(
         "t/integration/test_inspect.py",
     ),
     plugins=_CELERY,
-    options=("--timeout=120",),
+    options=("--timeout=300",),
+    env={"WORKER_LOGLEVEL": "INFO"},  # as in Celery's own runs: some of its tests read the log
     seconds=3000,
     listed={},
 )

@@ -19,8 +19,6 @@ def _as_ours(options):
     """Translate redis-py's options. A lock with a time-out is not renewed there."""
     lease = options.pop("timeout", None)
     del options["sleep"]
-    if options["raise_on_release_error"]:
-        del options["raise_on_release_error"]
     return options if lease is None else {**options, "lease": lease, "renew": False}
 
 
