@@ -20,7 +20,7 @@ import asyncio
 import inspect
 import logging
 import weakref
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
@@ -66,6 +66,38 @@ logger = logging.getLogger(__name__)
 
 _errands: set[asyncio.Task[Any]] = set()
 """What goes on although nobody waits for it any more; a loop itself holds its tasks weakly."""
+
+
+_ends: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGenerator[None, None]] = (
+    weakref.WeakKeyDictionary()
+)
+"""What ends the errands of a loop with it."""
+
+
+async def _until_the_loop_ends() -> AsyncGenerator[None, None]:
+    """Stay open until the loop ends, and end the errands of that loop then.
+
+    ``asyncio.run`` cancels the tasks that it finds, and those that clean up for them come later. If
+    the server is silent they would stay, pending, with an open connection. Of all that, a loop
+    tells only its asynchronous generators that it ends.
+    """
+    try:
+        yield
+    finally:
+        loop = asyncio.get_running_loop()
+        mine = {task for task in _errands if task.get_loop() is loop}
+        for task in mine:
+            task.cancel()
+        if mine:
+            await asyncio.wait(mine, timeout=PATIENCE)
+
+
+def _end_with(loop: asyncio.AbstractEventLoop) -> None:
+    """Have the errands of a running loop end with it."""
+    if loop not in _ends:
+        _ends[loop] = generator = _until_the_loop_ends()
+        with suppress(StopIteration):  # it has reached its yield, and the loop knows it
+            generator.__anext__().send(None)
 
 
 AGAIN: Final = 0.05
@@ -136,7 +168,9 @@ class Errand:
             await asyncio.wait({self._task})
 
     def _send(self, call: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = asyncio.get_running_loop().create_task(call)
+        loop = asyncio.get_running_loop()
+        _end_with(loop)
+        task = loop.create_task(call)
         self._task = task
         _errands.add(task)
         task.add_done_callback(_ended)

@@ -431,6 +431,29 @@ def test_a_server_that_does_not_answer_holds_no_cancelled_task_for_ever(
     in_loop(url, scene)
 
 
+def test_a_loop_that_ends_while_redis_is_silent_leaves_neither_task_nor_connection(
+    url, monkeypatch, caplog
+):
+    """``Task was destroyed but it is pending`` and ``unclosed Connection`` stood at the end."""
+    monkeypatch.setattr(aio, "PATIENCE", 0.1)
+
+    async def main():
+        client = redis.asyncio.Redis.from_url(url)
+        silent = AsyncRedisStore(client)
+        silent.release = lambda *about, **more: asyncio.Event().wait()
+        await AsyncLock(silent, "lock", task_local=False, renew=False).acquire()
+        waiting.append(asyncio.create_task(AsyncLock(silent, "lock").acquire()))
+        await until(lambda: silent._bench._sitting)
+        await client.aclose()
+
+    waiting = []
+    asyncio.run(main())
+    assert waiting.pop().cancelled()
+    assert not aio._errands
+    gc.collect()
+    assert "destroyed" not in caplog.text
+
+
 def test_an_error_that_a_cancelled_task_would_have_seen_is_logged(url, caplog):
     """The task hears of its cancellation only; the lease ends by itself."""
 
