@@ -44,7 +44,11 @@ from celery_singleton_lock.plans import Plan, carry_out_async
 from celery_singleton_lock.store.async_cluster import AsyncClusterStore
 from celery_singleton_lock.store.async_quorum import AsyncQuorumStore
 from celery_singleton_lock.store.async_redis import AsyncRedisStore
-from celery_singleton_lock.store.valkey import AsyncValkeyStore, is_valkey
+from celery_singleton_lock.store.valkey import (
+    AsyncValkeyClient,
+    AsyncValkeyStore,
+    is_valkey,
+)
 from celery_singleton_lock.turn import Do, Wish, twice
 from celery_singleton_lock.watchdog import PATIENCE, Lease, OnLost, Renewals
 from celery_singleton_lock.words import a_kind
@@ -56,7 +60,11 @@ T = TypeVar("T")
 
 Store: TypeAlias = AsyncRedisStore | AsyncClusterStore | AsyncQuorumStore
 Backend: TypeAlias = (
-    redis.asyncio.Redis | redis.asyncio.RedisCluster | Store | Sequence[redis.asyncio.Redis]
+    redis.asyncio.Redis
+    | redis.asyncio.RedisCluster
+    | AsyncValkeyClient
+    | Store
+    | Sequence[redis.asyncio.Redis]
 )
 
 logger = logging.getLogger(__name__)

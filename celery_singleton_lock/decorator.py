@@ -36,13 +36,16 @@ from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.naming import OF_FUNCTION, ArgumentsDoNotBind, compile_name
 from celery_singleton_lock.store.async_redis import AsyncRedisStore
 from celery_singleton_lock.store.base import Store
+from celery_singleton_lock.store.valkey import AsyncValkeyClient, ValkeyClient
 from celery_singleton_lock.watchdog import OnLost
 
 P = ParamSpec("P")
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
-Client = redis.Redis | redis.asyncio.Redis | Store | AsyncRedisStore
+Client = (
+    redis.Redis | redis.asyncio.Redis | ValkeyClient | AsyncValkeyClient | Store | AsyncRedisStore
+)
 Key = str | Callable[..., str] | None
 
 CONFLICTS: Final = ("wait", "skip", "fail")

@@ -31,7 +31,7 @@ from celery_singleton_lock.hold import Holding, checked_client
 from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.plans import Plan, carry_out, carry_out_async
 from celery_singleton_lock.store.failures import FAILED, explain
-from celery_singleton_lock.store.valkey import as_redis_error
+from celery_singleton_lock.store.valkey import AsyncValkeyClient, ValkeyClient, as_redis_error
 
 T = TypeVar("T")
 
@@ -134,7 +134,7 @@ def _value(
 
 
 def get_or_set(
-    client: redis.Redis,
+    client: redis.Redis | ValkeyClient,
     key: str,
     compute: Callable[[], T],
     *,
@@ -152,7 +152,7 @@ def get_or_set(
     it.
 
     Args:
-        client: redis-py client.
+        client: redis-py client, or one of valkey-py.
         key: of the value, as it stands in Redis.
         compute: returns the value. What it raises is raised here, and the next one computes.
         expire: seconds for which the value is kept.
@@ -195,7 +195,7 @@ def get_or_set(
 
 
 async def async_get_or_set(
-    client: redis.asyncio.Redis,
+    client: redis.asyncio.Redis | AsyncValkeyClient,
     key: str,
     compute: Callable[[], Awaitable[T]],
     *,

@@ -35,7 +35,7 @@ from celery_singleton_lock.plans import Plan, carry_out
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.store.open import store_on
 from celery_singleton_lock.store.quorum import QuorumStore
-from celery_singleton_lock.store.valkey import is_valkey
+from celery_singleton_lock.store.valkey import ValkeyClient, is_valkey
 from celery_singleton_lock.turn import Wish, in_thread, twice
 from celery_singleton_lock.watchdog import OnLost, Watchdog
 from celery_singleton_lock.words import a_kind, named
@@ -46,7 +46,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Backend: TypeAlias = (
-    redis.Redis | redis.RedisCluster | Store | QuorumStore | Sequence[str | redis.Redis]
+    redis.Redis
+    | redis.RedisCluster
+    | ValkeyClient
+    | Store
+    | QuorumStore
+    | Sequence[str | redis.Redis]
 )
 """What holds locks, for threads."""
 

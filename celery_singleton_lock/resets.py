@@ -24,13 +24,21 @@ from celery_singleton_lock.store.redis_admin import (
     match_of,
 )
 from celery_singleton_lock.store.scripts import load_admin_scripts
-from celery_singleton_lock.store.valkey import AsyncValkeyStore, is_valkey
+from celery_singleton_lock.store.valkey import (
+    AsyncValkeyClient,
+    AsyncValkeyStore,
+    ValkeyClient,
+    is_valkey,
+)
 from celery_singleton_lock.store.verbs import Command, Verb, Verbs, Wish
 from celery_singleton_lock.words import a_kind
 
 
 def reset_all(
-    client: redis.Redis | redis.RedisCluster, pattern: str = "", *, prefix: str | None = None
+    client: redis.Redis | redis.RedisCluster | ValkeyClient,
+    pattern: str = "",
+    *,
+    prefix: str | None = None,
 ) -> int:
     """Take all locks from their holders, whoever they are, and hand them to who is next.
 
@@ -60,7 +68,7 @@ def reset_all(
 
 
 async def async_reset_all(
-    client: redis.asyncio.Redis | redis.asyncio.RedisCluster,
+    client: redis.asyncio.Redis | redis.asyncio.RedisCluster | AsyncValkeyClient,
     pattern: str = "",
     *,
     prefix: str | None = None,
@@ -85,7 +93,8 @@ async def async_reset_all(
     if isinstance(client, redis.asyncio.RedisCluster):
         return await _reset_all_of_cluster(AsyncClusterStore(client, keyspace), pattern)
     kind = AsyncValkeyStore if is_valkey(client, asyncio=True) else AsyncRedisStore
-    store = kind(client, keyspace)
+    given: Any = client
+    store = kind(given, keyspace)
     return await carry_out_async(_resetting_all(store.verbs, pattern), store.do)
 
 

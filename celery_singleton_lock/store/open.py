@@ -15,7 +15,7 @@ from celery_singleton_lock.store.nodes import Nodes
 from celery_singleton_lock.store.quorum_tasks import TaskQuorum, refuse
 from celery_singleton_lock.store.redis import RedisStore
 from celery_singleton_lock.store.redis_admin import ClusterAdminStore, RedisAdminStore
-from celery_singleton_lock.store.valkey import ValkeyStore, is_valkey
+from celery_singleton_lock.store.valkey import ValkeyClient, ValkeyStore, is_valkey
 from celery_singleton_lock.store.verbs import NO_REPLICAS, Replicas
 
 
@@ -79,9 +79,12 @@ def admin_of(store: RedisStore | TaskQuorum) -> RedisAdminStore:
     return RedisAdminStore(store.client, store.keyspace, quarantine=quarantine)
 
 
-def store_on(client: redis.Redis | redis.RedisCluster, keyspace: Keyspace | None) -> RedisStore:
+def store_on(
+    client: redis.Redis | redis.RedisCluster | ValkeyClient, keyspace: Keyspace | None
+) -> RedisStore:
     """Return the store on a client of the caller's."""
     if isinstance(client, redis.RedisCluster):
         return ClusterStore(client, keyspace)
-    kind = ValkeyStore if is_valkey(client) else RedisStore
-    return kind(client, keyspace)
+    given: Any = client
+    kind = ValkeyStore if is_valkey(given) else RedisStore
+    return kind(given, keyspace)

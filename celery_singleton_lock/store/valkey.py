@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import redis
 from redis import exceptions as failures
@@ -21,6 +21,32 @@ from celery_singleton_lock.store.wire import send_counted
 
 _WANTS: Final = ("EVALSHA",)
 """What a pool of valkey-py is told of the command when it is asked for a connection."""
+
+
+class ValkeyClient(Protocol):
+    """What tells type checkers a client of valkey-py for threads."""
+
+    connection_pool: Any
+
+    def get_connection_kwargs(self) -> dict[Any, Any]:
+        """Return the options of its connections."""
+        ...
+
+    def __enter__(self) -> Any: ...
+
+
+class AsyncValkeyClient(Protocol):
+    """What tells type checkers a client of valkey-py for asyncio."""
+
+    connection_pool: Any
+
+    def get_connection_kwargs(self) -> dict[str, Any]:
+        """Return the options of its connections."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close its connections."""
+        ...
 
 
 def is_valkey(client: object, *, asyncio: bool = False) -> bool:
