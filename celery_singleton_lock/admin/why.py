@@ -103,11 +103,26 @@ def _found(store: AdminStore, task_id: str, name: str, me: Waiting, rank: int) -
     view = in_view(store, store.inspect(name, waiters=0))
     elsewhere = parked_elsewhere(store, name, view.holders[:NAMED])
     answer = _at_its_lock(task_id, view, me, rank, elsewhere)
+    if me.state == "parked" and not (view.holders or view.paused or _is_consumed(store, me)):
+        answer = replace(answer, sentence=_without_worker(view, me, rank))
     keeps = kept_by(store, name, me.token) if me.state in WAITS else ()
     if not keeps:
         return answer
     sentence = f"{answer.sentence}; keeps {', '.join(map(repr, keeps))} meanwhile"
     return replace(answer, sentence=sentence, keeps=keeps)
+
+
+def _is_consumed(store: AdminStore, me: Waiting) -> bool:
+    """Return whether a live worker consumes a message's queue."""
+    live = store.workers().values()
+    return any(each["realm"] == me.realm and me.queue in each["queues"] for each in live)
+
+
+def _without_worker(view: LockView, me: Waiting, rank: int) -> str:
+    return (
+        f"waits for {seconds(me.age)}; {view.name!r} is free, {ordinal(rank)}: no live worker "
+        f"consumes the queue {me.queue!r}, start one (celery worker -Q {me.queue})"
+    )
 
 
 def _among_holders(store: AdminStore, task_id: str) -> Answer | None:
@@ -152,7 +167,8 @@ def _unseen(task_id: str, witness: Witness | None) -> Answer:
         told = (
             "No worker that answers, no lock and no result knows it: it never reached a worker "
             f"(see the queue{f': {queues}' if queues else ''}; was it sent to one that a worker "
-            "consumes?), or it has finished and its result was not kept."
+            "consumes?), or its worker has died and the broker delivers it again (Redis after its "
+            "visibility time-out), or it has finished and its result was not kept."
         )
     return Answer(task_id, "unseen", told)
 

@@ -242,6 +242,18 @@ def test_a_free_lock_says_that_a_sweep_grants_it(store):
     )
 
 
+def test_a_free_lock_for_whose_queue_no_worker_is_left_says_so(store):
+    """No sweep comes: all workers are gone, and so is the holder's lease."""
+    store.acquire(Owner(new_token()), Claim(NAME, lease=0.05))
+    park(store, "me")
+    store.wait(NAME, "nobody", 0.1)
+    assert re.fullmatch(
+        r"waits for \S+ s; 'account:42' is free, you are next: no live worker consumes the queue "
+        r"'q', start one \(celery worker -Q q\)",
+        why(store, "me").sentence,
+    )
+
+
 def test_what_is_known_of_a_holder_is_told_with_it(store, holder):
     answer = why(store, "3f2a91c0-1")
     assert (answer.task_id, answer.lock, answer.token) == ("3f2a91c0-1", NAME, holder.token)

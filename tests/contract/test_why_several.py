@@ -82,7 +82,7 @@ def test_a_kept_lock_is_shown_as_kept_and_by_whom(store, task):
     _, first, _ = task
     found = show_lock(store, A)
     assert found.elsewhere == {first.token: B}
-    (line,) = [line for line in detail(found).splitlines() if line.startswith("holder")]
+    (line,) = [line for line in detail(found) if line.startswith("holder")]
     assert "transfer[3f2a91c0] on worker-2 (which waits for 'account:2')" in line
     assert line.endswith(", kept")
     assert show_lock(store, B).elsewhere == {}
