@@ -88,6 +88,7 @@ class Agent:
 
     Args:
         store: the agent's own, with its own connections.
+        replicated: waits for replicas, likewise; None if none are waited for.
         worker: id of this worker.
         realm: hash of the broker.
         place: the clock that gives arriving messages their place; kept in step here.
@@ -141,6 +142,7 @@ class Agent:
         stands_still: Callable[[], bool],
         desk: Callable[[Clerk], Desk],
         threads: Sequence[BackgroundThread] = (),
+        replicated: Store | None = None,
     ) -> None:
         """Prepare; :meth:`start` starts the threads."""
         self.store = store
@@ -202,6 +204,7 @@ class Agent:
             orders=self._orders,
             revokes=self._revokes,
             loss=self._loss,
+            replicated=replicated,
             desk=self.desk,
             post=post,
             done_for=done_for,
@@ -244,7 +247,11 @@ class Agent:
         )
         self._inbox_thread = BackgroundThread("singleton-lock-inbox", self._receive)
         self._threads = ThreadGroup(
-            self._agent_thread, self._inbox_thread, self._courier.thread, *threads
+            self._agent_thread,
+            self._inbox_thread,
+            self._courier.thread,
+            *self._parker.threads,
+            *threads,
         )
 
     # -- orders of the desk: never wait -----------------------------------------------------------
@@ -371,6 +378,7 @@ class Agent:
         for thread in (self._agent_thread, self._inbox_thread):
             thread.join(timeout / 2)
         self._courier.close(timeout)
+        self._parker.close(timeout / 2)
 
     def _round(self) -> bool:
         if self._stopped.is_set():

@@ -95,6 +95,9 @@ class Crew:
         )
         self.agent = Agent(
             extension.new_store(PATIENCE),
+            replicated=extension.new_store(PATIENCE, replicated=True)
+            if extension.settings.replicas_wait
+            else None,
             worker=worker,
             realm=extension.realm,
             place=link.place,

@@ -46,7 +46,7 @@ from celery_singleton_lock.store.open import open_store
 from celery_singleton_lock.store.quorum import TIMEOUT
 from celery_singleton_lock.store.quorum_tasks import TaskQuorum
 from celery_singleton_lock.store.redis import RedisStore
-from celery_singleton_lock.store.verbs import Replicas
+from celery_singleton_lock.store.verbs import NO_REPLICAS, Replicas
 from celery_singleton_lock.watchdog import living
 
 if TYPE_CHECKING:
@@ -185,12 +185,15 @@ class Extension:
             self._store, self._store_pid = self.new_store(patience, direct=True), os.getpid()
         return self._store
 
-    def new_store(self, patience: float, *, direct: bool = False) -> RedisStore | TaskQuorum:
+    def new_store(
+        self, patience: float, *, direct: bool = False, replicated: bool = False
+    ) -> RedisStore | TaskQuorum:
         """Return a store with connections of its own. Nothing is sent yet.
 
         Args:
             patience: seconds within which Redis must answer.
             direct: run single scripts past redis-py's client: cheaper by half around a short task.
+            replicated: wait for replicas, as the settings say.
 
         Raises:
             ConfigurationError: there is no usable URL.
@@ -205,7 +208,9 @@ class Extension:
             patience=patience,
             direct=direct,
             quarantine=settings.quarantine,
-            replicas=Replicas(settings.replicas_wait, settings.replicas_timeout),
+            replicas=Replicas(settings.replicas_wait, settings.replicas_timeout)
+            if replicated
+            else NO_REPLICAS,
         )
 
     def _new_quorum(self) -> TaskQuorum:

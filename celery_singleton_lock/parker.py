@@ -6,8 +6,9 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
+from celery_singleton_lock.background import BackgroundThread
 from celery_singleton_lock.clock import Clock
 from celery_singleton_lock.data_loss import DataLoss
 from celery_singleton_lock.desk import Desk
@@ -19,6 +20,7 @@ from celery_singleton_lock.model import Claim, Owner, Parcel, ParkedMessage, Rep
 from celery_singleton_lock.orders import Errand, Park, Settle
 from celery_singleton_lock.publisher import pack
 from celery_singleton_lock.queues import Queues
+from celery_singleton_lock.replica_wait import ParkedAnswer, ReplicaWait
 from celery_singleton_lock.request import LockedRequest, about
 from celery_singleton_lock.revokes import Revokes
 from celery_singleton_lock.settings import LockOptions
@@ -28,6 +30,9 @@ from celery_singleton_lock.store.open import admin_of
 from celery_singleton_lock.tray import Tray
 
 logger = logging.getLogger(__name__)
+
+_KEPT: Final = frozenset({Verdict.WAITING, Verdict.TWIN})
+"""Answers after which the broker may forget the message."""
 
 
 class Parker:
@@ -43,6 +48,7 @@ class Parker:
         orders: the agent's.
         revokes: looks at each message that is parked.
         loss: tracks each message that is parked.
+        replicated: waits for replicas, with connections of its own; None if none are waited for.
         desk: whom to tell.
         post: runs a call in the main loop.
         done_for: seconds for which later copies of an ended attempt end quietly.
@@ -65,6 +71,7 @@ class Parker:
         orders: Tray,
         revokes: Revokes,
         loss: DataLoss,
+        replicated: Store | None,
         desk: Desk,
         post: Callable[..., None],
         done_for: float,
@@ -87,6 +94,21 @@ class Parker:
         self._done_for = done_for
         self._max_body = max_body
         self._clock: Clock = store.clock
+        self._replica_wait: ReplicaWait | None = None
+        if replicated is not None:
+            self._replica_wait = ReplicaWait(
+                replicated, orders=orders, confirmed=self._keep_account
+            )
+
+    @property
+    def threads(self) -> list[BackgroundThread]:
+        """The threads that park along with the agent's."""
+        return [] if self._replica_wait is None else [self._replica_wait.thread]
+
+    def close(self, timeout: float) -> None:
+        """End these threads."""
+        if self._replica_wait is not None:
+            self._replica_wait.close(timeout)
 
     def order(self, request: LockedRequest) -> None:
         """Have a message parked. Does not wait."""
@@ -111,14 +133,22 @@ class Parker:
                 logger.warning("%s stays with the broker: %s", park.request, reply)
                 self.errors += 1
                 self._orders.try_again(park, reply)
+                continue
+            answer = ParkedAnswer(park, parcel, reply, asked_at)
+            if self._replica_wait is not None and reply.verdict in _KEPT:
+                self._replica_wait.ask(answer)
             else:
-                self._parked(park.request, reply, asked_at)
-                if reply.verdict is Verdict.WAITING:
-                    owner, claim, _ = parcel
-                    message = ParkedMessage(claim.name, owner.token, owner.task, park.request.id)
-                    self._loss.track(message)
-                if park.request.stamp.bundle is not None and reply.verdict is not Verdict.FULL:
-                    self.settle(Settle(park.request))
+                self._keep_account(answer)
+
+    def _keep_account(self, answer: ParkedAnswer) -> None:
+        """Have the desk told of a message that is safe, or is not to be parked."""
+        request, reply = answer.park.request, answer.reply
+        self._parked(request, reply, answer.asked_at)
+        if reply.verdict is Verdict.WAITING:
+            token, task = answer.parcel[0].token, answer.parcel[0].task
+            self._loss.track(ParkedMessage(answer.lock, token, task, request.id))
+        if request.stamp.bundle is not None and reply.verdict is not Verdict.FULL:
+            self.settle(Settle(request))
 
     def settle(self, order: Settle) -> None:
         """Drop the message where it was kept before; see :meth:`Kept.settle`."""

@@ -273,6 +273,14 @@ class Store(Protocol):
         """Tell that ``worker`` takes no more grants."""
         ...
 
+    def confirm(self, names: Sequence[str]) -> Sequence[bool]:
+        """Wait for replicas; return for which of these locks enough have all that was written."""
+        ...
+
+    def too_few(self) -> str:
+        """Return what is said when too few replicas confirm."""
+        ...
+
     def identify(self) -> Identity:
         """Return which servers hold the locks, and the markers by which a loss of data is noticed.
 

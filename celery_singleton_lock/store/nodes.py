@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeAlias
@@ -196,15 +197,20 @@ class Nodes:
     def ask_each(
         self, keys: Sequence[str], asking: Callable[[str], Sequence[Words]]
     ) -> list[list[Any]]:
-        """Ask each master once that has some of the keys; return its answers for each key.
+        """Ask each master once that has some of the keys, all at the same time.
+
+        Return its answers for each key.
 
         Args:
             keys: they tell which masters.
             asking: returns the commands for a master, of which this is the first key.
         """
         answers: list[list[Any]] = [[] for _ in keys]
-        for node, places in self._sorted(keys).items():
-            found = self._tried(node, asking(keys[places[0]]))
+        asked = self._sorted(keys)
+        wanted = [asking(keys[places[0]]) for places in asked.values()]
+        with ThreadPoolExecutor(max(1, len(asked)), "csl-master") as threads:
+            told = list(threads.map(self._tried, asked, wanted))
+        for places, found in zip(asked.values(), told, strict=True):
             for place in places:
                 answers[place] = found
         return answers

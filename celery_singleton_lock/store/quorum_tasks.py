@@ -89,6 +89,14 @@ class TaskQuorum(QuorumStore):
         self.acquire(owner, Claim(name, lease=1.0))
         self.release(name, owner.token, Ending.FINAL)
 
+    def confirm(self, names: Sequence[str]) -> Sequence[bool]:
+        """Refuse."""
+        refuse("To wait for replicas")
+
+    def too_few(self) -> str:
+        """Refuse."""
+        refuse("To wait for replicas")
+
     def identify(self) -> Identity:
         """Return nothing: no message is kept here that could be lost."""
         return Identity()

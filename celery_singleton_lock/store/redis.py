@@ -129,6 +129,7 @@ class RedisStore:
 
     park = by_thread(Verbs.park)
     park_many = by_thread(Verbs.park_many)
+    confirm = by_thread(Verbs.confirm)
     claim = by_thread(Verbs.claim)
     extend = by_thread(Verbs.extend)
     kick = by_thread(Verbs.kick)
@@ -264,6 +265,10 @@ class RedisStore:
 
     def _twin(self, longest: float) -> redis.Redis:
         return blocking_twin(self.client, longest)
+
+    def too_few(self) -> str:
+        """Return what is said when too few replicas confirm."""
+        return self.verbs.too_few()
 
     def servers(self) -> Sequence[redis.Redis]:
         """Return a client of each server that has keys."""

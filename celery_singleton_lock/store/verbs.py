@@ -388,16 +388,25 @@ class Verbs:
         """
         if not self.replicas.number or not any(_is_kept(answer) for answer in found):
             return found
-        keys = [self.keyspace.waited(name) for name in names]
-        safe = yield Confirm(keys, self.replicas)
-        told = BackendUnreachable(
-            f"Fewer than {self.replicas.number} replicas of the lock's Redis have it after "
-            f"{self.replicas.seconds:g} s (singleton_lock_replicas_wait)."
-        )
+        safe = yield from self.confirm(names)
+        told = BackendUnreachable(self.too_few())
         return [
             told if _is_kept(answer) and not ok else answer
             for answer, ok in zip(found, safe, strict=True)
         ]
+
+    def confirm(self, names: Sequence[str]) -> Verb[Sequence[bool]]:
+        """Return for which locks enough replicas have all that was written; waits for them."""
+        keys = [self.keyspace.waited(name) for name in names]
+        safe: Sequence[bool] = yield Confirm(keys, self.replicas)
+        return safe
+
+    def too_few(self) -> str:
+        """Return what is said when too few replicas confirm."""
+        return (
+            f"Fewer than {self.replicas.number} replicas of the lock's Redis have it after "
+            f"{self.replicas.seconds:g} s (singleton_lock_replicas_wait)."
+        )
 
     def claim(self, owner: Owner, name: str, lease: float, *, settle: bool = False) -> Verb[Reply]:
         """Begin to use a grant; see :meth:`Store.claim`."""

@@ -1,0 +1,101 @@
+"""Waiting for replicas: what is confirmed, what is parked again, and what is logged."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from celery_singleton_lock.clock import SystemClock
+from celery_singleton_lock.errors import BackendUnreachable
+from celery_singleton_lock.model import Claim, Owner, Parcel, Reply, Verdict
+from celery_singleton_lock.orders import Errand, Park
+from celery_singleton_lock.replica_wait import ParkedAnswer, ReplicaWait
+from celery_singleton_lock.tray import Tray
+from support.waiting import eventually
+
+
+class PaperReplicas:
+    """A store whose replicas have what was written to these locks."""
+
+    def __init__(self):
+        self.clock = SystemClock()
+        self.have = set()
+        self.asked = 0
+        self.away = False
+
+    def confirm(self, names):
+        self.asked += 1
+        if self.away:
+            raise BackendUnreachable
+        return [name in self.have for name in names]
+
+    def too_few(self):
+        return "Too few."
+
+
+@pytest.fixture
+def store():
+    return PaperReplicas()
+
+
+@pytest.fixture
+def orders():
+    return Tray(SystemClock())
+
+
+@pytest.fixture
+def safe():
+    return []
+
+
+@pytest.fixture
+def waiting(store, orders, safe):
+    waiting = ReplicaWait(store, orders=orders, confirmed=safe.append)
+    yield waiting
+    waiting.close(5)
+    assert not waiting.thread.is_alive()
+
+
+def answer(name):
+    park = Park(SimpleNamespace(id=name))
+    parcel = (Owner(f"{name}.0"), Claim(name), Parcel(b"", "R", "q"))
+    return ParkedAnswer(park, parcel, Reply(Verdict.WAITING), 0.0)
+
+
+def carried_out(orders):
+    """Carry out the calls that were ordered; return the other orders."""
+    others = []
+    for order in orders.take(0.0):
+        order.call() if isinstance(order, Errand) else others.append(order)
+    return others
+
+
+def test_what_replicas_have_is_confirmed_in_the_agents_thread(waiting, store, orders, safe):
+    store.have = {"a", "b"}
+    asked = [answer(name) for name in "ab"]
+    for each in asked:
+        waiting.ask(each)
+    eventually(lambda: not carried_out(orders) and len(safe) == 2)
+    assert safe == asked
+
+
+def test_what_they_lack_waits_and_is_parked_again_when_they_confirm(
+    waiting, store, orders, safe, caplog
+):
+    """A failover may have lost it; and it holds up nothing that another master's replicas have."""
+    store.have = {"b"}
+    late = answer("a")
+    waiting.ask(late)
+    eventually(lambda: store.asked >= 2)
+    waiting.ask(other := answer("b"))
+    eventually(lambda: not carried_out(orders) and safe == [other])
+    store.away = True
+    asked = store.asked
+    eventually(lambda: store.asked >= asked + 2)
+    store.away, store.have = False, {"a", "b"}
+    found = []
+    eventually(lambda: found.extend(carried_out(orders)) or found == [late.park])
+    eventually(lambda: len(caplog.messages) == 2)
+    assert "Too few." in caplog.messages[0]
+    assert "again" in caplog.messages[1]
