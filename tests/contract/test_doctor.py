@@ -14,7 +14,7 @@ pytestmark = pytest.mark.contract
 
 ALL = [
     "connection", "scripts", "version", "eviction", "memory", "replicas", "persistence",
-    "clock", "schema", "workers", "sweeping", "drift",
+    "clock", "schema", "workers", "sweeping", "lost", "drift",
 ]  # fmt: skip
 MIB = 2**20
 

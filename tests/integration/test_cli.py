@@ -514,7 +514,7 @@ def test_doctor_is_never_green_where_it_does_not_know(run, alone, worker, admin)
     assert "appendonly yes" in found["persistence"]["told"]
     assert set(found) == {
         "connection", "scripts", "version", "eviction", "memory", "replicas", "persistence",
-        "clock", "schema", "workers", "sweeping", "drift",
+        "clock", "schema", "workers", "sweeping", "lost", "drift",
     }  # fmt: skip
     assert "redis://***@" in alone("doctor", code=4).out
     (threads,) = [c for c in run("doctor", "--json", code=4).json if c["name"] == "threads"]
