@@ -120,7 +120,7 @@ MUTANTS = (
         "rec.parked and idle_worker(route_of(rec), own)",
         "rec.parked",
     ),
-    Mutant("no grant on release", "release.lua", "grant_waiters(worker)\n", ""),
+    Mutant("no grant on release", "release.lua", "grant_waiters(own)\n", ""),
     Mutant(
         "a dead waiter is granted",
         LIBRARY,
@@ -218,8 +218,8 @@ MUTANTS = (
     Mutant(
         "a cancel drops the grant",
         "release.lua",
-        "ending == 'cancel' and lease_end(token) > now",
-        "false",
+        "if held_it and (ending == 'cancel' or",
+        "if held_it and (",
     ),
     Mutant(
         "an acquire without wait stays in the queue",
@@ -630,8 +630,8 @@ MUTANTS = (
     Mutant(
         "the releaser gets what it does not consume",
         LIBRARY,
-        "if till and tonumber(till) > now then chosen[route] = own end",
-        "if #live > 0 and own ~= '' then chosen[route] = own end",
+        "live.own = till and tonumber(till) > now",
+        "live.own = #live > 0 and own ~= ''",
     ),
     Mutant(
         "a dead worker gets a grant",
