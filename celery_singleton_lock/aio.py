@@ -76,10 +76,8 @@ _errands: set[asyncio.Task[Any]] = set()
 """What goes on although nobody waits for it any more; a loop itself holds its tasks weakly."""
 
 
-_ends: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGenerator[None, None]] = (
-    weakref.WeakKeyDictionary()
-)
-"""What ends the errands of a loop with it."""
+_ends: dict[asyncio.AbstractEventLoop, AsyncGenerator[None, None]] = {}
+"""What ends the errands of a loop with it. It knows its loop, so no weak reference would do."""
 
 
 async def _until_the_loop_ends() -> AsyncGenerator[None, None]:
@@ -93,6 +91,7 @@ async def _until_the_loop_ends() -> AsyncGenerator[None, None]:
         yield
     finally:
         loop = asyncio.get_running_loop()
+        _ends.pop(loop, None)
         mine = {task for task in _errands if task.get_loop() is loop}
         for task in mine:
             task.cancel()
@@ -103,6 +102,8 @@ async def _until_the_loop_ends() -> AsyncGenerator[None, None]:
 def _end_with(loop: asyncio.AbstractEventLoop) -> None:
     """Have the errands of a running loop end with it."""
     if loop not in _ends:
+        for closed in [each for each in _ends if each.is_closed()]:
+            del _ends[closed]
         _ends[loop] = generator = _until_the_loop_ends()
         with suppress(StopIteration):  # it has reached its yield, and the loop knows it
             generator.__anext__().send(None)

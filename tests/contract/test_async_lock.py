@@ -8,6 +8,7 @@ import os
 import random
 import threading
 import types
+import weakref
 from contextlib import asynccontextmanager, suppress
 
 import pytest
@@ -452,6 +453,25 @@ def test_a_loop_that_ends_while_redis_is_silent_leaves_neither_task_nor_connecti
     assert not aio._errands
     gc.collect()
     assert "destroyed" not in caplog.text
+
+
+def test_nothing_of_a_loop_that_has_ended_is_kept(url):
+    """Neither after asyncio.run, nor of a loop that was closed without a word to its generators."""
+
+    async def turn():
+        async with redis.asyncio.Redis.from_url(url) as client, AsyncLock(client, "lock"):
+            ended.append(weakref.ref(asyncio.get_running_loop()))
+
+    ended = []
+    asyncio.run(turn())
+    assert not [loop for loop in aio._ends if loop.is_closed()]
+    careless = asyncio.new_event_loop()
+    careless.run_until_complete(turn())
+    careless.close()
+    del careless
+    asyncio.run(turn())
+    gc.collect()
+    assert [loop() for loop in ended] == [None] * 3
 
 
 def test_an_error_that_a_cancelled_task_would_have_seen_is_logged(url, caplog):

@@ -118,6 +118,9 @@ def test_inspect_locks_tells_what_a_worker_holds_and_waits_for(book, blocked, ke
     assert answer["locks"] == []
     assert (answer["held"], answer["parking"], answer["suspended"]) == (1, 0, 0)
     assert answer["parked"] >= 1
+    assert answer["threads"].keys() >= {"singleton-lock-agent", "csl-watchdog"}
+    assert all(seconds is None or 0 <= seconds < 10 for seconds in answer["threads"].values())
+    assert answer["threads"]["csl-watchdog"] is not None  # there is a lease to renew
     stats = next(iter(book.app.control.inspect(timeout=20, limit=1).stats().values()))[
         "singleton_lock"
     ]
