@@ -219,9 +219,7 @@ class Crew:
 
     def prefetch(self, change: int) -> None:
         """Tell the broker that one message more, or less, may be unacknowledged."""
-        qos = self.consumer.qos
-        if qos is not None:
-            (qos.increment_eventually if change > 0 else qos.decrement_eventually)()
+        change_prefetch(self.consumer, change)
 
     def free_slots(self) -> int:
         """Return how many slots of the pool are free; below 0, so many tasks wait for one.
@@ -333,3 +331,22 @@ class Crew:
         elif not unfinished:
             self.watchdog.stop()
         self.agent.stop(FLUSH)
+
+
+def change_prefetch(consumer: Any, change: int) -> None:
+    """Tell the broker that one message more, or less, may be unacknowledged.
+
+    Never less than Celery wants. After a reconnect Celery begins with a lower count, and raises it
+    from whatever it is then; what we had added counts as Celery's own from there on.
+
+    Args:
+        consumer: Celery's.
+        change: +1 or -1.
+    """
+    qos = consumer.qos
+    if qos is None:
+        return
+    if change > 0:
+        qos.increment_eventually()
+    elif qos.value > consumer.initial_prefetch_count:
+        qos.decrement_eventually()
