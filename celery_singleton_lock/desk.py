@@ -330,7 +330,11 @@ class Desk:
         stamp = request.stamp
         if stamp.name and stamp.error is None and not request.withdrawn:
             lease = self._rules(request.task).lease
-            self._clerk.watch(stamp, lease, held=stamp.granted or request.took)
+            held = (stamp.granted or request.took) and not request.landed
+            if request.landed and request.delivered:  # it was given back, unless it had begun
+                request.landed = False
+                self.flights.expect(request)
+            self._clerk.watch(stamp, lease, held=held)
             for other in _others(stamp) if stamp.bundle else ():
                 self._clerk.watch(other, lease, held=request.took)
             if request.took:
@@ -491,7 +495,7 @@ class Desk:
         if unclaimed or (gone and (request.accepted or stamp.granted)):
             dying = request.worker_pid if gone and self.children else None
             self._ending[stamp.token] = request
-            self._clerk.end(stamp, request.ending(), dying)
+            self._clerk.end(stamp, _ending_of(request), dying)
         elif request.acquired_at is not None:
             self._herald.released(request)
         self._clerk.forget(stamp.token)  # behind end(), which asks when the lease ends
@@ -545,6 +549,18 @@ class Desk:
             "held_back": len(self.requeues),
             "unclaimed": self.unclaimed,
         }
+
+
+def _ending_of(request: LockedRequest) -> Ending:
+    """Return how a request that does not run is given back.
+
+    A child may have taken it from its pipe, and not been heard of: then it keeps the lock.
+    """
+    ending, stamp = request.ending(), request.stamp
+    unheard = request.delivered and not request.accepted and stamp.error is None
+    if ending is Ending.AGAIN and unheard and stamp.granted and stamp.bundle is None:
+        return Ending.RETURN
+    return ending
 
 
 def _others(stamp: Stamp) -> list[Stamp]:

@@ -143,6 +143,9 @@ class Ending(str, enum.Enum):
     """The task has succeeded, and nobody gets its permit for a while (``lock_hold_for``)."""
     CANCEL = "cancel"
     """A waiter gives up; if it was granted meanwhile it keeps the grant and is told so."""
+    RETURN = "return"
+    """A granted message goes back to its place; if it has begun, it keeps the lock and its worker
+    is told so."""
     OFFER = "offer"
     """A granted message goes to another worker; if it has begun, or no other has a free slot, it
     keeps the grant and its worker is told so."""

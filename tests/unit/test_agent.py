@@ -165,12 +165,13 @@ class PaperFlights:
         self.by_token = {}
         self.waiting = 0
         self.slotless = []
+        self.begun = None
 
     def has(self, token):
         return token in self.tokens
 
     def has_begun(self, token):
-        return token in self.tokens
+        return token in (self.tokens if self.begun is None else self.begun)
 
     def waiting_since(self, until):
         return [request for request in self.slotless if request.received_at <= until]
@@ -706,6 +707,33 @@ def test_a_loss_is_reported_unless_the_task_has_just_ended(agent, desk, seen, cl
     agent.run_once()
     assert [type(event) for event in seen.events] == ([] if ended else [LeaseLost])
     assert ("was lost" in caplog.text) is not ended
+
+
+def test_a_grant_that_is_gone_before_its_task_begins_is_no_loss(agent, desk, seen, clock, caplog):
+    """It waited for a slot: it lapsed, went to another worker, or its queue was deleted."""
+    desk.flights.tokens, desk.flights.begun = {"a"}, set()
+    agent._losses.noticed("k:a", "a")
+    agent.run_once()
+    clock.now += LANDING + 0.01
+    agent.run_once()
+    assert seen.events == []
+    assert "was lost" not in caplog.text
+
+
+def test_a_loss_waits_for_the_main_loop_which_may_have_an_end_to_hear_of(agent, desk, seen, clock):
+    seen.still, desk.flights.tokens = True, {"a"}
+    agent._losses.noticed("k:a", "a")
+    for _ in range(10):
+        clock.now += LANDING
+        agent.run_once()
+    assert seen.events == []
+    seen.still = False
+    for call, args in seen.later:
+        call(*args)
+    clock.now += LANDING + 0.01
+    agent.run_once()
+    agent.run_once()
+    assert [type(event) for event in seen.events] == [LeaseLost]
 
 
 # -- the end ---------------------------------------------------------------------------------------

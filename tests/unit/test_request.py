@@ -595,10 +595,36 @@ def test_connection_loss_gives_back_what_the_pool_has_flushed(office):
     office.desk(follower)
     office.desk.abandon(unless_dispatched=False)
     ended = [args for name, args, _ in office.clerk.calls if name == "end"]
-    assert [(stamp.name, ending) for stamp, ending, _ in ended] == [("k:b", Ending.AGAIN)]
+    assert [(stamp.name, ending) for stamp, ending, _ in ended] == [("k:b", Ending.RETURN)]
     assert office.desk.flights.by_token == {}
     assert office.clerk.requests("park") == []
     assert delivered.landed
+
+
+def test_what_a_child_has_begun_unheard_keeps_its_lock_over_a_connection_loss(office):
+    """It was given back unless it had begun; its lease is renewed if the store still knows it."""
+    delivered = deliver(office)
+    office.desk.abandon(unless_dispatched=False)
+    delivered.on_accepted(4711, 0.0)
+    watched = [more["held"] for name, _, more in office.clerk.calls if name == "watch"]
+    assert watched == [True, False]
+    assert office.desk.flights.has(delivered.stamp.token)
+    turn(delivered, "gone")
+    assert office.clerk.names()[-1] == "forget"
+    assert office.desk.flights.by_token == {}
+
+
+def test_what_another_worker_got_is_not_renewed_and_frees_its_slot(office):
+    delivered = deliver(office)
+    office.desk.withdraw(delivered)
+    office.desk.withdraw(delivered)
+    assert office.clerk.names().count("forget") == 1
+    delivered.on_accepted(4711, 0.0)
+    assert office.clerk.names().count("watch") == 1
+    turn(delivered, "gone")
+    assert office.desk.unclaimed == 1
+    assert office.clerk.requests("park") == []
+    assert office.desk.flights.by_token == {}
 
 
 def test_a_shutdown_gives_back_what_no_child_has_got(office):

@@ -2,8 +2,9 @@
 -- KEYS: lock
 -- ARGV: name token ending mark keep_ms keep_for worker done_ms claim_ms
 --   ending final, again, unread (like again, of what no worker could receive), reject, cancel, keep
---   (for the attempt keep_for, as long as keep_ms), hold (for nobody, as long as keep_ms), or offer:
---   again, if it has not begun and a worker other than this one has a free slot for it;
+--   (for the attempt keep_for, as long as keep_ms), hold (for nobody, as long as keep_ms), return:
+--   again, if it has not begun, or offer: likewise, if a worker other than this one has a free slot
+--   for it;
 --   mark 1 = remember the attempt even where no copy is known
 -- REPLY: answer RELEASED ABSENT GRANTED
 lock = name
@@ -41,12 +42,14 @@ if ending == 'offer' then
 elseif held_it and rec.state == 'running' then
   freed = 1
 end
-local taken = ending == 'offer' and held_it and rec.state == 'granted' and rec.parked and idle_worker(route_of(rec), own)
-if held_it and (ending == 'cancel' or ending == 'offer' and not taken) then
+local returns = ending == 'return' or ending == 'offer'
+local begun = held_it and not (rec.state == 'granted' and rec.parked)
+local taken = ending == 'return' or ending == 'offer' and held_it and not begun and idle_worker(route_of(rec), own)
+if held_it and (ending == 'cancel' or returns and (begun or not taken)) then
   verdict = 'granted'
 elseif where then
   if where == 'holder' then redis.call('ZREM', holders, token) else unqueue(token, rec) end
-  if ending == 'again' or ending == 'unread' or ending == 'offer' then
+  if ending == 'again' or ending == 'unread' or returns then
     come_back(token, rec, ending == 'unread')
   elseif ending ~= 'reject' then
     remember_end(token, rec, tonumber(done_ms), mark == '1')

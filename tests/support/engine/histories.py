@@ -504,8 +504,20 @@ def a_grant_is_passed_on_until_it_has_begun(world):
     passed_on = world.receive("w2")
     world.claim(ONE, passed_on.token)
     world.beat("w1", 1)
-    reply = world.release(ONE, passed_on.token, Ending.OFFER, worker="w2")
-    assert reply.verdict is Verdict.GRANTED
+    for ending in (Ending.OFFER, Ending.RETURN):
+        reply = world.release(ONE, passed_on.token, ending, worker="w2")
+        assert reply.verdict is Verdict.GRANTED
+
+
+@history
+def a_grant_is_returned_until_it_has_begun(world):
+    world.beat("w1")
+    parked = world.new_asker(ONE)
+    world.park(parked)
+    granted = world.receive("w1")
+    reply = world.release(ONE, granted.token, Ending.RETURN, worker="w1")
+    assert reply.verdict is Verdict.RELEASED
+    assert world.receive("w1").token == f"{parked.base}.1"
 
 
 @history

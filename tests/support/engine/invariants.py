@@ -644,7 +644,7 @@ def a_grant_goes_to_a_worker_with_a_free_slot(world: World, step: Step) -> None:
 
 
 def a_grant_is_passed_on_only_before_it_begins(world: World, step: Step) -> None:
-    if step.ending is not Ending.OFFER:
+    if step.ending not in {Ending.OFFER, Ending.RETURN}:
         return
     before, after = step.before.locks[step.lock], step.after.locks[step.lock]
     if before.holders.get(step.token, 0) <= world.now:
@@ -652,7 +652,11 @@ def a_grant_is_passed_on_only_before_it_begins(world: World, step: Step) -> None
     stays = step.token in after.holders and step.reply.verdict is Verdict.GRANTED
     if before.record[step.token]["state"] != "granted" and not stays:
         broken("pass", f"{step.token} of {step.lock} has begun, and was passed on")
-    if not stays and not any(free > 0 for free in step.before.free.values()):
+    if (
+        step.ending is Ending.OFFER
+        and not stays
+        and not any(free > 0 for free in step.before.free.values())
+    ):
         broken("pass", f"{step.token} of {step.lock} was passed on, and nobody has a free slot")
 
 

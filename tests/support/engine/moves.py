@@ -349,8 +349,9 @@ def worker_joins(world, worker, free=0):
 
 @move(1, lock=LOCKS, who=(0, 0, 0, *WHO), worker=tuple(WORKERS), lost=LOST)
 def grant_is_passed_on(world, lock, who, worker, lost):
-    """A worker has no slot for what it was granted."""
-    world.release(lock, token_of(world, lock, who), Ending.OFFER, worker=worker, lost=lost)
+    """A worker has no slot for what it was granted, or has lost its broker."""
+    ending = Ending.RETURN if who == 1 else Ending.OFFER
+    world.release(lock, token_of(world, lock, who), ending, worker=worker, lost=lost)
 
 
 @move(1, worker=tuple(WORKERS))

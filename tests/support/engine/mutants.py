@@ -111,14 +111,14 @@ MUTANTS = (
     Mutant(
         "a grant that has begun is passed on",
         "release.lua",
-        "held_it and rec.state == 'granted' and",
-        "held_it and",
+        "held_it and not (rec.state == 'granted' and rec.parked)",
+        "held_it and not rec.parked",
     ),
     Mutant(
         "a grant is passed on though nobody has a slot",
         "release.lua",
-        "rec.parked and idle_worker(route_of(rec), own)",
-        "rec.parked",
+        "not begun and idle_worker(route_of(rec), own)",
+        "not begun",
     ),
     Mutant("no grant on release", "release.lua", "grant_waiters(own)\n", ""),
     Mutant(
