@@ -87,13 +87,17 @@ def test_t24_l30_what_an_unreplicated_failover_loses(book, servers):
     """What the replica never got is gone, and that is all: the bound of docs/redis.md.
 
     Kept: what was replicated. Lost: a grant (the holder hears of it, and its fencing token is the
-    lower one) and a parked task.
+    lower one), a parked task, which is reported, and the end of another, which does not run again.
     """
     with book.worker(concurrency=4) as worker:
         kept = book.send("act", "kept", 1, hold="kept-1")
         book.started(kept)
         kept_parked = book.send("act", "kept", 2)
         book.await_waiting("kept", 1)
+        ended = book.send("act", "ended", 1, hold="ended-1")
+        book.started(ended)
+        ended_parked = book.send("act", "ended", 2)
+        book.await_waiting("ended", 1)
         servers.await_replicated()
         old = servers.master()
         new = servers.other(old)
@@ -106,6 +110,8 @@ def test_t24_l30_what_an_unreplicated_failover_loses(book, servers):
         with old.client() as admin:
             eventually(lambda: admin.keys("csl:*lost*:bodies"), 5, "the second is parked")
         eventually(lambda: book.unacked() == 0, 5, "it is acknowledged")
+        book.open("ended-1")
+        assert [book.value(each) for each in (ended, ended_parked)] == [1, 2]
         old.kill()
         new.resume()
         servers.await_promotion(old)
@@ -119,7 +125,14 @@ def test_t24_l30_what_an_unreplicated_failover_loses(book, servers):
         assert (book.order("kept"), book.peak("kept")) == ([1, 2], 1)
         assert book.state(lost_parked) == "PENDING"
         assert book.order("lost") == [1, 3]
+        worker.await_log("are not there any more", 15)
+        (told,) = [line for line in worker.log().splitlines() if "has lost data" in line]
+        assert "run id" in told
+        assert lost_parked in told
+        assert not any(each in told for each in (kept, kept_parked, lost, ended, ended_parked))
         book.await_free("lost")
+        book.await_free("ended", LEASE + 5)
+        assert book.order("ended") == [1, 2]
         assert "'k:kept' was lost" not in worker.log()
 
 
