@@ -88,6 +88,7 @@ class Crew:
             worker=worker,
             place=link.place,
             rules=extension.options,
+            of_call=extension.options_of_call,
             name_of=extension.name_of,
             modes=self.modes,
             identify=identity_of if identities(transport) else lambda _message: "",

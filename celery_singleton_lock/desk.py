@@ -137,7 +137,7 @@ class Desk:
         request.reject(requeue=False)
 
     def _route(self, request: LockedRequest, stamp: Stamp) -> None:
-        options = self._rules(request.task)
+        options = request.options(self._rules)
         if not stamp.name or stamp.error is not None:
             return self._send(request, stamp)
         # A grant has just come from Redis, and a Redis that is full lets it be claimed.
@@ -237,7 +237,7 @@ class Desk:
     def refused(self, request: LockedRequest, reason: str) -> None:
         """The message cannot be parked: fail the task, or skip it."""
         self.flights.parked(request)
-        self._fail(request, cannot_wait(request.stamp, self._rules(request.task), reason))
+        self._fail(request, cannot_wait(request.stamp, request.options(self._rules), reason))
 
     def deliver(self, delivery: Delivery, request: LockedRequest) -> None:
         """Send a parked message, whose turn has come, to the pool."""
@@ -261,7 +261,7 @@ class Desk:
             revoked_tasks.add(request.id)  # another worker may have heard of it, and this one not
         if request.revoked():
             return self.on_landed(request, gone=True)
-        self._watch_granted(stamp, self._rules(request.task).lease)
+        self._watch_granted(stamp, request.options(self._rules).lease)
         task_reserved(request)
         self._herald.delivered(request, delivery)
         self(request)
@@ -329,7 +329,7 @@ class Desk:
         """The pool begins: renew the lease, which is taken any moment now, or was just before."""
         stamp = request.stamp
         if stamp.name and stamp.error is None and not request.withdrawn:
-            lease = self._rules(request.task).lease
+            lease = request.options(self._rules).lease
             held = (stamp.granted or request.took) and not request.landed
             if request.landed and request.delivered:  # it was given back, unless it had begun
                 request.landed = False
@@ -371,7 +371,7 @@ class Desk:
 
         Not if it may run without, while Redis is away; then only the notice tells.
         """
-        if request.stamp.name and self._rules(request.task).on_backend_error != "run":
+        if request.stamp.name and request.options(self._rules).on_backend_error != "run":
             self._herald.acquired(request)
 
     def on_turned(self, request: LockedRequest, turned: Turned) -> bool:
@@ -379,7 +379,7 @@ class Desk:
         stamp = request.stamp
         if turned.verdict == "skipped":
             request.forget_start()
-            policy = "skip" if self._rules(request.task).on_conflict == "skip" else "full"
+            policy = "skip" if request.options(self._rules).on_conflict == "skip" else "full"
             self._herald.skipped(request, turned.reason, policy)
             return False
         request.parking = True
@@ -417,7 +417,7 @@ class Desk:
 
     def _requeues(self, request: LockedRequest) -> bool:
         """Whether a message that cannot run goes back to the broker, and is not kept in Redis."""
-        return not self._keeps_messages or self._rules(request.task).on_conflict == "requeue"
+        return not self._keeps_messages or request.options(self._rules).on_conflict == "requeue"
 
     def _unanswered(self, request: LockedRequest, reason: str) -> None:
         """Hold what found no Redis, until it is back."""
@@ -447,7 +447,7 @@ class Desk:
 
     def on_retried(self, request: LockedRequest, retry: BaseException) -> None:
         """The task is to be retried, and may have kept its permit for that."""
-        options, stamp = self._rules(request.task), request.stamp
+        options, stamp = request.options(self._rules), request.stamp
         if options.on_retry == "keep" and stamp.name:
             reservation = reservation_for(request.request_dict, retry, options.lease)
             self._clerk.mind(stamp.name, reservation, request.id)
@@ -456,7 +456,7 @@ class Desk:
         """The task does not run: a permit that was kept for it goes to the next."""
         stamp = request.stamp
         retried = request.request_dict.get("retries")
-        if retried and stamp.name and self._rules(request.task).on_retry == "keep":
+        if retried and stamp.name and request.options(self._rules).on_retry == "keep":
             token = Reservation(stamp.attempt, 0.0).token
             self._clerk.end(stamp._replace(token=token), Ending.FINAL, None)
 
@@ -473,7 +473,7 @@ class Desk:
         request = self.flights.of(token)
         if request is None or not request.told:
             return None
-        return request if self._rules(request.task).on_lost == "abort" else None
+        return request if request.options(self._rules).on_lost == "abort" else None
 
     def on_landed(self, request: LockedRequest, *, gone: bool) -> None:
         """A flight is over.

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Final
 
 from celery import states
@@ -21,6 +22,7 @@ from celery.exceptions import TaskRevokedError
 from celery.result import EagerResult
 
 from celery_singleton_lock.bundle import names_in
+from celery_singleton_lock.call_options import current_call
 from celery_singleton_lock.errors import (
     BackendError,
     LockConflict,
@@ -32,7 +34,7 @@ from celery_singleton_lock.errors import (
 from celery_singleton_lock.gate import Held, PlacedLock, Turned, current_locks, entered, in_place
 from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.model import LockView, why_busy
-from celery_singleton_lock.naming import ArgumentsDoNotBind
+from celery_singleton_lock.naming import ArgumentsDoNotBind, Sent
 from celery_singleton_lock.row import Row
 from celery_singleton_lock.settings import LockOptions
 from celery_singleton_lock.store.base import Store
@@ -78,7 +80,7 @@ class EagerGate:
     def __init__(
         self,
         store: Callable[[], Store],
-        name_of: Callable[[Any, Any, Any], str],
+        name_of: Callable[[Any, Any, Any, Sent], str],
         rules: Callable[[Any], LockOptions],
     ) -> None:
         """Hold nothing yet."""
@@ -118,7 +120,8 @@ class EagerGate:
         if not waits(self._rules(task)):
             return
         try:
-            name = self._name_of(task, *as_sent(task, args, kwargs))
+            sent = Sent(lambda: ("", {}), current_call())
+            name = self._name_of(task, *as_sent(task, args, kwargs), sent)
         except Exception:  # noqa: BLE001  # the run itself comes to it, and fails with it
             return
         if names_in(name) & _held():
@@ -170,7 +173,8 @@ class EagerGate:
 
     def _name(self, task: Any, request: Any) -> str:
         try:
-            return self._name_of(task, *as_sent(task, request.args or (), request.kwargs or {}))
+            sent = as_sent(task, request.args or (), request.kwargs or {})
+            return self._name_of(task, *sent, Sent(partial(_said, request), current_call()))
         except ArgumentsDoNotBind:
             return ""  # the call itself fails, and needs no lock
 
@@ -216,6 +220,11 @@ def as_sent(task: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """Return the arguments as a message would carry them: pydantic models as Celery dumps them."""
     dump = getattr(task, "_dump_pydantic_arguments", None)  # from Celery 5.7 on
     return dump(args, kwargs) if dump is not None else (args, kwargs)
+
+
+def _said(request: Any) -> tuple[str, Mapping[str, Any]]:
+    """Return the queue to which a call was sent, if it was, and its headers."""
+    return (request.delivery_info or {}).get("routing_key") or "", request.headers or {}
 
 
 def waits(options: LockOptions) -> bool:

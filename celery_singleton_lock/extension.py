@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cached_property
 from inspect import getattr_static
@@ -14,7 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import celery_singleton_lock.celery_hook  # noqa: F401  # for what it does
 from celery_singleton_lock.address import realm_of
 from celery_singleton_lock.bounds import LONGEST_LEASE
+from celery_singleton_lock.call_options import HEADER, calling, check_names, current_call
 from celery_singleton_lock.eager import EagerGate
+from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.events import (
     BackendDown,
     BackendUp,
@@ -25,12 +28,12 @@ from celery_singleton_lock.events import (
     TaskEvent,
     celery_event,
 )
-from celery_singleton_lock.gate import Gate, Run, take_stamp
+from celery_singleton_lock.gate import Gate, Run, fail, take_out, take_stamp
 from celery_singleton_lock.gather import Gathering
 from celery_singleton_lock.keys import Keyspace
 from celery_singleton_lock.mailbox import announcer
 from celery_singleton_lock.modes import ENFORCE, OFF
-from celery_singleton_lock.naming import Namer, compile_name
+from celery_singleton_lock.naming import Namer, Sent, compile_name
 from celery_singleton_lock.native import patched_by
 from celery_singleton_lock.settings import (
     LockOptions,
@@ -41,6 +44,7 @@ from celery_singleton_lock.settings import (
     resolve_options,
 )
 from celery_singleton_lock.several import SeveralNamer, compile_names
+from celery_singleton_lock.stamp import Stamp
 from celery_singleton_lock.store.connect import connect
 from celery_singleton_lock.store.open import open_store
 from celery_singleton_lock.store.quorum import TIMEOUT
@@ -139,13 +143,39 @@ class Extension:
             self._options[task.name] = found
         return found
 
-    def name_of(self, task: Any, args: Any, kwargs: Any) -> str:
+    def options_of_call(self, task: Any, call: Any) -> LockOptions:
+        """Return a task's options with those of one call.
+
+        Args:
+            task: the task.
+            call: lock options of the call, by name, checked here: a message may say anything.
+
+        Raises:
+            ConfigurationError: one is wrong, or does not go with those of the task.
+        """
+        given = check_names(task.name, call)
+        declared = declared_options(task)
+        if "lock_key" in given:
+            if declared.get("lock_keys") is not None:
+                msg = (
+                    f"task {task.name}: lock_key is given to one call, and the task declares "
+                    "lock_keys, which has several locks. Send it with other arguments."
+                )
+                raise ConfigurationError(msg)
+            _namer_of_call(task.name, task.run, given["lock_key"])
+        own = {name: value for name, value in given.items() if name != "lock_key"}
+        return resolve_options(task.name, {**declared, **own}, self.settings, warn=False)
+
+    def name_of(self, task: Any, args: Any, kwargs: Any, sent: Sent | None = None) -> str:
         """Return the name of the lock that a call takes; of several locks their ``Names``.
 
         Raises:
             LockNameError: none can be made.
         """
-        return self._namers[task.name].name(args, kwargs)
+        if sent is not None and sent.call and "lock_key" in sent.call:
+            namer = _namer_of_call(task.name, task.run, sent.call["lock_key"])
+            return namer.name(args, kwargs, sent)
+        return self._namers[task.name].name(args, kwargs, sent)
 
     # -- settings and connections -----------------------------------------------------------------
 
@@ -231,8 +261,13 @@ class Extension:
         """What takes and gives back locks around eager tasks; one for all threads."""
         made: EagerGate | None = self.__dict__.get("eager")
         return made or self.__dict__.setdefault(
-            "eager", EagerGate(self.store, self.name_of, self.options)
+            "eager", EagerGate(self.store, self.name_of, self._options_now)
         )
+
+    def _options_now(self, task: Any) -> LockOptions:
+        """Return a task's options with those of the call that runs here."""
+        call = current_call()
+        return self.options(task) if call is None else self.options_of_call(task, call)
 
     def is_eager(self) -> bool:
         """Return whether eager tasks take locks (``singleton_lock_eager``).
@@ -285,6 +320,17 @@ class Extension:
             What Celery's tracer returns.
         """
         stamp, options = take_stamp(run.request), self.options(run.task)
+        if stamp is not None and stamp.call is None:
+            return self.gate.trace(run, stamp, options)
+        call = take_out(run.request, HEADER) if stamp is None else stamp.call
+        try:
+            options = self.options_of_call(run.task, call) if call is not None else options
+        except Exception as error:  # noqa: BLE001  # a message may say anything
+            return fail(run, error)
+        with calling(call):
+            return self._trace(run, stamp, options)
+
+    def _trace(self, run: Run, stamp: Stamp | None, options: LockOptions) -> Any:
         if stamp is not None:
             return self.gate.trace(run, stamp, options)
         if options.mode == ENFORCE:
@@ -305,7 +351,18 @@ class Extension:
             dispatcher.send(sent[0], **sent[1])  # type: ignore[index]  # it is one
 
     def _alone(self, run: Run) -> Callable[[], str]:
-        return lambda: self.name_of(run.task, run.args, run.kwargs)
+        def said() -> tuple[str, Mapping[str, Any]]:
+            info = run.request.get("delivery_info") or {}
+            return str(info.get("routing_key") or ""), run.context().headers or {}
+
+        sent = Sent(said, current_call())
+        return lambda: self.name_of(run.task, run.args, run.kwargs, sent)
+
+
+@functools.lru_cache(maxsize=256)
+def _namer_of_call(task_name: str, run: Callable[..., Any], key: str) -> Namer:
+    """Return what names the lock of a call that has a key of its own."""
+    return compile_name(task_name, run, lock_key=key)
 
 
 def declared_options(task: Any) -> dict[str, Any]:

@@ -539,7 +539,9 @@ class Gate:
             return None
         again = outcome.info.retval
         with suppress(Exception):  # no signature, since nothing was sent; or a lock name that fails
-            if self._name_of(run.task, again.sig.args, again.sig.kwargs) == stamp.name:
+            sent = (tuple(again.sig.args), dict(again.sig.kwargs))
+            same = sent == (tuple(run.args), dict(run.kwargs))
+            if same or self._name_of(run.task, *sent) == stamp.name:
                 return reservation_for(run.request, again, options.lease)
         return None
 

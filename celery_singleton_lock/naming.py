@@ -42,7 +42,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from celery_singleton_lock.errors import ConfigurationError, LockNameError
 from celery_singleton_lock.words import a_kind
@@ -56,6 +56,23 @@ class ArgumentsDoNotBind(LockNameError):
 
     No lock is needed for that: let the task run unlocked, and fail by itself.
     """
+
+
+class Sent(NamedTuple):
+    """What is known of a call beside its arguments.
+
+    Args:
+        said: returns the queue of its message, and the headers that its sender has set.
+        call: lock options of this call alone.
+    """
+
+    said: Callable[[], tuple[str, Mapping[str, Any]]]
+    call: Mapping[str, Any] | None = None
+
+
+QUEUE: Final = "__queue__"
+HEADERS: Final = "__headers__"
+"""Fields of a template that are read in the message."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -102,13 +119,20 @@ class Namer:
     _wording: Wording
     _signature: _Signature
     _rule: Callable[[dict[str, Any]], str]
+    _reads_message: bool = False
 
-    def name(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> str:
+    def name(
+        self,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        sent: Sent | None = None,
+    ) -> str:
         """Return the name of the lock that a call with these arguments takes.
 
         Args:
             args: positional arguments, as they came over the wire.
             kwargs: keyword arguments, as they came over the wire.
+            sent: what else is known of the call; None if nothing is.
 
         Returns:
             The name: not empty, and the same in every process.
@@ -119,6 +143,9 @@ class Namer:
                 the ``lock_key`` callable raised (then the cause), or returned no text.
         """
         arguments = self._signature.bind(args, kwargs or {})
+        if self._reads_message:
+            queue, headers = sent.said() if sent else ("", {})
+            arguments = {**arguments, QUEUE: queue or None, HEADERS: headers}
         try:
             name = self._rule(arguments)
             name.encode()
@@ -156,6 +183,8 @@ def compile_name(
             refused: wire values are plain data); ``{secret!h}`` puts in a digest of what
             ``{secret}`` would have (it hides, but a short secret can be guessed); ``{day:%Y-%m}``
             formats a number, date or text, as long as it reads the same under every locale.
+            ``{__queue__}`` is the queue from which the message of a task came, and
+            ``{__headers__[tenant]}`` a header that its sender has set.
 
             A callable is called as the task is, with defaults applied. It must do no I/O.
         lock_args: instead of ``lock_key``, the arguments that count; the name is the task's name
@@ -187,7 +216,7 @@ def compile_name(
     else:
         rule, option = declared.by_callable(lock_key), wording.key
     told = dataclasses.replace(wording, leave_out=f"leave it out of {option}")
-    return Namer(signature.who, told, signature, rule)
+    return Namer(signature.who, told, signature, rule, declared.reads_message)
 
 
 # --- the declaration ------------------------------------------------------------------------------
@@ -206,6 +235,7 @@ class _Declaration:
         self._task = task
         self._signature = signature
         self._wording = wording
+        self.reads_message = False
 
     def by_digest(self) -> _Rule:
         """Task name and digest of all arguments."""
@@ -275,8 +305,26 @@ class _Declaration:
         if "{" in spec or _LOCALE.search(spec):
             remedy = f"{shown}: this format is nested, or reads differently under another locale"
             self._refuse(self._wording.key, template, remedy)
-        field = self._field(self._wording.key, template, name)
+        field = self._of_message(template, name) or self._field(self._wording.key, template, name)
         return dataclasses.replace(field, spec=spec, hashed=conversion == "h")
+
+    def _of_message(self, template: str, name: str) -> _Field | None:
+        """Return a field that is read in the message; None if it names an argument."""
+        match = _FIELD.fullmatch(name)
+        if match is None or match["first"] not in {QUEUE, HEADERS}:
+            return None
+        if self._wording.kind != OF_TASK.kind:
+            self._refuse(self._wording.key, template, f"{name!r} is known of a task only")
+        path = tuple(re.findall(r"\[([^\[\]]+)\]", match["path"]))
+        if len(path) != (match["first"] == HEADERS):
+            self._refuse(
+                self._wording.key,
+                template,
+                f"{{{name}}}: write {{{QUEUE}}} for the queue of the message, and "
+                f"{{{HEADERS}[tenant]}} for its header 'tenant'",
+            )
+        self.reads_message = True
+        return _Field(name, match["first"], path)
 
     def _field(self, option: str, value: object, name: str) -> _Field:
         """Check the name of an argument, as written in an option, and how to look into it."""
@@ -467,6 +515,9 @@ class _Field:
         value = self._value(arguments)
         if type(value) is str and not (self.spec or self.hashed):
             return value
+        if value is None and self.first == QUEUE:
+            msg = f"{{{QUEUE}}} is not known: this call has come through no queue"
+            raise _Unnameable(lambda _: msg)
         if value is None:
             raise _Unnameable(
                 lambda words: (
@@ -495,6 +546,11 @@ class _Field:
                 value, looked_into = _item(value, key), f"{looked_into}[{key}]"
         except (LookupError, TypeError, ValueError) as error:
             msg = f"argument {self.shown!r} is missing from this call. Send it, or rename the field"
+            if self.first == HEADERS:
+                msg = (
+                    f"the message has no header {self.path[0]!r}. Send it: "
+                    f"apply_async(headers={{{self.path[0]!r}: …}})"
+                )
             raise _Unnameable(lambda _: msg) from error
         return value
 

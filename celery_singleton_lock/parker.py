@@ -113,7 +113,7 @@ class Parker:
     def order(self, request: LockedRequest) -> None:
         """Have a message parked. Does not wait."""
         if request.stamp.bundle is not None:
-            self._kept.begin(request.stamp, self._rules(request.task))
+            self._kept.begin(request.stamp, request.options(self._rules))
         self._orders.put(Park(request))
 
     def park(self, parks: list[Park]) -> None:
@@ -154,7 +154,7 @@ class Parker:
         """Drop the message where it was kept before; see :meth:`Kept.settle`."""
         request = order.request
         try:
-            self._kept.settle(request.stamp, self._rules(request.task).lease)
+            self._kept.settle(request.stamp, request.options(self._rules).lease)
         except BackendError as error:
             self._orders.try_again(order, error)
 
@@ -168,7 +168,7 @@ class Parker:
     def _parcel(self, park: Park) -> tuple[Owner, Claim, Parcel]:
         request = park.request
         stamp = doubted(request.stamp, self._clock.monotonic(), self._done_for)
-        options, ours = self._rules(request.task), {}
+        options, ours = request.options(self._rules), {}
         deadline = options.wait_timeout
         if stamp.bundle is not None:
             ours = stamp.bundle.header()

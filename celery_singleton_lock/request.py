@@ -30,7 +30,9 @@ from celery_singleton_lock.stamp import STAMP, UNSTAMPED, Stamp
 from celery_singleton_lock.words import printable
 
 if TYPE_CHECKING:
+    from celery_singleton_lock.call_options import Call
     from celery_singleton_lock.desk import Desk
+    from celery_singleton_lock.settings import LockOptions
 
 logger = logging.getLogger(__name__)
 _clock = SystemClock()
@@ -85,6 +87,10 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
     at_clerk = False
     is_copy = False
     job: Any = None
+    own_options: LockOptions | None = None
+    """Options of its task, with those of this call; None if the call has none."""
+    call: Call | None = None
+    """Lock options of this call."""
     requeues: int = 0
     """How often it has gone back to the broker, since nobody gave it the lock."""
     returns: int = 0
@@ -126,6 +132,14 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
     kwargs = property(attrgetter("_kwargs"))
     delivery_info = property(attrgetter("_delivery_info"))
     """As Celery's, without a frame for each: they are read some fifteen times per message."""
+
+    def options(self, of_task: Callable[[Any], LockOptions]) -> LockOptions:
+        """Return the lock options that count for this message.
+
+        Args:
+            of_task: task -> what it declares.
+        """
+        return self.own_options or of_task(self.task)
 
     def withhold_ack(self) -> None:
         """Acknowledge only once the lock is taken: a task that is turned away is not lost."""
@@ -272,7 +286,10 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
         """Celery's context, without the stamp: it would be carried into a retry as a header."""
         stamp = self._request_dict.pop(STAMP, None)
         try:
-            return super()._context
+            context = super()._context
+            if self.call:
+                context.lock_call = self.call  # for a retry that this process sends
+            return context
         finally:
             if stamp is not None:
                 self._request_dict[STAMP] = stamp

@@ -53,7 +53,7 @@ class Requeues:
 
     def in_vain(self, request: LockedRequest) -> LockWaitTimeout | None:
         """Return with what a task ends that may wait no longer; None while it may."""
-        timeout, waited = self._rules(request.task).wait_timeout, self._stamper.age(request)
+        timeout, waited = request.options(self._rules).wait_timeout, self._stamper.age(request)
         if timeout is None or waited < timeout:
             return None
         return waited_in_vain(request.stamp.name, waited)
@@ -64,7 +64,7 @@ class Requeues:
         self._held_back.add(request)
         self._prefetch(1)
         self._tell(request)
-        self._clerk.requeue(request, held_for(self._rules(request.task), request.requeues))
+        self._clerk.requeue(request, held_for(request.options(self._rules), request.requeues))
 
     def _tell(self, request: LockedRequest) -> None:
         """Tell it before the message is sent: it may be back, and run, before we hear of that."""

@@ -288,7 +288,11 @@ def is_eager(get: Callable[[str, Any], Any]) -> bool:
 
 
 def resolve_options(
-    task_name: str, attributes: Mapping[str, Any], settings: Settings | None
+    task_name: str,
+    attributes: Mapping[str, Any],
+    settings: Settings | None,
+    *,
+    warn: bool = True,
 ) -> LockOptions:
     """Check the ``lock_…`` options of a task, and fill up from the settings.
 
@@ -300,6 +304,7 @@ def resolve_options(
             :func:`check_unknown`.
         settings: the app's; None if they are not known yet: then it is not checked whether
             options that may come from there go together.
+        warn: whether to warn of options that can never matter.
 
     Raises:
         ConfigurationError: an option has a value that it cannot have, or that does not go with
@@ -319,7 +324,8 @@ def resolve_options(
         _check_for_several(task_name, attributes, options, settings)
     if settings is not None and settings.is_quorum:
         _check_for_quorum(task_name, options, settings)
-    _warn_of_idle(task_name, attributes, options)
+    if warn:
+        _warn_of_idle(task_name, attributes, options)
     return options
 
 

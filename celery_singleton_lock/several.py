@@ -10,7 +10,7 @@ from typing import Any, Final, NoReturn
 from celery_singleton_lock.bundle import in_order
 from celery_singleton_lock.checks import OPTIONS, Place
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.naming import Namer, Wording, compile_name
+from celery_singleton_lock.naming import Namer, Sent, Wording, compile_name
 
 MOST: Final = 32
 """Most locks of one task: each is two round trips."""
@@ -33,12 +33,18 @@ class SeveralNamer:
     _keys: tuple[tuple[Namer, int | None], ...]
     _limit: int
 
-    def name(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> str:
+    def name(
+        self,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        sent: Sent | None = None,
+    ) -> str:
         """Return the locks of a call, in the order in which they are taken.
 
         Args:
             args: positional arguments, as they came over the wire.
             kwargs: keyword arguments, as they came over the wire.
+            sent: what else is known of the call.
 
         Returns:
             As :func:`~celery_singleton_lock.bundle.in_order`.
@@ -47,7 +53,7 @@ class SeveralNamer:
             ArgumentsDoNotBind: the task cannot be called like that.
             LockNameError: as of :meth:`Namer.name`.
         """
-        keys = ((namer.name(args, kwargs), limit) for namer, limit in self._keys)
+        keys = ((namer.name(args, kwargs, sent), limit) for namer, limit in self._keys)
         return in_order(keys, self._limit)
 
 

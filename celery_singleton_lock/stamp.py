@@ -10,6 +10,7 @@ import json
 from typing import Any, Final, NamedTuple
 
 from celery_singleton_lock.bundle import Bundle
+from celery_singleton_lock.call_options import Call
 from celery_singleton_lock.model import Ending
 
 STAMP: Final = "celery_singleton_lock"
@@ -59,6 +60,7 @@ class Stamp(NamedTuple):
         observed: name of the lock that the task would take, where it runs without and that is
             to be written down; then ``name`` is empty.
         bundle: all locks, if the task has several; ``name`` and ``token`` are those of one.
+        call: lock options of this call.
     """
 
     name: str
@@ -75,6 +77,7 @@ class Stamp(NamedTuple):
     error: Exception | None = None
     observed: str = ""
     bundle: Bundle | None = None
+    call: Call | None = None
 
     def concerns(self, name: str) -> bool:
         """Return whether a lock is this delivery's."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from celery.app.task import Context
+
 from celery_singleton_lock.bundle import KEPT, Names, read
+from celery_singleton_lock.call_options import HEADER
 from celery_singleton_lock.clock import ServerClock, SystemClock
 from celery_singleton_lock.errors import (
     ConfigurationError,
@@ -17,7 +20,7 @@ from celery_singleton_lock.gate import Turned
 from celery_singleton_lock.kept import bundled
 from celery_singleton_lock.model import Delivery, new_token, token_for
 from celery_singleton_lock.modes import ENFORCE, OFF, Modes
-from celery_singleton_lock.naming import ArgumentsDoNotBind
+from celery_singleton_lock.naming import ArgumentsDoNotBind, Sent
 from celery_singleton_lock.redelivery import REJECT, history_of
 from celery_singleton_lock.request import LockedRequest
 from celery_singleton_lock.settings import LockOptions
@@ -29,6 +32,11 @@ _clock = SystemClock()
 INF: Final = float("inf")
 
 
+def queue_in(request: LockedRequest) -> str:
+    """Return the queue of a message as its routing key tells it."""
+    return str(request.delivery_info.get("routing_key") or "")
+
+
 class Stamper:
     """Makes the stamps of one worker's messages: which lock each takes, and since when it is here.
 
@@ -36,7 +44,8 @@ class Stamper:
         worker: id of this worker.
         place: gives each arriving message its place in line.
         rules: task -> its options; raises what is wrong with them.
-        name_of: task, args, kwargs -> lock name.
+        of_call: task, options of a call -> its options for that call; likewise.
+        name_of: task, args, kwargs, what else its message says -> lock name.
         modes: which tasks keep their locks now.
         identify: message -> what is the same for each delivery of it; empty where the broker marks
             a message that it delivers again.
@@ -46,13 +55,17 @@ class Stamper:
     broadcast: frozenset[str] = frozenset()
     """Exchanges from which each worker gets a copy; set once the worker's queues are known."""
 
+    queue_of: Callable[[LockedRequest], str] = staticmethod(queue_in)
+    """Returns from which queue a message came; set likewise."""
+
     def __init__(
         self,
         *,
         worker: str,
         place: ServerClock,
         rules: Callable[[Any], LockOptions],
-        name_of: Callable[[Any, Any, Any], str],
+        of_call: Callable[[Any, Any], LockOptions],
+        name_of: Callable[[Any, Any, Any, Sent], str],
         modes: Modes,
         identify: Callable[[Any], str] = lambda _message: "",
         most_returns: Callable[[str], float] = lambda _queue: INF,
@@ -60,6 +73,7 @@ class Stamper:
         """Keep all of them."""
         self._identify = identify
         self._most_returns = most_returns
+        self._of_call = of_call
         self._worker = worker
         self._place = place
         self._rules = rules
@@ -74,14 +88,19 @@ class Stamper:
         Returns:
             Of which parked message this is a copy: its lock's name, and its token. None if of none.
         """
-        copy_of, requeued = taken_from(request, COPY, REQUEUED)
+        copy_of, requeued, call = taken_from(request, COPY, REQUEUED, HEADER)
+        wrong = self._call_of(request, call)
         if copy_of is not None:
             request.is_copy = True
-        if self.keeps(request):
+        if wrong is not None:
+            stamp = request.stamp = self.unlocked(request, wrong)
+        elif self.keeps(request):
             copy = request.is_copy or requeued is not None
             stamp = request.stamp = self._locked(request, copy=copy)
         else:
             stamp = request.stamp = self.relaxed(request)
+        if request.call:
+            stamp = request.stamp = stamp._replace(call=request.call)
         request.first_place = stamp.place
         if requeued is not None:
             request.requeues, request.first_place = requeued
@@ -95,11 +114,22 @@ class Stamper:
         (history,) = taken_from(request, REJECT)
         return history is not None and history == history_of(request.request_dict)
 
+    def _call_of(self, request: LockedRequest, call: Any) -> Exception | None:
+        """Note the lock options of a call; return what is wrong with them."""
+        if call is None:
+            return None
+        try:
+            request.own_options = self._of_call(request.task, call)
+        except Exception as error:  # noqa: BLE001  # the child fails the task with it
+            return error
+        request.call = call
+        return None
+
     def _locked(self, request: LockedRequest, *, copy: bool) -> Stamp:
         if self.broadcast and request.delivery_info.get("exchange") in self.broadcast:
             return self.unlocked(request, broadcast_refused(request))
         try:
-            name = self._name_of(request.task, request.args, request.kwargs)
+            name = self._name(request)
         except ArgumentsDoNotBind:
             return self.unlocked(request, None)  # the call itself fails, and needs no lock
         except Exception as error:  # noqa: BLE001  # the child fails the task with it
@@ -119,6 +149,12 @@ class Stamper:
         )
         return bundled(stamp, name) if isinstance(name, Names) else stamp
 
+    def _name(self, request: LockedRequest) -> str:
+        def said() -> tuple[str, Mapping[str, Any]]:
+            return self.queue_of(request), Context(request.request_dict).headers or {}
+
+        return self._name_of(request.task, request.args, request.kwargs, Sent(said, request.call))
+
     def keeps(self, request: LockedRequest) -> bool:
         """Return whether a request's lock is kept.
 
@@ -132,7 +168,7 @@ class Stamper:
         if self._modes.of(request.task.name) == OFF:
             return stamp
         try:
-            name = self._name_of(request.task, request.args, request.kwargs)
+            name = self._name(request)
             observed = stamp._replace(observed=str(name))
             return bundled(observed, name) if isinstance(name, Names) else observed
         except ArgumentsDoNotBind:
@@ -150,7 +186,8 @@ class Stamper:
 
     def delivered(self, request: LockedRequest, delivery: Delivery) -> Stamp:
         """Return the stamp of a parked message whose turn has come, with what it has kept."""
-        (header,) = taken_from(request, KEPT)
+        header, call = taken_from(request, KEPT, HEADER)
+        wrong = self._call_of(request, call)
         bundle = None if header is None else read(header).granted(delivery.fencing_token)
         return Stamp(
             name=delivery.name,
@@ -161,9 +198,10 @@ class Stamper:
             stamped_at=_clock.monotonic() - delivery.waited,
             granted=True,
             settle=not request.task.acks_late,
-            announce=bundle is not None or self._rules(request.task).on_lost == "abort",
-            error=_verdict(delivery) or self._returned(delivery),
+            announce=bundle is not None or request.options(self._rules).on_lost == "abort",
+            error=_verdict(delivery) or self._returned(delivery) or wrong,
             bundle=bundle,
+            call=request.call,
         )
 
     def _returned(self, delivery: Delivery) -> Exception | None:

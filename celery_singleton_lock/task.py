@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from celery import Task
 
+from celery_singleton_lock.call_options import HEADER, calling, current_call, take_given
 from celery_singleton_lock.errors import LockConflict, LockQueueFull, LockWaitTimeout
 from celery_singleton_lock.extension import Extension, install
 from celery_singleton_lock.gate import (
@@ -80,6 +81,42 @@ class LockedTask(Task):  # type: ignore[misc]  # celery is untyped
         request = self.request_stack.top
         return () if request is not None and request.called_directly else current_locks()
 
+    def apply_async(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
+        """Send the task, as Celery does.
+
+        Args:
+            args: positional arguments of the task.
+            kwargs: keyword arguments of the task.
+            rest: as Celery's.
+            options: as Celery's; and ``lock_key`` (a template), ``lock_on_conflict`` and
+                ``lock_wait_timeout`` for this call alone, and for retries of its run.
+
+        Returns:
+            Celery's ``AsyncResult``.
+
+        Raises:
+            ConfigurationError: a lock option is wrong, or cannot be given to one call.
+        """
+        return super().apply_async(args, kwargs, *rest, **self._with_call(options))
+
+    def _with_call(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Return the options of a call, with those about its lock in a header."""
+        given = take_given(options)
+        if given and self._lock_extension is not None:
+            headers = options.get("headers") or {}
+            call = {**headers.get(HEADER, {}), **given}
+            self._lock_extension.options_of_call(self, call)  # raises what is wrong
+            options["headers"] = {**headers, HEADER: call}
+        return options
+
+    def signature_from_request(self, request: Any = None, *args: Any, **options: Any) -> Any:
+        """Return a signature for a retry, which has the lock options of its attempt's call."""
+        sig = super().signature_from_request(request, *args, **options)
+        call = getattr(request, "lock_call", None) or current_call()
+        if call:
+            sig.options["headers"] = {**(sig.options.get("headers") or {}), HEADER: call}
+        return sig
+
     def apply(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
         """Run the task here and now; under its lock if ``singleton_lock_eager`` is set.
 
@@ -98,10 +135,18 @@ class LockedTask(Task):  # type: ignore[misc]  # celery is untyped
             LockReentered: a task that holds the lock calls this one, and would wait for itself.
         """
         extension = self._lock_extension
+        headers = dict(self._with_call(options).get("headers") or {})
+        call = headers.pop(HEADER, None)
+        if call is not None:
+            options["headers"] = headers or None
         if extension is not None and extension.locks_eager(self):
             go = partial(super().apply, args, kwargs, *rest, **options)
-            return extension.eager.apply(self.app.tasks[self.name], args, kwargs, go)
-        with entered(None):  # this run holds nothing, whatever the one around it does
+            with calling(call):
+                return extension.eager.apply(self.app.tasks[self.name], args, kwargs, go)
+        with (
+            calling(call),
+            entered(None),
+        ):  # this run holds nothing, whatever the one around it does
             return super().apply(args, kwargs, *rest, **options)
 
     def __getattr__(self, name: str) -> Any:

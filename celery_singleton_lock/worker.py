@@ -80,6 +80,7 @@ class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is 
             if consumer.event_dispatcher is not None:
                 open_buffers(consumer.event_dispatcher)
             self.crew.stamper.broadcast = self.crew.queues.broadcast()
+            self.crew.stamper.queue_of = self.crew.queues.queue_of
             self.crew.start()
 
     def register_with_event_loop(self, consumer: Any, hub: Any) -> None:  # noqa: ARG002  # Celery's

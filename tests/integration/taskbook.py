@@ -227,6 +227,7 @@ def build(  # noqa: C901, PLR0915  # a list of declarations, made anew for each 
     declare("act_keep_late", lock_on_retry="keep", acks_late=True)
     declare("act_hold", lock_hold_for=2)
     declare("act_hold_long", lock_hold_for=60)
+    declare("act_sent", lock_key="sent:{__queue__}:{__headers__[tenant]}")
     declare("act_latest", lock_max_waiting=1, lock_on_full="replace")
     declare("act_latest_two", lock_max_waiting=2, lock_on_full="replace")
     declare("act_abort", lock_on_lost="abort")

@@ -277,9 +277,8 @@ def request(token, body=b"[[], {}, {}]"):
     message = Message(
         body=body, content_type="application/json", content_encoding="utf-8", headers=headers
     )
-    return SimpleNamespace(
-        id=token, message=message, body=body, stamp=stamp(token), task="task", returns=0
-    )
+    told = {"message": message, "body": body, "options": lambda of_task: of_task("task")}
+    return SimpleNamespace(id=token, stamp=stamp(token), task="task", returns=0, **told)
 
 
 def delivery(token, body=b"{}"):
@@ -292,7 +291,10 @@ def delivery(token, body=b"{}"):
 def slotless(token, task="task", received_at=0.0):
     """Return a granted message that waits for a slot."""
     named = SimpleNamespace(name=task)
-    return SimpleNamespace(id=token, stamp=stamp(token), task=named, received_at=received_at)
+    of_call = {"options": lambda of_task: of_task(named)}
+    return SimpleNamespace(
+        id=token, stamp=stamp(token), task=named, received_at=received_at, **of_call
+    )
 
 
 def test_a_heartbeat_tells_how_many_slots_are_free(agent, store):

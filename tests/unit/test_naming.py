@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_singleton_lock.errors import ConfigurationError, LockNameError
-from celery_singleton_lock.naming import ArgumentsDoNotBind, compile_name
+from celery_singleton_lock.naming import OF_FUNCTION, ArgumentsDoNotBind, Sent, compile_name
 
 
 def settle(account_id, amount=0, *, note="none"):
@@ -343,6 +343,23 @@ def test_a_format_that_does_not_fit_is_an_error_that_names_the_argument(spec, va
     """At the call, since only then the value is known."""
     with pytest.raises(LockNameError, match=r"argument 'account_id' is an? .* cannot format"):
         name_of(value, key="o:{account_id:" + spec + "}")
+
+
+def test_a_field_of_the_message_is_refused_where_it_names_nothing():
+    """A header is named; the queue has no parts; a function has no message."""
+    for key in ("q:{__queue__[a]}", "h:{__headers__}", "h:{__headers__[a][b]}"):
+        with pytest.raises(ConfigurationError, match=r"write \{__queue__\} for the queue"):
+            compile_name("shop.settle", settle, lock_key=key)
+    with pytest.raises(ConfigurationError, match="is known of a task only"):
+        compile_name("shop.settle", settle, lock_key="q:{__queue__}", wording=OF_FUNCTION)
+
+
+def test_a_call_without_a_queue_is_told_so():
+    """Such as an eager one."""
+    namer = compile_name("shop.settle", settle, lock_key="q:{__queue__}")
+    assert namer.name((1,), {}, Sent(lambda: ("fast", {}))) == "q:fast"
+    with pytest.raises(LockNameError, match="this call has come through no queue"):
+        namer.name((1,))
 
 
 def circular():

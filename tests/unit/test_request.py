@@ -80,6 +80,7 @@ def office(app):
         worker="w#1",
         place=place,
         rules=extension.options,
+        of_call=extension.options_of_call,
         name_of=extension.name_of,
         modes=Modes({}),
     )

@@ -1,0 +1,154 @@
+"""Lock options of one call; and keys that are read in the message."""
+
+from __future__ import annotations
+
+import pytest
+from celery import Celery, chain, states
+
+from celery_singleton_lock import ConfigurationError, LockedTask
+from celery_singleton_lock.call_options import HEADER
+
+
+def held(book, key, **call):
+    """Let a task hold the key's lock until its gate opens."""
+    first = book.send("act", key, 0, hold=f"{key}-0", **call)
+    book.started(first)
+    return first
+
+
+@pytest.mark.parametrize("door", ["apply_async", "set", "signature", "chain"])
+def test_a_call_is_skipped_where_its_task_would_wait(book, worker, key, door):
+    """By each way in which a call can have options; the task's own calls wait."""
+    held(book, key)
+    act, option = book.app.tasks["act"], {"lock_on_conflict": "skip"}
+    call = {
+        "apply_async": lambda: act.apply_async((key, 1), **option),
+        "set": lambda: act.s(key, 1).set(**option).delay(),
+        "signature": lambda: book.app.signature("act", (key, 1), options=option).apply_async(),
+        "chain": chain(book.app.tasks["plain"].si(f"{key}-x"), act.si(key, 1).set(**option)),
+    }[door]().id
+    parked = book.send("act", key, 2)
+    assert book.outcome(call)[0] == states.REVOKED
+    book.open(f"{key}-0")
+    assert book.value(parked) == 2
+    assert book.order(key) == [0, 2]
+
+
+def test_a_call_fails_or_stops_waiting_as_it_says(book, worker, key):
+    """Parked with a deadline of its own; refused at once."""
+    held(book, key)
+    fails = book.send("act", key, 1, lock_on_conflict="fail")
+    waits = book.send("act", key, 2, lock_wait_timeout=0.5)
+    assert "LockConflict" in repr(book.outcome(fails)[1])
+    assert "LockWaitTimeout" in repr(book.outcome(waits)[1])
+    book.open(f"{key}-0")
+    book.await_free(key)
+
+
+def test_a_call_takes_another_lock(book, worker, key):
+    """By a template over the same arguments; also when it was parked there."""
+    held(book, key)
+    other = book.send("act", key, 1, hold=f"{key}-1", lock_key="other:{key}")
+    assert book.started(other)["lock"] == f"other:{key}"
+    behind = book.send("act", key, 2, lock_key="other:{key}")
+    book.await_waiting(key, 1, lock="other:{}")
+    book.open(f"{key}-1")
+    assert book.value(behind) == 2
+    assert book.starts(key)[-1]["lock"] == f"other:{key}"
+    book.open(f"{key}-0")
+    book.await_free(key)
+
+
+@pytest.mark.parametrize("end", ["retry", "raise"])
+def test_T37_a_retry_has_the_options_of_its_call_and_nobody_sees_them(book, worker, key, end):
+    """Of a retry that the task asks for, and of one that Celery makes."""
+    task = "act" if end == "retry" else "act_auto"
+    first = book.send(task, key, 0, end=end, extra=0.1, lock_key="other:{key}")
+    book.outcome(first)
+    starts = book.starts(key)
+    assert [(s["lock"], s["leaks"]) for s in starts] == [(f"other:{key}", [])] * 2
+
+
+def test_a_message_that_says_nonsense_fails_alone(book, worker, key):
+    """Its sender may be anybody: the reason is told, and the worker goes on."""
+    for wrong, reason in (
+        ({"lock_on_conflict": "sk1p"}, "lock_on_conflict is 'sk1p'"),
+        ({"lock_lease": 9}, "lock_lease cannot be given to one call"),
+        ({"lock_key": 5}, "lock_key of a call is 5"),
+        ({"lock_key": "a:{nonsense}"}, "names the argument 'nonsense'"),
+        ("skip", "the header csl-options is str"),
+    ):
+        state, error = book.outcome(book.send("act", key, 1, headers={HEADER: wrong}))
+        assert state == states.FAILURE
+        assert reason in str(error)
+    assert book.value(book.send("act", key, 2)) == 2
+    assert book.order(key) == [2]
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ({"lock_lease": 5}, "lock_lease cannot be given to one call. A call may have lock_key, "),
+        ({"lock_on_conflict": "sk1p"}, "lock_on_conflict is 'sk1p'"),
+        ({"lock_on_conflict": "wait"}, "it needs a deadline"),
+        ({"lock_wait_timeout": "5 minutes"}, "use 300"),
+        ({"lock_key": len}, "it must be a template, not a callable"),
+        ({"lock_key": "{key}"}, "it has no literal text"),
+    ],
+)
+@pytest.mark.parametrize("eager", [False, True])
+def test_what_a_call_cannot_have_is_refused_where_it_is_called(option, words, eager):
+    """Before anything is sent."""
+    with Celery("calls", broker="memory://", set_as_current=False) as app:
+        app.conf.task_always_eager = eager
+
+        @app.task(base=LockedTask, shared=False, lock_key="k:{key}")
+        def act(key):
+            return key
+
+        for call in (act.apply_async, act.s("a").set(**option).apply_async):
+            with pytest.raises(ConfigurationError, match=r"task .*act: ") as caught:
+                call(**({"args": ("a",), **option} if call == act.apply_async else {}))
+            assert words in str(caught.value)
+
+
+def test_eager_calls_have_options_and_what_they_call_has_not(redis_url, redis_client):
+    """Where eager tasks take locks."""
+    with Celery(
+        "eager", broker="memory://", backend="cache+memory://", set_as_current=False
+    ) as app:
+        app.conf.update(
+            singleton_lock_backend=redis_url, singleton_lock_eager=True, task_always_eager=True
+        )
+        seen = []
+
+        @app.task(bind=True, base=LockedTask, shared=False, lock_key="k:{key}")
+        def inner(self, key):
+            seen.append(self.lock.name)
+
+        @app.task(bind=True, base=LockedTask, shared=False, lock_key="k:{key}", max_retries=1)
+        def outer(self, key):
+            seen.append((self.lock.name, self.request.headers))
+            inner.delay(key)
+            if not self.request.retries:
+                raise self.retry(countdown=0)
+
+        outer.apply_async(("a",), lock_key="other:{key}")
+        assert seen == [("other:a", None), "k:a"] * 2
+
+
+def test_a_key_names_queue_and_headers_of_the_message(book, worker, key):
+    """The same in a retry; a message without the header fails with its name."""
+    headers = {"tenant": f"{key}-t"}
+    first = book.send("act_sent", key, 0, end="retry", extra=0.1, headers=headers)
+    book.outcome(first)
+    assert [start["lock"] for start in book.starts(key)] == [f"sent:celery:{key}-t"] * 2
+    state, error = book.outcome(book.send("act_sent", key, 1))
+    assert state == states.FAILURE
+    assert "the message has no header 'tenant'. Send it: apply_async(headers=" in str(error)
+    blocker = book.send("act_sent", key, 2, hold=f"{key}-2", headers=headers)
+    book.started(blocker)
+    parked = book.send("act_sent", key, 3, headers=headers)
+    book.await_waiting(f"{key}-t", 1, lock="sent:celery:{}")
+    book.open(f"{key}-2")
+    assert book.value(parked) == 3
