@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import threading
 
@@ -39,4 +40,42 @@ def test_a_worker_of_a_test_leaves_no_thread_of_ours_behind(pool):
         return [thread.name for thread in threading.enumerate() if "singleton" in thread.name]
 
     eventually(lambda: not left())
+    app.close()
+
+
+class Killed(BaseException):
+    """What ends a thread whatever it guards."""
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_worker_delivers_parked_tasks_after_the_death_of_its_threads(monkeypatch, capfd):
+    """Nothing was renewed, delivered or told any more, and nobody heard of it."""
+    monkeypatch.setattr(threading, "excepthook", lambda told: None)
+    app = Celery("dies", broker="memory://", backend="cache+memory://", set_as_current=False)
+
+    @app.task(base=LockedTask, lock_key="k", shared=False)
+    def work():
+        return "done"
+
+    def named(name):
+        return [thread for thread in threading.enumerate() if thread.name == name]
+
+    def kill(name):
+        (thread,) = named(name)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(thread.ident), ctypes.py_object(Killed)
+        )
+        eventually(lambda: named(name) not in ([], [thread]), message=f"{name} lives again")
+
+    with SingletonLocks(app) as locks, locks.worker(pool="threads"):
+        with locks.hold("k"):
+            result = work.delay()
+            locks.assert_parked(result)
+            kill("singleton-lock-agent")
+            kill("singleton-lock-inbox")
+        locks.assert_ran_alone(result)
+        assert result.get(timeout=30) == "done"
+    said = capfd.readouterr().err  # a worker takes all handlers from the root logger
+    for name in ("agent", "inbox"):
+        assert f"the thread singleton-lock-{name} has died; a new one is started" in said
     app.close()
