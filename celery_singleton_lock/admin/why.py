@@ -216,10 +216,9 @@ def _clause(view: LockView, me: Waiting, rank: int, elsewhere: Mapping[str, str]
     for_long = seconds(me.age)
     match me.state:
         case "delayed":
-            return (
-                f"has come back {me.returns} times after it had begun: others pass, and it queues "
-                "again soon"
-            )
+            times = "time" if me.returns == 1 else "times"
+            again = "others pass, and it queues again within a minute"
+            return f"has come back {me.returns} {times}: {again}"
         case "overdue" | "replaced" | "revoked" | "rejected":
             return (
                 f"{_VERDICTS[me.state]} after {for_long}; a worker that consumes the queue "

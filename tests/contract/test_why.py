@@ -326,3 +326,35 @@ def test_a_duration_changes_its_unit_where_people_do(duration, text):
 )  # fmt: skip
 def test_a_place_far_behind_or_none_is_told_as_people_do(rank, text):
     assert ordinal(rank) == text
+
+
+def test_a_task_that_keeps_coming_back_says_that_others_pass(store):
+    """It is neither in line nor running, and somebody will want to know for how long."""
+    live_worker(store)
+    who = park(store, "c1")
+    store.release(NAME, who.token, Ending.UNREAD)
+    answer = why(store, "c1")
+    assert answer.state == "delayed"
+    assert answer.sentence == (
+        "has come back 1 time: others pass, and it queues again within a minute"
+    )
+
+
+def test_a_rejected_task_says_who_has_to_end_it(store):
+    """Its message is kept until a worker has sent it to its dead letters."""
+    who = park(store, "c1")
+    store.release(NAME, who.token, Ending.REJECT)
+    answer = why(store, "c1")
+    assert answer.state == "rejected"
+    assert answer.sentence.startswith("rejected by its task after")
+
+
+def test_all_parked_calls_with_one_id_are_found(store, holder):
+    """The end of one leaves the others where they are, and findable."""
+    first, second, third = (park(store, "c1") for _ in range(3))
+    found = {token for _, token in store.find(["c1"])}
+    assert found == {first.token, second.token, third.token}
+    store.release(NAME, second.token, Ending.FINAL)
+    assert {token for _, token in store.find(["c1"])} == found - {second.token}
+    store.release(NAME, first.token, Ending.FINAL)
+    assert list(store.find(["c1"])) == [(NAME, third.token)]

@@ -71,6 +71,25 @@ def test_a_message_whose_process_dies_each_time_lets_others_pass_and_fails(make_
     assert len(book.starts(id=deadly)) == 2
 
 
+@only_kind("redis")
+@pytest.mark.parametrize("waits_for", ["a", "b"])
+def test_a_task_of_two_locks_that_is_always_requeued_fails_in_the_end(make_book, waits_for):
+    """Its returns are counted over all of its locks, whichever of them keeps its message."""
+    book = make_book(conf={"singleton_lock_max_returns": 2})
+    with book.worker():
+        first = book.send("act", waits_for, 0, hold="gate")
+        book.started(first)
+        stubborn = book.send("pair_lost", "a", "b", end="requeue-always")
+        book.await_waiting(waits_for, 1)
+        other = book.send("act", "b", 2)
+        book.open("gate")
+        state, error = book.outcome(stubborn)
+        assert book.value(other) == 2
+        book.await_settled("a", "b")
+    assert (state, type(error)) == (states.FAILURE, MaxReturnsExceeded)
+    assert len(book.starts(id=stubborn)) == 3
+
+
 @only_kind("quorum")
 def test_a_message_that_keeps_coming_back_reaches_the_dead_letters_of_its_queue(make_book):
     """The limit that its queue declares counts for a parked message, too."""
