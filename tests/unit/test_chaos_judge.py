@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from celery_singleton_lock.agent import BEAT
+from celery_singleton_lock.store.verbs import DEFER
 from chaos.__main__ import excerpts
 from chaos.history import History
 from chaos.judge import FAULT_OF_CELERY, RULES, SAFETY, judge, unsettled
+from chaos.judge import IDLE as LONGEST_IDLE
 from chaos.register import Register
 from chaos.schedule import KILLS_AND_STOPS, plan
 from chaos.storm import Report
@@ -608,3 +611,9 @@ def test_a_violation_is_shown_with_what_happened_around_it(story):
     assert [line for line in shown.splitlines() if " look " in line] == [
         "  +1.500 look      {'pid': 0, 'free': {'a': 2}}"
     ]
+
+
+def test_a_free_lock_is_looked_at_in_time_though_the_first_sweeper_stands_still():
+    """It keeps the lock from others for a while; the round of the next one is the slowest."""
+    slowest_round = 1.2 * BEAT
+    assert DEFER + slowest_round < LONGEST_IDLE
