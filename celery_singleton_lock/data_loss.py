@@ -174,8 +174,8 @@ class DataLoss:
             self._tracked.pop(message.token, None)
         if not check.lost:
             logger.info(
-                "celery-singleton-lock: %s. All of the %d messages that this worker has parked and "
-                "that had not ended are accounted for.",
+                "celery-singleton-lock: the locks' Redis may have lost data: %s. No message that "
+                "this worker has parked is lost (%d had not ended).",
                 check.reason,
                 check.count,
             )

@@ -285,7 +285,7 @@ class Desk:
     def _end_again(self, request: LockedRequest) -> None:
         """Settle a message that has run here; Redis delivers it since it has lost its end."""
         logger.warning(
-            "%s has ended here already, and the locks' Redis has lost that: it does not run again",
+            "%s has ended here, and the locks' Redis does not know that: it does not run again",
             request,
         )
         self._clerk.end(request.stamp, Ending.FINAL, None)
