@@ -2,30 +2,52 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 from celery import Celery
 
-from celery_singleton_lock import Lock, LockedTask, watchdog
+from celery_singleton_lock import Lock, LockedTask, new_token, watchdog
 from celery_singleton_lock.testing import memory_client
 
 
-def threads():
-    return {thread for thread in threading.enumerate() if thread.is_alive()}
+class Started:
+    """The threads that watchdogs made in a test have started, and no others of this process."""
+
+    def __init__(self):
+        self._others = set(watchdog.living())
+        self._seen = set()
+
+    def alive(self):
+        for dog in set(watchdog.living()) - self._others:
+            self._seen |= {dog._thread} - {None}
+        return {thread for thread in self._seen if thread.is_alive()}
 
 
 @pytest.fixture
-def before():
-    return threads()
+def started():
+    return Started()
 
 
 @pytest.fixture
-def app():
+def memory():
+    """A name of a Redis in memory that no other test uses."""
+    return new_token()
+
+
+@pytest.fixture(autouse=True)
+def neighbour():
+    """A watchdog of somebody else, which starts its thread while a test runs."""
+    lock = Lock(memory_client(new_token()), "neighbour")
+    yield lock
+    if lock.held:
+        lock.release()
+
+
+@pytest.fixture
+def app(memory):
     app = Celery("app", set_as_current=False)
     app.conf.update(
         broker_url="memory://",
-        singleton_lock_backend="memory://left",
+        singleton_lock_backend=f"memory://{memory}",
         singleton_lock_eager=True,
         task_always_eager=True,
     )
@@ -33,37 +55,40 @@ def app():
 
 
 @pytest.fixture
-def task(app):
+def task(app, started):
     @app.task(base=LockedTask, lock_key="k:{n}", lock_lease=30, shared=False)
     def task(n):
-        task.ran_beside = threads()
+        task.ran_beside = started.alive()
 
     return task
 
 
-def test_no_thread_is_left_behind_by_an_eager_task(before, task):
+def test_no_thread_is_left_behind_by_an_eager_task(neighbour, started, task):
     """As Celery's fixture threads_not_lingering wants it: at once, not five seconds later."""
+    neighbour.acquire()
     task.delay(1).get()
-    (watchdog_thread,) = task.ran_beside - before
+    (watchdog_thread,) = task.ran_beside
     assert watchdog_thread.name == "csl-watchdog"
-    assert threads() <= before
+    assert not started.alive()
 
 
-def test_no_thread_is_left_behind_by_a_lock(before):
-    client = memory_client("left")
+def test_no_thread_is_left_behind_by_a_lock(neighbour, started, memory):
+    neighbour.acquire()
+    client = memory_client(memory)
     for _ in range(3):
         with Lock(client, "lock"):
-            assert len(threads() - before) == 1
-        assert threads() <= before
+            assert len(started.alive()) == 1
+        assert not started.alive()
 
 
-def test_a_loop_of_locks_keeps_its_thread_and_a_closed_app_ends_it(before, app, task):
+def test_a_loop_of_locks_keeps_its_thread_and_a_closed_app_ends_it(neighbour, started, app, task):
     """A thousand turns must not start a thousand threads."""
+    neighbour.acquire()
     with app:
         for turn in range(4 * watchdog.STARTS):
             task.delay(turn)
-        assert len(threads() - before) <= 1
-    assert threads() <= before
+        assert len(started.alive()) <= 1
+    assert not started.alive()
 
 
 def test_the_tracer_of_a_task_can_be_deleted_as_that_of_any_task(app, task):
