@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from types import MappingProxyType
@@ -17,19 +18,26 @@ from celery_singleton_lock.words import nth, printable
 NAMED: Final = 3
 """Most holders that are named."""
 
+SHORTEST_START: Final = 6
+"""Fewest characters of a task id by which a task is looked for."""
+
+LENGTH: Final = 36
+"""Characters of an id as Celery makes them: one of them is no beginning of another."""
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """Where a task is.
 
     Args:
-        task_id: its id.
+        task_id: its whole id.
         state: ``parked``, ``waiting``, ``adrift``, ``granted``, ``reserved``, ``running``,
             ``held_after`` (its lock stays taken), ``silent`` (it ran, and its worker shows no sign
             of life), ``eta``, ``received``, ``finished``, ``delayed``, ``leaving``, or a verdict
             (``overdue``, ``replaced``, ``revoked``, ``rejected``) that awaits a worker; ``lost``:
             it was parked, and Redis has
-            lost it; ``unseen``: no worker, no lock and no result knows it.
+            lost it; ``ambiguous``: only longer ids are known; ``unseen``: no worker, no lock and no
+            result knows it.
         sentence: for people; says what to do if something can be done.
         lock: name of its lock, if known.
         token: its owner token, if known.
@@ -71,11 +79,12 @@ def why(store: AdminStore, task_id: str, witness: Witness | None = None) -> Answ
     """Return where a task is, and what it waits for.
 
     The locks' index knows who waits, or waited. Who got its lock at once is looked for among all
-    holders; for all others the witness is asked.
+    holders; for all others the witness is asked. If nobody knows the id, a task that waits for a
+    lock or holds one is looked for by the beginning of its id.
 
     Args:
         store: where the locks are.
-        task_id: the task's id.
+        task_id: the task's id, or at least six characters with which it begins.
         witness: what an app knows; without one, less can be said.
 
     Raises:
@@ -86,6 +95,11 @@ def why(store: AdminStore, task_id: str, witness: Witness | None = None) -> Answ
 
 
 def _answer(store: AdminStore, task_id: str, witness: Witness | None) -> Answer:
+    known = _known(store, task_id, witness)
+    return known or _by_start(store, task_id, witness) or _unseen(task_id, witness)
+
+
+def _known(store: AdminStore, task_id: str, witness: Witness | None) -> Answer | None:
     found = standing_of(store, task_id)
     if found is not None:
         return _found(store, task_id, *found)
@@ -96,7 +110,31 @@ def _answer(store: AdminStore, task_id: str, witness: Witness | None) -> Answer:
             return held
     if seen is not None:
         return _seen(task_id, seen)
-    return _lost(store, task_id) or _unseen(task_id, witness)
+    return _lost(store, task_id)
+
+
+def _by_start(store: AdminStore, start: str, witness: Witness | None) -> Answer | None:
+    """Answer for the task whose id begins so, as commands and logs shorten ids."""
+    if not SHORTEST_START <= len(start) < LENGTH:
+        return None
+    holders = (h.task_id for lock in store.glances(holders=1000) for h in lock.holders)
+    ids = {*store.task_ids(start), *(each for each in holders if each.startswith(start))} - {start}
+    if len(ids) == 1 and _OF_CELERY.fullmatch(start):
+        return _known(store, ids.pop(), witness)
+    return _ambiguous(start, sorted(ids)) if ids else None
+
+
+_OF_CELERY: Final = re.compile("[0-9a-f-]+")
+"""The beginning of an id as Celery makes them. Another one may be the whole id of a user's own."""
+
+
+def _ambiguous(start: str, ids: Sequence[str]) -> Answer:
+    more = f" and {len(ids) - NAMED} more" if len(ids) > NAMED else ""
+    told = (
+        f"No task with the id {start!r} is known. Of those that begin so are known: "
+        f"{', '.join(ids[:NAMED])}{more}. Give the whole id of the one that is meant."
+    )
+    return Answer(start, "ambiguous", told)
 
 
 def _found(store: AdminStore, task_id: str, name: str, me: Waiting, rank: int) -> Answer:
@@ -169,6 +207,12 @@ def _unseen(task_id: str, witness: Witness | None) -> Answer:
             f"(see the queue{f': {queues}' if queues else ''}; was it sent to one that a worker "
             "consumes?), or its worker has died and the broker delivers it again (Redis after its "
             "visibility time-out), or it has finished and its result was not kept."
+        )
+    if len(task_id) < LENGTH:
+        told += (
+            f" If {task_id!r} is only the beginning of an id, give all of it: a shorter one is "
+            f"looked for among tasks that wait for a lock or hold one, from {SHORTEST_START} "
+            "characters on."
         )
     return Answer(task_id, "unseen", told)
 

@@ -76,11 +76,15 @@ def show(place: Place, name: str, waiters: int, *, machine: bool) -> None:
 @as_json
 @with_place
 def why_command(place: Place, task_id: str, *, machine: bool) -> None:
-    """Why a task does not run: in one sentence."""
+    """Why a task does not run: in one sentence.
+
+    TASK_ID may be the beginning of the id, of 6 characters or more.
+    """
     answer = why(place.store, task_id, place.witness())
     if machine:
         return render.as_json(answer)
-    return render.say(f"{answer.state}: {answer.sentence}")
+    whole = "" if answer.task_id == task_id else f" (task {answer.task_id})"
+    return render.say(f"{answer.state}: {answer.sentence}{whole}")
 
 
 @click.command("watch")

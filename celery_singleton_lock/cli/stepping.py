@@ -164,7 +164,7 @@ def _waiter(place: Place, name: str, who: str) -> Waiting:
     if any(who in {holder.token, holder.task_id} for holder in place.store.inspect(name).holders):
         msg = f"{who} holds {name!r}, it does not wait for it: use release"
     else:
-        msg = f"{who} does not wait for {name!r}: see show, or why"
+        msg = f"{who} does not wait for {name!r}: see show, which prints whole ids, or why"
     raise Refused(msg, name)
 
 

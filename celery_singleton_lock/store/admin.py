@@ -197,6 +197,16 @@ class AdminStore(Store, Protocol):
         """Return where a token stands."""
         ...
 
+    def task_ids(self, start: str) -> Iterator[str]:
+        """Yield the ids of tasks that wait, or have waited and run; some may come twice.
+
+        Reads the whole index in short steps, as no index is sorted by task id.
+
+        Args:
+            start: how the ids begin.
+        """
+        ...
+
     def force_release(
         self,
         name: str,

@@ -13,7 +13,7 @@ from typing import Any, Final
 import redis
 
 from celery_singleton_lock.errors import BackendError
-from celery_singleton_lock.keys import Keyspace
+from celery_singleton_lock.keys import BUCKETS, Keyspace
 from celery_singleton_lock.model import ALIVE, REMEMBERED, Reply, base_of
 from celery_singleton_lock.plans import carry_out
 from celery_singleton_lock.store import replies
@@ -139,6 +139,20 @@ class RedisAdminStore(RedisStore):
         now, record, rank, left, size, ended = self._run(call)
         found = waiting_of(name, float(now), token, record, int(size)) if record else None
         return Standing(found, int(rank), replies.seconds(left), bool(int(ended)))
+
+    def task_ids(self, start: str) -> Iterator[str]:
+        """Yield the ids of tasks that begin so and wait; see :meth:`AdminStore.task_ids`."""
+        match = f"@{_escaped(start)}*"
+        cursors = dict.fromkeys(map(self.keyspace.index, range(BUCKETS)), 0)
+        while cursors:
+            asked = [
+                Command(("HSCAN", index, cursor, "MATCH", match, "COUNT", SCANNED))
+                for index, cursor in cursors.items()
+            ]
+            answers = dict(zip(cursors, map(_settled, self.do(Batch(asked))), strict=True))
+            cursors = {index: int(cursor) for index, (cursor, _) in answers.items() if int(cursor)}
+            for _, found in answers.values():
+                yield from (replies.text(field)[1:] for field in found)
 
     def messages(self, name: str, tokens: Sequence[str]) -> Sequence[bytes | None]:
         """Return the messages that are kept of these tokens."""
@@ -302,6 +316,17 @@ class ClusterAdminStore(RedisAdminStore, ClusterStore):
     def _settled(self, call: Call, answer: Any) -> Any:
         """Ask the other master where a slot has moved meanwhile."""
         return self._run(call) if isinstance(answer, ELSEWHERE) else super()._settled(call, answer)
+
+
+def _settled(answer: Any) -> Any:
+    """Return an answer to one command of a batch.
+
+    Raises:
+        BackendError: it is an error.
+    """
+    if isinstance(answer, Exception):
+        raise explain(answer) from answer
+    return answer
 
 
 def _escaped(text: str) -> str:

@@ -16,6 +16,7 @@ from celery_singleton_lock.admin import (
 )
 from celery_singleton_lock.admin.locks import show_lock
 from celery_singleton_lock.admin.why import named, ordinal, seconds, short, worker_name
+from celery_singleton_lock.keys import bucket_of
 from celery_singleton_lock.model import (
     Claim,
     Ending,
@@ -170,6 +171,48 @@ def test_a_task_that_is_being_drained_is_told_so(store, holder):
 def test_what_no_lock_knows_an_app_may_know(store, state):
     answer = why(store, "other", App((state, "ended with SUCCESS")))
     assert (answer.state, answer.sentence) == (state, "It ended with SUCCESS.")
+
+
+def test_the_short_id_that_commands_show_is_enough(store, holder):
+    """Of a task that waits, and of one that holds the lock and is in no index."""
+    me = "285bdce1-77aa-4e0d-9f7b-0a5e3c9d1b11"
+    park(store, me)
+    parked = why(store, "285bdce1", App())
+    assert (parked.task_id, parked.state, parked.rank) == (me, "parked", 1)
+    running = why(store, "3f2a91c0", App())
+    assert (running.task_id, running.state) == ("3f2a91c0-1", "running")
+    assert why(store, "285bd").state == "unseen"
+    assert (
+        "If '285bd' is only the beginning of an id, give all of it" in why(store, "285bd").sentence
+    )
+    assert why(store, "285b*c").state == "unseen"
+    assert "beginning" not in why(store, me.replace("2", "9")).sentence
+
+
+def test_a_short_id_of_several_tasks_names_them(store, holder):
+    ids = [f"285bdce1-{number}" for number in range(5)]
+    for each in ids:
+        park(store, each)
+    answer = why(store, "285bdce1")
+    assert answer.state == "ambiguous"
+    assert answer.sentence == (
+        "No task with the id '285bdce1' is known. Of those that begin so are known: "
+        f"{', '.join(ids[:3])} and 2 more. Give the whole id of the one that is meant."
+    )
+    assert why(store, ids[3]).rank == 4
+
+
+def test_an_id_of_the_users_own_is_not_taken_for_the_beginning_of_another(store, holder):
+    park(store, "order-12")
+    answer = why(store, "order-1")
+    assert (answer.task_id, answer.state) == ("order-1", "ambiguous")
+    assert "order-12" in answer.sentence
+
+
+def test_an_id_that_the_index_has_kept_too_long_is_unseen(store, lock_client):
+    index = store.keyspace.index(bucket_of(NAME))
+    lock_client.hset(index, "@285bdce1", f"{NAME}\n{new_token()}")
+    assert why(store, "285bdce1").state == "unseen"
 
 
 def test_it_is_never_a_dead_end(store):

@@ -191,6 +191,8 @@ def test_why_answers_at_every_point_of_a_tasks_way(run, alone, book, worker, key
         r"lease \d\.\d s left, you are 2nd\n",
         told,
     )
+    short = run("why", contended.rest[1][:8]).out
+    assert short.endswith(f"you are 2nd (task {contended.rest[1]})\n")
     assert run("why", contended.first).out.startswith("running: runs on w")
     plain = book.send("plain", key, hold=key)
     book.started(plain)
