@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -39,6 +39,7 @@ from celery_singleton_lock.orders import (
     End,
     Errand,
     Leave,
+    Left,
     LookUp,
     Lost,
     Order,
@@ -93,13 +94,14 @@ class Agent:
         realm: hash of the broker.
         place: the clock that gives arriving messages their place; kept in step here.
         queues: what the worker consumes.
+        declared: returns the names of the tasks whose parked messages the worker can run.
         rules: task -> its options.
         receive: turns a delivery into a request and hands it to the desk; runs in the main loop.
         post: runs a call in the main loop.
         reap: lets the pool look for children that have ended; runs in the main loop.
         abort: interrupts the task that holds a token, if it wants that and the pool can; runs in
             the main loop.
-        publisher: wakes workers through the broker.
+        publisher: sends messages to the broker.
         watchdog: renews the leases of what this worker runs, or is about to.
         herald: tells what happens.
         modes: which tasks keep their locks now.
@@ -125,6 +127,7 @@ class Agent:
         realm: str,
         place: ServerClock,
         queues: Queues,
+        declared: Callable[[], Collection[str]],
         rules: Callable[[Any], LockOptions],
         receive: Callable[[Delivery], None],
         post: Callable[..., None],
@@ -151,6 +154,7 @@ class Agent:
         self.desk = desk(self)
         self._place = place
         self._queues = queues
+        self._declared = declared
         self._post = post
         self._reap = reap
         self._watchdog = watchdog
@@ -226,6 +230,7 @@ class Agent:
             inbox=self.inbox,
             flights=self.desk.flights,
             courier=self._courier,
+            kept=self._kept,
             modes=modes,
             capacity=capacity,
         )
@@ -442,6 +447,7 @@ class Agent:
     def _carry_out_one(self, order: Any) -> None:
         steps: dict[type[Any], Callable[[Any], None]] = {
             Requeue: self._courier.requeue,
+            Left: self._sweeper.left,
             Settle: self._parker.settle,
             End: self._releases.carry_out,
             LookUp: self._look_up,
@@ -503,8 +509,8 @@ class Agent:
         self._loss.look()
 
     def _beat(self) -> None:
-        consumed = self._queues.consumed()
-        switches = self.store.beat(self.worker, self.realm, consumed, ALIVE, self._free())
+        queues, free, tasks = self._queues.consumed(), self._free(), self._declared()
+        switches = self.store.beat(self.worker, self.realm, queues, ALIVE, free, tasks=tasks)
         self._hear_of_modes(switches)
 
     def _pass_on(self) -> None:

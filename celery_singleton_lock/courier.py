@@ -1,17 +1,19 @@
-"""What the agent sends through the broker: messages that go back, and copies that wake workers."""
+"""What the agent sends through the broker: messages that no worker here runs, or not yet."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from celery_singleton_lock.background import BackgroundThread
+from celery_singleton_lock.clock import Clock, SystemClock
 from celery_singleton_lock.desk import Desk
 from celery_singleton_lock.model import CLAIM_LEASE, Delivery, Stray
-from celery_singleton_lock.orders import Requeue
+from celery_singleton_lock.orders import Left, Requeue
 from celery_singleton_lock.publisher import Outbox, Publisher, pack
 from celery_singleton_lock.queues import Queues
 from celery_singleton_lock.request import LockedRequest
+from celery_singleton_lock.store.verbs import HOLD
 from celery_singleton_lock.tray import RETRY, Tray
 from celery_singleton_lock.watchdog import Watchdog
 
@@ -32,7 +34,7 @@ class Courier:
 
     Attributes:
         requeued: how many messages went back to the broker.
-        published: how many copies were sent.
+        published: how many parked messages were sent.
         rejected: how many messages were sent to be rejected.
     """
 
@@ -60,6 +62,7 @@ class Courier:
         self._orders = orders
         self._desk = desk
         self._post = post
+        self._clock: Clock = SystemClock()
 
     @property
     def thread(self) -> BackgroundThread:
@@ -147,21 +150,49 @@ class Courier:
 
     # -- to other workers -------------------------------------------------------------------------
 
-    def wake(self, stray: Stray) -> None:
-        """Publish a copy of a message that waits for a worker of a queue."""
-        self._outbox.put(copying(stray), self._woken)
+    def send_on(self, strays: Sequence[Stray]) -> None:
+        """Send parked messages that no live worker takes to their queues.
 
-    def _woken(self, error: Exception | None) -> None:
-        if error is None:
-            self.published += 1
-        else:  # a later sweep tries again
-            logger.warning("no copy of a parked task could be published: %r", error)
+        Args:
+            strays: messages of one lock that one call has taken out of the line.
+        """
+        sent: list[Stray] = []
+        self._outbox.put(
+            lambda publisher: self._publish(publisher, strays, sent),
+            lambda error: self._sent_on(strays, sent, error),
+        )
+
+    def _publish(self, publisher: Publisher, strays: Sequence[Stray], sent: list[Stray]) -> None:
+        """Publish for half of the time for which they are out of line; the rest queues again."""
+        until = self._clock.monotonic() + HOLD / 2
+        for stray in strays:
+            if self._clock.monotonic() > until:
+                return
+            publisher.send_back(stray.body, stray.queue, stray.attempt, stray.place)
+            sent.append(stray)
+
+    def _sent_on(self, strays: Sequence[Stray], sent: list[Stray], error: Exception | None) -> None:
+        """Hear from the outbox' thread what became of them."""
+        self.published += len(sent)
+        if error is not None:
+            logger.warning(
+                "%d parked tasks for the lock %r could not be sent to the broker, trying again: %r",
+                len(strays) - len(sent),
+                strays[0].name,
+                error,
+            )
+        if sent:
+            logger.info(
+                "no live worker takes the tasks of queue %r that are parked for the lock %r: %d "
+                "were sent to the broker",
+                sent[0].queue,
+                sent[0].name,
+                len(sent),
+            )
+            self._orders.put(Left(tuple(sent), sent=True))
+        if len(sent) < len(strays):
+            self._orders.put(Left(tuple(strays[len(sent) :]), sent=False))
 
 
 def _delivered_again(_name: str, _token: str) -> None:
     """Do nothing: another worker is given the message, and it may be rejected twice."""
-
-
-def copying(stray: Stray) -> Callable[[Publisher], None]:
-    """Return what publishes a copy of a message that waits for a worker."""
-    return lambda publisher: publisher.publish(stray.body, stray.name, stray.token, stray.queue)

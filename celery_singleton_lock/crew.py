@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, Final
@@ -38,7 +39,10 @@ from celery_singleton_lock.stamper import Stamper
 from celery_singleton_lock.unread import UNREADABLE, Unread
 from celery_singleton_lock.usher import Usher
 from celery_singleton_lock.watchdog import Watchdog
+from celery_singleton_lock.words import printable
 from celery_singleton_lock.wrap import passes, read_as_celery, request_class
+
+logger = logging.getLogger(__name__)
 
 FLUSH: Final = 2.0
 """Most seconds that a worker's exit waits for the agent."""
@@ -70,6 +74,7 @@ class Crew:
         self.board = link.board
         self.kind = pool_kind(type(consumer.pool))
         self._request_classes: dict[str, Any] = {}
+        self._runnable: dict[str, bool] = {}
         self._to_pool: Callable[[Any], None] = consumer.on_task_request
         self._usher = Usher(consumer.pool, self._to_pool)
         worker = worker_id(consumer.hostname)
@@ -103,6 +108,7 @@ class Crew:
             realm=extension.realm,
             place=link.place,
             queues=queues,
+            declared=self.declared,
             rules=extension.options,
             receive=self.receive,
             post=self.mailbox.post,
@@ -270,14 +276,25 @@ class Crew:
         read = read_as_celery(message, utc=self.extension.app.uses_utc_timezone())
         name = read["headers"].get("task")
         task = self.extension.app.tasks.get(name)
-        if task is None or name not in self.extension.declared():
-            self.consumer.on_unknown_task(None, message, KeyError(name))
-            self.agent.inbox.drop(delivery)
-            return None
-        if not passes(self._request_class(task)):
+        if task is None or name not in self.extension.declared() or not self._can_run(name):
+            logger.warning(
+                "celery-singleton-lock: a parked task %s came here, and this worker does not lock "
+                "that: it goes back to its place in line",
+                printable(str(name)),
+            )
             self.agent.inbox.give_back(delivery)
             return None
         return self._request(task, message, read)
+
+    def declared(self) -> frozenset[str]:
+        """Return the names of the tasks whose parked messages this worker can run."""
+        return frozenset(filter(self._can_run, self.extension.declared()))
+
+    def _can_run(self, name: str) -> bool:
+        if name not in self._runnable:
+            made = request_class(self.extension.app.tasks[name], self.consumer)
+            self._runnable[name] = passes(made)
+        return self._runnable[name]
 
     def _request(self, task: Any, message: Any, read: dict[str, Any]) -> LockedRequest:
         app, consumer = self.extension.app, self.consumer

@@ -243,16 +243,15 @@ class Desk:
         """Send a parked message, whose turn has come, to the pool."""
         if delivery.token in self.flights.by_token:
             return None
-        stamp = self._stamper.delivered(request, delivery)
-        bundle = stamp.bundle
-        request.desk, request.stamp, request.was_blocked = self, stamp, True
+        request.stamp = self._stamper.delivered(request, delivery)
+        request.desk, request.was_blocked = self, True
         request.returns = delivery.returns
-        if self.ends.forgotten(stamp.token):
+        if self.ends.forgotten(request.stamp.token):
             return self._end_again(request)
-        if bundle is not None and bundle.here.token != stamp.token:  # another had it, and may run
-            request.stamp = stamp = stamp._replace(bundle=renewed(bundle, stamp.token))
-            if stamp.bundle is None and delivery.verdict == "granted":
-                return self._move(request, begun_again(stamp, bundle, frees=()))
+        again = self._from_the_start(delivery, request)
+        if again is not None:
+            return self._move(request, again)
+        stamp = request.stamp
         request.delivered = True
         request.took = stamp.bundle is None
         self.flights.expect(request)
@@ -295,6 +294,30 @@ class Desk:
         """Forget a delivery of which no task could be made."""
         self.flights.by_token.pop(delivery.token, None)
         self._clerk.forget(delivery.token)
+
+    def _from_the_start(self, delivery: Delivery, request: LockedRequest) -> Stamp | None:
+        """Return the stamp of a delivery that must begin at the first of its locks, if it must."""
+        stamp, bundle = request.stamp, request.stamp.bundle
+        granted = delivery.verdict == "granted"
+        if bundle is None:
+            return self._with_locks_added(delivery, request) if granted else None
+        if bundle.here.token == stamp.token:
+            return None
+        own = renewed(bundle, stamp.token)  # another had it, and may run
+        request.stamp = stamp = stamp._replace(bundle=own)
+        return begun_again(stamp, bundle, frees=()) if own is None and granted else None
+
+    def _with_locks_added(self, delivery: Delivery, request: LockedRequest) -> Stamp | None:
+        """Have a message take all locks that was parked before its task got several."""
+        stamp = request.stamp
+        bundle = self._stamper.bundle_now(request, stamp)
+        if bundle is None:
+            return None
+        if bundle.here.name != stamp.name:
+            return begun_again(stamp, bundle, frees=())
+        own = bundle.granted(delivery.fencing_token)
+        request.stamp = stamp._replace(bundle=own, announce=True)
+        return None
 
     def redispatch(self, request: LockedRequest) -> None:
         """Send a copy to the pool: what it is a copy of is not known any more."""

@@ -54,6 +54,7 @@ from celery_singleton_lock.row import Row
 from celery_singleton_lock.settings import LockOptions
 from celery_singleton_lock.stamp import (
     COPY,
+    MOVED,
     REQUEUED,
     STAMP,
     Stamp,
@@ -327,6 +328,7 @@ class Gate:
         the message itself is kept.
         """
         take_out(run.request, REQUEUED)
+        take_out(run.request, MOVED)
         copy_of = take_out(run.request, COPY)
         if copy_of is not None and self._is_kept(run, options, *copy_of):
             logger.warning(
@@ -383,6 +385,7 @@ class Gate:
 
     def _refuse_copies(self, run: Run, lock: Lock | Row) -> None:
         """Turn away a copy of a message that is kept, or has ended: it would run a second time."""
+        take_out(run.request, MOVED)
         copy_of = take_out(run.request, COPY)
         if copy_of is not None and self._is_elsewhere(run, lock, *copy_of):
             verdict = "done"

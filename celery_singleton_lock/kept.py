@@ -27,6 +27,7 @@ from celery_singleton_lock.model import (
     Ending,
     Owner,
     Parcel,
+    Stray,
     Verdict,
     new_token,
 )
@@ -225,7 +226,7 @@ class Kept:
         if left.token in tokens:
             attempt = singles(stamp)[tokens.index(left.token)].attempt
             owner = Owner(left.token, attempt, stamp.task, self._worker)
-            self._store.claim(owner, left.name, lease, settle=True)
+            self._store.claim(owner, left.name, lease, kept_elsewhere=True)
         else:
             self._store.release(left.name, left.token, Ending.FINAL, worker=self._worker)
 
@@ -233,14 +234,14 @@ class Kept:
         """Leave to the desk what a message keeps that has come back here; it renews it now."""
         self._entries.pop(token, None)
 
-    def give_back(self, delivery: Delivery) -> None:
-        """Release what a message keeps that this worker has got, and does not run.
+    def give_back(self, message: Delivery | Stray) -> None:
+        """Release what a message keeps that does not run now: it begins again.
 
         Raises:
             BackendError: Redis did not answer; the leases end.
         """
-        self.drop(delivery.token)
-        bundle = own_bundle(delivery)
+        self.drop(message.token)
+        bundle = own_bundle(message)
         for part in bundle.kept if bundle else ():
             self._store.release(part.name, part.token, Ending.AGAIN, worker=self._worker)
 
@@ -317,8 +318,8 @@ class Kept:
                 self.drop(waiting)
 
 
-def own_bundle(delivery: Delivery) -> Bundle | None:
-    """Return the bundle of a delivery, if what it keeps is its own beyond doubt.
+def own_bundle(delivery: Delivery | Stray) -> Bundle | None:
+    """Return the bundle of a message, if what it keeps is its own beyond doubt.
 
     That is so for the first delivery since it was parked. A later one follows one that may run.
     """

@@ -77,7 +77,7 @@ TOTALS: Final = {
         "Parked messages of which a loss would not be noticed: too many are parked.",
     ),
     "swept": ("celery_lock_swept", "Locks that this worker has looked after."),
-    "published": ("celery_lock_copies_published", "Copies of parked messages sent to the broker."),
+    "published": ("celery_lock_copies_published", "Parked messages sent to the broker."),
     "requeued": ("celery_lock_requeued", "Blocked messages sent back to the broker."),
     "let_run": ("celery_lock_let_run", "Parked messages that got their turn unlocked."),
     "released_for_dead": ("celery_lock_released_for_dead", "Locks released for dead processes."),

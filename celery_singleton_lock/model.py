@@ -395,12 +395,25 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Stray:
-    """A parked message that no live worker consumes; publish a copy of it to the broker."""
+    """A parked message that no live worker takes, on its way to the broker.
+
+    Args:
+        name: of its lock.
+        token: its token there.
+        queue: where it was consumed.
+        body: the message, packed.
+        seal: names the call that took it out of the line.
+        attempt: ``id/retries/nesting``.
+        place: server microseconds of its arrival.
+    """
 
     name: str
     token: str
     queue: str
     body: bytes
+    seal: str = ""
+    attempt: str = ""
+    place: int = 0
 
 
 @dataclass(frozen=True, slots=True)

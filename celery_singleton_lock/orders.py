@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from celery_singleton_lock.model import Delivery, Ending
+from celery_singleton_lock.model import Delivery, Ending, Stray
 from celery_singleton_lock.request import LockedRequest
 from celery_singleton_lock.stamp import Stamp
 
@@ -44,6 +44,19 @@ class Requeue:
     """Send a message back to the broker."""
 
     request: LockedRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Tell Redis what became of messages of one lock that were to be sent to the broker.
+
+    Args:
+        strays: the messages; one call took them out of the line.
+        sent: whether the broker has them.
+    """
+
+    strays: tuple[Stray, ...]
+    sent: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +115,20 @@ class Leave:
     """Tell the fleet that this worker takes no more grants, and give back those in the inbox."""
 
 
-Order = Park | Requeue | Settle | End | LookUp | Lost | Revoke | Switch | Errand | Leave | Delivery
+Order = (
+    Park
+    | Requeue
+    | Left
+    | Settle
+    | End
+    | LookUp
+    | Lost
+    | Revoke
+    | Switch
+    | Errand
+    | Leave
+    | Delivery
+)
 
 
 @dataclass(frozen=True, slots=True)

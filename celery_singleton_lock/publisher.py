@@ -22,7 +22,7 @@ from kombu.utils import json
 from celery_singleton_lock.background import BackgroundThread
 from celery_singleton_lock.bundle import KEPT
 from celery_singleton_lock.redelivery import DEATHS, REJECT, has_dead_letters, history_of
-from celery_singleton_lock.stamp import COPY, REQUEUED, STAMP
+from celery_singleton_lock.stamp import COPY, MOVED, REQUEUED, STAMP
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ CONFIRMED_WITHIN: Final = 10.0
 """Seconds for which a publish waits for RabbitMQ to confirm it."""
 
 _ROUTE: Final = ("exchange", "routing_key")
-_STRIPPED: Final = frozenset({STAMP, COPY, REQUEUED, REJECT, KEPT, "redelivered"})
+_STRIPPED: Final = frozenset({STAMP, COPY, MOVED, REQUEUED, REJECT, KEPT, "redelivered"})
 _NOT_SENT: Final = frozenset(
     {
         "delivery_info",  # these three are the virtual transports'; a copy is given its own
@@ -145,7 +145,7 @@ def _route(delivery_info: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 class Publisher:
-    """Sends copies of messages to the broker: to wake a worker, or to be tried again later.
+    """Sends messages to the broker: where no worker takes them, or to be tried again later.
 
     It owns its connection, outside of kombu's pools, which a fork would shut.
 
@@ -159,31 +159,19 @@ class Publisher:
         self._connection: Connection | None = None
         self._channel: Any = None
 
-    def publish(self, kept: bytes, name: str, token: str, queue: str) -> None:
-        """Send a copy of a parked message to its queue, past all exchanges and bindings.
-
-        Args:
-            kept: the parked body.
-            name: its lock.
-            token: its token.
-            queue: where it was consumed.
-
-        Raises:
-            Exception: whatever the broker's transport raises; nothing was sent, or it is not known.
-        """
-        self._publish(kept, queue, {COPY: [name, token]})
-
-    def send_back(self, kept: bytes, queue: str) -> None:
-        """Send a message to the end of its queue as if it had never been parked.
+    def send_back(self, kept: bytes, queue: str, attempt: str, place: int) -> None:
+        """Send a parked message to the end of its queue, past all exchanges and bindings.
 
         Args:
             kept: the message, packed.
             queue: where it was consumed.
+            attempt: ``id/retries/nesting``.
+            place: its place in line, server microseconds: it has it again if it is parked again.
 
         Raises:
             Exception: whatever the broker's transport raises; nothing was sent, or it is not known.
         """
-        self._publish(kept, queue, {})
+        self._publish(kept, queue, {MOVED: [attempt, place]})
 
     def requeue(self, kept: bytes, queue: str, requeues: int, first_place: int) -> None:
         """Send a message to the end of its queue.

@@ -19,6 +19,11 @@ STAMP: Final = "celery_singleton_lock"
 COPY: Final = "csl-copy"
 """Message header of a copy that was published to wake a worker: the lock's name and the token."""
 
+MOVED: Final = "csl-moved"
+"""Message header of a task that was parked, and then sent to the broker: its attempt, and its place
+in line (server microseconds). A retry of a task that runs without a lock carries the header on, so
+the attempt tells whose it is."""
+
 REQUEUED: Final = "csl-requeued"
 """Message header of a task that has been requeued: how often, and when it arrived first (server
 microseconds)."""

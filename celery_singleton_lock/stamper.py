@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from celery.app.task import Context
 
-from celery_singleton_lock.bundle import KEPT, Names, read
+from celery_singleton_lock.bundle import KEPT, Bundle, Names, read
 from celery_singleton_lock.call_options import HEADER
 from celery_singleton_lock.clock import ServerClock, SystemClock
 from celery_singleton_lock.errors import (
@@ -24,7 +24,7 @@ from celery_singleton_lock.naming import ArgumentsDoNotBind, Sent
 from celery_singleton_lock.redelivery import REJECT, history_of
 from celery_singleton_lock.request import LockedRequest
 from celery_singleton_lock.settings import LockOptions
-from celery_singleton_lock.stamp import COPY, REQUEUED, Stamp, attempt_of, task_id_of
+from celery_singleton_lock.stamp import COPY, MOVED, REQUEUED, Stamp, attempt_of, task_id_of
 
 logger = logging.getLogger(__name__)
 _clock = SystemClock()
@@ -88,15 +88,16 @@ class Stamper:
         Returns:
             Of which parked message this is a copy: its lock's name, and its token. None if of none.
         """
-        copy_of, requeued, call = taken_from(request, COPY, REQUEUED, HEADER)
+        copy_of, requeued, moved, call = taken_from(request, COPY, REQUEUED, MOVED, HEADER)
         wrong = self._call_of(request, call)
         if copy_of is not None:
             request.is_copy = True
         if wrong is not None:
             stamp = request.stamp = self.unlocked(request, wrong)
         elif self.keeps(request):
-            copy = request.is_copy or requeued is not None
-            stamp = request.stamp = self._locked(request, copy=copy)
+            place = _place_before(request, moved)
+            copy = request.is_copy or requeued is not None or place is not None
+            stamp = request.stamp = self._locked(request, copy=copy, place=place)
         else:
             stamp = request.stamp = self.relaxed(request)
         if request.call:
@@ -125,7 +126,7 @@ class Stamper:
         request.call = call
         return None
 
-    def _locked(self, request: LockedRequest, *, copy: bool) -> Stamp:
+    def _locked(self, request: LockedRequest, *, copy: bool, place: int | None) -> Stamp:
         if self.broadcast and request.delivery_info.get("exchange") in self.broadcast:
             return self.unlocked(request, broadcast_refused(request))
         try:
@@ -141,7 +142,7 @@ class Stamper:
             attempt_of(request.request_dict),
             task.name,
             self._worker,
-            place=self._place.stamp(),
+            place=self._place.stamp() if place is None else place,
             stamped_at=request.received_at,
             copy=copy or bool(request.delivery_info.get("redelivered")),
             settle=not task.acks_late,
@@ -215,6 +216,18 @@ class Stamper:
         )
         return MaxReturnsExceeded(msg, delivery.name)
 
+    def bundle_now(self, request: LockedRequest, stamp: Stamp) -> Bundle | None:
+        """Return the locks of a task that was parked with one, and takes several by now."""
+        try:
+            name = self._name(request)
+        except Exception:  # noqa: BLE001  # it has the lock that it had when it was sent
+            return None
+        if not isinstance(name, Names):
+            return None
+        waited = _clock.monotonic() - stamp.stamped_at
+        place = max(0, self._place.stamp() - round(waited * 1e6))
+        return bundled(stamp._replace(place=place), name).bundle
+
     def anew(self, stamp: Stamp) -> Stamp:
         """Return the stamp with which a message takes the place in line that it had before."""
         waited = _clock.monotonic() - stamp.stamped_at
@@ -246,6 +259,15 @@ def waited_in_vain(name: str, waited: float) -> LockWaitTimeout:
     """Return with what a task ends that has waited for so many seconds, and may no longer."""
     sentence = f"Waited {waited:.1f} s for the lock {name!r} (lock_wait_timeout)."
     return LockWaitTimeout(sentence, name)
+
+
+def _place_before(request: LockedRequest, moved: Any) -> int | None:
+    """Return the place that a message had in line before it was sent to the broker."""
+    if moved is None:
+        return None
+    attempt, place = moved  # of several locks each may have another nesting
+    own = attempt_of(request.request_dict)
+    return int(place) if attempt.rpartition("/")[0] == own.rpartition("/")[0] else None
 
 
 def taken_from(request: LockedRequest, *headers: str) -> list[Any]:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import logging
 import math
 import random
+from itertools import groupby
+from operator import attrgetter
 from typing import Final
 
 from celery_singleton_lock.clock import Clock
 from celery_singleton_lock.courier import Courier
 from celery_singleton_lock.flights import Flights
 from celery_singleton_lock.inbox import Inbox
+from celery_singleton_lock.kept import Kept
 from celery_singleton_lock.modes import Modes
+from celery_singleton_lock.orders import Left
 from celery_singleton_lock.store.base import Store
 
 logger = logging.getLogger(__name__)
@@ -21,6 +25,10 @@ MOST: Final = 100
 
 PER_SLOT: Final = 4
 """Granted messages that may wait here for each slot of the pool."""
+
+PATIENCE: Final = 5.0
+"""Seconds for which no worker must have taken a message before it is sent to the broker: one that
+restarts meanwhile finds it where it was."""
 
 IDLE: Final = 5.0
 """Seconds between two looks for parked tasks of which the locks are not kept, if there are none."""
@@ -44,7 +52,8 @@ class Sweeper:
         realm: hash of the broker.
         inbox: where the grants arrive.
         flights: who is on the way already.
-        courier: wakes the workers of other queues.
+        courier: sends messages that no live worker takes to the broker.
+        kept: what parked messages keep meanwhile.
         modes: which tasks keep their locks now.
         capacity: tasks that the worker's pool runs at once.
 
@@ -62,6 +71,7 @@ class Sweeper:
         inbox: Inbox,
         flights: Flights,
         courier: Courier,
+        kept: Kept,
         modes: Modes,
         capacity: int,
     ) -> None:
@@ -74,6 +84,7 @@ class Sweeper:
         self._inbox = inbox
         self._flights = flights
         self._courier = courier
+        self._kept = kept
         self._modes = modes
         self._capacity = capacity
         self._clock: Clock = store.clock
@@ -96,9 +107,24 @@ class Sweeper:
 
     def kick(self, names: list[str]) -> None:
         """Have locks granted to who is next."""
-        strays = self._store.kick_many(names, worker=self._inbox.taker(), realm=self._realm)
-        for stray in strays:
-            self._courier.wake(stray)
+        strays = self._store.kick_many(
+            names, worker=self._inbox.taker(), realm=self._realm, patience=PATIENCE
+        )
+        for _, group in groupby(strays, attrgetter("name")):
+            self._courier.send_on(list(group))
+
+    def left(self, order: Left) -> None:
+        """Forget messages that the broker has, or let them queue again; go on with the next."""
+        first = order.strays[0]
+        tokens = [stray.token for stray in order.strays]
+        self._store.left(
+            first.name, first.seal, tokens, sent=order.sent, worker=self._inbox.taker()
+        )
+        if not order.sent:
+            return
+        for stray in order.strays:
+            self._kept.give_back(stray)
+        self.kick([first.name])
 
     def relax(self) -> None:
         """Give parked tasks that do not keep their locks their turn, as fast as the pool runs them.

@@ -17,6 +17,7 @@ from celery_singleton_lock.clock import Clock, SystemClock
 from celery_singleton_lock.errors import BackendError, ConfigurationError
 from celery_singleton_lock.model import ANOTHER_RUN, Claim, Owner, Parcel, Verdict, new_token
 from celery_singleton_lock.store.admin import AdminStore, Operator, Waiting
+from celery_singleton_lock.store.verbs import HOLD
 
 STEP: Final = 20
 """Most tasks that one script takes out of a line: half a millisecond."""
@@ -26,9 +27,6 @@ READ: Final = 100
 
 LOAD: Final = 8 * 2**20
 """Bytes of messages that are in memory at a time, unless one alone is longer."""
-
-HOLD: Final = 60.0
-"""Seconds after which a message that a drain has taken, and not sent, queues again."""
 
 AHEAD: Final = 10.0
 """Seconds of work for which a drain takes messages at once."""
@@ -203,8 +201,9 @@ def drain(
     """Send parked tasks back to the broker, in their order, and forget them here.
 
     Each is taken out of its line, published, then dropped: who dies in between leaves it here (it
-    queues again after :data:`HOLD` seconds), so it runs at least once, and is never lost. What is
-    parked after the drain began is left, and so is a task with a verdict, which a worker must end.
+    queues again after :data:`HOLD` seconds), so it is never lost, and may run twice. A worker that
+    locks, and receives it before it is dropped, keeps it here. What is parked after the drain began
+    is left, and so is a task with a verdict, which a worker must end.
 
     Args:
         store: where.
@@ -250,18 +249,24 @@ def _send_off(  # noqa: PLR0917  # the parts of one step
     pace: Pace,
     tally: Tally,
 ) -> None:
-    lock, sent = group[0].lock, list[str]()
-    sealed = store.seal(lock, [each.token for each in group], HOLD)
+    lock, seal, sent = group[0].lock, new_token(), list[str]()
+    sealed = store.seal(lock, [each.token for each in group], HOLD, seal)
     tally.skipped["granted meanwhile"] += len(group) - len(sealed)
     try:
         for each in sealed:
             pace.wait()
             publish(each)
             sent.append(each.token)
-            give_back(store, each)
     finally:
         # Without a mark of their end: the message that was sent is to run.
-        tally.done[lock] += len(store.drop(lock, sent, by, done_for=None))
+        gone = store.drop(lock, sent, by, done_for=None, seal=seal)
+        tally.done[lock] += len(gone)
+        tally.skipped["parked again by a worker that locks"] += len(sent) - len(gone)
+        unsent = [each.token for each in sealed[len(sent) :]]
+        if unsent:
+            store.left(lock, seal, unsent, sent=False)
+        for each in sealed[: len(sent)]:
+            give_back(store, each)
 
 
 # -- out of one Redis, into another ----------------------------------------------------------------

@@ -29,16 +29,16 @@ def sweep(place: Place, *, machine: bool) -> None:
                 place.store,
                 by,
                 app.realm,
-                lambda s: sent(publisher.publish, s.body, s.name, s.token, s.queue),
+                lambda s: sent(publisher.send_back, s.body, s.queue, s.attempt, s.place),
             )
     place.announce(by, {ALL_LOCKS: 1}, "sweep")
     if machine:
         return render.as_json(swept)
-    told = f"locks looked at: {swept.locks:,}, copies sent to the broker: {swept.published:,}"
+    told = f"locks looked at: {swept.locks:,}, messages sent to the broker: {swept.published:,}"
     if swept.adrift and app is None:
         told += (
-            f"; {number_of(swept.adrift, 'message')} without a worker: with an app, copies would "
-            "wake one"
+            f"; {number_of(swept.adrift, 'message')} without a worker: with an app, they would be "
+            "sent to the broker"
         )
     return render.say(told)
 

@@ -97,7 +97,7 @@ def tell_tally(tally: Tally, done: str, machine: bool) -> None:
 def drain_command(place: Place, rate: float, **how: Any) -> None:
     """Send parked tasks back to the broker, in their order: before this library is uninstalled.
 
-    Workers that still lock would park them again: roll out those without locks first.
+    Workers that still lock park them again: roll out those without locks first.
     """
     app = place.need_app("drain")
     wanted = chosen(how)
@@ -113,7 +113,9 @@ def drain_command(place: Place, rate: float, **how: Any) -> None:
             wanted,
             by,
             realm=app.realm,
-            publish=lambda each: sent(publisher.send_back, each.message, each.queue),
+            publish=lambda each: sent(
+                publisher.send_back, each.message, each.queue, each.attempt, each.place
+            ),
             pace=Pace(rate),
         )
     place.announce(by, tally.done, "drain")

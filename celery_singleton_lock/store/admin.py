@@ -244,6 +244,7 @@ class AdminStore(Store, Protocol):
         *,
         done_for: float | None = 3600.0,
         whole: bool = False,
+        seal: str = "",
     ) -> Sequence[Waiting]:
         """Take waiters out of the line, with all that is kept of them; holders are left alone.
 
@@ -253,16 +254,21 @@ class AdminStore(Store, Protocol):
             by: who does it.
             done_for: seconds for which copies of them end quietly; None: copies may run.
             whole: return their messages.
+            seal: only those that left under it; see :meth:`seal`. One of which the message has
+                come to a worker meanwhile, and was acknowledged, queues again.
 
         Returns:
             Those that were dropped.
         """
         ...
 
-    def seal(self, name: str, tokens: Sequence[str], seconds: float) -> Sequence[Waiting]:
+    def seal(
+        self, name: str, tokens: Sequence[str], seconds: float, seal: str
+    ) -> Sequence[Waiting]:
         """Take messages out of the line for ``seconds``, and return them, with their messages.
 
-        Who publishes them drops them then; if nobody does, they queue again at their places.
+        Who publishes them drops them then, under the same ``seal``, which no other call has; if
+        nobody does, they queue again at their places.
         """
         ...
 

@@ -70,6 +70,7 @@ class AsyncRedisStore:
     extend = by_task(Verbs.extend)
     kick = by_task(Verbs.kick)
     kick_many = by_task(Verbs.kick_many)
+    left = by_task(Verbs.left)
     take_due = by_task(Verbs.take_due)
     neglected = by_task(Verbs.neglected)
     inspect = by_task(Verbs.inspect)

@@ -6,7 +6,7 @@ store's own; a caller gets durations.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from celery_singleton_lock.clock import Clock
@@ -78,7 +78,15 @@ class Store(Protocol):
         """Park several messages in one round trip; each gets its own answer or error."""
         ...
 
-    def claim(self, owner: Owner, name: str, lease: float, *, settle: bool = False) -> Reply:
+    def claim(
+        self,
+        owner: Owner,
+        name: str,
+        lease: float,
+        *,
+        settle: bool = False,
+        kept_elsewhere: bool = False,
+    ) -> Reply:
         """Begin to use a grant: GRANTED with a full lease, WAITING, or ABSENT if it was lost.
 
         A waiter that is next at a free lock is granted by its claim, without a delivery.
@@ -87,7 +95,9 @@ class Store(Protocol):
             owner: the granted token, with the process that now uses it.
             name: the lock's name.
             lease: seconds.
-            settle: drop the body now (the message counts as acknowledged from its start).
+            settle: drop the body now, and keep no copy of it (the message counts as acknowledged
+                from its start).
+            kept_elsewhere: drop the body now: the message is kept at another lock of its task.
         """
         ...
 
@@ -134,14 +144,47 @@ class Store(Protocol):
         """
         ...
 
-    def kick(self, name: str, *, worker: str = "", realm: str = "") -> Sequence[Stray]:
-        """Sweep and grant; return those of ``realm`` whose copy is due to go to the broker."""
+    def kick(
+        self, name: str, *, worker: str = "", realm: str = "", patience: float = 0.0
+    ) -> Sequence[Stray]:
+        """Sweep and grant; take messages that no live worker takes out of the line.
+
+        Args:
+            name: the lock's name.
+            worker: id of the caller's worker, whose inbox is preferred.
+            realm: broker of the messages that are taken out; empty: none is.
+            patience: seconds for which no worker must have taken them.
+
+        Returns:
+            At most 100 of them, to be published; then :meth:`left` is told. If that is not done
+            within a minute, they queue again at their places.
+        """
         ...
 
     def kick_many(
-        self, names: Sequence[str], *, worker: str = "", realm: str = ""
+        self, names: Sequence[str], *, worker: str = "", realm: str = "", patience: float = 0.0
     ) -> Sequence[Stray]:
         """Sweep several locks in one round trip; a lock whose keys are refused is passed by."""
+        ...
+
+    def left(
+        self, name: str, seal: str, tokens: Sequence[str], *, sent: bool, worker: str = ""
+    ) -> int:
+        """End the leaving of messages that were taken out of the line.
+
+        Args:
+            name: the lock's name.
+            seal: of :class:`~celery_singleton_lock.model.Stray`; a message that queues again
+                meanwhile, or was taken by another call, is left alone.
+            tokens: of the messages.
+            sent: they are with the broker, and are forgotten here. One of which the broker's
+                message has come to a worker that locks, and was acknowledged, queues again. If
+                False, they all do.
+            worker: id of the caller's worker, whose inbox is preferred.
+
+        Returns:
+            How many were forgotten.
+        """
         ...
 
     def take_due(self, limit: int = 100) -> Sequence[str]:
@@ -194,7 +237,14 @@ class Store(Protocol):
         ...
 
     def beat(
-        self, worker: str, realm: str, queues: Iterable[str], ttl: float, free: int = 0
+        self,
+        worker: str,
+        realm: str,
+        queues: Iterable[str],
+        ttl: float,
+        free: int = 0,
+        *,
+        tasks: Collection[str] | None = None,
     ) -> Mapping[str, str]:
         """Tell that ``worker`` lives and consumes ``queues``, for ``ttl`` seconds.
 
@@ -205,6 +255,8 @@ class Store(Protocol):
             ttl: seconds; 0 if it leaves.
             free: slots of its pool that are free; below 0, so many tasks wait for one. Parked
                 messages go to workers with a free slot before others.
+            tasks: names of the tasks that it locks: it is given messages of no others. None: of
+                all.
 
         Returns:
             The switches, as :meth:`switches` does.

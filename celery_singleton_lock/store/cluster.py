@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from random import randrange
 from typing import Any, Final
@@ -39,6 +39,7 @@ from celery_singleton_lock.store.verbs import (
     Pop,
     Receive,
     Replicas,
+    Sign,
     Verb,
     Verbs,
     Wish,
@@ -96,13 +97,25 @@ class ClusterVerbs(Verbs):
         return [replies.text(name) for names in lists for name in names]
 
     def beat(
-        self, worker: str, realm: str, queues: Iterable[str], ttl: float, free: int = 0
+        self,
+        worker: str,
+        realm: str,
+        queues: Iterable[str],
+        ttl: float,
+        free: int = 0,
+        *,
+        tasks: Collection[str] | None = None,
     ) -> Verb[Mapping[str, str]]:
         """Tell in every bucket that a worker lives; return the switches."""
-        names = list(queues)
+        sign = Sign.of(worker, realm, queues, ttl, free, tasks)
         fleets = self.keyspace.fleets
-        calls = [self._beat_call(each, worker, realm, names, ttl, free) for each in fleets]
-        raise_first((yield from self.run_many(calls)))  # all have been sent
+        answers = yield from self.run_many([self._beat_call(fleet, sign) for fleet in fleets])
+        whole = [
+            self._beat_call(fleet, sign, whole=True)
+            for fleet, answer in zip(fleets, answers, strict=True)
+            if not isinstance(answer, BackendError) and not int(answer[0])
+        ]
+        raise_first([*answers, *(yield from self.run_many(whole))])  # all have been sent
         return (yield from self.switches())
 
     def receive(self, worker: str, timeout: float) -> Verb[Delivery | None]:

@@ -8,7 +8,7 @@ there is nothing to deliver, to sweep, or to count here.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NoReturn
 
 from celery_singleton_lock.errors import BackendError, BackendRefused
@@ -69,6 +69,8 @@ class TaskQuorum(QuorumStore):
         queues: Iterable[str],
         ttl: float,
         free: int = 0,
+        *,
+        tasks: Collection[str] | None = None,
     ) -> Mapping[str, str]:
         """See whether a majority answers; nobody is told of the worker, since nothing is delivered.
 
@@ -123,7 +125,14 @@ class TaskQuorum(QuorumStore):
     def leave(self, worker: str, realm: str, queues: Iterable[str]) -> None:
         """Do nothing."""
 
-    def kick(self, name: str, *, worker: str = "", realm: str = "") -> Sequence[Stray]:
+    def kick(
+        self,
+        name: str,  # see Store
+        *,
+        worker: str = "",
+        realm: str = "",
+        patience: float = 0.0,
+    ) -> Sequence[Stray]:
         """Do nothing: those who wait look by themselves."""
         return []
 
@@ -133,9 +142,22 @@ class TaskQuorum(QuorumStore):
         *,
         worker: str = "",
         realm: str = "",
+        patience: float = 0.0,
     ) -> Sequence[Stray]:
         """Do nothing, likewise."""
         return []
+
+    def left(
+        self,
+        name: str,  # see Store
+        seal: str,
+        tokens: Sequence[str],
+        *,
+        sent: bool,
+        worker: str = "",
+    ) -> int:
+        """Do nothing, likewise."""
+        return 0
 
     def take_due(self, limit: int = 100) -> Sequence[str]:
         """Return nothing."""

@@ -111,7 +111,15 @@ class QuorumVerbs:
             return turn
         return (yield from self._own(owner, claim.name, claim.lease, turn, waits=wait is not None))
 
-    def claim(self, owner: Owner, name: str, lease: float, *, settle: bool = False) -> Verb[Reply]:
+    def claim(
+        self,
+        owner: Owner,
+        name: str,
+        lease: float,
+        *,
+        settle: bool = False,
+        kept_elsewhere: bool = False,  # noqa: ARG002  # no messages are kept
+    ) -> Verb[Reply]:
         """Use a turn to get the votes; see :meth:`Store.claim`."""
         turn = yield from self._at(
             name, owner.token, lambda node: node.claim(owner, name, lease, settle=settle)

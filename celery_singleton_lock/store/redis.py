@@ -134,6 +134,7 @@ class RedisStore:
     extend = by_thread(Verbs.extend)
     kick = by_thread(Verbs.kick)
     kick_many = by_thread(Verbs.kick_many)
+    left = by_thread(Verbs.left)
     take_due = by_thread(Verbs.take_due)
     neglected = by_thread(Verbs.neglected)
     inspect = by_thread(Verbs.inspect)

@@ -14,7 +14,7 @@ import redis
 
 from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.keys import BUCKETS, Keyspace
-from celery_singleton_lock.model import ALIVE, REMEMBERED, Reply, base_of
+from celery_singleton_lock.model import ALIVE, REMEMBERED, Reply, base_of, new_token
 from celery_singleton_lock.plans import carry_out
 from celery_singleton_lock.store import replies
 from celery_singleton_lock.store.admin import Glance, Operator, Page, Standing, Waiting
@@ -241,25 +241,38 @@ class RedisAdminStore(RedisStore):
         *,
         done_for: float | None = 3600.0,
         whole: bool = False,
+        seal: str = "",
     ) -> Sequence[Waiting]:
         """Take waiters out of the line; see :meth:`AdminStore.drop`."""
-        done_ms = "" if done_for is None else milliseconds_of("done_for", done_for)
-        ours: list[Argument] = [name, done_ms, int(whole), self.verbs.claim_ms, _entry(by, "drop")]
-        return self._taken("drop", name, ours, tokens)
-
-    def seal(self, name: str, tokens: Sequence[str], seconds: float) -> Sequence[Waiting]:
-        """Take messages out of the line for a while; see :meth:`AdminStore.seal`."""
-        hold_ms = milliseconds_of("seconds", seconds)
-        return self._taken("seal", name, [name, hold_ms, self.verbs.claim_ms], tokens)
-
-    def _taken(
-        self, verb: str, name: str, ours: list[Argument], tokens: Sequence[str]
-    ) -> Sequence[Waiting]:
-        """Run a verb that answers with those it took out of the line."""
         if not tokens:
             return []
+        known = self._waiting(name, tokens, whole=whole)
+        done_ms = "" if done_for is None else milliseconds_of("done_for", done_for)
+        call, who = seal or new_token(), _entry(by, "drop")
+        ours: list[Argument] = [name, done_ms, call, int(bool(seal)), self.verbs.claim_ms, who]
         keys = tuple(self.keyspace.lock(name))
-        found = self._run(Call(self.verbs.scripts[verb], keys, [*ours, *tokens]))
+        dropped = self._run(Call(self.verbs.scripts["drop"], keys, [*ours, *tokens]))
+        return [known[token] for token in map(replies.text, dropped) if token in known]
+
+    def _waiting(self, name: str, tokens: Sequence[str], *, whole: bool) -> dict[str, Waiting]:
+        """Return those of these tokens that are there, by token; with their messages if asked."""
+        records = self.do(Command(("HMGET", self.keyspace.lock(name).record, *tokens)))
+        messages = self.messages(name, tokens) if whole else [None] * len(tokens)
+        return {
+            token: waiting_of(name, 0.0, token, record, len(message or b""), message or b"")
+            for token, record, message in zip(tokens, records, messages, strict=True)
+            if record is not None
+        }
+
+    def seal(
+        self, name: str, tokens: Sequence[str], seconds: float, seal: str
+    ) -> Sequence[Waiting]:
+        """Take messages out of the line for a while; see :meth:`AdminStore.seal`."""
+        if not tokens:
+            return []
+        keys, hold_ms = tuple(self.keyspace.lock(name)), milliseconds_of("seconds", seconds)
+        ours: list[Argument] = [name, seal, hold_ms, self.verbs.claim_ms]
+        found = self._run(Call(self.verbs.scripts["seal"], keys, [*ours, *tokens]))
         return [
             waiting_of(name, 0.0, found[i], found[i + 1], len(found[i + 2]), found[i + 2])
             for i in range(0, len(found), 3)

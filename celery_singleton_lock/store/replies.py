@@ -125,12 +125,16 @@ def delivery(raw: bytes | str) -> Delivery:
     )
 
 
-def strays(name: str, raw: Sequence[Any]) -> list[Stray]:
-    """Return the messages that want a copy in the broker."""
+def strays(name: str, seal: str, raw: Sequence[Any]) -> list[Stray]:
+    """Return the messages that are on their way to the broker."""
     return [
-        Stray(name, text(raw[i]), text(raw[i + 1]), bytes(raw[i + 2]))
+        _stray(name, seal, text(raw[i]), json.loads(raw[i + 1]), bytes(raw[i + 2]))
         for i in range(0, len(raw), 3)
     ]
+
+
+def _stray(name: str, seal: str, token: str, rec: Mapping[str, Any], body: bytes) -> Stray:
+    return Stray(name, token, rec["queue"], body, seal, rec["attempt"], int(rec["place"]))
 
 
 def view(name: str, raw: Sequence[Any]) -> LockView:

@@ -30,6 +30,7 @@ VERBS: Final = (
     "release",
     "extend",
     "kick",
+    "left",
     "take_due",
     "inspect",
     "reset",

@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from hashlib import sha256
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from redis import exceptions as failures
@@ -66,6 +67,9 @@ Long enough to look at it; a sweeper that stands still just then keeps the lock 
 
 FEW: Final = 8
 """Most locks that somebody waits for which are named per bucket."""
+
+HOLD: Final = 60.0
+"""Seconds after which a message queues again that was taken out of the line to be sent."""
 
 LONGEST_BLOCK: Final = 30.0
 """Most seconds for which a call blocks; who wants longer asks again."""
@@ -321,6 +325,43 @@ def released(answer: Any, attempts: Attempts) -> Reply:
     return reply._replace(repeated=True) if attempts.repeated else reply
 
 
+class Sign(NamedTuple):
+    """A worker's sign of life.
+
+    Args:
+        worker: its id.
+        realm: hash of the broker.
+        queues: what it consumes.
+        ttl: seconds for which it counts as live.
+        free: slots of its pool that are free; below 0, so many tasks wait for one.
+        tasks: names of the tasks that it locks.
+        digest: of those names, which are told once; empty if the worker does not say.
+    """
+
+    worker: str
+    realm: str
+    queues: tuple[str, ...]
+    ttl: float
+    free: int = 0
+    tasks: tuple[str, ...] = ()
+    digest: str = ""
+
+    @classmethod
+    def of(  # noqa: PLR0917  # as :meth:`Verbs.beat` has them
+        cls,
+        worker: str,
+        realm: str,
+        queues: Iterable[str],
+        ttl: float,
+        free: int,
+        tasks: Iterable[str] | None,
+    ) -> Sign:
+        """Return it with its digest."""
+        names = tuple(sorted(tasks or ()))
+        digest = "" if tasks is None else sha256("\n".join(names).encode()).hexdigest()[:16]
+        return cls(worker, realm, tuple(sorted(queues)), ttl, free, names, digest)
+
+
 class Verbs:
     """The verbs of a store on Redis.
 
@@ -408,14 +449,22 @@ class Verbs:
             f"{self.replicas.seconds:g} s (singleton_lock_replicas_wait)."
         )
 
-    def claim(self, owner: Owner, name: str, lease: float, *, settle: bool = False) -> Verb[Reply]:
+    def claim(
+        self,
+        owner: Owner,
+        name: str,
+        lease: float,
+        *,
+        settle: bool = False,
+        kept_elsewhere: bool = False,
+    ) -> Verb[Reply]:
         """Begin to use a grant; see :meth:`Store.claim`."""
         call = self.lock_call(
             "claim",
             name,
             token=owner.token,
             lease_ms=lease_of(lease),
-            settle=int(settle),
+            settle=2 if kept_elsewhere else int(settle),
             worker=owner.worker,
             host=owner.host,
             pid=owner.pid,
@@ -475,20 +524,35 @@ class Verbs:
             arguments += [name, token, lease_of(lease)]
         return Call(self.scripts["extend"], keys, arguments)
 
-    def kick(self, name: str, *, worker: str = "", realm: str = "") -> Verb[Sequence[Stray]]:
+    def kick(
+        self, name: str, *, worker: str = "", realm: str = "", patience: float = 0.0
+    ) -> Verb[Sequence[Stray]]:
         """Sweep and grant; see :meth:`Store.kick`."""
-        return replies.strays(name, (yield from self.run(self._kick_call(name, worker, realm))))
+        seal = new_token()
+        answer = yield from self.run(self._kick_call(name, worker, realm, seal, patience))
+        return replies.strays(name, seal, answer)
 
     def kick_many(
-        self, names: Sequence[str], *, worker: str = "", realm: str = ""
+        self, names: Sequence[str], *, worker: str = "", realm: str = "", patience: float = 0.0
     ) -> Verb[Sequence[Stray]]:
         """Sweep several locks in one round trip; a lock whose keys are refused is passed by."""
-        answers = yield from self.run_many([self._kick_call(name, worker, realm) for name in names])
+        seal = new_token()
+        answers = yield from self.run_many(
+            [self._kick_call(name, worker, realm, seal, patience) for name in names]
+        )
         found: list[Stray] = []
         for name, answer in zip(names, answers, strict=True):
             if not isinstance(answer, BackendError):
-                found += replies.strays(name, answer)
+                found += replies.strays(name, seal, answer)
         return found
+
+    def left(
+        self, name: str, seal: str, tokens: Sequence[str], *, sent: bool, worker: str = ""
+    ) -> Verb[int]:
+        """Forget messages that are with the broker; see :meth:`Store.left`."""
+        script = self.scripts["left"]
+        ours: list[Argument] = [name, worker, seal, int(sent), self.claim_ms, *tokens]
+        return int((yield from self.run(Call(script, self.keyspace.sent(name), ours))))
 
     def take_due(self, limit: int = 100) -> Verb[Sequence[str]]:
         """Return locks that want a look; see :meth:`Store.take_due`."""
@@ -637,18 +701,27 @@ class Verbs:
     # -- workers and waits ------------------------------------------------------------------------
 
     def beat(
-        self, worker: str, realm: str, queues: Iterable[str], ttl: float, free: int = 0
+        self,
+        worker: str,
+        realm: str,
+        queues: Iterable[str],
+        ttl: float,
+        free: int = 0,
+        *,
+        tasks: Collection[str] | None = None,
     ) -> Verb[Mapping[str, str]]:
         """Tell that a worker lives, for ``ttl`` seconds more; return the switches."""
-        call = self._beat_call(self.keyspace.fleet, worker, realm, queues, ttl, free)
-        return replies.pairs((yield from self.run(call)))
+        sign = Sign.of(worker, realm, queues, ttl, free, tasks)
+        known, *modes = yield from self.run(self._beat_call(self.keyspace.fleet, sign))
+        if not int(known):
+            yield from self.run(self._beat_call(self.keyspace.fleet, sign, whole=True))
+        return replies.pairs(modes)
 
-    def _beat_call(  # noqa: PLR0917  # by place, as the script takes them
-        self, fleet: str, worker: str, realm: str, queues: Iterable[str], ttl: float, free: int
-    ) -> Call:
-        names = sorted(queues)
-        about = json.dumps({"realm": realm, "queues": names})
-        arguments: list[Argument] = [worker, realm, _milliseconds(ttl), about, free, *names]
+    def _beat_call(self, fleet: str, sign: Sign, *, whole: bool = False) -> Call:
+        tasks = json.dumps(sign.tasks) if whole else ""
+        about = json.dumps({"realm": sign.realm, "queues": sign.queues})
+        arguments: list[Argument] = [sign.worker, sign.realm, _milliseconds(sign.ttl), about]
+        arguments += [sign.free, sign.digest, tasks, *sign.queues]
         return Call(self.scripts["beat"], [fleet], arguments)
 
     def leave(self, worker: str, realm: str, queues: Iterable[str]) -> Verb[None]:
@@ -848,8 +921,17 @@ class Verbs:
             returns=parcel.returns,
         )
 
-    def _kick_call(self, name: str, worker: str, realm: str) -> Call:
-        return self.lock_call("kick", name, worker=worker, realm=realm, claim_ms=self.claim_ms)
+    def _kick_call(self, name: str, worker: str, realm: str, seal: str, patience: float) -> Call:
+        return self.lock_call(
+            "kick",
+            name,
+            worker=worker,
+            realm=realm,
+            seal=seal if realm else "",
+            patience_ms=_milliseconds(patience),
+            hold_ms=_milliseconds(HOLD),
+            claim_ms=self.claim_ms,
+        )
 
     def run(self, call: Call) -> Verb[Any]:
         """Run a script by its digest; send its text only where the server does not know it."""

@@ -301,7 +301,7 @@ def test_a_sealed_message_is_not_granted_and_comes_back_to_its_place(store):
     live_worker(store)
     holder = hold(store)
     parked = [park(store, f"t{i}").token for i in range(3)]
-    (sealed,) = store.seal(NAME, [parked[0], holder.token], 0.2)
+    (sealed,) = store.seal(NAME, [parked[0], holder.token], 0.2, "s")
     assert (sealed.task_id, sealed.message) == ("t0", b"body \xff\n")
     store.release(NAME, holder.token, Ending.FINAL)
     assert tokens(store) == [parked[1]]
@@ -314,7 +314,7 @@ def test_a_sealed_message_is_not_granted_and_comes_back_to_its_place(store):
 
 def test_a_message_that_nobody_consumes_is_sealed_and_comes_back_too(store):
     parked = park(store)
-    assert len(store.seal(NAME, [parked.token], 0.1)) == 1
+    assert len(store.seal(NAME, [parked.token], 0.1, "s")) == 1
     assert line(store, part="overdue") == [parked.token]
     store.wait(NAME, "nobody", 0.2)
     live_worker(store)

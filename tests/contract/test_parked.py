@@ -21,7 +21,7 @@ from celery_singleton_lock.admin.parked import (
     steps,
 )
 from celery_singleton_lock.errors import BackendError, ConfigurationError
-from celery_singleton_lock.model import Claim, Ending, Owner, Parcel, new_token
+from celery_singleton_lock.model import Claim, Ending, Owner, Parcel, Verdict, new_token
 from celery_singleton_lock.store.admin import Operator, Waiting
 from celery_singleton_lock.store.redis_admin import RedisAdminStore
 
@@ -175,6 +175,26 @@ def test_who_got_the_lock_meanwhile_is_not_purged(store):
     assert [h.task_id for h in store.inspect("b").holders] == ["first"]
 
 
+def test_what_is_purged_is_told_though_the_answer_was_lost(store):
+    """The client asks again by itself, and hears what the first call has dropped."""
+    hold(store, "a")
+    for number in range(3):
+        park(store, "a", f"t{number}", body=b"message %d" % number)
+
+    class Deaf(RedisAdminStore):
+        def _run(self, call):
+            super()._run(call)
+            return super()._run(call)
+
+    told = []
+    tally = purge(Deaf(store.client), Filter(), by("purge"), dropped=told.append)
+    assert tally.done == {"a": 3}
+    assert not +tally.skipped
+    assert [each.message for each in told] == [b"message %d" % number for number in range(3)]
+    (entry,) = store.audit()
+    assert entry["count"] == 3
+
+
 # -- drain -----------------------------------------------------------------------------------------
 
 
@@ -190,7 +210,9 @@ def test_drained_messages_are_published_in_their_order_and_forgotten(store):
     assert count(store, Filter()).total == 0
     (entry,) = store.audit()
     assert (entry["action"], entry["who"], entry["count"]) == ("drain", "jane", 45)
-    assert not store.client.exists(store.keyspace.lock("a").done), "the message is to run"
+    copies = [Owner(new_token(), f"t{number}/0/0") for number in (0, 44)]
+    answers = {store.acquire(copy, Claim("a", copy=True)).verdict for copy in copies}
+    assert answers == {Verdict.BLOCKED}, "the message is to run"
 
 
 def test_what_stays_in_a_drain_is_counted_by_reason(store):
@@ -199,7 +221,7 @@ def test_what_stays_in_a_drain_is_counted_by_reason(store):
     hold(store, "a", limit=2)
     park(store, "a", "other", realm="S", limit=2)
     store.revoke("a", park(store, "a", "revoked", limit=2), realm="R")
-    store.seal("a", [park(store, "a", "leaving", limit=2)], 60)
+    store.seal("a", [park(store, "a", "leaving", limit=2)], 60, "s")
     park(store, "a", "goes", limit=2)
     sent = []
     tally = drain(store, Filter(), by("drain"), realm="R", publish=sent.append, pace=Pace(0))
@@ -233,9 +255,9 @@ def test_who_got_the_lock_meanwhile_is_not_drained(store):
     park(store, "a", "second")
 
     class Late(RedisAdminStore):
-        def seal(self, name, tokens, seconds):
+        def seal(self, name, tokens, seconds, seal):
             self.release("a", held.token, Ending.FINAL)
-            return super().seal(name, tokens, seconds)
+            return super().seal(name, tokens, seconds, seal)
 
     sent = []
     late = Late(store.client)
@@ -245,7 +267,7 @@ def test_who_got_the_lock_meanwhile_is_not_drained(store):
 
 
 def test_a_drain_that_the_broker_refuses_keeps_what_was_not_sent(store):
-    """It is out of line for a minute, and then at its place again."""
+    """It is in line again, at its place."""
     hold(store, "a")
     tokens = [park(store, "a", f"t{number}") for number in range(3)]
     sent = []
@@ -258,8 +280,48 @@ def test_a_drain_that_the_broker_refuses_keeps_what_was_not_sent(store):
     with pytest.raises(ConnectionError):
         drain(store, Filter(), by("drain"), realm="R", publish=publish, pace=Pace(0))
     assert ids(sent) == ["t0"]
-    assert [each.state for each in select(store, Filter())] == ["leaving", "leaving"]
+    assert [each.token for each in select(store, Filter())] == tokens[1:]
+    assert {each.state for each in select(store, Filter())} == {"parked"}
     assert store.look("a", tokens[0]).waiting is None
+
+
+def test_a_worker_that_locks_and_receives_a_drained_message_keeps_it(store):
+    """It is told that the message is here, and acknowledges it: then the drain drops nothing."""
+    hold(store, "a")
+    tokens = [park(store, "a", f"t{number}") for number in range(3)]
+
+    def publish(each):
+        again = Owner(new_token(), each.attempt, each.task)
+        claim = Claim("a", place=each.place, copy=True)
+        assert store.acquire(again, claim).verdict is Verdict.TWIN
+        assert store.park(again, claim, Parcel(b"body", "R", "q")).verdict is Verdict.TWIN
+
+    tally = drain(store, Filter(), by("drain"), realm="R", publish=publish, pace=Pace(0))
+    assert tally.total == 0
+    assert +tally.skipped == {"parked again by a worker that locks": 3}
+    assert [each.token for each in select(store, Filter())] == tokens
+    assert store.messages("a", tokens) == [b"body"] * 3
+
+
+def test_a_drain_that_dies_before_it_drops_leaves_the_messages_in_line(store):
+    """They are out of line for a minute at most, and may then run a second time."""
+    hold(store, "a")
+    tokens = [park(store, "a", f"t{number}") for number in range(2)]
+
+    class Dying(RedisAdminStore):
+        def drop(self, *_args, **_how):
+            raise BackendError("killed")
+
+    with pytest.raises(BackendError):
+        drain(
+            Dying(store.client),
+            Filter(),
+            by("drain"),
+            realm="R",
+            publish=lambda _: None,
+            pace=Pace(0),
+        )
+    assert [each.state for each in select(store, Filter())] == ["leaving", "leaving"]
     again = store.client.zscore(store.keyspace.lock("a").deadlines, tokens[1])
     assert 50 < again / 1000 - store.time() <= 60
 
@@ -271,9 +333,9 @@ def test_a_slow_drain_takes_no_more_at_once_than_it_sends_in_ten_seconds(store):
     sealed = []
 
     class Counting(RedisAdminStore):
-        def seal(self, name, tokens, seconds):
+        def seal(self, name, tokens, seconds, seal):
             sealed.append(len(tokens))
-            return super().seal(name, tokens, seconds)
+            return super().seal(name, tokens, seconds, seal)
 
     class Time:
         now = 0.0

@@ -43,20 +43,18 @@ def test_a_sweep_grants_what_the_dead_have_left(store):
     assert [holder.token for holder in store.inspect("a").holders] == [token]
 
 
-def test_where_no_worker_is_live_copies_wake_one(store):
-    """One per lock and look, of this broker alone; the messages stay where they are."""
+def test_where_no_worker_is_live_the_messages_go_to_the_broker(store):
+    """All of this broker: an autoscaler sees that there is work."""
     for name in ("a", "b"):
         park(store, name)
         park(store, name)
     make_due(store, "a", "b")
     sent = []
-    assert sweep_once(store, BY, "R", sent.append) == Swept(locks=2, published=2, adrift=4)
-    assert {(stray.name, stray.queue, stray.body) for stray in sent} == {
-        ("a", "q", b"body"),
-        ("b", "q", b"body"),
-    }
-    make_due(store, "a")
-    assert sweep_once(store, BY, "R", sent.append) == Swept(locks=1, adrift=2), "not so soon again"
+    assert sweep_once(store, BY, "R", sent.append) == Swept(locks=2, published=4)
+    assert [(stray.name, stray.queue, stray.body) for stray in sent] == [
+        (name, "q", b"body") for name in ("a", "a", "b", "b")
+    ]
+    assert store.inspect("a").bodies == 0
 
 
 def test_copies_are_of_this_broker_and_only_where_they_can_be_sent(store):

@@ -163,7 +163,7 @@ def test_a_verdict_names_the_worker_that_is_missing(store, holder, verdict):
 
 
 def test_a_task_that_is_being_drained_is_told_so(store, holder):
-    store.seal(NAME, [park(store, "me").token], 30)
+    store.seal(NAME, [park(store, "me").token], 30, "s")
     assert why(store, "me").state == "leaving"
 
 

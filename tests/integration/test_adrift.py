@@ -1,7 +1,13 @@
-"""Parked messages that no live worker consumes, and copies in the broker."""
+"""Parked messages that no live worker takes, and that go back to the broker."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+
+from celery_singleton_lock.cli.commands import locks
 from support.waiting import eventually, never
 
 
@@ -42,11 +48,11 @@ def test_those_that_others_consume_are_not_held_up(own_book):
 
 
 def test_T34_copies_of_a_finished_task_end_quietly(own_book):
-    """A copy goes to the broker once and again at most a few times; none runs a second time."""
+    """The message goes to the broker; copies of it there do not run a second time."""
     holder, first, parked = adrift(own_book)
     own_book.open("a-0")
     own_book.value(first)
-    eventually(lambda: own_book.queued("far") >= 1, 15, "a copy is published")
+    eventually(lambda: own_book.queued("far") >= 1, 15, "it is with the broker")
     copy = own_book.broker.lindex("far", 0)
     for _ in range(3):
         own_book.broker.lpush("far", copy)
@@ -60,3 +66,62 @@ def test_T34_copies_of_a_finished_task_end_quietly(own_book):
     assert own_book.order("a") == [0, 1, 5]
     own_book.await_free("a", 10)
     holder.stop()
+
+
+ROLLED_BACK = ("integration.plain_app", "integration.unlocked_app")
+"""No task takes a lock; or others do, so that the worker tells the fleet that it lives."""
+
+
+@pytest.mark.parametrize("app", ROLLED_BACK)
+def test_after_a_rollback_each_parked_task_runs_once_in_a_worker_without_locks(own_book, app):
+    """Also one that is acknowledged early: nothing of it stays behind."""
+    holder, first, parked = adrift(own_book, 5)
+    with own_book.worker(queues="far", name="plain", app=app):
+        own_book.open("a-0")
+        own_book.value(first)
+        assert [own_book.value(each, 30) for each in parked] == [1, 2, 3, 4, 5]
+        eventually(lambda: own_book.view("a").bodies == 0, 10, lambda: str(own_book.view("a")))
+        never(lambda: len(own_book.starts("a")) > 6 or own_book.queued("far"), during=1.0)
+    own_book.await_free("a", 10)
+    holder.stop()
+
+
+def test_tasks_with_several_locks_run_once_where_another_worker_takes_them(own_book):
+    """Parked at the second with the first kept: they begin again at the first."""
+    holder = own_book.worker(queues="held", name="holder").start()
+    with own_book.worker(queues="far", name="gone"):
+        first = own_book.send("act", "b", 0, hold="b-0", queue="held")
+        own_book.started(first)
+        pair = own_book.send("pair", "a", "b", queue="far")
+        own_book.await_waiting("b", 1)
+    own_book.open("b-0")
+    own_book.value(first)
+    eventually(lambda: own_book.queued("far") == 1, 20, "it is with the broker")
+    eventually(lambda: own_book.view("b").bodies == 0, 10, lambda: str(own_book.view("b")))
+    with own_book.worker(queues="far", name="late"):
+        assert own_book.value(pair, 30) == "b"
+    assert len(own_book.starts("a")) == 1
+    holder.stop()
+
+
+def test_a_drain_beside_a_worker_that_locks_loses_no_task(own_book):
+    """It receives them, and keeps them: each runs once."""
+    with own_book.worker():
+        first = own_book.send("act", "a", 0, hold="a-0")
+        own_book.started(first)
+        parked = [own_book.send("act", "a", n) for n in range(1, 21)]
+        own_book.await_waiting("a", 20)
+        told = drained(own_book)
+        own_book.open("a-0")
+        assert [own_book.value(each, 30) for each in parked] == list(range(1, 21)), told
+        assert sorted(own_book.order("a")) == list(range(21))
+        assert own_book.peak("a") == 1
+        own_book.await_free("a", 10)
+
+
+def drained(book):
+    """Return what ``locks drain`` has printed."""
+    obj = SimpleNamespace(app=book.app)
+    result = CliRunner().invoke(locks, ["drain", "--all", "--rate", "0", "--yes"], obj=obj)
+    assert result.exit_code == 0, result.output
+    return result.output

@@ -113,7 +113,11 @@ class PaperStore:
         self._note("receive")
         return self.inbox.pop(0) if self.inbox else None
 
-    def beat(self, worker, realm, queues, ttl, free):
+    def left(self, name, seal, tokens, *, sent, **_):
+        self._note("left", seal, *tokens, sent)
+        return len(tokens)
+
+    def beat(self, worker, realm, queues, ttl, free, *, tasks):
         self._note("beat", *queues)
         self.free = free
         return self.switched
@@ -231,10 +235,10 @@ def seen():
 def agent(clock, store, desk, seen):
     """An agent without its threads: the tests call its rounds."""
 
-    def publish(body, name, token, queue):
+    def send_back(body, queue, attempt, place):
         if seen.refuse:
             raise seen.refuse
-        seen.published.append((token, queue))
+        seen.published.append((attempt, queue))
 
     def post(call, *args):
         if seen.still:
@@ -248,12 +252,13 @@ def agent(clock, store, desk, seen):
         realm="r",
         place=ServerClock(clock),
         queues=SimpleNamespace(consumed=lambda: ["q"], queue_of=lambda request: "q"),
+        declared=lambda: {"task"},
         rules=lambda task: LockOptions(),
         receive=seen.received.append,
         post=post,
         reap=lambda: None,
         abort=lambda _token: None,
-        publisher=SimpleNamespace(publish=publish, close=lambda: None),
+        publisher=SimpleNamespace(send_back=send_back, close=lambda: None),
         watchdog=Leases(clock, seen.forgotten),
         modes=Modes({"task": "enforce"}),
         herald=Herald(Observers([SimpleNamespace(notify=seen.events.append)])),
@@ -671,17 +676,26 @@ def test_a_sweep_looks_at_each_lock_that_it_has_taken_from_the_list(agent, store
 
 
 def test_a_stray_is_published_and_a_broker_that_refuses_stops_nothing(agent, store, seen, caplog):
-    """A copy goes to its queue; if that fails a later sweep tries again."""
+    """It goes to its queue, and Redis is told; if that fails, Redis is told that too."""
     store.due = ["k:a"]
-    store.strays = [Stray("k:a", "a", "far", b"{}")]
+    store.strays = [
+        Stray("k:a", f"t{n}", "far", b"{}", "seal", f"{n}/0/0", 10 + n) for n in range(2)
+    ]
     agent.run_once()
-    eventually(lambda: agent.counts()["published"] == 1, 5, "a copy published")
-    assert seen.published == [("a", "far")]
+    store.strays = store.due = []
+    eventually(lambda: agent.counts()["published"] == 2, 5, "both published")
+    assert seen.published == [("0/0/0", "far"), ("1/0/0", "far")]
+    eventually(lambda: (agent.run_once(), store.asked("left"))[1], 5, "told")
+    assert store.asked("left") == [("left", "seal", "t0", "t1", True)]
     seen.refuse = OSError("no broker")
+    store.strays, store.due = [Stray("k:a", "t2", "far", b"{}", "seal2")], ["k:a"]
     agent._next_beat = 0.0
     agent.run_once()
-    eventually(lambda: "no copy of a parked task could" in caplog.text, 5, "a warning")
-    assert agent.counts()["published"] == 1
+    store.strays = store.due = []
+    eventually(lambda: "could not be sent to the broker" in caplog.text, 5, "a warning")
+    eventually(lambda: (agent.run_once(), store.asked("left")[1:])[1], 5, "told")
+    assert store.asked("left")[1:] == [("left", "seal2", "t2", False)]
+    assert agent.counts()["published"] == 2
 
 
 def test_the_servers_clock_is_asked_rarely(agent, store, clock):

@@ -42,8 +42,8 @@ class Paper:
         self.parked = parcel
         return Reply(Verdict.TWIN)
 
-    def claim(self, owner, name, lease, *, settle):
-        self.calls.append(("claim", name, owner.token, settle))
+    def claim(self, owner, name, lease, *, kept_elsewhere):
+        self.calls.append(("claim", name, owner.token, kept_elsewhere))
 
     def watch_later(self, name, token, lease, *, held, on_lost):
         self.watched.add(token)

@@ -10,7 +10,7 @@ from kombu.exceptions import ContentDisallowed
 from kombu.message import Message
 
 from celery_singleton_lock.publisher import Outbox, Publisher, pack, unpack
-from celery_singleton_lock.stamp import COPY, STAMP
+from celery_singleton_lock.stamp import MOVED, STAMP
 from support.waiting import eventually
 
 
@@ -48,7 +48,7 @@ def test_headers_properties_route_and_type_come_back():
     assert (again.content_type, again.content_encoding) == ("application/json", "utf-8")
 
 
-@pytest.mark.parametrize("name", [STAMP, COPY, "redelivered"])
+@pytest.mark.parametrize("name", [STAMP, MOVED, "redelivered"])
 def test_what_belongs_to_one_delivery_is_left_out(name):
     """Our own marks do not come back; a task that is parked sees what it had seen otherwise."""
     assert name not in unpack(pack(message(headers={"id": "x", name: "stale"}))).headers
@@ -103,7 +103,7 @@ def received(connection, queue):
 
 
 @pytest.mark.parametrize("compression", [None, "zlib"])
-def test_a_copy_in_the_broker_is_the_message_and_says_of_what_it_is_a_copy(broker, compression):
+def test_a_message_sent_back_is_as_it_came_and_says_where_it_stood_in_line(broker, compression):
     """Body, headers, priority and compression arrive as from the first sender."""
     queue = Queue("q", routing_key="q")(broker.default_channel)
     queue.declare()
@@ -114,11 +114,11 @@ def test_a_copy_in_the_broker_is_the_message_and_says_of_what_it_is_a_copy(broke
     first = received(broker, queue)
     first.ack()
     publisher = Publisher(lambda: Connection("memory://publisher"))
-    publisher.publish(pack(first), "account:1", "token.0", "q")
+    publisher.send_back(pack(first), "q", "x/0/0", 12)
     second = received(broker, queue)
     second.ack()
     assert second.payload == {"a": 1}
-    assert second.headers[COPY] == ["account:1", "token.0"]
+    assert second.headers[MOVED] == ["x/0/0", 12]
     assert second.headers["id"] == "x"
     assert second.headers.get("compression") == first.headers.get("compression")
     assert second.properties["priority"] == 6
@@ -129,7 +129,7 @@ def test_a_copy_in_the_broker_is_the_message_and_says_of_what_it_is_a_copy(broke
     publisher.close()
 
 
-def test_a_copy_carries_what_amqp_calls_properties(broker):
+def test_a_message_sent_back_carries_what_amqp_calls_properties(broker):
     """What py-amqp adds to them is not passed twice; a time to live stays what it was."""
     queue = Queue("amqp", routing_key="amqp")(broker.default_channel)
     queue.declare()
@@ -145,14 +145,14 @@ def test_a_copy_carries_what_amqp_calls_properties(broker):
     died = {"id": "x", "x-death": [{"count": 1}], "x-first-death-queue": "celery_delayed_0"}
     kept = pack(message(properties=properties, headers=died))
     publisher = Publisher(lambda: Connection("memory://publisher"))
-    publisher.publish(kept, "account:1", "token.0", "amqp")
+    publisher.send_back(kept, "amqp", "x/0/0", 12)
     copy = received(broker, queue)
     copy.ack()
     assert copy.properties["expiration"] == "60500"
     assert copy.properties["delivery_mode"] == 1
     assert copy.properties["message_id"] == "m"
     assert "user_id" not in copy.properties
-    assert copy.headers == {"id": "x", COPY: ["account:1", "token.0"]}
+    assert copy.headers == {"id": "x", MOVED: ["x/0/0", 12]}
     assert unpack(kept).headers == died
     assert unpack(kept).properties["application_headers"] == died
     publisher.close()
@@ -171,7 +171,7 @@ class Broken:
         pass
 
 
-def test_after_an_error_the_next_copy_opens_a_new_connection():
+def test_after_an_error_the_next_message_opens_a_new_connection():
     """A broker that went away is asked again, not given up."""
     opened = []
 
@@ -182,18 +182,18 @@ def test_after_an_error_the_next_copy_opens_a_new_connection():
     publisher = Publisher(connect)
     for _ in range(2):
         with pytest.raises(ConnectionRefusedError):
-            publisher.publish(pack(message()), "a", "t.0", "q")
+            publisher.send_back(pack(message()), "q", "x/0/0", 12)
     assert len(opened) == 2
 
 
 def test_a_connection_that_died_while_idle_is_replaced_at_once(broker):
-    """The copy that finds it dead is sent all the same: the next may be an hour away."""
+    """The message that finds it dead is sent all the same."""
     queue = Queue("idle", routing_key="idle")(broker.default_channel)
     queue.declare()
     publisher = Publisher(lambda: Connection("memory://publisher"))
-    publisher.publish(pack(message()), "a", "t.0", "idle")
+    publisher.send_back(pack(message()), "idle", "x/0/0", 12)
     publisher._channel = Broken()
-    publisher.publish(pack(message()), "a", "t.0", "idle")
+    publisher.send_back(pack(message()), "idle", "x/0/0", 12)
     for _ in range(2):
         received(broker, queue).ack()
     publisher.close()

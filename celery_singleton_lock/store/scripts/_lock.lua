@@ -6,7 +6,7 @@
 -- Numbers of 16 digits are written with %.0f: tostring would round them to 14.
 local GRACE_MS = 60000   -- how long keys outlive the last lease, so that fences go on
 local ADRIFT_MS = 5000   -- a lock with messages that nobody consumes is looked at after this
-local PUBLISH_MS = 2000  -- first interval between two copies of such a message; it doubles
+local PUBLISH_MS = 2000  -- pause after such a message could not be published; it doubles
 local BATCH = 100        -- most waiters that one script moves
 local INBOX_BODY = 65536 -- longer bodies do not travel through the inbox
 local INBOX_MS = 600000  -- inbox of a worker that went away
@@ -169,21 +169,64 @@ local function adrift_member(token, rec)
   return route_of(rec) .. '\n' .. string.format('%016.0f', tonumber(rec.place)) .. '\n' .. token
 end
 
-local function adrift_of(route, most)
-  local members = redis.call('ZRANGEBYLEX', adrift, '[' .. route .. '\n', '(' .. route .. '\n\255', 'LIMIT', 0, most)
+local function adrift_of(route, skip, most)
+  local members = redis.call(
+    'ZRANGEBYLEX', adrift, '[' .. route .. '\n', '(' .. route .. '\n\255', 'LIMIT', skip, most
+  )
   local tokens = {}
   for i, member in ipairs(members) do tokens[i] = string.match(member, '[^\n]*$') end
   return tokens
 end
 
-local function routes_adrift()
-  local routes, from = {}, '-'
-  while #routes < BATCH do
-    local member = redis.call('ZRANGEBYLEX', adrift, from, '+', 'LIMIT', 0, 1)[1]
-    if not member then break end
-    local route = string.match(member, '^(.*)\n%d+\n[^\n]*$')
+local LOOKED = 1000 -- most messages that one script looks at in search of some
+
+-- The first messages of a route, and others of it, from another start each time.
+local function some_adrift(route)
+  local tokens = adrift_of(route, 0, BATCH)
+  if #tokens < BATCH then return tokens end
+  local others = redis.call('ZLEXCOUNT', adrift, '[' .. route .. '\n', '(' .. route .. '\n\255') - BATCH
+  if others == 0 then return tokens end
+  for _, token in ipairs(adrift_of(route, BATCH + now_us % others, BATCH)) do tokens[#tokens + 1] = token end
+  return tokens
+end
+
+local function route_in(member) return string.match(member, '^(.*)\n%d+\n[^\n]*$') end
+
+-- The routes of messages adrift, at most so many. They are walked in a circle, from another start
+-- each time, since there may be more of them.
+local function routes_adrift(most)
+  local total = redis.call('ZCARD', adrift)
+  if total == 0 then return {} end
+  local start = now_us % total
+  local first = route_in(redis.call('ZRANGE', adrift, start, start)[1])
+  local routes, route = {}, first
+  repeat
     routes[#routes + 1] = route
-    from = '(' .. route .. '\n\255'
+    local member = redis.call('ZRANGEBYLEX', adrift, '(' .. route .. '\n\255', '+', 'LIMIT', 0, 1)[1]
+      or redis.call('ZRANGE', adrift, 0, 0)[1]
+    route = route_in(member)
+  until route == first or #routes == most
+  return routes
+end
+
+-- The routes that a worker has told that it consumes.
+local function routes_of(worker)
+  local raw = worker ~= '' and redis.pcall('GET', fleet .. ':worker:' .. worker)
+  if type(raw) ~= 'string' then return {} end
+  local about, routes = cjson.decode(raw), {}
+  for i, name in ipairs(about.queues) do routes[i] = about.realm .. ':' .. name end
+  return routes
+end
+
+-- Those of the caller first, whatever else is adrift; then others.
+local function routes_to_look_at(own)
+  local others, routes, known = routes_adrift(BATCH), {}, {}
+  if #others == 0 then return others end
+  for _, each in ipairs({#others == BATCH and routes_of(own) or {}, others}) do
+    for _, route in ipairs(each) do
+      if not known[route] then routes[#routes + 1] = route end
+      known[route] = true
+    end
   end
   return routes
 end
@@ -197,17 +240,38 @@ local function unqueue(token, rec)
   if rec and rec.state == 'adrift' then redis.call('ZREM', adrift, adrift_member(token, rec)) end
 end
 
--- Live workers of a route, and whether the caller's own is one.
-local live_of = {}
-local function live_workers(route, own)
-  if not live_of[route] then
-    local key = fleet .. ':route:' .. route
-    local live = redis.pcall('ZREVRANGEBYSCORE', key, '+inf', '(' .. now, 'LIMIT', 0, 16)
-    local till = #live > 0 and own ~= '' and redis.call('ZSCORE', key, own)
-    live.own = till and tonumber(till) > now
-    live_of[route] = live
+local PAGE = 16 -- live workers that are looked at together
+
+-- Some of the live workers that consume a route.
+local function live_of(route, skip)
+  return redis.pcall('ZREVRANGEBYSCORE', fleet .. ':route:' .. route, '+inf', '(' .. now, 'LIMIT', skip, PAGE)
+end
+
+-- Whether a worker locks a task. One that has told nothing is of an older version, and takes all.
+local function declares(worker, task)
+  local tasks = fleet .. ':tasks:' .. worker
+  return redis.pcall('SISMEMBER', tasks, task) == 1 or redis.pcall('EXISTS', tasks) == 0
+end
+
+-- Live workers that consume a message's queue and lock its task, and whether the caller's own is one.
+local takers_of = {}
+local function takers(rec, own)
+  local route, task = route_of(rec), rec.task or ''
+  local wanted = route .. '\n' .. task
+  if not takers_of[wanted] then
+    local found, skip, live = {}, 0, live_of(route, 0)
+    local till = #live > 0 and own ~= '' and redis.call('ZSCORE', fleet .. ':route:' .. route, own)
+    found.own = till and tonumber(till) > now and declares(own, task)
+    while #found == 0 and #live > 0 do
+      for _, worker in ipairs(live) do
+        if declares(worker, task) then found[#found + 1] = worker end
+      end
+      skip = skip + PAGE
+      live = #live == PAGE and live_of(route, skip) or {}
+    end
+    takers_of[wanted] = found
   end
-  return live_of[route]
+  return takers_of[wanted]
 end
 
 -- Free slots that a worker told with its last heartbeat, less what it was granted since.
@@ -227,9 +291,9 @@ local function take_slot(worker, own)
   end
 end
 
--- A live worker of a route with a free slot: the caller's own, else any, else nil.
-local function idle_worker(route, own)
-  local live = live_workers(route, own)
+-- A taker of a message with a free slot: the caller's own, else any, else nil.
+local function idle_worker(rec, own)
+  local live = takers(rec, own)
   if live.own and free_slots(own) + freed > 0 then return own end
   for i = 1, #live do
     local other = live[1 + (now_us + i) % #live]
@@ -237,16 +301,16 @@ local function idle_worker(route, own)
   end
 end
 
--- The worker that gets messages of a route: one with a free slot, else the caller's own, else any
--- live one, else false.
-local function worker_for(route, own)
-  local live = live_workers(route, own)
-  return idle_worker(route, own) or live.own and own or live[1 + now_us % math.max(#live, 1)] or false
+-- The worker that gets a message: a taker with a free slot, else the caller's own, else any, else
+-- false.
+local function worker_for(rec, own)
+  local live = takers(rec, own)
+  return idle_worker(rec, own) or live.own and own or live[1 + now_us % math.max(#live, 1)] or false
 end
 
 -- Hand a parked message to a live worker that consumes its queue, if there is one.
 local function deliver(token, rec, verdict, own)
-  local worker = worker_for(route_of(rec), own)
+  local worker = worker_for(rec, own)
   if not worker then return end
   local body = redis.call('HGET', bodies, base_of(token)) or ''
   local head = cjson.encode({
@@ -336,16 +400,37 @@ local function enqueue(token, rec, state)
   save(token, rec)
 end
 
--- The times at which a copy goes to the broker survive a recall: a worker that comes and goes must
--- not multiply copies.
+-- One that follows others of its task has waited for a worker as long as they have.
 local function set_adrift(token, rec)
   strayed = true
   redis.call('ZREM', queue, token)
   become(rec, 'adrift')
+  local first = adrift_of(route_of(rec), 0, 1)[1]
+  local before = first and load(first)
+  if before and before.task == rec.task then rec.since = before.since end
   rec.publish_at = rec.publish_at or digits(now)
   rec.publish_every = rec.publish_every or digits(PUBLISH_MS)
   redis.call('ZADD', adrift, 0, adrift_member(token, rec))
   save(token, rec)
+end
+
+-- Take a message out of the line: it leaves for the broker. From now on `copied` tells whether a copy
+-- has come to a worker that locks, which was told TWIN and has acknowledged it.
+local function send_off(token, rec, seal, hold_ms)
+  unqueue(token, rec)
+  become(rec, 'leaving')
+  rec.seal, rec.copied = seal, nil
+  save(token, rec)
+  redis.call('ZADD', deadlines, now + tonumber(hold_ms), token)
+end
+
+local function has_left_under(rec, seal) return rec and rec.state == 'leaving' and rec.seal == seal end
+
+-- It does not leave: it queues again at its place.
+local function stay(token, rec)
+  unqueue(token, rec)
+  rec.seal = nil
+  enqueue(token, rec, 'parked')
 end
 
 local function unindex(token, rec)
@@ -401,16 +486,20 @@ local function come_back(token, rec, unread)
   go_back(token, rec, before >= 0 and math.min(DELAY_MS * 2 ^ before, MOST_DELAY_MS) or nil)
 end
 
+local function remember(till, ...)
+  redis.call('ZREMRANGEBYSCORE', done, '-inf', now)
+  for _, member in ipairs({...}) do redis.call('ZADD', done, till, member) end
+  local last = redis.call('ZRANGE', done, -1, -1, 'WITHSCORES')[2]
+  redis.call('PEXPIRE', done, tonumber(last) - now + GRACE_MS)
+end
+
 -- Remember that an attempt has ended for good, where copies of it are known or feared.
 local function remember_end(token, rec, done_ms, feared)
   if rec.attempt == '' or not (rec.parked or rec.twin or rec.copied or feared) then return end
   local till = now + done_ms
-  redis.call('ZREMRANGEBYSCORE', done, '-inf', now)
-  redis.call('ZADD', done, till, base_of(token))
+  remember(till, base_of(token))
   -- Of a rejected one a broker may bring the message back, and then it is to run.
-  if not rec.rejected or rec.publish_at then redis.call('ZADD', done, till, rec.attempt) end
-  local last = redis.call('ZRANGE', done, -1, -1, 'WITHSCORES')[2]
-  redis.call('PEXPIRE', done, tonumber(last) - now + GRACE_MS)
+  if not rec.rejected or rec.publish_at then remember(till, rec.attempt) end
 end
 
 -- The task is settled: drop all that is kept of it.
@@ -428,6 +517,7 @@ end
 
 -- A message that was out of the line for a while; one that was delayed comes behind those who wait.
 local function queue_again(token, rec)
+  rec.seal = nil
   if rec.delayed then
     rec.delayed, rec.place = nil, place_of(0)
     rec.deadline = rec.wait and digits(now + tonumber(rec.wait)) or nil
@@ -451,7 +541,7 @@ end
 
 -- A message that is kept was acknowledged, so its task could not reject it: a worker publishes it to
 -- be rejected. Until then it is delivered with that verdict. Returns whether one is kept.
-local function reject(token, rec, own)
+local function have_rejected(token, rec, own)
   local following = next_kept(token, rec)
   if not following then return false end
   drop_record(token, rec)
@@ -465,16 +555,22 @@ end
 -- Let the oldest message of a task (and a broker) make room for a later one. It does not run, and is
 -- no more lost than one whose wait is over: it is delivered with a verdict until a worker has ended it.
 local function replace_oldest(task, attempt, realm, queue_name, own)
-  local waiting = adrift_of(realm .. ':' .. queue_name, BATCH)
-  for _, token in ipairs(redis.call('ZRANGE', queue, 0, BATCH - 1)) do waiting[#waiting + 1] = token end
-  local oldest, first
-  for _, token in ipairs(waiting) do
-    local rec = load(token)
-    local its_like = rec and rec.parked and rec.task == task and rec.realm == realm
-    if its_like and not (first and tonumber(first.place) <= tonumber(rec.place)) then
-      oldest, first = token, rec
+  local name_of_task = '"task":' .. cjson.encode(task)
+  local function oldest_in(page) -- in the order of the places; most records are not decoded
+    local skip, tokens = 0, page(0)
+    while #tokens > 0 do
+      for i, raw in ipairs(redis.call('HMGET', record, unpack(tokens))) do
+        local rec = raw and string.find(raw, name_of_task, 1, true) and cjson.decode(raw)
+        if rec and rec.parked and rec.task == task and rec.realm == realm then return tokens[i], rec end
+      end
+      skip = skip + BATCH
+      tokens = #tokens == BATCH and page(skip) or {}
     end
   end
+  local oldest, first = oldest_in(function(skip) return redis.call('ZRANGE', queue, skip, skip + BATCH - 1) end)
+  local route = realm .. ':' .. queue_name
+  local other, rec = oldest_in(function(skip) return adrift_of(route, skip, BATCH) end)
+  if other and not (first and tonumber(first.place) <= tonumber(rec.place)) then oldest, first = other, rec end
   if not oldest then return false end
   unqueue(oldest, first)
   first.by = attempt
@@ -486,11 +582,15 @@ end
 
 -- Messages for which a worker has come (back) queue again at their place.
 local function recall(own)
-  for _, route in ipairs(routes_adrift()) do
-    if worker_for(route, own) then
-      for _, token in ipairs(adrift_of(route, BATCH)) do
-        local rec = load(token)
+  local looked = 0
+  for _, route in ipairs(routes_to_look_at(own)) do
+    local live = looked < LOOKED and #live_of(route, 0) > 0
+    for _, token in ipairs(live and some_adrift(route) or {}) do
+      local rec = load(token)
+      looked = looked + 1
+      if worker_for(rec, own) then
         unqueue(token, rec)
+        rec.publish_at, rec.publish_every = nil, nil
         enqueue(token, rec, 'parked')
       end
     end
@@ -527,7 +627,7 @@ local function grant_waiters(own, me, my_record)
     elseif not rec or deadline and tonumber(deadline) <= now then
       expire(head, own)
       moved = moved + 1
-    elseif rec.parked and not worker_for(route_of(rec), own) then
+    elseif rec.parked and not worker_for(rec, own) then
       set_adrift(head, rec)
       moved = moved + 1
     else
@@ -572,9 +672,10 @@ end
 -- Who has waited is named in the index as long as it runs. Should it die with nobody behind it, the
 -- lock's keys expire, and the index, which many locks share, does not: so a sweeper looks.
 local function mind_the_named()
-  for _, token in ipairs(redis.call('ZRANGE', holders, 0, BATCH - 1)) do
+  local held = redis.call('ZRANGE', holders, 0, BATCH - 1)
+  for i, token in ipairs(held) do
     local rec = load(token)
-    if rec and rec.indexed then return redis.call('ZADD', due, lease_end(token), lock) end
+    if rec and rec.indexed or i == BATCH then return redis.call('ZADD', due, lease_end(token), lock) end
   end
   redis.call('ZREM', due, lock)
 end
@@ -657,7 +758,7 @@ local function reserve(attempt, ms, rec, own)
   local token, waits = find(attempt)
   if token then
     local deadline = redis.call('ZSCORE', deadlines, token)
-    local lives = not waits.parked or worker_for(route_of(waits), own)
+    local lives = not waits.parked or worker_for(waits, own)
     if standing(token, waits) == 'queue' and lives and not (deadline and tonumber(deadline) <= now) then
       grant(token, waits, own)
     end

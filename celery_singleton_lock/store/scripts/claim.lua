@@ -1,7 +1,8 @@
 -- claim: begin to use a grant, with a full lease from now. A waiter whose turn it is may claim too.
 -- KEYS: lock
 -- ARGV: name token lease_ms settle worker host pid claim_ms
---   settle 1 = the message counts as acknowledged from its start: drop its body
+--   settle 1 = the message counts as acknowledged from its start: drop its body, and keep no copy;
+--   2 = it is kept at another lock: drop its body
 -- REPLY: answer GRANTED WAITING ABSENT
 lock = name
 check()
@@ -17,6 +18,11 @@ if where then
 end
 grant_waiters(worker, token, rec)
 local verdict = where and (lease_end(token) and 'granted' or 'waiting') or 'absent'
-if verdict == 'granted' and settle == '1' then redis.call('HDEL', bodies, base_of(token)) end
+if verdict == 'granted' and settle ~= '0' then redis.call('HDEL', bodies, base_of(token)) end
+if verdict == 'granted' and settle == '1' and not rec.settled then
+  if rec.twin then redis.call('HDEL', bodies, base_of(rec.twin)) end
+  rec.settled, rec.twin = '1', nil
+  save(token, rec)
+end
 finish()
 return answer(verdict, token, rec)

@@ -1,7 +1,9 @@
--- kick: sweep and grant; tell which messages of a realm want a copy in the broker.
+-- kick: sweep and grant; take messages of a realm that nobody consumes out of the line, and answer with them.
 -- KEYS: lock
--- ARGV: name worker realm claim_ms
--- REPLY: list of token, queue, body
+-- ARGV: name worker realm seal patience_ms hold_ms claim_ms
+--   seal empty = take none; patience_ms = for how long they are adrift at least; hold_ms = then they
+--   queue again, unless left was told of them
+-- REPLY: list of token, record, message
 lock = name
 check()
 write_though_full()
@@ -9,19 +11,26 @@ sweeping = true
 sweep(worker)
 grant_waiters(worker)
 
--- Any copy wakes a worker, which recalls all of its route: as many copies as there are permits do.
-local strays = {}
-for _, route in ipairs(alone and {} or routes_adrift()) do
-  for _, token in ipairs(adrift_of(route, limit)) do
-    local rec = load(token)
-    if rec.realm == realm and tonumber(rec.publish_at) <= now then
-      rec.publish_at = digits(now + tonumber(rec.publish_every))
-      rec.publish_every = digits(math.min(tonumber(rec.publish_every) * 2, 3600000))
-      save(token, rec)
-      strays[#strays + 1] = token
-      strays[#strays + 1] = rec.queue
-      strays[#strays + 1] = redis.call('HGET', bodies, base_of(token)) or ''
-    end
+local LOAD = 4194304 -- bytes of messages that one answer holds, unless one alone is longer
+
+local strays, looked, load_left = {}, 0, LOAD
+local function send_due(token, rec)
+  local since, at = tonumber(rec.since), tonumber(rec.publish_at)
+  if rec.realm ~= realm or since + tonumber(patience_ms) > now or at > now then return end
+  local body = redis.call('HGET', bodies, base_of(token)) or ''
+  if #strays > 0 and #body > load_left then return end
+  load_left = load_left - #body
+  send_off(token, rec, seal, hold_ms)
+  strays[#strays + 1] = token
+  strays[#strays + 1] = cjson.encode(rec)
+  strays[#strays + 1] = body
+end
+
+local leave = seal ~= '' and not (alone or paused or closed_until())
+for _, route in ipairs(leave and routes_to_look_at(worker) or {}) do
+  for _, token in ipairs(looked < LOOKED and #strays < 3 * BATCH and some_adrift(route) or {}) do
+    looked = looked + 1
+    if #strays < 3 * BATCH then send_due(token, load(token)) end
   end
 end
 if alone then mind_the_named() end -- it was looked at for one of them, or its keys are gone

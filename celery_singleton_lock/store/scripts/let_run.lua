@@ -13,12 +13,19 @@ grant_waiters(worker)
 -- stays: who does keep the lock waits until they have ended.
 local wanted, moved = {}, 0
 for i = 6, #ARGV do wanted[ARGV[i]] = true end
-for _, token in ipairs((alone or paused or closed_until()) and {} or redis.call('ZRANGE', queue, 0, 999)) do
-  local rec = moved < tonumber(most) and load(token)
-  if rec and rec.parked and rec.realm == realm and wanted[rec.task] and worker_for(route_of(rec), worker) then
-    grant(token, rec, worker)
-    moved = moved + 1
+local function let_run_from(start)
+  for _, token in ipairs(redis.call('ZRANGE', queue, start, start + LOOKED - 1)) do
+    local rec = moved < tonumber(most) and load(token)
+    if rec and rec.parked and rec.realm == realm and wanted[rec.task] and worker_for(rec, worker) then
+      grant(token, rec, worker)
+      moved = moved + 1
+    end
   end
+end
+if not (alone or paused or closed_until()) then
+  let_run_from(0)
+  local others = redis.call('ZCARD', queue) - LOOKED
+  if moved == 0 and others > 0 then let_run_from(LOOKED + now_us % others) end
 end
 finish()
 return moved

@@ -23,7 +23,7 @@ elseif not where then -- else it holds or waits itself, whoever does so beside i
   if other then
     verdict = 'twin'
     others.copied = '1'
-    if not has_body(base_of(other)) and not (others.twin and has_body(base_of(others.twin))) then
+    if not others.settled and not has_body(base_of(other)) and not (others.twin and has_body(base_of(others.twin))) then
       alone = false
       redis.call('HSET', bodies, base, body)
       others.twin, others.realm, others.queue = token, realm, route
@@ -36,7 +36,8 @@ end
 if not verdict then
   declare(tonumber(limit_arg))
   reserved = not where and take_reservation(attempt)
-  local room = reserved or has_permit() and worker_for(realm .. ':' .. route, worker)
+  local about = {realm = realm, queue = route, task = task}
+  local room = reserved or has_permit() and worker_for(about, worker)
   if not where and not room and is_full(max_waiting) then
     verdict = (on_full ~= 'replace' or not replace_oldest(task, attempt, realm, route, worker)) and 'full' or nil
   end
@@ -58,7 +59,7 @@ if not verdict then
     put_in_index(token, rec)
     deliver(token, rec, 'granted', worker) -- its own acquire was granted, and the reply was lost
     save(token, rec)
-  elseif reserved and worker_for(route_of(rec), worker) then -- else nobody would hear of it
+  elseif reserved and worker_for(rec, worker) then -- else nobody would hear of it
     put_in_index(token, rec)
     grant(token, rec, worker)
   else

@@ -13,8 +13,8 @@ local where = standing(token, rec)
 local waits = where == 'queue' or where == 'adrift'
 if waits then
   local first = tonumber(redis.call('ZRANGE', queue, 0, 0, 'WITHSCORES')[2] or rec.place)
-  for _, route in ipairs(routes_adrift()) do -- they come back at their places
-    first = math.min(first, tonumber(load(adrift_of(route, 1)[1]).place))
+  for _, route in ipairs(routes_adrift(math.huge)) do -- they come back at their places
+    first = math.min(first, tonumber(load(adrift_of(route, 0, 1)[1]).place))
   end
   unqueue(token, rec)
   rec.place = digits(math.min(first - 1, tonumber(rec.place)))

@@ -44,7 +44,7 @@ elseif held_it and rec.state == 'running' then
 end
 local returns = ending == 'return' or ending == 'offer'
 local begun = held_it and not (rec.state == 'granted' and rec.parked)
-local taken = ending == 'return' or ending == 'offer' and held_it and not begun and idle_worker(route_of(rec), own)
+local taken = ending == 'return' or ending == 'offer' and held_it and not begun and idle_worker(rec, own)
 if held_it and (ending == 'cancel' or returns and (begun or not taken)) then
   verdict = 'granted'
 elseif where then
@@ -56,7 +56,7 @@ elseif where then
     forget(token, rec)
     if ending == 'keep' and held_it then reserve(keep_for, tonumber(keep_ms), rec, own) end
     if ending == 'hold' and held_it then hold_on(token, rec, tonumber(keep_ms)) end
-  elseif not reject(token, rec, own) then
+  elseif not have_rejected(token, rec, own) then
     forget(token, rec)
   end
 end

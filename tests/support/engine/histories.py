@@ -255,10 +255,8 @@ def messages_without_a_worker_go_adrift_and_come_back_in_order(world):
     world.park(second)
     world.park(first)
     world.park(world.new_asker(ONE, realm="S"))
-    assert [s.token for s in world.kick(ONE, "w1")] == [first.token]
-    assert [s.queue for s in world.kick(ONE, "w3")] == [
-        "q"
-    ]  # another realm has a wake-up of its own
+    for worker in ("w1", "w3"):
+        assert world.kick(ONE, worker, patience=5.0) == []
     client = world.new_asker(ONE, attempt="")
     assert world.acquire(client).verdict is Verdict.GRANTED  # passes only who cannot run
     world.advance(1.0)
@@ -909,36 +907,132 @@ def the_next_attempt_comes_and_nobody_consumes_its_queue(world):
     assert world.receive("w1").token == waits.token
 
 
+def leaves(world, *askers, worker="w1"):
+    """Park messages that nobody takes, and return them on their way to the broker."""
+    for asker in askers:
+        world.park(asker)
+    strays = world.kick(ONE, worker)
+    world.published |= {(stray.seal, stray.token) for stray in strays}
+    return strays
+
+
 @history
-def a_message_adrift_is_copied_to_its_own_broker_seldom_and_seldomer(world):
+def a_message_that_nobody_takes_leaves_for_its_own_broker(world):
     mine, other = world.new_asker(ONE), world.new_asker(ONE, realm="S")
-    world.park(mine)
-    world.park(other)
-    copies = {"w1": [], "w3": []}
-    for _ in range(40):
-        for worker, found in copies.items():
-            found += [stray.token for stray in world.kick(ONE, worker)]
-        world.advance(1.0)
-    assert copies == {"w1": [mine.token] * 5, "w3": [other.token] * 5}
+    (stray,) = leaves(world, mine, other)
+    assert stray.token == mine.token
+    world.left(stray, sent=True, lost=True)
+    assert world.acquire(world.moved(stray)).verdict is Verdict.GRANTED
+    assert [stray.token for stray in world.kick(ONE, "w3")] == [other.token]
+
+
+@history
+def a_message_that_has_just_lost_its_worker_does_not_leave_yet(world):
+    world.park(world.new_asker(ONE))
+    for _ in range(3):
+        assert world.kick(ONE, "w2", patience=5.0) == []
+        world.advance(1.5)
+    world.park(world.new_asker(ONE))
+    world.advance(1.5)
+    assert len(world.kick(ONE, "w2", patience=5.0)) == 2
+
+
+@history
+def a_worker_that_locks_gets_a_message_back_before_it_is_forgotten(world):
+    for first in (world.acquire, world.park):
+        asker = world.new_asker(ONE)
+        (stray,) = leaves(world, asker)
+        message = world.moved(stray)
+        assert first(message).verdict is Verdict.TWIN
+        assert world.park(message).verdict is Verdict.TWIN
+        world.acknowledged.add((stray.seal, stray.token))
+        assert world.left(stray, sent=True) == 0
+        assert asker.token in world.state(ONE).standing
+        world.beat("w1")
+        world.kick(ONE)
+        assert world.receive("w1").token == asker.token
+        world.claim(ONE, asker.token)
+        world.release(ONE, asker.token)
+        world.leave("w1")
+
+
+@history
+def a_process_dies_with_messages_that_it_was_to_publish(world):
+    mine = world.new_asker(ONE)
+    leaves(world, mine)
+    world.beat("w1")
+    world.advance(61.0)
     world.beat("w1")
     world.kick(ONE, "w1")
-    for stray in world.strays:
-        assert world.acquire(world.copy_of(stray)).verdict is not Verdict.BLOCKED
+    assert world.receive("w1").token == mine.token
 
 
 @history
-def a_worker_that_comes_and_goes_does_not_multiply_copies(world):
-    world.park(world.new_asker(ONE))
-    runs = world.new_asker(ONE, lease=60.0)
-    world.acquire(runs)
-    for _ in range(3):
-        world.kick(ONE, "w2")
-        world.beat("w1")
+def who_tells_too_late_that_a_message_was_sent_forgets_nothing(world):
+    mine = world.new_asker(ONE)
+    (late,) = leaves(world, mine)
+    world.advance(61.0)
+    assert world.kick(ONE, "w3") == []
+    (again,) = world.kick(ONE)
+    world.left(late, sent=True)
+    assert world.state(ONE).record[again.token]["state"] == "leaving"
+
+
+@history
+def what_is_acknowledged_at_its_start_loses_its_twin(world):
+    mine = world.new_asker(ONE)
+    world.acquire(mine)
+    copy = world.new_asker(ONE, attempt=mine.owner.attempt, copy=True)
+    assert world.park(copy).verdict is Verdict.TWIN
+    world.claim(ONE, mine.token, 1.0, settle=True)
+
+
+@history
+def a_message_that_the_broker_refused_waits_longer_each_time(world):
+    (stray,) = leaves(world, world.new_asker(ONE))
+    for pause in (2.0, 4.0, 8.0):
+        world.left(stray, sent=False, lost=True)
+        world.advance(pause - 0.1)
+        assert world.kick(ONE) == []
         world.advance(0.1)
-        world.kick(ONE, "w2")
-        world.leave("w1")
-        world.release(ONE, runs.token)
-        world.acquire(runs)
+        (stray,) = world.kick(ONE)
+
+
+@history
+def a_worker_gets_only_messages_of_tasks_that_it_locks(world):
+    """It consumes the queue, and knows the task as a plain one."""
+    world.beat("w2")
+    plain, locked = world.new_asker(ONE, task="app.other"), world.new_asker(ONE)
+    runs = world.new_asker(ONE)
+    world.acquire(runs)
+    world.park(plain)
+    world.park(locked)
+    world.release(ONE, runs.token, worker="w2")
+    assert world.receive("w2").token == locked.token
+    assert plain.token in world.state(ONE).adrift
+    world.beat("w1")
+    world.claim(ONE, locked.token)
+    world.release(ONE, locked.token, worker="w2")
+    assert world.receive("w1").token == plain.token
+
+
+@history
+def what_was_acknowledged_at_its_start_does_not_begin_again(world):
+    """A copy of it was kept as its twin, before or after it began."""
+    for kept_before in (True, False):
+        world.beat("w1")
+        mine = world.new_asker(ONE)
+        world.park(mine)
+        token = world.receive("w1").token
+        copy = world.new_asker(ONE, attempt=mine.owner.attempt, copy=True)
+        if kept_before:
+            world.park(copy)
+        world.claim(ONE, token, 1.0, settle=True)
+        if not kept_before:
+            assert world.park(copy).verdict is Verdict.TWIN
+        world.advance(2.0)
+        world.kick(ONE, "w1")
+        assert not world.state(ONE).standing
 
 
 @history

@@ -19,7 +19,7 @@ from support.engine.world import Asker, Ledger, Step, World
 GRACE = 60_000
 ADRIFT = 5_000
 DEFER = round(1000 * DEFER_SECONDS)
-GRANTING = {"acquire", "park", "claim", "release", "kick", "reset", "revoke"}
+GRANTING = {"acquire", "park", "claim", "release", "kick", "left", "reset", "revoke"}
 QUEUED = {"waiting", "parked"}
 HOLDING = {"running", "granted", "reserved", "held_after"}
 OVER = {"overdue", "replaced", "revoked", "rejected", "leaving"}
@@ -133,8 +133,10 @@ def i5_grants_follow_the_line(  # noqa: C901  # a list of facts
             for other in waiting:
                 if place_in_line(world, name, other) < place_in_line(world, name, token):
                     broken("I5", f"{token} was granted {name} before {other}, who came earlier")
-            deadline = None if token in before.delayed else before.deadlines.get(token)
-            if token != step.token and deadline is not None and deadline <= world.now:
+            deadline = before.deadlines.get(token)
+            leaves = before.record.get(token, {}).get("state") == "leaving"  # until then
+            late = deadline is not None and deadline <= world.now and not leaves
+            if token != step.token and late:
                 broken("I5", f"{token} was granted {name} after its deadline")
         noted = ((token, int(rec["place"])) for token, rec in after.record.items())
         for token, place in (*after.queue.items(), *noted):
@@ -462,9 +464,7 @@ def _waits_as_a_message(world: World, step: Step, state: LockState) -> bool:
 
 
 def _consumed(world: World, step: Step, state: LockState, token: str) -> bool:
-    rec = state.record.get(token, {})
-    route = step.before.routes.get(f"{rec.get('realm')}:{rec.get('queue')}", {})
-    return any(till > world.now for till in route.values())
+    return bool(step.before.takers(state.record.get(token, {}), world.now))
 
 
 def _told(step: Step) -> bool:
@@ -552,7 +552,7 @@ def a_wait_lasts_as_long_as_was_asked(world: World, step: Step) -> None:
             if until > world.now and after.record.get(token, {}).get("state") == "overdue":
                 broken("wait", f"{token} may wait for {name} until {until}, and is overdue")
             waited = token in before.queue or token in before.adrift
-            gone = token not in after.standing and token != step.token
+            gone = token not in after.standing and token != step.token and verb(step) != "left"
             if waited and gone and until > world.now:
                 broken("wait", f"{token} may wait for {name} until {until}, and is gone")
         ledger.waits = {t: wait for t, wait in ledger.waits.items() if t in after.standing}
@@ -587,8 +587,11 @@ def a_grant_reaches_who_was_granted(world: World, step: Step) -> None:
     for name, _, before, after in touched(world, step):
         for token in set(grants(before, after)) - reservations(after):
             _is_told(step, name, token, told[token])
-        for token in after.overdue - before.overdue - after.delayed:
-            if _consumed(world, step, after, token) != told[token]:
+        for token in after.overdue - before.overdue:
+            if (
+                after.record[token]["state"] != "leaving"
+                and _consumed(world, step, after, token) != told[token]
+            ):
                 broken("grant", f"{token} of {name} is over, and told {told[token]} times")
 
 
@@ -609,8 +612,8 @@ def _delivery_is_right(
     token, state = fields["token"], step.after.locks[fields["lock"]]
     rec = state.record.get(token, {})
     route = f"{rec.get('realm')}:{rec.get('queue')}"
-    if step.before.routes.get(route, {}).get(worker, 0) <= world.now:
-        broken("realm", f"{token} of {route} was given to {worker}, which does not consume that")
+    if worker not in step.before.takers(rec, world.now):
+        broken("realm", f"{token} of {route} was given to {worker}, which does not take that")
     as_it_stands = ("granted", rec.get("fence")) if token in state.holders else (rec["state"], "0")
     if (fields["verdict"], fields["fence"]) != as_it_stands:
         broken("grant", f"{token} is {as_it_stands}, and {worker} was told {fields}")
@@ -622,11 +625,11 @@ def a_grant_goes_to_a_worker_with_a_free_slot(world: World, step: Step) -> None:
     """If a live one has told of any; a slot that a release frees is its worker's own."""
     if verb(step) in {"receive", "beat", "leave"}:
         return
-    given, routes = Counter(), set()
+    given, takers = Counter(), set()
     for worker, entry in _news(step):
         fields = json.loads(entry.partition(b"\n")[0])
         rec = step.after.locks[fields["lock"]].record[fields["token"]]
-        routes.add(f"{rec['realm']}:{rec['queue']}")
+        takers.add(frozenset(step.before.takers(rec, world.now)))
         given[worker] += 1
     ended = step.before.locks[step.lock].record.get(step.token, {}) if step.lock else {}
     freed = verb(step) == "release" and ended.get("state") == "running"
@@ -635,10 +638,9 @@ def a_grant_goes_to_a_worker_with_a_free_slot(world: World, step: Step) -> None:
         left = step.after.free.get(worker, 0)
         if free[worker] - given[worker] not in {left, left - freed}:
             broken("slots", f"{worker} had {free[worker]} slots, got {given[worker]}, has {left}")
-    if len(routes) != 1:
+    if len(takers) != 1:
         return
-    live = [w for w, till in step.before.routes.get(routes.pop(), {}).items() if till > world.now]
-    idle = [w for w in live if free.get(w, 0) > given[w]]
+    idle = [w for w in takers.pop() if free.get(w, 0) > given[w]]
     full = [w for w in given if given[w] > max(free.get(w, 0) + freed, 0)]
     if idle and full:
         broken("slots", f"{full} have no slot for what was granted, and {idle} have: {free}")
@@ -661,36 +663,34 @@ def a_grant_is_passed_on_only_before_it_begins(world: World, step: Step) -> None
         broken("pass", f"{step.token} of {step.lock} was passed on, and nobody has a free slot")
 
 
-def copies_stay_in_their_realm_and_keep_their_pauses(  # noqa: C901  # a list of facts
+def messages_leave_for_their_own_broker(  # noqa: C901  # a list of facts
     world: World, step: Step
 ) -> None:
-    """Messages that nobody consumes go to their own broker, seldom and seldomer (T4, T38)."""
+    """Those that nobody takes, to the broker they came from, neither too soon nor late (T38)."""
     if verb(step) != "kick":
         return
+    _, realm, patience = step.asked
     for name, ledger, _, after in touched(world, step):
         for stray in step.reply:
             rec = after.record.get(stray.token, {})
-            found = (rec.get("state"), rec.get("realm"), rec.get("queue"))
-            if found != ("adrift", step.asked[1], stray.queue):
-                broken("realm", f"a copy of {stray} of {name} goes to {step.asked}; it is {found}")
+            found = (rec.get("state"), rec.get("realm"), rec.get("queue"), rec.get("seal"))
+            if found != ("leaving", realm, stray.queue, stray.seal):
+                broken("realm", f"{stray} of {name} goes to {realm}; it is {found}")
+            if step.before.takers(rec, world.now):
+                broken("T38", f"{stray.token} of {name} leaves, and a worker takes it")
+            was = step.before.locks[name].record.get(stray.token, {})
+            if was.get("state") == "adrift" and int(was["since"]) + patience * 1000 > world.now:
+                broken("T38", f"{stray.token} of {name} leaves too soon")
             if stray.body != after.bodies[base_of(stray.token)]:
-                broken("I8", f"a copy of {stray.token} of {name} has another body")
-            last, pause = ledger.copies.get(stray.token, (0, 1000))
-            if world.now < last + pause:
-                broken("T4", f"{stray.token} of {name} was copied at {last}, and is again")
-            ledger.copies[stray.token] = world.now, min(2 * pause, 3_600_000)
-        for token in _first_adrift(after, step.asked[1], ledger.limit):
-            if token not in ledger.copies and token.endswith(".0"):
-                broken("T38", f"nobody consumes {token} of {name}, and its broker gets no copy")
-
-
-def _first_adrift(state: LockState, realm: str, most: int) -> list[str]:
-    """Return the tokens adrift that came first, so many of each queue of a broker."""
-    routes: dict[str, list[str]] = {}
-    for token in sorted(state.adrift, key=lambda t: (int(state.record[t]["place"]), t)):
-        routes.setdefault(state.adrift[token], []).append(token)
-    own = [tokens for route, tokens in routes.items() if route.startswith(f"{realm}:")]
-    return [token for tokens in own for token in tokens[:most]]
+                broken("I8", f"{stray.token} of {name} leaves with another body")
+            if world.now < ledger.refused.get(base_of(stray.token), 0) + 2000:
+                broken("T4", f"{stray.token} of {name} was refused, and leaves again")
+        for token, route in after.adrift.items():
+            rec = after.record[token]
+            refused = base_of(token) in ledger.refused
+            waits = int(rec["since"]) + patience * 1000 > world.now
+            if route.startswith(f"{realm}:") and not (waits or refused):
+                broken("T38", f"nobody takes {token} of {name}, and it does not leave")
 
 
 def neglected_tells_what_nobody_looks_at(world: World, step: Step) -> None:
@@ -785,7 +785,7 @@ ALL: tuple[Callable[[World, Step], None], ...] = (
     a_grant_reaches_who_was_granted,
     a_grant_goes_to_a_worker_with_a_free_slot,
     a_grant_is_passed_on_only_before_it_begins,
-    copies_stay_in_their_realm_and_keep_their_pauses,
+    messages_leave_for_their_own_broker,
     neglected_tells_what_nobody_looks_at,
     answers_tell_what_the_keys_say,
 )
@@ -925,10 +925,33 @@ def _note_park(world, step, ledger, before, after) -> None:
             broken("I8", f"{step.token} was told that it is kept")
     if step.reply.verdict is Verdict.TWIN:
         _note_copy(step, after)
+        if base in after.bodies.keys() - before.bodies.keys() and _has_begun(after, attempt):
+            broken("begun", f"{step.token} is kept, and {attempt} was acknowledged and has begun")
         if base in after.bodies:
             ledger.kept[base] = attempt
-        elif attempt not in ledger.kept.values():
+        elif attempt not in ledger.kept.values() and not _has_begun(after, attempt):
             broken("I8", f"{step.token} was told TWIN, and nothing of {attempt} is kept")
+
+
+def _has_begun(state, attempt) -> bool:
+    """Whether it was acknowledged at its start: then it does not begin a second time."""
+    return any(rec["attempt"] == attempt and rec.get("settled") for rec in state.record.values())
+
+
+def _note_left(world, step, ledger, before, after) -> None:
+    """A message is forgotten once the broker has it, unless a worker has told it a twin."""
+    seal, sent = step.asked
+    rec, base = before.record.get(step.token, {}), base_of(step.token)
+    if not sent:
+        ledger.refused[base] = world.now
+    leaves = rec.get("state") == "leaving" and rec.get("seal") == seal
+    if not leaves or before.deadlines[step.token] <= world.now:
+        return
+    message = (seal, step.token)
+    if sent and message in world.published - world.acknowledged and not rec.get("copied"):
+        _is_settled(ledger, base)
+    if step.token in after.standing and not rec.get("copied") and sent:
+        broken("left", f"{step.token} of {step.lock} is with the broker, and stays")
 
 
 def _note_replaced(world, step, ledger, after) -> None:
@@ -956,6 +979,8 @@ def _note_claim(world, step, ledger, before, after) -> None:
         ledger.beliefs[step.token] = world.now + round(step.reply.lease * 1000)
         if settle:
             _is_settled(ledger, base)
+            if before.record.get(step.token, {}).get("twin"):
+                _is_settled(ledger, base_of(before.record[step.token]["twin"]))
             if after.record[step.token].get("parked"):
                 ledger.accepted.add(base)
 
@@ -1060,4 +1085,5 @@ _NOTES = {
     "extend": _note_extend,
     "reset": _note_reset,
     "revoke": _note_revoke,
+    "left": _note_left,
 }

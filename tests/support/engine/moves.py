@@ -326,9 +326,48 @@ def worker_receives(world, worker, then, who):
         world.park(world.first_of[base_of(got.token)])
 
 
-@move(2, lock=LOCKS, worker=tuple(WORKERS), lost=LOST)
-def kick(world, lock, worker, lost):
-    world.kick(lock, worker, lost=lost)
+@move(2, lock=LOCKS, worker=tuple(WORKERS), patience=(0.0, 3.0, 60.0), lost=LOST)
+def kick(world, lock, worker, lost, patience=0.0):
+    world.kick(lock, worker, patience=patience, lost=lost)
+
+
+@move(3, number=(0, 1, 2), sent=(True, True, True, False))
+def message_is_published(world, number, sent):
+    """A message that was taken out of the line goes to the broker, or the broker refuses it."""
+    if not world.strays:
+        return
+    stray = world.strays[-1 - number % len(world.strays)]
+    if sent:
+        world.published.add((stray.seal, stray.token))
+    else:
+        world.strays.remove(stray)
+        world.left(stray, sent=False)
+
+
+@move(4, number=(0, 1, 2), first=("acquire", "park"), lost=LOST)
+def moved_message_arrives(world, number, first, lost):
+    """A worker that locks gets it from the broker, before or after it was forgotten here."""
+    known = [s for s in world.strays if (s.seal, s.token) in world.published]
+    if not known:
+        return
+    stray = known[-1 - number % len(known)]
+    message = (stray.seal, stray.token)
+    if message in world.acknowledged:
+        return
+    asker = world.moved(stray)
+    reply = world.acquire(asker, lost=lost) if first == "acquire" else None
+    if reply is None or reply.verdict in {Verdict.BLOCKED, Verdict.TWIN}:
+        reply = world.park(asker)
+    if reply is not None:  # a full Redis has refused it, and the broker has it still
+        world.acknowledged.add(message)
+
+
+@move(3, number=(0, 1, 2), lost=LOST)
+def moved_message_is_forgotten(world, number, lost):
+    """Who published it tells Redis; or dies before, and never does."""
+    known = [s for s in world.strays if (s.seal, s.token) in world.published]
+    if known:
+        world.left(known[-1 - number % len(known)], sent=True, lost=lost)
 
 
 @move(3, lock=LOCKS, who=WHO, worker=tuple(WORKERS), lost=LOST)
@@ -417,7 +456,7 @@ def looks_for_neglected(world, seconds):
 
 @move(2, number=(0, 1, 2), first=("acquire", "park"), lost=LOST)
 def copy_comes_back(world, number, first, lost):
-    """A copy that was published for a message that nobody consumed, sooner or later."""
+    """A copy that a worker of an older version has published, sooner or later."""
     if world.strays:
         stray = world.strays[-1 - number % len(world.strays)]
         _goes_in(world, world.copy_of(stray), first, number, lost)

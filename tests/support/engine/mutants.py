@@ -117,7 +117,7 @@ MUTANTS = (
     Mutant(
         "a grant is passed on though nobody has a slot",
         "release.lua",
-        "not begun and idle_worker(route_of(rec), own)",
+        "not begun and idle_worker(rec, own)",
         "not begun",
     ),
     Mutant("no grant on release", "release.lua", "grant_waiters(own)\n", ""),
@@ -321,7 +321,7 @@ MUTANTS = (
     Mutant(
         "who dies alone stays in the index",
         LIBRARY,
-        "if rec and rec.indexed then return",
+        "if rec and rec.indexed or i == BATCH then return",
         "if not rec then return",
     ),
     Mutant(
@@ -438,7 +438,7 @@ MUTANTS = (
     Mutant(
         "a rejected message is dropped",
         "release.lua",
-        "elseif not reject(token, rec, own) then",
+        "elseif not have_rejected(token, rec, own) then",
         "else",
     ),
     Mutant(
@@ -576,7 +576,7 @@ MUTANTS = (
     Mutant(
         "a kept permit is given to a message that nobody can run",
         "park.lua",
-        "elseif reserved and worker_for(route_of(rec), worker) then",
+        "elseif reserved and worker_for(rec, worker) then",
         "elseif reserved then",
     ),
     Mutant(
@@ -630,40 +630,78 @@ MUTANTS = (
     Mutant(
         "the releaser gets what it does not consume",
         LIBRARY,
-        "live.own = till and tonumber(till) > now",
-        "live.own = #live > 0 and own ~= ''",
+        "found.own = till and tonumber(till) > now and declares(own, task)",
+        "found.own = #live > 0 and own ~= '' and declares(own, task)",
+    ),
+    Mutant(
+        "the releaser gets a task that it does not lock",
+        LIBRARY,
+        "found.own = till and tonumber(till) > now and declares(own, task)",
+        "found.own = till and tonumber(till) > now",
+    ),
+    Mutant(
+        "a worker gets a task that it does not lock",
+        LIBRARY,
+        "if declares(worker, task) then found[#found + 1] = worker end",
+        "found[#found + 1] = worker",
+    ),
+    Mutant(
+        "a worker of an older version gets nothing",
+        LIBRARY,
+        "== 1 or redis.pcall('EXISTS', tasks) == 0",
+        "== 1",
     ),
     Mutant(
         "a dead worker gets a grant",
         LIBRARY,
-        "redis.pcall('ZREVRANGEBYSCORE', key, '+inf', '(' .. now, 'LIMIT', 0, 16)",
-        "redis.pcall('ZREVRANGEBYSCORE', key, '+inf', '-inf', 'LIMIT', 0, 16)",
+        "fleet .. ':route:' .. route, '+inf', '(' .. now, 'LIMIT', skip, PAGE)",
+        "fleet .. ':route:' .. route, '+inf', '-inf', 'LIMIT', skip, PAGE)",
     ),
+    Mutant("another broker gets a message", "kick.lua", "rec.realm ~= realm or ", ""),
     Mutant(
-        "another broker gets a copy",
+        "a message leaves at once",
         "kick.lua",
-        "rec.realm == realm and tonumber",
-        "tonumber",
+        "since + tonumber(patience_ms) > now",
+        "since > now",
+    ),
+    Mutant("a message that was refused leaves again at once", "kick.lua", " or at > now", ""),
+    Mutant(
+        "no message leaves", "kick.lua", "local leave = seal ~= ''", "local leave = seal == 'no'"
     ),
     Mutant(
-        "a copy at every sweep",
-        "kick.lua",
-        "digits(now + tonumber(rec.publish_every))",
-        "digits(now)",
+        "a message that came back is forgotten",
+        "left.lua",
+        "sent == '1' and not rec.copied",
+        "true",
     ),
     Mutant(
-        "copies do not get rarer",
-        "kick.lua",
-        "digits(math.min(tonumber(rec.publish_every) * 2, 3600000))",
-        "rec.publish_every",
+        "a message that the broker refused is forgotten",
+        "left.lua",
+        "sent == '1' and not rec.copied",
+        "not rec.copied",
     ),
+    Mutant("a message that has left stays", "left.lua", "sent == '1' and not rec.copied", "false"),
     Mutant(
-        "a worker that comes and goes multiplies copies",
+        "a message that nobody published is gone",
         LIBRARY,
-        "rec.publish_at = rec.publish_at or digits(now)",
-        "rec.publish_at = digits(now)",
+        "if rec.state == 'leaving' then return queue_again(token, rec) end",
+        "if rec.state == 'leaving' then return forget(token, rec) end",
     ),
-    Mutant("no copy goes to the broker", "kick.lua", "tonumber(rec.publish_at) <= now", "false"),
+    Mutant(
+        "who came late forgets what left again",
+        LIBRARY,
+        "rec.state == 'leaving' and rec.seal == seal end",
+        "rec.state == 'leaving' end",
+    ),
+    Mutant(
+        "what began is kept a second time", "park.lua", "if not others.settled and not", "if not"
+    ),
+    Mutant(
+        "what began keeps its twin",
+        "claim.lua",
+        "if rec.twin then redis.call('HDEL', bodies, base_of(rec.twin)) end",
+        "",
+    ),
     Mutant(
         "a grant is not delivered",
         LIBRARY,

@@ -61,9 +61,13 @@ class Seen:
         ended = self.before.holders.keys() - self.before.valid(self.world.now).keys()
         return {token for token in ended if token not in self.after.holders}
 
-    def became(self, state: str) -> set[str]:
+    def became(self, *states: str) -> set[str]:
         """Tokens that this step brought into a state."""
-        return self._in(self.after, state) - self._in(self.before, state)
+        return {
+            token
+            for state in states
+            for token in self._in(self.after, state) - self._in(self.before, state)
+        }
 
     def told_again(self, state: str) -> bool:
         """Whether a message that must end was given to a worker once more."""
@@ -169,11 +173,29 @@ OUTCOMES: dict[str, Callable[[Seen], Any]] = {
     "a message goes adrift": lambda s: s.became("adrift"),
     "a message is recalled": lambda s: s.before.adrift.keys() & s.after.queue.keys(),
     "a message adrift is granted": lambda s: s.before.adrift.keys() & set(s.granted),
-    "a copy goes to the broker": lambda s: s.verb == "kick" and s.step.reply,
-    "a second copy goes to the broker": lambda s: (
-        s.verb == "kick" and any(s.ledger.copies[c.token][1] > 2000 for c in s.step.reply)
+    "a message leaves for the broker": lambda s: s.verb == "kick" and s.step.reply,
+    "a message does not leave yet": lambda s: s.adrift_of(own=True) and not s.step.reply,
+    "a message is with the broker, and forgotten": lambda s: (
+        s.verb == "left" and s.step.asked[1] and s.step.reply
     ),
-    "a copy is not due yet": lambda s: s.adrift_of(own=True) and not s.step.reply,
+    "a message came back before it was forgotten": lambda s: (
+        s.verb == "left"
+        and s.step.asked[1]
+        and s.rec.get("copied")
+        and s.became("parked", "adrift")
+    ),
+    "a message that the broker refused waits on": lambda s: (
+        s.verb == "left" and not s.step.asked[1] and s.became("parked", "adrift")
+    ),
+    "a message is not taken by a worker that consumes its queue": lambda s: any(
+        not s.step.after.takers(rec, s.world.now)
+        and any(
+            till > s.world.now
+            for till in s.step.after.routes.get(f"{rec['realm']}:{rec['queue']}", {}).values()
+        )
+        for rec in s.after.record.values()
+        if rec["state"] == "adrift"
+    ),
     "another broker's messages are left alone": lambda s: s.adrift_of(own=False),
     "a newcomer passes who is adrift": lambda s: (
         s.verb == "acquire" and s.step.token in s.granted and s.after.adrift

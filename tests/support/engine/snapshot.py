@@ -72,6 +72,7 @@ class Snapshot:
 
     locks: dict[str, LockState]
     routes: dict[str, dict[str, int]] = field(default_factory=dict)
+    tasks: dict[str, set[str]] = field(default_factory=dict)
     inboxes: dict[str, list[bytes]] = field(default_factory=dict)
     free: dict[str, int] = field(default_factory=dict)
     parked: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -89,9 +90,16 @@ class Snapshot:
             return False
         if not rec.get("parked"):
             return deadline is not None
-        return any(
-            till > now for till in self.routes.get(f"{rec['realm']}:{rec['queue']}", {}).values()
-        )
+        return bool(self.takers(rec, now))
+
+    def takers(self, rec: dict[str, Any], now: int) -> set[str]:
+        """The live workers that consume a message's queue, and lock its task or tell no tasks."""
+        route = self.routes.get(f"{rec.get('realm')}:{rec.get('queue')}", {})
+        return {
+            worker
+            for worker, till in route.items()
+            if till > now and rec.get("task") in self.tasks.get(worker, {rec.get("task")})
+        }
 
 
 def _scores(flat: list[str]) -> dict[str, int]:
@@ -166,6 +174,8 @@ class Reader:
                     snap.locks[name].index.setdefault(attempt, set()).add(token)
         elif key.startswith(f"{fleet}:route:"):
             snap.routes[key.removeprefix(f"{fleet}:route:")] = _scores(value)
+        elif key.startswith(f"{fleet}:tasks:"):
+            snap.tasks[key.removeprefix(f"{fleet}:tasks:")] = set(value)
         elif key.startswith(f"{fleet}:inbox:"):
             entries = [entry.encode() for entry in value]
             snap.inboxes[key.removeprefix(f"{fleet}:inbox:")] = entries

@@ -60,6 +60,9 @@ LIMITS = {ONE: 1, TWO: 2, MIXED: 2}
 REALMS = ("R", "S")
 QUEUES = ("q", "r")
 WORKERS = {"w1": ("R", ("q", "r")), "w2": ("R", ("q",)), "w3": ("S", ("q",))}
+DECLARED = {
+    "w2": ("app.task",)
+}  # the tasks that a worker locks; others tell nothing, as older ones
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,7 @@ class Ledger:
     waits: dict[str, tuple[int, int]] = field(
         default_factory=dict
     )  # token -> till, of how long, ms
-    copies: dict[str, tuple[int, int]] = field(default_factory=dict)  # token -> last copy, pause
+    refused: dict[str, int] = field(default_factory=dict)  # base -> ms of the last failed publish
     limit: int = 0
     last_fence: int = 0
 
@@ -165,7 +168,9 @@ class World:
         self.played: list[tuple[str, dict[str, Any]]] = []  # moves, to be played again
         self.askers: list[Asker] = []
         self.deliveries: list[Delivery] = []
-        self.strays: list[Stray] = []
+        self.strays: list[Stray] = []  # out of the line, on their way to the broker
+        self.published: set[tuple[str, str]] = set()  # seal and token of those that it has
+        self.acknowledged: set[tuple[str, str]] = set()  # and of those that a worker has, as a twin
         self.patients: list[Any] = []  # clients that wait, see clients.py
         self.first_of: dict[str, Asker] = {}
         self.ledgers = {name: Ledger() for name in LIMITS}
@@ -316,8 +321,23 @@ class World:
         del self.askers[:-40]
         return asker
 
+    def moved(self, stray: Stray) -> Asker:
+        """What comes from the broker of a message that was sent there."""
+        first = self.first_of[base_of(stray.token)]
+        return self.new_asker(
+            first.claim.name,
+            lease=first.claim.lease,
+            attempt=stray.attempt,
+            place=min(stray.place - self.now_us, -1),
+            limit=first.claim.limit,
+            copy=True,
+            realm=first.parcel.realm,
+            queue=first.parcel.queue,
+            task=first.owner.task,
+        )
+
     def copy_of(self, stray: Stray) -> Asker:
-        """What comes back from the broker of a copy that was published there."""
+        """What comes back of a copy that a worker of an older version has published."""
         first = self.first_of[base_of(stray.token)]
         copy = Asker(
             first.owner._replace(token=stray.token),
@@ -410,19 +430,33 @@ class World:
             note=str(asked),
         )
 
-    def kick(self, lock: str, worker: str = "w1", *, lost: bool = False) -> Any:
+    def kick(
+        self, lock: str, worker: str = "w1", *, patience: float = 0.0, lost: bool = False
+    ) -> Any:
         realm = WORKERS[worker][0]
         found = self._twice(
             "kick",
             lock,
-            lambda: self.store.kick(lock, worker=worker, realm=realm),
+            lambda: self.store.kick(lock, worker=worker, realm=realm, patience=patience),
             lost,
-            asked=(worker, realm),
+            asked=(worker, realm, patience),
             note=worker,
         )
         self.strays += found or ()
         del self.strays[:-20]
         return found
+
+    def left(self, stray: Stray, *, sent: bool, lost: bool = False) -> Any:
+        """What became of a message that was on its way to the broker."""
+        return self._twice(
+            "left",
+            stray.name,
+            lambda: self.store.left(stray.name, stray.seal, [stray.token], sent=sent),
+            lost,
+            token=stray.token,
+            asked=(stray.seal, sent),
+            note=f"{sent=}",
+        )
 
     def revoke(
         self, lock: str, token: str, worker: str = "w1", *, realm: str = "", lost: bool = False
@@ -446,7 +480,7 @@ class World:
         """What an agent does about once a second."""
         names = self._twice("take_due", "", self.store.take_due, lost)
         for name in names or ():
-            self.kick(name, worker)
+            self.kick(name, worker, patience=3.0)
         return list(names or ())
 
     def neglected(self, seconds: float) -> list[str]:
@@ -466,7 +500,7 @@ class World:
         self._step(
             "beat",
             "",
-            lambda: self.store.beat(worker, realm, queues, 3.0, free),
+            lambda: self.store.beat(worker, realm, queues, 3.0, free, tasks=DECLARED.get(worker)),
             note=f"{worker} free={free}",
         )
 
@@ -488,6 +522,7 @@ class World:
         """FLUSHALL: what clients believe is void, what was parked is gone; fences go on."""
         self.history.append("flushall")
         self.strays.clear()
+        self.published.clear()
         self.client.flushall()
         self.now_us += 1000  # no server loses its data and starts again within a microsecond
         self._set_clock()
@@ -502,7 +537,7 @@ class World:
             ledger.revoked.clear()
             ledger.rejected.clear()
             ledger.waits.clear()
-            ledger.copies.clear()
+            ledger.refused.clear()
             ledger.limit = 0
         self.snap = self._look()
 
