@@ -35,10 +35,17 @@ class ConfigurationWarning(UserWarning):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Place:
-    """Where a value was written: what an error names first."""
+    """Where a value was written: what an error names first.
+
+    Args:
+        option: the option, or setting.
+        task: the task, if it is an option of one.
+        warns: whether to warn of what is allowed and does not do what its author expects.
+    """
 
     option: str
     task: str = ""
+    warns: bool = True
 
     def __str__(self) -> str:
         return f"task {self.task}: {self.option}" if self.task else self.option
@@ -62,7 +69,7 @@ def _lease(place: Place, value: Any) -> float:
             "when its task ends, not when its lease does"
         )
         place.refuse(value, remedy)
-    if seconds > LONG_LEASE:
+    if seconds > LONG_LEASE and place.warns:
         msg = (
             f"{place} is {value!r} s: it need not exceed the task's run time, because it is "
             "renewed while the task runs; all that it sets is for how long a crashed worker "

@@ -304,7 +304,8 @@ def resolve_options(
             :func:`check_unknown`.
         settings: the app's; None if they are not known yet: then it is not checked whether
             options that may come from there go together.
-        warn: whether to warn of options that can never matter.
+        warn: whether to warn of options that can never matter, and of a long lease. That is done
+            only if the settings are known: until then each may matter, and it is done once.
 
     Raises:
         ConfigurationError: an option has a value that it cannot have, or that does not go with
@@ -312,10 +313,12 @@ def resolve_options(
     """
     values: dict[str, Any] = {}
     defaults = settings or Settings()
+    warns = warn and settings is not None
     for field in dataclasses.fields(LockOptions):
         option = f"lock_{field.name}"
         if option in attributes:
-            values[field.name] = OPTIONS[field.name](Place(option, task_name), attributes[option])
+            place = Place(option, task_name, warns)
+            values[field.name] = OPTIONS[field.name](place, attributes[option])
         elif field.name != "limit":
             values[field.name] = getattr(defaults, field.name)
     options = LockOptions(**values)
@@ -324,7 +327,7 @@ def resolve_options(
         _check_for_several(task_name, attributes, options, settings)
     if settings is not None and settings.is_quorum:
         _check_for_quorum(task_name, options, settings)
-    if warn:
+    if warns:
         _warn_of_idle(task_name, attributes, options)
     return options
 
@@ -443,20 +446,26 @@ def _warn_of_idle(task_name: str, attributes: Mapping[str, Any], options: LockOp
     """Warn of options that the task declares and that can never matter to it."""
     idle: dict[str, str] = {}
     if options.on_conflict in {"skip", "fail"}:
-        reason = f'with lock_on_conflict="{options.on_conflict}" it never waits'
+        reason = f'with lock_on_conflict="{options.on_conflict}" it never waits{_LEAVE_OUT}'
         idle = dict.fromkeys(("lock_wait_timeout", "lock_max_waiting", "lock_on_full"), reason)
     elif options.on_conflict == "requeue":
-        reason = 'with lock_on_conflict="requeue" it does not stand in the queue of the lock'
+        reason = f'with lock_on_conflict="requeue" it does not stand in a queue{_LEAVE_OUT}'
         idle = dict.fromkeys(("lock_max_waiting", "lock_on_full"), reason)
     elif options.max_waiting is None:
-        idle = {"lock_on_full": "without lock_max_waiting its queue is never full"}
+        most = 1 if options.on_full == "replace" else 100
+        reason = f"without lock_max_waiting its queue is never full. Add lock_max_waiting={most}"
+        idle = {"lock_on_full": reason}
     if options.on_conflict != "requeue":
-        reason = 'it goes with lock_on_conflict="requeue"'
+        reason = 'it goes with lock_on_conflict="requeue". Add that, or leave this out'
         idle |= dict.fromkeys(("lock_requeue_delay", "lock_requeue_max"), reason)
     for option, reason in idle.items():
         if attributes.get(option) is not None:
-            msg = f"task {task_name}: {option} has no effect: {reason}. Leave one of them out."
+            value = attributes[option]
+            msg = f"task {task_name}: {option} is {value!r}, and has no effect: {reason}."
             warnings.warn(msg, ConfigurationWarning, stacklevel=4)
+
+
+_LEAVE_OUT: Final = ". Leave one of the two out"
 
 
 # --- unknown names --------------------------------------------------------------------------------

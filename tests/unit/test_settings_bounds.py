@@ -5,15 +5,19 @@ from __future__ import annotations
 import warnings
 
 import pytest
+from celery import Celery
 
+from celery_singleton_lock import LockedTask
 from celery_singleton_lock.checks import ConfigurationWarning
 from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.extension import install
 from celery_singleton_lock.settings import (
     Settings,
     is_eager,
     parse_settings,
     resolve_options,
 )
+from celery_singleton_lock.start_checks import check_app
 
 WEEK = 7 * 86_400
 YEAR = 366 * 86_400
@@ -139,9 +143,11 @@ def test_what_celery_says_about_sentinels_is_taken_over_and_no_more():
 
 # --- options that do nothing ----------------------------------------------------------------------
 
-NEVER_WAITS = 'with lock_on_conflict="{}" it never waits'
-NO_QUEUE = 'with lock_on_conflict="requeue" it does not stand in the queue of the lock'
-REQUEUE = 'it goes with lock_on_conflict="requeue"'
+LEAVE_OUT = ". Leave one of the two out"
+NEVER_WAITS = f'with lock_on_conflict="{{}}" it never waits{LEAVE_OUT}'
+NO_QUEUE = f'with lock_on_conflict="requeue" it does not stand in a queue{LEAVE_OUT}'
+NEVER_FULL = "without lock_max_waiting its queue is never full. Add lock_max_waiting="
+REQUEUE = 'it goes with lock_on_conflict="requeue". Add that, or leave this out'
 
 
 @pytest.mark.parametrize(
@@ -158,10 +164,8 @@ REQUEUE = 'it goes with lock_on_conflict="requeue"'
         ),
         ({"lock_on_conflict": "requeue", "lock_max_waiting": 5}, {"lock_max_waiting": NO_QUEUE}),
         ({"lock_on_conflict": "requeue", "lock_on_full": "skip"}, {"lock_on_full": NO_QUEUE}),
-        (
-            {"lock_on_full": "skip"},
-            {"lock_on_full": "without lock_max_waiting its queue is never full"},
-        ),
+        ({"lock_on_full": "skip"}, {"lock_on_full": f"{NEVER_FULL}100"}),
+        ({"lock_on_full": "replace"}, {"lock_on_full": f"{NEVER_FULL}1"}),
         ({"lock_requeue_delay": 2}, {"lock_requeue_delay": REQUEUE}),
         ({"lock_requeue_max": 2}, {"lock_requeue_max": REQUEUE}),
         ({"lock_on_conflict": "requeue", "lock_wait_timeout": 5}, {}),
@@ -176,7 +180,44 @@ def test_an_option_that_can_never_matter_is_warned_of_with_the_reason(declared, 
         warnings.simplefilter("always")
         resolved(**declared)
     assert [str(warning.message) for warning in caught] == [
-        f"task shop.settle: {option} has no effect: {reason}. Leave one of them out."
+        f"task shop.settle: {option} is {declared[option]!r}, and has no effect: {reason}."
         for option, reason in idle.items()
     ]
     assert all(warning.category is ConfigurationWarning for warning in caught)
+
+
+def app_with(**options):
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.singleton_lock_backend = "memory://"
+
+    @app.task(base=LockedTask, name="settle", shared=False, **options)
+    def settle(account_id):
+        pass
+
+    return app, settle
+
+
+def test_a_worker_warns_once_of_an_option_when_it_knows_the_settings():
+    """Not at the import as well: a setting that is read later may be what the option needs."""
+    options = {"lock_on_full": "replace", "lock_lease": 30_000}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        app, task = app_with(**options)
+        app.finalize()
+    with pytest.warns(ConfigurationWarning) as caught:
+        check_app(install(app))
+    assert [str(warning.message).split(" ")[2] for warning in caught] == [
+        "lock_lease",
+        "lock_on_full",
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        install(app).options_of_call(task, {"lock_on_conflict": "park"})
+
+
+def test_an_option_that_a_setting_gives_a_meaning_is_not_warned_of():
+    app, _ = app_with(lock_on_full="replace")
+    app.conf.singleton_lock_max_waiting = 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_app(install(app))
