@@ -164,10 +164,11 @@ class Machine(RuleBasedStateMachine):
     def drains(self, n, dies):
         """One message; who dies in between leaves it in the store."""
         tokens = [each.token for each in self.waiting() if each.state == "parked"]
-        sealed = self.store.seal(NAME, [self.one_of(tokens, n)], 600)
+        seal = new_token()
+        sealed = self.store.seal(NAME, [self.one_of(tokens, n)], 600, seal)
         if sealed and not dies:
             tokens = [each.token for each in sealed]
-            assert len(self.store.drop(NAME, tokens, by("drain"), done_for=None)) == 1
+            assert len(self.store.drop(NAME, tokens, by("drain"), done_for=None, seal=seal)) == 1
             self.steps["drain"] += 1
             self.gone(tokens[0])
 

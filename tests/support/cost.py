@@ -113,6 +113,7 @@ def calls(store: RedisStore, holder: Owner) -> Mapping[str, Callable[[], Any]]:
         "extend": lambda: store.extend([(NAME, holder.token, 600.0)]),
         "kick": lambda: store.kick(NAME, worker="w", realm="R"),
         "kick_many, two": lambda: store.kick_many([NAME, OTHER], worker="w", realm="R"),
+        "left": lambda: store.left(NAME, "seal", [message.token], sent=True, worker="w"),
         "take_due": store.take_due,
         "neglected": lambda: store.neglected(60.0),
         "inspect": lambda: store.inspect(NAME),

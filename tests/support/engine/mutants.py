@@ -93,7 +93,7 @@ MUTANTS = (
     Mutant(
         "a grant waits beside a worker with a free slot",
         LIBRARY,
-        "return idle_worker(route, own) or",
+        "return idle_worker(rec, own) or",
         "return",
     ),
     Mutant(
@@ -169,7 +169,12 @@ MUTANTS = (
         "if where == 'holder' then start(token, rec) end",
         "rec.fence = rec.fence or digits(last_fence); start(token, rec)",
     ),
-    Mutant("the body is dropped at the claim", "claim.lua", "and settle == '1'", "and settle"),
+    Mutant(
+        "the body is dropped at the claim",
+        "claim.lua",
+        "and settle ~= '0' then redis",
+        "then redis",
+    ),
     Mutant(
         "the twin is dropped at a requeue",
         LIBRARY,
@@ -377,14 +382,15 @@ MUTANTS = (
     Mutant(
         "the newest is replaced",
         LIBRARY,
-        "tonumber(first.place) <= tonumber(rec.place)",
-        "tonumber(first.place) >= tonumber(rec.place)",
+        "return redis.call('ZRANGE', queue, skip, skip + BATCH - 1) end",
+        "return redis.call('ZREVRANGE', queue, skip, skip + BATCH - 1) end",
     ),
     Mutant(
         "another task's message is replaced",
         LIBRARY,
         "rec.parked and rec.task == task and",
         "rec.parked and task and",
+        also=(("string.find(raw, name_of_task, 1, true) and cjson", "cjson"),),
     ),
     Mutant(
         "a revoked message is told that it is late",
@@ -450,8 +456,8 @@ MUTANTS = (
     Mutant(
         "the end of a rejected message is remembered",
         LIBRARY,
-        "if not rec.rejected or rec.publish_at then redis",
-        "if true then redis",
+        "if not rec.rejected or rec.publish_at then remember",
+        "if true then remember",
     ),
     Mutant(
         "a marked delivery runs beside its message",
