@@ -494,6 +494,16 @@ class AsyncLock(Holding):
         """
         return await self._do(self._resetting())
 
+    if not TYPE_CHECKING:  # else a type checker would not see the slip
+
+        def __enter__(self) -> Never:
+            """Refuse a plain ``with``, which cannot wait."""
+            msg = "An AsyncLock is taken with `async with`, in a coroutine. For threads use a Lock."
+            raise TypeError(msg)
+
+        def __exit__(self, *error: object) -> None:
+            """Without it Python's own error comes first."""
+
     async def __aenter__(self) -> AsyncLock:  # noqa: PYI034  # not meant to be subclassed
         """Take the lock.
 

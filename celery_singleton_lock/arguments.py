@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
+import warnings
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any, Final, TypeVar
 
-from celery_singleton_lock.bounds import MAX_COUNT, MAX_WAIT
+from celery_singleton_lock.bounds import LONG_LEASE, MAX_COUNT, MAX_WAIT
+from celery_singleton_lock.checks import ConfigurationWarning
 from celery_singleton_lock.errors import ConfigurationError, LockNameError
-from celery_singleton_lock.words import meant, seconds_meant
+from celery_singleton_lock.words import count_meant, meant, seconds_meant
 
 T = TypeVar("T")
 
@@ -121,6 +125,35 @@ def checked_seconds(what: str, value: object, least: float, most: float) -> floa
     return float(value)  # type: ignore[arg-type]
 
 
+def warn_of_long_lease(lease: float) -> None:
+    """Warn of a lease that is renewed and long all the same; once per line that asks for it.
+
+    The text names no lock, since Python remembers each text of which it has warned.
+
+    Args:
+        lease: seconds.
+    """
+    if lease <= LONG_LEASE:
+        return
+    depth = 1
+    while _is_ours(sys._getframe(depth)):  # noqa: SLF001  # Python 3.12 has skip_file_prefixes
+        depth += 1
+    msg = (
+        f"lease is {lease:.10g} s: it need not exceed the run time, because it is renewed while "
+        "the lock is held; all that it sets is for how long a crashed process blocks the lock. "
+        "Use 30."
+    )
+    warnings.warn(msg, ConfigurationWarning, stacklevel=depth + 1)
+
+
+def _is_ours(frame: FrameType) -> bool:
+    inner = frame.f_back is not None  # else there is nobody else to tell
+    return inner and str(frame.f_globals.get("__name__")).startswith(f"{_PACKAGE}.")
+
+
+_PACKAGE: Final = __name__.partition(".")[0]
+
+
 def checked_timeout(value: object) -> float | None:
     """Return the longest wait, seconds; None is for ever.
 
@@ -143,7 +176,10 @@ def checked_limit(value: object) -> int:
     """
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not whole or not 1 <= value <= MAX_COUNT:  # type: ignore[operator]
-        msg = f"limit must be a whole number from 1 to {MAX_COUNT}, not {value!r}."
+        use = count_meant(value)
+        msg = f"limit must be a whole number from 1 to {MAX_COUNT}, not {value!r}" + (
+            f": {use}." if use else "."
+        )
         raise ConfigurationError(msg)
     return value  # type: ignore[return-value]
 

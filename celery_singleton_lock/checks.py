@@ -26,7 +26,7 @@ from celery_singleton_lock.bounds import (
 from celery_singleton_lock.caches import is_alias
 from celery_singleton_lock.client_options import read
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.words import a_kind, number_of, seconds_meant
+from celery_singleton_lock.words import a_kind, count_meant, number_of, seconds_meant
 
 
 class ConfigurationWarning(UserWarning):
@@ -111,7 +111,9 @@ def _count(least: int, hint: str) -> Check:
 
     def check(place: Place, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
-            place.refuse(value, f"it must be a whole number, not {type(value).__name__}")
+            use = count_meant(value)
+            remedy = f"it must be a whole number, not {type(value).__name__}"
+            place.refuse(value, f"{remedy}: {use}" if use else remedy)
         if not least <= value <= MAX_COUNT:
             place.refuse(value, f"it must be from {least} to {MAX_COUNT}; {hint}")
         return int(value)

@@ -38,6 +38,7 @@ from celery_singleton_lock.store.async_redis import AsyncRedisStore
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.store.valkey import AsyncValkeyClient, ValkeyClient
 from celery_singleton_lock.watchdog import OnLost
+from celery_singleton_lock.words import a_kind
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -101,7 +102,7 @@ def locked(
 ) -> Same: ...
 def locked(
     key: Key,
-    backend: Client | Callable[[], Client],
+    backend: Client | Callable[[], Client] | None = None,
     *,
     on_conflict: str = "wait",
     lease: float = 30.0,
@@ -143,6 +144,7 @@ def locked(
             would run without the lock; LockNameError, if its arguments make no name; LockNotOwned
             at its end, if the lock was lost; and BackendError.
     """
+    _refuse_slips(key, backend)
     options = {
         "lease": lease,
         "limit": limit,
@@ -160,6 +162,30 @@ def locked(
         return guard.task() if inspect.iscoroutinefunction(function) else guard.thread()
 
     return decorate
+
+
+def _refuse_slips(key: object, backend: object) -> None:
+    """Refuse what stands in another's place: the function, or the client.
+
+    Raises:
+        ConfigurationError: something does.
+    """
+    if isinstance(backend, str) and not (key is None or isinstance(key, str) or callable(key)):
+        msg = (
+            f"@locked has {a_kind(key)} as its key and a str as its backend: they are swapped. The "
+            "key comes first: @locked(key, client)."
+        )
+    elif backend is None and inspect.isroutine(key) and key.__name__ != "<lambda>":
+        msg = (
+            f"@locked stands above {key.__qualname__} without a key and a client: write "
+            f'@locked("{key.__name__}", client), or with its arguments, such as '
+            '"report:{report_id}".'
+        )
+    elif backend is None:
+        msg = "@locked has no backend: write @locked(key, client), with a Redis client."
+    else:
+        return
+    raise ConfigurationError(msg)
 
 
 class _Guard:

@@ -20,6 +20,7 @@ from celery_singleton_lock.arguments import (
     checked_seconds,
     checked_timeout,
     checked_token,
+    warn_of_long_lease,
 )
 from celery_singleton_lock.bounds import MAX_LEASE
 from celery_singleton_lock.clock import Clock
@@ -121,6 +122,8 @@ class Holding:
     """The option by which each of these holds for itself; empty if there is none."""
     _stood_still: ClassVar[str]
     """Why a lease may not have been renewed although Redis answers."""
+    _warns_of_long_lease: ClassVar[bool] = True
+    """Whether a long lease is probably a slip."""
 
     def __init__(
         self,
@@ -145,6 +148,8 @@ class Holding:
         self.blocking: Final = checked_bool("blocking", blocking)
         self.blocking_timeout: Final = checked_timeout(blocking_timeout)
         self.renew: Final = checked_bool("renew", renew)
+        if renew and self._warns_of_long_lease:
+            warn_of_long_lease(self.lease)
         self._on_lost: Final = on_lost
         self._raises: Final = checked_bool("raise_on_release_error", raise_on_release_error)
         self._dog: Final = dog

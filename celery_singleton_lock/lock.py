@@ -239,6 +239,16 @@ class Lock(Holding):
         """
         return self._do(self._resetting())
 
+    if not TYPE_CHECKING:  # else a type checker would not see the slip
+
+        async def __aenter__(self) -> Never:
+            """Refuse ``async with``: it would block the event loop."""
+            msg = "A Lock is taken with `with`. In a coroutine use `async with AsyncLock(…)`."
+            raise TypeError(msg)
+
+        async def __aexit__(self, *error: object) -> None:
+            """Without it Python's own error comes first."""
+
     def __enter__(self) -> Lock:  # noqa: PYI034  # not meant to be subclassed
         """Take the lock.
 

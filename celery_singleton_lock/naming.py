@@ -45,7 +45,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, NoReturn
 
 from celery_singleton_lock.errors import ConfigurationError, LockNameError
-from celery_singleton_lock.words import a_kind
+from celery_singleton_lock.words import a_kind, named
 
 DIGEST_LENGTH: Final = 32
 """Hex digits of a digest in a name: 128 bits of SHA-256."""
@@ -245,7 +245,8 @@ class _Declaration:
     def by_arguments(self, names: Sequence[str]) -> _Rule:
         """Task name and the values of some arguments."""
         if not isinstance(names, (list, tuple)) or not all(isinstance(n, str) for n in names):
-            self._refuse("lock_args", names, 'it must be a list of names: ["account_id"]')
+            remedy = f"it must be a list of names: {self._signature.example(names)}"
+            self._refuse("lock_args", names, remedy)
         if not names:
             return lambda _arguments: self._task
         fields = [self._field("lock_args", names, name) for name in names]
@@ -348,7 +349,8 @@ class _Declaration:
     def _refuse(self, option: str, value: object, remedy: str) -> NoReturn:
         """Raise the error that names task, option, value and remedy."""
         has = self._wording.has if option == self._wording.key else "is"
-        msg = f"{self._signature.who}: {option} {has} {value!r}: {remedy}" + (
+        shown = repr(value) if type(value).__module__ == "builtins" else f"<{named(type(value))}>"
+        msg = f"{self._signature.who}: {option} {has} {shown}: {remedy}" + (
             "" if remedy.endswith("?") else "."
         )
         raise ConfigurationError(msg)
@@ -375,6 +377,7 @@ class _Signature:
         except (TypeError, ValueError) as error:
             msg = f"{self.who}: the signature of {run!r} cannot be read. Use a plain function."
             raise ConfigurationError(msg) from error
+        self._bound_to = _bound_to(run)
         parameters = self._full.parameters.values()
         kinds = {parameter.kind for parameter in parameters}
         self.names = frozenset(self._full.parameters)
@@ -430,11 +433,22 @@ class _Signature:
     def known(self, wanted: str = "") -> str:
         """Say which arguments there are, and which was perhaps meant."""
         names = list(self._full.parameters)
+        if wanted and wanted == self._bound_to and wanted not in {"self", "cls"}:
+            rest = ", ".join(str(each) for each in self._full.parameters.values())
+            shown = f"(self, {wanted}{rest and f', {rest}'})"
+            return f"bind=True passes the task itself as the first parameter. Use def …{shown}"
         if not names:
             return f"The {self._kind} has no arguments"
         close = difflib.get_close_matches(wanted, names, n=1)
         hint = f"Did you mean {close[0]!r}?" if close else "Use one of them"
         return f"It has: {', '.join(names)}. {hint}"
+
+    def example(self, given: object) -> str:
+        """Return what to write as a list of names, of what was given instead."""
+        names = re.findall(r"\w+", given) if isinstance(given, str) else []
+        known = [name for name in self._full.parameters if name not in self._variable()]
+        use = names or known[:1] or ["account_id"]
+        return f"use {json.dumps(use)}"
 
     def as_called(self, arguments: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return arguments in the way in which the task's function takes them."""
@@ -473,6 +487,13 @@ def _signature_of(
     if bound and parameters and parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:
         del parameters[0]
     return signature.replace(parameters=parameters)
+
+
+def _bound_to(run: Callable[..., Any]) -> str:
+    """Return the parameter in which a bound task's function gets the task; empty if none."""
+    if not inspect.ismethod(run):
+        return ""
+    return next(iter(inspect.signature(run.__func__).parameters), "")
 
 
 # --- values ---------------------------------------------------------------------------------------

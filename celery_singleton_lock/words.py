@@ -93,6 +93,18 @@ def meant(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
+def count_meant(value: object) -> str:
+    """Return what to write instead of a count that is no int; empty if that is not known."""
+    if isinstance(value, int):  # out of its bounds, which is said elsewhere
+        return ""
+    text = value.strip() if isinstance(value, str) else repr(value)
+    match = _COUNT.fullmatch(text)
+    return f"use {int(match[1])}" if match else ""
+
+
+_COUNT: Final = re.compile(r"([1-9]\d{0,8})(?:\.0)?", re.ASCII)
+
+
 def seconds_meant(value: object) -> str:
     """Return what to write instead of a duration that is no number; empty if that is not known."""
     if isinstance(value, dt.timedelta):

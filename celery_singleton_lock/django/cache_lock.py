@@ -63,6 +63,7 @@ class _OfCache(Lock):
     """A lock of which errors speak as of a :class:`CacheLock`, of its name and its options."""
 
     _apart_by = ""
+    _warns_of_long_lease = False  # on another cache the same lease must be longer than the work
 
     def __init__(self, store: RedisStore, shown: str, name: str, lease: float) -> None:
         super().__init__(store, shown, lease=lease, blocking=False)

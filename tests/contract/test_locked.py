@@ -34,6 +34,7 @@ from celery_singleton_lock import (
     new_token,
     reset_all,
 )
+from celery_singleton_lock.checks import ConfigurationWarning
 from celery_singleton_lock.hold import _watchdogs
 from celery_singleton_lock.store.redis import RedisStore
 from support.waiting import eventually
@@ -163,6 +164,36 @@ def test_a_key_that_fits_no_argument_is_refused_when_decorating(key, says):
 
     assert re.match(rf"function {__name__}\.\S+build: the key is ", str(caught.value))
     assert "task" not in str(caught.value)
+
+
+def test_a_slip_in_the_place_of_the_key_is_told_in_one_line(redis_client):
+    """The client and the key swapped; nothing but the function."""
+    with pytest.raises(ConfigurationError) as swapped:
+        locked(redis_client, "report:{report_id}")
+    assert str(swapped.value) == (
+        "@locked has a redis.Redis as its key and a str as its backend: they are swapped. The key "
+        "comes first: @locked(key, client)."
+    )
+
+    with pytest.raises(ConfigurationError, match=r'build without .*@locked\("build", client\)'):
+
+        @locked
+        def build(report_id):
+            pytest.fail("never called")
+
+    for key in ("report", None, redis_client):
+        with pytest.raises(ConfigurationError, match=r"no backend: write @locked\(key, client\)"):
+            locked(key)
+
+
+def test_a_long_lease_of_a_decorated_function_is_warned_of(redis_client):
+    @locked("report:{report_id}", redis_client, lease=3_000)
+    def build(report_id):
+        return report_id
+
+    with pytest.warns(ConfigurationWarning, match="lease is 3000 s") as caught:
+        assert build(1) == 1
+    assert [warning.filename for warning in caught] == [__file__]
 
 
 @pytest.mark.parametrize(

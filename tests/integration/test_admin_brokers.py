@@ -31,7 +31,7 @@ def test_parked_tasks_go_back_to_rabbitmq_and_come_again_from_a_file(make_book, 
     store = RedisAdminStore(book.client)
     file = tmp_path / "parked.jsonl"
 
-    lock = Lock(book.client, "k:a", lease=600)
+    lock = Lock(book.client, "k:a", lease=300)
     lock.acquire()
     with book.worker(concurrency=1):
         sent = [book.send("act", "a", n, headers=TENANT, priority=3) for n in range(NUMBER)]
@@ -66,7 +66,7 @@ def test_parked_tasks_move_to_another_broker_with_a_file_and_import_adopt(
     """From a Redis to RabbitMQ, and to another Redis for the locks; without --adopt they wait."""
     file = tmp_path / "parked.jsonl"
     with Book(redis_url, tmp_path) as old:
-        lock = Lock(old.client, "k:a", lease=600)
+        lock = Lock(old.client, "k:a", lease=300)
         lock.acquire()
         with old.worker(concurrency=1):
             sent = [old.send("act", "a", n, headers=TENANT) for n in range(NUMBER)]

@@ -71,7 +71,7 @@ def test_a_killed_child_lets_the_next_one_in(book):
 def test_a_parked_task_is_shown_as_blocked_by_a_worker_that_stood_still(book):
     """It looks again whether the task still waits: in the bucket of its lock."""
     folder = book.journal.folder
-    lock = Lock(book.store, "k:a", lease=600)
+    lock = Lock(book.store, "k:a", lease=300)
     conf = {"imports": ["integration.halting"]}
     with lock, book.worker(concurrency=1, conf=conf, args=("-E",)), EventLog(book.app) as log:
         task = book.send("act", "a", 0)

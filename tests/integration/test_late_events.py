@@ -31,7 +31,7 @@ def test_a_worker_that_stood_still_does_not_show_a_task_as_blocked_that_was_revo
     """
     book = own_book
     halts, goes_on = (book.journal.folder / name for name in ("halts", "goes-on"))
-    lock = Lock(book.client, f"k:{key}", lease=600)
+    lock = Lock(book.client, f"k:{key}", lease=300)
     lock.acquire()
     conf = {"imports": ["integration.halting"]}
     with book.worker(concurrency=1, conf=conf, args=("-E",)), EventLog(book.app) as log:
@@ -63,7 +63,7 @@ def test_a_late_worker_does_not_show_a_task_as_blocked_that_started_right_after_
         book.journal.folder / name for name in ("halts", "goes-on", "steps-back", "parks")
     )
     steps_back.touch()
-    lock = Lock(book.client, f"k:{key}", lease=600)
+    lock = Lock(book.client, f"k:{key}", lease=300)
     lock.acquire()
     late = {"imports": ["integration.halting"]}
     with book.worker(concurrency=1, conf=late, args=("-E",)), EventLog(book.app) as log:

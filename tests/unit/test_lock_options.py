@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import warnings
 
 import pytest
 import redis
+import redis.asyncio
 
 from celery_singleton_lock.aio import AsyncLock
 from celery_singleton_lock.bounds import MAX_COUNT, MAX_LEASE, MAX_WAIT
+from celery_singleton_lock.checks import ConfigurationWarning
 from celery_singleton_lock.errors import ConfigurationError, LockNameError
 from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.model import Reply, Verdict, new_token
@@ -38,9 +42,53 @@ def test_L24_a_lease_that_redis_would_misread_is_refused(client, lease):
         Lock(client, "lock", lease=lease)
 
 
+@pytest.mark.filterwarnings("ignore::celery_singleton_lock.checks.ConfigurationWarning")
 @pytest.mark.parametrize("lease", [0.1, 1, 30.5, MAX_LEASE])
 def test_a_lease_in_bounds_is_taken_as_seconds(client, lease):
     assert Lock(client, "lock", lease=lease).lease == lease
+
+
+@pytest.mark.parametrize("kind", [Lock, AsyncLock])
+def test_a_lease_in_milliseconds_is_warned_of_at_the_line_that_says_it(kind):
+    """Once, whatever the number of locks of that line, and of any name."""
+    where = redis.Redis(port=1) if kind is Lock else redis.asyncio.Redis(port=1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for number in range(3):
+            kind(where, f"a:{number}", lease=30_000)
+        kind(where, "b", lease=300)
+        kind(where, "c", lease=30_000, renew=False)  # then it must be longer than the work
+    (warning,) = caught
+    assert warning.category is ConfigurationWarning
+    assert warning.filename == __file__
+    assert str(warning.message) == (
+        "lease is 30000 s: it need not exceed the run time, because it is renewed while the lock "
+        "is held; all that it sets is for how long a crashed process blocks the lock. Use 30."
+    )
+
+
+def test_a_plain_with_of_an_async_lock_says_async_with():
+    with (
+        pytest.raises(TypeError, match=r"taken with `async with`.* use a Lock\."),
+        AsyncLock(redis.asyncio.Redis(port=1), "lock"),
+    ):
+        pytest.fail("never entered")
+
+
+async def _enter(lock):
+    async with lock:
+        pytest.fail("never entered")
+
+
+def test_an_async_with_of_a_lock_says_async_lock(lock):
+    with pytest.raises(TypeError, match=r"taken with `with`\. .*AsyncLock"):
+        asyncio.run(_enter(lock))
+
+
+@pytest.mark.parametrize("limit", ["3", "3.0", 3.0], ids=repr)
+def test_a_limit_that_is_no_int_is_told_as_one(client, limit):
+    with pytest.raises(ConfigurationError, match=rf"not {limit!r}: use 3\.$"):
+        Lock(client, "lock", limit=limit)
 
 
 @pytest.mark.parametrize("limit", [0, -1, 1.0, MAX_COUNT + 1, None, *NO_NUMBERS])

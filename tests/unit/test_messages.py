@@ -128,7 +128,7 @@ SENTENCES = [
     ),
     (
         lambda: resolved(lock_limit=1.0),
-        "task shop.settle: lock_limit is 1.0: it must be a whole number, not float.",
+        "task shop.settle: lock_limit is 1.0: it must be a whole number, not float: use 1.",
     ),
     (
         lambda: resolved(lock_limit=0),
@@ -509,7 +509,7 @@ SENTENCES = [
         lambda: named(lock_args="account_id"),
         (
             "task shop.settle: lock_args is 'account_id': it must be a list of names: "
-            '["account_id"].'
+            'use ["account_id"].'
         ),
     ),
     (

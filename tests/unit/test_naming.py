@@ -18,6 +18,7 @@ import sys
 import uuid
 
 import pytest
+import redis
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -628,3 +629,39 @@ def test_T29_arguments_that_do_not_bind_survive_pickle():
     error = ArgumentsDoNotBind("what")
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), copy.args, str(copy)) == (ArgumentsDoNotBind, ("what",), "what")
+
+
+@pytest.mark.parametrize(
+    ("lock_args", "use"),
+    [
+        ("tenant_id", '["tenant_id"]'),
+        ("tenant_id, month", '["tenant_id", "month"]'),
+        ({"tenant_id"}, '["tenant_id"]'),
+        (7, '["tenant_id"]'),
+    ],
+)
+def test_lock_args_that_are_no_list_are_told_as_one(lock_args, use):
+    """With what was written, or with an argument that the task has."""
+    with pytest.raises(ConfigurationError) as caught:
+        compile_name("t", lambda tenant_id, month: None, lock_args=lock_args)
+    assert str(caught.value).endswith(f"it must be a list of names: use {use}.")
+
+
+def test_a_bound_task_without_self_is_told_what_bind_does():
+    class Task:
+        def run(account_id, month=1):  # noqa: N805  # the slip
+            pytest.fail("never called")
+
+    for named in ({"lock_key": "a:{account_id}"}, {"lock_args": ["account_id"]}):
+        with pytest.raises(ConfigurationError, match="which the task does not have") as caught:
+            compile_name("t", Task().run, **named)
+        assert str(caught.value).endswith(
+            "bind=True passes the task itself as the first parameter. Use def …(self, account_id, "
+            "month=1)."
+        )
+
+
+def test_no_error_shows_the_whole_of_an_object_that_is_no_key():
+    """A client's repr is long, and not for a log."""
+    with pytest.raises(ConfigurationError, match=r"lock_key is <redis\.Redis>: a redis\.Redis is"):
+        compile_name("t", lambda x: None, lock_key=redis.Redis(password="secret"))
