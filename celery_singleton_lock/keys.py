@@ -30,9 +30,9 @@ whole installation: ``fleet:route:<realm>:<queue>`` (ZSET, worker -> heartbeat d
 ``fleet:parked`` (SET of these routes), ``fleet:audit`` (LIST of what operators did, the last
 thousand), ``fleet:mode`` (HASH, task or ``*`` -> mode), ``fleet:marker`` (string, random: who finds
 another one knows that data was lost), ``fleet:lost`` (HASH, task id -> JSON of a parked task that
-was lost) and ``fleet:vouched`` (SET of tokens that are not), which expire, ``schema``, and on each
-server of a quorum ``fleet:quorum`` (HASH: run id of the server that wrote it, and since when it is
-known, ms).
+was lost) and ``fleet:vouched`` (SET of tokens that are not), which expire as the marker does,
+``schema``, and on each server of a quorum ``fleet:quorum`` (HASH: run id of the server that wrote
+it, and since when it is known, ms).
 
 Of tasks that run without their locks and are observed: ``observed`` of a lock (HASH, run -> JSON),
 and per bucket ``observed:tasks`` and ``observed:locks`` (HASH, name -> JSON: runs, blocked, waited

@@ -47,6 +47,13 @@ def test_a_store_is_the_same_until_it_has_lost_its_data(store, lose_data):
     assert store.identify() == lost
 
 
+def test_no_marker_is_left_for_ever_when_the_last_worker_is_gone(store, each_client):
+    store.identify()
+    store.identify()
+    times = [client.pttl(key) for client in each_client for key in client.keys("csl:*:marker")]
+    assert all(0 < left <= 86_400_000 for left in times), times
+
+
 def test_another_run_id_may_be_another_server_with_all_data():
     before = Identity(("m",), frozenset({"1", "2"}))
     assert "run id" in Identity(("m",), frozenset({"1", "3"})).differs(before)
