@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from celery_singleton_lock.model import Claim, Ending, Owner, Parcel, Verdict, new_token
+from celery_singleton_lock.store.redis_admin import RedisAdminStore
 from support.waiting import eventually
 
 pytestmark = pytest.mark.contract
@@ -161,6 +164,23 @@ def test_who_holds_the_lock_is_left_alone(store):
     assert revoke(store, "nobody.0") is Verdict.ABSENT
     view = store.inspect(NAME)
     assert (len(view.holders), view.waiting, view.bodies) == (1, 2, 1)
+
+
+def test_a_run_that_an_older_worker_had_queue_again_keeps_its_lock(redis_client):
+    """An older worker knows nothing of the delay of a message, and leaves a note of it behind."""
+    store = RedisAdminStore(redis_client, claim_lease=SHORT)
+    store.beat("W", "R", ["q"], 60)
+    held = hold(store)
+    token = park(store, "id1/0/0")
+    store.release(NAME, held, Ending.FINAL)
+    store.claim(Owner(token), NAME, 30)
+    records = store.keyspace.lock(NAME).record
+    noted = {**json.loads(redis_client.hget(records, token)), "delayed": "1"}
+    redis_client.hset(records, token, json.dumps(noted))
+    received(store)
+    assert revoke(store, token) is Verdict.ABSENT
+    assert received(store) is None
+    assert [holder.token for holder in store.inspect(NAME).holders] == [token]
 
 
 def test_a_revoke_asked_twice_delivers_once(store):

@@ -9,7 +9,7 @@ sweep(worker)
 
 local rec = load(token)
 local where = standing(token, rec)
-local waits = where == 'queue' or where == 'adrift' or rec and rec.delayed
+local waits = where == 'queue' or where == 'adrift' or where == 'overdue' and rec.delayed
 waits = waits and rec.parked and rec.realm == realm
 if waits then
   unqueue(token, rec)
