@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from typing import Any, Final
 
 from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.words import meant
 
 HEADER: Final = "csl-options"
 """Message header of a call with lock options of its own: their names and values."""
@@ -47,7 +48,7 @@ def check_names(task_name: str, given: object) -> Call:
         if name not in PER_CALL:
             msg = (
                 f"task {task_name}: {name} cannot be given to one call. {supported}; declare "
-                "others with the task."
+                f"others with the task.{meant(name, PER_CALL)}"
             )
             raise ConfigurationError(msg)
     key = given.get("lock_key", "")

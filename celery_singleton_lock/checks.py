@@ -267,6 +267,12 @@ def _address(place: Place, value: Any) -> str:
     """Check the address on which metrics are served."""
     if not isinstance(value, str) or not value:
         place.refuse(value, 'it must be an address of this machine, such as "127.0.0.1"')
+    host, _, port = value.rpartition(":")
+    if port.isdecimal() and host and ":" not in host:  # an address of IPv6 has several
+        setting = place.option.replace("address", "port").replace("ADDRESS", "PORT")
+        place.refuse(
+            value, f'the port has a setting of its own. Use "{host}", and {setting}={port}'
+        )
     return value
 
 

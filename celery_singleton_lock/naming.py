@@ -334,7 +334,8 @@ class _Declaration:
             remedy = f"{name!r} is not the name of an argument, as in account_id or order[id]"
             if "." in name:
                 remedy += f". {self._wording.looks_into}"
-            self._refuse(option, value, f"{remedy}. {self._signature.known()}")
+            wanted = name if name.startswith("__") else ""
+            self._refuse(option, value, f"{remedy}. {self._signature.known(wanted)}")
         first = match["first"]
         if not self._signature.accepts(first):
             remedy = (
@@ -437,6 +438,11 @@ class _Signature:
             rest = ", ".join(str(each) for each in self._full.parameters.values())
             shown = f"(self, {wanted}{rest and f', {rest}'})"
             return f"bind=True passes the task itself as the first parameter. Use def …{shown}"
+        if wanted.startswith("__") and self._kind == "task":
+            return (
+                "Write {__queue__} for the queue of the message, and {__headers__[tenant]} for its "
+                "header 'tenant', both in lock_key"
+            )
         if not names:
             return f"The {self._kind} has no arguments"
         close = difflib.get_close_matches(wanted, names, n=1)

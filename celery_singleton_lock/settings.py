@@ -507,6 +507,8 @@ def check_unknown(task_name: str, attributes: Iterable[str]) -> None:
     for name in attributes:
         if name.startswith("lock_") and name not in TASK_OPTIONS:
             hint = _nearest(name, "lock_", TASK_OPTIONS)
+            if name.removeprefix("lock_") in OPTIONS:
+                hint = f"It is a setting, for all tasks: singleton_{name}."
             msg = f"task {task_name}: there is no option {name!r}. {hint}"
             raise ConfigurationError(msg)
 

@@ -665,3 +665,19 @@ def test_no_error_shows_the_whole_of_an_object_that_is_no_key():
     """A client's repr is long, and not for a log."""
     with pytest.raises(ConfigurationError, match=r"lock_key is <redis\.Redis>: a redis\.Redis is"):
         compile_name("t", lambda x: None, lock_key=redis.Redis(password="secret"))
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        {"lock_key": "a:{__header__[tenant]}"},
+        {"lock_key": "a:{__queues__}"},
+        {"lock_key": "a:{__headers__.tenant}"},
+        {"lock_args": ["__queue__"]},
+    ],
+)
+def test_a_slip_in_what_a_message_has_is_told_how_to_write_it(declared):
+    with pytest.raises(
+        ConfigurationError, match=r"Write \{__queue__\} .*\{__headers__\[tenant\]\}"
+    ):
+        compile_name("t", lambda x: None, **declared)

@@ -8,11 +8,13 @@ import pytest
 from celery import Celery
 
 from celery_singleton_lock import LockedTask
+from celery_singleton_lock.call_options import check_names
 from celery_singleton_lock.checks import ConfigurationWarning
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.extension import install
 from celery_singleton_lock.settings import (
     Settings,
+    check_unknown,
     is_eager,
     parse_settings,
     resolve_options,
@@ -221,3 +223,20 @@ def test_an_option_that_a_setting_gives_a_meaning_is_not_warned_of():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_app(install(app))
+
+
+def test_a_port_in_the_address_of_the_metrics_is_told_where_it_goes():
+    with pytest.raises(ConfigurationError, match=r'Use "0\.0\.0\.0", and .*_metrics_port=9100\.'):
+        parsed(metrics_address="0.0.0.0:9100")
+    for address in ("127.0.0.1", "::1", "localhost"):
+        assert parsed(metrics_address=address).metrics_address == address
+
+
+def test_a_setting_given_as_an_option_of_a_task_is_told_as_one():
+    with pytest.raises(ConfigurationError, match="for all tasks: singleton_lock_max_returns"):
+        check_unknown("shop.settle", ["lock_max_returns"])
+
+
+def test_a_misspelt_option_of_a_call_is_told_the_one_meant():
+    with pytest.raises(ConfigurationError, match=r"Did you mean 'lock_on_conflict'\?"):
+        check_names("shop.settle", {"lock_onconflict": "skip"})
