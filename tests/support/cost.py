@@ -16,6 +16,7 @@ from celery_singleton_lock.model import (
     Ending,
     Owner,
     Parcel,
+    ParkedMessage,
     Reservation,
     Verdict,
     new_token,
@@ -93,6 +94,7 @@ def calls(store: RedisStore, holder: Owner) -> Mapping[str, Callable[[], Any]]:
     client, message, task = Owner(new_token()), Owner("new.0", "new/0/0"), "app.task"
     parcel, usual = Parcel(b"body", "R", "q"), Claim(NAME)
     follows = Reservation("follows/0/0", 60.0)
+    messages = [ParkedMessage(NAME, f"p{n}.0", task, f"p{n}") for n in range(2)]
     many = [(Owner(f"p{n}.0", f"p{n}/0/0"), usual, parcel) for n in range(10)]
     return {
         "acquire, and be refused": lambda: store.acquire(Owner(new_token()), usual),
@@ -146,6 +148,13 @@ def calls(store: RedisStore, holder: Owner) -> Mapping[str, Callable[[], Any]]:
         "observe": lambda: store.observe(Owner("o", "o/0/0", task), usual, waits=True),
         "observed": store.observed,
         "forget_observed": store.forget_observed,
+        "identify": store.identify,
+        "kept, two": lambda: store.kept(messages),
+        "traced, two": lambda: store.traced(messages),
+        "vouch, two": lambda: store.vouch(["p0", "p1"]),
+        "note_lost, two": lambda: store.note_lost({"p0": "{}", "p1": "{}"}),
+        "confirm": lambda: store.confirm([NAME]),
+        "probe": store.probe,
         "time": store.time,
     }
 

@@ -7,6 +7,7 @@ of each mutant at least one must break.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 from celery_singleton_lock.model import Ending, Reservation, Verdict, base_of
@@ -1274,6 +1275,21 @@ def a_delivery_that_one_of_two_workers_reads_late_is_a_twin(world):
     world.acquire(marked)
     late = world.new_asker(TWO, attempt=marked.owner.attempt)
     assert world.acquire(late).verdict is Verdict.TWIN
+
+
+@history
+def one_of_two_calls_with_one_id_is_parked_when_it_has_long_waited(world):
+    """It was granted, and the reply was lost; when it asks again, it counts as one of two copies.
+
+    The other call holds the second permit, and is no delivery of it.
+    """
+    world.beat("w1")
+    first = world.new_asker(TWO)
+    world.acquire(first, lost=True)
+    world.acquire(world.new_asker(TWO, attempt=first.owner.attempt))
+    long_waited = replace(first, claim=first.claim._replace(copy=True))
+    assert world.park(long_waited).verdict is Verdict.WAITING
+    assert world.receive("w1").token == first.token
 
 
 @history

@@ -376,6 +376,9 @@ def an_attempt_is_here_once(world: World, step: Step) -> None:
     Two messages that are not marked are two calls with one task id, and each runs.
     """
     for name, _, _, after in touched(world, step):
+        is_twin = verb(step) == "park" and step.reply.verdict is Verdict.TWIN
+        if is_twin and step.token in after.standing:
+            broken("T14", f"{step.token} stands at {name}, and was told that another does")
         here: dict[str, list[str]] = {}
         for token in after.standing:
             here.setdefault(after.record[token]["attempt"], []).append(token)
