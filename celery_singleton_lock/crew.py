@@ -15,6 +15,7 @@ from kombu.serialization import prepare_accept_content
 from celery_singleton_lock import native
 from celery_singleton_lock.abort import Board
 from celery_singleton_lock.agent import Agent
+from celery_singleton_lock.batches import is_batches
 from celery_singleton_lock.clerk import Clerk
 from celery_singleton_lock.clock import ServerClock
 from celery_singleton_lock.desk import Desk, worker_id
@@ -292,8 +293,9 @@ class Crew:
 
     def _can_run(self, name: str) -> bool:
         if name not in self._runnable:
-            made = request_class(self.extension.app.tasks[name], self.consumer)
-            self._runnable[name] = passes(made)
+            task = self.extension.app.tasks[name]
+            made = request_class(task, self.consumer)
+            self._runnable[name] = passes(made) and not is_batches(task)
         return self._runnable[name]
 
     def _request(self, task: Any, message: Any, read: dict[str, Any]) -> LockedRequest:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import celery_singleton_lock.celery_hook  # noqa: F401  # for what it does
 from celery_singleton_lock.address import realm_of
+from celery_singleton_lock.batches import is_batches
 from celery_singleton_lock.bounds import LONGEST_LEASE
 from celery_singleton_lock.call_options import HEADER, calling, check_names, current_call
 from celery_singleton_lock.eager import EagerGate
@@ -154,6 +155,12 @@ class Extension:
             ConfigurationError: one is wrong, or does not go with those of the task.
         """
         given = check_names(task.name, call)
+        if given and is_batches(task):
+            msg = (
+                f"task {task.name}: {', '.join(given)} is given to one call, and celery-batches "
+                "runs several calls as one batch, under one lock. Declare it with the task."
+            )
+            raise ConfigurationError(msg)
         declared = declared_options(task)
         if "lock_key" in given:
             if declared.get("lock_keys") is not None:

@@ -314,7 +314,7 @@ class Gate:
         lock = in_place(self._store(), name, options)
         try:
             self._refuse_copies(run, lock)
-            held = self._take_alone(lock, run.task.name, options)
+            held = self.take_alone(lock, run.task.name, options)
         except Turned as turned:
             return self._turn_away(run, turned)
         except Exception as error:  # noqa: BLE001  # ours, or a time limit
@@ -400,8 +400,22 @@ class Gate:
         self._store().release(name, owner.token, Ending.AGAIN)
         return reply.verdict in {Verdict.DONE, Verdict.TWIN}
 
-    def _take_alone(self, lock: Lock | Row, task: str, options: LockOptions) -> bool:
-        """Return whether the lock is held; False only if the task may run without it."""
+    def take_alone(self, lock: Lock | Row, task: str, options: LockOptions) -> bool:
+        """Take a lock here, waiting in the slot.
+
+        Args:
+            lock: to take.
+            task: its task's name.
+            options: the task's.
+
+        Returns:
+            Whether the lock is held; False only if the task may run without it.
+
+        Raises:
+            Turned: skipped.
+            LockError: it was not to be had.
+            BackendError: Redis does not answer, and the task does not wait for it.
+        """
         store = self._store()
         clock = store.clock
         until = clock.monotonic() + (

@@ -8,6 +8,7 @@ from typing import Any
 from celery.app.task import Task
 from celery.exceptions import ImproperlyConfigured
 
+from celery_singleton_lock.batches import is_batches, refuse_unsupported
 from celery_singleton_lock.bounds import PREFIX
 from celery_singleton_lock.crew import Crew
 from celery_singleton_lock.extension import Extension, declared_options, install
@@ -58,7 +59,9 @@ def check_app(extension: Extension) -> None:
     for task in app.tasks.values():
         if task.name in extension.declared():
             options = extension.options(task)  # raises what is wrong: the settings are known now
-            if options.mode != OFF:
+            if is_batches(task):
+                refuse_unsupported(task.name, declared_options(task), options)
+            elif options.mode != OFF:
                 refuse_own_strategy(task)
             refuse_broadcast(app, task)
     refuse_unlocked(app)
@@ -71,7 +74,7 @@ def refuse_own_strategy(task: Any) -> None:
     """Refuse a task whose messages go to the pool in a way of their own, past its lock.
 
     Raises:
-        ImproperlyConfigured: it is one, such as a task of celery-batches.
+        ImproperlyConfigured: it is one, and not a task of celery-batches as it comes.
     """
     if task.Strategy != Task.Strategy:
         owner = next(cls for cls in type(task).__mro__ if "Strategy" in vars(cls))

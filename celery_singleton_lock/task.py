@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from celery import Task
 
+from celery_singleton_lock.batches import is_running
 from celery_singleton_lock.call_options import HEADER, calling, current_call, take_given
 from celery_singleton_lock.errors import LockConflict, LockQueueFull, LockWaitTimeout
 from celery_singleton_lock.extension import Extension, install
@@ -72,14 +73,17 @@ class LockedTask(Task):  # type: ignore[misc]  # celery is untyped
 
         With ``lock_keys`` it stands for all of them, with the name and fencing token of the first.
         """
-        request = self.request_stack.top  # None in a thread that the task has started
-        return NoLock() if request is not None and request.called_directly else current_lock()
+        return NoLock() if self._lock_is_direct() else current_lock()
 
     @property
     def locks(self) -> tuple[CurrentLock, ...]:
         """All locks of the running task, in the order in which they were taken; empty without."""
-        request = self.request_stack.top
-        return () if request is not None and request.called_directly else current_locks()
+        return () if self._lock_is_direct() else current_locks()
+
+    def _lock_is_direct(self) -> bool:
+        """Return whether the task was called as a function; celery-batches calls it so, too."""
+        request = self.request_stack.top  # None in a thread that the task has started
+        return request is not None and request.called_directly and not is_running(self.name)
 
     def apply_async(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
         """Send the task, as Celery does.

@@ -9,6 +9,7 @@ from typing import Any
 from celery import bootsteps
 from celery.signals import worker_shutdown
 
+from celery_singleton_lock import batches
 from celery_singleton_lock.abort import Board, Listener
 from celery_singleton_lock.backend_checks import check_backend
 from celery_singleton_lock.clock import Clock, ServerClock
@@ -77,6 +78,7 @@ class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is 
         """Start the agent; look whether Celery still lets us in."""
         if self.crew is not None:
             check_wrap(self.crew)
+            batches.join(self.crew)
             if consumer.event_dispatcher is not None:
                 open_buffers(consumer.event_dispatcher)
             self.crew.stamper.broadcast = self.crew.queues.broadcast()

@@ -37,4 +37,4 @@ def test_a_refusal_stands_if_redis_fails_before_the_holder_is_known(policy, ends
     gate._store = RefusingStore
     options = SimpleNamespace(on_conflict=policy, on_backend_error=on_error, wait_timeout=1.0)
     with pytest.raises(ends, match="held by another client"):
-        gate._take_alone(BusyLock(), "task", options)
+        gate.take_alone(BusyLock(), "task", options)

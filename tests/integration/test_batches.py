@@ -1,0 +1,166 @@
+"""Tasks of celery-batches that are LockedTasks: each batch is one holder of the lock."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from importlib import import_module
+
+import pytest
+from celery import chord, states
+
+from celery_singleton_lock import ConfigurationError, Lock
+from celery_singleton_lock.call_options import HEADER
+from integration.book import QUICK
+from support.waiting import eventually, never
+from support.workers import CeleryWorker
+
+pytest.importorskip("celery_batches")
+
+APP = "integration.batches_app"
+
+
+@pytest.fixture
+def app(own_book, monkeypatch):
+    """The app of the batches, which sends to the shared Redis."""
+    monkeypatch.setenv("CELERY_BROKER_URL", own_book.url)
+    made = import_module(APP).app
+    made.conf.update(broker_url=own_book.url, result_backend=own_book.url)
+    made.backend.on_task_call = lambda *_: None
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=["prefork", "threads"])
+def pool(request):
+    """The pool of the test's workers."""
+    return request.param
+
+
+def worker(own_book, pool="prefork", **options):
+    """Return a worker of the batches, not started."""
+    return CeleryWorker(APP, own_book.url, pool=pool, args=QUICK, **options)
+
+
+def runs(book):
+    """Return the batches that have begun, in order."""
+    return [json.loads(run) for run in book.client.lrange("runs", 0, -1)]
+
+
+def send(app, task, count=2, **kwargs):
+    """Send messages; return their ids."""
+    return [app.tasks[task].apply_async((n,), kwargs).id for n in range(count)]
+
+
+def ended(book, results):
+    """Wait for the ends of messages; return state and result of each."""
+    return [book.outcome(result) for result in results]
+
+
+def test_batches_of_one_lock_never_overlap(own_book, app, pool):
+    """In two workers; each message is in one batch, which sees its lock."""
+    with worker(own_book, pool), worker(own_book, pool):
+        sent = send(app, "park", 24)
+        assert {state for state, _ in ended(own_book, sent)} == {states.SUCCESS}
+        found = runs(own_book)
+    assert sorted(each for run in found for each in run["ids"]) == sorted(sent)
+    assert {run["inside"] for run in found} == {1}
+    assert {(run["lock"], run["held"]) for run in found} == {("batch", True)}
+    assert {tuple(run["names"]) for run in found} == {("batch",)}
+    assert len({run["pid"] for run in found}) > 1
+    assert not own_book.store.inspect("batch").holders
+
+
+def test_skip_fail_and_a_time_out_reach_each_message(own_book, app, pool):
+    """Also those that a chord waits for; the worker tells of each, and nothing has run."""
+    with Lock(own_book.client, "batch"), worker(own_book, pool) as one:
+        skipped = ended(own_book, send(app, "skip"))
+        failed = ended(own_book, send(app, "fail"))
+        late = ended(own_book, send(app, "patient"))
+        whole = chord([app.tasks["skip"].s(n) for n in range(2)])(app.tasks["plain"].s())
+        assert own_book.outcome(whole.id)[0] == states.FAILURE
+        assert [state for state, _ in skipped] == [states.REVOKED] * 2
+        assert all("lock 'batch' is held by pid" in str(why) for _, why in skipped)
+        assert [state for state, _ in failed + late] == [states.FAILURE] * 4
+        assert all("LockConflict" in repr(error) for _, error in failed)
+        assert all("LockWaitTimeout" in repr(error) for _, error in late)
+        eventually(lambda: one.log().count(" was skipped: ") == 4)
+        assert "Task park" not in one.log()
+        assert not runs(own_book)
+        told = eventually(lambda: len(t := own_book.client.lrange("refused", 0, -1)) == 8 and t)
+        assert sorted(told) == sorted([b"skip"] * 4 + [b"fail"] * 2 + [b"timeout"] * 2)
+
+
+def test_a_batch_of_a_killed_process_frees_the_lock_when_its_lease_ends(own_book, app):
+    """Another worker's batch runs then, and not before."""
+    with worker(own_book, concurrency=1), worker(own_book, concurrency=1):
+        send(app, "park", 1, hold="never")
+        (first,) = eventually(lambda: runs(own_book))
+        os.kill(first["pid"], signal.SIGKILL)
+        own_book.client.decr("inside")
+        after = send(app, "park", 4)
+        never(lambda: len(runs(own_book)) > 1, during=0.5)
+        assert {state for state, _ in ended(own_book, after)} == {states.SUCCESS}
+        assert {run["inside"] for run in runs(own_book)} == {1}
+
+
+def test_the_lock_of_a_long_batch_is_renewed(own_book, app, pool):
+    """The lease is 2 s."""
+    with worker(own_book, pool):
+        sent = send(app, "park", hold="gate")
+        eventually(lambda: runs(own_book))
+        send(app, "park")
+        never(lambda: len(runs(own_book)) > 1, during=3)
+        own_book.client.set("gate", 1)
+        assert {state for state, _ in ended(own_book, sent)} == {states.SUCCESS}
+        eventually(lambda: len(runs(own_book)) == 2)
+
+
+def test_a_batch_takes_several_locks_and_none_in_the_other_modes(own_book, app, pool):
+    """Observe and off run beside a holder."""
+    with worker(own_book, pool) as one:
+        assert {state for state, _ in ended(own_book, send(app, "both"))} == {states.SUCCESS}
+        assert runs(own_book)[-1]["names"] == ["batch", "other"]
+        with Lock(own_book.client, "batch"):
+            for mode in ("observe", "off"):
+                assert {state for state, _ in ended(own_book, send(app, mode))} == {states.SUCCESS}
+                assert runs(own_book)[-1]["lock"] == ""
+            assert "would have been blocked: lock 'batch'" in one.log()
+
+
+def test_one_call_of_a_batch_has_no_lock_options(own_book, app):
+    """Refused where it is called; from other senders that message fails, and the others run."""
+    with pytest.raises(ConfigurationError, match="under one lock"):
+        app.tasks["park"].apply_async((1,), lock_on_conflict="skip")
+    with worker(own_book):
+        wrong = app.tasks["park"].apply_async((1,), headers={HEADER: {"lock_on_conflict": "skip"}})
+        right = app.tasks["park"].apply_async((2,))
+        assert own_book.outcome(right.id)[0] == states.SUCCESS
+        state, error = own_book.outcome(wrong.id)
+        assert state == states.FAILURE
+        assert "under one lock" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"lock_key": None}, "its name cannot depend on one call. Declare lock_args=[]"),
+        ({"lock_key": "a:{requests}"}, "its name cannot depend on one call"),
+        ({"lock_on_conflict": "requeue"}, "lock_on_conflict is 'requeue'"),
+        ({"lock_max_waiting": 3}, "lock_max_waiting is 3"),
+        ({"lock_on_retry": "keep"}, "lock_on_retry is 'keep'"),
+        ({"lock_on_lost": "abort"}, "lock_on_lost is 'abort'"),
+        ({"lock_hold_for": 5}, "lock_hold_for is 5.0"),
+    ],
+    ids=str,
+)
+def test_what_a_batch_cannot_have_is_refused_at_worker_start(own_book, options, words):
+    """With the task's name and the remedy."""
+    one = CeleryWorker(APP, own_book.url, pool="solo", env={"BATCH": json.dumps(options)})
+    one.start(wait=False)
+    eventually(lambda: one.returncode is not None, 30)
+    assert one.returncode != 0
+    assert "task park is a task of celery-batches" in one.log()
+    assert words in one.log()
+    assert "Traceback" not in one.log()
