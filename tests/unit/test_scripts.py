@@ -21,6 +21,7 @@ from celery_singleton_lock.store.scripts import (
     load_scripts,
     packed_keys,
     read,
+    read_shared,
     used,
     words,
 )
@@ -230,6 +231,30 @@ def test_each_part_of_a_script_gets_what_it_is_the_first_to_use(body, before):
         "return b()",
         "end)()",
     ]
+
+
+def uncalled(library, usual):
+    """Functions of the library that a usual case names, and so gets built, but does not call."""
+    functions = set(re.findall(r"^local function (\w+)", library, re.MULTILINE))
+    usual = re.sub(r"--.*", "", usual)
+    return sorted(functions & set(re.findall(r"\w+", usual)) - set(re.findall(r"(\w+)\(", usual)))
+
+
+@pytest.mark.parametrize(
+    "shared", [LIBRARY, read_shared(quarantine=True)], ids=["plain", "guarded"]
+)
+@pytest.mark.parametrize("verb", ["acquire", "release"])
+def test_no_word_of_a_usual_case_is_the_name_of_a_function_that_it_does_not_call(verb, shared):
+    """Redis would make that function at each call, and all functions that it uses."""
+    usual, found, _ = read(f"{verb}.lua").partition("-- REST\n")
+    assert found
+    assert uncalled(shared, usual) == []
+
+
+def test_the_search_for_uncalled_functions_finds_them():
+    library = "local function final() end\n\nlocal function used() end"
+    assert uncalled(library, "used() -- final\n") == []
+    assert uncalled(library, "if ending == 'final' then used() end") == ["final"]
 
 
 @pytest.mark.parametrize("prefix", ["csl", "b12", "a:b"])
