@@ -17,6 +17,7 @@ local strays, looked, load_left = {}, 0, LOAD
 local function send_due(token, rec)
   local since, at = tonumber(rec.since), tonumber(rec.publish_at)
   if rec.realm ~= realm or since + tonumber(patience_ms) > now or at > now then return end
+  if worker_for(rec, worker) then return end -- a later look queues it: one recalls not all of many routes
   local body = redis.call('HGET', bodies, base_of(token)) or ''
   if #strays > 0 and #body > load_left then return end
   load_left = load_left - #body
