@@ -495,8 +495,8 @@ def _by():
 # -- care ------------------------------------------------------------------------------------------
 
 
-def test_a_sweep_from_cron_wakes_an_autoscaler_by_a_copy(run_own, alone, own_book, key):
-    """Where all workers are gone, the broker's queue says that there is work; not each time."""
+def test_a_sweep_from_cron_moves_to_the_broker_what_has_no_worker(run_own, alone, own_book, key):
+    """Where all workers are gone, the broker's queue tells an autoscaler that there is work."""
     parked_messages(own_book, key, 3)
     store = RedisAdminStore(own_book.client)
     due = store.keyspace.due(bucket_of(f"k:{key}"))
@@ -504,8 +504,8 @@ def test_a_sweep_from_cron_wakes_an_autoscaler_by_a_copy(run_own, alone, own_boo
     told = alone("sweep", url=own_book.url).out
     assert re.search(r"locks looked at: 1, .*3 messages without a worker", told)
     store.client.zadd(due, {f"k:{key}": 1})
-    assert run_own("sweep", "--json").json == {"locks": 1, "published": 1, "adrift": 3}
-    assert own_book.queued(f"q-{key}") == 1
+    assert run_own("sweep", "--json").json == {"locks": 1, "published": 3, "adrift": 0}
+    assert own_book.queued(f"q-{key}") == 3
     store.client.zadd(due, {f"k:{key}": 1})
     assert run_own("sweep", "--json").json["published"] == 0
 
