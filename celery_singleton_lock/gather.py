@@ -131,7 +131,7 @@ class Gathering:
         asked = store.clock.monotonic()
         kept = each[: bundle.at]
         answers = store.extend([(one.name, one.token, options.lease) for one in kept])
-        if not all(answers):
+        if not all(answers) or (stamp.settle and not _settled(store, kept[0], options)):
             return None
         return [
             gates.TaskLock(
@@ -219,6 +219,16 @@ class TaskLocks(gates.TaskLock):
             lock.heard(asked, held=bool(held))
         self.heard(asked, held=all(answers))
         return all(answers)
+
+
+def _settled(store: Store, first: Stamp, options: LockOptions) -> bool:
+    """Note at the first lock, where copies are found, that the task counts as acknowledged.
+
+    Else a copy that is kept there would run after the death of this worker.
+    """
+    owner = gates.owner_of(first)
+    reply = store.claim(owner, first.name, options.lease, settle=True)
+    return reply.verdict is Verdict.GRANTED
 
 
 def _bundle_of(stamp: Stamp) -> Bundle:

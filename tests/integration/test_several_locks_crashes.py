@@ -246,3 +246,40 @@ def test_T14_a_redelivered_copy_of_a_running_task_waits_at_its_first_lock(own_bo
         settled(book)
     assert book.peak("a") == 1
     assert len(book.starts("a")) == 2
+
+
+@only("prefork")
+def test_an_early_acknowledged_task_with_two_locks_does_not_begin_twice(own_book, pool, busy):
+    """A copy is kept at its first lock when it begins; then its worker is killed."""
+    book = own_book
+    task = book.send("pair", "a", "b", hold="a-1")
+    (raw,) = book.broker.lrange("celery", 0, -1)
+    one = book.worker(pool=pool).start()
+    book.await_waiting("b", 1)
+    deliver_again(book, raw)
+    eventually(lambda: book.view("a").bodies == 1, message="a copy at the first lock")
+    busy.release()
+    book.started(task)
+    book.kill_worker(one)
+    with book.worker(pool=pool):
+        settled(book)
+    assert len(book.starts("a")) == 1
+
+
+@only("prefork")
+def test_a_task_that_gets_a_second_lock_while_it_is_parked_takes_both(own_book, pool, busy):
+    """It was parked with one lock; the worker that gets it declares ``lock_keys``."""
+    book = own_book
+    newer = {"task_annotations": {"act": {"lock_key": None, "lock_keys": ["k:{key}", "k:{n}"]}}}
+    one = book.worker(pool=pool).start()
+    book.started(book.send("act", "a", 1, hold="a-1"))
+    task = book.send("act", "a", "b")
+    book.await_waiting("a", 1)
+    book.kill_worker(one)
+    with book.worker(pool=pool, conf=newer):
+        book.await_waiting("b", 1)
+        busy.release()
+        locks = book.started(task)["locks"]
+        assert [(name, held) for name, _, held in locks] == [("k:a", True), ("k:b", True)]
+        book.value(task)
+        settled(book)
