@@ -243,7 +243,7 @@ def test_an_operators_limit_is_taken_back_without_a_trace(store):
 def test_without_tokens_nothing_is_asked(store):
     """Nor is anything audited."""
     assert store.drop(NAME, [], JANE) == []
-    assert store.seal(NAME, [], 60) == []
+    assert store.seal(NAME, [], 60, "seal") == []
     assert store.messages(NAME, []) == []
     assert store.audit() == []
 

@@ -485,7 +485,12 @@ MUTANTS = (
     ),
     Mutant("another broker's message is revoked", "revoke.lua", " and rec.realm == realm", ""),
     Mutant("a revoke takes who holds the lock", "revoke.lua", "where == 'adrift' or", "where or"),
-    Mutant("a delayed message is not revoked", "revoke.lua", " or rec and rec.delayed", ""),
+    Mutant(
+        "a delayed message is not revoked",
+        "revoke.lua",
+        " or where == 'overdue' and rec.delayed",
+        "",
+    ),
     Mutant("no grant on revoke", "revoke.lua", "grant_waiters(worker)\n", ""),
     Mutant(
         "a reset drops the parked",
