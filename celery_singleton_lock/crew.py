@@ -294,8 +294,7 @@ class Crew:
     def _can_run(self, name: str) -> bool:
         if name not in self._runnable:
             task = self.extension.app.tasks[name]
-            made = request_class(task, self.consumer)
-            self._runnable[name] = passes(made) and not is_batches(task)
+            self._runnable[name] = passes(self._request_class(task)) and not is_batches(task)
         return self._runnable[name]
 
     def _request(self, task: Any, message: Any, read: dict[str, Any]) -> LockedRequest:

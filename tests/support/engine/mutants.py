@@ -710,8 +710,8 @@ MUTANTS = (
     Mutant(
         "what began keeps its twin",
         "claim.lua",
-        "if rec.twin then redis.call('HDEL', bodies, base_of(rec.twin)) end",
-        "",
+        "and twin then redis.call('HDEL', bodies, base_of(twin)) end",
+        "and false then end",
     ),
     Mutant(
         "a grant is not delivered",
