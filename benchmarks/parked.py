@@ -20,7 +20,7 @@ import redis
 from benchmarks import report
 from benchmarks.meter import Monitor, script_cost
 from benchmarks.rig import Job, Rig, Worker
-from celery_singleton_lock.keys import Keyspace
+from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.store.scripts import load_scripts
 
 KEY = "hot"

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from celery_singleton_lock.extension import observe
     from celery_singleton_lock.gate import current_lock, current_locks
     from celery_singleton_lock.lock import Lock
-    from celery_singleton_lock.model import CurrentLock, new_token
+    from celery_singleton_lock.core.model import CurrentLock, new_token
     from celery_singleton_lock.resets import async_reset_all, reset_all
     from celery_singleton_lock.store.async_quorum import AsyncQuorumStore
     from celery_singleton_lock.store.quorum import QuorumStore

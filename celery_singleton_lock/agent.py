@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from celery_singleton_lock.background import BackgroundThread, ThreadGroup
 from celery_singleton_lock.clerk import Clerk
-from celery_singleton_lock.clock import ServerClock
+from celery_singleton_lock.core.clock import ServerClock
 from celery_singleton_lock.contact import Contact
 from celery_singleton_lock.courier import Courier
 from celery_singleton_lock.data_loss import DataLoss
@@ -33,8 +33,8 @@ from celery_singleton_lock.herald import Herald
 from celery_singleton_lock.inbox import Inbox
 from celery_singleton_lock.kept import Kept
 from celery_singleton_lock.losses import Losses
-from celery_singleton_lock.model import ALIVE, Delivery, Ending, Reservation
-from celery_singleton_lock.modes import MODES, Modes
+from celery_singleton_lock.core.model import ALIVE, Delivery, Ending, Reservation
+from celery_singleton_lock.core.lock_mode import MODES, Modes
 from celery_singleton_lock.orders import (
     End,
     Errand,
@@ -64,7 +64,7 @@ from celery_singleton_lock.store.open import admin_of
 from celery_singleton_lock.sweeper import Sweeper
 from celery_singleton_lock.tray import RETRY, Tray
 from celery_singleton_lock.watchdog import Watchdog
-from celery_singleton_lock.words import printable
+from celery_singleton_lock.message_text import printable
 
 logger = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ import redis.asyncio
 
 from celery_singleton_lock.address import safe_url
 from celery_singleton_lock.arguments import checked_bool, checked_name, refuse_unknown
-from celery_singleton_lock.clock import MovableClock, clock_for
+from celery_singleton_lock.core.clock import MovableClock, clock_for
 from celery_singleton_lock.errors import BackendError, ConfigurationError, SingletonLockError
 from celery_singleton_lock.hold import (
     Hold,
@@ -39,8 +39,8 @@ from celery_singleton_lock.hold import (
     quorum_for,
     watchdog_for,
 )
-from celery_singleton_lock.model import Holder
-from celery_singleton_lock.plans import Plan, carry_out_async
+from celery_singleton_lock.core.model import Holder
+from celery_singleton_lock.core.lock_steps import Plan, carry_out_async
 from celery_singleton_lock.store.async_cluster import AsyncClusterStore
 from celery_singleton_lock.store.async_quorum import AsyncQuorumStore
 from celery_singleton_lock.store.async_redis import AsyncRedisStore
@@ -51,7 +51,7 @@ from celery_singleton_lock.store.valkey import (
 )
 from celery_singleton_lock.turn import Do, Wish, twice
 from celery_singleton_lock.watchdog import PATIENCE, Lease, OnLost, Renewals
-from celery_singleton_lock.words import a_kind
+from celery_singleton_lock.message_text import a_kind
 
 if TYPE_CHECKING:
     from typing_extensions import Never

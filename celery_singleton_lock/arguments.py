@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 from celery_singleton_lock.bounds import LONG_LEASE, MAX_COUNT, MAX_WAIT
 from celery_singleton_lock.checks import ConfigurationWarning
 from celery_singleton_lock.errors import ConfigurationError, LockNameError
-from celery_singleton_lock.words import count_meant, meant, seconds_meant
+from celery_singleton_lock.message_text import count_meant, meant, seconds_meant
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from celery_singleton_lock.clock import ServerClock
+from celery_singleton_lock.core.clock import ServerClock
 from celery_singleton_lock.errors import (
     BackendError,
     BackendRefused,
@@ -15,12 +15,12 @@ from celery_singleton_lock.errors import (
     SchemaMismatch,
 )
 from celery_singleton_lock.extension import PATIENCE, Extension
-from celery_singleton_lock.model import SCHEMA
-from celery_singleton_lock.modes import ENFORCE
+from celery_singleton_lock.core.model import SCHEMA
+from celery_singleton_lock.core.lock_mode import ENFORCE
 from celery_singleton_lock.store.failures import UNRESOLVED
 from celery_singleton_lock.store.quorum_tasks import TaskQuorum
 from celery_singleton_lock.store.redis import RedisStore
-from celery_singleton_lock.words import number_of
+from celery_singleton_lock.message_text import number_of
 
 logger = logging.getLogger(__name__)
 

@@ -22,11 +22,11 @@ from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.events import LockRefused, log_keys
 from celery_singleton_lock.gate import Run, Turned, entered, fail, in_place, mark_skipped, take_out
 from celery_singleton_lock.herald import REFUSALS
-from celery_singleton_lock.model import new_token
-from celery_singleton_lock.modes import ENFORCE, OBSERVE
+from celery_singleton_lock.core.model import new_token
+from celery_singleton_lock.core.lock_mode import ENFORCE, OBSERVE
 from celery_singleton_lock.settings import LockOptions
 from celery_singleton_lock.stamp import Stamp
-from celery_singleton_lock.words import printable
+from celery_singleton_lock.message_text import printable
 
 logger = logging.getLogger(__name__)
 

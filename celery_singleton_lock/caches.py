@@ -18,7 +18,7 @@ import redis
 from celery_singleton_lock.address import BackendAddress, parse_backend_url, safe_url, scheme_of
 from celery_singleton_lock.bounds import PREFIX
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.words import an
+from celery_singleton_lock.message_text import an
 
 SCHEME: Final = "django-cache"
 

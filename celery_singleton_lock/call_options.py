@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from typing import Any, Final
 
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.words import meant
+from celery_singleton_lock.message_text import meant
 
 HEADER: Final = "csl-options"
 """Message header of a call with lock options of its own: their names and values."""

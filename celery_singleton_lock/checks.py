@@ -26,7 +26,7 @@ from celery_singleton_lock.bounds import (
 from celery_singleton_lock.caches import is_alias
 from celery_singleton_lock.client_options import read
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.words import a_kind, count_meant, number_of, seconds_meant
+from celery_singleton_lock.message_text import a_kind, count_meant, number_of, seconds_meant
 
 
 class ConfigurationWarning(UserWarning):

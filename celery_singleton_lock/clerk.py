@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from celery_singleton_lock.model import Ending, Reservation
+from celery_singleton_lock.core.model import Ending, Reservation
 from celery_singleton_lock.request import LockedRequest
 from celery_singleton_lock.stamp import Stamp
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from celery_singleton_lock.bounds import PREFIX
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.words import a_kind
+from celery_singleton_lock.message_text import a_kind
 
 IN_SETTINGS: Final = f'{PREFIX}backend_options["{{}}"]'
 """How settings call one of these options."""

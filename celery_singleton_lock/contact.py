@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from celery_singleton_lock.clock import Clock
+from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.errors import BackendError, BackendUnreachable
 from celery_singleton_lock.events import BackendDown, BackendUp, Observers, log_keys
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 from celery.worker.control import control_command, inspect_command
 
 from celery_singleton_lock.admin.release import force_release
-from celery_singleton_lock.clock import SystemClock
+from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.errors import SingletonLockError
-from celery_singleton_lock.modes import ALL, MODES
+from celery_singleton_lock.core.lock_mode import ALL, MODES
 from celery_singleton_lock.store.admin import Operator
 from celery_singleton_lock.store.open import admin_of
-from celery_singleton_lock.words import printable
+from celery_singleton_lock.message_text import printable
 
 if TYPE_CHECKING:
     from celery_singleton_lock.request import LockedRequest

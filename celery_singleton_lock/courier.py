@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable, Sequence
 
 from celery_singleton_lock.background import BackgroundThread
-from celery_singleton_lock.clock import Clock, SystemClock
+from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.desk import Desk
-from celery_singleton_lock.model import CLAIM_LEASE, Delivery, Stray
+from celery_singleton_lock.core.model import CLAIM_LEASE, Delivery, Stray
 from celery_singleton_lock.orders import Left, Requeue
 from celery_singleton_lock.publisher import Outbox, Publisher, pack
 from celery_singleton_lock.queues import Queues

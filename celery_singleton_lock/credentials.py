@@ -12,7 +12,7 @@ from typing import Any, Final
 from redis.credentials import CredentialProvider
 
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.words import a_kind
+from celery_singleton_lock.message_text import a_kind
 
 PROVIDER: Final = "credential_provider"
 """Name of the backend option, and of the option behind the ``?`` of a URL."""

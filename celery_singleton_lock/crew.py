@@ -12,19 +12,19 @@ from celery.exceptions import ImproperlyConfigured
 from celery.worker.state import reserved_requests
 from kombu.serialization import prepare_accept_content
 
-from celery_singleton_lock import native
+from celery_singleton_lock.core import native_threads as native
 from celery_singleton_lock.abort import Board
 from celery_singleton_lock.agent import Agent
 from celery_singleton_lock.batches import is_batches
 from celery_singleton_lock.clerk import Clerk
-from celery_singleton_lock.clock import ServerClock
+from celery_singleton_lock.core.clock import ServerClock
 from celery_singleton_lock.desk import Desk, worker_id
 from celery_singleton_lock.dispatcher import admit
 from celery_singleton_lock.extension import PATIENCE, Extension
 from celery_singleton_lock.herald import Herald
 from celery_singleton_lock.mailbox import Mailbox, guarded
-from celery_singleton_lock.model import Delivery
-from celery_singleton_lock.modes import Modes
+from celery_singleton_lock.core.model import Delivery
+from celery_singleton_lock.core.lock_mode import Modes
 from celery_singleton_lock.pools import GREEN, pool_kind
 from celery_singleton_lock.publisher import Publisher, unpack
 from celery_singleton_lock.queues import Consumed
@@ -40,7 +40,7 @@ from celery_singleton_lock.stamper import Stamper
 from celery_singleton_lock.unread import UNREADABLE, Unread
 from celery_singleton_lock.usher import Usher
 from celery_singleton_lock.watchdog import Watchdog
-from celery_singleton_lock.words import printable
+from celery_singleton_lock.message_text import printable
 from celery_singleton_lock.wrap import passes, read_as_celery, request_class
 
 logger = logging.getLogger(__name__)

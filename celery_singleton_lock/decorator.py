@@ -33,12 +33,12 @@ from celery_singleton_lock.errors import (
     LockTimeout,
 )
 from celery_singleton_lock.lock import Lock
-from celery_singleton_lock.naming import OF_FUNCTION, ArgumentsDoNotBind, compile_name
+from celery_singleton_lock.core.lock_name_template import OF_FUNCTION, ArgumentsDoNotBind, compile_name
 from celery_singleton_lock.store.async_redis import AsyncRedisStore
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.store.valkey import AsyncValkeyClient, ValkeyClient
 from celery_singleton_lock.watchdog import OnLost
-from celery_singleton_lock.words import a_kind
+from celery_singleton_lock.message_text import a_kind
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -19,14 +19,14 @@ from celery.worker.state import revoked as revoked_tasks
 from celery.worker.state import task_ready, task_reserved
 
 from celery_singleton_lock.clerk import Clerk
-from celery_singleton_lock.clock import SystemClock
+from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.errors import LockError
 from celery_singleton_lock.events import TaskBlocked, TaskDuplicate
 from celery_singleton_lock.flights import Flights
 from celery_singleton_lock.gate import Turned, cannot_wait, options_of, reservation_for
 from celery_singleton_lock.herald import FRESH, Herald
 from celery_singleton_lock.kept import begun_again, onward, renewed
-from celery_singleton_lock.model import CLAIM_LEASE, Delivery, Ending, Reservation
+from celery_singleton_lock.core.model import CLAIM_LEASE, Delivery, Ending, Reservation
 from celery_singleton_lock.outage import Outage
 from celery_singleton_lock.recent_ends import RecentEnds
 from celery_singleton_lock.request import LockedRequest, about

@@ -29,7 +29,7 @@ from celery_singleton_lock.errors import (
 )
 from celery_singleton_lock.hold import Holding, checked_client
 from celery_singleton_lock.lock import Lock
-from celery_singleton_lock.plans import Plan, carry_out, carry_out_async
+from celery_singleton_lock.core.lock_steps import Plan, carry_out, carry_out_async
 from celery_singleton_lock.store.failures import FAILED, explain
 from celery_singleton_lock.store.valkey import AsyncValkeyClient, ValkeyClient, as_redis_error
 

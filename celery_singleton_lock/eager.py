@@ -21,7 +21,7 @@ from celery import states
 from celery.exceptions import TaskRevokedError
 from celery.result import EagerResult
 
-from celery_singleton_lock.bundle import names_in
+from celery_singleton_lock.core.lock_set import names_in
 from celery_singleton_lock.call_options import current_call
 from celery_singleton_lock.errors import (
     BackendError,
@@ -33,8 +33,8 @@ from celery_singleton_lock.errors import (
 )
 from celery_singleton_lock.gate import Held, PlacedLock, Turned, current_locks, entered, in_place
 from celery_singleton_lock.lock import Lock
-from celery_singleton_lock.model import LockView, why_busy
-from celery_singleton_lock.naming import ArgumentsDoNotBind, Sent
+from celery_singleton_lock.core.model import LockView, why_busy
+from celery_singleton_lock.core.lock_name_template import ArgumentsDoNotBind, Sent
 from celery_singleton_lock.row import Row
 from celery_singleton_lock.settings import LockOptions
 from celery_singleton_lock.store.base import Store

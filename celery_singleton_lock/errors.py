@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_singleton_lock.words import printable
+from celery_singleton_lock.message_text import printable
 
 
 class SingletonLockError(Exception):

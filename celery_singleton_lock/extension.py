@@ -31,11 +31,11 @@ from celery_singleton_lock.events import (
 )
 from celery_singleton_lock.gate import Gate, Run, fail, take_out, take_stamp
 from celery_singleton_lock.gather import Gathering
-from celery_singleton_lock.keys import Keyspace
+from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.mailbox import announcer
-from celery_singleton_lock.modes import ENFORCE, OFF
-from celery_singleton_lock.naming import Namer, Sent, compile_name
-from celery_singleton_lock.native import patched_by
+from celery_singleton_lock.core.lock_mode import ENFORCE, OFF
+from celery_singleton_lock.core.lock_name_template import Namer, Sent, compile_name
+from celery_singleton_lock.core.native_threads import patched_by
 from celery_singleton_lock.settings import (
     LockOptions,
     Settings,

@@ -24,8 +24,8 @@ from celery.app.trace import TraceInfo, task_has_custom, trace_ok_t
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 from celery_singleton_lock.bounds import MAX_WAIT
-from celery_singleton_lock.bundle import Bundle
-from celery_singleton_lock.clock import Clock, SystemClock, seconds_until
+from celery_singleton_lock.core.lock_set import Bundle
+from celery_singleton_lock.core.clock import Clock, SystemClock, seconds_until
 from celery_singleton_lock.errors import (
     BackendError,
     BackendUnreachable,
@@ -37,7 +37,7 @@ from celery_singleton_lock.errors import (
 )
 from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.lookout import Lookout
-from celery_singleton_lock.model import (
+from celery_singleton_lock.core.model import (
     Claim,
     CurrentLock,
     Ending,
@@ -48,8 +48,8 @@ from celery_singleton_lock.model import (
     new_token,
     why_busy,
 )
-from celery_singleton_lock.modes import OFF
-from celery_singleton_lock.naming import ArgumentsDoNotBind
+from celery_singleton_lock.core.lock_mode import OFF
+from celery_singleton_lock.core.lock_name_template import ArgumentsDoNotBind
 from celery_singleton_lock.row import Row
 from celery_singleton_lock.settings import LockOptions
 from celery_singleton_lock.stamp import (

@@ -2,7 +2,7 @@
 
 A task that finds one of them busy keeps those before it: given back, they would be handed on, and
 by the time it is granted the one it would have lost the other. Only in what order they are taken
-makes that free of deadlocks; see :mod:`celery_singleton_lock.bundle`.
+makes that free of deadlocks; see :mod:`celery_singleton_lock.core.lock_set`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 from celery_singleton_lock import gate as gates
 from celery_singleton_lock.bounds import MAX_WAIT
 from celery_singleton_lock.errors import BackendError, LockLost
-from celery_singleton_lock.model import Ending, Reply, Verdict, why_busy
+from celery_singleton_lock.core.model import Ending, Reply, Verdict, why_busy
 from celery_singleton_lock.stamp import Stamp, doubted, leaving, singles
 
 if TYPE_CHECKING:
-    from celery_singleton_lock.bundle import Bundle
+    from celery_singleton_lock.core.lock_set import Bundle
     from celery_singleton_lock.gate import Gate, TaskLock
-    from celery_singleton_lock.model import Reservation
+    from celery_singleton_lock.core.model import Reservation
     from celery_singleton_lock.settings import LockOptions
     from celery_singleton_lock.store.base import Store
 

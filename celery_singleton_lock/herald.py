@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from celery import signals
 
-from celery_singleton_lock.clock import SystemClock, wall_time
+from celery_singleton_lock.core.clock import SystemClock, wall_time
 from celery_singleton_lock.errors import (
     LockConflict,
     LockError,
@@ -31,10 +31,10 @@ from celery_singleton_lock.events import (
     log_keys,
 )
 from celery_singleton_lock.mailbox import LATER
-from celery_singleton_lock.model import Delivery
+from celery_singleton_lock.core.model import Delivery
 from celery_singleton_lock.request import LockedRequest, about
 from celery_singleton_lock.stamp import task_id_of
-from celery_singleton_lock.words import nth, printable
+from celery_singleton_lock.message_text import nth, printable
 
 logger = logging.getLogger(__name__)
 _clock = SystemClock()

@@ -23,7 +23,7 @@ from celery_singleton_lock.arguments import (
     warn_of_long_lease,
 )
 from celery_singleton_lock.bounds import MAX_LEASE
-from celery_singleton_lock.clock import Clock
+from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.errors import (
     BackendError,
     ConfigurationError,
@@ -33,8 +33,8 @@ from celery_singleton_lock.errors import (
     LockTimeout,
     SingletonLockError,
 )
-from celery_singleton_lock.keys import Keyspace, keyspace_with
-from celery_singleton_lock.model import (
+from celery_singleton_lock.core.redis_keys import Keyspace, keyspace_with
+from celery_singleton_lock.core.model import (
     Claim,
     Ending,
     Holder,
@@ -44,11 +44,11 @@ from celery_singleton_lock.model import (
     Verdict,
     new_token,
 )
-from celery_singleton_lock.plans import Plan
+from celery_singleton_lock.core.lock_steps import Plan
 from celery_singleton_lock.store.valkey import is_valkey
 from celery_singleton_lock.turn import Do, Step, Turn, Wish, twice, way
 from celery_singleton_lock.watchdog import Lease, OnLost, Renewals
-from celery_singleton_lock.words import named
+from celery_singleton_lock.message_text import named
 
 T = TypeVar("T")
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from celery_singleton_lock.bundle import bundle_in
+from celery_singleton_lock.core.lock_set import bundle_in
 from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.kept import Kept, own_bundle
 from celery_singleton_lock.mailbox import guarded
-from celery_singleton_lock.model import Delivery, Ending, Verdict, base_of
+from celery_singleton_lock.core.model import Delivery, Ending, Verdict, base_of
 from celery_singleton_lock.orders import End, Leave
 from celery_singleton_lock.stamp import Stamp
 from celery_singleton_lock.store.base import Store

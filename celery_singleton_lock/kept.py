@@ -18,10 +18,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from celery_singleton_lock.bundle import Bundle, Names, Part, bundle_in
-from celery_singleton_lock.clock import Clock
+from celery_singleton_lock.core.lock_set import Bundle, Names, Part, bundle_in
+from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.gate import options_of
-from celery_singleton_lock.model import (
+from celery_singleton_lock.core.model import (
     Claim,
     Delivery,
     Ending,

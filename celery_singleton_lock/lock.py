@@ -30,15 +30,15 @@ from celery_singleton_lock.hold import (
     quorum_for,
     watchdog_for,
 )
-from celery_singleton_lock.model import Holder
-from celery_singleton_lock.plans import Plan, carry_out
+from celery_singleton_lock.core.model import Holder
+from celery_singleton_lock.core.lock_steps import Plan, carry_out
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.store.open import store_on
 from celery_singleton_lock.store.quorum import QuorumStore
 from celery_singleton_lock.store.valkey import ValkeyClient, is_valkey
 from celery_singleton_lock.turn import Wish, in_thread, twice
 from celery_singleton_lock.watchdog import OnLost, Watchdog
-from celery_singleton_lock.words import a_kind, named
+from celery_singleton_lock.message_text import a_kind, named
 
 if TYPE_CHECKING:
     from typing_extensions import Never

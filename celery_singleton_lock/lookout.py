@@ -12,11 +12,11 @@ from typing import Any, Final
 
 from celery.exceptions import SoftTimeLimitExceeded
 
-from celery_singleton_lock.clock import Clock, SystemClock
+from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.errors import BackendError
-from celery_singleton_lock.model import Claim, Owner
+from celery_singleton_lock.core.model import Claim, Owner
 from celery_singleton_lock.store.base import Store
-from celery_singleton_lock.words import printable
+from celery_singleton_lock.message_text import printable
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from celery_singleton_lock.clock import Clock
+from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.events import Event, LeaseLost, log_keys
 from celery_singleton_lock.flights import Flights
 from celery_singleton_lock.orders import Lost

@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from celery_singleton_lock.background import BackgroundThread
-from celery_singleton_lock.clock import SystemClock
-from celery_singleton_lock.native import original
+from celery_singleton_lock.core.clock import SystemClock
+from celery_singleton_lock.core.native_threads import original
 
 logger = logging.getLogger(__name__)
 _clock = SystemClock()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from celery_singleton_lock.model import Delivery, Ending, Stray
+from celery_singleton_lock.core.model import Delivery, Ending, Stray
 from celery_singleton_lock.request import LockedRequest
 from celery_singleton_lock.stamp import Stamp
 

@@ -9,14 +9,14 @@ from functools import partial
 from typing import Any, Final
 
 from celery_singleton_lock.background import BackgroundThread
-from celery_singleton_lock.clock import Clock
+from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.data_loss import DataLoss
 from celery_singleton_lock.desk import Desk
 from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.events import TaskBlocked
 from celery_singleton_lock.gate import claim_of, options_of
 from celery_singleton_lock.kept import Kept, time_left
-from celery_singleton_lock.model import Claim, Owner, Parcel, ParkedMessage, Reply, Verdict
+from celery_singleton_lock.core.model import Claim, Owner, Parcel, ParkedMessage, Reply, Verdict
 from celery_singleton_lock.orders import Errand, Park, Settle
 from celery_singleton_lock.publisher import pack
 from celery_singleton_lock.queues import Queues

@@ -20,7 +20,7 @@ from kombu.transport.pyamqp import Transport as PyAMQP
 from kombu.utils import json
 
 from celery_singleton_lock.background import BackgroundThread
-from celery_singleton_lock.bundle import KEPT
+from celery_singleton_lock.core.lock_set import KEPT
 from celery_singleton_lock.redelivery import DEATHS, REJECT, has_dead_letters, history_of
 from celery_singleton_lock.stamp import COPY, MOVED, REQUEUED, STAMP
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Final, NamedTuple
 
-from celery_singleton_lock.clock import Clock
-from celery_singleton_lock.model import base_of
+from celery_singleton_lock.core.clock import Clock
+from celery_singleton_lock.core.model import base_of
 from celery_singleton_lock.stamp import Stamp
 
 REMEMBERED: Final = 60.0

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from celery_singleton_lock.clock import Clock
+from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.kept import Kept
-from celery_singleton_lock.model import Ending, Reservation
+from celery_singleton_lock.core.model import Ending, Reservation
 from celery_singleton_lock.orders import End
 from celery_singleton_lock.stamp import Stamp, doubted, leaving
 from celery_singleton_lock.store.base import Store

@@ -14,7 +14,7 @@ from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.exceptions import TaskRevokedError
 from celery.worker.request import Request
 
-from celery_singleton_lock.clock import SystemClock, wall_time
+from celery_singleton_lock.core.clock import SystemClock, wall_time
 from celery_singleton_lock.errors import (
     BackendError,
     LockConflict,
@@ -25,9 +25,9 @@ from celery_singleton_lock.errors import (
 )
 from celery_singleton_lock.gate import Turned
 from celery_singleton_lock.mailbox import guarded
-from celery_singleton_lock.model import Ending
+from celery_singleton_lock.core.model import Ending
 from celery_singleton_lock.stamp import STAMP, UNSTAMPED, Stamp
-from celery_singleton_lock.words import printable
+from celery_singleton_lock.message_text import printable
 
 if TYPE_CHECKING:
     from celery_singleton_lock.call_options import Call

@@ -10,8 +10,8 @@ import redis.asyncio
 
 from celery_singleton_lock.errors import BackendError, ConfigurationError
 from celery_singleton_lock.hold import checked_client
-from celery_singleton_lock.keys import keyspace_with
-from celery_singleton_lock.plans import carry_out, carry_out_async
+from celery_singleton_lock.core.redis_keys import keyspace_with
+from celery_singleton_lock.core.lock_steps import carry_out, carry_out_async
 from celery_singleton_lock.store.async_cluster import AsyncClusterStore
 from celery_singleton_lock.store.async_redis import AsyncRedisStore
 from celery_singleton_lock.store.open import store_on
@@ -31,7 +31,7 @@ from celery_singleton_lock.store.valkey import (
     is_valkey,
 )
 from celery_singleton_lock.store.verbs import Command, Verb, Verbs, Wish
-from celery_singleton_lock.words import a_kind
+from celery_singleton_lock.message_text import a_kind
 
 
 def reset_all(

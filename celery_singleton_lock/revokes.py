@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from celery.worker.state import revoked as revoked_tasks
 
-from celery_singleton_lock.clock import Clock
-from celery_singleton_lock.model import Ending, Reservation
+from celery_singleton_lock.core.clock import Clock
+from celery_singleton_lock.core.model import Ending, Reservation
 from celery_singleton_lock.orders import Revoke
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.tray import Tray

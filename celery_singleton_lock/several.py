@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, NoReturn
 
-from celery_singleton_lock.bundle import in_order
+from celery_singleton_lock.core.lock_set import in_order
 from celery_singleton_lock.checks import OPTIONS, Place
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.naming import Namer, Sent, Wording, compile_name
+from celery_singleton_lock.core.lock_name_template import Namer, Sent, Wording, compile_name
 
 MOST: Final = 32
 """Most locks of one task: each is two round trips."""
@@ -47,7 +47,7 @@ class SeveralNamer:
             sent: what else is known of the call.
 
         Returns:
-            As :func:`~celery_singleton_lock.bundle.in_order`.
+            As :func:`~celery_singleton_lock.core.lock_set.in_order`.
 
         Raises:
             ArgumentsDoNotBind: the task cannot be called like that.

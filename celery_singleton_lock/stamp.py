@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from typing import Any, Final, NamedTuple
 
-from celery_singleton_lock.bundle import Bundle
+from celery_singleton_lock.core.lock_set import Bundle
 from celery_singleton_lock.call_options import Call
-from celery_singleton_lock.model import Ending
+from celery_singleton_lock.core.model import Ending
 
 STAMP: Final = "celery_singleton_lock"
 """Key of the stamp in a request."""

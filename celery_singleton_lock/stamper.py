@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from celery.app.task import Context
 
-from celery_singleton_lock.bundle import KEPT, Bundle, Names, read
+from celery_singleton_lock.core.lock_set import KEPT, Bundle, Names, read
 from celery_singleton_lock.call_options import HEADER
-from celery_singleton_lock.clock import ServerClock, SystemClock
+from celery_singleton_lock.core.clock import ServerClock, SystemClock
 from celery_singleton_lock.errors import (
     ConfigurationError,
     LockWaitTimeout,
@@ -18,9 +18,9 @@ from celery_singleton_lock.errors import (
 )
 from celery_singleton_lock.gate import Turned
 from celery_singleton_lock.kept import bundled
-from celery_singleton_lock.model import Delivery, new_token, token_for
-from celery_singleton_lock.modes import ENFORCE, OFF, Modes
-from celery_singleton_lock.naming import ArgumentsDoNotBind, Sent
+from celery_singleton_lock.core.model import Delivery, new_token, token_for
+from celery_singleton_lock.core.lock_mode import ENFORCE, OFF, Modes
+from celery_singleton_lock.core.lock_name_template import ArgumentsDoNotBind, Sent
 from celery_singleton_lock.redelivery import REJECT, history_of
 from celery_singleton_lock.request import LockedRequest
 from celery_singleton_lock.settings import LockOptions

@@ -12,8 +12,8 @@ from celery_singleton_lock.batches import is_batches, refuse_unsupported
 from celery_singleton_lock.bounds import PREFIX
 from celery_singleton_lock.crew import Crew
 from celery_singleton_lock.extension import Extension, declared_options, install
-from celery_singleton_lock.modes import ENFORCE, OFF
-from celery_singleton_lock.native import patched_by
+from celery_singleton_lock.core.lock_mode import ENFORCE, OFF
+from celery_singleton_lock.core.native_threads import patched_by
 from celery_singleton_lock.pools import GREEN, POOLS, pool_kind
 from celery_singleton_lock.queues import refuse_broadcast
 from celery_singleton_lock.settings import check_unknown_settings

@@ -9,12 +9,12 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Final
 
-from celery_singleton_lock.clock import Clock
+from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.courier import Courier
 from celery_singleton_lock.flights import Flights
 from celery_singleton_lock.inbox import Inbox
 from celery_singleton_lock.kept import Kept
-from celery_singleton_lock.modes import Modes
+from celery_singleton_lock.core.lock_mode import Modes
 from celery_singleton_lock.orders import Left
 from celery_singleton_lock.store.base import Store
 

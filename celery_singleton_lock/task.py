@@ -22,7 +22,7 @@ from celery_singleton_lock.gate import (
     current_locks,
     entered,
 )
-from celery_singleton_lock.model import CurrentLock
+from celery_singleton_lock.core.model import CurrentLock
 from celery_singleton_lock.start_refusal import told_in_one_line
 
 

@@ -7,7 +7,7 @@ import queue
 from contextlib import suppress
 from typing import Final
 
-from celery_singleton_lock.clock import Clock
+from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.errors import BackendError, BackendUnreachable
 from celery_singleton_lock.orders import Later, Order
 

@@ -17,10 +17,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
-from celery_singleton_lock.clock import Clock
+from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.errors import BackendUnreachable
-from celery_singleton_lock.model import Claim, Ending, Owner, Reply, Verdict, new_token
-from celery_singleton_lock.plans import Plan, carry_out
+from celery_singleton_lock.core.model import Claim, Ending, Owner, Reply, Verdict, new_token
+from celery_singleton_lock.core.lock_steps import Plan, carry_out
 from celery_singleton_lock.store.base import Store
 
 T = TypeVar("T")

@@ -29,9 +29,9 @@ from functools import partial
 from types import MethodType, ModuleType
 from typing import Any, Final
 
-from celery_singleton_lock.clock import Clock
+from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.errors import BackendError, BackendRefused
-from celery_singleton_lock.plans import Plan, carry_out
+from celery_singleton_lock.core.lock_steps import Plan, carry_out
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from celery.signals import worker_shutdown
 from celery_singleton_lock import batches
 from celery_singleton_lock.abort import Board, Listener
 from celery_singleton_lock.backend_checks import check_backend
-from celery_singleton_lock.clock import Clock, ServerClock
+from celery_singleton_lock.core.clock import Clock, ServerClock
 from celery_singleton_lock.crew import Crew, Link
 from celery_singleton_lock.dispatcher import open_buffers
 from celery_singleton_lock.extension import Extension, install

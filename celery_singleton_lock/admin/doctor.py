@@ -11,13 +11,13 @@ from typing import Any, Final, NamedTuple
 import redis
 from redis.exceptions import RedisError
 
-from celery_singleton_lock.clock import seconds_until
+from celery_singleton_lock.core.clock import seconds_until
 from celery_singleton_lock.errors import BackendError
-from celery_singleton_lock.model import SCHEMA
+from celery_singleton_lock.core.model import SCHEMA
 from celery_singleton_lock.store import replies
 from celery_singleton_lock.store.redis_admin import RedisAdminStore
 from celery_singleton_lock.store.verbs import Command
-from celery_singleton_lock.words import number_of, printable
+from celery_singleton_lock.message_text import number_of, printable
 
 OLDEST: Final = (6, 2)
 """Redis that has what the scripts use."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 
-from celery_singleton_lock.bundle import bundle_in
+from celery_singleton_lock.core.lock_set import bundle_in
 from celery_singleton_lock.errors import BackendError
-from celery_singleton_lock.model import Ending, Holder
+from celery_singleton_lock.core.model import Ending, Holder
 from celery_singleton_lock.store.admin import AdminStore, Waiting
 
 WAITS = frozenset(

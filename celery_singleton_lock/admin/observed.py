@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from celery_singleton_lock.model import Observations, Observed
+from celery_singleton_lock.core.model import Observations, Observed
 
 NOTHING = (
     "Nothing was observed. Set singleton_lock_mode (or lock_mode of a task) to observe, or switch "

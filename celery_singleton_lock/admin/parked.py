@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from celery_singleton_lock.admin.keeping import give_back
 from celery_singleton_lock.admin.locks import waiting_in
-from celery_singleton_lock.clock import Clock, SystemClock
+from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.errors import BackendError, ConfigurationError
-from celery_singleton_lock.model import ANOTHER_RUN, Claim, Owner, Parcel, Verdict, new_token
+from celery_singleton_lock.core.model import ANOTHER_RUN, Claim, Owner, Parcel, Verdict, new_token
 from celery_singleton_lock.store.admin import AdminStore, Operator, Waiting
 from celery_singleton_lock.store.verbs import HOLD
 

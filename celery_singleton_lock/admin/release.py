@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from celery_singleton_lock.errors import LockError
-from celery_singleton_lock.model import HELD_AFTER, Holder, Reply, Verdict
+from celery_singleton_lock.core.model import HELD_AFTER, Holder, Reply, Verdict
 from celery_singleton_lock.store.admin import AdminStore, Operator
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from celery_singleton_lock.model import ALIVE, Holder, LockView
+from celery_singleton_lock.core.model import ALIVE, Holder, LockView
 from celery_singleton_lock.store.admin import AdminStore, Glance
 
 RENEWED: Final = 1 / 3

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
 
-from celery_singleton_lock.model import Stray
+from celery_singleton_lock.core.model import Stray
 from celery_singleton_lock.store.admin import AdminStore, Operator
 
 ALL_LOCKS = "(all locks)"

@@ -12,7 +12,7 @@ from celery_singleton_lock.cli import render
 from celery_singleton_lock.cli.options import as_json
 from celery_singleton_lock.cli.place import REFUSED, UNREACHABLE, UNSURE, Place, with_place
 from celery_singleton_lock.cli.witness import sent
-from celery_singleton_lock.words import number_of
+from celery_singleton_lock.message_text import number_of
 
 
 @click.command()

@@ -8,7 +8,7 @@ from celery_singleton_lock.admin.observed import report_lines
 from celery_singleton_lock.cli import render
 from celery_singleton_lock.cli.options import agreed, as_json, reason
 from celery_singleton_lock.cli.place import Place, with_place
-from celery_singleton_lock.modes import ALL, MODES
+from celery_singleton_lock.core.lock_mode import ALL, MODES
 
 DECLARED = "declared"
 """Stands for a mode where the switch is to be taken away."""

@@ -23,7 +23,7 @@ from celery_singleton_lock.cli import render
 from celery_singleton_lock.cli.options import agreed, as_json, chosen, dry, filters, reason
 from celery_singleton_lock.cli.place import Place, with_place
 from celery_singleton_lock.cli.witness import sent
-from celery_singleton_lock.words import printable
+from celery_singleton_lock.message_text import printable
 
 SEVERAL: Final = "(several locks)"
 """Stands in an event for the name of a lock."""

@@ -30,7 +30,7 @@ from celery_singleton_lock.store.admin import Operator
 from celery_singleton_lock.store.connect import is_elsewhere
 from celery_singleton_lock.store.open import open_admin_store
 from celery_singleton_lock.store.redis_admin import RedisAdminStore
-from celery_singleton_lock.words import printable
+from celery_singleton_lock.message_text import printable
 
 PATIENCE: Final = 5.0
 """Seconds within which Redis must answer a person."""

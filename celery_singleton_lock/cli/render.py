@@ -14,9 +14,9 @@ import click
 
 from celery_singleton_lock.admin.locks import Detail
 from celery_singleton_lock.admin.why import named, seconds, short
-from celery_singleton_lock.model import Holder
+from celery_singleton_lock.core.model import Holder
 from celery_singleton_lock.store.admin import Glance, Waiting
-from celery_singleton_lock.words import number_of, printable
+from celery_singleton_lock.message_text import number_of, printable
 
 _GAP: Final = "  "
 

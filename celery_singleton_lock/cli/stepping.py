@@ -25,10 +25,10 @@ from celery_singleton_lock.cli import render
 from celery_singleton_lock.cli.options import agreed, as_json, dry, lock_name, reason
 from celery_singleton_lock.cli.parked import tell_dropped, tell_tally
 from celery_singleton_lock.cli.place import Place, with_place
-from celery_singleton_lock.clock import SystemClock
-from celery_singleton_lock.model import HELD_AFTER, Holder, Verdict
+from celery_singleton_lock.core.clock import SystemClock
+from celery_singleton_lock.core.model import HELD_AFTER, Holder, Verdict
 from celery_singleton_lock.store.admin import Operator, Waiting
-from celery_singleton_lock.words import meant
+from celery_singleton_lock.message_text import meant
 
 ENDED_WITHIN: Final = 10.0
 """Seconds that a terminated task may need to give its lock back."""

@@ -11,7 +11,7 @@ from threading import Event
 import click
 
 from celery_singleton_lock.errors import BackendUnreachable
-from celery_singleton_lock.words import printable
+from celery_singleton_lock.message_text import printable
 
 
 def watch(look: Callable[[], str], interval: float, times: int | None) -> None:

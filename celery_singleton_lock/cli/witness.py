@@ -14,7 +14,7 @@ from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.extension import Extension
 from celery_singleton_lock.publisher import Publisher, unpack
 from celery_singleton_lock.store.admin import Operator, Waiting
-from celery_singleton_lock.words import natural, number_of
+from celery_singleton_lock.message_text import natural, number_of
 from celery_singleton_lock.wrap import read_as_celery
 
 ANSWER: Final = 1.0

@@ -23,7 +23,7 @@ from celery_singleton_lock.demo.shop import LOCK_KEY
 from celery_singleton_lock.demo.stage import Run
 from celery_singleton_lock.demo.verdict import Figures
 from celery_singleton_lock.errors import SingletonLockError
-from celery_singleton_lock.model import LockView
+from celery_singleton_lock.core.model import LockView
 
 if TYPE_CHECKING:
     from typing_extensions import Self

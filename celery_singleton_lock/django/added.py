@@ -19,9 +19,9 @@ from typing import Any, Final
 
 from django.core.cache import caches
 
-from celery_singleton_lock.clock import SystemClock
+from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.errors import ConfigurationError, LockNotOwned, LockReentered
-from celery_singleton_lock.model import new_token
+from celery_singleton_lock.core.model import new_token
 
 LONGER: Final = 1
 """Seconds by which a key outlives its lease: memcached and databases count in whole seconds."""

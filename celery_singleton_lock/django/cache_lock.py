@@ -38,9 +38,9 @@ from celery_singleton_lock.errors import (
     LockTimeout,
     SingletonLockError,
 )
-from celery_singleton_lock.keys import Keyspace
+from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.lock import Lock
-from celery_singleton_lock.naming import OF_FUNCTION, ArgumentsDoNotBind, compile_name
+from celery_singleton_lock.core.lock_name_template import OF_FUNCTION, ArgumentsDoNotBind, compile_name
 from celery_singleton_lock.store.connect import connect
 from celery_singleton_lock.store.redis import RedisStore
 
@@ -235,7 +235,7 @@ def cache_locked(
 
     Args:
         key: template over the arguments (``"report:{month}"``), or a callable with the function's
-            signature, by the rules of ``lock_key``: see :func:`~celery_singleton_lock.naming`.
+            signature, by the rules of ``lock_key``: see :func:`~celery_singleton_lock.core.lock_name_template`.
         lease: as :class:`CacheLock`.
         wait_timeout: as :class:`CacheLock`.
         cache: as :class:`CacheLock`.

@@ -28,9 +28,9 @@ from celery_singleton_lock.admin import (
 )
 from celery_singleton_lock.admin.keeping import standing_of
 from celery_singleton_lock.admin.signs_of_life import in_glances, in_view
-from celery_singleton_lock.clock import Clock, SystemClock
+from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.events import LockAdmin
-from celery_singleton_lock.model import Holder, LockView
+from celery_singleton_lock.core.model import Holder, LockView
 from celery_singleton_lock.store.admin import AdminStore
 
 KEPT: Final = 10_000

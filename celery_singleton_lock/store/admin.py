@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from celery_singleton_lock.events import LockAdmin
-from celery_singleton_lock.model import Holder, Reply
+from celery_singleton_lock.core.model import Holder, Reply
 from celery_singleton_lock.store.base import Store
 
 

@@ -11,11 +11,11 @@ from typing import Any, Final
 import redis.asyncio
 from redis import exceptions as failures
 
-from celery_singleton_lock.clock import SystemClock
+from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.errors import BackendUnreachable
-from celery_singleton_lock.keys import Keyspace
-from celery_singleton_lock.model import CLAIM_LEASE
-from celery_singleton_lock.plans import by_task
+from celery_singleton_lock.core.redis_keys import Keyspace
+from celery_singleton_lock.core.model import CLAIM_LEASE
+from celery_singleton_lock.core.lock_steps import by_task
 from celery_singleton_lock.store.async_redis import Bench
 from celery_singleton_lock.store.cluster import ClusterVerbs
 from celery_singleton_lock.store.failures import FAILED, explain

@@ -11,11 +11,11 @@ from redis import exceptions as failures
 from redis.asyncio.retry import Retry
 
 from celery_singleton_lock.bounds import LONGEST_LEASE
-from celery_singleton_lock.clock import Clock, SystemClock
+from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.errors import BackendError, BackendUnreachable
-from celery_singleton_lock.keys import Keyspace, keyspace_with
-from celery_singleton_lock.model import CLAIM_LEASE
-from celery_singleton_lock.plans import by_task
+from celery_singleton_lock.core.redis_keys import Keyspace, keyspace_with
+from celery_singleton_lock.core.model import CLAIM_LEASE
+from celery_singleton_lock.core.lock_steps import by_task
 from celery_singleton_lock.store.async_redis import AsyncRedisStore
 from celery_singleton_lock.store.ballot import Ballot, Each
 from celery_singleton_lock.store.node import NodeVerbs

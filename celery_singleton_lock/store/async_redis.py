@@ -10,10 +10,10 @@ from redis import exceptions as failures
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from celery_singleton_lock.clock import Clock, clock_for
-from celery_singleton_lock.keys import Keyspace
-from celery_singleton_lock.model import CLAIM_LEASE
-from celery_singleton_lock.plans import by_task
+from celery_singleton_lock.core.clock import Clock, clock_for
+from celery_singleton_lock.core.redis_keys import Keyspace
+from celery_singleton_lock.core.model import CLAIM_LEASE
+from celery_singleton_lock.core.lock_steps import by_task
 from celery_singleton_lock.store.failures import explain
 from celery_singleton_lock.store.redis import confirmed
 from celery_singleton_lock.store.scripts import Script

@@ -25,9 +25,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
-from celery_singleton_lock.clock import Clock
+from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.errors import BackendError, BackendRefused, ConfigurationError
-from celery_singleton_lock.plans import Plan
+from celery_singleton_lock.core.lock_steps import Plan
 from celery_singleton_lock.store.verbs import lease_of, milliseconds_of
 
 T = TypeVar("T")

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from celery_singleton_lock.clock import Clock
+from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.errors import BackendError
-from celery_singleton_lock.model import (
+from celery_singleton_lock.core.model import (
     Claim,
     Delivery,
     Ending,
@@ -174,7 +174,7 @@ class Store(Protocol):
 
         Args:
             name: the lock's name.
-            seal: of :class:`~celery_singleton_lock.model.Stray`; a message that queues again
+            seal: of :class:`~celery_singleton_lock.core.model.Stray`; a message that queues again
                 meanwhile, or was taken by another call, is left alone.
             tokens: of the messages.
             sent: they are with the broker, and are forgotten here. One of which the broker's

@@ -17,11 +17,11 @@ from typing import Any, Final
 import redis
 from redis import exceptions as failures
 
-from celery_singleton_lock.clock import SystemClock
+from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.errors import BackendError
-from celery_singleton_lock.keys import BUCKETS, Keyspace
-from celery_singleton_lock.model import CLAIM_LEASE, Claim, Delivery, Ending, Owner, new_token
-from celery_singleton_lock.plans import carry_out
+from celery_singleton_lock.core.redis_keys import BUCKETS, Keyspace
+from celery_singleton_lock.core.model import CLAIM_LEASE, Claim, Delivery, Ending, Owner, new_token
+from celery_singleton_lock.core.lock_steps import carry_out
 from celery_singleton_lock.store import replies
 from celery_singleton_lock.store.failures import FAILED, explain
 from celery_singleton_lock.store.nodes import Nodes

@@ -20,7 +20,7 @@ from celery_singleton_lock.bounds import PREFIX
 from celery_singleton_lock.client_options import FOR_SENTINELS, IN_SETTINGS, read
 from celery_singleton_lock.credentials import PROVIDER, provider_of
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.words import meant
+from celery_singleton_lock.message_text import meant
 
 OWN: Final = frozenset({"allow_eviction", "longest_lease", "server_timeout"})
 """Backend options that are ours, not redis-py's."""

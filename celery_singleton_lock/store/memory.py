@@ -24,7 +24,7 @@ import redis
 from fakeredis._core._database import Database
 from fakeredis._socket import FakeSocket
 
-from celery_singleton_lock.clock import MovableClock
+from celery_singleton_lock.core.clock import MovableClock
 from celery_singleton_lock.errors import ConfigurationError
 
 VERSION: Final = (7, 4)

@@ -21,7 +21,7 @@ from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode
 from redis.retry import Retry
 
-from celery_singleton_lock.clock import SystemClock
+from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.store.failures import FAILED
 from celery_singleton_lock.store.verbs import Attempts
 

@@ -17,17 +17,17 @@ from redis.retry import Retry
 
 from celery_singleton_lock.address import check_server, for_redis_py, safe_url
 from celery_singleton_lock.bounds import LONGEST_LEASE
-from celery_singleton_lock.clock import Clock, SystemClock
+from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.errors import BackendError, BackendUnreachable, ConfigurationError
-from celery_singleton_lock.keys import Keyspace, keyspace_with
-from celery_singleton_lock.model import CLAIM_LEASE
-from celery_singleton_lock.plans import by_thread
+from celery_singleton_lock.core.redis_keys import Keyspace, keyspace_with
+from celery_singleton_lock.core.model import CLAIM_LEASE
+from celery_singleton_lock.core.lock_steps import by_thread
 from celery_singleton_lock.store.ballot import Ballot, Each
 from celery_singleton_lock.store.node import NodeVerbs
 from celery_singleton_lock.store.quorum_verbs import At, QuorumVerbs, Wish
 from celery_singleton_lock.store.redis import RedisStore
 from celery_singleton_lock.store.scripts import Script
-from celery_singleton_lock.words import a_kind, named
+from celery_singleton_lock.message_text import a_kind, named
 
 TIMEOUT: Final = 0.25
 """Seconds within which each server must answer."""

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NoReturn
 
 from celery_singleton_lock.errors import BackendError, BackendRefused
-from celery_singleton_lock.model import (
+from celery_singleton_lock.core.model import (
     Claim,
     Delivery,
     Ending,

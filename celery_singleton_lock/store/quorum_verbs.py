@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, NoReturn, TypeAlias, TypeVar
 
-from celery_singleton_lock.clock import Clock
+from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.errors import (
     BackendError,
     BackendRefused,
     BackendUnreachable,
     ConfigurationError,
 )
-from celery_singleton_lock.model import (
+from celery_singleton_lock.core.model import (
     Claim,
     Ending,
     Holder,
@@ -33,7 +33,7 @@ from celery_singleton_lock.model import (
     Reservation,
     Verdict,
 )
-from celery_singleton_lock.plans import Plan
+from celery_singleton_lock.core.lock_steps import Plan
 from celery_singleton_lock.store.ballot import Answers, Ballot, Each, Elected, Greeting, Refused
 
 T = TypeVar("T")

@@ -12,10 +12,10 @@ from redis import exceptions as failures
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from celery_singleton_lock.clock import Clock, clock_for
-from celery_singleton_lock.keys import Keyspace
-from celery_singleton_lock.model import CLAIM_LEASE, Claim, Ending, Owner, Reply, Reservation
-from celery_singleton_lock.plans import by_thread, carry_out
+from celery_singleton_lock.core.clock import Clock, clock_for
+from celery_singleton_lock.core.redis_keys import Keyspace
+from celery_singleton_lock.core.model import CLAIM_LEASE, Claim, Ending, Owner, Reply, Reservation
+from celery_singleton_lock.core.lock_steps import by_thread, carry_out
 from celery_singleton_lock.store import replies
 from celery_singleton_lock.store.failures import FAILED, explain
 from celery_singleton_lock.store.scripts import Argument, Call, Script

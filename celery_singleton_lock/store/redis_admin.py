@@ -13,9 +13,9 @@ from typing import Any, Final
 import redis
 
 from celery_singleton_lock.errors import BackendError
-from celery_singleton_lock.keys import BUCKETS, Keyspace
-from celery_singleton_lock.model import ALIVE, REMEMBERED, Reply, base_of, new_token
-from celery_singleton_lock.plans import carry_out
+from celery_singleton_lock.core.redis_keys import BUCKETS, Keyspace
+from celery_singleton_lock.core.model import ALIVE, REMEMBERED, Reply, base_of, new_token
+from celery_singleton_lock.core.lock_steps import carry_out
 from celery_singleton_lock.store import replies
 from celery_singleton_lock.store.admin import Glance, Operator, Page, Standing, Waiting
 from celery_singleton_lock.store.cluster import ClusterStore

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from celery_singleton_lock.model import Delivery, Holder, LockView, Observed, Reply, Stray, Verdict
+from celery_singleton_lock.core.model import Delivery, Holder, LockView, Observed, Reply, Stray, Verdict
 
 
 def text(raw: Any) -> str:

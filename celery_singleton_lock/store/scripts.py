@@ -21,7 +21,7 @@ from functools import cache, cached_property, lru_cache
 from importlib import resources
 from typing import Final, NamedTuple
 
-from celery_singleton_lock.keys import LockKeys, bucket_of, encoded_in, key_name
+from celery_singleton_lock.core.redis_keys import LockKeys, bucket_of, encoded_in, key_name
 
 VERBS: Final = (
     "acquire",

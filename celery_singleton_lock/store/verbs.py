@@ -21,8 +21,8 @@ from celery_singleton_lock.errors import (
     BackendUnreachable,
     ConfigurationError,
 )
-from celery_singleton_lock.keys import BUCKETS, Keyspace
-from celery_singleton_lock.model import (
+from celery_singleton_lock.core.redis_keys import BUCKETS, Keyspace
+from celery_singleton_lock.core.model import (
     CLAIM_LEASE,
     SCHEMA,
     Claim,
@@ -43,7 +43,7 @@ from celery_singleton_lock.model import (
     base_of,
     new_token,
 )
-from celery_singleton_lock.plans import Plan
+from celery_singleton_lock.core.lock_steps import Plan
 from celery_singleton_lock.store import replies
 from celery_singleton_lock.store.failures import explain, one_node
 from celery_singleton_lock.store.scripts import Argument, Call, Script, load_scripts

@@ -7,7 +7,7 @@ import platform
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
-from celery_singleton_lock.model import Claim, Ending, Owner, Verdict, new_token
+from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict, new_token
 from celery_singleton_lock.store.base import Store
 
 if TYPE_CHECKING:

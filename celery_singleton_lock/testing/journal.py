@@ -10,7 +10,7 @@ from typing import Any, Final
 from celery import signals
 from celery.result import AsyncResult
 
-from celery_singleton_lock.clock import SystemClock
+from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.events import (
     LeaseLost,
     LockRefused,
@@ -22,7 +22,7 @@ from celery_singleton_lock.events import (
 )
 from celery_singleton_lock.extension import Extension
 from celery_singleton_lock.gate import current_lock
-from celery_singleton_lock.words import a_kind
+from celery_singleton_lock.message_text import a_kind
 
 
 @dataclass(eq=False)

@@ -12,10 +12,10 @@ from celery import states
 
 from celery_singleton_lock.arguments import checked_limit
 from celery_singleton_lock.bounds import MAX_LEASE, PREFIX
-from celery_singleton_lock.clock import SystemClock
+from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.extension import install
-from celery_singleton_lock.keys import Keyspace
-from celery_singleton_lock.model import Holder, LockView, base_of
+from celery_singleton_lock.core.redis_keys import Keyspace
+from celery_singleton_lock.core.model import Holder, LockView, base_of
 from celery_singleton_lock.store.connect import connect
 from celery_singleton_lock.store.redis import RedisStore
 from celery_singleton_lock.testing.hold import ANY, Hold

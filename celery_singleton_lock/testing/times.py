@@ -11,8 +11,8 @@ from threading import Event
 from typing import TYPE_CHECKING, Any, Final
 
 from celery_singleton_lock.arguments import checked_seconds
-from celery_singleton_lock.keys import Keyspace
-from celery_singleton_lock.model import ALIVE
+from celery_singleton_lock.core.redis_keys import Keyspace
+from celery_singleton_lock.core.model import ALIVE
 from celery_singleton_lock.store.connect import in_memory
 from celery_singleton_lock.store.redis import RedisStore
 from celery_singleton_lock.store.verbs import LONGEST_LEASE

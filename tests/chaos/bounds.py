@@ -17,7 +17,7 @@ from typing import Any
 from celery.utils import uuid
 from typing_extensions import Self
 
-from celery_singleton_lock.model import CLAIM_LEASE, Claim, Ending, Owner, new_token
+from celery_singleton_lock.core.model import CLAIM_LEASE, Claim, Ending, Owner, new_token
 from chaos.fleet import Fleet
 from chaos.history import Event, History
 from chaos.schedule import LEASE

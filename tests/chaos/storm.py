@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 
 from celery_singleton_lock.errors import BackendError
-from celery_singleton_lock.keys import Keyspace
-from celery_singleton_lock.model import LockView
+from celery_singleton_lock.core.redis_keys import Keyspace
+from celery_singleton_lock.core.model import LockView
 from chaos.crowd import HOT, LOCKS, Crowd
 from chaos.fleet import CREWS, Crew, Fleet
 from chaos.history import History

@@ -9,7 +9,7 @@ import pytest
 import redis.asyncio
 
 from celery_singleton_lock.embedded import RedisServer
-from celery_singleton_lock.keys import Keyspace
+from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.store.async_redis import AsyncRedisStore
 from celery_singleton_lock.store.quorum import RedisNode
 from celery_singleton_lock.store.quorum_tasks import TaskQuorum

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from celery_singleton_lock.admin.locks import list_locks
-from celery_singleton_lock.model import Claim, Owner, Parcel, new_token
+from celery_singleton_lock.core.model import Claim, Owner, Parcel, new_token
 from celery_singleton_lock.publisher import pack
 from celery_singleton_lock.store.redis_admin import RedisAdminStore
 

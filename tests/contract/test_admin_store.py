@@ -7,7 +7,7 @@ import re
 import pytest
 
 from celery_singleton_lock.errors import BackendRefused
-from celery_singleton_lock.model import (
+from celery_singleton_lock.core.model import (
     Claim,
     Ending,
     Owner,

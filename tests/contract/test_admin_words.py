@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.keys import Keyspace
-from celery_singleton_lock.model import ALIVE, Claim, Holder, Owner, Parcel, new_token
+from celery_singleton_lock.core.redis_keys import Keyspace
+from celery_singleton_lock.core.model import ALIVE, Claim, Holder, Owner, Parcel, new_token
 from celery_singleton_lock.store import redis_admin
 from celery_singleton_lock.store.admin import Glance, Operator, Waiting
 from celery_singleton_lock.store.redis_admin import (

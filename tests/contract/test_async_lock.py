@@ -25,7 +25,7 @@ from celery_singleton_lock.errors import (
     LockTimeout,
 )
 from celery_singleton_lock.lock import Lock
-from celery_singleton_lock.model import Claim, Ending, Owner, new_token
+from celery_singleton_lock.core.model import Claim, Ending, Owner, new_token
 from celery_singleton_lock.store.async_redis import AsyncRedisStore
 from celery_singleton_lock.store.redis import RedisStore
 from support.waiting import eventually

@@ -27,7 +27,7 @@ from celery_singleton_lock.errors import (
     LockReentered,
     LockWaitTimeout,
 )
-from celery_singleton_lock.keys import Keyspace
+from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.store.redis import RedisStore
 from support import djangos
 from support.waiting import eventually

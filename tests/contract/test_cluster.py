@@ -23,8 +23,8 @@ from celery_singleton_lock.address import parse_backend_url
 from celery_singleton_lock.admin.doctor import Health, examine
 from celery_singleton_lock.cli.standalone import main
 from celery_singleton_lock.errors import BackendRefused, BackendUnreachable
-from celery_singleton_lock.keys import BUCKETS, Keyspace, bucket_of
-from celery_singleton_lock.model import Claim, Ending, Owner, Parcel, Verdict, new_token
+from celery_singleton_lock.core.redis_keys import BUCKETS, Keyspace, bucket_of
+from celery_singleton_lock.core.model import Claim, Ending, Owner, Parcel, Verdict, new_token
 from celery_singleton_lock.resets import async_reset_all, reset_all
 from celery_singleton_lock.store import cluster as module
 from celery_singleton_lock.store.admin import Operator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_singleton_lock.model import Owner
+from celery_singleton_lock.core.model import Owner
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.store.redis import RedisStore
 from support.cost import SIZES, calls, costs, grows, warm_up

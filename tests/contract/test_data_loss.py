@@ -8,7 +8,7 @@ import pytest
 
 from celery_singleton_lock.admin.doctor import Health, examine
 from celery_singleton_lock.admin.why import why
-from celery_singleton_lock.model import Claim, Ending, Identity, Owner, Parcel, ParkedMessage
+from celery_singleton_lock.core.model import Claim, Ending, Identity, Owner, Parcel, ParkedMessage
 from celery_singleton_lock.store import verbs
 
 pytestmark = pytest.mark.contract

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from celery_singleton_lock.clock import SystemClock
-from celery_singleton_lock.model import Claim, Ending, Owner, Verdict, new_token
+from celery_singleton_lock.core.clock import SystemClock
+from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict, new_token
 from celery_singleton_lock.store.redis import RedisStore
 from celery_singleton_lock.turn import stand_in_line
 from support.waiting import eventually

@@ -11,7 +11,7 @@ from celery_singleton_lock.admin.release import (
     forced_release_warning,
     why_not,
 )
-from celery_singleton_lock.model import Claim, Ending, Holder, Owner, Parcel, new_token
+from celery_singleton_lock.core.model import Claim, Ending, Holder, Owner, Parcel, new_token
 from celery_singleton_lock.store.admin import PARTS, Glance, Operator
 from celery_singleton_lock.store.redis_admin import RedisAdminStore
 

@@ -20,7 +20,7 @@ import redis
 
 from celery_singleton_lock import hold as hold_module
 from celery_singleton_lock import lock as lock_module
-from celery_singleton_lock import plans as plans_module
+from celery_singleton_lock.core import lock_steps as plans_module
 from celery_singleton_lock import turn as turn_module
 from celery_singleton_lock import watchdog as watchdog_module
 from celery_singleton_lock.aio import AsyncLock
@@ -33,7 +33,7 @@ from celery_singleton_lock.errors import (
     LockWaitTimeout,
 )
 from celery_singleton_lock.lock import Lock
-from celery_singleton_lock.model import Claim, Ending, Owner, new_token
+from celery_singleton_lock.core.model import Claim, Ending, Owner, new_token
 from celery_singleton_lock.store.async_cluster import AsyncClusterStore
 from celery_singleton_lock.store.async_quorum import AsyncQuorumStore
 from celery_singleton_lock.store.async_redis import AsyncRedisStore

@@ -20,7 +20,7 @@ from celery_singleton_lock.errors import (
     LockTimeout,
 )
 from celery_singleton_lock.lock import Lock
-from celery_singleton_lock.plans import carry_out
+from celery_singleton_lock.core.lock_steps import carry_out
 from celery_singleton_lock.resets import async_reset_all, reset_all
 from celery_singleton_lock.turn import in_thread
 from support.waiting import eventually

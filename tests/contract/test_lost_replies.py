@@ -12,7 +12,7 @@ from redis.backoff import ConstantBackoff, NoBackoff
 from redis.retry import Retry
 
 from celery_singleton_lock import AsyncLock, Lock, LockNotOwned
-from celery_singleton_lock.model import Claim, Ending, Owner, Verdict, new_token
+from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict, new_token
 from celery_singleton_lock.store.cluster import ClusterStore
 from celery_singleton_lock.store.nodes import Nodes
 from celery_singleton_lock.store.redis import RedisStore

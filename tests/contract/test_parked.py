@@ -21,7 +21,7 @@ from celery_singleton_lock.admin.parked import (
     steps,
 )
 from celery_singleton_lock.errors import BackendError, ConfigurationError
-from celery_singleton_lock.model import Claim, Ending, Owner, Parcel, Verdict, new_token
+from celery_singleton_lock.core.model import Claim, Ending, Owner, Parcel, Verdict, new_token
 from celery_singleton_lock.store.admin import Operator, Waiting
 from celery_singleton_lock.store.redis_admin import RedisAdminStore
 

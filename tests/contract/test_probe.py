@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_singleton_lock.errors import BackendError, BackendRefused
-from celery_singleton_lock.model import Claim, Identity, Owner, ParkedMessage, Verdict, new_token
+from celery_singleton_lock.core.model import Claim, Identity, Owner, ParkedMessage, Verdict, new_token
 from celery_singleton_lock.store.verbs import Replicas
 
 pytestmark = pytest.mark.contract

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from celery_singleton_lock.aio import AsyncLock
-from celery_singleton_lock.clock import SystemClock
+from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.embedded import RedisServer
 from celery_singleton_lock.errors import (
     BackendRefused,
@@ -26,9 +26,9 @@ from celery_singleton_lock.errors import (
     LockNotOwned,
     LockTimeout,
 )
-from celery_singleton_lock.keys import Keyspace
+from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.lock import Lock
-from celery_singleton_lock.model import Claim, Owner, Verdict, new_token
+from celery_singleton_lock.core.model import Claim, Owner, Verdict, new_token
 from celery_singleton_lock.store.async_quorum import AsyncQuorumStore
 from celery_singleton_lock.store.ballot import Each
 from celery_singleton_lock.store.quorum import QuorumStore

@@ -10,7 +10,7 @@ import pytest
 from redis.exceptions import ResponseError
 
 from celery_singleton_lock.errors import BackendRefused
-from celery_singleton_lock.model import new_token
+from celery_singleton_lock.core.model import new_token
 from celery_singleton_lock.store.ballot import Bid
 from celery_singleton_lock.store.quorum import RedisNode
 from celery_singleton_lock.store.scripts import (

@@ -10,8 +10,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_singleton_lock.errors import BackendUnreachable
-from celery_singleton_lock.keys import Keyspace, bucket_of
-from celery_singleton_lock.model import SCHEMA, Claim, Owner, Parcel, new_token
+from celery_singleton_lock.core.redis_keys import Keyspace, bucket_of
+from celery_singleton_lock.core.model import SCHEMA, Claim, Owner, Parcel, new_token
 from celery_singleton_lock.store.redis import RedisStore
 from support.waiting import eventually
 

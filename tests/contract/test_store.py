@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.model import (
+from celery_singleton_lock.core.model import (
     Claim,
     Ending,
     Owner,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_singleton_lock.model import Claim, Owner, Parcel, Verdict, new_token
+from celery_singleton_lock.core.model import Claim, Owner, Parcel, Verdict, new_token
 
 pytestmark = pytest.mark.contract
 

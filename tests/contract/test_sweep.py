@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_singleton_lock.admin.sweep import Swept, sweep_once
-from celery_singleton_lock.model import Claim, Owner, Parcel, new_token
+from celery_singleton_lock.core.model import Claim, Owner, Parcel, new_token
 from celery_singleton_lock.store.admin import Operator
 from celery_singleton_lock.store.redis_admin import RedisAdminStore
 

@@ -16,8 +16,8 @@ from celery_singleton_lock.admin import (
 )
 from celery_singleton_lock.admin.locks import show_lock
 from celery_singleton_lock.admin.why import named, ordinal, seconds, short, worker_name
-from celery_singleton_lock.keys import bucket_of
-from celery_singleton_lock.model import (
+from celery_singleton_lock.core.redis_keys import bucket_of
+from celery_singleton_lock.core.model import (
     Claim,
     Ending,
     Holder,

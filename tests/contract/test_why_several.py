@@ -10,9 +10,9 @@ from celery_singleton_lock.admin import Operator, why
 from celery_singleton_lock.admin.keeping import kept_by, parked_elsewhere, standing_of
 from celery_singleton_lock.admin.locks import show_lock
 from celery_singleton_lock.admin.parked import Filter, Pace, drain, purge
-from celery_singleton_lock.bundle import Bundle, Part
+from celery_singleton_lock.core.lock_set import Bundle, Part
 from celery_singleton_lock.cli.render import detail
-from celery_singleton_lock.model import Claim, Ending, Owner, Parcel, new_token
+from celery_singleton_lock.core.model import Claim, Ending, Owner, Parcel, new_token
 from celery_singleton_lock.store.redis_admin import RedisAdminStore
 
 pytestmark = pytest.mark.contract

@@ -7,7 +7,7 @@ import redis
 from redis.backoff import DecorrelatedJitterBackoff, NoBackoff
 from redis.retry import Retry
 
-from celery_singleton_lock.keys import Keyspace
+from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.store.scripts import Script
 from celery_singleton_lock.store.wire import Wire, is_plain, packed
 

@@ -18,8 +18,8 @@ import redis
 from celery import states
 from kombu import Connection
 
-from celery_singleton_lock.keys import Keyspace
-from celery_singleton_lock.model import LockView
+from celery_singleton_lock.core.redis_keys import Keyspace
+from celery_singleton_lock.core.model import LockView
 from celery_singleton_lock.store.redis import RedisStore
 from integration.taskbook import Journal, build
 from support import nursery

@@ -18,8 +18,8 @@ from celery_singleton_lock.cli import locks, main, render
 from celery_singleton_lock.embedded import RedisServer
 from celery_singleton_lock.extension import install
 from celery_singleton_lock.flower.feed import Feed
-from celery_singleton_lock.keys import bucket_of
-from celery_singleton_lock.model import Claim, Owner, Parcel, new_token
+from celery_singleton_lock.core.redis_keys import bucket_of
+from celery_singleton_lock.core.model import Claim, Owner, Parcel, new_token
 from celery_singleton_lock.publisher import pack
 from celery_singleton_lock.store.redis_admin import RedisAdminStore
 from integration.book import Book, standing

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from celery_singleton_lock.cli.commands import locks
-from celery_singleton_lock.model import Claim, Owner, new_token
+from celery_singleton_lock.core.model import Claim, Owner, new_token
 
 
 @pytest.fixture

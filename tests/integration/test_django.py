@@ -15,7 +15,7 @@ import redis
 from celery import Celery, states
 
 from celery_singleton_lock import Lock
-from celery_singleton_lock.keys import Keyspace
+from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.store.redis import RedisStore
 from support.waiting import eventually
 from support.workers import CeleryWorker

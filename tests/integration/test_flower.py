@@ -12,7 +12,7 @@ from statistics import median
 import pytest
 
 from celery_singleton_lock.embedded import RedisServer
-from celery_singleton_lock.model import Claim, Ending, Owner, new_token
+from celery_singleton_lock.core.model import Claim, Ending, Owner, new_token
 from integration.book import Book, standing
 from support.events import EventLog
 from support.flower import PASSWORD, USER, Flower, browser, needs_flower

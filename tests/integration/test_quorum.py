@@ -11,7 +11,7 @@ from celery.exceptions import TimeoutError as NoResult
 
 from celery_singleton_lock import LockedTask
 from celery_singleton_lock.backend_checks import check_backend
-from celery_singleton_lock.clock import ServerClock
+from celery_singleton_lock.core.clock import ServerClock
 from celery_singleton_lock.embedded import RedisServer
 from celery_singleton_lock.errors import BackendRefused
 from celery_singleton_lock.extension import install

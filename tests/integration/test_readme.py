@@ -18,7 +18,7 @@ from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock.bounds import PREFIX
 from celery_singleton_lock.embedded import RedisServer
-from celery_singleton_lock.keys import Keyspace, bucket_of
+from celery_singleton_lock.core.redis_keys import Keyspace, bucket_of
 from celery_singleton_lock.settings import LockOptions, Settings
 from integration.book import standing
 from support.waiting import eventually, never

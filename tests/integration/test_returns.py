@@ -9,7 +9,7 @@ from celery import states
 from kombu import Connection, Exchange, Queue
 
 from celery_singleton_lock.errors import MaxReturnsExceeded
-from celery_singleton_lock.keys import Keyspace
+from celery_singleton_lock.core.redis_keys import Keyspace
 from integration.book import only_kind
 from integration.brokers import queues
 from support.waiting import eventually

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_singleton_lock.model import SCHEMA
+from celery_singleton_lock.core.model import SCHEMA
 from support.waiting import eventually
 
 

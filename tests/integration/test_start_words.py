@@ -13,7 +13,7 @@ from celery import Celery
 
 from celery_singleton_lock import LockedTask, QuorumStore
 from celery_singleton_lock.backend_checks import check_backend
-from celery_singleton_lock.clock import ServerClock
+from celery_singleton_lock.core.clock import ServerClock
 from celery_singleton_lock.errors import BackendError, BackendRefused
 from celery_singleton_lock.extension import install
 from support.waiting import eventually

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from celery_singleton_lock.keys import Keyspace
-from celery_singleton_lock.model import (
+from celery_singleton_lock.core.redis_keys import Keyspace
+from celery_singleton_lock.core.model import (
     Claim,
     Ending,
     Owner,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import random
 
-from celery_singleton_lock.keys import Keyspace
-from celery_singleton_lock.model import Claim, Ending, Owner, Reservation, Verdict, new_token
+from celery_singleton_lock.core.redis_keys import Keyspace
+from celery_singleton_lock.core.model import Claim, Ending, Owner, Reservation, Verdict, new_token
 from celery_singleton_lock.store.redis import RedisStore
 from celery_singleton_lock.store.scripts import (
     VERBS,

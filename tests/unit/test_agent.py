@@ -22,13 +22,13 @@ from celery_singleton_lock.agent import (
     SYNC,
     Agent,
 )
-from celery_singleton_lock.clock import ServerClock
+from celery_singleton_lock.core.clock import ServerClock
 from celery_singleton_lock.errors import BackendRefused, BackendUnreachable
 from celery_singleton_lock.events import BackendDown, BackendUp, LeaseLost, Observers, ParkedLost
 from celery_singleton_lock.herald import Herald
 from celery_singleton_lock.losses import LANDING
-from celery_singleton_lock.model import Delivery, Ending, Identity, Reply, Stray, Verdict
-from celery_singleton_lock.modes import Modes
+from celery_singleton_lock.core.model import Delivery, Ending, Identity, Reply, Stray, Verdict
+from celery_singleton_lock.core.lock_mode import Modes
 from celery_singleton_lock.recent_ends import REMEMBERED, RecentEnds
 from celery_singleton_lock.releases import GONE, gone
 from celery_singleton_lock.settings import LockOptions

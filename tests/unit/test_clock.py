@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_singleton_lock.clock import (
+from celery_singleton_lock.core.clock import (
     ServerClock,
     SystemClock,
     _seconds_since_boot,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.keys import (
+from celery_singleton_lock.core.redis_keys import (
     BUCKETS,
     LONGEST_NAME,
     Keyspace,

@@ -15,7 +15,7 @@ from celery_singleton_lock.bounds import MAX_COUNT, MAX_LEASE, MAX_WAIT
 from celery_singleton_lock.checks import ConfigurationWarning
 from celery_singleton_lock.errors import ConfigurationError, LockNameError
 from celery_singleton_lock.lock import Lock
-from celery_singleton_lock.model import Reply, Verdict, new_token
+from celery_singleton_lock.core.model import Reply, Verdict, new_token
 from celery_singleton_lock.turn import AFTER_LEASE, HEARTBEAT, LIVENESS, STAGGER, Step, Turn
 
 NO_NUMBERS = [math.nan, math.inf, -math.inf, True, False, "30", b"x", [30], 3 + 0j]
@@ -259,7 +259,7 @@ def test_L8_a_waiter_looks_at_the_earliest_of_deadline_lease_end_and_heartbeat(
 
 
 def test_a_waiter_shows_life_before_it_counts_as_dead_and_before_a_grant_lapses():
-    from celery_singleton_lock.model import CLAIM_LEASE  # noqa: PLC0415  # what it is compared with
+    from celery_singleton_lock.core.model import CLAIM_LEASE  # noqa: PLC0415  # what it is compared with
 
     assert 2 * HEARTBEAT < LIVENESS
     assert HEARTBEAT < CLAIM_LEASE

@@ -17,8 +17,8 @@ from click.testing import CliRunner
 from celery_singleton_lock import AsyncLock, ConfigurationError, Lock
 from celery_singleton_lock.address import parse_backend_url
 from celery_singleton_lock.cli import main
-from celery_singleton_lock.clock import MovableClock, SystemClock
-from celery_singleton_lock.model import Claim, Owner, Verdict, new_token
+from celery_singleton_lock.core.clock import MovableClock, SystemClock
+from celery_singleton_lock.core.model import Claim, Owner, Verdict, new_token
 from celery_singleton_lock.store.async_redis import AsyncRedisStore
 from celery_singleton_lock.store.connect import connect
 from celery_singleton_lock.store.redis import RedisStore

@@ -20,7 +20,7 @@ from celery_singleton_lock.arguments import (
     checked_token,
 )
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.naming import OF_FUNCTION, compile_name
+from celery_singleton_lock.core.lock_name_template import OF_FUNCTION, compile_name
 from celery_singleton_lock.settings import (
     Settings,
     check_unknown,

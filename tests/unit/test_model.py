@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_singleton_lock.model import Holder, Reservation, base_of, new_token, why_busy
+from celery_singleton_lock.core.model import Holder, Reservation, base_of, new_token, why_busy
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from celery_singleton_lock.admin.observed import report_lines
-from celery_singleton_lock.model import Observations, Observed
-from celery_singleton_lock.modes import ALL, ENFORCE, MODES, OBSERVE, OFF, Modes, laxer
+from celery_singleton_lock.core.model import Observations, Observed
+from celery_singleton_lock.core.lock_mode import ALL, ENFORCE, MODES, OBSERVE, OFF, Modes, laxer
 
 
 @pytest.mark.parametrize("declared", MODES)

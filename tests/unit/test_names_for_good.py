@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_singleton_lock.naming import compile_name
+from celery_singleton_lock.core.lock_name_template import compile_name
 
 
 def settle(account_id, amount=0, *, note="none"):

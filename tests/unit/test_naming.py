@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_singleton_lock.errors import ConfigurationError, LockNameError
-from celery_singleton_lock.naming import OF_FUNCTION, ArgumentsDoNotBind, Sent, compile_name
+from celery_singleton_lock.core.lock_name_template import OF_FUNCTION, ArgumentsDoNotBind, Sent, compile_name
 
 
 def settle(account_id, amount=0, *, note="none"):
@@ -148,7 +148,7 @@ def test_T31_kombu_carries_values_to_the_same_lock():
 def test_T31_names_do_not_change_between_processes():
     """Whatever the hash seed of a process: the same names, and the same ones for ever."""
     program = (
-        "from celery_singleton_lock.naming import compile_name\n"
+        "from celery_singleton_lock.core.lock_name_template import compile_name\n"
         "def f(a, b=None): ...\n"
         "print(compile_name('t', f).name(({'y': {'c', 'b', 'a'}, 'x': 1.5},), {}))\n"
         "print(compile_name('t', f, lock_key='k:{a}').name(({'q', 'w', 'e'},), {}))\n"

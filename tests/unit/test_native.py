@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from celery_singleton_lock import native
+from celery_singleton_lock.core import native_threads as native
 from support.ci import skip_or_fail
 from support.waiting import in_time
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from celery_singleton_lock import native
+from celery_singleton_lock.core import native_threads as native
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from celery_singleton_lock.admin.observed import NOTHING, report_lines
-from celery_singleton_lock.model import Observations, Observed
+from celery_singleton_lock.core.model import Observations, Observed
 
 TASKS = (
     Observed("app.settle", runs=20, blocked=4, waited=10.0, longest=6.25),

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from celery_singleton_lock.plans import carry_out, carry_out_async
+from celery_singleton_lock.core.lock_steps import carry_out, carry_out_async
 
 
 def in_thread(plan, do):

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from celery_singleton_lock.clock import SystemClock
+from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.errors import BackendUnreachable
-from celery_singleton_lock.model import Claim, Owner, Parcel, Reply, Verdict
+from celery_singleton_lock.core.model import Claim, Owner, Parcel, Reply, Verdict
 from celery_singleton_lock.orders import Errand, Park
 from celery_singleton_lock.replica_wait import ParkedAnswer, ReplicaWait
 from celery_singleton_lock.tray import Tray

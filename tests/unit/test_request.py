@@ -18,14 +18,14 @@ from kombu.message import Message
 from kombu.utils.json import dumps
 
 from celery_singleton_lock import LockedTask
-from celery_singleton_lock.clock import ServerClock, wall_time
+from celery_singleton_lock.core.clock import ServerClock, wall_time
 from celery_singleton_lock.desk import Desk, worker_id
 from celery_singleton_lock.events import Observers
 from celery_singleton_lock.extension import install
 from celery_singleton_lock.gate import Turned
 from celery_singleton_lock.herald import Herald
-from celery_singleton_lock.model import Delivery, Ending
-from celery_singleton_lock.modes import Modes
+from celery_singleton_lock.core.model import Delivery, Ending
+from celery_singleton_lock.core.lock_mode import Modes
 from celery_singleton_lock.outage import Outage
 from celery_singleton_lock.request import LockedRequest, bare
 from celery_singleton_lock.stamp import COPY, STAMP, Stamp, notice_of_end

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from celery_singleton_lock.keys import Keyspace, encoded
-from celery_singleton_lock.model import Verdict
+from celery_singleton_lock.core.redis_keys import Keyspace, encoded
+from celery_singleton_lock.core.model import Verdict
 from celery_singleton_lock.store.admin import AdminStore
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.store.redis import RedisStore

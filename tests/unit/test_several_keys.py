@@ -16,10 +16,10 @@ from celery_singleton_lock import (
     LockNameError,
     current_locks,
 )
-from celery_singleton_lock.bundle import Bundle, Names, Part, bundle_in, in_order, names_in, read
+from celery_singleton_lock.core.lock_set import Bundle, Names, Part, bundle_in, in_order, names_in, read
 from celery_singleton_lock.extension import install
 from celery_singleton_lock.kept import begun_again, bundled, onward, renewed, time_left
-from celery_singleton_lock.naming import ArgumentsDoNotBind
+from celery_singleton_lock.core.lock_name_template import ArgumentsDoNotBind
 from celery_singleton_lock.publisher import pack, unpack
 from celery_singleton_lock.settings import Settings, resolve_options
 from celery_singleton_lock.several import MOST, compile_names

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from celery_singleton_lock.model import Ending
+from celery_singleton_lock.core.model import Ending
 from celery_singleton_lock.stamp import (
     MOST_OF_NAME,
     MOST_OF_NOTICE,

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from celery_singleton_lock.clock import SystemClock
+from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.errors import BackendUnreachable, LockConflict
 from celery_singleton_lock.gate import Gate, Turned
 

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from celery_singleton_lock import watchdog
-from celery_singleton_lock.clock import SystemClock
+from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.errors import BackendRefused, BackendUnreachable
 from celery_singleton_lock.watchdog import Round, Watchdog
 from support.waiting import eventually

@@ -8,7 +8,7 @@ from celery_singleton_lock.admin.locks import Detail
 from celery_singleton_lock.admin.signs_of_life import silent_for
 from celery_singleton_lock.admin.why import named, ordinal, seconds, short, worker_name
 from celery_singleton_lock.cli.render import detail, lock_rows
-from celery_singleton_lock.model import ALIVE, Holder, LockView
+from celery_singleton_lock.core.model import ALIVE, Holder, LockView
 from celery_singleton_lock.store.admin import Glance
 
 INF = float("inf")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis.asyncio
 
-from celery_singleton_lock.words import a_kind, an, named, natural, nth, number_of, printable
+from celery_singleton_lock.message_text import a_kind, an, named, natural, nth, number_of, printable
 
 
 class Unit:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
-from celery_singleton_lock.model import Ending, Reservation, Verdict, base_of
+from celery_singleton_lock.core.model import Ending, Reservation, Verdict, base_of
 from celery_singleton_lock.turn import Step
 from support.engine.clients import Patient
 from support.engine.moves import everybody_dies

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
-from celery_singleton_lock.model import Ending, Verdict, base_of
+from celery_singleton_lock.core.model import Ending, Verdict, base_of
 from celery_singleton_lock.store.verbs import DEFER as DEFER_SECONDS
 from support.engine.snapshot import LockState, Snapshot
 from support.engine.world import Asker, Ledger, Step, World

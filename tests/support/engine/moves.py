@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from celery_singleton_lock.model import Ending, Reservation, Verdict, base_of
+from celery_singleton_lock.core.model import Ending, Reservation, Verdict, base_of
 from support.engine.clients import Patient
 from support.engine.world import LIMITS, MIXED, ONE, TWO, WORKERS, Asker, World
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from celery_singleton_lock.model import Ending, Verdict, base_of
+from celery_singleton_lock.core.model import Ending, Verdict, base_of
 from support.engine.invariants import grants, reservations, verb
 from support.engine.snapshot import LockState
 from support.engine.world import Ledger, Step, World

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from celery_singleton_lock.keys import BUCKETS, Keyspace
+from celery_singleton_lock.core.redis_keys import BUCKETS, Keyspace
 from celery_singleton_lock.store.replies import entries_in_index
 
 ENDS_KEY = "ends-of-the-tests"

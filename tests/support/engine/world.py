@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from celery_singleton_lock.errors import BackendRefused
-from celery_singleton_lock.keys import Keyspace, bucket_of
-from celery_singleton_lock.model import (
+from celery_singleton_lock.core.redis_keys import Keyspace, bucket_of
+from celery_singleton_lock.core.model import (
     Claim,
     Delivery,
     Ending,

@@ -45,7 +45,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, NoReturn
 
 from celery_singleton_lock.errors import ConfigurationError, LockNameError
-from celery_singleton_lock.words import a_kind, named
+from celery_singleton_lock.message_text import a_kind, named
 
 DIGEST_LENGTH: Final = 32
 """Hex digits of a digest in a name: 128 bits of SHA-256."""

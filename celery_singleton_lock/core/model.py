@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
-from celery_singleton_lock.words import printable
+from celery_singleton_lock.message_text import printable
 
 SCHEMA: Final = "1"
 """Version of the data model in Redis; a worker refuses another one."""
