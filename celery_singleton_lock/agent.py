@@ -56,7 +56,7 @@ from celery_singleton_lock.queues import Queues
 from celery_singleton_lock.releases import Releases
 from celery_singleton_lock.request import LockedRequest
 from celery_singleton_lock.revokes import Revokes
-from celery_singleton_lock.settings import LockOptions
+from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.stamp import Stamp
 from celery_singleton_lock.store.admin import Standing
 from celery_singleton_lock.store.base import Store

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import redis.asyncio
 
-from celery_singleton_lock.address import safe_url
-from celery_singleton_lock.arguments import checked_bool, checked_name, refuse_unknown
+from celery_singleton_lock.config.redis_url import safe_url
+from celery_singleton_lock.config.argument_checks import checked_bool, checked_name, refuse_unknown
 from celery_singleton_lock.core.clock import MovableClock, clock_for
 from celery_singleton_lock.errors import BackendError, ConfigurationError, SingletonLockError
 from celery_singleton_lock.hold import (

@@ -20,12 +20,12 @@ import redis
 import redis.asyncio
 
 from celery_singleton_lock.aio import AsyncLock
-from celery_singleton_lock.arguments import (
+from celery_singleton_lock.config.argument_checks import (
     checked_seconds,
     finished,
     goes_on_after_its_call,
 )
-from celery_singleton_lock.bounds import MAX_WAIT
+from celery_singleton_lock.config.limits import MAX_WAIT
 from celery_singleton_lock.errors import (
     ConfigurationError,
     LockConflict,

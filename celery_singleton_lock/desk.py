@@ -31,7 +31,7 @@ from celery_singleton_lock.outage import Outage
 from celery_singleton_lock.recent_ends import RecentEnds
 from celery_singleton_lock.request import LockedRequest, about
 from celery_singleton_lock.requeues import Requeues
-from celery_singleton_lock.settings import LockOptions
+from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.stamp import (
     MARKS,
     STAMP,

@@ -19,8 +19,8 @@ import redis
 import redis.asyncio
 
 from celery_singleton_lock.aio import AsyncLock
-from celery_singleton_lock.arguments import checked_seconds
-from celery_singleton_lock.bounds import MAX_WAIT
+from celery_singleton_lock.config.argument_checks import checked_seconds
+from celery_singleton_lock.config.limits import MAX_WAIT
 from celery_singleton_lock.errors import (
     BackendRefused,
     ConfigurationError,

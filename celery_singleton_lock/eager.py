@@ -22,7 +22,7 @@ from celery.exceptions import TaskRevokedError
 from celery.result import EagerResult
 
 from celery_singleton_lock.core.lock_set import names_in
-from celery_singleton_lock.call_options import current_call
+from celery_singleton_lock.config.call_options import current_call
 from celery_singleton_lock.errors import (
     BackendError,
     LockConflict,
@@ -36,7 +36,7 @@ from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.core.model import LockView, why_busy
 from celery_singleton_lock.core.lock_name_template import ArgumentsDoNotBind, Sent
 from celery_singleton_lock.row import Row
-from celery_singleton_lock.settings import LockOptions
+from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.store.base import Store
 
 logger = logging.getLogger(__name__)

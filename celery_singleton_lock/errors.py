@@ -24,7 +24,7 @@ facts and two types: the first is final, the second may be tried again.
 
 Each class carries its facts as fields, and is rebuilt from them by pickle and by Celery's JSON
 result backends, whatever the pool (an exception that does not unpickle ends a prefork worker).
-Messages never carry a password: URLs are shown by :func:`celery_singleton_lock.address.safe_url`.
+Messages never carry a password: URLs are shown by :func:`celery_singleton_lock.config.redis_url.safe_url`.
 """
 
 from __future__ import annotations

@@ -13,10 +13,10 @@ from inspect import getattr_static
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import celery_singleton_lock.celery_hook  # noqa: F401  # for what it does
-from celery_singleton_lock.address import realm_of
+from celery_singleton_lock.config.redis_url import realm_of
 from celery_singleton_lock.batches import is_batches
-from celery_singleton_lock.bounds import LONGEST_LEASE
-from celery_singleton_lock.call_options import HEADER, calling, check_names, current_call
+from celery_singleton_lock.config.limits import LONGEST_LEASE
+from celery_singleton_lock.config.call_options import HEADER, calling, check_names, current_call
 from celery_singleton_lock.eager import EagerGate
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.events import (
@@ -36,7 +36,7 @@ from celery_singleton_lock.mailbox import announcer
 from celery_singleton_lock.core.lock_mode import ENFORCE, OFF
 from celery_singleton_lock.core.lock_name_template import Namer, Sent, compile_name
 from celery_singleton_lock.core.native_threads import patched_by
-from celery_singleton_lock.settings import (
+from celery_singleton_lock.config.settings import (
     LockOptions,
     Settings,
     check_unknown,
@@ -44,7 +44,7 @@ from celery_singleton_lock.settings import (
     parse_settings,
     resolve_options,
 )
-from celery_singleton_lock.several import SeveralNamer, compile_names
+from celery_singleton_lock.config.multi_lock_option import SeveralNamer, compile_names
 from celery_singleton_lock.stamp import Stamp
 from celery_singleton_lock.store.connect import connect
 from celery_singleton_lock.store.open import open_store

@@ -23,7 +23,7 @@ from celery.app.task import Context
 from celery.app.trace import TraceInfo, task_has_custom, trace_ok_t
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
-from celery_singleton_lock.bounds import MAX_WAIT
+from celery_singleton_lock.config.limits import MAX_WAIT
 from celery_singleton_lock.core.lock_set import Bundle
 from celery_singleton_lock.core.clock import Clock, SystemClock, seconds_until
 from celery_singleton_lock.errors import (
@@ -51,7 +51,7 @@ from celery_singleton_lock.core.model import (
 from celery_singleton_lock.core.lock_mode import OFF
 from celery_singleton_lock.core.lock_name_template import ArgumentsDoNotBind
 from celery_singleton_lock.row import Row
-from celery_singleton_lock.settings import LockOptions
+from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.stamp import (
     COPY,
     MOVED,

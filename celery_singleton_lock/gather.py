@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from celery_singleton_lock import gate as gates
-from celery_singleton_lock.bounds import MAX_WAIT
+from celery_singleton_lock.config.limits import MAX_WAIT
 from celery_singleton_lock.errors import BackendError, LockLost
 from celery_singleton_lock.core.model import Ending, Reply, Verdict, why_busy
 from celery_singleton_lock.stamp import Stamp, doubted, leaving, singles
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from celery_singleton_lock.core.lock_set import Bundle
     from celery_singleton_lock.gate import Gate, TaskLock
     from celery_singleton_lock.core.model import Reservation
-    from celery_singleton_lock.settings import LockOptions
+    from celery_singleton_lock.config.settings import LockOptions
     from celery_singleton_lock.store.base import Store
 
 

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final, TypeVar
 
-from celery_singleton_lock.arguments import (
+from celery_singleton_lock.config.argument_checks import (
     SHORTEST_LEASE,
     checked_bool,
     checked_limit,
@@ -22,7 +22,7 @@ from celery_singleton_lock.arguments import (
     checked_token,
     warn_of_long_lease,
 )
-from celery_singleton_lock.bounds import MAX_LEASE
+from celery_singleton_lock.config.limits import MAX_LEASE
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.errors import (
     BackendError,

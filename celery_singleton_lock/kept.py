@@ -32,7 +32,7 @@ from celery_singleton_lock.core.model import (
     new_token,
 )
 from celery_singleton_lock.publisher import pack, unpack
-from celery_singleton_lock.settings import LockOptions
+from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.stamp import Stamp, singles
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.watchdog import Watchdog

@@ -7,7 +7,7 @@
 
 Waiting is in :mod:`celery_singleton_lock.turn`, what is asked of a store in
 :mod:`celery_singleton_lock.hold`, the checks of what is passed in
-:mod:`celery_singleton_lock.arguments`.
+:mod:`celery_singleton_lock.config.argument_checks`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import redis
 
-from celery_singleton_lock.address import safe_url
-from celery_singleton_lock.arguments import checked_name, refuse_unknown
+from celery_singleton_lock.config.redis_url import safe_url
+from celery_singleton_lock.config.argument_checks import checked_name, refuse_unknown
 from celery_singleton_lock.errors import BackendError, ConfigurationError, SingletonLockError
 from celery_singleton_lock.hold import (
     Hold,

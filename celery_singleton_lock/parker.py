@@ -23,7 +23,7 @@ from celery_singleton_lock.queues import Queues
 from celery_singleton_lock.replica_wait import ParkedAnswer, ReplicaWait
 from celery_singleton_lock.request import LockedRequest, about
 from celery_singleton_lock.revokes import Revokes
-from celery_singleton_lock.settings import LockOptions
+from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.stamp import doubted, singles
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.store.open import admin_of

@@ -30,9 +30,9 @@ from celery_singleton_lock.stamp import STAMP, UNSTAMPED, Stamp
 from celery_singleton_lock.message_text import printable
 
 if TYPE_CHECKING:
-    from celery_singleton_lock.call_options import Call
+    from celery_singleton_lock.config.call_options import Call
     from celery_singleton_lock.desk import Desk
-    from celery_singleton_lock.settings import LockOptions
+    from celery_singleton_lock.config.settings import LockOptions
 
 logger = logging.getLogger(__name__)
 _clock = SystemClock()

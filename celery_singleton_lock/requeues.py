@@ -13,7 +13,7 @@ from celery_singleton_lock.errors import LockWaitTimeout
 from celery_singleton_lock.events import TaskBlocked, TaskDuplicate
 from celery_singleton_lock.herald import Herald
 from celery_singleton_lock.request import LockedRequest, about
-from celery_singleton_lock.settings import LockOptions
+from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.stamper import Stamper, waited_in_vain
 
 

@@ -10,7 +10,7 @@ import json
 from typing import Any, Final, NamedTuple
 
 from celery_singleton_lock.core.lock_set import Bundle
-from celery_singleton_lock.call_options import Call
+from celery_singleton_lock.config.call_options import Call
 from celery_singleton_lock.core.model import Ending
 
 STAMP: Final = "celery_singleton_lock"

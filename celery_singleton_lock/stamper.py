@@ -9,7 +9,7 @@ from typing import Any, Final
 from celery.app.task import Context
 
 from celery_singleton_lock.core.lock_set import KEPT, Bundle, Names, read
-from celery_singleton_lock.call_options import HEADER
+from celery_singleton_lock.config.call_options import HEADER
 from celery_singleton_lock.core.clock import ServerClock, SystemClock
 from celery_singleton_lock.errors import (
     ConfigurationError,
@@ -23,7 +23,7 @@ from celery_singleton_lock.core.lock_mode import ENFORCE, OFF, Modes
 from celery_singleton_lock.core.lock_name_template import ArgumentsDoNotBind, Sent
 from celery_singleton_lock.redelivery import REJECT, history_of
 from celery_singleton_lock.request import LockedRequest
-from celery_singleton_lock.settings import LockOptions
+from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.stamp import COPY, MOVED, REQUEUED, Stamp, attempt_of, task_id_of
 
 logger = logging.getLogger(__name__)

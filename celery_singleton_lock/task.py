@@ -12,7 +12,7 @@ from typing import Any, Final
 from celery import Task
 
 from celery_singleton_lock.batches import is_running
-from celery_singleton_lock.call_options import HEADER, calling, current_call, take_given
+from celery_singleton_lock.config.call_options import HEADER, calling, current_call, take_given
 from celery_singleton_lock.errors import LockConflict, LockQueueFull, LockWaitTimeout
 from celery_singleton_lock.extension import Extension, install
 from celery_singleton_lock.gate import (
@@ -39,7 +39,7 @@ class LockedTask(Task):  # type: ignore[misc]  # celery is untyped
     * ``lock_lease`` (30 seconds), ``lock_limit`` (1), ``lock_on_conflict`` (``"park"``),
       ``lock_wait_timeout``, ``lock_max_waiting``, ``lock_on_full``, ``lock_on_retry``,
       ``lock_on_lost``, ``lock_on_backend_error``: see
-      :class:`~celery_singleton_lock.settings.LockOptions`.
+      :class:`~celery_singleton_lock.config.settings.LockOptions`.
 
     The lock is taken around Celery's own tracing, so overriding ``__call__``, ``before_start`` or
     ``after_return`` without ``super`` does not disarm it. A direct call takes none; ``apply()`` and

@@ -16,8 +16,8 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from celery_singleton_lock.bounds import PREFIX
-from celery_singleton_lock.checks import ConfigurationWarning
+from celery_singleton_lock.config.limits import PREFIX
+from celery_singleton_lock.config.option_checks import ConfigurationWarning
 from celery_singleton_lock.cli.witness import AppSide, BrokerError
 from celery_singleton_lock.errors import (
     BackendError,
@@ -25,7 +25,7 @@ from celery_singleton_lock.errors import (
     SingletonLockError,
 )
 from celery_singleton_lock.extension import install
-from celery_singleton_lock.settings import Settings, parse_settings
+from celery_singleton_lock.config.settings import Settings, parse_settings
 from celery_singleton_lock.store.admin import Operator
 from celery_singleton_lock.store.connect import is_elsewhere
 from celery_singleton_lock.store.open import open_admin_store

@@ -22,15 +22,15 @@ from django.core.cache.backends.dummy import DummyCache
 from django.core.cache.backends.filebased import FileBasedCache
 from django.core.cache.backends.locmem import LocMemCache
 
-from celery_singleton_lock.address import parse_backend_url
-from celery_singleton_lock.arguments import (
+from celery_singleton_lock.config.redis_url import parse_backend_url
+from celery_singleton_lock.config.argument_checks import (
     checked_name,
     checked_seconds,
     finished,
     goes_on_after_its_call,
 )
-from celery_singleton_lock.bounds import MAX_LEASE, MAX_WAIT, MIN_LEASE
-from celery_singleton_lock.caches import SCHEME, found_by_alias, is_redis_cache
+from celery_singleton_lock.config.limits import MAX_LEASE, MAX_WAIT, MIN_LEASE
+from celery_singleton_lock.config.django_cache_alias import SCHEME, found_by_alias, is_redis_cache
 from celery_singleton_lock.django.added import AddedLock
 from celery_singleton_lock.errors import (
     BackendError,

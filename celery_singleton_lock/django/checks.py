@@ -20,11 +20,11 @@ from typing import Any, Final
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register  # noqa: A004  # Django's
 
-from celery_singleton_lock.bounds import PREFIX
-from celery_singleton_lock.caches import is_alias
-from celery_singleton_lock.checks import OPTIONS, ConfigurationWarning, Place
+from celery_singleton_lock.config.limits import PREFIX
+from celery_singleton_lock.config.django_cache_alias import is_alias
+from celery_singleton_lock.config.option_checks import OPTIONS, ConfigurationWarning, Place
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.settings import (
+from celery_singleton_lock.config.settings import (
     Settings,
     check_unknown_settings,
     parse_settings,

@@ -10,7 +10,7 @@ import redis.asyncio
 from redis import exceptions as failures
 from redis.asyncio.retry import Retry
 
-from celery_singleton_lock.bounds import LONGEST_LEASE
+from celery_singleton_lock.config.limits import LONGEST_LEASE
 from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.errors import BackendError, BackendUnreachable
 from celery_singleton_lock.core.redis_keys import Keyspace, keyspace_with

@@ -15,10 +15,10 @@ from redis.cluster import REDIS_ALLOWED_KEYS, ClusterNode
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
-from celery_singleton_lock.address import BackendAddress
-from celery_singleton_lock.bounds import PREFIX
-from celery_singleton_lock.client_options import FOR_SENTINELS, IN_SETTINGS, read
-from celery_singleton_lock.credentials import PROVIDER, provider_of
+from celery_singleton_lock.config.redis_url import BackendAddress
+from celery_singleton_lock.config.limits import PREFIX
+from celery_singleton_lock.config.client_options import FOR_SENTINELS, IN_SETTINGS, read
+from celery_singleton_lock.config.credentials import PROVIDER, provider_of
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.message_text import meant
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import redis
 
-from celery_singleton_lock.address import CLUSTER, BackendAddress
+from celery_singleton_lock.config.redis_url import CLUSTER, BackendAddress
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.store.cluster import ClusterStore
 from celery_singleton_lock.store.connect import connect, for_cluster

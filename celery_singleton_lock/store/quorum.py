@@ -15,8 +15,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from celery_singleton_lock.address import check_server, for_redis_py, safe_url
-from celery_singleton_lock.bounds import LONGEST_LEASE
+from celery_singleton_lock.config.redis_url import check_server, for_redis_py, safe_url
+from celery_singleton_lock.config.limits import LONGEST_LEASE
 from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.errors import BackendError, BackendUnreachable, ConfigurationError
 from celery_singleton_lock.core.redis_keys import Keyspace, keyspace_with

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from celery import states
 
-from celery_singleton_lock.arguments import checked_limit
-from celery_singleton_lock.bounds import MAX_LEASE, PREFIX
+from celery_singleton_lock.config.argument_checks import checked_limit
+from celery_singleton_lock.config.limits import MAX_LEASE, PREFIX
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.extension import install
 from celery_singleton_lock.core.redis_keys import Keyspace

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from threading import Event
 from typing import TYPE_CHECKING, Any, Final
 
-from celery_singleton_lock.arguments import checked_seconds
+from celery_singleton_lock.config.argument_checks import checked_seconds
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.core.model import ALIVE
 from celery_singleton_lock.store.connect import in_memory

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_singleton_lock.address import parse_backend_url
+from celery_singleton_lock.config.redis_url import parse_backend_url
 from celery_singleton_lock.store.connect import connect
 from celery_singleton_lock.store.redis import RedisStore
 from integration.book import Book

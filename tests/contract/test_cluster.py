@@ -19,7 +19,7 @@ from redis.crc import key_slot
 from redis.credentials import CredentialProvider
 
 from celery_singleton_lock import AsyncLock, Lock
-from celery_singleton_lock.address import parse_backend_url
+from celery_singleton_lock.config.redis_url import parse_backend_url
 from celery_singleton_lock.admin.doctor import Health, examine
 from celery_singleton_lock.cli.standalone import main
 from celery_singleton_lock.errors import BackendRefused, BackendUnreachable

@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from celery_singleton_lock.address import parse_backend_url
+from celery_singleton_lock.config.redis_url import parse_backend_url
 from celery_singleton_lock.errors import BackendUnreachable
 from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict, new_token

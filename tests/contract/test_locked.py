@@ -34,7 +34,7 @@ from celery_singleton_lock import (
     new_token,
     reset_all,
 )
-from celery_singleton_lock.checks import ConfigurationWarning
+from celery_singleton_lock.config.option_checks import ConfigurationWarning
 from celery_singleton_lock.hold import _watchdogs
 from celery_singleton_lock.store.redis import RedisStore
 from support.waiting import eventually

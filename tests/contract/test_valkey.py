@@ -25,7 +25,7 @@ from celery_singleton_lock import (
     locked,
     reset_all,
 )
-from celery_singleton_lock.address import parse_backend_url
+from celery_singleton_lock.config.redis_url import parse_backend_url
 from celery_singleton_lock.store.quorum import QuorumStore
 from celery_singleton_lock.store.redis import RedisStore
 from celery_singleton_lock.store.valkey import as_redis_error

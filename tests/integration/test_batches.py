@@ -11,7 +11,7 @@ import pytest
 from celery import chord, states
 
 from celery_singleton_lock import ConfigurationError, Lock
-from celery_singleton_lock.call_options import HEADER
+from celery_singleton_lock.config.call_options import HEADER
 from integration.book import QUICK
 from support.waiting import eventually, never
 from support.workers import CeleryWorker

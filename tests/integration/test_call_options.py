@@ -6,7 +6,7 @@ import pytest
 from celery import Celery, chain, states
 
 from celery_singleton_lock import ConfigurationError, LockedTask
-from celery_singleton_lock.call_options import HEADER
+from celery_singleton_lock.config.call_options import HEADER
 
 
 def held(book, key, **call):

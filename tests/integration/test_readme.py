@@ -16,10 +16,10 @@ import pytest
 from celery import Celery
 from celery.exceptions import TaskRevokedError
 
-from celery_singleton_lock.bounds import PREFIX
+from celery_singleton_lock.config.limits import PREFIX
 from celery_singleton_lock.embedded import RedisServer
 from celery_singleton_lock.core.redis_keys import Keyspace, bucket_of
-from celery_singleton_lock.settings import LockOptions, Settings
+from celery_singleton_lock.config.settings import LockOptions, Settings
 from integration.book import standing
 from support.waiting import eventually, never
 from support.workers import CeleryWorker

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_singleton_lock.address import (
+from celery_singleton_lock.config.redis_url import (
     BackendAddress,
     parse_backend_url,
     realm_of,

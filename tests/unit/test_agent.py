@@ -31,7 +31,7 @@ from celery_singleton_lock.core.model import Delivery, Ending, Identity, Reply, 
 from celery_singleton_lock.core.lock_mode import Modes
 from celery_singleton_lock.recent_ends import REMEMBERED, RecentEnds
 from celery_singleton_lock.releases import GONE, gone
-from celery_singleton_lock.settings import LockOptions
+from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.stamp import Stamp
 from celery_singleton_lock.tray import REFUSED_RETRY, RETRY
 from support.waiting import eventually

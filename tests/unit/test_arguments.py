@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 
 from celery_singleton_lock import AsyncLock, Lock
-from celery_singleton_lock.arguments import checked_limit, checked_seconds
-from celery_singleton_lock.bounds import MAX_COUNT
+from celery_singleton_lock.config.argument_checks import checked_limit, checked_seconds
+from celery_singleton_lock.config.limits import MAX_COUNT
 from celery_singleton_lock.errors import ConfigurationError
 
 

@@ -9,7 +9,7 @@ pytest.importorskip("django")
 from django.core.cache.backends.redis import RedisCache
 
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.settings import parse_settings
+from celery_singleton_lock.config.settings import parse_settings
 from celery_singleton_lock.store.connect import connect
 from support import djangos
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_singleton_lock.checks import (
+from celery_singleton_lock.config.option_checks import (
     MOST_PORT,
     Place,
     _address,

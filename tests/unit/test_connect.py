@@ -6,10 +6,10 @@ import pytest
 import redis
 from redis.sentinel import SentinelConnectionPool
 
-from celery_singleton_lock.address import parse_backend_url
-from celery_singleton_lock.checks import ConfigurationWarning
+from celery_singleton_lock.config.redis_url import parse_backend_url
+from celery_singleton_lock.config.option_checks import ConfigurationWarning
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.settings import parse_settings
+from celery_singleton_lock.config.settings import parse_settings
 from celery_singleton_lock.store.connect import connect, for_cluster, for_sentinels
 
 

@@ -12,7 +12,7 @@ from celery_singleton_lock.core.lock_set import Bundle, Part, bundle_in
 from celery_singleton_lock.kept import Kept, begun_again
 from celery_singleton_lock.core.model import Delivery, Ending, Reply, Verdict
 from celery_singleton_lock.publisher import pack
-from celery_singleton_lock.settings import LockOptions
+from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.stamp import Stamp
 from celery_singleton_lock.store.admin import Standing, Waiting
 

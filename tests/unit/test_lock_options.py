@@ -11,8 +11,8 @@ import redis
 import redis.asyncio
 
 from celery_singleton_lock.aio import AsyncLock
-from celery_singleton_lock.bounds import MAX_COUNT, MAX_LEASE, MAX_WAIT
-from celery_singleton_lock.checks import ConfigurationWarning
+from celery_singleton_lock.config.limits import MAX_COUNT, MAX_LEASE, MAX_WAIT
+from celery_singleton_lock.config.option_checks import ConfigurationWarning
 from celery_singleton_lock.errors import ConfigurationError, LockNameError
 from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.core.model import Reply, Verdict, new_token
@@ -42,7 +42,7 @@ def test_L24_a_lease_that_redis_would_misread_is_refused(client, lease):
         Lock(client, "lock", lease=lease)
 
 
-@pytest.mark.filterwarnings("ignore::celery_singleton_lock.checks.ConfigurationWarning")
+@pytest.mark.filterwarnings("ignore::celery_singleton_lock.config.option_checks.ConfigurationWarning")
 @pytest.mark.parametrize("lease", [0.1, 1, 30.5, MAX_LEASE])
 def test_a_lease_in_bounds_is_taken_as_seconds(client, lease):
     assert Lock(client, "lock", lease=lease).lease == lease

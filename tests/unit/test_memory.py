@@ -15,7 +15,7 @@ from celery import Celery
 from click.testing import CliRunner
 
 from celery_singleton_lock import AsyncLock, ConfigurationError, Lock
-from celery_singleton_lock.address import parse_backend_url
+from celery_singleton_lock.config.redis_url import parse_backend_url
 from celery_singleton_lock.cli import main
 from celery_singleton_lock.core.clock import MovableClock, SystemClock
 from celery_singleton_lock.core.model import Claim, Owner, Verdict, new_token

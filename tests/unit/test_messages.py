@@ -11,7 +11,7 @@ import decimal
 
 import pytest
 
-from celery_singleton_lock.arguments import (
+from celery_singleton_lock.config.argument_checks import (
     checked_bool,
     checked_limit,
     checked_name,
@@ -21,7 +21,7 @@ from celery_singleton_lock.arguments import (
 )
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.core.lock_name_template import OF_FUNCTION, compile_name
-from celery_singleton_lock.settings import (
+from celery_singleton_lock.config.settings import (
     Settings,
     check_unknown,
     check_unknown_settings,

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from celery_singleton_lock.address import BackendAddress, parse_backend_url, realm_of, safe_url
-from celery_singleton_lock.checks import ConfigurationWarning
+from celery_singleton_lock.config.redis_url import BackendAddress, parse_backend_url, realm_of, safe_url
+from celery_singleton_lock.config.option_checks import ConfigurationWarning
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.settings import (
+from celery_singleton_lock.config.settings import (
     LockOptions,
     Settings,
     check_unknown,

@@ -8,11 +8,11 @@ import pytest
 from celery import Celery
 
 from celery_singleton_lock import LockedTask
-from celery_singleton_lock.call_options import check_names
-from celery_singleton_lock.checks import ConfigurationWarning
+from celery_singleton_lock.config.call_options import check_names
+from celery_singleton_lock.config.option_checks import ConfigurationWarning
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.extension import install
-from celery_singleton_lock.settings import (
+from celery_singleton_lock.config.settings import (
     Settings,
     check_unknown,
     is_eager,

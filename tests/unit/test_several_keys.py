@@ -21,8 +21,8 @@ from celery_singleton_lock.extension import install
 from celery_singleton_lock.kept import begun_again, bundled, onward, renewed, time_left
 from celery_singleton_lock.core.lock_name_template import ArgumentsDoNotBind
 from celery_singleton_lock.publisher import pack, unpack
-from celery_singleton_lock.settings import Settings, resolve_options
-from celery_singleton_lock.several import MOST, compile_names
+from celery_singleton_lock.config.settings import Settings, resolve_options
+from celery_singleton_lock.config.multi_lock_option import MOST, compile_names
 from celery_singleton_lock.stamp import Stamp, leaving, singles
 
 

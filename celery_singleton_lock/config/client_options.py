@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from celery_singleton_lock.bounds import PREFIX
+from celery_singleton_lock.config.limits import PREFIX
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.message_text import a_kind
 

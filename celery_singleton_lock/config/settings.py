@@ -1,6 +1,6 @@
 """Settings of an app and options of a task: parsed once, cross-checked, frozen.
 
-What each may be stands in :mod:`celery_singleton_lock.checks`. Seconds everywhere. Errors name the
+What each may be stands in :mod:`celery_singleton_lock.config.option_checks`. Seconds everywhere. Errors name the
 task or setting, the value, and what to write instead; none shows a password.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from celery_singleton_lock.address import (
+from celery_singleton_lock.config.redis_url import (
     SCHEMES,
     SENTINEL,
     BackendAddress,
@@ -23,10 +23,10 @@ from celery_singleton_lock.address import (
     safe_url,
     scheme_of,
 )
-from celery_singleton_lock.bounds import LONGEST_LEASE, MAX_WAIT, PREFIX
-from celery_singleton_lock.caches import found_by_alias, is_alias
-from celery_singleton_lock.checks import OPTIONS, ConfigurationWarning, Place, eager
-from celery_singleton_lock.credentials import PROVIDER, provider_of
+from celery_singleton_lock.config.limits import LONGEST_LEASE, MAX_WAIT, PREFIX
+from celery_singleton_lock.config.django_cache_alias import found_by_alias, is_alias
+from celery_singleton_lock.config.option_checks import OPTIONS, ConfigurationWarning, Place, eager
+from celery_singleton_lock.config.credentials import PROVIDER, provider_of
 from celery_singleton_lock.errors import ConfigurationError
 
 

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, Final, NoReturn
 
 from celery_singleton_lock.core.lock_set import in_order
-from celery_singleton_lock.checks import OPTIONS, Place
+from celery_singleton_lock.config.option_checks import OPTIONS, Place
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.core.lock_name_template import Namer, Sent, Wording, compile_name
 

@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import Any, Final, NoReturn
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
 
-from celery_singleton_lock.bounds import MAX_COUNT, MOST_PORT, PREFIX
-from celery_singleton_lock.credentials import PROVIDER
+from celery_singleton_lock.config.limits import MAX_COUNT, MOST_PORT, PREFIX
+from celery_singleton_lock.config.credentials import PROVIDER
 from celery_singleton_lock.errors import ConfigurationError
 
 SCHEMES: Final = {
@@ -82,7 +82,7 @@ class BackendAddress:
         options: what stood behind the ``?``, as text.
         sentinels: host and port of each Sentinel; user, password and database are the master's.
         nodes: host and port of some nodes of a Cluster, of which one must answer.
-        provider: where a credential provider is, see :mod:`celery_singleton_lock.credentials`.
+        provider: where a credential provider is, see :mod:`celery_singleton_lock.config.credentials`.
     """
 
     scheme: str = "redis"

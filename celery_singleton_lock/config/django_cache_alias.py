@@ -15,8 +15,8 @@ from typing import Any, Final, NoReturn
 
 import redis
 
-from celery_singleton_lock.address import BackendAddress, parse_backend_url, safe_url, scheme_of
-from celery_singleton_lock.bounds import PREFIX
+from celery_singleton_lock.config.redis_url import BackendAddress, parse_backend_url, safe_url, scheme_of
+from celery_singleton_lock.config.limits import PREFIX
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.message_text import an
 

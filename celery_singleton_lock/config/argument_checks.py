@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any, Final, TypeVar
 
-from celery_singleton_lock.bounds import LONG_LEASE, MAX_COUNT, MAX_WAIT
-from celery_singleton_lock.checks import ConfigurationWarning
+from celery_singleton_lock.config.limits import LONG_LEASE, MAX_COUNT, MAX_WAIT
+from celery_singleton_lock.config.option_checks import ConfigurationWarning
 from celery_singleton_lock.errors import ConfigurationError, LockNameError
 from celery_singleton_lock.message_text import count_meant, meant, seconds_meant
 

@@ -11,8 +11,8 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn, cast
 
-from celery_singleton_lock.address import BackendAddress, parse_backend_url
-from celery_singleton_lock.bounds import (
+from celery_singleton_lock.config.redis_url import BackendAddress, parse_backend_url
+from celery_singleton_lock.config.limits import (
     LONG_LEASE,
     LONGEST_DELAY,
     MAX_COUNT,
@@ -23,8 +23,8 @@ from celery_singleton_lock.bounds import (
     MIN_REPLICAS_WAIT,
     MOST_PORT,
 )
-from celery_singleton_lock.caches import is_alias
-from celery_singleton_lock.client_options import read
+from celery_singleton_lock.config.django_cache_alias import is_alias
+from celery_singleton_lock.config.client_options import read
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.message_text import a_kind, count_meant, number_of, seconds_meant
 

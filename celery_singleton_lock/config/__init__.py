@@ -1,0 +1,1 @@
+"""Settings, options and arguments: parsed, checked and frozen."""
