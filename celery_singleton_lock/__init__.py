@@ -28,14 +28,14 @@ from celery_singleton_lock.errors import (
 )
 
 if TYPE_CHECKING:
-    from celery_singleton_lock.aio import AsyncLock
-    from celery_singleton_lock.decorator import locked
-    from celery_singleton_lock.dogpile import async_get_or_set, get_or_set
+    from celery_singleton_lock.lock.aio import AsyncLock
+    from celery_singleton_lock.lock.decorator import locked
+    from celery_singleton_lock.lock.get_or_set import async_get_or_set, get_or_set
     from celery_singleton_lock.extension import observe
     from celery_singleton_lock.gate import current_lock, current_locks
-    from celery_singleton_lock.lock import Lock
+    from celery_singleton_lock.lock.sync import Lock
     from celery_singleton_lock.core.model import CurrentLock, new_token
-    from celery_singleton_lock.resets import async_reset_all, reset_all
+    from celery_singleton_lock.lock.reset import async_reset_all, reset_all
     from celery_singleton_lock.store.async_quorum import AsyncQuorumStore
     from celery_singleton_lock.store.quorum import QuorumStore
     from celery_singleton_lock.task import LockedTask

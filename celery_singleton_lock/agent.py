@@ -63,7 +63,7 @@ from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.store.open import admin_of
 from celery_singleton_lock.sweeper import Sweeper
 from celery_singleton_lock.tray import RETRY, Tray
-from celery_singleton_lock.watchdog import Watchdog
+from celery_singleton_lock.lock.renewals import Watchdog
 from celery_singleton_lock.message_text import printable
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from celery_singleton_lock.queues import Queues
 from celery_singleton_lock.request import LockedRequest
 from celery_singleton_lock.store.verbs import HOLD
 from celery_singleton_lock.tray import RETRY, Tray
-from celery_singleton_lock.watchdog import Watchdog
+from celery_singleton_lock.lock.renewals import Watchdog
 
 logger = logging.getLogger(__name__)
 

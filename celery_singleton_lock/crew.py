@@ -39,7 +39,7 @@ from celery_singleton_lock.request import LockedRequest
 from celery_singleton_lock.stamper import Stamper
 from celery_singleton_lock.unread import UNREADABLE, Unread
 from celery_singleton_lock.usher import Usher
-from celery_singleton_lock.watchdog import Watchdog
+from celery_singleton_lock.lock.renewals import Watchdog
 from celery_singleton_lock.message_text import printable
 from celery_singleton_lock.wrap import passes, read_as_celery, request_class
 

@@ -1,7 +1,7 @@
 """The lock of a task that runs where it is called: ``apply()``, or ``task_always_eager``.
 
 Only with ``singleton_lock_eager``. There is no worker that could keep a message meanwhile, so who
-must wait waits in place, in the queue of the lock, as a :class:`~celery_singleton_lock.lock.Lock`
+must wait waits in place, in the queue of the lock, as a :class:`~celery_singleton_lock.lock.sync.Lock`
 does. The lock is taken around the body alone: Celery runs callbacks, the next link of a chain and
 the next attempt of a retry inside of, or right after, the call that they follow, and with the same
 key they would wait for the very task that is waiting for them.
@@ -32,10 +32,10 @@ from celery_singleton_lock.errors import (
     SingletonLockError,
 )
 from celery_singleton_lock.gate import Held, PlacedLock, Turned, current_locks, entered, in_place
-from celery_singleton_lock.lock import Lock
+from celery_singleton_lock.lock.sync import Lock
 from celery_singleton_lock.core.model import LockView, why_busy
 from celery_singleton_lock.core.lock_name_template import ArgumentsDoNotBind, Sent
-from celery_singleton_lock.row import Row
+from celery_singleton_lock.lock.multi_lock import Row
 from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.store.base import Store
 

@@ -52,7 +52,7 @@ from celery_singleton_lock.store.quorum import TIMEOUT
 from celery_singleton_lock.store.quorum_tasks import TaskQuorum
 from celery_singleton_lock.store.redis import RedisStore
 from celery_singleton_lock.store.verbs import NO_REPLICAS, Replicas
-from celery_singleton_lock.watchdog import living
+from celery_singleton_lock.lock.renewals import living
 
 if TYPE_CHECKING:
     from celery import Celery

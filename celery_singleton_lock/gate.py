@@ -35,7 +35,7 @@ from celery_singleton_lock.errors import (
     LockWaitTimeout,
     SingletonLockError,
 )
-from celery_singleton_lock.lock import Lock
+from celery_singleton_lock.lock.sync import Lock
 from celery_singleton_lock.lookout import Lookout
 from celery_singleton_lock.core.model import (
     Claim,
@@ -50,7 +50,7 @@ from celery_singleton_lock.core.model import (
 )
 from celery_singleton_lock.core.lock_mode import OFF
 from celery_singleton_lock.core.lock_name_template import ArgumentsDoNotBind
-from celery_singleton_lock.row import Row
+from celery_singleton_lock.lock.multi_lock import Row
 from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.stamp import (
     COPY,
@@ -65,7 +65,7 @@ from celery_singleton_lock.stamp import (
     singles,
 )
 from celery_singleton_lock.store.base import Store
-from celery_singleton_lock.turn import stand_in_line
+from celery_singleton_lock.lock.wait_for_turn import stand_in_line
 
 if TYPE_CHECKING:
     from celery_singleton_lock.gather import Gathering

@@ -35,7 +35,7 @@ from celery_singleton_lock.publisher import pack, unpack
 from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.stamp import Stamp, singles
 from celery_singleton_lock.store.base import Store
-from celery_singleton_lock.watchdog import Watchdog
+from celery_singleton_lock.lock.renewals import Watchdog
 
 if TYPE_CHECKING:
     from celery_singleton_lock.store.admin import Standing

@@ -39,7 +39,7 @@ from celery_singleton_lock.errors import (
     SingletonLockError,
 )
 from celery_singleton_lock.core.redis_keys import Keyspace
-from celery_singleton_lock.lock import Lock
+from celery_singleton_lock.lock.sync import Lock
 from celery_singleton_lock.core.lock_name_template import OF_FUNCTION, ArgumentsDoNotBind, compile_name
 from celery_singleton_lock.store.connect import connect
 from celery_singleton_lock.store.redis import RedisStore

@@ -16,7 +16,7 @@ from celery_singleton_lock.core.model import ALIVE
 from celery_singleton_lock.store.connect import in_memory
 from celery_singleton_lock.store.redis import RedisStore
 from celery_singleton_lock.store.verbs import LONGEST_LEASE
-from celery_singleton_lock.watchdog import Watchdog, living
+from celery_singleton_lock.lock.renewals import Watchdog, living
 
 if TYPE_CHECKING:
     from celery_singleton_lock.store.memory import MemoryServer

@@ -11,7 +11,7 @@ from typing import Any
 from celery_singleton_lock.gather import Gathering
 from celery_singleton_lock.kept import Kept
 from celery_singleton_lock.store.scripts import VERBS, assemble, load_scripts, read
-from celery_singleton_lock.watchdog import Watchdog
+from celery_singleton_lock.lock.renewals import Watchdog
 
 LIBRARY = "_lock.lua"
 

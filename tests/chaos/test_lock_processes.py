@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import celery_singleton_lock
-from celery_singleton_lock.lock import Lock
+from celery_singleton_lock.lock.sync import Lock
 from celery_singleton_lock.core.model import CLAIM_LEASE
 from celery_singleton_lock.store.redis import RedisStore
 from support.waiting import eventually, in_time
@@ -30,7 +30,7 @@ CLIENT = """
 import sys
 import redis
 from celery_singleton_lock.errors import LockNotOwned
-from celery_singleton_lock.lock import Lock
+from celery_singleton_lock.lock.sync import Lock
 
 def say(*words):
     sys.stdout.write(" ".join(map(str, words)) + "\\n")
@@ -57,7 +57,7 @@ WRITER = """
 import sys
 import redis
 from celery_singleton_lock.errors import LockNotOwned
-from celery_singleton_lock.lock import Lock
+from celery_singleton_lock.lock.sync import Lock
 
 client = redis.Redis.from_url(sys.argv[1])
 lock = Lock(client, "lock", lease=float(sys.argv[2]))

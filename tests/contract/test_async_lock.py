@@ -14,8 +14,8 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 import redis.asyncio
 
-from celery_singleton_lock import aio
-from celery_singleton_lock.aio import AsyncLock, AsyncWatchdog
+from celery_singleton_lock.lock.sync import aio
+from celery_singleton_lock.lock.aio import AsyncLock, AsyncWatchdog
 from celery_singleton_lock.errors import (
     BackendUnreachable,
     ConfigurationError,
@@ -24,7 +24,7 @@ from celery_singleton_lock.errors import (
     LockReentered,
     LockTimeout,
 )
-from celery_singleton_lock.lock import Lock
+from celery_singleton_lock.lock.sync import Lock
 from celery_singleton_lock.core.model import Claim, Ending, Owner, new_token
 from celery_singleton_lock.store.async_redis import AsyncRedisStore
 from celery_singleton_lock.store.redis import RedisStore

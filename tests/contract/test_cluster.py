@@ -25,7 +25,7 @@ from celery_singleton_lock.cli.standalone import main
 from celery_singleton_lock.errors import BackendRefused, BackendUnreachable
 from celery_singleton_lock.core.redis_keys import BUCKETS, Keyspace, bucket_of
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Parcel, Verdict, new_token
-from celery_singleton_lock.resets import async_reset_all, reset_all
+from celery_singleton_lock.lock.reset import async_reset_all, reset_all
 from celery_singleton_lock.store import cluster as module
 from celery_singleton_lock.store.admin import Operator
 from celery_singleton_lock.store.cluster import ClusterStore

@@ -9,7 +9,7 @@ import pytest
 
 from celery_singleton_lock.config.redis_url import parse_backend_url
 from celery_singleton_lock.errors import BackendUnreachable
-from celery_singleton_lock.lock import Lock
+from celery_singleton_lock.lock.sync import Lock
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict, new_token
 from celery_singleton_lock.store.connect import connect
 from celery_singleton_lock.store.redis import RedisStore

@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 import pytest
 import redis
 
-from celery_singleton_lock import turn as turn_module
+from celery_singleton_lock.lock.sync import wait_for_turn as turn_module
 from celery_singleton_lock.errors import LockNotOwned
 from support.designs import Baton, Heartbeat, OneOwnerPerHost, Ours, SetIfAbsent, Signal
 from support.proxy import Proxy

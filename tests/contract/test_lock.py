@@ -18,12 +18,12 @@ from pathlib import Path
 import pytest
 import redis
 
-from celery_singleton_lock import hold as hold_module
-from celery_singleton_lock import lock as lock_module
+from celery_singleton_lock.lock.sync import base as hold_module
+from celery_singleton_lock.lock.sync import sync as lock_module
 from celery_singleton_lock.core import lock_steps as plans_module
-from celery_singleton_lock import turn as turn_module
-from celery_singleton_lock import watchdog as watchdog_module
-from celery_singleton_lock.aio import AsyncLock
+from celery_singleton_lock.lock.sync import wait_for_turn as turn_module
+from celery_singleton_lock.lock.sync import renewals as watchdog_module
+from celery_singleton_lock.lock.aio import AsyncLock
 from celery_singleton_lock.errors import (
     BackendRefused,
     BackendUnreachable,
@@ -32,7 +32,7 @@ from celery_singleton_lock.errors import (
     LockReentered,
     LockWaitTimeout,
 )
-from celery_singleton_lock.lock import Lock
+from celery_singleton_lock.lock.sync import Lock
 from celery_singleton_lock.core.model import Claim, Ending, Owner, new_token
 from celery_singleton_lock.store.async_cluster import AsyncClusterStore
 from celery_singleton_lock.store.async_quorum import AsyncQuorumStore

@@ -15,7 +15,7 @@ from celery import _state
 
 import celery_singleton_lock
 from celery_singleton_lock import Lock
-from celery_singleton_lock.hold import _watchdogs
+from celery_singleton_lock.lock.base import _watchdogs
 from celery_singleton_lock.core.model import CLAIM_LEASE, new_token
 
 pytestmark = pytest.mark.contract

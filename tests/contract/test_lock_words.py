@@ -10,7 +10,7 @@ import re
 import pytest
 import redis.asyncio
 
-from celery_singleton_lock.dogpile import async_get_or_set, get_or_set
+from celery_singleton_lock.lock.get_or_set import async_get_or_set, get_or_set
 from celery_singleton_lock.errors import (
     BackendUnreachable,
     ConfigurationError,
@@ -19,10 +19,10 @@ from celery_singleton_lock.errors import (
     LockReentered,
     LockTimeout,
 )
-from celery_singleton_lock.lock import Lock
+from celery_singleton_lock.lock.sync import Lock
 from celery_singleton_lock.core.lock_steps import carry_out
-from celery_singleton_lock.resets import async_reset_all, reset_all
-from celery_singleton_lock.turn import in_thread
+from celery_singleton_lock.lock.reset import async_reset_all, reset_all
+from celery_singleton_lock.lock.wait_for_turn import in_thread
 from support.waiting import eventually
 
 pytestmark = pytest.mark.contract

@@ -35,7 +35,7 @@ from celery_singleton_lock import (
     reset_all,
 )
 from celery_singleton_lock.config.option_checks import ConfigurationWarning
-from celery_singleton_lock.hold import _watchdogs
+from celery_singleton_lock.lock.base import _watchdogs
 from celery_singleton_lock.store.redis import RedisStore
 from support.waiting import eventually
 

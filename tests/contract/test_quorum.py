@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_singleton_lock.aio import AsyncLock
+from celery_singleton_lock.lock.aio import AsyncLock
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.embedded import RedisServer
 from celery_singleton_lock.errors import (
@@ -27,7 +27,7 @@ from celery_singleton_lock.errors import (
     LockTimeout,
 )
 from celery_singleton_lock.core.redis_keys import Keyspace
-from celery_singleton_lock.lock import Lock
+from celery_singleton_lock.lock.sync import Lock
 from celery_singleton_lock.core.model import Claim, Owner, Verdict, new_token
 from celery_singleton_lock.store.async_quorum import AsyncQuorumStore
 from celery_singleton_lock.store.ballot import Each

@@ -9,7 +9,7 @@ from celery import states
 from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
 
 from celery_singleton_lock.errors import LockQueueFull, LockWaitTimeout
-from celery_singleton_lock.turn import LIVENESS
+from celery_singleton_lock.lock.wait_for_turn import LIVENESS
 from integration.book import Book, only
 from support.waiting import eventually, in_time, never, seconds_until
 

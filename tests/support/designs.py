@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import redis
 
-from celery_singleton_lock.lock import Lock
+from celery_singleton_lock.lock.sync import Lock
 from celery_singleton_lock.store.redis import RedisStore
 
 NAME = "scene"

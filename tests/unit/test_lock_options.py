@@ -10,13 +10,13 @@ import pytest
 import redis
 import redis.asyncio
 
-from celery_singleton_lock.aio import AsyncLock
+from celery_singleton_lock.lock.aio import AsyncLock
 from celery_singleton_lock.config.limits import MAX_COUNT, MAX_LEASE, MAX_WAIT
 from celery_singleton_lock.config.option_checks import ConfigurationWarning
 from celery_singleton_lock.errors import ConfigurationError, LockNameError
-from celery_singleton_lock.lock import Lock
+from celery_singleton_lock.lock.sync import Lock
 from celery_singleton_lock.core.model import Reply, Verdict, new_token
-from celery_singleton_lock.turn import AFTER_LEASE, HEARTBEAT, LIVENESS, STAGGER, Step, Turn
+from celery_singleton_lock.lock.wait_for_turn import AFTER_LEASE, HEARTBEAT, LIVENESS, STAGGER, Step, Turn
 
 NO_NUMBERS = [math.nan, math.inf, -math.inf, True, False, "30", b"x", [30], 3 + 0j]
 

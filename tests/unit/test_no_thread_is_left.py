@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from celery import Celery
 
-from celery_singleton_lock import Lock, LockedTask, new_token, watchdog
+from celery_singleton_lock import Lock, LockedTask, new_token
+from celery_singleton_lock.lock.sync import renewals as watchdog
 from celery_singleton_lock.testing import memory_client
 
 

@@ -26,7 +26,7 @@ print(json.dumps({
     "signals": {n: str(signal.getsignal(n)) for n in signal.valid_signals()},
     "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
     "threads": threading.active_count(),
-    "library": "celery_singleton_lock.lock" in sys.modules,
+    "library": "celery_singleton_lock.lock.sync" in sys.modules,
     "patched": any(name in sys.modules for name in ("gevent", "eventlet")),
 }, default=str))
 sys.exit(7)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import redis.asyncio
 
-from celery_singleton_lock.aio import AsyncLock
+from celery_singleton_lock.lock.aio import AsyncLock
 from celery_singleton_lock.errors import BackendRefused, ConfigurationError
 from celery_singleton_lock.core.redis_keys import Keyspace
-from celery_singleton_lock.lock import Lock
+from celery_singleton_lock.lock.sync import Lock
 from celery_singleton_lock.config.settings import parse_settings, resolve_options
 from celery_singleton_lock.store.async_quorum import AsyncQuorumStore
 from celery_singleton_lock.store.open import admin_of

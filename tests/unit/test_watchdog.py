@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from celery_singleton_lock import watchdog
+from celery_singleton_lock.lock.sync import renewals as watchdog
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.errors import BackendRefused, BackendUnreachable
-from celery_singleton_lock.watchdog import Round, Watchdog
+from celery_singleton_lock.lock.renewals import Round, Watchdog
 from support.waiting import eventually
 
 

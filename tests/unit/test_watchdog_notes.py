@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from celery_singleton_lock.watchdog import LONG, Lease, Round, Watchdog
+from celery_singleton_lock.lock.renewals import LONG, Lease, Round, Watchdog
 
 
 class HandClock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from celery_singleton_lock.core.model import Ending, Reply
-from celery_singleton_lock.turn import Step, Turn
+from celery_singleton_lock.lock.wait_for_turn import Step, Turn
 from support.engine.world import Asker, World
 
 AFTER_THE_END = 3

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from celery_singleton_lock.core.model import Ending, Reservation, Verdict, base_of
-from celery_singleton_lock.turn import Step
+from celery_singleton_lock.lock.wait_for_turn import Step
 from support.engine.clients import Patient
 from support.engine.moves import everybody_dies
 from support.engine.world import LIMITS, MIXED, ONE, TWO, World

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import redis
 import redis.asyncio
 
-from celery_singleton_lock.aio import AsyncLock
+from celery_singleton_lock.lock.aio import AsyncLock
 from celery_singleton_lock.config.argument_checks import checked_seconds
 from celery_singleton_lock.config.limits import MAX_WAIT
 from celery_singleton_lock.errors import (
@@ -27,8 +27,8 @@ from celery_singleton_lock.errors import (
     LockNotOwned,
     LockReentered,
 )
-from celery_singleton_lock.hold import Holding, checked_client
-from celery_singleton_lock.lock import Lock
+from celery_singleton_lock.lock.base import Holding, checked_client
+from celery_singleton_lock.lock.sync import Lock
 from celery_singleton_lock.core.lock_steps import Plan, carry_out, carry_out_async
 from celery_singleton_lock.store.failures import FAILED, explain
 from celery_singleton_lock.store.valkey import AsyncValkeyClient, ValkeyClient, as_redis_error

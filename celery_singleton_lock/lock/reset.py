@@ -9,7 +9,7 @@ import redis
 import redis.asyncio
 
 from celery_singleton_lock.errors import BackendError, ConfigurationError
-from celery_singleton_lock.hold import checked_client
+from celery_singleton_lock.lock.base import checked_client
 from celery_singleton_lock.core.redis_keys import keyspace_with
 from celery_singleton_lock.core.lock_steps import carry_out, carry_out_async
 from celery_singleton_lock.store.async_cluster import AsyncClusterStore

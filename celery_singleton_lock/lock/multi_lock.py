@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.errors import SingletonLockError
-from celery_singleton_lock.lock import Lock
+from celery_singleton_lock.lock.sync import Lock
 
 
 class Row:

@@ -1,7 +1,7 @@
 """What the locks for threads and for asyncio have in common: all but waiting and sending.
 
-What has to be asked of a store is written here as plans; :class:`~celery_singleton_lock.lock.Lock`
-carries them out in a thread, :class:`~celery_singleton_lock.aio.AsyncLock` in a task.
+What has to be asked of a store is written here as plans; :class:`~celery_singleton_lock.lock.sync.Lock`
+carries them out in a thread, :class:`~celery_singleton_lock.lock.aio.AsyncLock` in a task.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from celery_singleton_lock.core.model import (
 )
 from celery_singleton_lock.core.lock_steps import Plan
 from celery_singleton_lock.store.valkey import is_valkey
-from celery_singleton_lock.turn import Do, Step, Turn, Wish, twice, way
-from celery_singleton_lock.watchdog import Lease, OnLost, Renewals
+from celery_singleton_lock.lock.wait_for_turn import Do, Step, Turn, Wish, twice, way
+from celery_singleton_lock.lock.renewals import Lease, OnLost, Renewals
 from celery_singleton_lock.message_text import named
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, ParamSpec, Protocol, TypeVar, overload
 import redis
 import redis.asyncio
 
-from celery_singleton_lock.aio import AsyncLock
+from celery_singleton_lock.lock.aio import AsyncLock
 from celery_singleton_lock.config.argument_checks import (
     checked_seconds,
     finished,
@@ -32,12 +32,12 @@ from celery_singleton_lock.errors import (
     LockReentered,
     LockTimeout,
 )
-from celery_singleton_lock.lock import Lock
+from celery_singleton_lock.lock.sync import Lock
 from celery_singleton_lock.core.lock_name_template import OF_FUNCTION, ArgumentsDoNotBind, compile_name
 from celery_singleton_lock.store.async_redis import AsyncRedisStore
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.store.valkey import AsyncValkeyClient, ValkeyClient
-from celery_singleton_lock.watchdog import OnLost
+from celery_singleton_lock.lock.renewals import OnLost
 from celery_singleton_lock.message_text import a_kind
 
 P = ParamSpec("P")

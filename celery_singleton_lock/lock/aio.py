@@ -6,7 +6,7 @@
         await ledger.write(..., fence=lock.fencing_token)
 
 It decides nothing of its own: the way to a lock, what it asks of a store and what is due for
-renewal are the plans that :class:`~celery_singleton_lock.lock.Lock` carries out in threads. What is
+renewal are the plans that :class:`~celery_singleton_lock.lock.sync.Lock` carries out in threads. What is
 here is how tasks carry them out: cancelled at any await, a task must leave nothing behind.
 
 A request that the server may have in its hands is therefore heard to its end, also by a cancelled
@@ -32,7 +32,7 @@ from celery_singleton_lock.config.redis_url import safe_url
 from celery_singleton_lock.config.argument_checks import checked_bool, checked_name, refuse_unknown
 from celery_singleton_lock.core.clock import MovableClock, clock_for
 from celery_singleton_lock.errors import BackendError, ConfigurationError, SingletonLockError
-from celery_singleton_lock.hold import (
+from celery_singleton_lock.lock.base import (
     Hold,
     Holding,
     keyspace_for,
@@ -49,8 +49,8 @@ from celery_singleton_lock.store.valkey import (
     AsyncValkeyStore,
     is_valkey,
 )
-from celery_singleton_lock.turn import Do, Wish, twice
-from celery_singleton_lock.watchdog import PATIENCE, Lease, OnLost, Renewals
+from celery_singleton_lock.lock.wait_for_turn import Do, Wish, twice
+from celery_singleton_lock.lock.renewals import PATIENCE, Lease, OnLost, Renewals
 from celery_singleton_lock.message_text import a_kind
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@
     with Lock(client, "account:42", lease=30) as lock:
         ledger.write(..., fence=lock.fencing_token)
 
-Waiting is in :mod:`celery_singleton_lock.turn`, what is asked of a store in
-:mod:`celery_singleton_lock.hold`, the checks of what is passed in
+Waiting is in :mod:`celery_singleton_lock.lock.wait_for_turn`, what is asked of a store in
+:mod:`celery_singleton_lock.lock.base`, the checks of what is passed in
 :mod:`celery_singleton_lock.config.argument_checks`.
 """
 
@@ -23,7 +23,7 @@ import redis
 from celery_singleton_lock.config.redis_url import safe_url
 from celery_singleton_lock.config.argument_checks import checked_name, refuse_unknown
 from celery_singleton_lock.errors import BackendError, ConfigurationError, SingletonLockError
-from celery_singleton_lock.hold import (
+from celery_singleton_lock.lock.base import (
     Hold,
     Holding,
     keyspace_for,
@@ -36,8 +36,8 @@ from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.store.open import store_on
 from celery_singleton_lock.store.quorum import QuorumStore
 from celery_singleton_lock.store.valkey import ValkeyClient, is_valkey
-from celery_singleton_lock.turn import Wish, in_thread, twice
-from celery_singleton_lock.watchdog import OnLost, Watchdog
+from celery_singleton_lock.lock.wait_for_turn import Wish, in_thread, twice
+from celery_singleton_lock.lock.renewals import OnLost, Watchdog
 from celery_singleton_lock.message_text import a_kind, named
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""Locks in code: ``Lock``, ``AsyncLock``, and what is built on them."""
