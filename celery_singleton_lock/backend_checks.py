@@ -19,7 +19,7 @@ from celery_singleton_lock.core.model import SCHEMA
 from celery_singleton_lock.core.lock_mode import ENFORCE
 from celery_singleton_lock.store.failures import UNRESOLVED
 from celery_singleton_lock.store.quorum_tasks import TaskQuorum
-from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.redis.sync import RedisStore
 from celery_singleton_lock.message_text import number_of
 
 logger = logging.getLogger(__name__)

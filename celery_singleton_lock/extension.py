@@ -50,7 +50,7 @@ from celery_singleton_lock.store.connect import connect
 from celery_singleton_lock.store.open import open_store
 from celery_singleton_lock.store.quorum import TIMEOUT
 from celery_singleton_lock.store.quorum_tasks import TaskQuorum
-from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.redis.sync import RedisStore
 from celery_singleton_lock.store.verbs import NO_REPLICAS, Replicas
 from celery_singleton_lock.lock.renewals import living
 

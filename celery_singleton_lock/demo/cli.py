@@ -22,7 +22,7 @@ from celery_singleton_lock.demo.signals import Interrupted, interruptible, undis
 from celery_singleton_lock.demo.stage import PROCESSES, DemoError, Run, Scene, Worker
 from celery_singleton_lock.demo.verdict import Figures
 from celery_singleton_lock.embedded import EmbeddedRedisError, RedisServer, find_provider
-from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.redis.sync import RedisStore
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -42,7 +42,7 @@ from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.lock.sync import Lock
 from celery_singleton_lock.core.lock_name_template import OF_FUNCTION, ArgumentsDoNotBind, compile_name
 from celery_singleton_lock.store.connect import connect
-from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.redis.sync import RedisStore
 
 logger = logging.getLogger(__name__)
 

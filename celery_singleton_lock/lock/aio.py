@@ -43,8 +43,8 @@ from celery_singleton_lock.core.model import Holder
 from celery_singleton_lock.core.lock_steps import Plan, carry_out_async
 from celery_singleton_lock.store.async_cluster import AsyncClusterStore
 from celery_singleton_lock.store.async_quorum import AsyncQuorumStore
-from celery_singleton_lock.store.async_redis import AsyncRedisStore
-from celery_singleton_lock.store.valkey import (
+from celery_singleton_lock.store.redis.aio import AsyncRedisStore
+from celery_singleton_lock.store.redis.valkey import (
     AsyncValkeyClient,
     AsyncValkeyStore,
     is_valkey,

@@ -45,7 +45,7 @@ from celery_singleton_lock.core.model import (
     new_token,
 )
 from celery_singleton_lock.core.lock_steps import Plan
-from celery_singleton_lock.store.valkey import is_valkey
+from celery_singleton_lock.store.redis.valkey import is_valkey
 from celery_singleton_lock.lock.wait_for_turn import Do, Step, Turn, Wish, twice, way
 from celery_singleton_lock.lock.renewals import Lease, OnLost, Renewals
 from celery_singleton_lock.message_text import named

@@ -34,9 +34,9 @@ from celery_singleton_lock.errors import (
 )
 from celery_singleton_lock.lock.sync import Lock
 from celery_singleton_lock.core.lock_name_template import OF_FUNCTION, ArgumentsDoNotBind, compile_name
-from celery_singleton_lock.store.async_redis import AsyncRedisStore
+from celery_singleton_lock.store.redis.aio import AsyncRedisStore
 from celery_singleton_lock.store.base import Store
-from celery_singleton_lock.store.valkey import AsyncValkeyClient, ValkeyClient
+from celery_singleton_lock.store.redis.valkey import AsyncValkeyClient, ValkeyClient
 from celery_singleton_lock.lock.renewals import OnLost
 from celery_singleton_lock.message_text import a_kind
 

@@ -13,7 +13,7 @@ from celery_singleton_lock.lock.base import checked_client
 from celery_singleton_lock.core.redis_keys import keyspace_with
 from celery_singleton_lock.core.lock_steps import carry_out, carry_out_async
 from celery_singleton_lock.store.async_cluster import AsyncClusterStore
-from celery_singleton_lock.store.async_redis import AsyncRedisStore
+from celery_singleton_lock.store.redis.aio import AsyncRedisStore
 from celery_singleton_lock.store.open import store_on
 from celery_singleton_lock.store.redis_admin import (
     SCANNED,
@@ -24,7 +24,7 @@ from celery_singleton_lock.store.redis_admin import (
     match_of,
 )
 from celery_singleton_lock.store.scripts import load_admin_scripts
-from celery_singleton_lock.store.valkey import (
+from celery_singleton_lock.store.redis.valkey import (
     AsyncValkeyClient,
     AsyncValkeyStore,
     ValkeyClient,

@@ -35,7 +35,7 @@ from celery_singleton_lock.core.lock_steps import Plan, carry_out
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.store.open import store_on
 from celery_singleton_lock.store.quorum import QuorumStore
-from celery_singleton_lock.store.valkey import ValkeyClient, is_valkey
+from celery_singleton_lock.store.redis.valkey import ValkeyClient, is_valkey
 from celery_singleton_lock.lock.wait_for_turn import Wish, in_thread, twice
 from celery_singleton_lock.lock.renewals import OnLost, Watchdog
 from celery_singleton_lock.message_text import a_kind, named

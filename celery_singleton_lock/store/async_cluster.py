@@ -16,7 +16,7 @@ from celery_singleton_lock.errors import BackendUnreachable
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.core.model import CLAIM_LEASE
 from celery_singleton_lock.core.lock_steps import by_task
-from celery_singleton_lock.store.async_redis import Bench
+from celery_singleton_lock.store.redis.aio import Bench
 from celery_singleton_lock.store.cluster import ClusterVerbs
 from celery_singleton_lock.store.failures import FAILED, explain
 from celery_singleton_lock.store.nodes import ELSEWHERE, key_of

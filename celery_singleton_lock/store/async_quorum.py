@@ -16,7 +16,7 @@ from celery_singleton_lock.errors import BackendError, BackendUnreachable
 from celery_singleton_lock.core.redis_keys import Keyspace, keyspace_with
 from celery_singleton_lock.core.model import CLAIM_LEASE
 from celery_singleton_lock.core.lock_steps import by_task
-from celery_singleton_lock.store.async_redis import AsyncRedisStore
+from celery_singleton_lock.store.redis.aio import AsyncRedisStore
 from celery_singleton_lock.store.ballot import Ballot, Each
 from celery_singleton_lock.store.node import NodeVerbs
 from celery_singleton_lock.store.quorum import TIMEOUT, addresses_of, node_client

@@ -25,7 +25,7 @@ from celery_singleton_lock.core.lock_steps import carry_out
 from celery_singleton_lock.store import replies
 from celery_singleton_lock.store.failures import FAILED, explain
 from celery_singleton_lock.store.nodes import Nodes
-from celery_singleton_lock.store.redis import BLOCKS, RedisStore, confirmed, explained
+from celery_singleton_lock.store.redis.sync import BLOCKS, RedisStore, confirmed, explained
 from celery_singleton_lock.store.scripts import Script
 from celery_singleton_lock.store.verbs import (
     LONGEST_BLOCK,
@@ -44,7 +44,7 @@ from celery_singleton_lock.store.verbs import (
     Verbs,
     Wish,
 )
-from celery_singleton_lock.store.wire import demoted
+from celery_singleton_lock.store.redis.fast_path import demoted
 
 LOOK: Final = 5.0
 """Seconds after which all inboxes of a worker are looked into, whether a bell rang or not.

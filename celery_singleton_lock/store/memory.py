@@ -1,6 +1,6 @@
 """A server for locks in the memory of this process, for tests: our own scripts, on fakeredis.
 
-:class:`~celery_singleton_lock.store.redis.RedisStore` works on it as on any other server, so what
+:class:`~celery_singleton_lock.store.redis.sync.RedisStore` works on it as on any other server, so what
 it promises is the same by construction. Only the server's time is its own: tests move it.
 
 Needs the extra ``testing``; imported when there is a ``memory://`` alone, by

@@ -13,9 +13,9 @@ from celery_singleton_lock.store.cluster import ClusterStore
 from celery_singleton_lock.store.connect import connect, for_cluster
 from celery_singleton_lock.store.nodes import Nodes
 from celery_singleton_lock.store.quorum_tasks import TaskQuorum, refuse
-from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.redis.sync import RedisStore
 from celery_singleton_lock.store.redis_admin import ClusterAdminStore, RedisAdminStore
-from celery_singleton_lock.store.valkey import ValkeyClient, ValkeyStore, is_valkey
+from celery_singleton_lock.store.redis.valkey import ValkeyClient, ValkeyStore, is_valkey
 from celery_singleton_lock.store.verbs import NO_REPLICAS, Replicas
 
 

@@ -25,7 +25,7 @@ from celery_singleton_lock.core.lock_steps import by_thread
 from celery_singleton_lock.store.ballot import Ballot, Each
 from celery_singleton_lock.store.node import NodeVerbs
 from celery_singleton_lock.store.quorum_verbs import At, QuorumVerbs, Wish
-from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.redis.sync import RedisStore
 from celery_singleton_lock.store.scripts import Script
 from celery_singleton_lock.message_text import a_kind, named
 

@@ -21,10 +21,10 @@ from celery_singleton_lock.store.admin import Glance, Operator, Page, Standing, 
 from celery_singleton_lock.store.cluster import ClusterStore
 from celery_singleton_lock.store.failures import explain
 from celery_singleton_lock.store.nodes import ELSEWHERE
-from celery_singleton_lock.store.redis import RedisStore, explained
+from celery_singleton_lock.store.redis.sync import RedisStore, explained
 from celery_singleton_lock.store.scripts import Argument, Call, load_admin_scripts
 from celery_singleton_lock.store.verbs import Batch, Command, Verbs, limit_of, milliseconds_of
-from celery_singleton_lock.store.wire import Relay, packed_call, packed_command
+from celery_singleton_lock.store.redis.fast_path import Relay, packed_call, packed_command
 
 SCANNED: Final = 1000
 """Keys that one SCAN looks at: 0.3 ms on a usual machine."""

@@ -1,7 +1,7 @@
 """The verbs of a store as plans: which scripts they run, and what the answers mean (no I/O).
 
-:mod:`celery_singleton_lock.store.redis` carries them out in a thread, and
-:mod:`celery_singleton_lock.store.async_redis` in a task.
+:mod:`celery_singleton_lock.store.redis.sync` carries them out in a thread, and
+:mod:`celery_singleton_lock.store.redis.aio` in a task.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from celery_singleton_lock.extension import install
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.core.model import Holder, LockView, base_of
 from celery_singleton_lock.store.connect import connect
-from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.redis.sync import RedisStore
 from celery_singleton_lock.testing.hold import ANY, Hold
 from celery_singleton_lock.testing.journal import Journal, Run, id_of, state_of
 from celery_singleton_lock.testing.times import LockTime

@@ -14,7 +14,7 @@ from celery_singleton_lock.config.argument_checks import checked_seconds
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.core.model import ALIVE
 from celery_singleton_lock.store.connect import in_memory
-from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.redis.sync import RedisStore
 from celery_singleton_lock.store.verbs import LONGEST_LEASE
 from celery_singleton_lock.lock.renewals import Watchdog, living
 

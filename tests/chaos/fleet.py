@@ -17,7 +17,7 @@ from typing_extensions import Self
 
 from celery_singleton_lock.embedded import RedisServer, find_provider
 from celery_singleton_lock.core.redis_keys import Keyspace
-from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.redis.sync import RedisStore
 from chaos.broker import BROKERS, RedisBroker
 from chaos.schedule import LEASE
 from chaos.tasks import build

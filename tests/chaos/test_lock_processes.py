@@ -17,7 +17,7 @@ import pytest
 import celery_singleton_lock
 from celery_singleton_lock.lock.sync import Lock
 from celery_singleton_lock.core.model import CLAIM_LEASE
-from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.redis.sync import RedisStore
 from support.waiting import eventually, in_time
 
 pytestmark = [

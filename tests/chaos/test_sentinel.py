@@ -9,7 +9,7 @@ import pytest
 
 from celery_singleton_lock.config.redis_url import parse_backend_url
 from celery_singleton_lock.store.connect import connect
-from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.redis.sync import RedisStore
 from integration.book import Book
 from support.sentinel import SentinelSet
 from support.waiting import eventually, never

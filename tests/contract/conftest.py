@@ -10,7 +10,7 @@ import redis.asyncio
 
 from celery_singleton_lock.embedded import RedisServer
 from celery_singleton_lock.core.redis_keys import Keyspace
-from celery_singleton_lock.store.async_redis import AsyncRedisStore
+from celery_singleton_lock.store.redis.aio import AsyncRedisStore
 from celery_singleton_lock.store.quorum import RedisNode
 from celery_singleton_lock.store.quorum_tasks import TaskQuorum
 from celery_singleton_lock.store.redis_admin import ClusterAdminStore, RedisAdminStore

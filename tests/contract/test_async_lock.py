@@ -26,8 +26,8 @@ from celery_singleton_lock.errors import (
 )
 from celery_singleton_lock.lock.sync import Lock
 from celery_singleton_lock.core.model import Claim, Ending, Owner, new_token
-from celery_singleton_lock.store.async_redis import AsyncRedisStore
-from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.redis.aio import AsyncRedisStore
+from celery_singleton_lock.store.redis.sync import RedisStore
 from support.waiting import eventually
 
 pytestmark = pytest.mark.contract

@@ -28,7 +28,7 @@ from celery_singleton_lock.errors import (
     LockWaitTimeout,
 )
 from celery_singleton_lock.core.redis_keys import Keyspace
-from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.redis.sync import RedisStore
 from support import djangos
 from support.waiting import eventually
 

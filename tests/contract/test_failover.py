@@ -12,7 +12,7 @@ from celery_singleton_lock.errors import BackendUnreachable
 from celery_singleton_lock.lock.sync import Lock
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict, new_token
 from celery_singleton_lock.store.connect import connect
-from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.redis.sync import RedisStore
 from support.proxy import Proxy
 from support.sentinel import SentinelSet
 from support.waiting import eventually, in_time

@@ -9,7 +9,7 @@ import pytest
 
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict, new_token
-from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.redis.sync import RedisStore
 from celery_singleton_lock.lock.wait_for_turn import stand_in_line
 from support.waiting import eventually
 

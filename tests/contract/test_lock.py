@@ -36,7 +36,7 @@ from celery_singleton_lock.lock.sync import Lock
 from celery_singleton_lock.core.model import Claim, Ending, Owner, new_token
 from celery_singleton_lock.store.async_cluster import AsyncClusterStore
 from celery_singleton_lock.store.async_quorum import AsyncQuorumStore
-from celery_singleton_lock.store.async_redis import AsyncRedisStore
+from celery_singleton_lock.store.redis.aio import AsyncRedisStore
 from support.loop import Driven
 from support.turns import turns
 from support.waiting import eventually, in_time, never

@@ -36,7 +36,7 @@ from celery_singleton_lock import (
 )
 from celery_singleton_lock.config.option_checks import ConfigurationWarning
 from celery_singleton_lock.lock.base import _watchdogs
-from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.redis.sync import RedisStore
 from support.waiting import eventually
 
 pytestmark = pytest.mark.contract

@@ -15,7 +15,7 @@ from celery_singleton_lock import AsyncLock, Lock, LockNotOwned
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict, new_token
 from celery_singleton_lock.store.cluster import ClusterStore
 from celery_singleton_lock.store.nodes import Nodes
-from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.redis.sync import RedisStore
 from support.proxy import Proxy
 from support.waiting import eventually
 

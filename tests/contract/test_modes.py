@@ -7,7 +7,7 @@ import random
 import pytest
 
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Parcel, Verdict, new_token
-from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.redis.sync import RedisStore
 from celery_singleton_lock.store.scripts import load_scripts
 
 pytestmark = pytest.mark.contract

@@ -6,7 +6,7 @@ import pytest
 
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Parcel, Verdict, new_token
-from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.redis.sync import RedisStore
 
 pytestmark = pytest.mark.contract
 

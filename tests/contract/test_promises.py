@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Parcel, Verdict, base_of, new_token
-from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.redis.sync import RedisStore
 from celery_singleton_lock.store.scripts import load_scripts
 
 pytestmark = pytest.mark.contract

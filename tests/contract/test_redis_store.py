@@ -17,7 +17,7 @@ from celery_singleton_lock.errors import BackendError, BackendRefused, BackendUn
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Parcel, Verdict, new_token
 from celery_singleton_lock.store.failures import explain
-from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.redis.sync import RedisStore
 from support.waiting import eventually, in_time
 
 pytestmark = pytest.mark.contract
@@ -508,7 +508,7 @@ failed = threading.Event()
 atexit.register(failed.wait, 1.0)  # the first one to be registered is the last one to be called
 
 import redis
-from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.redis.sync import RedisStore
 
 store = RedisStore(redis.Redis.from_url(sys.argv[1]))
 

@@ -12,7 +12,7 @@ from redis.retry import Retry
 from celery_singleton_lock.errors import BackendUnreachable
 from celery_singleton_lock.core.redis_keys import Keyspace, bucket_of
 from celery_singleton_lock.core.model import SCHEMA, Claim, Owner, Parcel, new_token
-from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.redis.sync import RedisStore
 from support.waiting import eventually
 
 pytestmark = pytest.mark.contract

@@ -27,8 +27,8 @@ from celery_singleton_lock import (
 )
 from celery_singleton_lock.config.redis_url import parse_backend_url
 from celery_singleton_lock.store.quorum import QuorumStore
-from celery_singleton_lock.store.redis import RedisStore
-from celery_singleton_lock.store.valkey import as_redis_error
+from celery_singleton_lock.store.redis.sync import RedisStore
+from celery_singleton_lock.store.redis.valkey import as_redis_error
 from support.proxy import Proxy
 from support.waiting import eventually
 

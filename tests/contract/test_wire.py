@@ -12,7 +12,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_singleton_lock.embedded import RedisServer
 from celery_singleton_lock.store.scripts import Script
-from celery_singleton_lock.store.wire import Wire, packed
+from celery_singleton_lock.store.redis.fast_path import Wire, packed
 
 ECHO = Script("echo", "return ARGV[1]", "lock", ("said", "again", "once_more"))
 SLOW = Script("slow", "local n = 0 for i = 1, 2e7 do n = n + i end return 'slow'", "lock", ())

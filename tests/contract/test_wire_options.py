@@ -9,7 +9,7 @@ from redis.retry import Retry
 
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.store.scripts import Script
-from celery_singleton_lock.store.wire import Wire, is_plain, packed
+from celery_singleton_lock.store.redis.fast_path import Wire, is_plain, packed
 
 ECHO = Script("echo", "return ARGV[1]", "lock", ("said",))
 KEYS = Script("keys", "return table.concat(KEYS, ' ')", "lock", ())

@@ -20,7 +20,7 @@ from kombu import Connection
 
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.core.model import LockView
-from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.redis.sync import RedisStore
 from integration.taskbook import Journal, build
 from support import nursery
 from support.ci import skip_or_fail

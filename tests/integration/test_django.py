@@ -16,7 +16,7 @@ from celery import Celery, states
 
 from celery_singleton_lock import Lock
 from celery_singleton_lock.core.redis_keys import Keyspace
-from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.redis.sync import RedisStore
 from support.waiting import eventually
 from support.workers import CeleryWorker
 

@@ -22,7 +22,7 @@ from celery_singleton_lock import (
     LockWaitTimeout,
     current_lock,
 )
-from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.redis.sync import RedisStore
 from support.waiting import eventually
 
 

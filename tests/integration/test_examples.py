@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from celery import Celery
 
-from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.redis.sync import RedisStore
 from support.waiting import eventually
 from support.workers import CeleryWorker
 

@@ -8,7 +8,7 @@ import pytest
 from celery import Celery
 
 from celery_singleton_lock import LockedTask
-from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.redis.sync import RedisStore
 from support.waiting import eventually, never
 
 

@@ -27,7 +27,7 @@ from pytest_celery import (
 )
 
 from celery_singleton_lock.embedded import RedisServer
-from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.redis.sync import RedisStore
 from support.local_cluster import LocalRedis, LocalWorker, RedisHandle, WorkerHandle, number_of
 from support.waiting import eventually
 

@@ -21,7 +21,7 @@ from celery_singleton_lock.core.model import (
     Verdict,
     new_token,
 )
-from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.redis.sync import RedisStore
 
 SIZES: Final = (10, 1_000, 100_000)
 ROUNDS: Final = 3

@@ -13,7 +13,7 @@ from uuid import uuid4
 import redis
 
 from celery_singleton_lock.lock.sync import Lock
-from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.redis.sync import RedisStore
 
 NAME = "scene"
 CLAIM = 0.5

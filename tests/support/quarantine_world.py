@@ -10,7 +10,7 @@ import random
 
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Reservation, Verdict, new_token
-from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.redis.sync import RedisStore
 from celery_singleton_lock.store.scripts import (
     VERBS,
     Script,

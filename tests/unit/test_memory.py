@@ -19,9 +19,9 @@ from celery_singleton_lock.config.redis_url import parse_backend_url
 from celery_singleton_lock.cli import main
 from celery_singleton_lock.core.clock import MovableClock, SystemClock
 from celery_singleton_lock.core.model import Claim, Owner, Verdict, new_token
-from celery_singleton_lock.store.async_redis import AsyncRedisStore
+from celery_singleton_lock.store.redis.aio import AsyncRedisStore
 from celery_singleton_lock.store.connect import connect
-from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.redis.sync import RedisStore
 from celery_singleton_lock.store.redis_admin import RedisAdminStore
 from celery_singleton_lock.testing import SingletonLocks, memory_client
 

@@ -7,7 +7,7 @@ import socket
 import pytest
 import redis
 
-from celery_singleton_lock.store import wire
+from celery_singleton_lock.store.redis.sync import fast_path as wire
 
 
 @pytest.fixture(params=[1, 65536], ids=["byte by byte", "at once"])

@@ -25,7 +25,7 @@ from celery_singleton_lock.core.model import (
     Verdict,
     base_of,
 )
-from celery_singleton_lock.store.redis import RedisStore
+from celery_singleton_lock.store.redis.sync import RedisStore
 from celery_singleton_lock.store.scripts import Script, load_scripts
 from celery_singleton_lock.store.verbs import Verb
 from support.engine.snapshot import ENDS_KEY, LockState, Reader, Snapshot

@@ -13,11 +13,11 @@ from typing import Any, Final, Protocol
 import redis
 from redis import exceptions as failures
 
-from celery_singleton_lock.store.async_redis import AsyncRedisStore
-from celery_singleton_lock.store.async_redis import send_counted as send_counted_async
-from celery_singleton_lock.store.redis import RedisStore, blocking_twin
+from celery_singleton_lock.store.redis.aio import AsyncRedisStore
+from celery_singleton_lock.store.redis.aio import send_counted as send_counted_async
+from celery_singleton_lock.store.redis.sync import RedisStore, blocking_twin
 from celery_singleton_lock.store.verbs import Command, Counted, Wish
-from celery_singleton_lock.store.wire import send_counted
+from celery_singleton_lock.store.redis.fast_path import send_counted
 
 _WANTS: Final = ("EVALSHA",)
 """What a pool of valkey-py is told of the command when it is asked for a connection."""

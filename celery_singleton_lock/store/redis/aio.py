@@ -15,7 +15,7 @@ from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.core.model import CLAIM_LEASE
 from celery_singleton_lock.core.lock_steps import by_task
 from celery_singleton_lock.store.failures import explain
-from celery_singleton_lock.store.redis import confirmed
+from celery_singleton_lock.store.redis.sync import confirmed
 from celery_singleton_lock.store.scripts import Script
 from celery_singleton_lock.store.verbs import (
     LONGEST_BLOCK,
@@ -29,7 +29,7 @@ from celery_singleton_lock.store.verbs import (
     Verbs,
     Wish,
 )
-from celery_singleton_lock.store.wire import POOL_WANTS, demoted
+from celery_singleton_lock.store.redis.fast_path import POOL_WANTS, demoted
 
 
 class AsyncRedisStore:

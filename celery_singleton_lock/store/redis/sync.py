@@ -36,7 +36,7 @@ from celery_singleton_lock.store.verbs import (
     Wish,
     released,
 )
-from celery_singleton_lock.store.wire import Wire, demoted, packed, send_counted
+from celery_singleton_lock.store.redis.fast_path import Wire, demoted, packed, send_counted
 
 BLOCKS: Final = (1.0, 3.0, 10.0, LONGEST_BLOCK)
 """Lengths of blocking calls, in seconds, that have a client each; who wants longer asks again."""
