@@ -12,7 +12,7 @@ from celery_singleton_lock.errors import BackendError, ConfigurationError
 from celery_singleton_lock.lock.base import checked_client
 from celery_singleton_lock.core.redis_keys import keyspace_with
 from celery_singleton_lock.core.lock_steps import carry_out, carry_out_async
-from celery_singleton_lock.store.async_cluster import AsyncClusterStore
+from celery_singleton_lock.store.cluster.aio import AsyncClusterStore
 from celery_singleton_lock.store.redis.aio import AsyncRedisStore
 from celery_singleton_lock.store.open import store_on
 from celery_singleton_lock.store.redis_admin import (

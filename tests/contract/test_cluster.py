@@ -26,9 +26,9 @@ from celery_singleton_lock.errors import BackendRefused, BackendUnreachable
 from celery_singleton_lock.core.redis_keys import BUCKETS, Keyspace, bucket_of
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Parcel, Verdict, new_token
 from celery_singleton_lock.lock.reset import async_reset_all, reset_all
-from celery_singleton_lock.store import cluster as module
+from celery_singleton_lock.store.cluster.sync import sync as module
 from celery_singleton_lock.store.admin import Operator
-from celery_singleton_lock.store.cluster import ClusterStore
+from celery_singleton_lock.store.cluster.sync import ClusterStore
 from celery_singleton_lock.store.open import admin_of, open_store
 from support.redis_cluster import RedisCluster
 from support.replication import is_replicated

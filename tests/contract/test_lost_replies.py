@@ -13,8 +13,8 @@ from redis.retry import Retry
 
 from celery_singleton_lock import AsyncLock, Lock, LockNotOwned
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict, new_token
-from celery_singleton_lock.store.cluster import ClusterStore
-from celery_singleton_lock.store.nodes import Nodes
+from celery_singleton_lock.store.cluster.sync import ClusterStore
+from celery_singleton_lock.store.cluster_routing import Nodes
 from celery_singleton_lock.store.redis.sync import RedisStore
 from support.proxy import Proxy
 from support.waiting import eventually

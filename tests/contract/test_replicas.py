@@ -10,7 +10,7 @@ from celery_singleton_lock.errors import BackendUnreachable, ConfigurationError
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Parcel, Verdict, new_token
 from celery_singleton_lock.config.settings import parse_settings
-from celery_singleton_lock.store.cluster import ClusterStore
+from celery_singleton_lock.store.cluster.sync import ClusterStore
 from celery_singleton_lock.store.redis.sync import RedisStore
 from celery_singleton_lock.store.verbs import Confirm, Replicas
 from support.replication import is_replicated

@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing
 import pytest
 
 from celery_singleton_lock import Lock
-from celery_singleton_lock.store.cluster import ClusterStore
+from celery_singleton_lock.store.cluster.sync import ClusterStore
 from celery_singleton_lock.store.open import admin_of
 from integration.book import Book
 from support.events import EventLog

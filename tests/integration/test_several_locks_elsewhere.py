@@ -16,7 +16,7 @@ from celery_singleton_lock import (
     current_lock,
     current_locks,
 )
-from celery_singleton_lock.store.cluster import ClusterStore
+from celery_singleton_lock.store.cluster.sync import ClusterStore
 from celery_singleton_lock.store.redis.sync import RedisStore
 from celery_singleton_lock.testing import SingletonLocks, worker_in_thread
 from integration.book import Book, only

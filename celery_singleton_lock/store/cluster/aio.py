@@ -17,9 +17,9 @@ from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.core.model import CLAIM_LEASE
 from celery_singleton_lock.core.lock_steps import by_task
 from celery_singleton_lock.store.redis.aio import Bench
-from celery_singleton_lock.store.cluster import ClusterVerbs
+from celery_singleton_lock.store.cluster.sync import ClusterVerbs
 from celery_singleton_lock.store.failures import FAILED, explain
-from celery_singleton_lock.store.nodes import ELSEWHERE, key_of
+from celery_singleton_lock.store.cluster_routing import ELSEWHERE, key_of
 from celery_singleton_lock.store.scripts import Script
 from celery_singleton_lock.store.verbs import Batch, Command, Counted, Pop, Wish
 

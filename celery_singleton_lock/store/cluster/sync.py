@@ -24,7 +24,7 @@ from celery_singleton_lock.core.model import CLAIM_LEASE, Claim, Delivery, Endin
 from celery_singleton_lock.core.lock_steps import carry_out
 from celery_singleton_lock.store import replies
 from celery_singleton_lock.store.failures import FAILED, explain
-from celery_singleton_lock.store.nodes import Nodes
+from celery_singleton_lock.store.cluster_routing import Nodes
 from celery_singleton_lock.store.redis.sync import BLOCKS, RedisStore, confirmed, explained
 from celery_singleton_lock.store.scripts import Script
 from celery_singleton_lock.store.verbs import (
