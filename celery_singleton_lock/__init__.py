@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from celery_singleton_lock.lock.sync import Lock
     from celery_singleton_lock.core.model import CurrentLock, new_token
     from celery_singleton_lock.lock.reset import async_reset_all, reset_all
-    from celery_singleton_lock.store.async_quorum import AsyncQuorumStore
-    from celery_singleton_lock.store.quorum import QuorumStore
+    from celery_singleton_lock.store.quorum.aio import AsyncQuorumStore
+    from celery_singleton_lock.store.quorum.sync import QuorumStore
     from celery_singleton_lock.task import LockedTask
 
 __all__ = [

@@ -48,8 +48,8 @@ from celery_singleton_lock.config.multi_lock_option import SeveralNamer, compile
 from celery_singleton_lock.stamp import Stamp
 from celery_singleton_lock.store.connect import connect
 from celery_singleton_lock.store.open import open_store
-from celery_singleton_lock.store.quorum import TIMEOUT
-from celery_singleton_lock.store.quorum_tasks import TaskQuorum
+from celery_singleton_lock.store.quorum.sync import TIMEOUT
+from celery_singleton_lock.store.quorum.worker_store import TaskQuorum
 from celery_singleton_lock.store.redis.sync import RedisStore
 from celery_singleton_lock.store.verbs import NO_REPLICAS, Replicas
 from celery_singleton_lock.lock.renewals import living

@@ -42,7 +42,7 @@ from celery_singleton_lock.lock.base import (
 from celery_singleton_lock.core.model import Holder
 from celery_singleton_lock.core.lock_steps import Plan, carry_out_async
 from celery_singleton_lock.store.cluster.aio import AsyncClusterStore
-from celery_singleton_lock.store.async_quorum import AsyncQuorumStore
+from celery_singleton_lock.store.quorum.aio import AsyncQuorumStore
 from celery_singleton_lock.store.redis.aio import AsyncRedisStore
 from celery_singleton_lock.store.redis.valkey import (
     AsyncValkeyClient,

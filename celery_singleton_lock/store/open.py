@@ -12,7 +12,7 @@ from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.store.cluster.sync import ClusterStore
 from celery_singleton_lock.store.connect import connect, for_cluster
 from celery_singleton_lock.store.cluster_routing import Nodes
-from celery_singleton_lock.store.quorum_tasks import TaskQuorum, refuse
+from celery_singleton_lock.store.quorum.worker_store import TaskQuorum, refuse
 from celery_singleton_lock.store.redis.sync import RedisStore
 from celery_singleton_lock.store.redis_admin import ClusterAdminStore, RedisAdminStore
 from celery_singleton_lock.store.redis.valkey import ValkeyClient, ValkeyStore, is_valkey

@@ -55,7 +55,7 @@ ADMIN_VERBS: Final = (
 )
 """Those of operators, which no worker loads."""
 QUORUM_VERBS: Final = ("vote", "withdraw", "renew", "greet", "admit")
-"""Those of one server among several; see :mod:`celery_singleton_lock.store.node`."""
+"""Those of one server among several; see :mod:`celery_singleton_lock.store.quorum.server`."""
 
 _HEADER: Final = re.compile(r"^-- (KEYS|ARGV): *(.*?) *$", re.MULTILINE)
 

@@ -35,7 +35,7 @@ from celery_singleton_lock.errors import (
 from celery_singleton_lock.lock.sync import Lock
 from celery_singleton_lock.core.model import Claim, Ending, Owner, new_token
 from celery_singleton_lock.store.cluster.aio import AsyncClusterStore
-from celery_singleton_lock.store.async_quorum import AsyncQuorumStore
+from celery_singleton_lock.store.quorum.aio import AsyncQuorumStore
 from celery_singleton_lock.store.redis.aio import AsyncRedisStore
 from support.loop import Driven
 from support.turns import turns

@@ -29,10 +29,10 @@ from celery_singleton_lock.errors import (
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.lock.sync import Lock
 from celery_singleton_lock.core.model import Claim, Owner, Verdict, new_token
-from celery_singleton_lock.store.async_quorum import AsyncQuorumStore
-from celery_singleton_lock.store.ballot import Each
-from celery_singleton_lock.store.quorum import QuorumStore
-from celery_singleton_lock.store.quorum_verbs import ranked
+from celery_singleton_lock.store.quorum.aio import AsyncQuorumStore
+from celery_singleton_lock.store.quorum.votes import Each
+from celery_singleton_lock.store.quorum.sync import QuorumStore
+from celery_singleton_lock.store.quorum.operations import ranked
 from support.turns import coordinator
 from support.waiting import eventually
 

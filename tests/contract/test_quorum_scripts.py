@@ -11,8 +11,8 @@ from redis.exceptions import ResponseError
 
 from celery_singleton_lock.errors import BackendRefused
 from celery_singleton_lock.core.model import new_token
-from celery_singleton_lock.store.ballot import Bid
-from celery_singleton_lock.store.quorum import RedisNode
+from celery_singleton_lock.store.quorum.votes import Bid
+from celery_singleton_lock.store.quorum.sync import RedisNode
 from celery_singleton_lock.store.scripts import (
     QUORUM_VERBS,
     assemble,

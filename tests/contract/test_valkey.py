@@ -26,7 +26,7 @@ from celery_singleton_lock import (
     reset_all,
 )
 from celery_singleton_lock.config.redis_url import parse_backend_url
-from celery_singleton_lock.store.quorum import QuorumStore
+from celery_singleton_lock.store.quorum.sync import QuorumStore
 from celery_singleton_lock.store.redis.sync import RedisStore
 from celery_singleton_lock.store.redis.valkey import as_redis_error
 from support.proxy import Proxy

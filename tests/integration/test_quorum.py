@@ -16,7 +16,7 @@ from celery_singleton_lock.embedded import RedisServer
 from celery_singleton_lock.errors import BackendRefused
 from celery_singleton_lock.extension import install
 from celery_singleton_lock.config.settings import parse_settings
-from celery_singleton_lock.store.quorum import QuorumStore
+from celery_singleton_lock.store.quorum.sync import QuorumStore
 from support.waiting import eventually
 from support.workers import CeleryWorker
 

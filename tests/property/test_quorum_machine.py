@@ -19,7 +19,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from celery_singleton_lock.store.ballot import Ballot, Each, Elected
+from celery_singleton_lock.store.quorum.votes import Ballot, Each, Elected
 from support.quorum_world import LEASE, TIMEOUT, Server, Vote, World
 
 FULL = bool(os.environ.get("CSL_TEST_FULL"))

@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 
 from celery_singleton_lock.core.redis_keys import Keyspace
-from celery_singleton_lock.store.ballot import Bid
-from celery_singleton_lock.store.quorum import RedisNode
+from celery_singleton_lock.store.quorum.votes import Bid
+from celery_singleton_lock.store.quorum.sync import RedisNode
 from celery_singleton_lock.store.scripts import (
     QUORUM_VERBS,
     Script,

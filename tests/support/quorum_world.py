@@ -1,6 +1,6 @@
 """A simulated quorum: servers, clocks that drift, and a network that loses and delays.
 
-The plans are the library's (:mod:`celery_singleton_lock.store.ballot`); what is simulated is what
+The plans are the library's (:mod:`celery_singleton_lock.store.quorum.votes`); what is simulated is what
 carries them out. A server here does in Python what the scripts do in Redis; that both do the same
 is tested in tests/contract/test_quorum_scripts.py.
 """
@@ -11,7 +11,7 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
-from celery_singleton_lock.store.ballot import Ballot, Bid, Each, Elected, Greeting, Voice
+from celery_singleton_lock.store.quorum.votes import Ballot, Bid, Each, Elected, Greeting, Voice
 
 NAME = "a"
 LEASE = 10.0

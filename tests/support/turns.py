@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_singleton_lock.store.quorum import QuorumStore, RedisNode
-from celery_singleton_lock.store.quorum_verbs import ranked
+from celery_singleton_lock.store.quorum.sync import QuorumStore, RedisNode
+from celery_singleton_lock.store.quorum.operations import ranked
 
 
 def coordinator(store: QuorumStore, name: str) -> RedisNode:

@@ -27,7 +27,7 @@ from celery_singleton_lock.core.model import (
     Stray,
     new_token,
 )
-from celery_singleton_lock.store.quorum import QuorumStore
+from celery_singleton_lock.store.quorum.sync import QuorumStore
 from celery_singleton_lock.store.verbs import PROBE
 
 _ONE_REDIS: Final = (

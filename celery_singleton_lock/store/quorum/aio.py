@@ -17,10 +17,10 @@ from celery_singleton_lock.core.redis_keys import Keyspace, keyspace_with
 from celery_singleton_lock.core.model import CLAIM_LEASE
 from celery_singleton_lock.core.lock_steps import by_task
 from celery_singleton_lock.store.redis.aio import AsyncRedisStore
-from celery_singleton_lock.store.ballot import Ballot, Each
-from celery_singleton_lock.store.node import NodeVerbs
-from celery_singleton_lock.store.quorum import TIMEOUT, addresses_of, node_client
-from celery_singleton_lock.store.quorum_verbs import At, QuorumVerbs, Wish
+from celery_singleton_lock.store.quorum.votes import Ballot, Each
+from celery_singleton_lock.store.quorum.server import NodeVerbs
+from celery_singleton_lock.store.quorum.sync import TIMEOUT, addresses_of, node_client
+from celery_singleton_lock.store.quorum.operations import At, QuorumVerbs, Wish
 from celery_singleton_lock.store.scripts import Script
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class AsyncRedisNode(AsyncRedisStore):
-    """One server of a quorum; see :class:`~celery_singleton_lock.store.quorum.RedisNode`."""
+    """One server of a quorum; see :class:`~celery_singleton_lock.store.quorum.sync.RedisNode`."""
 
     verbs: NodeVerbs
 

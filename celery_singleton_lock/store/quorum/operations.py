@@ -3,7 +3,7 @@
 A lock's **turn** is an ordinary lock of the same name on one of the servers, its coordinator: who
 queues, queues there, and is woken there. Which server that is follows from the name, the same for
 all clients; if it does not answer, it is the next. A turn is not the lock: whose turn it is asks
-for the votes (:mod:`celery_singleton_lock.store.ballot`), and owns the lock with a majority. So two
+for the votes (:mod:`celery_singleton_lock.store.quorum.votes`), and owns the lock with a majority. So two
 turns at once, on two coordinators, cost time and order, but never the lock.
 """
 
@@ -34,7 +34,7 @@ from celery_singleton_lock.core.model import (
     Verdict,
 )
 from celery_singleton_lock.core.lock_steps import Plan
-from celery_singleton_lock.store.ballot import Answers, Ballot, Each, Elected, Greeting, Refused
+from celery_singleton_lock.store.quorum.votes import Answers, Ballot, Each, Elected, Greeting, Refused
 
 T = TypeVar("T")
 

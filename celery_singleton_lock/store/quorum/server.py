@@ -8,7 +8,7 @@ from typing import Any
 from celery_singleton_lock.errors import BackendError, BackendUnreachable
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.core.model import CLAIM_LEASE
-from celery_singleton_lock.store.ballot import Bid, Greeting, Voice
+from celery_singleton_lock.store.quorum.votes import Bid, Greeting, Voice
 from celery_singleton_lock.store.replies import seconds, text
 from celery_singleton_lock.store.scripts import Argument, Call, Script, load_quorum_scripts
 from celery_singleton_lock.store.verbs import Attempts, Verb, Verbs

@@ -22,9 +22,9 @@ from celery_singleton_lock.errors import BackendError, BackendUnreachable, Confi
 from celery_singleton_lock.core.redis_keys import Keyspace, keyspace_with
 from celery_singleton_lock.core.model import CLAIM_LEASE
 from celery_singleton_lock.core.lock_steps import by_thread
-from celery_singleton_lock.store.ballot import Ballot, Each
-from celery_singleton_lock.store.node import NodeVerbs
-from celery_singleton_lock.store.quorum_verbs import At, QuorumVerbs, Wish
+from celery_singleton_lock.store.quorum.votes import Ballot, Each
+from celery_singleton_lock.store.quorum.server import NodeVerbs
+from celery_singleton_lock.store.quorum.operations import At, QuorumVerbs, Wish
 from celery_singleton_lock.store.redis.sync import RedisStore
 from celery_singleton_lock.store.scripts import Script
 from celery_singleton_lock.message_text import a_kind, named
