@@ -58,9 +58,9 @@ from celery_singleton_lock.request import LockedRequest
 from celery_singleton_lock.revokes import Revokes
 from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.stamp import Stamp
-from celery_singleton_lock.store.admin import Standing
+from celery_singleton_lock.store.operator.base import Standing
 from celery_singleton_lock.store.base import Store
-from celery_singleton_lock.store.open import admin_of
+from celery_singleton_lock.store.factory import admin_of
 from celery_singleton_lock.sweeper import Sweeper
 from celery_singleton_lock.tray import RETRY, Tray
 from celery_singleton_lock.lock.renewals import Watchdog

@@ -17,7 +17,7 @@ from celery_singleton_lock.errors import (
 from celery_singleton_lock.extension import PATIENCE, Extension
 from celery_singleton_lock.core.model import SCHEMA
 from celery_singleton_lock.core.lock_mode import ENFORCE
-from celery_singleton_lock.store.failures import UNRESOLVED
+from celery_singleton_lock.store.error_mapping import UNRESOLVED
 from celery_singleton_lock.store.quorum.worker_store import TaskQuorum
 from celery_singleton_lock.store.redis.sync import RedisStore
 from celery_singleton_lock.message_text import number_of

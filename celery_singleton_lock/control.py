@@ -16,8 +16,8 @@ from celery_singleton_lock.admin.release import force_release
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.core.lock_mode import ALL, MODES
-from celery_singleton_lock.store.admin import Operator
-from celery_singleton_lock.store.open import admin_of
+from celery_singleton_lock.store.operator.base import Operator
+from celery_singleton_lock.store.factory import admin_of
 from celery_singleton_lock.message_text import printable
 
 if TYPE_CHECKING:

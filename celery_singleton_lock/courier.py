@@ -13,7 +13,7 @@ from celery_singleton_lock.orders import Left, Requeue
 from celery_singleton_lock.publisher import Outbox, Publisher, pack
 from celery_singleton_lock.queues import Queues
 from celery_singleton_lock.request import LockedRequest
-from celery_singleton_lock.store.verbs import HOLD
+from celery_singleton_lock.store.message_operations import HOLD
 from celery_singleton_lock.tray import RETRY, Tray
 from celery_singleton_lock.lock.renewals import Watchdog
 

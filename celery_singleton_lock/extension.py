@@ -47,11 +47,11 @@ from celery_singleton_lock.config.settings import (
 from celery_singleton_lock.config.multi_lock_option import SeveralNamer, compile_names
 from celery_singleton_lock.stamp import Stamp
 from celery_singleton_lock.store.connect import connect
-from celery_singleton_lock.store.open import open_store
+from celery_singleton_lock.store.factory import open_store
 from celery_singleton_lock.store.quorum.sync import TIMEOUT
 from celery_singleton_lock.store.quorum.worker_store import TaskQuorum
 from celery_singleton_lock.store.redis.sync import RedisStore
-from celery_singleton_lock.store.verbs import NO_REPLICAS, Replicas
+from celery_singleton_lock.store.message_operations import NO_REPLICAS, Replicas
 from celery_singleton_lock.lock.renewals import living
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.lock.renewals import Watchdog
 
 if TYPE_CHECKING:
-    from celery_singleton_lock.store.admin import Standing
+    from celery_singleton_lock.store.operator.base import Standing
 
 logger = logging.getLogger(__name__)
 

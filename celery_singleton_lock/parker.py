@@ -26,7 +26,7 @@ from celery_singleton_lock.revokes import Revokes
 from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.stamp import doubted, singles
 from celery_singleton_lock.store.base import Store
-from celery_singleton_lock.store.open import admin_of
+from celery_singleton_lock.store.factory import admin_of
 from celery_singleton_lock.tray import Tray
 
 logger = logging.getLogger(__name__)

@@ -21,8 +21,8 @@ from celery_singleton_lock.admin.release import (
     forced_release_warning,
 )
 from celery_singleton_lock.admin.why import Answer, Witness, why
-from celery_singleton_lock.store.admin import Glance, Operator, Standing, Waiting
-from celery_singleton_lock.store.redis_admin import RedisAdminStore
+from celery_singleton_lock.store.operator.base import Glance, Operator, Standing, Waiting
+from celery_singleton_lock.store.operator.redis import RedisAdminStore
 
 __all__ = [
     "ORDERS",

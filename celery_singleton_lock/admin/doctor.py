@@ -15,8 +15,8 @@ from celery_singleton_lock.core.clock import seconds_until
 from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.core.model import SCHEMA
 from celery_singleton_lock.store import replies
-from celery_singleton_lock.store.redis_admin import RedisAdminStore
-from celery_singleton_lock.store.verbs import Command
+from celery_singleton_lock.store.operator.redis import RedisAdminStore
+from celery_singleton_lock.store.message_operations import Command
 from celery_singleton_lock.message_text import number_of, printable
 
 OLDEST: Final = (6, 2)

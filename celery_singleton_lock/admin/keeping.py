@@ -8,7 +8,7 @@ from contextlib import suppress
 from celery_singleton_lock.core.lock_set import bundle_in
 from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.core.model import Ending, Holder
-from celery_singleton_lock.store.admin import AdminStore, Waiting
+from celery_singleton_lock.store.operator.base import AdminStore, Waiting
 
 WAITS = frozenset(
     {

@@ -11,8 +11,8 @@ from typing import Any, Final
 from celery_singleton_lock.admin.keeping import parked_elsewhere
 from celery_singleton_lock.admin.signs_of_life import in_glances, in_view
 from celery_singleton_lock.core.model import LockView
-from celery_singleton_lock.store.admin import PARTS, AdminStore, Glance, Waiting
-from celery_singleton_lock.store.verbs import PROBE
+from celery_singleton_lock.store.operator.base import PARTS, AdminStore, Glance, Waiting
+from celery_singleton_lock.store.message_operations import PROBE
 from celery_singleton_lock.message_text import natural
 
 ASKED: Final = 10

@@ -16,8 +16,8 @@ from celery_singleton_lock.admin.locks import waiting_in
 from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.errors import BackendError, ConfigurationError
 from celery_singleton_lock.core.model import ANOTHER_RUN, Claim, Owner, Parcel, Verdict, new_token
-from celery_singleton_lock.store.admin import AdminStore, Operator, Waiting
-from celery_singleton_lock.store.verbs import HOLD
+from celery_singleton_lock.store.operator.base import AdminStore, Operator, Waiting
+from celery_singleton_lock.store.message_operations import HOLD
 
 STEP: Final = 20
 """Most tasks that one script takes out of a line: half a millisecond."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from celery_singleton_lock.errors import LockError
 from celery_singleton_lock.core.model import HELD_AFTER, Holder, Reply, Verdict
-from celery_singleton_lock.store.admin import AdminStore, Operator
+from celery_singleton_lock.store.operator.base import AdminStore, Operator
 
 
 class Refused(LockError):

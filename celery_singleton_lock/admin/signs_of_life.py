@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from celery_singleton_lock.core.model import ALIVE, Holder, LockView
-from celery_singleton_lock.store.admin import AdminStore, Glance
+from celery_singleton_lock.store.operator.base import AdminStore, Glance
 
 RENEWED: Final = 1 / 3
 """Age, as a share of itself, at which a worker that lives renews a lease."""

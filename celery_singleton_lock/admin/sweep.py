@@ -8,7 +8,7 @@ from itertools import groupby
 from operator import attrgetter
 
 from celery_singleton_lock.core.model import Stray
-from celery_singleton_lock.store.admin import AdminStore, Operator
+from celery_singleton_lock.store.operator.base import AdminStore, Operator
 
 ALL_LOCKS = "(all locks)"
 """Stands in the audit for the name of a lock."""

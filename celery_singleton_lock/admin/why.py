@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from celery_singleton_lock.admin.keeping import WAITS, kept_by, parked_elsewhere, standing_of
 from celery_singleton_lock.admin.signs_of_life import in_view
 from celery_singleton_lock.core.model import HELD_AFTER, Holder, LockView
-from celery_singleton_lock.store.admin import AdminStore, Waiting
+from celery_singleton_lock.store.operator.base import AdminStore, Waiting
 from celery_singleton_lock.message_text import nth, printable
 
 NAMED: Final = 3

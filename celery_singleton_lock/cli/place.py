@@ -26,10 +26,10 @@ from celery_singleton_lock.errors import (
 )
 from celery_singleton_lock.extension import install
 from celery_singleton_lock.config.settings import Settings, parse_settings
-from celery_singleton_lock.store.admin import Operator
+from celery_singleton_lock.store.operator.base import Operator
 from celery_singleton_lock.store.connect import is_elsewhere
-from celery_singleton_lock.store.open import open_admin_store
-from celery_singleton_lock.store.redis_admin import RedisAdminStore
+from celery_singleton_lock.store.factory import open_admin_store
+from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from celery_singleton_lock.message_text import printable
 
 PATIENCE: Final = 5.0

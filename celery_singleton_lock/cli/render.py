@@ -15,7 +15,7 @@ import click
 from celery_singleton_lock.admin.locks import Detail
 from celery_singleton_lock.admin.why import named, seconds, short
 from celery_singleton_lock.core.model import Holder
-from celery_singleton_lock.store.admin import Glance, Waiting
+from celery_singleton_lock.store.operator.base import Glance, Waiting
 from celery_singleton_lock.message_text import number_of, printable
 
 _GAP: Final = "  "

@@ -27,7 +27,7 @@ from celery_singleton_lock.cli.parked import tell_dropped, tell_tally
 from celery_singleton_lock.cli.place import Place, with_place
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.model import HELD_AFTER, Holder, Verdict
-from celery_singleton_lock.store.admin import Operator, Waiting
+from celery_singleton_lock.store.operator.base import Operator, Waiting
 from celery_singleton_lock.message_text import meant
 
 ENDED_WITHIN: Final = 10.0

@@ -13,7 +13,7 @@ from kombu.serialization import prepare_accept_content
 from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.extension import Extension
 from celery_singleton_lock.publisher import Publisher, unpack
-from celery_singleton_lock.store.admin import Operator, Waiting
+from celery_singleton_lock.store.operator.base import Operator, Waiting
 from celery_singleton_lock.message_text import natural, number_of
 from celery_singleton_lock.wrap import read_as_celery
 

@@ -31,7 +31,7 @@ from celery_singleton_lock.admin.signs_of_life import in_glances, in_view
 from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.events import LockAdmin
 from celery_singleton_lock.core.model import Holder, LockView
-from celery_singleton_lock.store.admin import AdminStore
+from celery_singleton_lock.store.operator.base import AdminStore
 
 KEPT: Final = 10_000
 """Most locks of one list that are kept in memory: the first in its order."""

@@ -19,7 +19,7 @@ from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.events import LockAdmin
 from celery_singleton_lock.extension import PATIENCE, install
 from celery_singleton_lock.flower.feed import ROWS, Feed, UnknownLock, locks_in, visible
-from celery_singleton_lock.store.open import admin_of
+from celery_singleton_lock.store.factory import admin_of
 
 HERE: Final = Path(__file__).parent
 THREADS: Final = 4

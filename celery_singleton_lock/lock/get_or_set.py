@@ -30,7 +30,7 @@ from celery_singleton_lock.errors import (
 from celery_singleton_lock.lock.base import Holding, checked_client
 from celery_singleton_lock.lock.sync import Lock
 from celery_singleton_lock.core.lock_steps import Plan, carry_out, carry_out_async
-from celery_singleton_lock.store.failures import FAILED, explain
+from celery_singleton_lock.store.error_mapping import FAILED, explain
 from celery_singleton_lock.store.redis.valkey import AsyncValkeyClient, ValkeyClient, as_redis_error
 
 T = TypeVar("T")

@@ -14,8 +14,8 @@ from celery_singleton_lock.core.redis_keys import keyspace_with
 from celery_singleton_lock.core.lock_steps import carry_out, carry_out_async
 from celery_singleton_lock.store.cluster.aio import AsyncClusterStore
 from celery_singleton_lock.store.redis.aio import AsyncRedisStore
-from celery_singleton_lock.store.open import store_on
-from celery_singleton_lock.store.redis_admin import (
+from celery_singleton_lock.store.factory import store_on
+from celery_singleton_lock.store.operator.redis import (
     SCANNED,
     ClusterAdminStore,
     fits,
@@ -30,7 +30,7 @@ from celery_singleton_lock.store.redis.valkey import (
     ValkeyClient,
     is_valkey,
 )
-from celery_singleton_lock.store.verbs import Command, Verb, Verbs, Wish
+from celery_singleton_lock.store.message_operations import Command, Verb, Verbs, Wish
 from celery_singleton_lock.message_text import a_kind
 
 

@@ -33,7 +33,7 @@ from celery_singleton_lock.lock.base import (
 from celery_singleton_lock.core.model import Holder
 from celery_singleton_lock.core.lock_steps import Plan, carry_out
 from celery_singleton_lock.store.base import Store
-from celery_singleton_lock.store.open import store_on
+from celery_singleton_lock.store.factory import store_on
 from celery_singleton_lock.store.quorum.sync import QuorumStore
 from celery_singleton_lock.store.redis.valkey import ValkeyClient, is_valkey
 from celery_singleton_lock.lock.wait_for_turn import Wish, in_thread, twice

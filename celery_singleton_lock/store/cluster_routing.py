@@ -22,8 +22,8 @@ from redis.cluster import ClusterNode
 from redis.retry import Retry
 
 from celery_singleton_lock.core.clock import SystemClock
-from celery_singleton_lock.store.failures import FAILED
-from celery_singleton_lock.store.verbs import Attempts
+from celery_singleton_lock.store.error_mapping import FAILED
+from celery_singleton_lock.store.message_operations import Attempts
 
 ELSEWHERE: Final = (
     failures.MovedError,

@@ -15,7 +15,7 @@ from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.core.model import ALIVE
 from celery_singleton_lock.store.connect import in_memory
 from celery_singleton_lock.store.redis.sync import RedisStore
-from celery_singleton_lock.store.verbs import LONGEST_LEASE
+from celery_singleton_lock.store.message_operations import LONGEST_LEASE
 from celery_singleton_lock.lock.renewals import Watchdog, living
 
 if TYPE_CHECKING:

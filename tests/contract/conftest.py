@@ -13,7 +13,7 @@ from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.store.redis.aio import AsyncRedisStore
 from celery_singleton_lock.store.quorum.sync import RedisNode
 from celery_singleton_lock.store.quorum.worker_store import TaskQuorum
-from celery_singleton_lock.store.redis_admin import ClusterAdminStore, RedisAdminStore
+from celery_singleton_lock.store.operator.redis import ClusterAdminStore, RedisAdminStore
 from celery_singleton_lock.testing import memory_client
 from support.ci import skip_or_fail
 from support.loop import Driven, LoopThread

@@ -16,7 +16,7 @@ from celery_singleton_lock.core.model import (
     base_of,
     new_token,
 )
-from celery_singleton_lock.store.admin import PARTS, Operator
+from celery_singleton_lock.store.operator.base import PARTS, Operator
 
 pytestmark = pytest.mark.contract
 

@@ -11,9 +11,9 @@ import pytest
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.core.model import ALIVE, Claim, Holder, Owner, Parcel, new_token
-from celery_singleton_lock.store import redis_admin
-from celery_singleton_lock.store.admin import Glance, Operator, Waiting
-from celery_singleton_lock.store.redis_admin import (
+from celery_singleton_lock.store.operator import redis as redis_admin
+from celery_singleton_lock.store.operator.base import Glance, Operator, Waiting
+from celery_singleton_lock.store.operator.redis import (
     RedisAdminStore,
     fits,
     glances_of,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Parcel, Verdict, new_token
-from celery_singleton_lock.store.redis_admin import RedisAdminStore
+from celery_singleton_lock.store.operator.redis import RedisAdminStore
 
 pytestmark = pytest.mark.contract
 

@@ -27,9 +27,9 @@ from celery_singleton_lock.core.redis_keys import BUCKETS, Keyspace, bucket_of
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Parcel, Verdict, new_token
 from celery_singleton_lock.lock.reset import async_reset_all, reset_all
 from celery_singleton_lock.store.cluster.sync import sync as module
-from celery_singleton_lock.store.admin import Operator
+from celery_singleton_lock.store.operator.base import Operator
 from celery_singleton_lock.store.cluster.sync import ClusterStore
-from celery_singleton_lock.store.open import admin_of, open_store
+from celery_singleton_lock.store.factory import admin_of, open_store
 from support.redis_cluster import RedisCluster
 from support.replication import is_replicated
 from support.waiting import eventually

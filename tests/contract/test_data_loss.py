@@ -9,7 +9,7 @@ import pytest
 from celery_singleton_lock.admin.doctor import Health, examine
 from celery_singleton_lock.admin.why import why
 from celery_singleton_lock.core.model import Claim, Ending, Identity, Owner, Parcel, ParkedMessage
-from celery_singleton_lock.store import verbs
+from celery_singleton_lock.store import message_operations as verbs
 
 pytestmark = pytest.mark.contract
 

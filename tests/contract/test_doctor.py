@@ -8,7 +8,7 @@ from celery_singleton_lock.admin import doctor
 from celery_singleton_lock.admin.doctor import Check, Health, examine
 from celery_singleton_lock.errors import BackendUnreachable
 from celery_singleton_lock.core.model import SCHEMA, Claim, Ending, Owner, Parcel, new_token
-from celery_singleton_lock.store.redis_admin import RedisAdminStore
+from celery_singleton_lock.store.operator.redis import RedisAdminStore
 
 pytestmark = pytest.mark.contract
 

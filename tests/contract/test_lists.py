@@ -12,8 +12,8 @@ from celery_singleton_lock.admin.release import (
     why_not,
 )
 from celery_singleton_lock.core.model import Claim, Ending, Holder, Owner, Parcel, new_token
-from celery_singleton_lock.store.admin import PARTS, Glance, Operator
-from celery_singleton_lock.store.redis_admin import RedisAdminStore
+from celery_singleton_lock.store.operator.base import PARTS, Glance, Operator
+from celery_singleton_lock.store.operator.redis import RedisAdminStore
 
 pytestmark = pytest.mark.contract
 

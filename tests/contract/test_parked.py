@@ -22,8 +22,8 @@ from celery_singleton_lock.admin.parked import (
 )
 from celery_singleton_lock.errors import BackendError, ConfigurationError
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Parcel, Verdict, new_token
-from celery_singleton_lock.store.admin import Operator, Waiting
-from celery_singleton_lock.store.redis_admin import RedisAdminStore
+from celery_singleton_lock.store.operator.base import Operator, Waiting
+from celery_singleton_lock.store.operator.redis import RedisAdminStore
 
 pytestmark = pytest.mark.contract
 

@@ -6,7 +6,7 @@ import pytest
 
 from celery_singleton_lock.errors import BackendError, BackendRefused
 from celery_singleton_lock.core.model import Claim, Identity, Owner, ParkedMessage, Verdict, new_token
-from celery_singleton_lock.store.verbs import Replicas
+from celery_singleton_lock.store.message_operations import Replicas
 
 pytestmark = pytest.mark.contract
 

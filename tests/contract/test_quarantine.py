@@ -15,7 +15,7 @@ from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Parcel, Verdict, new_token
 from celery_singleton_lock.config.settings import parse_settings
 from celery_singleton_lock.store.cluster.sync import ClusterStore
-from celery_singleton_lock.store.open import admin_of
+from celery_singleton_lock.store.factory import admin_of
 from celery_singleton_lock.store.redis.sync import RedisStore
 from support.replication import is_replicated
 from support.waiting import eventually

@@ -16,7 +16,7 @@ from redis.retry import Retry
 from celery_singleton_lock.errors import BackendError, BackendRefused, BackendUnreachable
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Parcel, Verdict, new_token
-from celery_singleton_lock.store.failures import explain
+from celery_singleton_lock.store.error_mapping import explain
 from celery_singleton_lock.store.redis.sync import RedisStore
 from support.waiting import eventually, in_time
 

@@ -12,7 +12,7 @@ from celery_singleton_lock.core.model import Claim, Ending, Owner, Parcel, Verdi
 from celery_singleton_lock.config.settings import parse_settings
 from celery_singleton_lock.store.cluster.sync import ClusterStore
 from celery_singleton_lock.store.redis.sync import RedisStore
-from celery_singleton_lock.store.verbs import Confirm, Replicas
+from celery_singleton_lock.store.message_operations import Confirm, Replicas
 from support.replication import is_replicated
 from support.waiting import eventually
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Parcel, Verdict, new_token
-from celery_singleton_lock.store.redis_admin import RedisAdminStore
+from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from support.waiting import eventually
 
 pytestmark = pytest.mark.contract

@@ -23,7 +23,7 @@ from celery_singleton_lock.core.model import (
     base_of,
     new_token,
 )
-from celery_singleton_lock.store.verbs import DEFER
+from celery_singleton_lock.store.message_operations import DEFER
 from support.turns import turns
 from support.waiting import eventually, in_time
 

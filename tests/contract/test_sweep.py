@@ -6,8 +6,8 @@ import pytest
 
 from celery_singleton_lock.admin.sweep import Swept, sweep_once
 from celery_singleton_lock.core.model import Claim, Owner, Parcel, new_token
-from celery_singleton_lock.store.admin import Operator
-from celery_singleton_lock.store.redis_admin import RedisAdminStore
+from celery_singleton_lock.store.operator.base import Operator
+from celery_singleton_lock.store.operator.redis import RedisAdminStore
 
 pytestmark = pytest.mark.contract
 

@@ -26,7 +26,7 @@ from celery_singleton_lock.core.model import (
     Reservation,
     new_token,
 )
-from celery_singleton_lock.store.redis_admin import RedisAdminStore
+from celery_singleton_lock.store.operator.redis import RedisAdminStore
 
 pytestmark = pytest.mark.contract
 

@@ -13,7 +13,7 @@ from celery_singleton_lock.admin.parked import Filter, Pace, drain, purge
 from celery_singleton_lock.core.lock_set import Bundle, Part
 from celery_singleton_lock.cli.render import detail
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Parcel, new_token
-from celery_singleton_lock.store.redis_admin import RedisAdminStore
+from celery_singleton_lock.store.operator.redis import RedisAdminStore
 
 pytestmark = pytest.mark.contract
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from celery_singleton_lock import backend_checks
-from celery_singleton_lock.store import verbs as store
+from celery_singleton_lock.store import message_operations as store
 from integration import worker_app
 
 app = worker_app.app

@@ -10,7 +10,7 @@ from kombu import Connection
 
 from celery_singleton_lock import Lock
 from celery_singleton_lock.cli.commands import locks
-from celery_singleton_lock.store.redis_admin import RedisAdminStore
+from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from integration.book import Book
 from support.waiting import eventually, never
 

@@ -15,8 +15,8 @@ from celery_singleton_lock.events import LockAdmin
 from celery_singleton_lock.extension import install, observe
 from celery_singleton_lock.core.model import Claim, Owner, Parcel, new_token
 from celery_singleton_lock.publisher import pack
-from celery_singleton_lock.store.admin import Operator
-from celery_singleton_lock.store.redis_admin import RedisAdminStore
+from celery_singleton_lock.store.operator.base import Operator
+from celery_singleton_lock.store.operator.redis import RedisAdminStore
 
 NAME = "account:42"
 LOOKS = {"list", "show", "why", "watch", "audit", "doctor"}

@@ -21,7 +21,7 @@ from celery_singleton_lock.flower.feed import Feed
 from celery_singleton_lock.core.redis_keys import bucket_of
 from celery_singleton_lock.core.model import Claim, Owner, Parcel, new_token
 from celery_singleton_lock.publisher import pack
-from celery_singleton_lock.store.redis_admin import RedisAdminStore
+from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from integration.book import Book, standing
 from support.ci import skip_or_fail
 from support.entry_points import metadata_path
@@ -487,7 +487,7 @@ def test_exported_tasks_are_imported_at_their_places_and_twice_is_once(
 
 
 def _by():
-    from celery_singleton_lock.store.admin import Operator  # noqa: PLC0415
+    from celery_singleton_lock.store.operator.base import Operator  # noqa: PLC0415
 
     return Operator("test")
 

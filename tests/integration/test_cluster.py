@@ -10,7 +10,7 @@ import pytest
 
 from celery_singleton_lock import Lock
 from celery_singleton_lock.store.cluster.sync import ClusterStore
-from celery_singleton_lock.store.open import admin_of
+from celery_singleton_lock.store.factory import admin_of
 from integration.book import Book
 from support.events import EventLog
 from support.redis_cluster import RedisCluster

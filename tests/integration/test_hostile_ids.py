@@ -17,7 +17,7 @@ from celery_singleton_lock import LockedTask
 from celery_singleton_lock.cli import main
 from celery_singleton_lock.errors import LockConflict
 from celery_singleton_lock.core.model import Claim, Owner, Parcel, new_token
-from celery_singleton_lock.store.redis_admin import RedisAdminStore
+from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from celery_singleton_lock.testing import SingletonLocks
 from support.waiting import eventually
 

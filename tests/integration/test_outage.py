@@ -10,7 +10,7 @@ from celery import states
 from celery_singleton_lock.admin.doctor import Health, examine
 from celery_singleton_lock.admin.why import why
 from celery_singleton_lock.errors import BackendUnreachable
-from celery_singleton_lock.store.redis_admin import RedisAdminStore
+from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from integration.book import Book
 from support.proxy import Proxy
 from support.waiting import eventually, in_time, never

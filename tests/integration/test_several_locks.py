@@ -9,7 +9,7 @@ import pytest
 
 from celery_singleton_lock import Lock
 from celery_singleton_lock.admin import why
-from celery_singleton_lock.store.open import admin_of
+from celery_singleton_lock.store.factory import admin_of
 from integration.book import needs_pool, only, pools
 from support.waiting import eventually
 

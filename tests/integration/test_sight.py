@@ -13,7 +13,7 @@ import pytest
 from celery import states
 
 from celery_singleton_lock.embedded import RedisServer
-from celery_singleton_lock.store.redis_admin import RedisAdminStore
+from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from integration.book import Book, standing
 from support.waiting import eventually
 

@@ -22,8 +22,8 @@ from hypothesis.stateful import (
 
 from celery_singleton_lock.admin.parked import Filter, export, purge, restore
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Parcel, Verdict, base_of, new_token
-from celery_singleton_lock.store.admin import PARTS, Operator
-from celery_singleton_lock.store.redis_admin import RedisAdminStore
+from celery_singleton_lock.store.operator.base import PARTS, Operator
+from celery_singleton_lock.store.operator.redis import RedisAdminStore
 
 pytestmark = [
     pytest.mark.property,

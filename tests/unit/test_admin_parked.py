@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from celery_singleton_lock.admin.parked import STEP, Filter, Pace, steps
-from celery_singleton_lock.store.admin import Waiting
+from celery_singleton_lock.store.operator.base import Waiting
 
 
 def waiting(lock="a", size=1, **more):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_singleton_lock.agent import BEAT
-from celery_singleton_lock.store.verbs import DEFER
+from celery_singleton_lock.store.message_operations import DEFER
 from chaos.__main__ import excerpts
 from chaos.history import History
 from chaos.judge import FAULT_OF_CELERY, RULES, SAFETY, judge, unsettled

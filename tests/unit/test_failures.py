@@ -12,7 +12,7 @@ from redis.asyncio.sentinel import MasterNotFoundError as NoMasterForTasks
 from redis.sentinel import MasterNotFoundError
 
 from celery_singleton_lock.errors import BackendRefused, BackendUnreachable
-from celery_singleton_lock.store.failures import explain
+from celery_singleton_lock.store.error_mapping import explain
 
 
 @pytest.mark.parametrize("code", ["UNBLOCKED", "NOREPLICAS", "MASTERDOWN", "BUSY"])

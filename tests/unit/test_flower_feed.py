@@ -17,7 +17,7 @@ from celery_singleton_lock.flower.feed import (
     locks_in,
     visible,
 )
-from celery_singleton_lock.store.admin import Glance
+from celery_singleton_lock.store.operator.base import Glance
 
 
 class HandClock:

@@ -14,7 +14,7 @@ from celery_singleton_lock.core.model import Delivery, Ending, Reply, Verdict
 from celery_singleton_lock.publisher import pack
 from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.stamp import Stamp
-from celery_singleton_lock.store.admin import Standing, Waiting
+from celery_singleton_lock.store.operator.base import Standing, Waiting
 
 LEASE = 30
 OPTIONS = LockOptions(lease=LEASE)

@@ -22,7 +22,7 @@ from celery_singleton_lock.core.model import Claim, Owner, Verdict, new_token
 from celery_singleton_lock.store.redis.aio import AsyncRedisStore
 from celery_singleton_lock.store.connect import connect
 from celery_singleton_lock.store.redis.sync import RedisStore
-from celery_singleton_lock.store.redis_admin import RedisAdminStore
+from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from celery_singleton_lock.testing import SingletonLocks, memory_client
 
 NAME = "account:42"

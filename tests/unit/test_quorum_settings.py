@@ -11,7 +11,7 @@ from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.lock.sync import Lock
 from celery_singleton_lock.config.settings import parse_settings, resolve_options
 from celery_singleton_lock.store.quorum.aio import AsyncQuorumStore
-from celery_singleton_lock.store.open import admin_of
+from celery_singleton_lock.store.factory import admin_of
 from celery_singleton_lock.store.quorum.sync import QuorumStore
 from celery_singleton_lock.store.quorum.worker_store import TaskQuorum
 

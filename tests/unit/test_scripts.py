@@ -9,10 +9,10 @@ import pytest
 
 from celery_singleton_lock.core.redis_keys import Keyspace, encoded
 from celery_singleton_lock.core.model import Verdict
-from celery_singleton_lock.store.admin import AdminStore
+from celery_singleton_lock.store.operator.base import AdminStore
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.store.redis.sync import RedisStore
-from celery_singleton_lock.store.redis_admin import RedisAdminStore
+from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from celery_singleton_lock.store.scripts import (
     ADMIN_VERBS,
     VERBS,

@@ -9,7 +9,7 @@ from celery_singleton_lock.admin.signs_of_life import silent_for
 from celery_singleton_lock.admin.why import named, ordinal, seconds, short, worker_name
 from celery_singleton_lock.cli.render import detail, lock_rows
 from celery_singleton_lock.core.model import ALIVE, Holder, LockView
-from celery_singleton_lock.store.admin import Glance
+from celery_singleton_lock.store.operator.base import Glance
 
 INF = float("inf")
 SETTLE = Holder("token", "shop.orders.settle", "3f2a91c0-58ab", "w2@host#1#7f3a", expires_in=41.0)

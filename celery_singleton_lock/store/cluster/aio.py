@@ -18,10 +18,10 @@ from celery_singleton_lock.core.model import CLAIM_LEASE
 from celery_singleton_lock.core.lock_steps import by_task
 from celery_singleton_lock.store.redis.aio import Bench
 from celery_singleton_lock.store.cluster.sync import ClusterVerbs
-from celery_singleton_lock.store.failures import FAILED, explain
+from celery_singleton_lock.store.error_mapping import FAILED, explain
 from celery_singleton_lock.store.cluster_routing import ELSEWHERE, key_of
 from celery_singleton_lock.store.scripts import Script
-from celery_singleton_lock.store.verbs import Batch, Command, Counted, Pop, Wish
+from celery_singleton_lock.store.message_operations import Batch, Command, Counted, Pop, Wish
 
 AT_ONCE: Final = 16
 """Most commands of a batch that are on their way to a master at once: each takes a connection."""

@@ -23,11 +23,11 @@ from celery_singleton_lock.core.redis_keys import BUCKETS, Keyspace
 from celery_singleton_lock.core.model import CLAIM_LEASE, Claim, Delivery, Ending, Owner, new_token
 from celery_singleton_lock.core.lock_steps import carry_out
 from celery_singleton_lock.store import replies
-from celery_singleton_lock.store.failures import FAILED, explain
+from celery_singleton_lock.store.error_mapping import FAILED, explain
 from celery_singleton_lock.store.cluster_routing import Nodes
 from celery_singleton_lock.store.redis.sync import BLOCKS, RedisStore, confirmed, explained
 from celery_singleton_lock.store.scripts import Script
-from celery_singleton_lock.store.verbs import (
+from celery_singleton_lock.store.message_operations import (
     LONGEST_BLOCK,
     NO_REPLICAS,
     SHORTEST_BLOCK,

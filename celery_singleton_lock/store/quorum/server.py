@@ -11,7 +11,7 @@ from celery_singleton_lock.core.model import CLAIM_LEASE
 from celery_singleton_lock.store.quorum.votes import Bid, Greeting, Voice
 from celery_singleton_lock.store.replies import seconds, text
 from celery_singleton_lock.store.scripts import Argument, Call, Script, load_quorum_scripts
-from celery_singleton_lock.store.verbs import Attempts, Verb, Verbs
+from celery_singleton_lock.store.message_operations import Attempts, Verb, Verbs
 
 
 class NodeVerbs(Verbs):

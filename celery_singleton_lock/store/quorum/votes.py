@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.errors import BackendError, BackendRefused, ConfigurationError
 from celery_singleton_lock.core.lock_steps import Plan
-from celery_singleton_lock.store.verbs import lease_of, milliseconds_of
+from celery_singleton_lock.store.message_operations import lease_of, milliseconds_of
 
 T = TypeVar("T")
 

@@ -28,7 +28,7 @@ from celery_singleton_lock.core.model import (
     new_token,
 )
 from celery_singleton_lock.store.quorum.sync import QuorumStore
-from celery_singleton_lock.store.verbs import PROBE
+from celery_singleton_lock.store.message_operations import PROBE
 
 _ONE_REDIS: Final = (
     "singleton_lock_backend names several servers. {what} needs one Redis; docs/quorum.md tells "

@@ -14,10 +14,10 @@ from celery_singleton_lock.core.clock import Clock, clock_for
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.core.model import CLAIM_LEASE
 from celery_singleton_lock.core.lock_steps import by_task
-from celery_singleton_lock.store.failures import explain
+from celery_singleton_lock.store.error_mapping import explain
 from celery_singleton_lock.store.redis.sync import confirmed
 from celery_singleton_lock.store.scripts import Script
-from celery_singleton_lock.store.verbs import (
+from celery_singleton_lock.store.message_operations import (
     LONGEST_BLOCK,
     SHORTEST_BLOCK,
     SLACK,

@@ -21,7 +21,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_singleton_lock.store.scripts import Argument, Call, Script, packed_keys, words
-from celery_singleton_lock.store.verbs import Attempts
+from celery_singleton_lock.store.message_operations import Attempts
 
 _PLAIN: Final = (redis.Connection, redis.SSLConnection, redis.UnixDomainSocketConnection)
 """Connections that are a socket and no more; redis-py does more at each answer of a Sentinel's."""

@@ -17,9 +17,9 @@ from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.core.model import CLAIM_LEASE, Claim, Ending, Owner, Reply, Reservation
 from celery_singleton_lock.core.lock_steps import by_thread, carry_out
 from celery_singleton_lock.store import replies
-from celery_singleton_lock.store.failures import FAILED, explain
+from celery_singleton_lock.store.error_mapping import FAILED, explain
 from celery_singleton_lock.store.scripts import Argument, Call, Script
-from celery_singleton_lock.store.verbs import (
+from celery_singleton_lock.store.message_operations import (
     LONGEST_BLOCK,
     NO_REPLICAS,
     SHORTEST_BLOCK,

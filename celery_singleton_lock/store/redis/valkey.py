@@ -16,7 +16,7 @@ from redis import exceptions as failures
 from celery_singleton_lock.store.redis.aio import AsyncRedisStore
 from celery_singleton_lock.store.redis.aio import send_counted as send_counted_async
 from celery_singleton_lock.store.redis.sync import RedisStore, blocking_twin
-from celery_singleton_lock.store.verbs import Command, Counted, Wish
+from celery_singleton_lock.store.message_operations import Command, Counted, Wish
 from celery_singleton_lock.store.redis.fast_path import send_counted
 
 _WANTS: Final = ("EVALSHA",)

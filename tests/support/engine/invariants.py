@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 from celery_singleton_lock.core.model import Ending, Verdict, base_of
-from celery_singleton_lock.store.verbs import DEFER as DEFER_SECONDS
+from celery_singleton_lock.store.message_operations import DEFER as DEFER_SECONDS
 from support.engine.snapshot import LockState, Snapshot
 from support.engine.world import Asker, Ledger, Step, World
 

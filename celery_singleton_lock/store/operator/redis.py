@@ -17,13 +17,13 @@ from celery_singleton_lock.core.redis_keys import BUCKETS, Keyspace
 from celery_singleton_lock.core.model import ALIVE, REMEMBERED, Reply, base_of, new_token
 from celery_singleton_lock.core.lock_steps import carry_out
 from celery_singleton_lock.store import replies
-from celery_singleton_lock.store.admin import Glance, Operator, Page, Standing, Waiting
+from celery_singleton_lock.store.operator.base import Glance, Operator, Page, Standing, Waiting
 from celery_singleton_lock.store.cluster.sync import ClusterStore
-from celery_singleton_lock.store.failures import explain
+from celery_singleton_lock.store.error_mapping import explain
 from celery_singleton_lock.store.cluster_routing import ELSEWHERE
 from celery_singleton_lock.store.redis.sync import RedisStore, explained
 from celery_singleton_lock.store.scripts import Argument, Call, load_admin_scripts
-from celery_singleton_lock.store.verbs import Batch, Command, Verbs, limit_of, milliseconds_of
+from celery_singleton_lock.store.message_operations import Batch, Command, Verbs, limit_of, milliseconds_of
 from celery_singleton_lock.store.redis.fast_path import Relay, packed_call, packed_command
 
 SCANNED: Final = 1000

@@ -45,7 +45,7 @@ from celery_singleton_lock.core.model import (
 )
 from celery_singleton_lock.core.lock_steps import Plan
 from celery_singleton_lock.store import replies
-from celery_singleton_lock.store.failures import explain, one_node
+from celery_singleton_lock.store.error_mapping import explain, one_node
 from celery_singleton_lock.store.scripts import Argument, Call, Script, load_scripts
 
 T = TypeVar("T")

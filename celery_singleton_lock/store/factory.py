@@ -14,9 +14,9 @@ from celery_singleton_lock.store.connect import connect, for_cluster
 from celery_singleton_lock.store.cluster_routing import Nodes
 from celery_singleton_lock.store.quorum.worker_store import TaskQuorum, refuse
 from celery_singleton_lock.store.redis.sync import RedisStore
-from celery_singleton_lock.store.redis_admin import ClusterAdminStore, RedisAdminStore
+from celery_singleton_lock.store.operator.redis import ClusterAdminStore, RedisAdminStore
 from celery_singleton_lock.store.redis.valkey import ValkeyClient, ValkeyStore, is_valkey
-from celery_singleton_lock.store.verbs import NO_REPLICAS, Replicas
+from celery_singleton_lock.store.message_operations import NO_REPLICAS, Replicas
 
 
 def open_store(

@@ -1,0 +1,1 @@
+"""The operations of operators: they read and change locks."""
