@@ -23,7 +23,7 @@ from typing import Any, Final
 from celery_singleton_lock.background import BackgroundThread, ThreadGroup
 from celery_singleton_lock.clerk import Clerk
 from celery_singleton_lock.core.clock import ServerClock
-from celery_singleton_lock.contact import Contact
+from celery_singleton_lock.worker.redis_health import Contact
 from celery_singleton_lock.courier import Courier
 from celery_singleton_lock.data_loss import DataLoss
 from celery_singleton_lock.desk import Desk

@@ -32,7 +32,7 @@ from celery_singleton_lock.events import (
     TaskReplaced,
     log_keys,
 )
-from celery_singleton_lock.extension import PATIENCE, Extension, install
+from celery_singleton_lock.worker.extension import PATIENCE, Extension, install
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -296,7 +296,7 @@ def export(app: Celery, registry: CollectorRegistry, *, fleet: bool = True) -> N
 class MetricsStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is untyped
     """Serves a worker's metrics, if ``singleton_lock_metrics_port`` is set."""
 
-    requires = ("celery_singleton_lock.worker:ConsumerStep",)
+    requires = ("celery_singleton_lock.worker.bootsteps:ConsumerStep",)
 
     def __init__(self, consumer: Any, **options: Any) -> None:
         """Refuse a setting that cannot be fulfilled."""

@@ -14,7 +14,7 @@ from celery import Task
 from celery_singleton_lock.batches import is_running
 from celery_singleton_lock.config.call_options import HEADER, calling, current_call, take_given
 from celery_singleton_lock.errors import LockConflict, LockQueueFull, LockWaitTimeout
-from celery_singleton_lock.extension import Extension, install
+from celery_singleton_lock.worker.extension import Extension, install
 from celery_singleton_lock.gate import (
     NoLock,
     Run,
@@ -23,7 +23,7 @@ from celery_singleton_lock.gate import (
     entered,
 )
 from celery_singleton_lock.core.model import CurrentLock
-from celery_singleton_lock.start_refusal import told_in_one_line
+from celery_singleton_lock.worker.startup_errors import told_in_one_line
 
 
 class LockedTask(Task):  # type: ignore[misc]  # celery is untyped

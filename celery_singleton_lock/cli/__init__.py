@@ -17,4 +17,4 @@ __all__ = ["locks", "main"]
 if "celery.worker.control" in sys.modules:
     # In the program `celery`, which loads us before it looks for the commands of `celery inspect`;
     # the app may not have made its tasks by then, and so not have told of them.
-    importlib.import_module("celery_singleton_lock.control")
+    importlib.import_module("celery_singleton_lock.worker.remote_control")

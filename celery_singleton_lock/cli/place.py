@@ -24,7 +24,7 @@ from celery_singleton_lock.errors import (
     ConfigurationError,
     SingletonLockError,
 )
-from celery_singleton_lock.extension import install
+from celery_singleton_lock.worker.extension import install
 from celery_singleton_lock.config.settings import Settings, parse_settings
 from celery_singleton_lock.store.operator.base import Operator
 from celery_singleton_lock.store.connect import is_elsewhere

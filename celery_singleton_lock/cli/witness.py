@@ -11,7 +11,7 @@ from celery.app.task import Context
 from kombu.serialization import prepare_accept_content
 
 from celery_singleton_lock.errors import SingletonLockError
-from celery_singleton_lock.extension import Extension
+from celery_singleton_lock.worker.extension import Extension
 from celery_singleton_lock.publisher import Publisher, unpack
 from celery_singleton_lock.store.operator.base import Operator, Waiting
 from celery_singleton_lock.message_text import natural, number_of

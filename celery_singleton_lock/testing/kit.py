@@ -13,7 +13,7 @@ from celery import states
 from celery_singleton_lock.config.argument_checks import checked_limit
 from celery_singleton_lock.config.limits import MAX_LEASE, PREFIX
 from celery_singleton_lock.core.clock import SystemClock
-from celery_singleton_lock.extension import install
+from celery_singleton_lock.worker.extension import install
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.core.model import Holder, LockView, base_of
 from celery_singleton_lock.store.connect import connect

@@ -166,7 +166,7 @@ def test_parked_tasks_are_drained_within_bounded_memory(server, store, number):
     """To a real broker, on the same Redis."""
     from celery import Celery  # noqa: PLC0415
 
-    from celery_singleton_lock.extension import install  # noqa: PLC0415
+    from celery_singleton_lock.worker.extension import install  # noqa: PLC0415
 
     app = Celery(broker=server.url)
     with app.connection_for_read() as connection, connection.SimpleQueue("q") as queue:

@@ -51,7 +51,7 @@ def unwrapped(base: Any, task: Any, *args: Any, **options: Any) -> Any:
 class Replaced(bootsteps.StartStopStep):
     """Goes to the pool directly."""
 
-    requires = ("celery_singleton_lock.worker:ConsumerStep",)
+    requires = ("celery_singleton_lock.worker.bootsteps:ConsumerStep",)
 
     def __init__(self, consumer: Any, **options: Any) -> None:
         super().__init__(consumer, **options)

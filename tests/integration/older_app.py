@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from celery_singleton_lock import backend_checks
+from celery_singleton_lock.worker.bootsteps import startup_checks_redis as backend_checks
 from celery_singleton_lock.store import message_operations as store
 from integration import worker_app
 

@@ -10,11 +10,11 @@ from celery import Celery
 from celery.exceptions import TimeoutError as NoResult
 
 from celery_singleton_lock import LockedTask
-from celery_singleton_lock.backend_checks import check_backend
+from celery_singleton_lock.worker.startup_checks_redis import check_backend
 from celery_singleton_lock.core.clock import ServerClock
 from celery_singleton_lock.embedded import RedisServer
 from celery_singleton_lock.errors import BackendRefused
-from celery_singleton_lock.extension import install
+from celery_singleton_lock.worker.extension import install
 from celery_singleton_lock.config.settings import parse_settings
 from celery_singleton_lock.store.quorum.sync import QuorumStore
 from support.waiting import eventually

@@ -12,10 +12,10 @@ import pytest
 from celery import Celery
 
 from celery_singleton_lock import LockedTask, QuorumStore
-from celery_singleton_lock.backend_checks import check_backend
+from celery_singleton_lock.worker.startup_checks_redis import check_backend
 from celery_singleton_lock.core.clock import ServerClock
 from celery_singleton_lock.errors import BackendError, BackendRefused
-from celery_singleton_lock.extension import install
+from celery_singleton_lock.worker.extension import install
 from support.waiting import eventually
 from support.workers import CeleryWorker
 

@@ -24,7 +24,7 @@ from celery_singleton_lock.events import (
     fields_of,
     log_keys,
 )
-from celery_singleton_lock.extension import install
+from celery_singleton_lock.worker.extension import install
 from support import event_docs
 
 

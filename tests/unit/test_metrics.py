@@ -22,7 +22,7 @@ from celery_singleton_lock.events import (
     TaskReplaced,
     log_keys,
 )
-from celery_singleton_lock.extension import install
+from celery_singleton_lock.worker.extension import install
 from celery_singleton_lock.metrics import (
     COUNTERS,
     FLEET,

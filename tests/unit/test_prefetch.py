@@ -9,7 +9,7 @@ import pytest
 from celery.worker.consumer import Consumer
 from kombu.common import QoS
 
-from celery_singleton_lock.crew import change_prefetch
+from celery_singleton_lock.worker.runtime import change_prefetch
 
 SLOTS = 4
 

@@ -21,7 +21,7 @@ from celery_singleton_lock import LockedTask
 from celery_singleton_lock.core.clock import ServerClock, wall_time
 from celery_singleton_lock.desk import Desk, worker_id
 from celery_singleton_lock.events import Observers
-from celery_singleton_lock.extension import install
+from celery_singleton_lock.worker.extension import install
 from celery_singleton_lock.gate import Turned
 from celery_singleton_lock.herald import Herald
 from celery_singleton_lock.core.model import Delivery, Ending

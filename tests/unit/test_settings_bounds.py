@@ -11,7 +11,7 @@ from celery_singleton_lock import LockedTask
 from celery_singleton_lock.config.call_options import check_names
 from celery_singleton_lock.config.option_checks import ConfigurationWarning
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.extension import install
+from celery_singleton_lock.worker.extension import install
 from celery_singleton_lock.config.settings import (
     Settings,
     check_unknown,
@@ -19,7 +19,7 @@ from celery_singleton_lock.config.settings import (
     parse_settings,
     resolve_options,
 )
-from celery_singleton_lock.start_checks import check_app
+from celery_singleton_lock.worker.startup_checks_app import check_app
 
 WEEK = 7 * 86_400
 YEAR = 366 * 86_400

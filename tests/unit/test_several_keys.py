@@ -17,7 +17,7 @@ from celery_singleton_lock import (
     current_locks,
 )
 from celery_singleton_lock.core.lock_set import Bundle, Names, Part, bundle_in, in_order, names_in, read
-from celery_singleton_lock.extension import install
+from celery_singleton_lock.worker.extension import install
 from celery_singleton_lock.kept import begun_again, bundled, onward, renewed, time_left
 from celery_singleton_lock.core.lock_name_template import ArgumentsDoNotBind
 from celery_singleton_lock.publisher import pack, unpack

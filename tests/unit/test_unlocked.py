@@ -9,9 +9,9 @@ from celery import Celery, Task
 from celery.exceptions import ImproperlyConfigured
 
 from celery_singleton_lock import LockedTask
-from celery_singleton_lock.celery_hook import STEP, look_in_all
-from celery_singleton_lock.extension import install
-from celery_singleton_lock.unlocked import refuse_unlocked
+from celery_singleton_lock.worker.celery_hook import STEP, look_in_all
+from celery_singleton_lock.worker.extension import install
+from celery_singleton_lock.worker.unlocked_tasks import refuse_unlocked
 
 
 def settle(account_id=0):

@@ -12,7 +12,7 @@ from functools import cached_property
 from inspect import getattr_static
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import celery_singleton_lock.celery_hook  # noqa: F401  # for what it does
+import celery_singleton_lock.worker.celery_hook  # noqa: F401  # for what it does
 from celery_singleton_lock.config.redis_url import realm_of
 from celery_singleton_lock.batches import is_batches
 from celery_singleton_lock.config.limits import LONGEST_LEASE
@@ -66,8 +66,8 @@ PATIENCE: Final = 2.0
 _ATTRIBUTE: Final = "_celery_singleton_lock"
 _COMMANDS: Final = "celery.worker.control"
 _STEPS: Final = {
-    "worker": "celery_singleton_lock.worker:WorkerStep",
-    "consumer": "celery_singleton_lock.worker:ConsumerStep",
+    "worker": "celery_singleton_lock.worker.bootsteps:WorkerStep",
+    "consumer": "celery_singleton_lock.worker.bootsteps:ConsumerStep",
 }
 _METRICS: Final = "celery_singleton_lock.metrics:MetricsStep"
 
@@ -397,7 +397,7 @@ def install(app: Celery) -> Extension:
         app.steps["consumer"].add(_METRICS)
         _close_with(app, found)
         if _COMMANDS in sys.modules:  # in `celery inspect`; a worker comes to it by its step
-            importlib.import_module("celery_singleton_lock.control")
+            importlib.import_module("celery_singleton_lock.worker.remote_control")
     return found
 
 

@@ -20,7 +20,7 @@ from celery_singleton_lock.clerk import Clerk
 from celery_singleton_lock.core.clock import ServerClock
 from celery_singleton_lock.desk import Desk, worker_id
 from celery_singleton_lock.dispatcher import admit
-from celery_singleton_lock.extension import PATIENCE, Extension
+from celery_singleton_lock.worker.extension import PATIENCE, Extension
 from celery_singleton_lock.herald import Herald
 from celery_singleton_lock.mailbox import Mailbox, guarded
 from celery_singleton_lock.core.model import Delivery

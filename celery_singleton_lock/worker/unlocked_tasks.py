@@ -11,7 +11,7 @@ from celery.exceptions import ImproperlyConfigured
 from kombu.utils.functional import maybe_evaluate
 
 from celery_singleton_lock.config.settings import TASK_OPTIONS
-from celery_singleton_lock.start_refusal import told_in_one_line
+from celery_singleton_lock.worker.startup_errors import told_in_one_line
 
 logger = logging.getLogger(__name__)
 

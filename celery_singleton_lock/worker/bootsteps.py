@@ -11,21 +11,21 @@ from celery.signals import worker_shutdown
 
 from celery_singleton_lock import batches
 from celery_singleton_lock.abort import Board, Listener
-from celery_singleton_lock.backend_checks import check_backend
+from celery_singleton_lock.worker.startup_checks_redis import check_backend
 from celery_singleton_lock.core.clock import Clock, ServerClock
-from celery_singleton_lock.crew import Crew, Link
+from celery_singleton_lock.worker.runtime import Crew, Link
 from celery_singleton_lock.dispatcher import open_buffers
-from celery_singleton_lock.extension import Extension, install
+from celery_singleton_lock.worker.extension import Extension, install
 from celery_singleton_lock.mailbox import PATH, Mailbox
 from celery_singleton_lock.pools import spawns
-from celery_singleton_lock.start_checks import (
+from celery_singleton_lock.worker.startup_checks_app import (
     check_app,
     check_pool,
     check_wrap,
     refuse_forks,
     tell_of_modes,
 )
-from celery_singleton_lock.start_refusal import logged_in_one_line, told_in_one_line
+from celery_singleton_lock.worker.startup_errors import logged_in_one_line, told_in_one_line
 
 
 class WorkerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is untyped

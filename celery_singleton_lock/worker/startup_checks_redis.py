@@ -14,7 +14,7 @@ from celery_singleton_lock.errors import (
     BackendUnreachable,
     SchemaMismatch,
 )
-from celery_singleton_lock.extension import PATIENCE, Extension
+from celery_singleton_lock.worker.extension import PATIENCE, Extension
 from celery_singleton_lock.core.model import SCHEMA
 from celery_singleton_lock.core.lock_mode import ENFORCE
 from celery_singleton_lock.store.error_mapping import UNRESOLVED

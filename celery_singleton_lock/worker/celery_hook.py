@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from celery import _state
 
-STEP: Final = "celery_singleton_lock.unlocked:UnlockedStep"
+STEP: Final = "celery_singleton_lock.worker.unlocked_tasks:UnlockedStep"
 
 
 def look_at_start(app: Any) -> None:

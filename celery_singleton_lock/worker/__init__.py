@@ -1,0 +1,1 @@
+"""The code that runs in a Celery worker, and that adds an app's locks to its workers."""
