@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from celery_singleton_lock.background import BackgroundThread, ThreadGroup
+from celery_singleton_lock.worker.background_thread import BackgroundThread, ThreadGroup
 from celery_singleton_lock.clerk import Clerk
 from celery_singleton_lock.core.clock import ServerClock
 from celery_singleton_lock.worker.redis_health import Contact
@@ -31,11 +31,11 @@ from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.events import Event
 from celery_singleton_lock.herald import Herald
 from celery_singleton_lock.inbox import Inbox
-from celery_singleton_lock.kept import Kept
+from celery_singleton_lock.worker.partial_lock_sets import Kept
 from celery_singleton_lock.losses import Losses
 from celery_singleton_lock.core.model import ALIVE, Delivery, Ending, Reservation
 from celery_singleton_lock.core.lock_mode import MODES, Modes
-from celery_singleton_lock.orders import (
+from celery_singleton_lock.worker.agent_commands import (
     End,
     Errand,
     Leave,
@@ -51,18 +51,18 @@ from celery_singleton_lock.orders import (
     alike,
 )
 from celery_singleton_lock.parker import Parker
-from celery_singleton_lock.publisher import Publisher
-from celery_singleton_lock.queues import Queues
+from celery_singleton_lock.worker.publisher import Publisher
+from celery_singleton_lock.worker.consumed_queues import Queues
 from celery_singleton_lock.releases import Releases
-from celery_singleton_lock.request import LockedRequest
+from celery_singleton_lock.worker.request import LockedRequest
 from celery_singleton_lock.revokes import Revokes
 from celery_singleton_lock.config.settings import LockOptions
-from celery_singleton_lock.stamp import Stamp
+from celery_singleton_lock.worker.lock_header import Stamp
 from celery_singleton_lock.store.operator.base import Standing
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.store.factory import admin_of
 from celery_singleton_lock.sweeper import Sweeper
-from celery_singleton_lock.tray import RETRY, Tray
+from celery_singleton_lock.worker.agent_queue import RETRY, Tray
 from celery_singleton_lock.lock.renewals import Watchdog
 from celery_singleton_lock.message_text import printable
 

@@ -25,7 +25,7 @@ from celery_singleton_lock.herald import REFUSALS
 from celery_singleton_lock.core.model import new_token
 from celery_singleton_lock.core.lock_mode import ENFORCE, OBSERVE
 from celery_singleton_lock.config.settings import LockOptions
-from celery_singleton_lock.stamp import Stamp
+from celery_singleton_lock.worker.lock_header import Stamp
 from celery_singleton_lock.message_text import printable
 
 logger = logging.getLogger(__name__)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from celery_singleton_lock.core.model import Ending, Reservation
-from celery_singleton_lock.request import LockedRequest
-from celery_singleton_lock.stamp import Stamp
+from celery_singleton_lock.worker.request import LockedRequest
+from celery_singleton_lock.worker.lock_header import Stamp
 
 
 class Clerk(Protocol):

@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from celery_singleton_lock.background import BackgroundThread
+from celery_singleton_lock.worker.background_thread import BackgroundThread
 from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.desk import Desk
 from celery_singleton_lock.core.model import CLAIM_LEASE, Delivery, Stray
-from celery_singleton_lock.orders import Left, Requeue
-from celery_singleton_lock.publisher import Outbox, Publisher, pack
-from celery_singleton_lock.queues import Queues
-from celery_singleton_lock.request import LockedRequest
+from celery_singleton_lock.worker.agent_commands import Left, Requeue
+from celery_singleton_lock.worker.publisher import Outbox, Publisher, pack
+from celery_singleton_lock.worker.consumed_queues import Queues
+from celery_singleton_lock.worker.request import LockedRequest
 from celery_singleton_lock.store.message_operations import HOLD
-from celery_singleton_lock.tray import RETRY, Tray
+from celery_singleton_lock.worker.agent_queue import RETRY, Tray
 from celery_singleton_lock.lock.renewals import Watchdog
 
 logger = logging.getLogger(__name__)

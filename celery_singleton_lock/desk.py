@@ -25,14 +25,14 @@ from celery_singleton_lock.events import TaskBlocked, TaskDuplicate
 from celery_singleton_lock.flights import Flights
 from celery_singleton_lock.gate import Turned, cannot_wait, options_of, reservation_for
 from celery_singleton_lock.herald import FRESH, Herald
-from celery_singleton_lock.kept import begun_again, onward, renewed
+from celery_singleton_lock.worker.partial_lock_sets import begun_again, onward, renewed
 from celery_singleton_lock.core.model import CLAIM_LEASE, Delivery, Ending, Reservation
 from celery_singleton_lock.outage import Outage
 from celery_singleton_lock.recent_ends import RecentEnds
-from celery_singleton_lock.request import LockedRequest, about
+from celery_singleton_lock.worker.request import LockedRequest, about
 from celery_singleton_lock.requeues import Requeues
 from celery_singleton_lock.config.settings import LockOptions
-from celery_singleton_lock.stamp import (
+from celery_singleton_lock.worker.lock_header import (
     MARKS,
     STAMP,
     UNSTAMPED,

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
-from celery_singleton_lock.request import LockedRequest
-from celery_singleton_lock.stamp import Stamp
+from celery_singleton_lock.worker.request import LockedRequest
+from celery_singleton_lock.worker.lock_header import Stamp
 
 MOST_SHOWN: Final = 100
 """Most locks that a report names."""

@@ -52,7 +52,7 @@ from celery_singleton_lock.core.lock_mode import OFF
 from celery_singleton_lock.core.lock_name_template import ArgumentsDoNotBind
 from celery_singleton_lock.lock.multi_lock import Row
 from celery_singleton_lock.config.settings import LockOptions
-from celery_singleton_lock.stamp import (
+from celery_singleton_lock.worker.lock_header import (
     COPY,
     MOVED,
     REQUEUED,

@@ -15,7 +15,7 @@ from celery_singleton_lock import gate as gates
 from celery_singleton_lock.config.limits import MAX_WAIT
 from celery_singleton_lock.errors import BackendError, LockLost
 from celery_singleton_lock.core.model import Ending, Reply, Verdict, why_busy
-from celery_singleton_lock.stamp import Stamp, doubted, leaving, singles
+from celery_singleton_lock.worker.lock_header import Stamp, doubted, leaving, singles
 
 if TYPE_CHECKING:
     from celery_singleton_lock.core.lock_set import Bundle

@@ -30,10 +30,10 @@ from celery_singleton_lock.events import (
     celery_event,
     log_keys,
 )
-from celery_singleton_lock.mailbox import LATER
+from celery_singleton_lock.worker.loop_channel import LATER
 from celery_singleton_lock.core.model import Delivery
-from celery_singleton_lock.request import LockedRequest, about
-from celery_singleton_lock.stamp import task_id_of
+from celery_singleton_lock.worker.request import LockedRequest, about
+from celery_singleton_lock.worker.lock_header import task_id_of
 from celery_singleton_lock.message_text import nth, printable
 
 logger = logging.getLogger(__name__)

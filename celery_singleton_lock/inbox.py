@@ -9,13 +9,13 @@ from typing import Final
 
 from celery_singleton_lock.core.lock_set import bundle_in
 from celery_singleton_lock.errors import BackendError
-from celery_singleton_lock.kept import Kept, own_bundle
-from celery_singleton_lock.mailbox import guarded
+from celery_singleton_lock.worker.partial_lock_sets import Kept, own_bundle
+from celery_singleton_lock.worker.loop_channel import guarded
 from celery_singleton_lock.core.model import Delivery, Ending, Verdict, base_of
-from celery_singleton_lock.orders import End, Leave
-from celery_singleton_lock.stamp import Stamp
+from celery_singleton_lock.worker.agent_commands import End, Leave
+from celery_singleton_lock.worker.lock_header import Stamp
 from celery_singleton_lock.store.base import Store
-from celery_singleton_lock.tray import RETRY, Tray
+from celery_singleton_lock.worker.agent_queue import RETRY, Tray
 
 WAIT: Final = 1.0
 """Seconds for which one look into the inbox waits."""

@@ -8,7 +8,7 @@ from typing import Final
 
 from celery.worker.state import task_ready, task_reserved
 
-from celery_singleton_lock.request import LockedRequest
+from celery_singleton_lock.worker.request import LockedRequest
 
 MOST_SUSPENDED: Final = 1000
 """Most messages held while Redis is down for which the worker asks the broker for more."""

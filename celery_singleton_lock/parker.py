@@ -8,26 +8,26 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from celery_singleton_lock.background import BackgroundThread
+from celery_singleton_lock.worker.background_thread import BackgroundThread
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.data_loss import DataLoss
 from celery_singleton_lock.desk import Desk
 from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.events import TaskBlocked
 from celery_singleton_lock.gate import claim_of, options_of
-from celery_singleton_lock.kept import Kept, time_left
+from celery_singleton_lock.worker.partial_lock_sets import Kept, time_left
 from celery_singleton_lock.core.model import Claim, Owner, Parcel, ParkedMessage, Reply, Verdict
-from celery_singleton_lock.orders import Errand, Park, Settle
-from celery_singleton_lock.publisher import pack
-from celery_singleton_lock.queues import Queues
+from celery_singleton_lock.worker.agent_commands import Errand, Park, Settle
+from celery_singleton_lock.worker.publisher import pack
+from celery_singleton_lock.worker.consumed_queues import Queues
 from celery_singleton_lock.replica_wait import ParkedAnswer, ReplicaWait
-from celery_singleton_lock.request import LockedRequest, about
+from celery_singleton_lock.worker.request import LockedRequest, about
 from celery_singleton_lock.revokes import Revokes
 from celery_singleton_lock.config.settings import LockOptions
-from celery_singleton_lock.stamp import doubted, singles
+from celery_singleton_lock.worker.lock_header import doubted, singles
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.store.factory import admin_of
-from celery_singleton_lock.tray import Tray
+from celery_singleton_lock.worker.agent_queue import Tray
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.model import base_of
-from celery_singleton_lock.stamp import Stamp
+from celery_singleton_lock.worker.lock_header import Stamp
 
 REMEMBERED: Final = 60.0
 """Seconds for which an end is remembered."""

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Final
 
 from celery_singleton_lock.core.clock import Clock
-from celery_singleton_lock.kept import Kept
+from celery_singleton_lock.worker.partial_lock_sets import Kept
 from celery_singleton_lock.core.model import Ending, Reservation
-from celery_singleton_lock.orders import End
-from celery_singleton_lock.stamp import Stamp, doubted, leaving
+from celery_singleton_lock.worker.agent_commands import End
+from celery_singleton_lock.worker.lock_header import Stamp, doubted, leaving
 from celery_singleton_lock.store.base import Store
-from celery_singleton_lock.tray import Tray
+from celery_singleton_lock.worker.agent_queue import Tray
 
 logger = logging.getLogger(__name__)
 

@@ -9,13 +9,13 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple
 
-from celery_singleton_lock.background import BackgroundThread
+from celery_singleton_lock.worker.background_thread import BackgroundThread
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.core.model import Claim, Owner, Parcel, Reply
-from celery_singleton_lock.orders import Errand, Park
+from celery_singleton_lock.worker.agent_commands import Errand, Park
 from celery_singleton_lock.store.base import Store
-from celery_singleton_lock.tray import RETRY, Tray
+from celery_singleton_lock.worker.agent_queue import RETRY, Tray
 
 logger = logging.getLogger(__name__)
 

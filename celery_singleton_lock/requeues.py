@@ -12,7 +12,7 @@ from celery_singleton_lock.clerk import Clerk
 from celery_singleton_lock.errors import LockWaitTimeout
 from celery_singleton_lock.events import TaskBlocked, TaskDuplicate
 from celery_singleton_lock.herald import Herald
-from celery_singleton_lock.request import LockedRequest, about
+from celery_singleton_lock.worker.request import LockedRequest, about
 from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.stamper import Stamper, waited_in_vain
 

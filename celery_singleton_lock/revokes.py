@@ -9,9 +9,9 @@ from celery.worker.state import revoked as revoked_tasks
 
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.model import Ending, Reservation
-from celery_singleton_lock.orders import Revoke
+from celery_singleton_lock.worker.agent_commands import Revoke
 from celery_singleton_lock.store.base import Store
-from celery_singleton_lock.tray import Tray
+from celery_singleton_lock.worker.agent_queue import Tray
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,14 +17,14 @@ from celery_singleton_lock.errors import (
     MaxReturnsExceeded,
 )
 from celery_singleton_lock.gate import Turned
-from celery_singleton_lock.kept import bundled
+from celery_singleton_lock.worker.partial_lock_sets import bundled
 from celery_singleton_lock.core.model import Delivery, new_token, token_for
 from celery_singleton_lock.core.lock_mode import ENFORCE, OFF, Modes
 from celery_singleton_lock.core.lock_name_template import ArgumentsDoNotBind, Sent
-from celery_singleton_lock.redelivery import REJECT, history_of
-from celery_singleton_lock.request import LockedRequest
+from celery_singleton_lock.worker.redelivery import REJECT, history_of
+from celery_singleton_lock.worker.request import LockedRequest
 from celery_singleton_lock.config.settings import LockOptions
-from celery_singleton_lock.stamp import COPY, MOVED, REQUEUED, Stamp, attempt_of, task_id_of
+from celery_singleton_lock.worker.lock_header import COPY, MOVED, REQUEUED, Stamp, attempt_of, task_id_of
 
 logger = logging.getLogger(__name__)
 _clock = SystemClock()

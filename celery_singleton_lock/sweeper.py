@@ -13,9 +13,9 @@ from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.courier import Courier
 from celery_singleton_lock.flights import Flights
 from celery_singleton_lock.inbox import Inbox
-from celery_singleton_lock.kept import Kept
+from celery_singleton_lock.worker.partial_lock_sets import Kept
 from celery_singleton_lock.core.lock_mode import Modes
-from celery_singleton_lock.orders import Left
+from celery_singleton_lock.worker.agent_commands import Left
 from celery_singleton_lock.store.base import Store
 
 logger = logging.getLogger(__name__)

@@ -52,7 +52,7 @@ class LockedTask(Task):  # type: ignore[misc]  # celery is untyped
         ConfigurationError: when the app is finalized, if an option is wrong.
     """
 
-    Request = "celery_singleton_lock.request:LockedRequest"
+    Request = "celery_singleton_lock.worker.request:LockedRequest"
 
     _lock_extension: Extension | None = None
     _lock_tracer: Callable[..., Any] | None = None

@@ -15,7 +15,7 @@ from celery_singleton_lock.errors import MaxReturnsExceeded
 from celery_singleton_lock.events import Event, LockRefused
 from celery_singleton_lock.inbox import Inbox
 from celery_singleton_lock.core.model import Delivery
-from celery_singleton_lock.publisher import unpack
+from celery_singleton_lock.worker.publisher import unpack
 from celery_singleton_lock.message_text import printable
 
 logger = logging.getLogger(__name__)

@@ -12,10 +12,10 @@ from kombu.serialization import prepare_accept_content
 
 from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.worker.extension import Extension
-from celery_singleton_lock.publisher import Publisher, unpack
+from celery_singleton_lock.worker.publisher import Publisher, unpack
 from celery_singleton_lock.store.operator.base import Operator, Waiting
 from celery_singleton_lock.message_text import natural, number_of
-from celery_singleton_lock.wrap import read_as_celery
+from celery_singleton_lock.worker.request_class import read_as_celery
 
 ANSWER: Final = 1.0
 """Seconds for which workers are waited for."""

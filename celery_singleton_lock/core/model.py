@@ -350,7 +350,7 @@ class Parcel:
     """A message to park.
 
     Args:
-        body: the message, packed by :mod:`celery_singleton_lock.publisher`.
+        body: the message, packed by :mod:`celery_singleton_lock.worker.publisher`.
         realm: hash of the broker URL without credentials.
         queue: queue from which the message came.
         deadline: seconds that it may wait; None for ever.

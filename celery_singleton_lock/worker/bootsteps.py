@@ -14,10 +14,10 @@ from celery_singleton_lock.abort import Board, Listener
 from celery_singleton_lock.worker.startup_checks_redis import check_backend
 from celery_singleton_lock.core.clock import Clock, ServerClock
 from celery_singleton_lock.worker.runtime import Crew, Link
-from celery_singleton_lock.dispatcher import open_buffers
+from celery_singleton_lock.worker.event_dispatcher import open_buffers
 from celery_singleton_lock.worker.extension import Extension, install
-from celery_singleton_lock.mailbox import PATH, Mailbox
-from celery_singleton_lock.pools import spawns
+from celery_singleton_lock.worker.loop_channel import PATH, Mailbox
+from celery_singleton_lock.worker.pools import spawns
 from celery_singleton_lock.worker.startup_checks_app import (
     check_app,
     check_pool,

@@ -32,7 +32,7 @@ from celery_singleton_lock.events import (
 from celery_singleton_lock.gate import Gate, Run, fail, take_out, take_stamp
 from celery_singleton_lock.gather import Gathering
 from celery_singleton_lock.core.redis_keys import Keyspace
-from celery_singleton_lock.mailbox import announcer
+from celery_singleton_lock.worker.loop_channel import announcer
 from celery_singleton_lock.core.lock_mode import ENFORCE, OFF
 from celery_singleton_lock.core.lock_name_template import Namer, Sent, compile_name
 from celery_singleton_lock.core.native_threads import patched_by
@@ -45,7 +45,7 @@ from celery_singleton_lock.config.settings import (
     resolve_options,
 )
 from celery_singleton_lock.config.multi_lock_option import SeveralNamer, compile_names
-from celery_singleton_lock.stamp import Stamp
+from celery_singleton_lock.worker.lock_header import Stamp
 from celery_singleton_lock.store.connect import connect
 from celery_singleton_lock.store.factory import open_store
 from celery_singleton_lock.store.quorum.sync import TIMEOUT

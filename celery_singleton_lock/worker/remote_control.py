@@ -21,7 +21,7 @@ from celery_singleton_lock.store.factory import admin_of
 from celery_singleton_lock.message_text import printable
 
 if TYPE_CHECKING:
-    from celery_singleton_lock.request import LockedRequest
+    from celery_singleton_lock.worker.request import LockedRequest
 
 logger = logging.getLogger(__name__)
 

@@ -19,29 +19,29 @@ from celery_singleton_lock.batches import is_batches
 from celery_singleton_lock.clerk import Clerk
 from celery_singleton_lock.core.clock import ServerClock
 from celery_singleton_lock.desk import Desk, worker_id
-from celery_singleton_lock.dispatcher import admit
+from celery_singleton_lock.worker.event_dispatcher import admit
 from celery_singleton_lock.worker.extension import PATIENCE, Extension
 from celery_singleton_lock.herald import Herald
-from celery_singleton_lock.mailbox import Mailbox, guarded
+from celery_singleton_lock.worker.loop_channel import Mailbox, guarded
 from celery_singleton_lock.core.model import Delivery
 from celery_singleton_lock.core.lock_mode import Modes
-from celery_singleton_lock.pools import GREEN, pool_kind
-from celery_singleton_lock.publisher import Publisher, unpack
-from celery_singleton_lock.queues import Consumed
-from celery_singleton_lock.redelivery import (
+from celery_singleton_lock.worker.pools import GREEN, pool_kind
+from celery_singleton_lock.worker.publisher import Publisher, unpack
+from celery_singleton_lock.worker.consumed_queues import Consumed
+from celery_singleton_lock.worker.redelivery import (
     dead_letters_of,
     has_dead_letters,
     identities,
     identity_of,
     most_returns,
 )
-from celery_singleton_lock.request import LockedRequest
+from celery_singleton_lock.worker.request import LockedRequest
 from celery_singleton_lock.stamper import Stamper
 from celery_singleton_lock.unread import UNREADABLE, Unread
-from celery_singleton_lock.usher import Usher
+from celery_singleton_lock.worker.pool_feeder import Usher
 from celery_singleton_lock.lock.renewals import Watchdog
 from celery_singleton_lock.message_text import printable
-from celery_singleton_lock.wrap import passes, read_as_celery, request_class
+from celery_singleton_lock.worker.request_class import passes, read_as_celery, request_class
 
 logger = logging.getLogger(__name__)
 

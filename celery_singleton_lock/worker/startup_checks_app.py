@@ -14,11 +14,11 @@ from celery_singleton_lock.worker.runtime import Crew
 from celery_singleton_lock.worker.extension import Extension, declared_options, install
 from celery_singleton_lock.core.lock_mode import ENFORCE, OFF
 from celery_singleton_lock.core.native_threads import patched_by
-from celery_singleton_lock.pools import GREEN, POOLS, pool_kind
-from celery_singleton_lock.queues import refuse_broadcast
+from celery_singleton_lock.worker.pools import GREEN, POOLS, pool_kind
+from celery_singleton_lock.worker.consumed_queues import refuse_broadcast
 from celery_singleton_lock.config.settings import check_unknown_settings
 from celery_singleton_lock.worker.unlocked_tasks import refuse_unlocked
-from celery_singleton_lock.wrap import passes, request_class, why_alone
+from celery_singleton_lock.worker.request_class import passes, request_class, why_alone
 
 logger = logging.getLogger(__name__)
 

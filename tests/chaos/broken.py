@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from celery_singleton_lock.gather import Gathering
-from celery_singleton_lock.kept import Kept
+from celery_singleton_lock.worker.partial_lock_sets import Kept
 from celery_singleton_lock.store.scripts import VERBS, assemble, load_scripts, read
 from celery_singleton_lock.lock.renewals import Watchdog
 

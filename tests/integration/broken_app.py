@@ -19,7 +19,7 @@ from celery.worker import request as celery_request
 from celery.worker import strategy
 
 from celery_singleton_lock import LockedTask
-from celery_singleton_lock.request import LockedRequest
+from celery_singleton_lock.worker.request import LockedRequest
 from integration.worker_app import app
 
 BREAK = os.environ["BREAK"]

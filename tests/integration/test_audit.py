@@ -14,7 +14,7 @@ from celery_singleton_lock.cli.commands import COMMANDS, locks
 from celery_singleton_lock.events import LockAdmin
 from celery_singleton_lock.worker.extension import install, observe
 from celery_singleton_lock.core.model import Claim, Owner, Parcel, new_token
-from celery_singleton_lock.publisher import pack
+from celery_singleton_lock.worker.publisher import pack
 from celery_singleton_lock.store.operator.base import Operator
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
 

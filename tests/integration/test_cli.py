@@ -20,7 +20,7 @@ from celery_singleton_lock.worker.extension import install
 from celery_singleton_lock.flower.feed import Feed
 from celery_singleton_lock.core.redis_keys import bucket_of
 from celery_singleton_lock.core.model import Claim, Owner, Parcel, new_token
-from celery_singleton_lock.publisher import pack
+from celery_singleton_lock.worker.publisher import pack
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from integration.book import Book, standing
 from support.ci import skip_or_fail
@@ -451,7 +451,7 @@ def test_a_drain_that_the_broker_refuses_loses_nothing(run, book, admin, key, mo
     def refuse(*_):
         raise ConnectionError(f"cannot reach {book.url}")
 
-    monkeypatch.setattr("celery_singleton_lock.publisher.Publisher.send_back", refuse)
+    monkeypatch.setattr("celery_singleton_lock.worker.publisher.Publisher.send_back", refuse)
     monkeypatch.setattr("celery_singleton_lock.cli.witness.AppSide.realm", realm)
     said = run("drain", "--lock", f"k:{key}", "--yes", code=3).err
     assert "still parked" in said

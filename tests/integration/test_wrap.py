@@ -16,7 +16,7 @@ from support.waiting import eventually, never
 BREAKS = ["own", "composed", "unwrapped", "replaced"]
 WARNING = "does not pass this worker's desk"
 WHY = {
-    "own": ("integration.broken_app.OwnRequest", "celery_singleton_lock.request.LockedRequest"),
+    "own": ("integration.broken_app.OwnRequest", "celery_singleton_lock.worker.request.LockedRequest"),
     "composed": ("makes request classes in an unknown way", "a Celery that this version supports"),
     "unwrapped": ("makes request classes in an unknown way", "a Celery that this version supports"),
     "replaced": ("replaced consumer.on_task_request", "Let that step call"),

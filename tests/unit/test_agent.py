@@ -15,7 +15,8 @@ from types import SimpleNamespace
 import pytest
 from kombu.message import Message
 
-from celery_singleton_lock import background, data_loss
+from celery_singleton_lock import data_loss
+from celery_singleton_lock.worker import background_thread as background
 from celery_singleton_lock.agent import (
     BEAT,
     SLOT_WAIT,
@@ -32,8 +33,8 @@ from celery_singleton_lock.core.lock_mode import Modes
 from celery_singleton_lock.recent_ends import REMEMBERED, RecentEnds
 from celery_singleton_lock.releases import GONE, gone
 from celery_singleton_lock.config.settings import LockOptions
-from celery_singleton_lock.stamp import Stamp
-from celery_singleton_lock.tray import REFUSED_RETRY, RETRY
+from celery_singleton_lock.worker.lock_header import Stamp
+from celery_singleton_lock.worker.agent_queue import REFUSED_RETRY, RETRY
 from support.waiting import eventually
 
 CAPACITY = 2

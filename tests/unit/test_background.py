@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from celery_singleton_lock import background
-from celery_singleton_lock.background import BackgroundThread, ThreadGroup
-from celery_singleton_lock.mailbox import Mailbox
-from celery_singleton_lock.publisher import Outbox
-from celery_singleton_lock.usher import Usher
+from celery_singleton_lock.worker import background_thread as background
+from celery_singleton_lock.worker.background_thread import BackgroundThread, ThreadGroup
+from celery_singleton_lock.worker.loop_channel import Mailbox
+from celery_singleton_lock.worker.publisher import Outbox
+from celery_singleton_lock.worker.pool_feeder import Usher
 from support.waiting import eventually
 
 

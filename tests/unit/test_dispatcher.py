@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from celery import Celery
 
-from celery_singleton_lock.dispatcher import admit, open_buffers
+from celery_singleton_lock.worker.event_dispatcher import admit, open_buffers
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ import pytest
 from kombu.message import Message
 
 from celery_singleton_lock.core.lock_set import Bundle, Part, bundle_in
-from celery_singleton_lock.kept import Kept, begun_again
+from celery_singleton_lock.worker.partial_lock_sets import Kept, begun_again
 from celery_singleton_lock.core.model import Delivery, Ending, Reply, Verdict
-from celery_singleton_lock.publisher import pack
+from celery_singleton_lock.worker.publisher import pack
 from celery_singleton_lock.config.settings import LockOptions
-from celery_singleton_lock.stamp import Stamp
+from celery_singleton_lock.worker.lock_header import Stamp
 from celery_singleton_lock.store.operator.base import Standing, Waiting
 
 LEASE = 30

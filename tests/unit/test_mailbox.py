@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from kombu.asynchronous import Hub
 
-from celery_singleton_lock.mailbox import PATH, Mailbox, announcer, guarded
+from celery_singleton_lock.worker.loop_channel import PATH, Mailbox, announcer, guarded
 from support.waiting import eventually
 
 
@@ -127,7 +127,7 @@ LINUX = sys.platform == "linux"
 
 def announce_from_outside(path):
     """Announce a token from a process that has inherited nothing."""
-    script = "from celery_singleton_lock.mailbox import announcer; announcer()('token')"
+    script = "from celery_singleton_lock.worker.loop_channel import announcer; announcer()('token')"
     subprocess.run(
         [sys.executable, "-c", script], env={**os.environ, PATH: path}, timeout=120, check=True
     )
@@ -146,7 +146,7 @@ def temporary(tmp_path, monkeypatch):
 def open_files_have_names(request, monkeypatch):
     """Whether the system shows the files that a process has opened, as Linux does."""
     if not request.param:
-        monkeypatch.setattr("celery_singleton_lock.mailbox.PROC", "/there-is-none")
+        monkeypatch.setattr("celery_singleton_lock.worker.loop_channel.PROC", "/there-is-none")
     return request.param
 
 
@@ -200,7 +200,7 @@ def test_what_a_killed_process_has_left_is_cleared_away_by_the_next(
     """Where there is no such name: and the pipe of one that lives is left alone."""
     left = publish_and_be_killed("/there-is-none", temporary)
     assert Path(left).exists()
-    monkeypatch.setattr("celery_singleton_lock.mailbox.PROC", "/there-is-none")
+    monkeypatch.setattr("celery_singleton_lock.worker.loop_channel.PROC", "/there-is-none")
     path, other = mailbox.publish(), Mailbox()
     another = other.publish()
     assert [Path(name).exists() for name in (left, path, another)] == [False, True, True]

@@ -9,8 +9,8 @@ from kombu import Connection, Consumer, Producer, Queue
 from kombu.exceptions import ContentDisallowed
 from kombu.message import Message
 
-from celery_singleton_lock.publisher import Outbox, Publisher, pack, unpack
-from celery_singleton_lock.stamp import MOVED, STAMP
+from celery_singleton_lock.worker.publisher import Outbox, Publisher, pack, unpack
+from celery_singleton_lock.worker.lock_header import MOVED, STAMP
 from support.waiting import eventually
 
 

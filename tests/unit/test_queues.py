@@ -10,7 +10,7 @@ from celery.exceptions import ImproperlyConfigured
 from kombu import Exchange, Queue, binding
 from kombu.common import Broadcast
 
-from celery_singleton_lock.queues import Consumed, leads, refuse_broadcast
+from celery_singleton_lock.worker.consumed_queues import Consumed, leads, refuse_broadcast
 
 TOPIC, DIRECT = Exchange("t", type="topic"), Exchange("d", type="direct")
 QUEUES = (

@@ -11,7 +11,7 @@ from kombu.message import Message
 from kombu.transport import memory, pyamqp, redis
 
 from celery_singleton_lock.core.model import base_of, token_for
-from celery_singleton_lock.redelivery import (
+from celery_singleton_lock.worker.redelivery import (
     dead_letters_of,
     has_dead_letters,
     history_of,

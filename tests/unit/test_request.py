@@ -27,8 +27,8 @@ from celery_singleton_lock.herald import Herald
 from celery_singleton_lock.core.model import Delivery, Ending
 from celery_singleton_lock.core.lock_mode import Modes
 from celery_singleton_lock.outage import Outage
-from celery_singleton_lock.request import LockedRequest, bare
-from celery_singleton_lock.stamp import COPY, STAMP, Stamp, notice_of_end
+from celery_singleton_lock.worker.request import LockedRequest, bare
+from celery_singleton_lock.worker.lock_header import COPY, STAMP, Stamp, notice_of_end
 from celery_singleton_lock.stamper import Stamper
 
 

@@ -18,12 +18,12 @@ from celery_singleton_lock import (
 )
 from celery_singleton_lock.core.lock_set import Bundle, Names, Part, bundle_in, in_order, names_in, read
 from celery_singleton_lock.worker.extension import install
-from celery_singleton_lock.kept import begun_again, bundled, onward, renewed, time_left
+from celery_singleton_lock.worker.partial_lock_sets import begun_again, bundled, onward, renewed, time_left
 from celery_singleton_lock.core.lock_name_template import ArgumentsDoNotBind
-from celery_singleton_lock.publisher import pack, unpack
+from celery_singleton_lock.worker.publisher import pack, unpack
 from celery_singleton_lock.config.settings import Settings, resolve_options
 from celery_singleton_lock.config.multi_lock_option import MOST, compile_names
-from celery_singleton_lock.stamp import Stamp, leaving, singles
+from celery_singleton_lock.worker.lock_header import Stamp, leaving, singles
 
 
 def transfer(source, target, amount=0):

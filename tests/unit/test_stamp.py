@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from celery_singleton_lock.core.model import Ending
-from celery_singleton_lock.stamp import (
+from celery_singleton_lock.worker.lock_header import (
     MOST_OF_NAME,
     MOST_OF_NOTICE,
     UNSTAMPED,

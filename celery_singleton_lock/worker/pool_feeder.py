@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
-from celery_singleton_lock.background import BackgroundThread
-from celery_singleton_lock.mailbox import guarded
-from celery_singleton_lock.pools import has_room
+from celery_singleton_lock.worker.background_thread import BackgroundThread
+from celery_singleton_lock.worker.loop_channel import guarded
+from celery_singleton_lock.worker.pools import has_room
 
 ROOM: Final = 0.02
 """Seconds between two looks whether a full pool has room, where the pool cannot tell."""

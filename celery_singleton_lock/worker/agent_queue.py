@@ -9,7 +9,7 @@ from typing import Final
 
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.errors import BackendError, BackendUnreachable
-from celery_singleton_lock.orders import Later, Order
+from celery_singleton_lock.worker.agent_commands import Later, Order
 
 RETRY: Final = 0.5
 """Seconds before an order that Redis did not answer is tried again."""

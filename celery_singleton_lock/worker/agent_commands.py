@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from celery_singleton_lock.core.model import Delivery, Ending, Stray
-from celery_singleton_lock.request import LockedRequest
-from celery_singleton_lock.stamp import Stamp
+from celery_singleton_lock.worker.request import LockedRequest
+from celery_singleton_lock.worker.lock_header import Stamp
 
 
 @dataclass(frozen=True, slots=True)

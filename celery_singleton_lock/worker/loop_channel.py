@@ -31,7 +31,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from celery_singleton_lock.background import BackgroundThread
+from celery_singleton_lock.worker.background_thread import BackgroundThread
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.native_threads import original
 

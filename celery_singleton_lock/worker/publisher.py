@@ -19,10 +19,10 @@ from kombu.messaging import Producer
 from kombu.transport.pyamqp import Transport as PyAMQP
 from kombu.utils import json
 
-from celery_singleton_lock.background import BackgroundThread
+from celery_singleton_lock.worker.background_thread import BackgroundThread
 from celery_singleton_lock.core.lock_set import KEPT
-from celery_singleton_lock.redelivery import DEATHS, REJECT, has_dead_letters, history_of
-from celery_singleton_lock.stamp import COPY, MOVED, REQUEUED, STAMP
+from celery_singleton_lock.worker.redelivery import DEATHS, REJECT, has_dead_letters, history_of
+from celery_singleton_lock.worker.lock_header import COPY, MOVED, REQUEUED, STAMP
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from kombu.common import Broadcast
 from kombu.entity import Queue
 
 if TYPE_CHECKING:
-    from celery_singleton_lock.request import LockedRequest
+    from celery_singleton_lock.worker.request import LockedRequest
 
 MOST_TAGS: Final = 1000
 """Consumer tags that are remembered; a connection has one per queue."""

@@ -24,9 +24,9 @@ from celery_singleton_lock.errors import (
     MaxReturnsExceeded,
 )
 from celery_singleton_lock.gate import Turned
-from celery_singleton_lock.mailbox import guarded
+from celery_singleton_lock.worker.loop_channel import guarded
 from celery_singleton_lock.core.model import Ending
-from celery_singleton_lock.stamp import STAMP, UNSTAMPED, Stamp
+from celery_singleton_lock.worker.lock_header import STAMP, UNSTAMPED, Stamp
 from celery_singleton_lock.message_text import printable
 
 if TYPE_CHECKING:

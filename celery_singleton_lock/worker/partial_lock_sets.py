@@ -31,9 +31,9 @@ from celery_singleton_lock.core.model import (
     Verdict,
     new_token,
 )
-from celery_singleton_lock.publisher import pack, unpack
+from celery_singleton_lock.worker.publisher import pack, unpack
 from celery_singleton_lock.config.settings import LockOptions
-from celery_singleton_lock.stamp import Stamp, singles
+from celery_singleton_lock.worker.lock_header import Stamp, singles
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.lock.renewals import Watchdog
 

@@ -8,7 +8,7 @@ from celery.worker import strategy
 from celery.worker.strategy import hybrid_to_proto2, proto1_to_proto2
 from kombu.utils.imports import symbol_by_name
 
-from celery_singleton_lock.request import LockedRequest
+from celery_singleton_lock.worker.request import LockedRequest
 
 
 def read_as_celery(message: Any, *, utc: bool) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def why_alone(task: Any, *, by_desk: bool) -> tuple[str, str]:
     if not issubclass(base, LockedRequest):
         return (
             f"its Request class is {base.__module__}.{base.__qualname__}",
-            "Derive that class from celery_singleton_lock.request.LockedRequest.",
+            "Derive that class from celery_singleton_lock.worker.request.LockedRequest.",
         )
     return (
         "this Celery makes request classes in an unknown way",
