@@ -14,7 +14,7 @@ from kombu.serialization import prepare_accept_content
 
 from celery_singleton_lock.core import native_threads as native
 from celery_singleton_lock.abort import Board
-from celery_singleton_lock.agent import Agent
+from celery_singleton_lock.worker.agent.loop import Agent
 from celery_singleton_lock.batches import is_batches
 from celery_singleton_lock.clerk import Clerk
 from celery_singleton_lock.core.clock import ServerClock
@@ -37,7 +37,7 @@ from celery_singleton_lock.worker.redelivery import (
 )
 from celery_singleton_lock.worker.request import LockedRequest
 from celery_singleton_lock.stamper import Stamper
-from celery_singleton_lock.unread import UNREADABLE, Unread
+from celery_singleton_lock.worker.agent.unreadable_messages import UNREADABLE, Unread
 from celery_singleton_lock.worker.pool_feeder import Usher
 from celery_singleton_lock.lock.renewals import Watchdog
 from celery_singleton_lock.message_text import printable

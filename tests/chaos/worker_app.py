@@ -8,7 +8,7 @@ from typing import Any
 
 from celery.signals import task_received, task_revoked
 
-from celery_singleton_lock.courier import Courier
+from celery_singleton_lock.worker.agent.republish import Courier
 from celery_singleton_lock.worker.agent_commands import Requeue
 from chaos.broken import VARIANTS
 from chaos.tasks import build

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from celery_singleton_lock.agent import Agent
+from celery_singleton_lock.worker.agent.loop import Agent
 from support.waiting import eventually
 
 HALTS = Path(os.environ["BOOK_FOLDER"]) / "halts"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_singleton_lock.agent import BEAT
+from celery_singleton_lock.worker.agent.loop import BEAT
 from celery_singleton_lock.store.message_operations import DEFER
 from chaos.__main__ import excerpts
 from chaos.history import History

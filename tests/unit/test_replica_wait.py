@@ -10,7 +10,7 @@ from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.errors import BackendUnreachable
 from celery_singleton_lock.core.model import Claim, Owner, Parcel, Reply, Verdict
 from celery_singleton_lock.worker.agent_commands import Errand, Park
-from celery_singleton_lock.replica_wait import ParkedAnswer, ReplicaWait
+from celery_singleton_lock.worker.agent.replica_wait import ParkedAnswer, ReplicaWait
 from celery_singleton_lock.worker.agent_queue import Tray
 from support.waiting import eventually
 

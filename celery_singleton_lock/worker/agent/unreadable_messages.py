@@ -13,7 +13,7 @@ from kombu.exceptions import ContentDisallowed, DecodeError
 
 from celery_singleton_lock.errors import MaxReturnsExceeded
 from celery_singleton_lock.events import Event, LockRefused
-from celery_singleton_lock.inbox import Inbox
+from celery_singleton_lock.worker.agent.grant_inbox import Inbox
 from celery_singleton_lock.core.model import Delivery
 from celery_singleton_lock.worker.publisher import unpack
 from celery_singleton_lock.message_text import printable

@@ -10,9 +10,9 @@ from operator import attrgetter
 from typing import Final
 
 from celery_singleton_lock.core.clock import Clock
-from celery_singleton_lock.courier import Courier
+from celery_singleton_lock.worker.agent.republish import Courier
 from celery_singleton_lock.flights import Flights
-from celery_singleton_lock.inbox import Inbox
+from celery_singleton_lock.worker.agent.grant_inbox import Inbox
 from celery_singleton_lock.worker.partial_lock_sets import Kept
 from celery_singleton_lock.core.lock_mode import Modes
 from celery_singleton_lock.worker.agent_commands import Left

@@ -24,15 +24,15 @@ from celery_singleton_lock.worker.background_thread import BackgroundThread, Thr
 from celery_singleton_lock.clerk import Clerk
 from celery_singleton_lock.core.clock import ServerClock
 from celery_singleton_lock.worker.redis_health import Contact
-from celery_singleton_lock.courier import Courier
-from celery_singleton_lock.data_loss import DataLoss
+from celery_singleton_lock.worker.agent.republish import Courier
+from celery_singleton_lock.worker.agent.data_loss import DataLoss
 from celery_singleton_lock.desk import Desk
 from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.events import Event
 from celery_singleton_lock.herald import Herald
-from celery_singleton_lock.inbox import Inbox
+from celery_singleton_lock.worker.agent.grant_inbox import Inbox
 from celery_singleton_lock.worker.partial_lock_sets import Kept
-from celery_singleton_lock.losses import Losses
+from celery_singleton_lock.worker.agent.lost_leases import Losses
 from celery_singleton_lock.core.model import ALIVE, Delivery, Ending, Reservation
 from celery_singleton_lock.core.lock_mode import MODES, Modes
 from celery_singleton_lock.worker.agent_commands import (
@@ -50,18 +50,18 @@ from celery_singleton_lock.worker.agent_commands import (
     Switch,
     alike,
 )
-from celery_singleton_lock.parker import Parker
+from celery_singleton_lock.worker.agent.parking import Parker
 from celery_singleton_lock.worker.publisher import Publisher
 from celery_singleton_lock.worker.consumed_queues import Queues
-from celery_singleton_lock.releases import Releases
+from celery_singleton_lock.worker.agent.release_after_process_death import Releases
 from celery_singleton_lock.worker.request import LockedRequest
-from celery_singleton_lock.revokes import Revokes
+from celery_singleton_lock.worker.agent.revoke_parked import Revokes
 from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.worker.lock_header import Stamp
 from celery_singleton_lock.store.operator.base import Standing
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.store.factory import admin_of
-from celery_singleton_lock.sweeper import Sweeper
+from celery_singleton_lock.worker.agent.sweeper import Sweeper
 from celery_singleton_lock.worker.agent_queue import RETRY, Tray
 from celery_singleton_lock.lock.renewals import Watchdog
 from celery_singleton_lock.message_text import printable

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from celery_singleton_lock.worker.background_thread import BackgroundThread
 from celery_singleton_lock.core.clock import Clock
-from celery_singleton_lock.data_loss import DataLoss
+from celery_singleton_lock.worker.agent.data_loss import DataLoss
 from celery_singleton_lock.desk import Desk
 from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.events import TaskBlocked
@@ -20,9 +20,9 @@ from celery_singleton_lock.core.model import Claim, Owner, Parcel, ParkedMessage
 from celery_singleton_lock.worker.agent_commands import Errand, Park, Settle
 from celery_singleton_lock.worker.publisher import pack
 from celery_singleton_lock.worker.consumed_queues import Queues
-from celery_singleton_lock.replica_wait import ParkedAnswer, ReplicaWait
+from celery_singleton_lock.worker.agent.replica_wait import ParkedAnswer, ReplicaWait
 from celery_singleton_lock.worker.request import LockedRequest, about
-from celery_singleton_lock.revokes import Revokes
+from celery_singleton_lock.worker.agent.revoke_parked import Revokes
 from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.worker.lock_header import doubted, singles
 from celery_singleton_lock.store.base import Store

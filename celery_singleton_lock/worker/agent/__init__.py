@@ -1,0 +1,1 @@
+"""The thread of the main process that talks to Redis and to the broker."""
