@@ -31,7 +31,7 @@ from celery_singleton_lock.message_text import printable
 
 if TYPE_CHECKING:
     from celery_singleton_lock.config.call_options import Call
-    from celery_singleton_lock.desk import Desk
+    from celery_singleton_lock.worker.dispatch.dispatcher import Desk
     from celery_singleton_lock.config.settings import LockOptions
 
 logger = logging.getLogger(__name__)

@@ -18,10 +18,10 @@ from celery_singleton_lock.worker.agent.loop import Agent
 from celery_singleton_lock.batches import is_batches
 from celery_singleton_lock.clerk import Clerk
 from celery_singleton_lock.core.clock import ServerClock
-from celery_singleton_lock.desk import Desk, worker_id
+from celery_singleton_lock.worker.dispatch.dispatcher import Desk, worker_id
 from celery_singleton_lock.worker.event_dispatcher import admit
 from celery_singleton_lock.worker.extension import PATIENCE, Extension
-from celery_singleton_lock.herald import Herald
+from celery_singleton_lock.worker.dispatch.notifier import Herald
 from celery_singleton_lock.worker.loop_channel import Mailbox, guarded
 from celery_singleton_lock.core.model import Delivery
 from celery_singleton_lock.core.lock_mode import Modes
@@ -36,7 +36,7 @@ from celery_singleton_lock.worker.redelivery import (
     most_returns,
 )
 from celery_singleton_lock.worker.request import LockedRequest
-from celery_singleton_lock.stamper import Stamper
+from celery_singleton_lock.worker.dispatch.header_factory import Stamper
 from celery_singleton_lock.worker.agent.unreadable_messages import UNREADABLE, Unread
 from celery_singleton_lock.worker.pool_feeder import Usher
 from celery_singleton_lock.lock.renewals import Watchdog

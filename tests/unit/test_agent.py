@@ -26,11 +26,11 @@ from celery_singleton_lock.worker.agent.loop import (
 from celery_singleton_lock.core.clock import ServerClock
 from celery_singleton_lock.errors import BackendRefused, BackendUnreachable
 from celery_singleton_lock.events import BackendDown, BackendUp, LeaseLost, Observers, ParkedLost
-from celery_singleton_lock.herald import Herald
+from celery_singleton_lock.worker.dispatch.notifier import Herald
 from celery_singleton_lock.worker.agent.lost_leases import LANDING
 from celery_singleton_lock.core.model import Delivery, Ending, Identity, Reply, Stray, Verdict
 from celery_singleton_lock.core.lock_mode import Modes
-from celery_singleton_lock.recent_ends import REMEMBERED, RecentEnds
+from celery_singleton_lock.worker.dispatch.recently_ended import REMEMBERED, RecentEnds
 from celery_singleton_lock.worker.agent.release_after_process_death import GONE, gone
 from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.worker.lock_header import Stamp

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from celery_singleton_lock.events import LockAcquired, LockReleased, Observers
-from celery_singleton_lock.herald import Herald
+from celery_singleton_lock.worker.dispatch.notifier import Herald
 
 
 class Ear:

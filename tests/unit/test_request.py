@@ -19,17 +19,17 @@ from kombu.utils.json import dumps
 
 from celery_singleton_lock import LockedTask
 from celery_singleton_lock.core.clock import ServerClock, wall_time
-from celery_singleton_lock.desk import Desk, worker_id
+from celery_singleton_lock.worker.dispatch.dispatcher import Desk, worker_id
 from celery_singleton_lock.events import Observers
 from celery_singleton_lock.worker.extension import install
 from celery_singleton_lock.gate import Turned
-from celery_singleton_lock.herald import Herald
+from celery_singleton_lock.worker.dispatch.notifier import Herald
 from celery_singleton_lock.core.model import Delivery, Ending
 from celery_singleton_lock.core.lock_mode import Modes
-from celery_singleton_lock.outage import Outage
+from celery_singleton_lock.worker.dispatch.wait_for_redis import Outage
 from celery_singleton_lock.worker.request import LockedRequest, bare
 from celery_singleton_lock.worker.lock_header import COPY, STAMP, Stamp, notice_of_end
-from celery_singleton_lock.stamper import Stamper
+from celery_singleton_lock.worker.dispatch.header_factory import Stamper
 
 
 class Paper:

@@ -15,7 +15,7 @@ from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.events import Event, ParkedLost
 from celery_singleton_lock.core.model import Ending, Identity, ParkedMessage, base_of
 from celery_singleton_lock.worker.agent_commands import Errand
-from celery_singleton_lock.recent_ends import RecentEnds
+from celery_singleton_lock.worker.dispatch.recently_ended import RecentEnds
 from celery_singleton_lock.worker.lock_header import leaving
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.worker.agent_queue import Tray

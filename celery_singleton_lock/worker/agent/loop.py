@@ -26,10 +26,10 @@ from celery_singleton_lock.core.clock import ServerClock
 from celery_singleton_lock.worker.redis_health import Contact
 from celery_singleton_lock.worker.agent.republish import Courier
 from celery_singleton_lock.worker.agent.data_loss import DataLoss
-from celery_singleton_lock.desk import Desk
+from celery_singleton_lock.worker.dispatch.dispatcher import Desk
 from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.events import Event
-from celery_singleton_lock.herald import Herald
+from celery_singleton_lock.worker.dispatch.notifier import Herald
 from celery_singleton_lock.worker.agent.grant_inbox import Inbox
 from celery_singleton_lock.worker.partial_lock_sets import Kept
 from celery_singleton_lock.worker.agent.lost_leases import Losses

@@ -9,7 +9,7 @@ from typing import Final
 
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.events import Event, LeaseLost, log_keys
-from celery_singleton_lock.flights import Flights
+from celery_singleton_lock.worker.dispatch.in_flight import Flights
 from celery_singleton_lock.worker.agent_commands import Lost
 from celery_singleton_lock.worker.lock_header import Stamp, task_id_of
 from celery_singleton_lock.worker.agent_queue import Tray

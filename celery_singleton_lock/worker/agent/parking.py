@@ -11,7 +11,7 @@ from typing import Any, Final
 from celery_singleton_lock.worker.background_thread import BackgroundThread
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.worker.agent.data_loss import DataLoss
-from celery_singleton_lock.desk import Desk
+from celery_singleton_lock.worker.dispatch.dispatcher import Desk
 from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.events import TaskBlocked
 from celery_singleton_lock.gate import claim_of, options_of

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from celery_singleton_lock.worker.background_thread import BackgroundThread
 from celery_singleton_lock.core.clock import Clock, SystemClock
-from celery_singleton_lock.desk import Desk
+from celery_singleton_lock.worker.dispatch.dispatcher import Desk
 from celery_singleton_lock.core.model import CLAIM_LEASE, Delivery, Stray
 from celery_singleton_lock.worker.agent_commands import Left, Requeue
 from celery_singleton_lock.worker.publisher import Outbox, Publisher, pack

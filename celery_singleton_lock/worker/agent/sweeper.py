@@ -11,7 +11,7 @@ from typing import Final
 
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.worker.agent.republish import Courier
-from celery_singleton_lock.flights import Flights
+from celery_singleton_lock.worker.dispatch.in_flight import Flights
 from celery_singleton_lock.worker.agent.grant_inbox import Inbox
 from celery_singleton_lock.worker.partial_lock_sets import Kept
 from celery_singleton_lock.core.lock_mode import Modes

@@ -11,10 +11,10 @@ from celery.worker.state import task_ready
 from celery_singleton_lock.clerk import Clerk
 from celery_singleton_lock.errors import LockWaitTimeout
 from celery_singleton_lock.events import TaskBlocked, TaskDuplicate
-from celery_singleton_lock.herald import Herald
+from celery_singleton_lock.worker.dispatch.notifier import Herald
 from celery_singleton_lock.worker.request import LockedRequest, about
 from celery_singleton_lock.config.settings import LockOptions
-from celery_singleton_lock.stamper import Stamper, waited_in_vain
+from celery_singleton_lock.worker.dispatch.header_factory import Stamper, waited_in_vain
 
 
 class Requeues:

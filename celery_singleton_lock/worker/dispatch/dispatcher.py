@@ -22,15 +22,15 @@ from celery_singleton_lock.clerk import Clerk
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.errors import LockError
 from celery_singleton_lock.events import TaskBlocked, TaskDuplicate
-from celery_singleton_lock.flights import Flights
+from celery_singleton_lock.worker.dispatch.in_flight import Flights
 from celery_singleton_lock.gate import Turned, cannot_wait, options_of, reservation_for
-from celery_singleton_lock.herald import FRESH, Herald
+from celery_singleton_lock.worker.dispatch.notifier import FRESH, Herald
 from celery_singleton_lock.worker.partial_lock_sets import begun_again, onward, renewed
 from celery_singleton_lock.core.model import CLAIM_LEASE, Delivery, Ending, Reservation
-from celery_singleton_lock.outage import Outage
-from celery_singleton_lock.recent_ends import RecentEnds
+from celery_singleton_lock.worker.dispatch.wait_for_redis import Outage
+from celery_singleton_lock.worker.dispatch.recently_ended import RecentEnds
 from celery_singleton_lock.worker.request import LockedRequest, about
-from celery_singleton_lock.requeues import Requeues
+from celery_singleton_lock.worker.dispatch.requeue_policy import Requeues
 from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.worker.lock_header import (
     MARKS,
@@ -41,7 +41,7 @@ from celery_singleton_lock.worker.lock_header import (
     loss_in,
     singles,
 )
-from celery_singleton_lock.stamper import Stamper
+from celery_singleton_lock.worker.dispatch.header_factory import Stamper
 
 logger = logging.getLogger(__name__)
 _clock = SystemClock()
