@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from celery_singleton_lock.lock.decorator import locked
     from celery_singleton_lock.lock.get_or_set import async_get_or_set, get_or_set
     from celery_singleton_lock.worker.extension import observe
-    from celery_singleton_lock.gate import current_lock, current_locks
+    from celery_singleton_lock.worker.execution.tracer import current_lock, current_locks
     from celery_singleton_lock.lock.sync import Lock
     from celery_singleton_lock.core.model import CurrentLock, new_token
     from celery_singleton_lock.lock.reset import async_reset_all, reset_all

@@ -11,11 +11,11 @@ from typing import Any, Final
 
 from celery import Task
 
-from celery_singleton_lock.batches import is_running
+from celery_singleton_lock.worker.execution.batches import is_running
 from celery_singleton_lock.config.call_options import HEADER, calling, current_call, take_given
 from celery_singleton_lock.errors import LockConflict, LockQueueFull, LockWaitTimeout
 from celery_singleton_lock.worker.extension import Extension, install
-from celery_singleton_lock.gate import (
+from celery_singleton_lock.worker.execution.tracer import (
     NoLock,
     Run,
     current_lock,

@@ -21,7 +21,7 @@ from celery_singleton_lock.events import (
     TaskReplaced,
 )
 from celery_singleton_lock.worker.extension import Extension
-from celery_singleton_lock.gate import current_lock
+from celery_singleton_lock.worker.execution.tracer import current_lock
 from celery_singleton_lock.message_text import a_kind
 
 

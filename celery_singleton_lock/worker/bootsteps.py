@@ -9,8 +9,8 @@ from typing import Any
 from celery import bootsteps
 from celery.signals import worker_shutdown
 
-from celery_singleton_lock import batches
-from celery_singleton_lock.abort import Board, Listener
+from celery_singleton_lock.worker.execution import batches
+from celery_singleton_lock.worker.execution.interrupt import Board, Listener
 from celery_singleton_lock.worker.startup_checks_redis import check_backend
 from celery_singleton_lock.core.clock import Clock, ServerClock
 from celery_singleton_lock.worker.runtime import Crew, Link

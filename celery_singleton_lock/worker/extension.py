@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import celery_singleton_lock.worker.celery_hook  # noqa: F401  # for what it does
 from celery_singleton_lock.config.redis_url import realm_of
-from celery_singleton_lock.batches import is_batches
+from celery_singleton_lock.worker.execution.batches import is_batches
 from celery_singleton_lock.config.limits import LONGEST_LEASE
 from celery_singleton_lock.config.call_options import HEADER, calling, check_names, current_call
-from celery_singleton_lock.eager import EagerGate
+from celery_singleton_lock.worker.execution.eager import EagerGate
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.events import (
     BackendDown,
@@ -29,8 +29,8 @@ from celery_singleton_lock.events import (
     TaskEvent,
     celery_event,
 )
-from celery_singleton_lock.gate import Gate, Run, fail, take_out, take_stamp
-from celery_singleton_lock.gather import Gathering
+from celery_singleton_lock.worker.execution.tracer import Gate, Run, fail, take_out, take_stamp
+from celery_singleton_lock.worker.execution.multi_lock_tracer import Gathering
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.worker.loop_channel import announcer
 from celery_singleton_lock.core.lock_mode import ENFORCE, OFF

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from celery_singleton_lock.core.lock_set import Bundle, Names, Part, bundle_in
 from celery_singleton_lock.core.clock import Clock
-from celery_singleton_lock.gate import options_of
+from celery_singleton_lock.worker.execution.tracer import options_of
 from celery_singleton_lock.core.model import (
     Claim,
     Delivery,

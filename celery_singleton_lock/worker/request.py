@@ -23,7 +23,7 @@ from celery_singleton_lock.errors import (
     LockWaitTimeout,
     MaxReturnsExceeded,
 )
-from celery_singleton_lock.gate import Turned
+from celery_singleton_lock.worker.execution.tracer import Turned
 from celery_singleton_lock.worker.loop_channel import guarded
 from celery_singleton_lock.core.model import Ending
 from celery_singleton_lock.worker.lock_header import STAMP, UNSTAMPED, Stamp

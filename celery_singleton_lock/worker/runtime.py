@@ -13,9 +13,9 @@ from celery.worker.state import reserved_requests
 from kombu.serialization import prepare_accept_content
 
 from celery_singleton_lock.core import native_threads as native
-from celery_singleton_lock.abort import Board
+from celery_singleton_lock.worker.execution.interrupt import Board
 from celery_singleton_lock.worker.agent.loop import Agent
-from celery_singleton_lock.batches import is_batches
+from celery_singleton_lock.worker.execution.batches import is_batches
 from celery_singleton_lock.clerk import Clerk
 from celery_singleton_lock.core.clock import ServerClock
 from celery_singleton_lock.worker.dispatch.dispatcher import Desk, worker_id

@@ -8,7 +8,7 @@ from typing import Any
 from celery.app.task import Task
 from celery.exceptions import ImproperlyConfigured
 
-from celery_singleton_lock.batches import is_batches, refuse_unsupported
+from celery_singleton_lock.worker.execution.batches import is_batches, refuse_unsupported
 from celery_singleton_lock.config.limits import PREFIX
 from celery_singleton_lock.worker.runtime import Crew
 from celery_singleton_lock.worker.extension import Extension, declared_options, install

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from celery_singleton_lock.gather import Gathering
+from celery_singleton_lock.worker.execution.multi_lock_tracer import Gathering
 from celery_singleton_lock.worker.partial_lock_sets import Kept
 from celery_singleton_lock.store.scripts import VERBS, assemble, load_scripts, read
 from celery_singleton_lock.lock.renewals import Watchdog

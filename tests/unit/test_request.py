@@ -22,7 +22,7 @@ from celery_singleton_lock.core.clock import ServerClock, wall_time
 from celery_singleton_lock.worker.dispatch.dispatcher import Desk, worker_id
 from celery_singleton_lock.events import Observers
 from celery_singleton_lock.worker.extension import install
-from celery_singleton_lock.gate import Turned
+from celery_singleton_lock.worker.execution.tracer import Turned
 from celery_singleton_lock.worker.dispatch.notifier import Herald
 from celery_singleton_lock.core.model import Delivery, Ending
 from celery_singleton_lock.core.lock_mode import Modes

@@ -8,7 +8,7 @@ import pytest
 
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.errors import BackendUnreachable, LockConflict
-from celery_singleton_lock.gate import Gate, Turned
+from celery_singleton_lock.worker.execution.tracer import Gate, Turned
 
 
 class RefusingStore:

@@ -14,7 +14,7 @@ from celery_singleton_lock.worker.agent.data_loss import DataLoss
 from celery_singleton_lock.worker.dispatch.dispatcher import Desk
 from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.events import TaskBlocked
-from celery_singleton_lock.gate import claim_of, options_of
+from celery_singleton_lock.worker.execution.tracer import claim_of, options_of
 from celery_singleton_lock.worker.partial_lock_sets import Kept, time_left
 from celery_singleton_lock.core.model import Claim, Owner, Parcel, ParkedMessage, Reply, Verdict
 from celery_singleton_lock.worker.agent_commands import Errand, Park, Settle

@@ -23,7 +23,7 @@ from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.errors import LockError
 from celery_singleton_lock.events import TaskBlocked, TaskDuplicate
 from celery_singleton_lock.worker.dispatch.in_flight import Flights
-from celery_singleton_lock.gate import Turned, cannot_wait, options_of, reservation_for
+from celery_singleton_lock.worker.execution.tracer import Turned, cannot_wait, options_of, reservation_for
 from celery_singleton_lock.worker.dispatch.notifier import FRESH, Herald
 from celery_singleton_lock.worker.partial_lock_sets import begun_again, onward, renewed
 from celery_singleton_lock.core.model import CLAIM_LEASE, Delivery, Ending, Reservation

@@ -16,7 +16,7 @@ from celery_singleton_lock.errors import (
     LockWaitTimeout,
     MaxReturnsExceeded,
 )
-from celery_singleton_lock.gate import Turned
+from celery_singleton_lock.worker.execution.tracer import Turned
 from celery_singleton_lock.worker.partial_lock_sets import bundled
 from celery_singleton_lock.core.model import Delivery, new_token, token_for
 from celery_singleton_lock.core.lock_mode import ENFORCE, OFF, Modes

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from celery_singleton_lock import gate as gates
+from celery_singleton_lock.worker.execution import tracer as gates
 from celery_singleton_lock.config.limits import MAX_WAIT
 from celery_singleton_lock.errors import BackendError, LockLost
 from celery_singleton_lock.core.model import Ending, Reply, Verdict, why_busy
@@ -19,7 +19,7 @@ from celery_singleton_lock.worker.lock_header import Stamp, doubted, leaving, si
 
 if TYPE_CHECKING:
     from celery_singleton_lock.core.lock_set import Bundle
-    from celery_singleton_lock.gate import Gate, TaskLock
+    from celery_singleton_lock.worker.execution.tracer import Gate, TaskLock
     from celery_singleton_lock.core.model import Reservation
     from celery_singleton_lock.config.settings import LockOptions
     from celery_singleton_lock.store.base import Store

@@ -20,7 +20,7 @@ from celery.exceptions import ImproperlyConfigured
 from celery_singleton_lock.config.call_options import HEADER
 from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.events import LockRefused, log_keys
-from celery_singleton_lock.gate import Run, Turned, entered, fail, in_place, mark_skipped, take_out
+from celery_singleton_lock.worker.execution.tracer import Run, Turned, entered, fail, in_place, mark_skipped, take_out
 from celery_singleton_lock.worker.dispatch.notifier import REFUSALS
 from celery_singleton_lock.core.model import new_token
 from celery_singleton_lock.core.lock_mode import ENFORCE, OBSERVE

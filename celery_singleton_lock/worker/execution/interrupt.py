@@ -15,7 +15,7 @@ import threading
 from contextlib import suppress
 from typing import Any, Final
 
-from celery_singleton_lock.gate import TaskLock, current_lock
+from celery_singleton_lock.worker.execution.tracer import TaskLock, current_lock
 
 SIGNAL: Final = getattr(signal, "SIGUSR2", None)
 """What a child is sent. (SIGUSR1 is its soft time limit.)"""

@@ -36,7 +36,7 @@ from celery_singleton_lock.errors import (
     SingletonLockError,
 )
 from celery_singleton_lock.lock.sync import Lock
-from celery_singleton_lock.lookout import Lookout
+from celery_singleton_lock.worker.execution.observe_mode import Lookout
 from celery_singleton_lock.core.model import (
     Claim,
     CurrentLock,
@@ -68,7 +68,7 @@ from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.lock.wait_for_turn import stand_in_line
 
 if TYPE_CHECKING:
-    from celery_singleton_lock.gather import Gathering
+    from celery_singleton_lock.worker.execution.multi_lock_tracer import Gathering
 
 logger = logging.getLogger(__name__)
 _clock = SystemClock()

@@ -31,7 +31,7 @@ from celery_singleton_lock.errors import (
     LockWaitTimeout,
     SingletonLockError,
 )
-from celery_singleton_lock.gate import Held, PlacedLock, Turned, current_locks, entered, in_place
+from celery_singleton_lock.worker.execution.tracer import Held, PlacedLock, Turned, current_locks, entered, in_place
 from celery_singleton_lock.lock.sync import Lock
 from celery_singleton_lock.core.model import LockView, why_busy
 from celery_singleton_lock.core.lock_name_template import ArgumentsDoNotBind, Sent
