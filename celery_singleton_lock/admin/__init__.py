@@ -13,8 +13,8 @@ No Celery here: what an app knows of a task is asked through :class:`Witness`.
 
 from __future__ import annotations
 
-from celery_singleton_lock.admin.locks import ORDERS, Detail, list_locks, order_of, show_lock
-from celery_singleton_lock.admin.release import (
+from celery_singleton_lock.admin.lock_views import ORDERS, Detail, list_locks, order_of, show_lock
+from celery_singleton_lock.admin.force_release import (
     Refused,
     end_holder,
     force_release,

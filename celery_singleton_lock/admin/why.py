@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from types import MappingProxyType
 from typing import Final, Protocol
 
-from celery_singleton_lock.admin.keeping import WAITS, kept_by, parked_elsewhere, standing_of
+from celery_singleton_lock.admin.multi_lock_views import WAITS, kept_by, parked_elsewhere, standing_of
 from celery_singleton_lock.admin.signs_of_life import in_view
 from celery_singleton_lock.core.model import HELD_AFTER, Holder, LockView
 from celery_singleton_lock.store.operator.base import AdminStore, Waiting

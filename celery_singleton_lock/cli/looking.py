@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import click
 
-from celery_singleton_lock.admin.locks import ORDERS, is_known, list_locks, show_lock
-from celery_singleton_lock.admin.release import Refused
+from celery_singleton_lock.admin.lock_views import ORDERS, is_known, list_locks, show_lock
+from celery_singleton_lock.admin.force_release import Refused
 from celery_singleton_lock.admin.why import why
 from celery_singleton_lock.cli import render
 from celery_singleton_lock.cli.options import as_json, lock_name

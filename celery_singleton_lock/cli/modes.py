@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from celery_singleton_lock.admin.observed import report_lines
+from celery_singleton_lock.admin.observe_report import report_lines
 from celery_singleton_lock.cli import render
 from celery_singleton_lock.cli.options import agreed, as_json, reason
 from celery_singleton_lock.cli.place import Place, with_place

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from celery_singleton_lock.admin.parked import Filter
+from celery_singleton_lock.admin.bulk_parked import Filter
 
 Command = Callable[..., Any]
 

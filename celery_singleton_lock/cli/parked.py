@@ -10,7 +10,7 @@ from typing import Any, Final, TextIO
 
 import click
 
-from celery_singleton_lock.admin.parked import (
+from celery_singleton_lock.admin.bulk_parked import (
     Pace,
     Tally,
     count,

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import click
 
-from celery_singleton_lock.admin.locks import Detail
+from celery_singleton_lock.admin.lock_views import Detail
 from celery_singleton_lock.admin.why import named, seconds, short
 from celery_singleton_lock.core.model import Holder
 from celery_singleton_lock.store.operator.base import Glance, Waiting

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import click
 
-from celery_singleton_lock.admin.keeping import give_back
-from celery_singleton_lock.admin.locks import is_known
-from celery_singleton_lock.admin.parked import Tally
-from celery_singleton_lock.admin.release import (
+from celery_singleton_lock.admin.multi_lock_views import give_back
+from celery_singleton_lock.admin.lock_views import is_known
+from celery_singleton_lock.admin.bulk_parked import Tally
+from celery_singleton_lock.admin.force_release import (
     Refused,
     end_holder,
     force_release,

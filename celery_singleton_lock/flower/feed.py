@@ -26,7 +26,7 @@ from celery_singleton_lock.admin import (
     show_lock,
     why,
 )
-from celery_singleton_lock.admin.keeping import standing_of
+from celery_singleton_lock.admin.multi_lock_views import standing_of
 from celery_singleton_lock.admin.signs_of_life import in_glances, in_view
 from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.events import LockAdmin

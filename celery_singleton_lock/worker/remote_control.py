@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from celery.worker.control import control_command, inspect_command
 
-from celery_singleton_lock.admin.release import force_release
+from celery_singleton_lock.admin.force_release import force_release
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.core.lock_mode import ALL, MODES

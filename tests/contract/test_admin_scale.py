@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from celery_singleton_lock.admin.locks import list_locks
+from celery_singleton_lock.admin.lock_views import list_locks
 from celery_singleton_lock.core.model import Claim, Owner, Parcel, new_token
 from celery_singleton_lock.worker.publisher import pack
 from celery_singleton_lock.store.operator.redis import RedisAdminStore

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from celery_singleton_lock.admin.locks import ORDERS, list_locks, show_lock, waiting_in
-from celery_singleton_lock.admin.release import (
+from celery_singleton_lock.admin.lock_views import ORDERS, list_locks, show_lock, waiting_in
+from celery_singleton_lock.admin.force_release import (
     Refused,
     force_release,
     forced_release_warning,

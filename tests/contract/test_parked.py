@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from celery_singleton_lock.admin import parked
-from celery_singleton_lock.admin.parked import (
+from celery_singleton_lock.admin import bulk_parked as parked
+from celery_singleton_lock.admin.bulk_parked import (
     Filter,
     Pace,
     count,

@@ -14,7 +14,7 @@ from celery_singleton_lock.admin import (
     list_locks,
     why,
 )
-from celery_singleton_lock.admin.locks import show_lock
+from celery_singleton_lock.admin.lock_views import show_lock
 from celery_singleton_lock.admin.why import named, ordinal, seconds, short, worker_name
 from celery_singleton_lock.core.redis_keys import bucket_of
 from celery_singleton_lock.core.model import (

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from celery_singleton_lock.admin import Operator, why
-from celery_singleton_lock.admin.keeping import kept_by, parked_elsewhere, standing_of
-from celery_singleton_lock.admin.locks import show_lock
-from celery_singleton_lock.admin.parked import Filter, Pace, drain, purge
+from celery_singleton_lock.admin.multi_lock_views import kept_by, parked_elsewhere, standing_of
+from celery_singleton_lock.admin.lock_views import show_lock
+from celery_singleton_lock.admin.bulk_parked import Filter, Pace, drain, purge
 from celery_singleton_lock.core.lock_set import Bundle, Part
 from celery_singleton_lock.cli.render import detail
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Parcel, new_token

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from celery_singleton_lock.admin.parked import Filter, export, purge
+from celery_singleton_lock.admin.bulk_parked import Filter, export, purge
 from celery_singleton_lock.admin.sweep import sweep_once
 from celery_singleton_lock.cli.commands import COMMANDS, locks
 from celery_singleton_lock.events import LockAdmin

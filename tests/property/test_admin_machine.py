@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from celery_singleton_lock.admin.parked import Filter, export, purge, restore
+from celery_singleton_lock.admin.bulk_parked import Filter, export, purge, restore
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Parcel, Verdict, base_of, new_token
 from celery_singleton_lock.store.operator.base import PARTS, Operator
 from celery_singleton_lock.store.operator.redis import RedisAdminStore

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from celery_singleton_lock.admin.parked import STEP, Filter, Pace, steps
+from celery_singleton_lock.admin.bulk_parked import STEP, Filter, Pace, steps
 from celery_singleton_lock.store.operator.base import Waiting
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_singleton_lock.admin.observed import report_lines
+from celery_singleton_lock.admin.observe_report import report_lines
 from celery_singleton_lock.core.model import Observations, Observed
 from celery_singleton_lock.core.lock_mode import ALL, ENFORCE, MODES, OBSERVE, OFF, Modes, laxer
 

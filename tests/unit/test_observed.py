@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_singleton_lock.admin.observed import NOTHING, report_lines
+from celery_singleton_lock.admin.observe_report import NOTHING, report_lines
 from celery_singleton_lock.core.model import Observations, Observed
 
 TASKS = (

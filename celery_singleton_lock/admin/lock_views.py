@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
 
-from celery_singleton_lock.admin.keeping import parked_elsewhere
+from celery_singleton_lock.admin.multi_lock_views import parked_elsewhere
 from celery_singleton_lock.admin.signs_of_life import in_glances, in_view
 from celery_singleton_lock.core.model import LockView
 from celery_singleton_lock.store.operator.base import PARTS, AdminStore, Glance, Waiting

@@ -11,8 +11,8 @@ from fnmatch import fnmatchcase
 from threading import Event
 from typing import Any, Final
 
-from celery_singleton_lock.admin.keeping import give_back
-from celery_singleton_lock.admin.locks import waiting_in
+from celery_singleton_lock.admin.multi_lock_views import give_back
+from celery_singleton_lock.admin.lock_views import waiting_in
 from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.errors import BackendError, ConfigurationError
 from celery_singleton_lock.core.model import ANOTHER_RUN, Claim, Owner, Parcel, Verdict, new_token
