@@ -10,7 +10,7 @@ import importlib
 import sys
 
 from celery_singleton_lock.cli.commands import locks
-from celery_singleton_lock.cli.standalone import main
+from celery_singleton_lock.cli.main import main
 
 __all__ = ["locks", "main"]
 

@@ -10,17 +10,17 @@ from typing import Final
 
 import click
 
-from celery_singleton_lock.cli.care import doctor, sweep
-from celery_singleton_lock.cli.looking import audit, list_command, show, watch_command, why_command
-from celery_singleton_lock.cli.modes import mode, report
+from celery_singleton_lock.cli.maintenance_commands import doctor, sweep
+from celery_singleton_lock.cli.show_commands import audit, list_command, show, watch_command, why_command
+from celery_singleton_lock.cli.mode_commands import mode, report
 from celery_singleton_lock.cli.options import Commands
-from celery_singleton_lock.cli.parked import (
+from celery_singleton_lock.cli.bulk_commands import (
     drain_command,
     export_command,
     import_command,
     purge_command,
 )
-from celery_singleton_lock.cli.stepping import drop, limit, pause, promote, release, resume
+from celery_singleton_lock.cli.change_commands import drop, limit, pause, promote, release, resume
 
 COMMANDS: Final = (
     list_command,

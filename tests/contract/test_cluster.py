@@ -21,7 +21,7 @@ from redis.credentials import CredentialProvider
 from celery_singleton_lock import AsyncLock, Lock
 from celery_singleton_lock.config.redis_url import parse_backend_url
 from celery_singleton_lock.admin.doctor import Health, examine
-from celery_singleton_lock.cli.standalone import main
+from celery_singleton_lock.cli.main import main
 from celery_singleton_lock.errors import BackendRefused, BackendUnreachable
 from celery_singleton_lock.core.redis_keys import BUCKETS, Keyspace, bucket_of
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Parcel, Verdict, new_token

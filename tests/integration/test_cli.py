@@ -452,7 +452,7 @@ def test_a_drain_that_the_broker_refuses_loses_nothing(run, book, admin, key, mo
         raise ConnectionError(f"cannot reach {book.url}")
 
     monkeypatch.setattr("celery_singleton_lock.worker.publisher.Publisher.send_back", refuse)
-    monkeypatch.setattr("celery_singleton_lock.cli.witness.AppSide.realm", realm)
+    monkeypatch.setattr("celery_singleton_lock.cli.app_context.AppSide.realm", realm)
     said = run("drain", "--lock", f"k:{key}", "--yes", code=3).err
     assert "still parked" in said
     assert admin.inspect(f"k:{key}").bodies == 3

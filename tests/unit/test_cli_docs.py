@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from celery_singleton_lock.cli.commands import COMMANDS
-from celery_singleton_lock.cli.standalone import main
+from celery_singleton_lock.cli.main import main
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {page: (DOCS / page).read_text(encoding="utf-8") for page in ("cli.md", "runbook.md")}

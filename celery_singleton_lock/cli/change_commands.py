@@ -23,8 +23,8 @@ from celery_singleton_lock.admin.force_release import (
 from celery_singleton_lock.admin.why import seconds, short
 from celery_singleton_lock.cli import render
 from celery_singleton_lock.cli.options import agreed, as_json, dry, lock_name, reason
-from celery_singleton_lock.cli.parked import tell_dropped, tell_tally
-from celery_singleton_lock.cli.place import Place, with_place
+from celery_singleton_lock.cli.bulk_commands import tell_dropped, tell_tally
+from celery_singleton_lock.cli.target import Place, with_place
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.model import HELD_AFTER, Holder, Verdict
 from celery_singleton_lock.store.operator.base import Operator, Waiting

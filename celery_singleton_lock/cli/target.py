@@ -18,7 +18,7 @@ import click
 
 from celery_singleton_lock.config.limits import PREFIX
 from celery_singleton_lock.config.option_checks import ConfigurationWarning
-from celery_singleton_lock.cli.witness import AppSide, BrokerError
+from celery_singleton_lock.cli.app_context import AppSide, BrokerError
 from celery_singleton_lock.errors import (
     BackendError,
     ConfigurationError,

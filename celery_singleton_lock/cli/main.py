@@ -8,7 +8,7 @@ import click
 
 from celery_singleton_lock.cli.commands import COMMANDS
 from celery_singleton_lock.cli.options import Commands
-from celery_singleton_lock.cli.place import of_url
+from celery_singleton_lock.cli.target import of_url
 
 BACKEND: Final = "CELERY_SINGLETON_LOCK_BACKEND"
 

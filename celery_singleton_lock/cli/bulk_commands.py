@@ -21,8 +21,8 @@ from celery_singleton_lock.admin.bulk_parked import (
 )
 from celery_singleton_lock.cli import render
 from celery_singleton_lock.cli.options import agreed, as_json, chosen, dry, filters, reason
-from celery_singleton_lock.cli.place import Place, with_place
-from celery_singleton_lock.cli.witness import sent
+from celery_singleton_lock.cli.target import Place, with_place
+from celery_singleton_lock.cli.app_context import sent
 from celery_singleton_lock.message_text import printable
 
 SEVERAL: Final = "(several locks)"

@@ -13,7 +13,7 @@ from celery_singleton_lock.admin.force_release import Refused
 from celery_singleton_lock.admin.why import why
 from celery_singleton_lock.cli import render
 from celery_singleton_lock.cli.options import as_json, lock_name
-from celery_singleton_lock.cli.place import Place, with_place
+from celery_singleton_lock.cli.target import Place, with_place
 from celery_singleton_lock.cli.watch import watch
 
 

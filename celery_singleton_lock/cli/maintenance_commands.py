@@ -10,8 +10,8 @@ from celery_singleton_lock.admin.doctor import Health, examine, threads_check
 from celery_singleton_lock.admin.sweep import ALL_LOCKS, sweep_once
 from celery_singleton_lock.cli import render
 from celery_singleton_lock.cli.options import as_json
-from celery_singleton_lock.cli.place import REFUSED, UNREACHABLE, UNSURE, Place, with_place
-from celery_singleton_lock.cli.witness import sent
+from celery_singleton_lock.cli.target import REFUSED, UNREACHABLE, UNSURE, Place, with_place
+from celery_singleton_lock.cli.app_context import sent
 from celery_singleton_lock.message_text import number_of
 
 

@@ -7,7 +7,7 @@ import click
 from celery_singleton_lock.admin.observe_report import report_lines
 from celery_singleton_lock.cli import render
 from celery_singleton_lock.cli.options import agreed, as_json, reason
-from celery_singleton_lock.cli.place import Place, with_place
+from celery_singleton_lock.cli.target import Place, with_place
 from celery_singleton_lock.core.lock_mode import ALL, MODES
 
 DECLARED = "declared"
