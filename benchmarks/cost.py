@@ -16,7 +16,7 @@ from benchmarks import report
 from benchmarks.meter import command_counts, grown
 from benchmarks.parked import Lot
 from benchmarks.rig import Rig
-from celery_singleton_lock.embedded import RedisServer
+from celery_singleton_lock.demo.redis_server import RedisServer
 from tests.support.cost import SIZES, Cost, costs, grows, warm_up
 
 FEW, MANY = 10, 1_000

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import redis
 
-from celery_singleton_lock.embedded import HOST, RedisServer
+from celery_singleton_lock.demo.redis_server import HOST, RedisServer
 from celery_singleton_lock.store.scripts import load_scripts
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from celery import Celery
 
 from benchmarks.board import Board, Ran
 from benchmarks.peers import ENVIRONMENT, Setup, missing
-from celery_singleton_lock.embedded import RedisServer
+from celery_singleton_lock.demo.redis_server import RedisServer
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from _pytest.runner import runtestprotocol
 
-from celery_singleton_lock.embedded import EmbeddedRedisError, Provider, RedisServer, find_provider
+from celery_singleton_lock.demo.redis_server import EmbeddedRedisError, Provider, RedisServer, find_provider
 from support.ci import skip_or_fail
 from support.rabbit import RabbitMQ, VirtualHost, find_server
 from support.redis_cluster import RedisCluster

@@ -19,7 +19,7 @@ import psutil
 
 from benchmarks.what_happens.app import ENVIRONMENT, Journal, Setup, build
 from benchmarks.what_happens.packages import TASK, Wanted
-from celery_singleton_lock.embedded import RedisServer
+from celery_singleton_lock.demo.redis_server import RedisServer
 
 if TYPE_CHECKING:
     from typing_extensions import Self

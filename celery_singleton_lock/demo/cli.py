@@ -15,13 +15,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from celery_singleton_lock.demo import picture
-from celery_singleton_lock.demo.crowd import FULL, SMALL, Crowd
+from celery_singleton_lock.demo import timeline as picture
+from celery_singleton_lock.demo.workload import FULL, SMALL, Crowd
 from celery_singleton_lock.demo.shop import buy, buy_locked
 from celery_singleton_lock.demo.signals import Interrupted, interruptible, undisturbed
-from celery_singleton_lock.demo.stage import PROCESSES, DemoError, Run, Scene, Worker
-from celery_singleton_lock.demo.verdict import Figures
-from celery_singleton_lock.embedded import EmbeddedRedisError, RedisServer, find_provider
+from celery_singleton_lock.demo.worker import PROCESSES, DemoError, Run, Scene, Worker
+from celery_singleton_lock.demo.figures import Figures
+from celery_singleton_lock.demo.redis_server import EmbeddedRedisError, RedisServer, find_provider
 from celery_singleton_lock.store.redis.sync import RedisStore
 
 if TYPE_CHECKING:

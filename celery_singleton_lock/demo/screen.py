@@ -17,11 +17,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from celery_singleton_lock.demo.crowd import STOCK
+from celery_singleton_lock.demo.workload import STOCK
 from celery_singleton_lock.demo.history import Hold, Kill
 from celery_singleton_lock.demo.shop import LOCK_KEY
-from celery_singleton_lock.demo.stage import Run
-from celery_singleton_lock.demo.verdict import Figures
+from celery_singleton_lock.demo.worker import Run
+from celery_singleton_lock.demo.figures import Figures
 from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.core.model import LockView
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import redis
 from typing_extensions import Self
 
-from celery_singleton_lock.embedded import RedisServer, find_provider
+from celery_singleton_lock.demo.redis_server import RedisServer, find_provider
 from support.rabbit import RabbitMQ
 
 VISIBILITY: Final = 8.0

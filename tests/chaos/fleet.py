@@ -15,7 +15,7 @@ from typing import Any
 import redis
 from typing_extensions import Self
 
-from celery_singleton_lock.embedded import RedisServer, find_provider
+from celery_singleton_lock.demo.redis_server import RedisServer, find_provider
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.store.redis.sync import RedisStore
 from chaos.broker import BROKERS, RedisBroker

@@ -17,7 +17,7 @@ from itertools import pairwise
 import pytest
 from celery import states
 
-from celery_singleton_lock.embedded import RedisServer
+from celery_singleton_lock.demo.redis_server import RedisServer
 from celery_singleton_lock.errors import BackendError, BackendUnreachable
 from integration.book import Book
 from support.proxy import Proxy

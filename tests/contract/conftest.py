@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import redis.asyncio
 
-from celery_singleton_lock.embedded import RedisServer
+from celery_singleton_lock.demo.redis_server import RedisServer
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.store.redis.aio import AsyncRedisStore
 from celery_singleton_lock.store.quorum.sync import RedisNode

@@ -17,7 +17,7 @@ import pytest
 
 from celery_singleton_lock.lock.aio import AsyncLock
 from celery_singleton_lock.core.clock import SystemClock
-from celery_singleton_lock.embedded import RedisServer
+from celery_singleton_lock.demo.redis_server import RedisServer
 from celery_singleton_lock.errors import (
     BackendRefused,
     BackendUnreachable,

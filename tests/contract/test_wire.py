@@ -10,7 +10,7 @@ import pytest
 import redis
 from celery.exceptions import SoftTimeLimitExceeded
 
-from celery_singleton_lock.embedded import RedisServer
+from celery_singleton_lock.demo.redis_server import RedisServer
 from celery_singleton_lock.store.scripts import Script
 from celery_singleton_lock.store.redis.fast_path import Wire, packed
 

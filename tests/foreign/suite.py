@@ -22,7 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO
 
-from celery_singleton_lock.embedded import RedisServer
+from celery_singleton_lock.demo.redis_server import RedisServer
 from foreign.reporter import RESULTS
 
 TESTS = Path(__file__).parents[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_singleton_lock.embedded import RedisServer
+from celery_singleton_lock.demo.redis_server import RedisServer
 from foreign.suite import Results, Suite, fetch, run, unpack
 from foreign.suites import SUITES
 

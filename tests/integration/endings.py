@@ -24,7 +24,7 @@ from celery import states
 from kombu import Connection
 from kombu.exceptions import OperationalError
 
-from celery_singleton_lock.embedded import RedisServer
+from celery_singleton_lock.demo.redis_server import RedisServer
 from integration.book import Book, alive
 from support.waiting import eventually, in_time, never
 from support.workers import CeleryWorker

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from celery_singleton_lock import Lock
-from celery_singleton_lock.embedded import RedisServer
+from celery_singleton_lock.demo.redis_server import RedisServer
 from integration.book import Book, needs_pool, pools
 from support.waiting import eventually, never
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from celery_singleton_lock import Lock
 from celery_singleton_lock.cli import locks, main, render
-from celery_singleton_lock.embedded import RedisServer
+from celery_singleton_lock.demo.redis_server import RedisServer
 from celery_singleton_lock.worker.extension import install
 from celery_singleton_lock.flower.feed import Feed
 from celery_singleton_lock.core.redis_keys import bucket_of

@@ -12,10 +12,10 @@ from xml.etree import ElementTree as ET
 import psutil
 import pytest
 
-from celery_singleton_lock.demo.crowd import FULL, SMALL, STOCK, Order
+from celery_singleton_lock.demo.workload import FULL, SMALL, STOCK, Order
 from celery_singleton_lock.demo.history import History, Hold
-from celery_singleton_lock.demo.picture import bricks, slots_of
-from celery_singleton_lock.demo.verdict import judge
+from celery_singleton_lock.demo.timeline import bricks, slots_of
+from celery_singleton_lock.demo.figures import judge
 from support.waiting import eventually
 
 COMMAND = [sys.executable, "-m", "celery_singleton_lock"]

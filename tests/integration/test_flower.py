@@ -11,7 +11,7 @@ from statistics import median
 
 import pytest
 
-from celery_singleton_lock.embedded import RedisServer
+from celery_singleton_lock.demo.redis_server import RedisServer
 from celery_singleton_lock.core.model import Claim, Ending, Owner, new_token
 from integration.book import Book, standing
 from support.events import EventLog

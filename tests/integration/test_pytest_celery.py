@@ -26,7 +26,7 @@ from pytest_celery import (
     CeleryWorkerCluster,
 )
 
-from celery_singleton_lock.embedded import RedisServer
+from celery_singleton_lock.demo.redis_server import RedisServer
 from celery_singleton_lock.store.redis.sync import RedisStore
 from support.local_cluster import LocalRedis, LocalWorker, RedisHandle, WorkerHandle, number_of
 from support.waiting import eventually

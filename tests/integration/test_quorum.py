@@ -12,7 +12,7 @@ from celery.exceptions import TimeoutError as NoResult
 from celery_singleton_lock import LockedTask
 from celery_singleton_lock.worker.startup_checks_redis import check_backend
 from celery_singleton_lock.core.clock import ServerClock
-from celery_singleton_lock.embedded import RedisServer
+from celery_singleton_lock.demo.redis_server import RedisServer
 from celery_singleton_lock.errors import BackendRefused
 from celery_singleton_lock.worker.extension import install
 from celery_singleton_lock.config.settings import parse_settings

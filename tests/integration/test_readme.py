@@ -17,7 +17,7 @@ from celery import Celery
 from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock.config.limits import PREFIX
-from celery_singleton_lock.embedded import RedisServer
+from celery_singleton_lock.demo.redis_server import RedisServer
 from celery_singleton_lock.core.redis_keys import Keyspace, bucket_of
 from celery_singleton_lock.config.settings import LockOptions, Settings
 from integration.book import standing

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import pytest
 from celery import states
 
-from celery_singleton_lock.embedded import RedisServer
+from celery_singleton_lock.demo.redis_server import RedisServer
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from integration.book import Book, standing
 from support.waiting import eventually

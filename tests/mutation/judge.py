@@ -33,7 +33,7 @@ import pytest
 from mutmut.mutation.trampoline import set_mutant_under_test
 from mutmut.state import state
 
-from celery_singleton_lock.embedded import Provider, RedisServer, find_provider
+from celery_singleton_lock.demo.redis_server import Provider, RedisServer, find_provider
 from mutation.accepted import reason_for
 from mutation.sample import sampled
 from mutation.verdicts import (

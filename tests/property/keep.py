@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from celery_singleton_lock.embedded import RedisServer, find_provider
+from celery_singleton_lock.demo.redis_server import RedisServer, find_provider
 from support.engine.kept import HOLES, breaks, keep
 
 

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from hypothesis import HealthCheck, Phase, settings
 
-from celery_singleton_lock.embedded import RedisServer, find_provider
+from celery_singleton_lock.demo.redis_server import RedisServer, find_provider
 from support.engine import outcomes
 from support.engine.invariants import InvariantBroken, check
 from support.engine.kept import FOLDER, shrunk, write

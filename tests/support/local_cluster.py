@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from pytest_celery import CeleryWorkerContainer, RedisContainer
 
-from celery_singleton_lock.embedded import HOST, RedisServer
+from celery_singleton_lock.demo.redis_server import HOST, RedisServer
 from support.waiting import eventually
 from support.workers import START_TIMEOUT, TESTS, CeleryWorker
 

@@ -10,7 +10,7 @@ import redis
 from redis.cluster import ClusterNode
 from typing_extensions import Self
 
-from celery_singleton_lock.embedded import Provider, RedisServer
+from celery_singleton_lock.demo.redis_server import Provider, RedisServer
 from support.waiting import eventually
 
 MASTERS = 3

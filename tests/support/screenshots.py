@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
-from celery_singleton_lock.embedded import RedisServer, find_provider
+from celery_singleton_lock.demo.redis_server import RedisServer, find_provider
 from integration.book import Book
 from support.flower import PASSWORD, USER, Flower, browser
 from support.waiting import eventually

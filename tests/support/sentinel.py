@@ -13,8 +13,8 @@ from pathlib import Path
 import redis
 from typing_extensions import Self
 
-from celery_singleton_lock import embedded
-from celery_singleton_lock.embedded import RedisServer, _free_ports
+from celery_singleton_lock.demo import redis_server as embedded
+from celery_singleton_lock.demo.redis_server import RedisServer, _free_ports
 from support.replication import is_replicated
 from support.waiting import eventually
 

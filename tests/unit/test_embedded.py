@@ -14,8 +14,8 @@ import psutil
 import pytest
 import redis
 
-from celery_singleton_lock import embedded
-from celery_singleton_lock.embedded import EmbeddedRedisError, Provider, RedisServer, find_provider
+from celery_singleton_lock.demo import redis_server as embedded
+from celery_singleton_lock.demo.redis_server import EmbeddedRedisError, Provider, RedisServer, find_provider
 from support.waiting import eventually
 
 OWNER = """

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from celery_singleton_lock.demo.crowd import STOCK, Order
+from celery_singleton_lock.demo.workload import STOCK, Order
 from celery_singleton_lock.demo.history import History, Hold
 
 

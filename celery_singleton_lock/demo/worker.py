@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Protocol
 
-from celery_singleton_lock.demo.crowd import HOT, STOCK, Order
+from celery_singleton_lock.demo.workload import HOT, STOCK, Order
 from celery_singleton_lock.demo.history import History, Hold, Kill
 from celery_singleton_lock.demo.shop import DIRECTORY, READY, Marks, Shop, app
 from celery_singleton_lock.demo.signals import TICK, tick, undisturbed
-from celery_singleton_lock.demo.verdict import Figures, judge
+from celery_singleton_lock.demo.figures import Figures, judge
 
 if TYPE_CHECKING:
     from types import TracebackType

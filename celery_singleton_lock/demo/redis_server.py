@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from redis import Redis
     from typing_extensions import Self
 
-MODULE: Final = "celery_singleton_lock.embedded"  # when run as a file, __name__ does not say
+MODULE: Final = "celery_singleton_lock.demo.redis_server"  # when run as a file, __name__ does not say
 HOST: Final = "127.0.0.1"
 OLDEST: Final = (6, 2)
 START_TIMEOUT: Final = 20.0

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Final
 from xml.sax.saxutils import escape
 
-from celery_singleton_lock.demo.crowd import STOCK
+from celery_singleton_lock.demo.workload import STOCK
 from celery_singleton_lock.demo.history import History, Hold, Kill
-from celery_singleton_lock.demo.stage import PROCESSES, Run
-from celery_singleton_lock.demo.verdict import Figures, overlapping
+from celery_singleton_lock.demo.worker import PROCESSES, Run
+from celery_singleton_lock.demo.figures import Figures, overlapping
 
 WIDTH: Final = 1200
 MARGIN: Final = 36
