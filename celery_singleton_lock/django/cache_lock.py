@@ -1,7 +1,7 @@
 """``CacheLock``: a lock on whatever cache a Django project has; on Redis, this library's own.
 
 ``wait_timeout`` and ``LockTimeout`` mean the same on every cache, the promises do not: see
-:mod:`celery_singleton_lock.django.added`, and docs/django.md.
+:mod:`celery_singleton_lock.django.generic_cache_lock`, and docs/django.md.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from celery_singleton_lock.config.argument_checks import (
 )
 from celery_singleton_lock.config.limits import MAX_LEASE, MAX_WAIT, MIN_LEASE
 from celery_singleton_lock.config.django_cache_alias import SCHEME, found_by_alias, is_redis_cache
-from celery_singleton_lock.django.added import AddedLock
+from celery_singleton_lock.django.generic_cache_lock import AddedLock
 from celery_singleton_lock.errors import (
     BackendError,
     ConfigurationError,

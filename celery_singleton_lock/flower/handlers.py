@@ -18,7 +18,7 @@ from celery_singleton_lock.admin import Operator, Refused
 from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.events import LockAdmin
 from celery_singleton_lock.worker.extension import PATIENCE, install
-from celery_singleton_lock.flower.feed import ROWS, Feed, UnknownLock, locks_in, visible
+from celery_singleton_lock.flower.rows import ROWS, Feed, UnknownLock, locks_in, visible
 from celery_singleton_lock.store.factory import admin_of
 
 HERE: Final = Path(__file__).parent

@@ -18,7 +18,7 @@ from django.core.cache.backends.locmem import LocMemCache
 from django.core.management import call_command
 
 from celery_singleton_lock.django import CacheLock, LockTimeout, cache_locked
-from celery_singleton_lock.django import added as added_module
+from celery_singleton_lock.django import generic_cache_lock as added_module
 from celery_singleton_lock.errors import (
     BackendError,
     ConfigurationError,

@@ -17,7 +17,7 @@ from celery_singleton_lock import Lock
 from celery_singleton_lock.cli import locks, main, render
 from celery_singleton_lock.demo.redis_server import RedisServer
 from celery_singleton_lock.worker.extension import install
-from celery_singleton_lock.flower.feed import Feed
+from celery_singleton_lock.flower.rows import Feed
 from celery_singleton_lock.core.redis_keys import bucket_of
 from celery_singleton_lock.core.model import Claim, Owner, Parcel, new_token
 from celery_singleton_lock.worker.publisher import pack

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from celery_singleton_lock.flower.feed import (
+from celery_singleton_lock.flower.rows import (
     KEPT,
     LISTS,
     MOST_ROWS,
