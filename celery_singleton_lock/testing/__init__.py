@@ -13,9 +13,9 @@ runner can use them as they are::
 from __future__ import annotations
 
 from celery_singleton_lock.testing.client import memory_client
-from celery_singleton_lock.testing.hold import Hold
-from celery_singleton_lock.testing.kit import SingletonLocks
-from celery_singleton_lock.testing.times import LockTime
+from celery_singleton_lock.testing.fake_holder import Hold
+from celery_singleton_lock.testing.assertions import SingletonLocks
+from celery_singleton_lock.testing.clock_control import LockTime
 from celery_singleton_lock.testing.worker import worker_in_thread
 
 __all__ = ["Hold", "LockTime", "SingletonLocks", "memory_client", "worker_in_thread"]

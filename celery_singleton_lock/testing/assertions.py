@@ -18,9 +18,9 @@ from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.core.model import Holder, LockView, base_of
 from celery_singleton_lock.store.connect import connect
 from celery_singleton_lock.store.redis.sync import RedisStore
-from celery_singleton_lock.testing.hold import ANY, Hold
-from celery_singleton_lock.testing.journal import Journal, Run, id_of, state_of
-from celery_singleton_lock.testing.times import LockTime
+from celery_singleton_lock.testing.fake_holder import ANY, Hold
+from celery_singleton_lock.testing.event_log import Journal, Run, id_of, state_of
+from celery_singleton_lock.testing.clock_control import LockTime
 from celery_singleton_lock.testing.worker import worker_in_thread
 
 if TYPE_CHECKING:  # what needs the extra is imported by connect(), which names it
