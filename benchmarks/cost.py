@@ -17,7 +17,7 @@ from benchmarks.meter import command_counts, grown
 from benchmarks.parked import Lot
 from benchmarks.rig import Rig
 from celery_singleton_lock.demo.redis_server import RedisServer
-from tests.support.cost import SIZES, Cost, costs, grows, warm_up
+from tests.support.script_costs import SIZES, Cost, costs, grows, warm_up
 
 FEW, MANY = 10, 1_000
 REPEAT = 20

@@ -12,7 +12,7 @@ from _pytest.runner import runtestprotocol
 
 from celery_singleton_lock.demo.redis_server import EmbeddedRedisError, Provider, RedisServer, find_provider
 from support.ci import skip_or_fail
-from support.rabbit import RabbitMQ, VirtualHost, find_server
+from support.rabbitmq import RabbitMQ, VirtualHost, find_server
 from support.redis_cluster import RedisCluster
 from support.waiting import Late
 from support.workers import CeleryWorker

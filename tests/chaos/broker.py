@@ -11,7 +11,7 @@ import redis
 from typing_extensions import Self
 
 from celery_singleton_lock.demo.redis_server import RedisServer, find_provider
-from support.rabbit import RabbitMQ
+from support.rabbitmq import RabbitMQ
 
 VISIBILITY: Final = 8.0
 """Seconds after which Redis delivers again what was not acknowledged."""

@@ -17,7 +17,7 @@ from chaos.fleet import Fleet
 from chaos.judge import READY
 from chaos.schedule import LEASE
 from chaos.tasks import LOCK, TASKS, keys_of, limit_of
-from support.candid import CandidThread
+from support.checked_thread import CandidThread
 
 PAUSE = 0.1
 """Seconds between two publications."""

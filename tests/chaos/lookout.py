@@ -15,7 +15,7 @@ from celery_singleton_lock.errors import BackendError
 from chaos.crowd import LOCKS
 from chaos.fleet import Fleet
 from integration.book import alive
-from support.candid import CandidThread
+from support.checked_thread import CandidThread
 
 PAUSE = 0.2
 """Seconds between two looks at all locks, each of which is a call of Redis."""

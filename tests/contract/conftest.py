@@ -16,7 +16,7 @@ from celery_singleton_lock.store.quorum.worker_store import TaskQuorum
 from celery_singleton_lock.store.operator.redis import ClusterAdminStore, RedisAdminStore
 from celery_singleton_lock.testing import memory_client
 from support.ci import skip_or_fail
-from support.loop import Driven, LoopThread
+from support.loop_thread import Driven, LoopThread
 
 MEMORY = "in_memory"
 

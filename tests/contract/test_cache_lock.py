@@ -29,7 +29,7 @@ from celery_singleton_lock.errors import (
 )
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.store.redis.sync import RedisStore
-from support import djangos
+from support import django_project as djangos
 from support.waiting import eventually
 
 _names = itertools.count(1)

@@ -7,7 +7,7 @@ import pytest
 from celery_singleton_lock.core.model import Owner
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.store.redis.sync import RedisStore
-from support.cost import SIZES, calls, costs, grows, warm_up
+from support.script_costs import SIZES, calls, costs, grows, warm_up
 
 pytestmark = [pytest.mark.contract, pytest.mark.needs_real_redis("INFO commandstats")]
 

@@ -15,7 +15,7 @@ import redis
 
 from celery_singleton_lock.lock.sync import wait_for_turn as turn_module
 from celery_singleton_lock.errors import LockNotOwned
-from support.designs import Baton, Heartbeat, OneOwnerPerHost, Ours, SetIfAbsent, Signal
+from support.lock_designs import Baton, Heartbeat, OneOwnerPerHost, Ours, SetIfAbsent, Signal
 from support.proxy import Proxy
 from support.waiting import eventually, never
 

@@ -37,8 +37,8 @@ from celery_singleton_lock.core.model import Claim, Ending, Owner, new_token
 from celery_singleton_lock.store.cluster.aio import AsyncClusterStore
 from celery_singleton_lock.store.quorum.aio import AsyncQuorumStore
 from celery_singleton_lock.store.redis.aio import AsyncRedisStore
-from support.loop import Driven
-from support.turns import turns
+from support.loop_thread import Driven
+from support.granted_tokens import turns
 from support.waiting import eventually, in_time, never
 
 pytestmark = [pytest.mark.contract, pytest.mark.full_run_plays("in_memory")]

@@ -33,7 +33,7 @@ from celery_singleton_lock.store.quorum.aio import AsyncQuorumStore
 from celery_singleton_lock.store.quorum.votes import Each
 from celery_singleton_lock.store.quorum.sync import QuorumStore
 from celery_singleton_lock.store.quorum.operations import ranked
-from support.turns import coordinator
+from support.granted_tokens import coordinator
 from support.waiting import eventually
 
 pytestmark = [pytest.mark.contract, pytest.mark.needs_real_redis("five servers")]

@@ -19,7 +19,7 @@ from celery_singleton_lock.store.scripts import (
     load_quorum_scripts,
     read,
 )
-from support.quorum_twin import CLOCK, KEYSPACE, NEW_FOR, Twin, bid_at
+from support.quorum_comparison import CLOCK, KEYSPACE, NEW_FOR, Twin, bid_at
 
 pytestmark = [pytest.mark.contract, pytest.mark.needs_real_redis("run ids in scripts")]
 

@@ -24,7 +24,7 @@ from celery_singleton_lock.core.model import (
     new_token,
 )
 from celery_singleton_lock.store.message_operations import DEFER
-from support.turns import turns
+from support.granted_tokens import turns
 from support.waiting import eventually, in_time
 
 pytestmark = pytest.mark.contract

@@ -22,7 +22,7 @@ from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.core.model import LockView
 from celery_singleton_lock.store.redis.sync import RedisStore
 from integration.taskbook import Journal, build
-from support import nursery
+from support import fork_server as nursery
 from support.ci import skip_or_fail
 from support.waiting import eventually
 from support.workers import CeleryWorker

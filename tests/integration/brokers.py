@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from integration.book import Book
-from support.rabbit import VirtualHost
+from support.rabbitmq import VirtualHost
 from support.waiting import eventually
 
 BROKERS = ("redis", "classic", "quorum")

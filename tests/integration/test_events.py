@@ -7,7 +7,7 @@ from celery.events.state import State
 
 from integration.book import Book
 from support.events import EventLog
-from support.monitor import Monitor
+from support.redis_monitor import Monitor
 from support.waiting import eventually
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from kombu import Connection, Queue
 
-from support.rabbit import RabbitError
+from support.rabbitmq import RabbitError
 from support.waiting import eventually
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from celery_singleton_lock.demo.redis_server import RedisServer, find_provider
-from support.engine.kept import HOLES, breaks, keep
+from support.script_model.kept_examples import HOLES, breaks, keep
 
 
 def main() -> int:

@@ -15,12 +15,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from hypothesis import HealthCheck, Phase, settings
 
 from celery_singleton_lock.demo.redis_server import RedisServer, find_provider
-from support.engine import outcomes
-from support.engine.invariants import InvariantBroken, check
-from support.engine.kept import FOLDER, shrunk, write
-from support.engine.machine import machine_on
-from support.engine.moves import walk
-from support.engine.world import World
+from support.script_model import outcomes
+from support.script_model.invariants import InvariantBroken, check
+from support.script_model.kept_examples import FOLDER, shrunk, write
+from support.script_model.machine import machine_on
+from support.script_model.moves import walk
+from support.script_model.world import World
 
 WALK = 150
 ENOUGH = 20_000

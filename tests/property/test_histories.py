@@ -7,13 +7,13 @@ from functools import partial
 
 import pytest
 
-from support.engine.histories import HISTORIES
-from support.engine.invariants import InvariantBroken, check
-from support.engine.kept import HOLES
-from support.engine.moves import play, walk
-from support.engine.mutants import MUTANTS, Mutant
-from support.engine.outcomes import count, unseen
-from support.engine.world import World
+from support.script_model.histories import HISTORIES
+from support.script_model.invariants import InvariantBroken, check
+from support.script_model.kept_examples import HOLES
+from support.script_model.moves import play, walk
+from support.script_model.mutants import MUTANTS, Mutant
+from support.script_model.outcomes import count, unseen
+from support.script_model.world import World
 
 pytestmark = [pytest.mark.property, pytest.mark.needs_real_redis("the invariants are the scripts'")]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from support.engine.kept import FOLDER, HOLES, breaks, shrunk
-from support.engine.mutants import mutant
+from support.script_model.kept_examples import FOLDER, HOLES, breaks, shrunk
+from support.script_model.mutants import mutant
 
 pytestmark = [pytest.mark.property, pytest.mark.needs_real_redis("the invariants are the scripts'")]
 

@@ -11,8 +11,8 @@ from collections import Counter
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from support.engine.machine import machine_on
-from support.engine.outcomes import ALL, unseen
+from support.script_model.machine import machine_on
+from support.script_model.outcomes import ALL, unseen
 
 pytestmark = [pytest.mark.property, pytest.mark.needs_real_redis("the invariants are the scripts'")]
 

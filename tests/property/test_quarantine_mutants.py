@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.quarantine_world import HISTORIES, MUTANTS, Broken, World, scripts_of, walk
+from support.quarantine_simulation import HISTORIES, MUTANTS, Broken, World, scripts_of, walk
 
 pytestmark = [pytest.mark.property, pytest.mark.needs_real_redis("run ids in scripts")]
 

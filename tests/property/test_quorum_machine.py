@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 
 from celery_singleton_lock.store.quorum.votes import Ballot, Each, Elected
-from support.quorum_world import LEASE, TIMEOUT, Server, Vote, World
+from support.quorum_simulation import LEASE, TIMEOUT, Server, Vote, World
 
 FULL = bool(os.environ.get("CSL_TEST_FULL"))
 NUMBER = st.integers(0, 30)

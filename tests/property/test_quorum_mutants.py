@@ -9,7 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from support.quorum_twin import MUTANTS, Differs, Twin, scripts_of, walk
+from support.quorum_comparison import MUTANTS, Differs, Twin, scripts_of, walk
 
 pytestmark = [pytest.mark.property, pytest.mark.needs_real_redis("run ids in scripts")]
 

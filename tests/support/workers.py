@@ -27,7 +27,7 @@ from typing import ClassVar
 
 import psutil
 
-from support import nursery
+from support import fork_server as nursery
 from support.waiting import eventually
 
 TESTS = nursery.TESTS

@@ -11,7 +11,7 @@ from django.core.cache.backends.redis import RedisCache
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.config.settings import parse_settings
 from celery_singleton_lock.store.connect import connect
-from support import djangos
+from support import django_project as djangos
 
 REDISPY = "django_redis.cache.RedisCache"
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from chaos.lookout import children
-from support.candid import CandidThread
+from support.checked_thread import CandidThread
 
 
 def test_the_children_of_a_process_are_found_until_it_ends():

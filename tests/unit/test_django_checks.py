@@ -9,7 +9,7 @@ pytest.importorskip("django")
 from django.core import checks
 
 from celery_singleton_lock.django.checks import TAG
-from support import djangos
+from support import django_project as djangos
 
 LOCKS = {"BACKEND": djangos.REDIS, "LOCATION": "redis://:secret@h/2"}
 CACHES = {"default": {"BACKEND": djangos.REDIS, "LOCATION": "redis://h/1"}, "locks": LOCKS}

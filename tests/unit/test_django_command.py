@@ -14,7 +14,7 @@ from django.core.management import CommandError, call_command
 
 from celery_singleton_lock import Lock, LockedTask
 from celery_singleton_lock.django.management.commands.locks import Command
-from support import djangos
+from support import django_project as djangos
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support import nursery
+from support import fork_server as nursery
 from support.workers import CeleryWorker
 
 APP = """

@@ -11,7 +11,7 @@ from celery.contrib.django.task import DjangoTask
 from django.db import transaction
 
 from celery_singleton_lock import LockedTask
-from support import djangos
+from support import django_project as djangos
 
 
 class LockedFirst(LockedTask, DjangoTask):

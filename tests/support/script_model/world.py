@@ -28,7 +28,7 @@ from celery_singleton_lock.core.model import (
 from celery_singleton_lock.store.redis.sync import RedisStore
 from celery_singleton_lock.store.scripts import Script, load_scripts
 from celery_singleton_lock.store.message_operations import Verb
-from support.engine.snapshot import ENDS_KEY, LockState, Reader, Snapshot
+from support.script_model.snapshot import ENDS_KEY, LockState, Reader, Snapshot
 
 CLOCK_KEY = "clock-of-the-tests"
 CLOCK = f"""

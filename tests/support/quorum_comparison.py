@@ -19,8 +19,8 @@ from celery_singleton_lock.store.scripts import (
     load_scripts,
     read,
 )
-from support.engine.mutants import Mutant
-from support.quorum_world import Server
+from support.script_model.mutants import Mutant
+from support.quorum_simulation import Server
 
 CLOCK = "local function server_time() return redis.call('GET', 'clock') end"
 NEW_FOR = 12.0

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from celery_singleton_lock.core.model import Ending, Reservation, Verdict, base_of
-from support.engine.clients import Patient
-from support.engine.world import LIMITS, MIXED, ONE, TWO, WORKERS, Asker, World
+from support.script_model.clients import Patient
+from support.script_model.world import LIMITS, MIXED, ONE, TWO, WORKERS, Asker, World
 
 LOCKS = (ONE, ONE, TWO, MIXED)
 WHO = tuple(range(8))
@@ -469,7 +469,7 @@ def is_reset(world, lock):
 
 def everybody_dies(world: World) -> None:
     """The last move: all die; each lock must be free within its longest lease (I9)."""
-    from support.engine.invariants import broken  # noqa: PLC0415  # the invariants know the world
+    from support.script_model.invariants import broken  # noqa: PLC0415  # the invariants know the world
 
     world.fill(full=False)
     for worker in WORKERS:

@@ -13,8 +13,8 @@ from typing import NoReturn
 
 from celery_singleton_lock.core.model import Ending, Verdict, base_of
 from celery_singleton_lock.store.message_operations import DEFER as DEFER_SECONDS
-from support.engine.snapshot import LockState, Snapshot
-from support.engine.world import Asker, Ledger, Step, World
+from support.script_model.snapshot import LockState, Snapshot
+from support.script_model.world import Asker, Ledger, Step, World
 
 GRACE = 60_000
 ADRIFT = 5_000

@@ -19,7 +19,7 @@ from celery_singleton_lock.store.scripts import (
     read,
     read_shared,
 )
-from support.engine.mutants import Mutant
+from support.script_model.mutants import Mutant
 
 CLOCK = "local function server_time() return redis.call('GET', 'clock') end"
 NAME = "a"

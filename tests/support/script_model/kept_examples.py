@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from support.engine.invariants import InvariantBroken, check
-from support.engine.moves import Program, play, walk
-from support.engine.mutants import mutant
-from support.engine.world import World
+from support.script_model.invariants import InvariantBroken, check
+from support.script_model.moves import Program, play, walk
+from support.script_model.mutants import mutant
+from support.script_model.world import World
 
 FOLDER: Final = Path(__file__).parents[2] / "property" / "examples"
 

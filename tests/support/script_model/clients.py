@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from celery_singleton_lock.core.model import Ending, Reply
 from celery_singleton_lock.lock.wait_for_turn import Step, Turn
-from support.engine.world import Asker, World
+from support.script_model.world import Asker, World
 
 AFTER_THE_END = 3
 """Most calls of a client after its time: it leaves, and takes a grant that was quicker."""
@@ -94,7 +94,7 @@ class Patient:
             self._broken(f"{token} has {self.lock}, and does not hold it")
 
     def _broken(self, message: str) -> NoReturn:
-        from support.engine.invariants import broken  # noqa: PLC0415  # they know the world
+        from support.script_model.invariants import broken  # noqa: PLC0415  # they know the world
 
         broken("wait", message)
 

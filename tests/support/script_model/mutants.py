@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from celery_singleton_lock.store.scripts import VERBS, Script, assemble, read
-from support.engine.world import CLOCK
+from support.script_model.world import CLOCK
 
 LIBRARY = "_lock.lua"
 _assembled = cache(assemble)  # most scripts of most mutants are those of the next one

@@ -12,10 +12,10 @@ from hypothesis import seed as seeded
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
-from support.engine import outcomes
-from support.engine.invariants import InvariantBroken, check
-from support.engine.moves import MOVES, everybody_dies
-from support.engine.world import World
+from support.script_model import outcomes
+from support.script_model.invariants import InvariantBroken, check
+from support.script_model.moves import MOVES, everybody_dies
+from support.script_model.world import World
 
 
 def machine_on(client: Any, tally: Counter[str]) -> Callable[[settings, int | None], int]:

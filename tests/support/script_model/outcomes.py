@@ -14,9 +14,9 @@ from functools import cached_property
 from typing import Any
 
 from celery_singleton_lock.core.model import Ending, Verdict, base_of
-from support.engine.invariants import grants, reservations, verb
-from support.engine.snapshot import LockState
-from support.engine.world import Ledger, Step, World
+from support.script_model.invariants import grants, reservations, verb
+from support.script_model.snapshot import LockState
+from support.script_model.world import Ledger, Step, World
 
 
 @dataclass

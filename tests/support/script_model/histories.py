@@ -12,9 +12,9 @@ from itertools import pairwise
 
 from celery_singleton_lock.core.model import Ending, Reservation, Verdict, base_of
 from celery_singleton_lock.lock.wait_for_turn import Step
-from support.engine.clients import Patient
-from support.engine.moves import everybody_dies
-from support.engine.world import LIMITS, MIXED, ONE, TWO, World
+from support.script_model.clients import Patient
+from support.script_model.moves import everybody_dies
+from support.script_model.world import LIMITS, MIXED, ONE, TWO, World
 
 History = Callable[[World], None]
 HISTORIES: dict[str, History] = {}
