@@ -11,7 +11,7 @@ from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.config.settings import parse_settings
 from celery_singleton_lock.store.connect import connect
 
-HERE = "unit.test_credentials"
+HERE = "unit.config.test_credentials"
 
 
 class Vault(CredentialProvider):
