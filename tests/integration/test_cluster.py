@@ -72,7 +72,7 @@ def test_a_parked_task_is_shown_as_blocked_by_a_worker_that_stood_still(book):
     """It looks again whether the task still waits: in the bucket of its lock."""
     folder = book.journal.folder
     lock = Lock(book.store, "k:a", lease=300)
-    conf = {"imports": ["integration.halting"]}
+    conf = {"imports": ["integration.halted_loop"]}
     with lock, book.worker(concurrency=1, conf=conf, args=("-E",)), EventLog(book.app) as log:
         task = book.send("act", "a", 0)
         eventually((folder / "halts").exists, 20, "it halts")

@@ -13,7 +13,7 @@ import pytest
 
 from integration.book import needs_pool, standing
 from integration.endings import ENDED, ENDINGS, ITSELF, NEVER, POOLS, WORKER, Scene, check
-from integration.matrix import VARIABLE, note
+from integration.ending_matrix import VARIABLE, note
 from support.waiting import never
 
 ALL = VARIABLE in os.environ

@@ -33,7 +33,7 @@ def book_conf():
 @pytest.fixture(scope="module")
 def worker_options():
     """Its worker knows the tasks that mirror their request."""
-    return {"app": "integration.doors_app:app", "args": ["-E"], "concurrency": 2}
+    return {"app": "integration.call_paths_app:app", "args": ["-E"], "concurrency": 2}
 
 
 class Stamp(StampingVisitor):
@@ -210,7 +210,7 @@ def test_ignored_results_are_kept_only_if_errors_are_to_be(own_book, key, task, 
     """A task with ``ignore_result`` that is turned away heeds ``store_errors_even_if_ignored``."""
     own_book.conf["task_store_errors_even_if_ignored"] = stores
     with (
-        own_book.worker(app="integration.doors_app:app", pool="threads"),
+        own_book.worker(app="integration.call_paths_app:app", pool="threads"),
         Lock(own_book.client, f"k:{key}", lease=3),
     ):
         result = own_book.app.send_task(task, (key,)).id
@@ -258,7 +258,7 @@ def test_old_messages_are_parked_and_run(book, locked, key, send):
 @pytest.mark.parametrize("send", SENDERS.values(), ids=SENDERS)
 def test_copies_of_old_messages_wake_a_worker_and_end_quietly(own_book, key, send):
     """Parked when no worker was left: one that comes later runs each once, whatever copies came."""
-    app = "integration.doors_app:app"
+    app = "integration.call_paths_app:app"
     with own_book.worker(app=app, pool="threads", queues=["celery"]) as first:
         holder = own_book.send("act", key, 0, hold=f"{key}-0")
         own_book.started(holder)

@@ -33,7 +33,7 @@ def test_a_worker_that_stood_still_does_not_show_a_task_as_blocked_that_was_revo
     halts, goes_on = (book.journal.folder / name for name in ("halts", "goes-on"))
     lock = Lock(book.client, f"k:{key}", lease=300)
     lock.acquire()
-    conf = {"imports": ["integration.halting"]}
+    conf = {"imports": ["integration.halted_loop"]}
     with book.worker(concurrency=1, conf=conf, args=("-E",)), EventLog(book.app) as log:
         task = book.send("act", key, 0)
         eventually(halts.exists, 20, "it halts")
@@ -65,7 +65,7 @@ def test_a_late_worker_does_not_show_a_task_as_blocked_that_started_right_after_
     steps_back.touch()
     lock = Lock(book.client, f"k:{key}", lease=300)
     lock.acquire()
-    late = {"imports": ["integration.halting"]}
+    late = {"imports": ["integration.halted_loop"]}
     with book.worker(concurrency=1, conf=late, args=("-E",)), EventLog(book.app) as log:
         task = book.send("act", key, 0, hold="ends")
         eventually(halts.exists, 20, "it halts")

@@ -418,9 +418,9 @@ def test_an_unknown_pool_is_refused_by_name(redis_url, tmp_path):
         redis_url,
         tmp_path,
         *("--pool", "custom"),
-        CELERY_CUSTOM_WORKER_POOL="integration.odd_pool:OddPool",
+        CELERY_CUSTOM_WORKER_POOL="integration.unknown_pool:OddPool",
     )
-    assert "integration.odd_pool.OddPool" in said
+    assert "integration.unknown_pool.OddPool" in said
     assert "--pool prefork, threads, solo, gevent, eventlet" in said
 
 

@@ -10,7 +10,7 @@ from support.waiting import eventually
 
 def other_version(book, schema, **options):
     """Return a worker of a version that knows another schema, not started."""
-    return book.worker(app="integration.older_app", env={"SCHEMA": schema}, **options)
+    return book.worker(app="integration.other_schema_app", env={"SCHEMA": schema}, **options)
 
 
 def refusal(worker):

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from integration.endings import ENDINGS, POOLS
-from integration.matrix import BEGIN, DOC, END, reasons, states
+from integration.ending_matrix import BEGIN, DOC, END, reasons, states
 
 
 def shown():

@@ -16,7 +16,7 @@ from support.waiting import eventually, never
 BREAKS = ["own", "composed", "unwrapped", "replaced"]
 WARNING = "does not pass this worker's desk"
 WHY = {
-    "own": ("integration.broken_app.OwnRequest", "celery_singleton_lock.worker.request.LockedRequest"),
+    "own": ("integration.changed_celery_app.OwnRequest", "celery_singleton_lock.worker.request.LockedRequest"),
     "composed": ("makes request classes in an unknown way", "a Celery that this version supports"),
     "unwrapped": ("makes request classes in an unknown way", "a Celery that this version supports"),
     "replaced": ("replaced consumer.on_task_request", "Let that step call"),
@@ -25,7 +25,7 @@ WHY = {
 
 def broken(book, how, **options):
     """Return a worker that is broken, not started."""
-    return book.worker(app="integration.broken_app", env={"BREAK": how}, **options)
+    return book.worker(app="integration.changed_celery_app", env={"BREAK": how}, **options)
 
 
 @pytest.mark.full_run_plays("threads")

@@ -28,7 +28,7 @@ SEEN_ONCE = {
 @pytest.fixture(scope="module")
 def worker_options():
     """Its worker sends events, notes its signals, and knows pydantic and shared tasks."""
-    return {"app": "integration.doors_app:app", "args": ["-E"]}
+    return {"app": "integration.call_paths_app:app", "args": ["-E"]}
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +174,7 @@ def test_t33_map_and_chunks_call_the_function_and_take_no_lock(book, locked, key
 
 def test_t19_a_shared_task_excludes_itself_across_two_apps(book, worker, pool, key):
     """One function, two apps with a queue each, two workers: one lock, and each app its own."""
-    other = book.worker(app="integration.doors_app:other", pool=pool, concurrency=2)
+    other = book.worker(app="integration.call_paths_app:other", pool=pool, concurrency=2)
     with other:
         apps = {"celery": "app", "other": "other"}
         first = book.app.send_task("shared", (key, 0, f"{key}-0"))
@@ -270,7 +270,7 @@ def test_t18_a_parked_task_that_its_next_worker_does_not_know_fails_and_frees_th
     own_book, pool, key
 ):
     """Parked by a worker of newer code, delivered to one of older code: NotRegistered, no leak."""
-    newer = own_book.worker(app="integration.doors_app:app", pool=pool)
+    newer = own_book.worker(app="integration.call_paths_app:app", pool=pool)
     lock = Lock(own_book.client, f"k:{key}", lease=3, thread_local=False)
     lock.acquire()
     with newer:

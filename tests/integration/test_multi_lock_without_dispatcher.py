@@ -91,7 +91,7 @@ def test_an_eager_task_that_calls_one_of_its_locks_is_refused(scene):
 @only("prefork")
 def test_the_pool_alone_takes_all_locks(own_book, pool):
     """With a Request class of the user's own: none is skipped, and there is no deadlock."""
-    broken = {"app": "integration.broken_app", "env": {"BREAK": "own"}}
+    broken = {"app": "integration.changed_celery_app", "env": {"BREAK": "own"}}
     with own_book.worker(pool=pool, concurrency=3, **broken):
         first = own_book.send("act", "b", 1, hold="b-1")
         own_book.started(first)

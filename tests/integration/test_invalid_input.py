@@ -62,7 +62,7 @@ def test_a_wrong_option_is_refused_when_it_is_declared(options, words):
         assert word in str(caught.value)
 
 
-def refused(own_book, bad, *, app="integration.bad_app", pool="solo", timeout=60, **urls):
+def refused(own_book, bad, *, app="integration.misconfigured_app", pool="solo", timeout=60, **urls):
     """Start a worker that must refuse; return its log when it has ended with an error."""
     urls.setdefault("broker", own_book.url)
     worker = CeleryWorker(app, pool=pool, env={"BAD": json.dumps(bad)}, **urls)
@@ -94,7 +94,7 @@ def refused(own_book, bad, *, app="integration.bad_app", pool="solo", timeout=60
             ["singleton_lock_backend", "database"],
         ),
         ({"locked": False, "options": {"lock_key": "a"}}, ["settle", "lock_key", "LockedTask"]),
-        ({"batched": True}, ["settle: integration.bad_app.Batched has a Strategy of its own"]),
+        ({"batched": True}, ["settle: integration.misconfigured_app.Batched has a Strategy of its own"]),
     ],
     ids=str,
 )
@@ -109,7 +109,7 @@ def test_a_worker_refuses_to_start_and_says_why(own_book, bad, words):
 def test_a_forgotten_LockedTask_is_refused_by_a_worker_whose_app_imports_nothing_of_it(own_book):
     """The commonest first mistake: without a word the task would run without its lock."""
     bad = {"options": {"lock_key": "account:{account_id}"}}
-    log = refused(own_book, bad, app="integration.unaware_app")
+    log = refused(own_book, bad, app="integration.app_without_import")
     assert (
         "task settle: lock_key is set, but the task is not a LockedTask, so no lock would be "
         "taken. Declare it with base=LockedTask (from celery_singleton_lock import LockedTask), or "
@@ -120,7 +120,7 @@ def test_a_forgotten_LockedTask_is_refused_by_a_worker_whose_app_imports_nothing
 def test_a_class_of_the_users_own_may_have_such_options_where_nobody_imports_LockedTask(own_book):
     """They may be meant for that class: the worker says what they do not do, and starts."""
     env = {"BAD": json.dumps({"audited": True, "options": {"lock_key": "a"}})}
-    app = "integration.unaware_app"
+    app = "integration.app_without_import"
     with CeleryWorker(app, own_book.url, pool="solo", env=env) as worker:
         assert "task settle has lock_key, and its class Audited is not derived" in worker.log()
 
@@ -128,7 +128,7 @@ def test_a_class_of_the_users_own_may_have_such_options_where_nobody_imports_Loc
 def test_an_annotation_for_all_tasks_may_have_lock_options(own_book):
     """It goes to Celery's own tasks, and to the user's plain ones, which cannot mean it."""
     conf = {"task_annotations": {"*": {"lock_lease": 12}}}
-    for app in ("integration.bad_app", "integration.unaware_app"):
+    for app in ("integration.misconfigured_app", "integration.app_without_import"):
         with CeleryWorker(
             app, own_book.url, pool="solo", env={"BAD": json.dumps({"conf": conf})}
         ) as worker:
@@ -151,7 +151,7 @@ def test_L31_an_evicting_redis_is_refused_unless_told(own_book, make_redis):
     assert "allow_eviction" in log
     conf["singleton_lock_backend_options"] = {"allow_eviction": True}
     env = {"BAD": json.dumps({"conf": conf})}
-    with CeleryWorker("integration.bad_app", own_book.url, pool="solo", env=env):
+    with CeleryWorker("integration.misconfigured_app", own_book.url, pool="solo", env=env):
         pass
 
 

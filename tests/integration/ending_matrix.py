@@ -3,7 +3,7 @@
 ::
 
     CSL_TEST_MATRIX=/tmp/matrix pytest tests/integration/test_ending_matrix*.py
-    PYTHONPATH=tests python -m integration.matrix /tmp/matrix
+    PYTHONPATH=tests python -m integration.ending_matrix /tmp/matrix
 
 The first command plays every ending in every pool, and notes how long the next task waited for its
 start. The second one writes the worst of what was noted into docs/endings.md, between the marks.

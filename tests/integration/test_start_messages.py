@@ -87,7 +87,7 @@ def test_a_refused_worker_ends_with_one_line_that_says_why(make_redis, tmp_path)
     """And without a traceback, of which the sentence would be the last of thirty lines."""
     server, locks = make_redis(), make_redis(password="other")
     env = {"BAD": json.dumps({"conf": {"singleton_lock_backend": locks.url.replace("other", "x")}})}
-    worker = CeleryWorker("integration.bad_app", server.url, pool="solo", env=env)
+    worker = CeleryWorker("integration.misconfigured_app", server.url, pool="solo", env=env)
     worker.start(wait=False)
     eventually(lambda: worker.returncode is not None, 30)
     last = worker.log().strip().splitlines()[-1]

@@ -1,6 +1,6 @@
 """The task book, and tasks that come in by other doors: shared, pydantic, recorded signals.
 
-Two apps, as ``celery -A integration.doors_app:app`` and ``…:other``: they have one broker and one
+Two apps, as ``celery -A integration.call_paths_app:app`` and ``…:other``: they have one broker and one
 Redis for their locks, and each its own queue.
 """
 

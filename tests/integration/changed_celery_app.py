@@ -62,7 +62,7 @@ if BREAK in ("own", "derived"):
     name = {"own": "OwnRequest", "derived": "DerivedRequest"}[BREAK]
     for task in app.tasks.values():
         if isinstance(task, LockedTask):
-            type(task).Request = f"integration.broken_app:{name}"
+            type(task).Request = f"integration.changed_celery_app:{name}"
 elif BREAK in ("composed", "unwrapped"):
     made = {"composed": composed, "unwrapped": unwrapped}[BREAK]
     celery_request.create_request_cls = strategy.create_request_cls = made
