@@ -20,10 +20,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from chaos.bounds import measure, table
-from chaos.broken import VARIANTS
+from chaos.defects import VARIANTS
 from chaos.broker import BROKERS
 from chaos.history import History
-from chaos.judge import RULES, Violation, lost_on_the_way
+from chaos.rules import RULES, Violation, lost_on_the_way
 from chaos.storm import Report, Storm
 
 SHOWN = 3

@@ -20,7 +20,7 @@ from typing_extensions import Self
 from celery_singleton_lock.core.model import CLAIM_LEASE, Claim, Ending, Owner, new_token
 from chaos.fleet import Fleet
 from chaos.history import Event, History
-from chaos.schedule import LEASE
+from chaos.fault_plan import LEASE
 from chaos.tasks import LOCK
 from support.waiting import eventually
 

@@ -19,7 +19,7 @@ from celery_singleton_lock.demo.redis_server import RedisServer, find_provider
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.store.redis.sync import RedisStore
 from chaos.broker import BROKERS, RedisBroker
-from chaos.schedule import LEASE
+from chaos.fault_plan import LEASE
 from chaos.tasks import build
 from integration.book import QUICK
 from integration.taskbook import Journal
@@ -148,7 +148,7 @@ class Fleet:
     Args:
         folder: for the history, the registers and, at the end, the logs.
         broker: one of :data:`chaos.broker.BROKERS`.
-        broken: variant of the library that the workers run; see :mod:`chaos.broken`.
+        broken: variant of the library that the workers run; see :mod:`chaos.defects`.
         crews: pool and concurrency of each worker.
     """
 

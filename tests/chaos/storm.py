@@ -12,13 +12,13 @@ from pathlib import Path
 from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.core.model import LockView
-from chaos.crowd import HOT, LOCKS, Crowd
+from chaos.load import HOT, LOCKS, Crowd
 from chaos.fleet import CREWS, Crew, Fleet
 from chaos.history import History
-from chaos.judge import SAFETY, Violation, judge, unsettled
-from chaos.lookout import Lookout
-from chaos.register import Register
-from chaos.schedule import KILLS_AND_STOPS, Fault, plan
+from chaos.rules import SAFETY, Violation, judge, unsettled
+from chaos.observer import Lookout
+from chaos.fenced_register import Register
+from chaos.fault_plan import KILLS_AND_STOPS, Fault, plan
 from support.waiting import eventually
 
 TICK = 0.02

@@ -12,7 +12,7 @@ from typing import Any
 from celery import Celery, Task
 
 from celery_singleton_lock import LockedTask, current_lock, current_locks
-from chaos.register import Register
+from chaos.fenced_register import Register
 from integration.taskbook import Journal
 
 LOCK = "k:{key}"

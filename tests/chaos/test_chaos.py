@@ -10,7 +10,7 @@ import pytest
 
 from chaos.__main__ import summary
 from chaos.bounds import measure, table
-from chaos.broken import VARIANTS
+from chaos.defects import VARIANTS
 from chaos.storm import Storm
 
 pytestmark = [

@@ -10,7 +10,7 @@ from celery.signals import task_received, task_revoked
 
 from celery_singleton_lock.worker.agent.republish import Courier
 from celery_singleton_lock.worker.agent_commands import Requeue
-from chaos.broken import VARIANTS
+from chaos.defects import VARIANTS
 from chaos.tasks import build
 from integration.taskbook import Journal
 

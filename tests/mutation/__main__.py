@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from mutation.accepted import reason_for
 from mutation.page import table, write
 from mutation.sample import SEED
-from mutation.verdicts import FAILED, MUTANTS, ROOT, SURVIVED, Mutant, mutants, record
+from mutation.results import FAILED, MUTANTS, ROOT, SURVIVED, Mutant, mutants, record
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -77,7 +77,7 @@ def judge(options: argparse.Namespace) -> None:
     make = Path(__file__).with_name("make.py")
     _python(make, str(options.processes), cwd=ROOT).check_returncode()
     # Native: a mutated module is long, and pytest's own traceback would parse it for each failure.
-    plugin = ("-p", "mutation.judge", "-sq", "--tb=native")
+    plugin = ("-p", "mutation.run_mutants", "-sq", "--tb=native")
     _pytest(
         *plugin,
         *_tests(),

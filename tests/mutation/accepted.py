@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from mutation.verdicts import Mutant
+from mutation.results import Mutant
 
 LIST: Final = Path(__file__).with_suffix(".txt")
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from mutation.accepted import accepted, reason_for
 from mutation.sample import SEED, interval, judged
-from mutation.verdicts import ROOT, Mutant
+from mutation.results import ROOT, Mutant
 
 PAGE: Final = ROOT / "docs" / "mutation.md"
 SCORE: Final = "<!-- score: written by python -m tests.mutation -->"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from itertools import takewhile
 from typing import Final
 
-from mutation.verdicts import Mutant
+from mutation.results import Mutant
 
 SEED: Final = 1
 SURE: Final = 1.96

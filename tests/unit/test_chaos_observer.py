@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from chaos.lookout import children
+from chaos.observer import children
 from support.checked_thread import CandidThread
 
 

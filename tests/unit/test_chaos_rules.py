@@ -8,10 +8,10 @@ from celery_singleton_lock.worker.agent.loop import BEAT
 from celery_singleton_lock.store.message_operations import DEFER
 from chaos.__main__ import excerpts
 from chaos.history import History
-from chaos.judge import FAULT_OF_CELERY, RULES, SAFETY, judge, unsettled
-from chaos.judge import IDLE as LONGEST_IDLE
-from chaos.register import Register
-from chaos.schedule import KILLS_AND_STOPS, plan
+from chaos.rules import FAULT_OF_CELERY, RULES, SAFETY, judge, unsettled
+from chaos.rules import IDLE as LONGEST_IDLE
+from chaos.fenced_register import Register
+from chaos.fault_plan import KILLS_AND_STOPS, plan
 from chaos.storm import Report
 
 LIMIT = "at most the limit believe that they hold a lock"

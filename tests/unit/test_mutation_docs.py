@@ -13,7 +13,7 @@ import pytest
 from mutation.accepted import accepted
 from mutation.page import END, LIST, PAGE, reasons, table, written
 from mutation.sample import interval, judged, sampled
-from mutation.verdicts import CRASHED, FAILED, PACKAGE, ROOT, SURVIVED, Mutant
+from mutation.results import CRASHED, FAILED, PACKAGE, ROOT, SURVIVED, Mutant
 
 if sys.version_info >= (3, 11):
     import tomllib

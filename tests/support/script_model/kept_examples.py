@@ -1,7 +1,7 @@
 """The holes that searches have found: for each the shortest program of moves that shows it.
 
 A mutant opens each hole again. So a program is known to show what it says, and can be found anew
-when the moves have changed: ``python -m tests.property.keep``.
+when the moves have changed: ``python -m tests.property.record_examples``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Look anew for the holes that were found once, and keep their shortest programs.
 
-``python -m tests.property.keep``; wanted when the moves have changed. Each hole is opened again by
+``python -m tests.property.record_examples``; wanted when the moves have changed. Each hole is opened again by
 a mutant for that, and the real scripts are shown to have closed it.
 """
 

@@ -12,7 +12,7 @@ from mutmut.__main__ import create_mutants
 from mutmut.mutation.trampoline import set_mutant_under_test
 from mutmut.utils.file_utils import copy_also_copy_files, copy_src_dir
 
-from mutation.verdicts import MUTANTS, PACKAGE, ROOT
+from mutation.results import MUTANTS, PACKAGE, ROOT
 
 
 def make(processes: int) -> None:

@@ -36,7 +36,7 @@ from mutmut.state import state
 from celery_singleton_lock.demo.redis_server import Provider, RedisServer, find_provider
 from mutation.accepted import reason_for
 from mutation.sample import sampled
-from mutation.verdicts import (
+from mutation.results import (
     CRASHED,
     FAILED,
     PACKAGE,

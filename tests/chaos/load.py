@@ -14,8 +14,8 @@ from celery.utils import uuid
 from typing_extensions import Self
 
 from chaos.fleet import Fleet
-from chaos.judge import READY
-from chaos.schedule import LEASE
+from chaos.rules import READY
+from chaos.fault_plan import LEASE
 from chaos.tasks import LOCK, TASKS, keys_of, limit_of
 from support.checked_thread import CandidThread
 

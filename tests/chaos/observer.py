@@ -12,7 +12,7 @@ import redis
 from typing_extensions import Self
 
 from celery_singleton_lock.errors import BackendError
-from chaos.crowd import LOCKS
+from chaos.load import LOCKS
 from chaos.fleet import Fleet
 from integration.book import alive
 from support.checked_thread import CandidThread
