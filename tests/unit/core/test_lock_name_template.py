@@ -22,8 +22,13 @@ import redis
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from celery_singleton_lock.core.lock_name_template import (
+    OF_FUNCTION,
+    ArgumentsDoNotBind,
+    Sent,
+    compile_name,
+)
 from celery_singleton_lock.errors import ConfigurationError, LockNameError
-from celery_singleton_lock.core.lock_name_template import OF_FUNCTION, ArgumentsDoNotBind, Sent, compile_name
 
 
 def settle(account_id, amount=0, *, note="none"):
@@ -280,13 +285,13 @@ def test_a_hashed_field_hides_its_value_and_is_stable():
         ("a:{account_id.id}", "with [ ], not with a dot"),
         ("a:{account_id.__class__}", "with [ ], not with a dot"),
         ("a:{account_id[id].x}", "with [ ], not with a dot"),
-        ("a:{account_id!r}", "only !h for a digest"),
-        ("a:{account_id!s}", "only !h for a digest"),
+        ("a:{account_id!r}", "the only conversion is !h"),
+        ("a:{account_id!s}", "the only conversion is !h"),
         ("a:{account_id!h:>5}", "a digest has no format"),
         ("a:{account_id:{amount}}", "nested"),
         ("a:{account_id:%B}", "locale"),
         ("a:{account_id:n}", "locale"),
-        ("a:{account_id", "Write a brace that is meant as text twice"),
+        ("a:{account_id", "for a brace that is text"),
         ("a:{account_id[}", "lock_key is 'a:{account_id[}'"),
         (7, "neither a template nor a callable"),
     ],
@@ -325,15 +330,13 @@ def test_a_missing_item_is_an_error_that_names_it(value):
         ({"id": 7}, "account_id[id]", "an int"),
     ],
 )
-def test_a_template_that_looks_into_a_number_is_told_so_not_that_it_is_missing(
-    value, looked_into, kind
-):
+def test_a_template_with_an_index_into_a_number_gives_a_specific_error(value, looked_into, kind):
     """The value itself is not shown."""
     with pytest.raises(LockNameError) as caught:
         name_of(value, key="o:{account_id[id][0]}")
     assert str(caught.value) == (
-        f"task shop.settle: argument {looked_into!r} is {kind}, and {{account_id[id][0]}} looks "
-        f"into a dict or list. Write {{{looked_into}}} in lock_key, or send a dict"
+        f"task shop.settle: argument {looked_into!r} is {kind}, and {{account_id[id][0]}} needs a "
+        f"dict or list. Write {{{looked_into}}} in lock_key, or send a dict"
     )
 
 
@@ -351,11 +354,11 @@ def test_a_field_of_the_message_is_refused_where_it_names_nothing():
     for key in ("q:{__queue__[a]}", "h:{__headers__}", "h:{__headers__[a][b]}"):
         with pytest.raises(ConfigurationError, match=r"write \{__queue__\} for the queue"):
             compile_name("shop.settle", settle, lock_key=key)
-    with pytest.raises(ConfigurationError, match="is known of a task only"):
+    with pytest.raises(ConfigurationError, match="exists only for tasks"):
         compile_name("shop.settle", settle, lock_key="q:{__queue__}", wording=OF_FUNCTION)
 
 
-def test_a_call_without_a_queue_is_told_so():
+def test_a_call_without_a_queue_gives_a_specific_error():
     """Such as an eager one."""
     namer = compile_name("shop.settle", settle, lock_key="q:{__queue__}")
     assert namer.name((1,), {}, Sent(lambda: ("fast", {}))) == "q:fast"
@@ -402,7 +405,7 @@ def test_a_value_that_cannot_be_written_is_an_error_that_names_the_argument(decl
 
 def test_half_a_surrogate_pair_is_an_error_that_names_the_argument():
     """JSON can carry one; a key in Redis cannot."""
-    with pytest.raises(LockNameError, match="argument 'note' holds half a surrogate"):
+    with pytest.raises(LockNameError, match="argument 'note' holds a lone surrogate"):
         name_of(1, note="\ud800", key="a:{note}")
     assert name_of("\ud800")  # a digest can
 
@@ -413,7 +416,7 @@ def test_half_a_surrogate_pair_is_named_whatever_else_cannot_be_written():
     def task(weight, note):
         """The first comes first."""
 
-    with pytest.raises(LockNameError, match="argument 'note' holds half a surrogate"):
+    with pytest.raises(LockNameError, match="argument 'note' holds a lone surrogate"):
         name_of(float("nan"), "\ud800", key="a:{note}", run=task)
 
 
@@ -508,7 +511,7 @@ async def later(account_id, amount, note): ...
         (lambda account_id, amount: "x", "unexpected keyword argument 'note'"),
         (lambda self, account_id, amount, note: "x", "missing a required argument: 'amount'"),
         (lambda a, b, c, *, note: "x", "missing a required argument: 'c'"),
-        (lambda amount, account_id, *, note: "x", "another place than the task's"),
+        (lambda amount, account_id, *, note: "x", "another position than the task's"),
         (later, "coroutine"),
     ],
 )
@@ -537,7 +540,7 @@ def test_a_callable_with_a_wrong_signature_is_refused_at_declaration(key, says):
     ],
 )
 @pytest.mark.parametrize("declared", [{}, {"lock_key": "one"}, {"lock_args": ["account_id"]}])
-def test_arguments_that_the_task_does_not_take_are_told_apart(declared, args, kwargs):
+def test_wrong_arguments_of_a_call_give_a_specific_error(declared, args, kwargs):
     """Such a task fails by itself, so it needs no lock: ArgumentsDoNotBind."""
     with pytest.raises(ArgumentsDoNotBind, match=r"task shop.settle cannot be called"):
         compile_name("shop.settle", settle, **declared).name(args, kwargs)
@@ -611,7 +614,7 @@ def test_self_of_a_bound_task_is_no_argument():
         compile_name("t", run, bound=True, lock_key="a:{self}")
 
 
-def test_a_task_without_arguments_says_so():
+def test_the_error_of_a_task_without_arguments_says_so():
     """There is nothing to choose from."""
     with pytest.raises(ConfigurationError, match="The task has no arguments"):
         compile_name("t", lambda: None, lock_key="a:{x}")
@@ -640,14 +643,14 @@ def test_T29_arguments_that_do_not_bind_survive_pickle():
         (7, '["tenant_id"]'),
     ],
 )
-def test_lock_args_that_are_no_list_are_told_as_one(lock_args, use):
+def test_lock_args_must_be_a_list(lock_args, use):
     """With what was written, or with an argument that the task has."""
     with pytest.raises(ConfigurationError) as caught:
         compile_name("t", lambda tenant_id, month: None, lock_args=lock_args)
     assert str(caught.value).endswith(f"it must be a list of names: use {use}.")
 
 
-def test_a_bound_task_without_self_is_told_what_bind_does():
+def test_the_error_of_a_bound_task_without_self_explains_bind():
     class Task:
         def run(account_id, month=1):  # noqa: N805  # the slip
             pytest.fail("never called")
@@ -676,7 +679,7 @@ def test_no_error_shows_the_whole_of_an_object_that_is_no_key():
         {"lock_args": ["__queue__"]},
     ],
 )
-def test_a_slip_in_what_a_message_has_is_told_how_to_write_it(declared):
+def test_the_error_of_a_wrong_message_field_says_how_to_write_it(declared):
     with pytest.raises(
         ConfigurationError, match=r"Write \{__queue__\} .*\{__headers__\[tenant\]\}"
     ):
