@@ -1,8 +1,8 @@
-"""The only file that reads time.
+"""The only module that reads time.
 
-Order between clients is the server's business (every script reads ``TIME`` on the server). What a
-process measures itself are durations, and those come from the monotonic clock. The wall clock is
-read for what Celery counts by it: how far off an ETA is, and when an event happened.
+The Redis server decides the order of clients: each script reads its ``TIME``. A process measures
+durations only, with the monotonic clock. It reads the wall clock for ETAs and for the times of
+events, as Celery does.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ class Clock(Protocol):
     """A source of monotonic seconds."""
 
     def monotonic(self) -> float:
-        """Seconds since some fixed point; never goes back."""
+        """Return the seconds since some fixed point; they never decrease."""
         ...
 
 
 def _seconds_since_boot() -> Callable[[], float]:
-    """Return the clock that also counts the time in which the machine was suspended.
+    """Return a clock that also counts the time in which the machine is suspended.
 
-    Linux' ``CLOCK_MONOTONIC`` stands still meanwhile, and a lease on a server does not: a process
-    would believe in a lease that has ended. Where there is no such clock, it is ``time.monotonic``.
+    ``CLOCK_MONOTONIC`` of Linux stops while the machine is suspended. A lease on a server does not
+    stop, so after a resume the process would rely on a lease that has ended. If the machine has no
+    such clock, return ``time.monotonic``.
     """
     try:
         read = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
@@ -37,37 +38,35 @@ def _seconds_since_boot() -> Callable[[], float]:
 
 
 class SystemClock:
-    """The machine's monotonic clock; on Linux the one that counts a suspended machine's time.
+    """The machine's monotonic clock; on Linux one that counts the time of a suspended machine.
 
-    It is for durations that a server measures too. Waits of threads go by ``time.monotonic``.
+    Use it for durations that a server measures too. Waits of threads use ``time.monotonic``.
     """
 
     monotonic = staticmethod(_seconds_since_boot())
-    """Seconds since some fixed point; never goes back."""
+    """Return the seconds since some fixed point; they never decrease."""
 
 
 def wall_time() -> float:
-    """Return the seconds since 1970 by this machine's wall clock, as Celery's events tell them."""
+    """Return the seconds since 1970 by this machine's wall clock, as Celery's events have them."""
     return time.time()
 
 
 class MovableClock:
-    """The clock of a server in this process' memory, and of those who use it; tests move it.
+    """The clock of a Redis in the memory of this process, and of its clients; tests move it.
 
-    Two faces: :meth:`monotonic` is what clients measure by, and always runs, so that nobody waits
-    for ever; :meth:`microseconds` is the server's own, which can be stopped. Who moves it must keep
-    the server from reading it meanwhile.
+    Clients read :meth:`monotonic`, which always runs, so no wait lasts for ever. The server reads
+    :meth:`microseconds`, which can be stopped. The server must not read it while it is moved.
     """
 
     def __init__(self) -> None:
-        """Show the time of day, and run."""
         self._ahead = 0.0
         self._began = time.monotonic()
         self._zero = time.time_ns() // 1000
         self._stopped_at: int | None = None
 
     def monotonic(self) -> float:
-        """Seconds since some fixed point; never goes back, and never stops."""
+        """Return the seconds since some fixed point; they never decrease, and never stop."""
         return time.monotonic() + self._ahead
 
     def microseconds(self) -> int:
@@ -75,31 +74,26 @@ class MovableClock:
         return self._running() if self._stopped_at is None else self._stopped_at
 
     def tick(self) -> int:
-        """Return the server's time; one that stands still moves on by one microsecond.
+        """Return the server's time; add a microsecond first if it is stopped.
 
-        So what comes later has a later time, and the order of arrival stays.
+        So each request has a later time than the one before, and the order of arrival is kept.
         """
         if self._stopped_at is not None:
             self._stopped_at += 1
         return self.microseconds()
 
-    @property
-    def stopped(self) -> bool:
-        """Whether the server's time stands still."""
-        return self._stopped_at is not None
-
     def advance(self, seconds: float) -> None:
-        """Let time pass, for both faces."""
+        """Add seconds to both times."""
         self._ahead += seconds
         if self._stopped_at is not None:
             self._stopped_at += round(seconds * 1_000_000)
 
     def stop(self) -> None:
-        """Let the server's time stand still, but for :meth:`advance`. Twice is once."""
+        """Stop the server's time: only :meth:`advance` and :meth:`tick` move it. Idempotent."""
         self._stopped_at = self.microseconds()
 
     def go(self) -> None:
-        """Let the server's time run again, from where it stands. Twice is once."""
+        """Let the server's time run again, from its present value. Idempotent."""
         if self._stopped_at is not None:
             self._zero += self._stopped_at - self._running()
             self._stopped_at = None
@@ -109,47 +103,51 @@ class MovableClock:
 
 
 def clock_for(client: Any) -> Clock:
-    """Return the clock by which those go who use a client.
-
-    It is the machine's, but for locks in memory: their clock is moved by tests.
+    """Return the clock for locks on a client: the machine's, or that of a Redis in memory.
 
     Args:
-        client: redis-py's, for threads or for asyncio.
+        client: a redis-py client, for threads or for asyncio.
     """
     found: Clock | None = getattr(client, "lock_clock", None)
     return found or SystemClock()
 
 
 def seconds_until(eta: datetime) -> float:
-    """Return how far off an ETA is; a naive one is UTC, as Celery's are."""
+    """Return the seconds until an ETA; one without a time zone is in UTC, as in Celery."""
     aware = eta if eta.tzinfo else eta.replace(tzinfo=timezone.utc)
     return (aware - datetime.now(timezone.utc)).total_seconds()
 
 
 class ServerClock:
-    """Guesses the lock server's clock, to give each arriving message its place in line.
+    """Estimates the Redis server's time, from which each message gets its place in the queue.
 
-    The offset between the server's ``TIME`` and the local monotonic clock is measured now and then
-    (:meth:`sync`); the wall clock of this machine is never read. Answers strictly increase, so two
-    messages that arrive at one worker keep their order whatever the measurement says.
+    :meth:`sync` measures the offset between the server's ``TIME`` and the local monotonic clock.
+    The wall clock is not read. Estimates strictly increase, so the messages that arrive at one
+    worker keep their order.
+
+    Args:
+        clock: source of monotonic seconds.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
-        """Start without an offset: :meth:`stamp` answers 0, "now, whenever the server sees it"."""
         self._clock = clock or SystemClock()
         self._offset: float | None = None
         self._last = 0
 
     def sync(self, server_seconds: float, answered: float) -> None:
-        """Take a measurement: the server's time, and the monotonic time when it had arrived.
+        """Set the offset from one measurement.
 
-        Counted from the answer, so that the guess is late by the way back, and never early: a
-        script cuts a place in the future down to its own now, and that would swap two messages.
+        The estimate is behind the server by the time that the reply took, and is never ahead of it.
+        A place in the future could swap two messages, because scripts replace it by their own time.
+
+        Args:
+            server_seconds: the server's time.
+            answered: monotonic time at which the reply arrived.
         """
         self._offset = server_seconds - answered
 
-    def stamp(self) -> int:
-        """Return microseconds on the server's clock, growing with each call; 0 if not synced."""
+    def next_place(self) -> int:
+        """Return the server's time in microseconds; greater in each call. 0 before a sync."""
         if self._offset is None:
             return 0
         now = int((self._clock.monotonic() + self._offset) * 1_000_000)

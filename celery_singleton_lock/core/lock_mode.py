@@ -1,10 +1,11 @@
-"""Which tasks keep their locks now: as declared, and as switched for the whole fleet (pure).
+"""The mode of each task: the declared one, or the one that an operator has switched to (pure).
 
-There are three modes. ``enforce`` keeps locks. ``observe`` runs tasks without, and writes down what
-would have blocked. ``off`` runs tasks without, and asks Redis nothing.
+There are three modes. In ``enforce`` tasks take their locks. In ``observe`` they run without locks,
+and a report records which would have been blocked. In ``off`` they run without locks, and nothing
+is sent to Redis.
 
-Two switches in Redis change them while workers run. The switch of a task replaces what the task
-declares. The switch for all tasks only relaxes: it cannot have a lock kept that nobody asked for.
+Switches in Redis change the modes while workers run. The switch of a task replaces the mode that
+the task declares. The switch for all tasks can only relax modes: it makes no task take its lock.
 """
 
 from __future__ import annotations
@@ -20,26 +21,26 @@ MODES: Final = (ENFORCE, OBSERVE, OFF)
 """From strict to lax."""
 
 ALL: Final = "*"
-"""Stands for all tasks where a task's name is expected."""
+"""Name of the switch for all tasks."""
 
 
 def laxer(one: str, other: str) -> str:
-    """Return which of two modes asks for less."""
+    """Return the laxer of two modes."""
     return max(one, other, key=MODES.index)
 
 
 class Modes:
     """The modes of one worker's tasks.
 
-    What an operator orders through the broker counts at once, and until the switch in Redis has it
-    too: so it can be relaxed while the locks' Redis does not answer.
+    An operator can also order a switch through the broker. The order takes effect at once, and ends
+    when the switch in Redis has the same mode. So modes can be relaxed while the locks' Redis does
+    not answer.
 
     Args:
-        declared: task -> the mode that it declares, or that the settings say.
+        declared: task -> the mode that it declares, or the setting.
     """
 
     def __init__(self, declared: Mapping[str, str]) -> None:
-        """Begin with what is declared."""
         self._declared = dict(declared)
         self._switches: dict[str, str] = {}
         self._ordered: dict[str, str | None] = {}
@@ -50,20 +51,21 @@ class Modes:
         return self._now.get(task, ENFORCE)
 
     def relaxed(self) -> list[str]:
-        """Return the tasks that do not keep their locks now."""
+        """Return the tasks that do not take their locks now."""
         return sorted(task for task, mode in self._now.items() if mode != ENFORCE)
 
     def switches(self) -> dict[str, str]:
-        """Return what is switched now: task, or ``*``, -> mode."""
+        """Return the switches now: task, or ``*``, -> mode."""
         ordered = self._ordered
         found = {**self._switches, **{task: mode for task, mode in ordered.items() if mode}}
         return {task: mode for task, mode in found.items() if ordered.get(task, mode) is not None}
 
     def hear(self, switches: Mapping[str, str]) -> list[str]:
-        """Take what the switches in Redis say.
+        """Apply the switches in Redis.
 
         Args:
-            switches: task, or ``*``, -> mode. What is no mode is left out: it may be a later one's.
+            switches: task, or ``*``, -> mode. An unknown mode, perhaps of a later version, is
+                ignored.
 
         Returns:
             The tasks whose mode has changed.
@@ -72,11 +74,11 @@ class Modes:
         return self._resolve()
 
     def order(self, task: str, mode: str | None) -> list[str]:
-        """Switch here, until :meth:`settle`.
+        """Apply a switch in this worker, until :meth:`settle`.
 
         Args:
             task: name, or ``*``.
-            mode: None takes the switch away.
+            mode: None removes the switch.
 
         Returns:
             The tasks whose mode has changed.
@@ -89,7 +91,7 @@ class Modes:
         return task in self._ordered and self._ordered[task] == mode
 
     def settle(self, task: str, mode: str | None) -> None:
-        """Note that the switch in Redis has what was ordered."""
+        """End an order, because the switch in Redis now has the same mode."""
         if self.is_ordered(task, mode):
             self._ordered = {name: m for name, m in self._ordered.items() if name != task}
             kept = {name: m for name, m in self._switches.items() if name != task}

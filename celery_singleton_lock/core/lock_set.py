@@ -1,11 +1,11 @@
-"""Several locks of one task: which, in what order, and how far a message has come with them.
+"""Lock sets: the several locks of one task (pure).
 
-All tasks take their locks in one order, that of the names' bytes; so a task that keeps what it has
-while it waits for the next can never wait for one that waits for it.
+All tasks acquire their locks in the order of the names' bytes. A task holds its first locks while
+it waits for the next, and the common order excludes a deadlock.
 
-A task has an owner token of its own for each of its locks: all that is keyed by tokens (leases that
-are renewed, losses, releases) works as for a single lock. The **first** lock alone tells copies of
-a message apart, by their attempt; at the others each delivery counts as one of its own.
+A task has a separate owner token for each of its locks, so leases, losses and releases work as for
+a single lock. Only the **first** lock recognises copies of a message, by their attempt; the others
+treat each delivery as a new one.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 KEPT: Final = "csl-kept"
-"""Header of a message that is kept in Redis: the locks of its task, and which of them it has."""
+"""Header of a message that is stored in Redis: its lock set."""
 
 
 class Names(str):
-    """The name of a task's first lock; knows all of them.
+    """The name of a task's first lock, with those of all its locks.
 
-    Whoever looks at one lock only sees a plain name.
+    Code that handles one lock uses it as a plain name.
 
     Args:
         keys: names with their limits, in order; a limit of None is the task's ``lock_limit``.
@@ -32,7 +32,7 @@ class Names(str):
     keys: tuple[tuple[str, int | None], ...]
 
     def __new__(cls, keys: Iterable[tuple[str, int | None]]) -> Names:  # noqa: PYI034  # Python 3.10
-        """Take the first one's name."""
+        """Return a str with the first name."""
         found = tuple(keys)
         made = super().__new__(cls, found[0][0])
         made.keys = found
@@ -40,14 +40,14 @@ class Names(str):
 
 
 def in_order(keys: Iterable[tuple[str, int | None]], limit: int = 1) -> str:
-    """Return locks in the order in which every task takes them, equal ones once.
+    """Return locks in the order in which every task acquires them, without repetitions.
 
     Args:
-        keys: names with their limits; of those of equal names the lowest counts.
-        limit: the task's ``lock_limit``, for which a limit of None stands.
+        keys: names with their limits; for equal names the lowest limit is used.
+        limit: the task's ``lock_limit``; a limit of None means this one.
 
     Returns:
-        :class:`Names`; or, if there is one only and it has no limit of its own, its plain name.
+        :class:`Names`; or the plain name of a single lock without a limit of its own.
     """
     limits: dict[str, int | None] = {}
     for name, own in keys:
@@ -61,20 +61,20 @@ def in_order(keys: Iterable[tuple[str, int | None]], limit: int = 1) -> str:
 
 
 def names_in(name: str) -> frozenset[str]:
-    """Return the names of all locks for which a name stands."""
+    """Return all names in :class:`Names`, or the plain name."""
     return (
         frozenset(each for each, _ in name.keys) if isinstance(name, Names) else frozenset({name})
     )
 
 
 class Part(NamedTuple):
-    """One of a task's locks.
+    """One lock of a lock set.
 
     Args:
-        name: of the lock.
+        name: the lock's name.
         token: owner token for this lock.
         limit: permits; None is the task's ``lock_limit``.
-        fence: fencing token, once the lock is taken.
+        fence: fencing token; 0 until the lock is acquired.
     """
 
     name: str
@@ -83,16 +83,16 @@ class Part(NamedTuple):
     fence: int = 0
 
 
-class Bundle(NamedTuple):
-    """The locks of one delivery of a task, and how far it has come.
+class LockSet(NamedTuple):
+    """The locks of one delivery of a task, and how many of them it holds.
 
     Args:
         parts: all locks, in order.
-        at: which of them it asks for, waits for or was granted; it has those before.
-        place: server microseconds of its arrival: its place in every line.
-        left: where its message is kept in Redis until it is kept at ``at``; None if with the
-            broker.
-        frees: locks that are given back before it is parked: it begins again.
+        at: index of the lock that it asks for, waits for or was granted. It holds all locks before.
+        place: server microseconds of its arrival: its place in the queue of each lock.
+        left: the lock whose keys hold its message until it is stored at ``at``; None if the broker
+            has it.
+        frees: locks that are released before it is parked, because it starts again at the first.
     """
 
     parts: tuple[Part, ...]
@@ -103,40 +103,40 @@ class Bundle(NamedTuple):
 
     @property
     def here(self) -> Part:
-        """The lock that it asks for, waits for or was granted."""
+        """The lock that the task asks for, waits for or was granted."""
         return self.parts[self.at]
 
-    def granted(self, fence: int) -> Bundle:
-        """Return it with the number of the grant of the lock for which it has waited.
+    def granted(self, fence: int) -> LockSet:
+        """Return the set with the fencing token of the lock that the task waited for.
 
-        It is kept on from there: if the next one is busy, nobody asks for this one again.
+        If the next lock is busy, the task still holds this one, and does not ask for it again.
         """
         here = self.here._replace(fence=fence)
         return self._replace(parts=(*self.kept, here, *self.parts[self.at + 1 :]))
 
     @property
     def kept(self) -> tuple[Part, ...]:
-        """The locks that it has while it waits for this one."""
+        """The locks that the task holds while it waits for this one."""
         return self.parts[: self.at]
 
     @property
     def turn(self) -> int:
-        """A number that no other delivery of the same attempt has."""
+        """A number that is different for each delivery of an attempt."""
         return int(self.parts[-1].token[:8], 16)
 
     def header(self) -> dict[str, Any]:
-        """Return what is kept with the message."""
+        """Return the header that is stored with the message."""
         return {KEPT: {"parts": self.parts, "at": self.at, "place": self.place}}
 
 
-def read(header: Mapping[str, Any]) -> Bundle:
-    """Return the bundle of which this is the header."""
+def read(header: Mapping[str, Any]) -> LockSet:
+    """Return the lock set of a header."""
     parts = tuple(Part(*part) for part in header["parts"])
-    return Bundle(parts, int(header["at"]), int(header["place"]))
+    return LockSet(parts, int(header["at"]), int(header["place"]))
 
 
-def bundle_in(kept: bytes | None) -> Bundle | None:
-    """Return the bundle of a message that is kept in Redis; None if its task has one lock."""
+def lock_set_in(kept: bytes | None) -> LockSet | None:
+    """Return the lock set of a message that is stored in Redis; None if its task has one lock."""
     head, _, _ = (kept or b"").partition(b"\n")
     if f'"{KEPT}"'.encode() not in head:
         return None

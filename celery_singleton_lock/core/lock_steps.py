@@ -1,8 +1,7 @@
-"""Plans: what is decided, apart from how it is carried out.
+"""Plans: decisions without I/O, which one driver runs in threads and another in asyncio.
 
-A plan is a generator. It yields what it wants done, and is sent the answer, or has the error raised
-in it where it waits; what it returns is the result. So one text decides for threads and for
-asyncio, and these two functions are all that is written twice.
+A plan is a generator. It yields a request. The driver sends it the reply, or raises the error in
+it. The return value of the generator is the result.
 """
 
 from __future__ import annotations
@@ -13,81 +12,81 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Verbs = TypeVar("Verbs")
-Wish = TypeVar("Wish")
+Operations = TypeVar("Operations")
+Request = TypeVar("Request")
 
-Plan = Generator[Wish, Any, T]
-"""Wishes for something to be done, and returns a ``T``."""
+Plan = Generator[Request, Any, T]
+"""Yields requests, and returns a ``T``."""
 
 
-def carry_out(plan: Plan[Wish, T], do: Callable[[Wish], Any]) -> T:
-    """Carry out a plan in this thread.
+def carry_out(plan: Plan[Request, T], do: Callable[[Request], Any]) -> T:
+    """Run a plan in this thread.
 
     Args:
-        plan: what to do.
-        do: does what the plan wishes for. What it raises is raised in the plan, which may go on.
+        plan: what to run.
+        do: carries out a request. Its error is raised in the plan, which may handle it.
 
     Returns:
-        What the plan returns.
+        The result of the plan.
     """
     try:
-        wish = next(plan)
+        request = next(plan)
         while True:
             try:
-                answer = do(wish)
+                answer = do(request)
             except BaseException as error:  # noqa: BLE001  # the plan decides
-                wish = plan.throw(error)
+                request = plan.throw(error)
             else:
-                wish = plan.send(answer)
+                request = plan.send(answer)
     except StopIteration as end:
         result: T = end.value
         return result
 
 
-async def carry_out_async(plan: Plan[Wish, T], do: Callable[[Wish], Awaitable[Any]]) -> T:
-    """Carry out a plan in this task; as :func:`carry_out` does."""
+async def carry_out_async(plan: Plan[Request, T], do: Callable[[Request], Awaitable[Any]]) -> T:
+    """Run a plan in this asyncio task; see :func:`carry_out`."""
     try:
-        wish = next(plan)
+        request = next(plan)
         while True:
             try:
-                answer = await do(wish)
+                answer = await do(request)
             except BaseException as error:  # noqa: BLE001  # the plan decides
-                wish = plan.throw(error)
+                request = plan.throw(error)
             else:
-                wish = plan.send(answer)
+                request = plan.send(answer)
     except StopIteration as end:
         result: T = end.value
         return result
 
 
 def by_thread(
-    verb: Callable[Concatenate[Verbs, P], Plan[Any, T]],
+    verb: Callable[Concatenate[Operations, P], Plan[Any, T]],
 ) -> Callable[Concatenate[Any, P], T]:
-    """Return the verb of a store for the thread that calls it.
+    """Return a method of a store that runs an operation in the calling thread.
 
     Args:
-        verb: returns the plan. The store's ``verbs`` may have another one of that name; its ``do``
-            does what a plan wishes for.
+        verb: the operation; it returns a plan. The method of this name of ``store.operations`` is
+            called, which may override it. ``store.do`` carries out the plan's requests.
     """
     name = verb.__name__
 
     @functools.wraps(verb)
     def run(store: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        plan: Plan[Any, T] = getattr(store.verbs, name)(*args, **kwargs)
+        plan: Plan[Any, T] = getattr(store.operations, name)(*args, **kwargs)
         return carry_out(plan, store.do)
 
     return run
 
 
 def by_task(
-    verb: Callable[Concatenate[Verbs, P], Plan[Any, T]],
+    verb: Callable[Concatenate[Operations, P], Plan[Any, T]],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """Return the verb of a store for the task that awaits it; as :func:`by_thread` does."""
+    """Return a coroutine method of a store that runs an operation; see :func:`by_thread`."""
     name = verb.__name__
 
     @functools.wraps(verb)
     async def run(store: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        plan: Plan[Any, T] = getattr(store.verbs, name)(*args, **kwargs)
+        plan: Plan[Any, T] = getattr(store.operations, name)(*args, **kwargs)
         return await carry_out_async(plan, store.do)
 
     return run

@@ -1,12 +1,12 @@
-"""Threads and locks of the system, whatever gevent or eventlet has put in their place.
+"""Threads and locks of the operating system, also if gevent or eventlet has replaced them.
 
-Under these two a "thread" is a greenlet: it stands still while another computes, and a lease that
-it should renew ends. The watchdog of such a worker needs a thread that the system schedules, and
-locks between that thread and the greenlets that block a thread, not a greenlet: a green lock wakes
-its waiter in the loop of who releases it, which is another thread's here.
+With these libraries a "thread" is a greenlet. It does not run while another one computes, and a
+lease that it should renew ends. The watchdog of such a worker therefore needs a thread of the
+operating system. Locks that it shares with greenlets must block threads, too: a green lock wakes
+its waiter in the event loop of the thread that releases it.
 
-A socket that is made in such a thread is still a green one. That is no harm: both libraries keep
-one loop per thread, so it waits in a loop of its own, which nobody else computes in.
+A socket that is created in such a thread is still green. It works, because both libraries have one
+event loop per thread.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any
 
 
 def patched_by() -> str:
-    """Return ``gevent`` or ``eventlet`` if that has replaced this process' threads, else nothing.
+    """Return ``gevent`` or ``eventlet`` if it has patched this process' threads, else "".
 
-    Neither is imported here: what has patched a process is there already.
+    Neither is imported here: one that has patched the process is imported already.
     """
     gevent, eventlet = sys.modules.get("gevent.monkey"), sys.modules.get("eventlet.patcher")
     if gevent is not None and gevent.is_module_patched("threading"):
@@ -49,18 +49,18 @@ def original(module: str, name: str) -> Any:
 
 
 def RLock() -> Any:  # noqa: N802  # named as in threading, for which this module stands in
-    """Return a lock that its thread may take again. All greenlets of a thread count as one."""
+    """Return a reentrant lock. All greenlets of a thread count as one owner."""
     return original("_thread", "RLock")()
 
 
 class Condition(threading.Condition):
-    """A condition whose waiters block as the system's threads do.
+    """A condition whose waiters block their threads.
 
-    ``threading.Condition`` makes a lock for each waiter, and makes it green where threads are.
+    ``threading.Condition`` creates a lock for each waiter: a green one if threads are green.
     """
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Give the lock back, wait to be notified, take it again; return whether we were."""
+        """Release the lock, wait, and acquire it again; return whether it was notified."""
         waiter = original("_thread", "allocate_lock")()
         waiter.acquire()
         self._waiters.append(waiter)  # type: ignore[attr-defined]  # of the class above
@@ -76,28 +76,30 @@ class Condition(threading.Condition):
 
 
 class Thread:
-    """A thread that the system schedules, with what the watchdog needs of ``threading.Thread``.
+    """A thread of the operating system, with the part of ``threading.Thread`` that is used here.
 
     Args:
         target: what to run.
-        name: for people; the system does not hear of it.
-        daemon: only True: no exit waits for it.
+        name: for people; the operating system does not get it.
+        daemon: must be True: the interpreter does not wait for it at exit.
+
+    Raises:
+        ValueError: ``daemon`` is False.
     """
 
     def __init__(self, *, target: Callable[[], object], name: str, daemon: bool) -> None:
-        """Start nothing yet."""
         if not daemon:
-            msg = f"Nobody waits for the native thread {name} at exit: give daemon=True."
+            msg = f"The interpreter does not wait for the thread {name} at exit: use daemon=True."
             raise ValueError(msg)
         self.name = name
         self._target = target
         self._runs = original("_thread", "allocate_lock")()
 
     def start(self) -> None:
-        """Start it.
+        """Start the thread.
 
         Raises:
-            RuntimeError: the system has no thread left.
+            RuntimeError: the operating system cannot create one.
         """
         self._runs.acquire()
         try:
@@ -113,10 +115,10 @@ class Thread:
             self._runs.release()
 
     def is_alive(self) -> bool:
-        """Return whether it runs."""
+        """Return whether the thread runs."""
         return bool(self._runs.locked())
 
     def join(self, timeout: float) -> None:
-        """Wait up to ``timeout`` seconds for its end."""
+        """Wait up to ``timeout`` seconds for the end of the thread."""
         if self._runs.acquire(True, timeout):  # noqa: FBT003  # takes no keyword
             self._runs.release()

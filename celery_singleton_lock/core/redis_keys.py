@@ -1,47 +1,50 @@
-"""Lock name -> every Redis key (pure).
+"""All keys in Redis (pure).
 
-``<prefix>:{bNN}:<name>:<part>`` - the hash tag puts all keys of a lock, and of its bucket, in one
-Cluster slot, so that each verb stays one script. A name of over :data:`LONGEST_NAME` bytes is shown
-in full and keyed by its digest.
+The keys of a lock are ``<prefix>:{bNN}:<name>:<part>``. The hash tag puts all keys of a bucket of
+locks into one slot of a Cluster, so that each operation is one script. In the keys, a digest
+replaces a name of more than :data:`LONGEST_NAME` bytes.
 
 =============  ======  =====================================================================
 part           type    content
 =============  ======  =====================================================================
 ``holders``    ZSET    token -> end of the lease, ms
-``queue``      ZSET    token -> place in line (server microseconds of arrival)
+``queue``      ZSET    token -> place (server microseconds of arrival)
 ``record``     HASH    token -> JSON: state, attempt, lease, fence, worker, host, pid, since …
 ``meta``       HASH    name, schema, last fence, limit, counters
 ``bodies``     HASH    base of the token -> parked message, raw
-``deadlines``  ZSET    token -> when a waiter is looked at again, ms
+``deadlines``  ZSET    token -> when a sweep examines a waiter, ms
 ``adrift``     ZSET    parked messages that no live worker consumes: route, place and token, sorted
-``done``       ZSET    attempt -> until when later copies of it end quietly, ms
+``done``       ZSET    attempt -> until when its copies are dropped, ms
 ``wake:<t>``   LIST    one element, for a waiting thread; expires
-``vote``       HASH    on each server of a quorum: token, round, till, ms, and last fence
+``vote``       HASH    on each server of a quorum: token, round, end in ms, and last fence
 ``gone:<t>``   string  on each server of a quorum, for seconds: round up to which votes are refused
 =============  ======  =====================================================================
 
-Per bucket: ``due`` (ZSET, lock -> when a sweeper looks, ms; only of locks that somebody waits for)
-and ``index`` (HASH, attempt, and ``@`` with the task id -> lock and token of a task that waits or
-waited), and ``waited`` (string, for a second: written before replicas are waited for). For the
-whole installation: ``fleet:route:<realm>:<queue>`` (ZSET, worker -> heartbeat deadline, ms),
+Of each bucket: ``due`` (ZSET, lock with waiters -> when a sweep examines it, ms), ``index`` (HASH,
+attempt, and ``@`` with the task id -> lock and token of a task that waits or has waited), and
+``waited`` (string, for a second: written before waiting for replicas). Of all workers together:
+``fleet:route:<realm>:<queue>`` (ZSET, worker -> heartbeat deadline, ms),
+``fleet:routes`` (ZSET, ``<realm>:<queue>`` -> latest of these deadlines),
 ``fleet:inbox:<worker>`` (LIST of grants), ``fleet:worker:<worker>`` (string, JSON),
 ``fleet:free:<worker>`` (string, free slots of its pool),
-``fleet:parked:<realm>:<queue>`` (ZSET, token of a parked message -> place in line) with
-``fleet:parked`` (SET of these routes), ``fleet:audit`` (LIST of what operators did, the last
-thousand), ``fleet:mode`` (HASH, task or ``*`` -> mode), ``fleet:marker`` (string, random: who finds
-another one knows that data was lost), ``fleet:lost`` (HASH, task id -> JSON of a parked task that
-was lost) and ``fleet:vouched`` (SET of tokens that are not), which expire as the marker does,
-``schema``, and on each server of a quorum ``fleet:quorum`` (HASH: run id of the server that wrote
-it, and since when it is known, ms).
+``fleet:tasks:<worker>`` (SET, names of the tasks that it locks), ``fleet:server`` (HASH, run id of
+the server and its quarantine),
+``fleet:parked:<realm>:<queue>`` (ZSET, token of a parked message -> place) with ``fleet:parked``
+(SET of these routes), ``fleet:audit`` (LIST of changes by operators, the last thousand),
+``fleet:mode`` (HASH, task or ``*`` -> mode), ``fleet:marker`` (string, random: if it changes, data
+was lost), ``fleet:lost`` (HASH, task id -> JSON of a parked task that was lost; expires after a
+week), ``fleet:vouched`` (SET of tokens that were not lost; expires after minutes), ``schema``, and
+on each server of a quorum ``fleet:quorum`` (HASH: run id of the server that wrote it, and since
+when it is known, ms).
 
-Of tasks that run without their locks and are observed: ``observed`` of a lock (HASH, run -> JSON),
-and per bucket ``observed:tasks`` and ``observed:locks`` (HASH, name -> JSON: runs, blocked, waited
-and longest, ms) with ``observed:ranks`` (ZSET, lock -> blocked). All are bounded and expire.
+Of observe mode: ``observed`` of a lock (HASH, run -> JSON), and of each bucket ``observed:tasks``
+and ``observed:locks`` (HASH, name -> JSON: runs, blocked, waited and longest, ms) with
+``observed:ranks`` (ZSET, lock -> blocked). All are bounded and expire.
 
-On Cluster a script may touch one slot only, so there what the scripts of locks use of ``fleet`` is
-in each bucket (``{bNN}:fleet:…``; ``fleet:mode``, ``fleet:lost``, ``fleet:vouched`` and ``schema``
-are not among it): a worker beats
-in all buckets and has an inbox in each; a channel, ``fleet:bell:<worker>``, tells it which to open.
+On a Cluster a script can use one slot only. There each bucket has its own ``{bNN}:fleet:…``, except
+for ``fleet:mode``, ``fleet:lost``, ``fleet:vouched`` and ``schema``. A worker sends heartbeats to
+all buckets and has an inbox in each; the channel ``fleet:bell:<worker>`` tells it which inbox has a
+grant.
 """
 
 from __future__ import annotations
@@ -60,7 +63,7 @@ LONGEST_NAME: Final = 200
 
 
 def bucket_of(name: str) -> int:
-    """Return the bucket, 0 to 63, in which the lock ``name`` lives."""
+    """Return the bucket, 0 to 63, of the lock ``name``."""
     return zlib.crc32(name.encode()) % BUCKETS
 
 
@@ -95,13 +98,13 @@ class LockKeys:
 
 @functools.lru_cache(maxsize=4096)
 def encoded(prefix: str, name: str, *, spread: bool = False) -> tuple[bytes, ...]:
-    """Return the keys of a lock as they are sent, in the scripts' order; a name comes often."""
+    """Return the keys of a lock as bytes, in the scripts' order. Cached: names recur."""
     keys = encoded_in(prefix, bucket_of(name), key_name(name).encode())
     return (*keys[:-1], Keyspace(prefix, spread).fleet_of(name).encode()) if spread else keys
 
 
 def encoded_in(prefix: str, number: int, shown: bytes) -> tuple[bytes, ...]:
-    """Likewise, for a name as keys show it (:func:`key_name`), of which the bucket is known."""
+    """Return the keys of a lock as bytes, given its bucket and the result of :func:`key_name`."""
     bucket = f"{prefix}:{{b{number:02d}}}:".encode()
     base = bucket + shown + b":"
     own = [base + part for part in _PARTS_OF_A_LOCK]
@@ -113,11 +116,11 @@ _PARTS_OF_A_LOCK: Final = tuple(part.encode() for part in LockKeys.__slots__[:8]
 
 @dataclass(frozen=True, slots=True)
 class Keyspace:
-    """All keys below one prefix.
+    """All keys with one prefix.
 
     Args:
-        prefix: first part of every key; may hold no brace, since the hash tag comes after it.
-        spread: whether each bucket has a fleet of its own: on Cluster, where it may live anywhere.
+        prefix: first part of every key; without braces, because the hash tag follows it.
+        spread: whether each bucket has its own fleet keys, as on a Cluster.
 
     Raises:
         ConfigurationError: the prefix is empty, or holds a brace or NUL.
@@ -127,11 +130,10 @@ class Keyspace:
     spread: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a prefix that would move the hash tag."""
         if not self.prefix or any(sign in self.prefix for sign in "{}\0"):
             msg = (
-                f"singleton_lock_prefix is {self.prefix!r}: it must not be empty nor hold a brace, "
-                "because the Cluster hash tag comes after it (and no NUL). Use letters, digits and "
+                f"singleton_lock_prefix is {self.prefix!r}: it must not be empty, nor contain a "
+                "brace (the hash tag of a Cluster follows it) or NUL. Use letters, digits and "
                 "colons."
             )
             raise ConfigurationError(msg)
@@ -159,7 +161,7 @@ class Keyspace:
         )
 
     def sent(self, name: str) -> tuple[bytes, ...]:
-        """Return the keys of the lock ``name`` as they are sent."""
+        """Return the keys of the lock ``name`` as bytes."""
         return (
             encoded(self.prefix, name, spread=True) if self.spread else encoded(self.prefix, name)
         )
@@ -169,24 +171,24 @@ class Keyspace:
         return f"{self.bucket(bucket_of(name))}:{key_name(name)}:wake:{token}"
 
     def vote(self, name: str) -> str:
-        """Return who has the vote of one server of a quorum."""
+        """Return the hash of the vote of one server of a quorum."""
         return f"{self.bucket(bucket_of(name))}:{key_name(name)}:vote"
 
     def gone(self, name: str, token: str) -> str:
-        """Return up to which round one server of a quorum refuses the votes of a token."""
+        """Return the round up to which a server of a quorum refuses votes of a token."""
         return f"{self.bucket(bucket_of(name))}:{key_name(name)}:gone:{token}"
 
     @property
     def quorum(self) -> str:
-        """Return our mark on a server of a quorum."""
+        """The hash that identifies a server of a quorum."""
         return f"{self.fleet}:quorum"
 
     def waited(self, name: str) -> str:
-        """Return what is written before replicas are waited for, where the lock ``name`` is."""
+        """Return the key that is written before waiting for the replicas of a lock's server."""
         return f"{self.bucket(bucket_of(name))}:waited"
 
     def due(self, bucket: int) -> str:
-        """Return the index of locks to look at, of one bucket."""
+        """Return the locks of one bucket that a sweep must examine."""
         return f"{self.bucket(bucket)}:due"
 
     def index(self, bucket: int) -> str:
@@ -195,50 +197,50 @@ class Keyspace:
 
     @property
     def fleet(self) -> str:
-        """Common start of what workers share."""
+        """Common start of the keys that workers share."""
         return f"{self.prefix}:fleet"
 
     def fleet_of(self, name: str) -> str:
-        """Likewise, as the scripts of the lock ``name`` see it."""
+        """Return the common start of the shared keys that scripts of the lock ``name`` use."""
         return f"{self.bucket(bucket_of(name))}:fleet" if self.spread else self.fleet
 
     @property
     def fleets(self) -> Sequence[str]:
-        """All of them: one, or one for each bucket."""
+        """The common starts of the shared keys: one for all buckets, or one for each."""
         if not self.spread:
             return (self.fleet,)
         return tuple(f"{self.bucket(number)}:fleet" for number in range(BUCKETS))
 
     @property
     def audit(self) -> str:
-        """Return the list of what operators did; a fleet of a bucket has its own."""
+        """The list of changes by operators; each bucket's fleet has its own."""
         return f"{self.fleet}:audit"
 
     def inbox(self, worker: str, bucket: int = 0) -> str:
-        """Return the list in which a worker receives its grants: of a bucket, if it has several."""
+        """Return the list in which a worker receives its grants, in one bucket on a Cluster."""
         return f"{self.fleets[bucket]}:inbox:{worker}"
 
     def bell(self, worker: str) -> str:
-        """Return the channel that tells a worker with several inboxes which to open."""
+        """Return the channel on which a worker is notified of the inbox that has a grant."""
         return f"{self.fleet}:bell:{worker}"
 
     @property
     def lost(self) -> str:
-        """Return the hash of parked tasks that were lost: task id -> JSON. It expires."""
+        """The hash of lost parked tasks: task id -> JSON. It expires."""
         return f"{self.fleet}:lost"
 
     @property
     def vouched(self) -> str:
-        """Return the set of tokens of which workers know what became, after a loss; expires."""
+        """The set of tokens of messages that a loss of data has spared. It expires."""
         return f"{self.fleet}:vouched"
 
     @property
     def mode(self) -> str:
-        """Return the hash of the switches: task, or ``*``, -> mode."""
+        """The hash of the switches: task, or ``*``, -> mode."""
         return f"{self.fleet}:mode"
 
     def observed(self, bucket: int, part: str) -> str:
-        """Return a part of the report of ``observe``, of one bucket.
+        """Return a part of the report of observe mode, in one bucket.
 
         Args:
             bucket: its number.
@@ -248,27 +250,27 @@ class Keyspace:
 
     @property
     def schema(self) -> str:
-        """Key that says which version of this data model lives here."""
+        """The key that holds the version of the data model."""
         return f"{self.prefix}:schema"
 
 
 def keyspace_with(keyspace: Keyspace | None, prefix: str | None) -> Keyspace:
-    """Return where a store's keys are, which was told in one of two ways, or not at all.
+    """Return the keyspace of a store, from one of two arguments or the default.
 
     Args:
-        keyspace: what the store was given.
-        prefix: first part of every key, likewise.
+        keyspace: the store's argument.
+        prefix: the store's other argument: the first part of every key.
 
     Raises:
-        ConfigurationError: both were given, or the first is no keyspace, or the prefix not usable.
+        ConfigurationError: both were given, or one of them is invalid.
     """
     given: object = keyspace  # may be anything, whatever the annotation says
     if given is None:
         return Keyspace() if prefix is None else Keyspace(prefix)
     if prefix is not None:
-        msg = "prefix is the first part of the keys, and so is that of keyspace: give one of them."
+        msg = "prefix and keyspace are both given, and each sets the keys. Leave one out."
         raise ConfigurationError(msg)
     if not isinstance(given, Keyspace):
-        msg = f"keyspace is {given!r}, and no Keyspace: the first part of the keys is prefix."
+        msg = f"keyspace is {given!r}, not a Keyspace. To set the first part of keys, use prefix."
         raise ConfigurationError(msg)
     return given

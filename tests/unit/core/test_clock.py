@@ -64,7 +64,7 @@ def test_without_such_a_clock_the_monotonic_one_is_read(monkeypatch, error):
 
 
 @pytest.mark.parametrize("hours", [-2, 0, 5])
-def test_an_eta_is_as_far_off_as_its_own_time_zone_says(hours):
+def test_an_eta_is_computed_in_its_own_time_zone(hours):
     """A naive one is UTC, as Celery's are."""
     now = datetime.now(timezone.utc)
     there = (now + timedelta(seconds=60)).astimezone(timezone(timedelta(hours=hours)))
@@ -74,51 +74,51 @@ def test_an_eta_is_as_far_off_as_its_own_time_zone_says(hours):
 
 def test_without_a_measurement_the_place_is_now_whenever_the_server_sees_it():
     """0 leaves it to the server."""
-    assert ServerClock(SetClock(5.0)).stamp() == 0
+    assert ServerClock(SetClock(5.0)).next_place() == 0
 
 
-def test_a_stamp_is_in_the_servers_microseconds():
+def test_a_place_is_in_the_servers_microseconds():
     """The server's time is taken for that of the middle between question and answer."""
     clock = SetClock(100.0)
     server = ServerClock(clock)
     server.sync(1_700_000_000.0, answered=100.0)
-    assert server.stamp() == 1_700_000_000_000_000
+    assert server.next_place() == 1_700_000_000_000_000
     clock.now = 102.5
-    assert server.stamp() == 1_700_000_002_500_000
+    assert server.next_place() == 1_700_000_002_500_000
 
 
 @given(
     st.lists(
         st.one_of(
-            st.just("stamp"),
+            st.just("next"),
             st.tuples(st.just("sync"), st.floats(0, 2e9), st.floats(0, 10)),
             st.tuples(st.just("wait"), st.floats(0, 100)),
         )
     )
 )
 def test_two_messages_of_one_worker_keep_their_order(steps):
-    """Stamps strictly increase, whatever the measurements say, back or forth."""
+    """Places strictly increase, whatever the measurements say, back or forth."""
     clock = SetClock()
     server = ServerClock(clock)
     server.sync(1_000.0, 0.0)
-    stamps = [server.stamp()]
+    places = [server.next_place()]
     for step in steps:
-        if step == "stamp":
-            stamps.append(server.stamp())
+        if step == "next":
+            places.append(server.next_place())
         elif step[0] == "sync":
             server.sync(step[1], clock.now + step[2])
         else:
             clock.now += step[1]
-    assert all(one < other for one, other in itertools.pairwise(stamps))
+    assert all(one < other for one, other in itertools.pairwise(places))
 
 
-def test_a_clock_that_was_set_back_moves_stamps_by_one_microsecond():
+def test_a_clock_that_was_set_back_moves_places_by_one_microsecond():
     """Until the server's clock has caught up."""
     server = ServerClock(SetClock())
     server.sync(1_000.0, 0.0)
-    first = server.stamp()
+    first = server.next_place()
     server.sync(10.0, 0.0)
-    assert [server.stamp(), server.stamp()] == [first + 1, first + 2]
+    assert [server.next_place(), server.next_place()] == [first + 1, first + 2]
 
 
 @pytest.mark.parametrize("seconds", [1.7e9, 4e9])
@@ -127,6 +127,6 @@ def test_microseconds_are_exact_enough_for_an_order(seconds):
     clock = SetClock()
     server = ServerClock(clock)
     server.sync(seconds, 0.0)
-    first = server.stamp()
+    first = server.next_place()
     clock.now = 0.001
-    assert abs(server.stamp() - first - 1_000) <= 2
+    assert abs(server.next_place() - first - 1_000) <= 2

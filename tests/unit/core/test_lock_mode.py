@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from celery_singleton_lock.admin.observe_report import report_lines
-from celery_singleton_lock.core.model import Observations, Observed
 from celery_singleton_lock.core.lock_mode import ALL, ENFORCE, MODES, OBSERVE, OFF, Modes, laxer
+from celery_singleton_lock.core.lock_view import Observations, Observed
 
 
 @pytest.mark.parametrize("declared", MODES)
@@ -44,7 +44,7 @@ def test_a_switch_that_is_taken_away_leaves_what_is_declared():
 
 
 def test_what_is_no_mode_is_left_out():
-    """Another version may have written it; a task is not unlocked by a word nobody knows."""
+    """Another version may have written it; an unknown word does not unlock a task."""
     modes = Modes({"settle": ENFORCE})
     assert modes.hear({ALL: "paused", "settle": ""}) == []
     assert modes.switches() == {}
@@ -94,11 +94,11 @@ def test_the_report_names_tasks_and_locks_with_their_waits():
     assert lines[-1].split() == ["40", "80.0", "2.0", "12.5", "account:42"]
 
 
-def test_a_long_report_says_what_it_leaves_out():
+def test_a_long_report_has_the_number_of_omitted_entries():
     report = Observations(tasks=tuple(Observed(f"t{n}", 1) for n in range(30)))
     assert report_lines(report)[-1] == "… and 10 more"
 
 
-def test_an_empty_report_says_how_to_begin():
+def test_an_empty_report_explains_how_to_start_observing():
     (line,) = report_lines(Observations())
     assert "singleton_lock_mode" in line

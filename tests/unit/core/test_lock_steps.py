@@ -39,7 +39,7 @@ def test_a_plan_gets_its_answers_and_returns_what_it_makes_of_them(carried_out):
     assert carried_out(plan(), double) == 6
 
 
-def test_a_plan_that_wishes_for_nothing_is_carried_out_too(carried_out):
+def test_steps_without_requests_are_carried_out_too(carried_out):
     def plan():
         return 7
         yield

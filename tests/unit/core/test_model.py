@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from celery_singleton_lock.core.model import Holder, Reservation, base_of, new_token, why_busy
+from celery_singleton_lock.core.lock_view import Holder, LockView, WaitsFor
+from celery_singleton_lock.core.model import Reply, Reservation, Verdict, why_busy
+from celery_singleton_lock.core.owner_token import base_of, new_token
 
 
 @pytest.mark.parametrize(
@@ -44,11 +46,25 @@ def test_a_reservation_is_known_by_the_attempt_for_which_it_is_kept():
     assert Reservation("id/1/0", 5.0).token == "keep:id/1/0"
 
 
-def test_why_a_lock_is_not_to_be_had_names_its_holder_or_who_paused_it():
+def test_the_reason_of_a_refusal_names_the_holder_or_the_pause():
     """With a command that can be pasted, whatever the lock's name holds."""
     settle = Holder("t.0", "settle", "3f")
-    assert why_busy("account:1", settle, "") == "lock 'account:1' is held by settle[3f]"
-    assert why_busy("account:1", None, "") == "lock 'account:1' is held by another client"
-    paused = why_busy("a b", settle, "jane: migration")
-    assert paused.startswith("lock 'a b' is paused (jane: migration): nobody gets it until")
+    held = Reply(Verdict.BLOCKED, holder=settle)
+    assert why_busy("account:1", held) == "lock 'account:1' is held by settle[3f]"
+    assert why_busy("account:1", LockView("account:1", (settle,))).endswith("held by settle[3f]")
+    assert why_busy("account:1") == "lock 'account:1' is held by another client"
+    paused = why_busy("a b", held._replace(paused="jane: migration"))
+    assert paused.startswith("lock 'a b' is paused (jane: migration) until")
     assert paused.endswith("locks resume 'a b')")
+
+
+def test_why_a_lock_is_not_to_be_had_names_a_redis_that_grants_nothing_yet():
+    """Rather than a holder that nobody finds."""
+    refused = Reply(Verdict.BLOCKED, next_look=12.34, waits_for=WaitsFor.REDIS)
+    assert why_busy("a", refused) == (
+        "lock 'a' is in quarantine for another 12.3 s, because its Redis was replaced or "
+        "restarted (singleton_lock_quarantine)"
+    )
+    assert why_busy("a", Reply(Verdict.BLOCKED, waits_for=WaitsFor.QUEUE)) == (
+        "lock 'a' is free, and other tasks are before this one"
+    )

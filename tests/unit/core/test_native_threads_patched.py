@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from celery_singleton_lock.core import native_threads as native
+from celery_singleton_lock.core import native_threads
 from support.ci import skip_or_fail
 from support.waiting import in_time
 
@@ -22,7 +22,7 @@ PATCH = {
 
 BUSY = """
 import time
-from celery_singleton_lock import native
+from celery_singleton_lock.core import native_threads as native
 ticks, stop, told = [], native.Condition(native.RLock()), []
 def tick():
     with stop:
@@ -31,25 +31,25 @@ def tick():
             ticks.append(time.monotonic())
 threads = [native.Thread(target=tick, name="tick", daemon=True)]
 threads[0].start()
-end = time.monotonic() + 1
-while time.monotonic() < end:
+end = time.monotonic() + 60
+while len(ticks) < 10 and time.monotonic() < end:
     sum(range(1000))
 print(native.patched_by(), len(ticks), native.original("os", "read") is __import__("os").read)
 with stop:
     told.append(True)  # it may be between two waits
     stop.notify_all()
-threads[0].join(2)
+threads[0].join(60)
 print(threads[0].is_alive())
 """
 
 
 @pytest.mark.parametrize("library", ["gevent", "eventlet"])
 def test_a_native_thread_goes_on_while_a_greenlet_computes(library):
-    """In a patched process that computes for a second it ticks on, and can be told to end."""
+    """In a patched process that computes it ticks on, and can be told to end."""
     if find_spec(library) is None:
         skip_or_fail(f"{library} is not installed")
-    assert native.patched_by() == ""  # here; what follows is another process
-    assert native.original("os", "read") is os.read
+    assert native_threads.patched_by() == ""  # here; what follows is another process
+    assert native_threads.original("os", "read") is os.read
     script = f"import warnings; warnings.simplefilter('ignore')\n{PATCH[library]}\n{BUSY}"
     ended = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True
@@ -64,25 +64,25 @@ def test_a_native_thread_goes_on_while_a_greenlet_computes(library):
 
 def test_without_a_patch_everything_is_the_systems():
     """Nothing is patched here, so the originals are what is there."""
-    assert native.patched_by() == ""
-    assert native.original("threading", "Thread") is threading.Thread
+    assert native_threads.patched_by() == ""
+    assert native_threads.original("threading", "Thread") is threading.Thread
 
 
 def test_a_condition_times_out_and_forgets_the_waiter():
-    """Who was not notified in time is told so, and no later notice is spent on it."""
-    changed = native.Condition(native.RLock())
+    """A waiter that was not notified in time learns it, and uses up no later notice."""
+    changed = native_threads.Condition(native_threads.RLock())
     began = time.monotonic()
     with changed:
         assert changed.wait(0.05) is False
     took = time.monotonic() - began
     assert took > 0.04
     assert not changed._waiters
-    in_time(took, 1)
+    in_time(took, 20)
 
 
 def test_a_condition_is_notified_and_wait_for_asks_again():
     """A waiter wakes when another thread has made its condition true."""
-    changed, facts = native.Condition(native.RLock()), []
+    changed, facts = native_threads.Condition(native_threads.RLock()), []
 
     def make_true() -> None:
         with changed:
@@ -90,14 +90,14 @@ def test_a_condition_is_notified_and_wait_for_asks_again():
             changed.notify_all()
 
     with changed:
-        thread = native.Thread(target=make_true, name="maker", daemon=True)
+        thread = native_threads.Thread(target=make_true, name="maker", daemon=True)
         thread.start()
-        assert changed.wait_for(lambda: facts, 5)
-    thread.join(5)
+        assert changed.wait_for(lambda: facts, 60)
+    thread.join(60)
     assert not thread.is_alive()
 
 
 def test_a_native_thread_is_never_waited_for_at_exit():
     """It is a daemon, and says so to who wants another."""
     with pytest.raises(ValueError, match="daemon=True"):
-        native.Thread(target=print, name="patient", daemon=False)
+        native_threads.Thread(target=print, name="patient", daemon=False)

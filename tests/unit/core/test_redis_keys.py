@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.core.redis_keys import (
     BUCKETS,
     LONGEST_NAME,
@@ -19,6 +18,7 @@ from celery_singleton_lock.core.redis_keys import (
     bucket_of,
     key_name,
 )
+from celery_singleton_lock.errors import ConfigurationError
 
 names = st.text(st.characters(codec="utf-8"), min_size=1)
 

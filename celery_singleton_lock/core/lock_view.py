@@ -1,0 +1,170 @@
+"""The state of a lock, as users see it: frozen values.
+
+Durations are in seconds.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Protocol
+
+from celery_singleton_lock.message_text import printable
+
+HELD_AFTER: Final = "held_after"
+"""State of a holder whose task has succeeded and whose lock stays held (``lock_hold_for``)."""
+
+
+class WaitsFor(str, enum.Enum):
+    """What a task waits for before it may start; ``waits_for`` in _lock.lua decides it."""
+
+    REDIS = "redis"
+    """Redis was replaced or restarted and grants nothing yet (``singleton_lock_quarantine``)."""
+    PAUSE = "pause"
+    """An operator has paused the lock."""
+    HOLDER = "holder"
+    """All permits are held."""
+    QUEUE = "queue"
+    """Others are before it."""
+    WORKER = "worker"
+    """No live worker that declares the task consumes its queue."""
+
+
+def reason_in(answer: Refusal | None) -> str:
+    """Return the reason in an answer, for events, errors and metrics; empty if it is unknown."""
+    return answer.waits_for.value if answer and answer.waits_for else ""
+
+
+class Refusal(Protocol):
+    """Has the reason why a lock is not granted: a reply, or the state of the lock."""
+
+    @property
+    def waits_for(self) -> WaitsFor | None:
+        """What the next task waits for."""
+        ...
+
+
+class Holder(NamedTuple):
+    """A holder or waiter of a lock.
+
+    Args:
+        token: owner token.
+        task: name of the task, if any.
+        task_id: id of the task, if any.
+        worker: id of its worker, if any.
+        host: machine.
+        pid: process.
+        expires_in: seconds left of the lease; 0 for a waiter.
+        fencing_token: number of the grant; 0 for a waiter.
+        state: ``running``, ``granted``, ``reserved``, ``held_after`` (its task has ended),
+            ``waiting``, ``parked``, ``adrift``, ``delayed``, ``overdue``, ``replaced``,
+            ``revoked`` or ``rejected``.
+        since: server seconds at which this state began.
+        lease: length of its lease in seconds; 0 if unknown.
+        silent: seconds since the last heartbeat or renewal of its worker; 0 if that was recent or
+            was not examined, or if a client holds the lock.
+    """
+
+    token: str
+    task: str = ""
+    task_id: str = ""
+    worker: str = ""
+    host: str = ""
+    pid: int = 0
+    expires_in: float = 0.0
+    fencing_token: int = 0
+    state: str = ""
+    since: float = 0.0
+    lease: float = 0.0
+    silent: float = 0.0
+
+    def __str__(self) -> str:
+        """``settle[3f…] on worker-2``, or the client's host and pid; printable."""
+        if not self.task:
+            return printable(f"pid {self.pid} on {self.host}" if self.pid else self.token[:8])
+        task = f"{self.task}[{self.task_id}]" if self.task_id else self.task
+        return printable(f"{task} on {self.worker}" if self.worker else task)
+
+
+@dataclass(frozen=True, slots=True)
+class LockView:
+    """The state of a lock.
+
+    Args:
+        name: the lock's name.
+        holders: holders with unexpired leases, by end of lease.
+        waiters: the first of the queue, in order.
+        waiting: length of the queue.
+        adrift: how many parked messages no live worker consumes.
+        bodies: how many messages are stored.
+        limit: permits in force; 0 if the lock is idle.
+        fencing_token: number of the last grant.
+        counters: number of grants, lapsed leases …, counted until the lock's keys expire.
+        paused: the reason that an operator gave for a pause; empty if the lock is not paused.
+        limit_set: whether an operator has set the limit, in place of the tasks' own.
+        waits_for: what the next task waits for; None if a permit is free.
+        next_look: seconds until that can change without a call to the lock; 0 if only a call can
+            change it.
+    """
+
+    name: str
+    holders: tuple[Holder, ...] = ()
+    waiters: tuple[Holder, ...] = ()
+    waiting: int = 0
+    adrift: int = 0
+    bodies: int = 0
+    limit: int = 0
+    fencing_token: int = 0
+    counters: Mapping[str, int] = field(default_factory=dict)
+    paused: str = ""
+    limit_set: bool = False
+    waits_for: WaitsFor | None = None
+    next_look: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """How a lock would have delayed tasks that ran without it.
+
+    Args:
+        name: name of the task, or of the lock (its first 200 characters).
+        runs: number of observed runs; 0 for a lock.
+        blocked: number of runs that would have been blocked.
+        waited: sum of the waits, in seconds.
+        longest: longest of these waits, in seconds.
+        paused: number of blocked runs that began while an operator had paused the lock.
+    """
+
+    name: str
+    runs: int = 0
+    blocked: int = 0
+    waited: float = 0.0
+    longest: float = 0.0
+    paused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Observations:
+    """The report of observe mode.
+
+    Args:
+        tasks: tasks that ran without their locks, the longest waits first.
+        locks: locks that would have blocked a task; if there are many, those that would have
+            blocked most often.
+    """
+
+    tasks: tuple[Observed, ...] = ()
+    locks: tuple[Observed, ...] = ()
+
+
+class Parked(NamedTuple):
+    """The parked messages of a queue.
+
+    Args:
+        waiting: their number.
+        oldest: seconds since the oldest of them arrived at a worker.
+    """
+
+    waiting: int
+    oldest: float

@@ -1,0 +1,96 @@
+"""Messages that are stored in Redis: frozen values.
+
+Durations are in seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """A message to park.
+
+    Args:
+        body: the message, packed by :mod:`celery_singleton_lock.worker.message_codec`.
+        realm: hash of the broker URL without credentials.
+        queue: queue from which the message came.
+        deadline: longest wait in seconds; None for no limit.
+        returns: how often it has returned before.
+    """
+
+    body: bytes
+    realm: str
+    queue: str
+    deadline: float | None = None
+    returns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """An entry of a worker's inbox: a parked message with its grant, or the reason why it must end.
+
+    Args:
+        name: the lock's name.
+        token: the token under which the message now holds the lock.
+        fencing_token: number of the grant; 0 if ``verdict`` is not ``granted``.
+        body: the parked message; None if it is too long for the inbox and must be fetched.
+        verdict: ``granted``, or why it must end without having run: ``overdue`` (it has waited too
+            long), ``replaced`` (a later message has taken its room), ``revoked`` or ``rejected``
+            (by its task).
+        waited: seconds since it arrived.
+        by: the attempt that replaced it.
+        returns: how often it has returned unfinished or unread.
+        queue: the queue from which it came.
+    """
+
+    name: str
+    token: str
+    fencing_token: int
+    body: bytes | None
+    verdict: str = "granted"
+    waited: float = 0.0
+    by: str = ""
+    returns: int = 0
+    queue: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stray:
+    """A parked message that no live worker takes, to be sent back to the broker.
+
+    Args:
+        name: the lock's name.
+        token: its owner token for this lock.
+        queue: the queue from which it came.
+        body: the message, packed.
+        seal: identifies the call that took it out of the lock's queue.
+        attempt: ``id/retries/nesting``.
+        place: server microseconds of its arrival.
+    """
+
+    name: str
+    token: str
+    queue: str
+    body: bytes
+    seal: str = ""
+    attempt: str = ""
+    place: int = 0
+
+
+class ParkedMessage(NamedTuple):
+    """A message that a worker has parked.
+
+    Args:
+        lock: name of the lock for which it waits.
+        token: owner token under which it was parked.
+        task: name of the task.
+        task_id: id of the task.
+    """
+
+    lock: str
+    token: str
+    task: str
+    task_id: str
