@@ -1,4 +1,4 @@
-"""What a caller passes to a lock: each check returns it, or says what to write instead."""
+"""Checks of the arguments of locks: each returns the value, or says what to write instead."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from celery_singleton_lock.message_text import count_meant, meant, seconds_meant
 T = TypeVar("T")
 
 SHORTEST_LEASE: Final = 0.1
-"""Seconds; a shorter lease ends between two looks of the watchdog."""
+"""Seconds; a shorter lease would end before the watchdog renews it."""
 
-_LEASE: Final = "how long the lock is held without a renewal is lease=…"
+_LEASE: Final = "lease=… is how long the lock is held without a renewal"
 
 _ELSEWHERE: Final = {
-    "timeout": f"{_LEASE}, how long to wait for it is blocking_timeout=…",
+    "timeout": f"{_LEASE}, blocking_timeout=… how long to wait for it",
     "expire": _LEASE,
     "auto_release_time": _LEASE,
     "ttl": _LEASE,
-    "sleep": "nobody polls, so leave it out",
-    "auto_renewal": "whether the lease is renewed is renew=…",
-    "id": "a token of your own is an argument of acquire()",
+    "sleep": "this lock does not poll, so leave it out",
+    "auto_renewal": "renew=… is whether the lease is renewed",
+    "id": "pass a token of your own to acquire()",
 }
-"""What the locks of redis-py, python-redis-lock, pottery and aioredlock call it."""
+"""Option of redis-py, python-redis-lock, pottery or aioredlock -> what to use here."""
 
 _TOKEN: Final = re.compile(r"[\w-]{16,128}\.\d{1,9}", re.ASCII)
 
@@ -40,8 +40,8 @@ def refuse_unknown(lock: type, options: Iterable[str]) -> None:
     """Refuse options that a lock does not have, such as another package's.
 
     Args:
-        lock: its class.
-        options: names; mostly none.
+        lock: class of the lock.
+        options: names of unknown options; usually none.
 
     Raises:
         ConfigurationError: there is one.
@@ -54,10 +54,10 @@ def refuse_unknown(lock: type, options: Iterable[str]) -> None:
 
 
 def goes_on_after_its_call(function: Callable[..., Any]) -> bool:
-    """Return whether the body of a function runs, or may run, after a call of it has returned.
+    """Return whether the body of a function may run after a call of it has returned.
 
-    That is so for generators, and for a coroutine function behind a decorator that is a plain
-    function: whether it awaits the coroutine cannot be seen.
+    True for a generator function. True also for a coroutine function behind a decorator that is a
+    plain function: it is not known whether that one awaits the coroutine.
     """
     if inspect.iscoroutinefunction(function):
         return False
@@ -67,25 +67,24 @@ def goes_on_after_its_call(function: Callable[..., Any]) -> bool:
 
 
 def finished(result: T, function: str) -> T:
-    """Return what a function has returned, if its work is done.
+    """Return the result of a function, unless work of the function is still to be done.
 
     Args:
-        result: what it has returned.
-        function: its name, for the error.
+        result: the result.
+        function: name of the function, for the error.
 
     Raises:
-        ConfigurationError: it is a coroutine, another awaitable, or a generator.
+        ConfigurationError: the result is a coroutine, another awaitable, or a generator.
     """
     kinds = (inspect.isawaitable, inspect.isgenerator, inspect.isasyncgen)
     if not any(kind(result) for kind in kinds):
         return result
     kind = type(result).__name__
     if inspect.iscoroutine(result):
-        result.close()  # else Python warns that nobody has awaited it
+        result.close()  # else Python warns "was never awaited"
     msg = (
-        f"{function} returned a {kind}, of which the work would run after the lock is released. "
-        "Take the lock where that work is done: decorate the function that does it, or use "
-        "`with Lock(…)` there."
+        f"{function} returned a {kind}, whose work would run after the lock is released. Acquire "
+        "the lock where that work runs: decorate the inner function, or use `with Lock(…)` in it."
     )
     raise ConfigurationError(msg)
 
@@ -94,7 +93,7 @@ def checked_name(name: object) -> str:
     """Return a lock's name.
 
     Raises:
-        LockNameError: it is no text, or empty, or cannot be encoded.
+        LockNameError: it is not a str, is empty, or cannot be encoded.
     """
     if not isinstance(name, str) or not name:
         msg = f"A lock's name must be a str that is not empty, not {name!r}."
@@ -110,10 +109,10 @@ def checked_name(name: object) -> str:
 def checked_seconds(what: str, value: object, least: float, most: float) -> float:
     """Return a number of seconds.
 
-    A backend would read 0, a negative number or None as "no expiry" or "at once" (trap L24).
+    Redis would read 0, a negative number or None as "no expiry" or "at once" (docs/traps.md, L24).
 
     Raises:
-        ConfigurationError: it is no number between ``least`` and ``most``.
+        ConfigurationError: it is not a number between ``least`` and ``most``.
     """
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not least <= value <= most:  # type: ignore[operator]
@@ -126,9 +125,9 @@ def checked_seconds(what: str, value: object, least: float, most: float) -> floa
 
 
 def warn_of_long_lease(lease: float) -> None:
-    """Warn of a lease that is renewed and long all the same; once per line that asks for it.
+    """Warn of a long lease that is renewed; once for each line that sets it.
 
-    The text names no lock, since Python remembers each text of which it has warned.
+    The text does not name the lock, because Python stores each different text of a warning.
 
     Args:
         lease: seconds.
@@ -140,14 +139,13 @@ def warn_of_long_lease(lease: float) -> None:
         depth += 1
     msg = (
         f"lease is {lease:.10g} s: it need not exceed the run time, because it is renewed while "
-        "the lock is held; all that it sets is for how long a crashed process blocks the lock. "
-        "Use 30."
+        "the lock is held. A crashed process blocks the lock for this time. Use 30."
     )
     warnings.warn(msg, ConfigurationWarning, stacklevel=depth + 1)
 
 
 def _is_ours(frame: FrameType) -> bool:
-    inner = frame.f_back is not None  # else there is nobody else to tell
+    inner = frame.f_back is not None  # the outermost frame gets the warning
     return inner and str(frame.f_globals.get("__name__")).startswith(f"{_PACKAGE}.")
 
 
@@ -155,15 +153,17 @@ _PACKAGE: Final = __name__.partition(".")[0]
 
 
 def checked_timeout(value: object) -> float | None:
-    """Return the longest wait, seconds; None is for ever.
+    """Return the longest wait in seconds; None is no limit.
 
     Raises:
-        ConfigurationError: it is no number over 0, or beyond :data:`MAX_WAIT`.
+        ConfigurationError: it is not a number above 0, or exceeds :data:`MAX_WAIT`.
     """
     if value is None:
         return None
     if value == 0 and not isinstance(value, bool):
-        msg = "blocking_timeout must be over 0; to try without waiting, pass blocking=False."
+        msg = (
+            "blocking_timeout is 0: it must be above 0. To try without waiting, use blocking=False."
+        )
         raise ConfigurationError(msg)
     return checked_seconds("blocking_timeout", value, 0.001, MAX_WAIT)
 
@@ -172,7 +172,7 @@ def checked_limit(value: object) -> int:
     """Return a number of permits.
 
     Raises:
-        ConfigurationError: it is no whole number between 1 and :data:`MAX_COUNT`.
+        ConfigurationError: it is not a whole number between 1 and :data:`MAX_COUNT`.
     """
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not whole or not 1 <= value <= MAX_COUNT:  # type: ignore[operator]
@@ -184,11 +184,38 @@ def checked_limit(value: object) -> int:
     return value  # type: ignore[return-value]
 
 
+def checked_on_lost(value: object) -> Any:
+    """Return what is called when a lock is lost.
+
+    Raises:
+        ConfigurationError: it cannot be called, or a call of it returns a coroutine.
+    """
+    if value is None:
+        return None
+    if not callable(value):
+        msg = f"on_lost must be a function of two arguments, name and token, not {value!r}."
+        raise ConfigurationError(msg)
+    if inspect.iscoroutinefunction(value) or inspect.iscoroutinefunction(type(value).__call__):
+        msg = (
+            "on_lost must be a plain function: nobody awaits the coroutine that a call of an "
+            "async function returns, so it would not run. From on_lost, schedule the coroutine: "
+            "asyncio.run_coroutine_threadsafe(…) with a Lock, loop.create_task(…) with an "
+            "AsyncLock."
+        )
+        raise ConfigurationError(msg)
+    return value
+
+
+def is_pipeline(client: object) -> bool:
+    """Return whether this is a pipeline of redis-py or valkey-py, which inherits from a client."""
+    return any(kind.__name__ in {"Pipeline", "ClusterPipeline"} for kind in type(client).__mro__)
+
+
 def checked_bool(what: str, value: object) -> bool:
     """Return a bool.
 
     Raises:
-        ConfigurationError: it is none.
+        ConfigurationError: it is not a bool.
     """
     if not isinstance(value, bool):
         msg = f"{what} must be True or False, not {value!r}."
@@ -204,8 +231,8 @@ def checked_token(value: object) -> str:
     """
     if not isinstance(value, str) or not _TOKEN.fullmatch(value):
         msg = (
-            "token must come from celery_singleton_lock.new_token(), for others can be guessed or "
-            f"shared: {value!r}."
+            f"token is {value!r}: it can be guessed, or used twice. Use "
+            "celery_singleton_lock.new_token()."
         )
         raise ConfigurationError(msg)
     return value

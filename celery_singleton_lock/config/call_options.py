@@ -1,6 +1,6 @@
-"""Lock options of one call: they travel in a header of its message.
+"""Lock options of one call. A header of its message contains them.
 
-A retry of the task has those of its attempt; tasks that it sends have none of them.
+A retry of the task keeps them. Tasks that it sends do not inherit them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.message_text import meant
 
 HEADER: Final = "csl-options"
-"""Message header of a call with lock options of its own: their names and values."""
+"""Message header with the lock options of a call: names and values."""
 
 PER_CALL: Final = ("lock_key", "lock_on_conflict", "lock_wait_timeout")
 """Options that a call may have."""
@@ -26,19 +26,19 @@ _current: ContextVar[Call | None] = ContextVar("celery_singleton_lock_call", def
 
 
 def take_given(options: dict[str, Any]) -> dict[str, Any]:
-    """Take lock options out of those of a call, and return them."""
+    """Remove the lock options from the options of a call, and return them."""
     return {name: options.pop(name) for name in list(options) if name.startswith("lock_")}
 
 
 def check_names(task_name: str, given: object) -> Call:
-    """Return what is given to one call, if a call may have it.
+    """Check the lock options of a call, and return them.
 
     Args:
-        task_name: for errors.
-        given: options by name; in a message anything may stand there.
+        task_name: name of the task, for errors.
+        given: options by name; a message may contain anything.
 
     Raises:
-        ConfigurationError: it is no mapping of such options.
+        ConfigurationError: this is not a mapping of options that a call may have.
     """
     supported = f"A call may have {', '.join(PER_CALL)}"
     if not isinstance(given, Mapping):
@@ -54,21 +54,21 @@ def check_names(task_name: str, given: object) -> Call:
     key = given.get("lock_key", "")
     if not isinstance(key, str):
         msg = (
-            f"task {task_name}: lock_key of a call is {key!r}: it travels in the message, so it "
-            "must be a template, not a callable."
+            f"task {task_name}: lock_key of a call is {key!r}: the message carries it, so it must "
+            "be a template, not a callable."
         )
         raise ConfigurationError(msg)
     return given
 
 
 def current_call() -> Call | None:
-    """Return the options of the call that runs here."""
+    """Return the lock options of the call that runs in this context."""
     return _current.get()
 
 
 @contextmanager
 def calling(call: Call | None) -> Iterator[None]:
-    """Have the options of a call count for the run inside."""
+    """Apply the lock options of a call within the ``with`` block."""
     token = _current.set(call)
     try:
         yield

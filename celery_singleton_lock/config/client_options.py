@@ -1,7 +1,7 @@
-"""Options of the Redis client: numbers and switches, also as text (pure).
+"""Options of the Redis client: converts numbers and bools that are given as text (pure).
 
-A command line, an environment or a file of settings gives text, and redis-py would take it until
-the first connection is made, and then raise an error of Python's.
+Command lines, environment variables and settings files provide text. redis-py accepts the text when
+the client is created, and fails at the first connection, with an unrelated error.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.message_text import a_kind
 
 IN_SETTINGS: Final = f'{PREFIX}backend_options["{{}}"]'
-"""How settings call one of these options."""
+"""How errors name an option of the client."""
 
 FOR_SENTINELS: Final = "sentinel_kwargs"
-"""The option that holds those for the connections to Sentinels."""
+"""The option with the options for connections to Sentinels."""
 
 
 def _seconds(value: Any) -> float | None:
@@ -56,6 +56,12 @@ def _options(value: Any) -> dict[str, Any]:
     return {**found}
 
 
+def _object(value: Any) -> Any:
+    if isinstance(value, (str, int, float)):
+        raise TypeError
+    return value
+
+
 _SWITCHES: Final = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("0", "false", "no", "off"), False),
@@ -66,6 +72,10 @@ Reader = tuple[Callable[[Any], Any], str]
 _A_DURATION: Final[Reader] = (_seconds, "a number of seconds, more than 0, or None for no limit")
 _A_COUNT: Final[Reader] = (_count, "a whole number, 0 or more")
 _A_SWITCH: Final[Reader] = (_switch, "True or False")
+_AN_OBJECT: Final[Reader] = (
+    _object,
+    "an object as redis-py takes it, which only settings can have",
+)
 _OPTIONS: Final[Reader] = (_options, "a dict of options, or JSON of one")
 _READERS: Final[Mapping[str, Reader]] = {
     "socket_timeout": _A_DURATION,
@@ -78,19 +88,23 @@ _READERS: Final[Mapping[str, Reader]] = {
         ("allow_eviction", "retry_on_timeout", "socket_keepalive", "ssl", "ssl_check_hostname"),
         _A_SWITCH,
     ),
+    **dict.fromkeys(
+        ("retry", "retry_on_error", "socket_keepalive_options", "cache", "cache_config"), _AN_OBJECT
+    ),
+    "maint_notifications_config": _AN_OBJECT,
     FOR_SENTINELS: _OPTIONS,
 }
 
 
 def read(options: Mapping[str, Any], called: str = IN_SETTINGS) -> dict[str, Any]:
-    """Return the options as the client wants them.
+    """Return the options with the types that the client needs.
 
     Args:
-        options: as they were given; None for those that are to be as if they were not.
-        called: how errors call an option, with ``{}`` for its name.
+        options: by name; None is the client's default.
+        called: how errors name an option, with ``{}`` for its name.
 
     Raises:
-        ConfigurationError: one is not what it can be.
+        ConfigurationError: one is invalid.
     """
     return {name: _read(name, value, called) for name, value in options.items()}
 
@@ -102,7 +116,7 @@ def _read(name: str, value: Any, called: str) -> Any:
     try:
         found = reader(value)
     except (TypeError, ValueError, KeyError, OverflowError):
-        # What is no number may be anything; a dict holds passwords.
+        # Other types are not shown: a dict may contain passwords.
         plain = name != FOR_SENTINELS and isinstance(value, (str, int, float))
         shown = repr(value) if plain else a_kind(value)
         msg = f"{called.format(name)} is {shown}: it must be {takes}."

@@ -1,7 +1,7 @@
-"""Credentials that change while a process lives: redis-py's credential providers.
+"""Credentials that change while a process runs: redis-py's credential providers.
 
-A token of a cloud's identity service, or a password out of a vault, that is renewed every hour, can
-stand in no URL. redis-py asks a provider for user and password whenever it opens a connection.
+A URL cannot contain a token or password that is replaced every hour. redis-py asks a provider for
+user and password whenever it opens a connection.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.message_text import a_kind
 
 PROVIDER: Final = "credential_provider"
-"""Name of the backend option, and of the option behind the ``?`` of a URL."""
+"""Name of the backend option, and of the option in the query of a URL."""
 
 
 def provider_of(value: object, source: str) -> CredentialProvider:
     """Return a credential provider.
 
     Args:
-        value: one; or where one is, or a class or function without arguments that makes one:
-            ``"package.module:name"``.
-        source: the setting from which it came, for errors.
+        value: a provider; a class or function without arguments that returns one; or the import
+            path of one of these, ``"package.module:name"``.
+        source: the setting that has it, for errors.
 
     Raises:
-        ConfigurationError: it cannot be imported, cannot be made, or is none.
+        ConfigurationError: it cannot be imported or called, or is not a provider.
     """
     found: Any = _imported(value, source) if isinstance(value, str) else value
     if not isinstance(found, CredentialProvider) and callable(found):
@@ -35,7 +35,7 @@ def provider_of(value: object, source: str) -> CredentialProvider:
             found = found()
         except Exception as error:
             told = f"{type(error).__name__}: {error}"
-            raise _wrong(value, source, f"it cannot be made without arguments ({told})") from error
+            raise _wrong(value, source, f"calling it without arguments failed ({told})") from error
     if not isinstance(found, CredentialProvider):
         raise _wrong(value, source, f"that is {a_kind(found)}, not a redis.CredentialProvider")
     return found
@@ -54,6 +54,6 @@ def _imported(path: str, source: str) -> Any:
 def _wrong(value: object, source: str, told: str) -> ConfigurationError:
     shown = repr(value) if isinstance(value, str) else a_kind(value)
     return ConfigurationError(
-        f"{source}: the {PROVIDER} is {shown}: {told}. Give an object of a class derived from "
-        'redis.CredentialProvider, or where one is: "package.module:name".'
+        f"{source}: the {PROVIDER} is {shown}: {told}. Use an instance of a subclass of "
+        'redis.CredentialProvider, or its import path "package.module:name".'
     )

@@ -1,8 +1,7 @@
-"""A Redis by its alias in Django's ``CACHES``: ``django-cache://locks``.
+"""The Redis of an alias in Django's ``CACHES``: ``django-cache://locks``.
 
-An alias says where the server is and how to get in: address, database, user, password, TLS. How
-patient a cache is (time-outs, retries), how many connections it may have and how it writes values
-is its own business, and not taken over: locks have other needs.
+Locks use the address, database, user, password and TLS options of the cache. They do not use its
+time-outs, retries, number of connections and serializer, which suit a cache and not a lock.
 """
 
 from __future__ import annotations
@@ -15,8 +14,9 @@ from typing import Any, Final, NoReturn
 
 import redis
 
-from celery_singleton_lock.config.redis_url import BackendAddress, parse_backend_url, safe_url, scheme_of
 from celery_singleton_lock.config.limits import PREFIX
+from celery_singleton_lock.config.redis_url import BackendAddress, parse_backend_url
+from celery_singleton_lock.config.url_text import safe_url, scheme_of
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.message_text import an
 
@@ -26,7 +26,7 @@ REDIS_CACHES: Final = (
     "django.core.cache.backends.redis.RedisCache",
     "django_redis.cache.RedisCache",
 )
-"""Backends, and bases of backends, of which an alias is understood."""
+"""Supported backends, and base classes of backends."""
 
 # redis-py's annotations leave this one out.
 _parse_url: Final[Any] = redis.connection.parse_url
@@ -41,12 +41,12 @@ _TAKEN: Final = frozenset(
         "socket_keepalive_options",
     }
 )
-"""``OPTIONS`` that locks share with the cache, besides ``ssl…`` and what is put into the URL."""
+"""``OPTIONS`` that locks use, besides ``ssl…`` and the parts of the URL."""
 
 _IN_URL: Final = ("db", "username", "password")
 
 _SCHEMES: Final = ("redis", "rediss", "unix")
-"""Of a cache's LOCATION."""
+"""Schemes of a cache's LOCATION."""
 
 _LEFT: Final = frozenset(
     {
@@ -73,29 +73,29 @@ _LEFT: Final = frozenset(
         "timeout",
     }
 )
-"""``OPTIONS`` that are the cache's own business."""
+"""``OPTIONS`` that concern only the cache."""
 
 _ONE_SERVER: Final = ("DefaultClient", "HerdClient", "SentinelClient")
-"""Clients of django-redis that keep each key on one server, which all agree on."""
+"""Clients of django-redis that store all keys on one server."""
 
 
 def is_alias(url: str) -> bool:
-    """Return whether a backend is named by a cache's alias."""
+    """Return whether a backend is the alias of a cache."""
     return scheme_of(url) == SCHEME
 
 
 def found_by_alias(url: str, source: str) -> tuple[str, str, dict[str, Any]]:
-    """Return the Redis that a cache's alias leads to, by the settings of this process' Django.
+    """Return the Redis of a cache's alias, according to this process' Django settings.
 
     Args:
         url: ``django-cache://ALIAS``.
-        source: the setting from which it came, for errors.
+        source: the setting that has it, for errors.
 
     Returns:
-        The URL, with its credentials; where it was found; and options for the Redis client.
+        The URL, with its credentials; its source; and options for the Redis client.
 
     Raises:
-        ConfigurationError: Django's settings cannot be read, or the alias leads to no Redis.
+        ConfigurationError: Django's settings cannot be read, or the cache is not a Redis.
     """
     alias = url.partition("://")[2].strip("/")
     wrong = _WrongAlias(f"{source} is {url!r}")
@@ -109,23 +109,22 @@ def found_by_alias(url: str, source: str) -> tuple[str, str, dict[str, Any]]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _WrongAlias:
-    """Where an alias was written: what an error names first."""
+    """An alias and its setting, which errors name first."""
 
     place: str
 
     def refuse(self, remedy: str) -> NoReturn:
-        """Raise the error. Without the cause, which might quote a password."""
+        """Raise the error, without its cause, which may contain a password."""
         msg = f"{self.place}: {remedy}"
         raise ConfigurationError(msg) from None
 
 
 def _caches(wrong: _WrongAlias) -> Mapping[str, Mapping[str, Any]]:
-    """Return Django's ``CACHES``. Only who names a cache needs Django."""
     try:
         from django.conf import settings  # noqa: PLC0415  # an extra
         from django.core.exceptions import ImproperlyConfigured  # noqa: PLC0415  # likewise
     except ImportError:
-        wrong.refuse("Django is not installed here. Install it, or give the URL of the Redis.")
+        wrong.refuse("Django is not installed. Install it, or write the URL of the Redis.")
     try:
         caches: Mapping[str, Mapping[str, Any]] = settings.CACHES
     except (ImproperlyConfigured, ImportError) as error:
@@ -136,13 +135,12 @@ def _caches(wrong: _WrongAlias) -> Mapping[str, Mapping[str, Any]]:
 def _found(
     alias: str, params: Mapping[str, Any], wrong: _WrongAlias
 ) -> tuple[str, str, dict[str, Any]]:
-    """Take the parameters of one cache apart."""
     place = f"CACHES[{alias!r}]"
     backend = str(params.get("BACKEND", ""))
     if not is_redis_cache(backend):
         remedy = (
-            f"{place} is {an(backend)}, and locks live in Redis. Name a cache of "
-            f"{REDIS_CACHES[0]} (or of django-redis), or give the URL of a Redis."
+            f"{place} is {an(backend)}, and locks need a Redis. Use a cache of "
+            f"{REDIS_CACHES[0]} (or of django-redis), or the URL of a Redis."
         )
         wrong.refuse(remedy)
     options, sentinels = _options(params.get("OPTIONS") or {}, place)
@@ -153,23 +151,23 @@ def _found(
 
 
 def is_redis_cache(backend: str) -> bool:
-    """Return whether a dotted path names a cache of Redis that is understood here."""
+    """Return whether an import path names a supported cache backend."""
     if backend in REDIS_CACHES:
         return True
     from django.utils.module_loading import import_string  # noqa: PLC0415  # an extra
 
     try:
         bases = import_string(backend).__mro__
-    except (ImportError, AttributeError):  # Django's own error will say more
+    except (ImportError, AttributeError):  # Django reports it
         return False
     return any(f"{base.__module__}.{base.__qualname__}" in REDIS_CACHES for base in bases)
 
 
 def _address(location: str, options: dict[str, Any], place: str) -> BackendAddress:
-    """Return where the cache is; what its URL does not say is taken out of the options."""
-    url = re.sub(r"\bis_master=\w*&?", "", location).rstrip("?&")  # django-redis' mark of a server
+    """Return the address of a cache. Parts that its URL lacks are moved from ``options``."""
+    url = re.sub(r"\bis_master=\w*&?", "", location).rstrip("?&")  # an option of django-redis
     if scheme_of(url) not in _SCHEMES:
-        msg = f"{place} has the LOCATION {safe_url(url)!r}: write redis://, rediss:// or unix://."
+        msg = f"{place} has the LOCATION {safe_url(url)!r}. Use redis://, rediss:// or unix://."
         raise ConfigurationError(msg)
     address = parse_backend_url(url, f"the LOCATION of {place}")
     given = {name: options.pop(name) for name in _IN_URL if name in options}
@@ -184,20 +182,20 @@ def _address(location: str, options: dict[str, Any], place: str) -> BackendAddre
 
 
 def _first(location: object) -> str:
-    """Return the server that is written to; the others are read from."""
+    """Return the first server: django-redis writes to it, and only reads from the others."""
     servers = re.split("[;,]", location) if isinstance(location, str) else location
     first = next(iter(servers), "") if isinstance(servers, (list, tuple)) else ""
     return str(first).strip()
 
 
 def _options(given: Mapping[str, Any], place: str) -> tuple[dict[str, Any], Mapping[str, Any]]:
-    """Return options for the Redis client, and what is said of Sentinels."""
+    """Return the options for the Redis client, and those for Sentinels."""
     options = {name: value for name, value in given.items() if name != name.upper()}
     sentinels: Mapping[str, Any] = {}
-    if any(name == name.upper() for name in given):  # as django-redis has them
+    if any(name == name.upper() for name in given):  # options of django-redis
         client = str(given.get("CLIENT_CLASS", _ONE_SERVER[0])).rpartition(".")[2]
         if client not in _ONE_SERVER or "Cluster" in str(given.get("REDIS_CLIENT_CLASS", "")):
-            msg = f"{place} spreads its keys over servers, and a lock has one. Name another."
+            msg = f"{place} distributes keys over servers, and a lock needs one. Use another cache."
             raise ConfigurationError(msg)
         options |= given.get("REDIS_CLIENT_KWARGS") or {}
         options |= given.get("CONNECTION_POOL_KWARGS") or {}
@@ -207,8 +205,8 @@ def _options(given: Mapping[str, Any], place: str) -> tuple[dict[str, Any], Mapp
     unknown = sorted(options.keys() - taken.keys() - _LEFT)
     if unknown:
         msg = (
-            f"{place} has the option {unknown[0]!r}, which is not understood here. Give "
-            f"{PREFIX}backend the URL of the Redis, and options in {PREFIX}backend_options."
+            f"{place} has the option {unknown[0]!r}, which is unknown here. Set {PREFIX}backend to "
+            f"the URL of the Redis, and write options into {PREFIX}backend_options."
         )
         raise ConfigurationError(msg)
     return taken, sentinels
@@ -221,7 +219,7 @@ def _is_taken(name: str) -> bool:
 def _by_sentinels(
     address: BackendAddress, given: Mapping[str, Any], options: dict[str, Any]
 ) -> tuple[BackendAddress, dict[str, Any]]:
-    """Return the address of django-redis' Sentinels; its LOCATION has the master for a host."""
+    """Return the address of django-redis' Sentinels. The host in LOCATION names the master."""
     sentinels = tuple((str(host), int(port)) for host, port in given["SENTINELS"])
     tls = {"ssl": True} if address.scheme == "rediss" else {}
     about = {"master_name": address.host, "sentinel_kwargs": given.get("SENTINEL_KWARGS") or {}}

@@ -1,38 +1,38 @@
-"""How much of a thing there may be, and how settings are called."""
+"""Limits of options, and the common prefix of settings."""
 
 from __future__ import annotations
 
 from typing import Final
 
 MIN_LEASE: Final = 1.0
-"""Seconds. A third of it must be enough to notice, ask, and ask again."""
+"""Seconds. After a third of a lease, the rest must suffice for a renewal and a second attempt."""
 
 LONG_LEASE: Final = 300.0
-"""Seconds above which a lease earns a warning."""
+"""Seconds; a longer lease causes a warning."""
 
 MAX_LEASE: Final = 7 * 86_400.0
-"""Seconds. A crash would hold the lock for as long."""
+"""Seconds. After a crash the lock stays held for this time."""
 
 LONGEST_LEASE: Final = 30.0
-"""Seconds; longest lease on several servers, unless another is given: a restarted one waits so."""
+"""Seconds; default of the longest lease in a quorum. A restarted server waits for this time."""
 
 MAX_WAIT: Final = 366 * 86_400.0
-"""Seconds. Longer is for ever, and that is written None."""
+"""Longest wait in seconds that an option may set; None means no limit."""
 
 LONGEST_DELAY: Final = 900.0
-"""Seconds. A requeued message is unacknowledged for as long, and brokers bound that."""
+"""Seconds. A requeued message stays unacknowledged for this time, which brokers limit."""
 
 MIN_REPLICAS_WAIT: Final = 0.01
-"""Seconds."""
+"""Shortest wait for replicas, in seconds."""
 
 MAX_REPLICAS_WAIT: Final = 1.5
-"""Seconds. The agent's connection gives up after 2."""
+"""Longest wait for replicas, in seconds. The agent's connection times out after 2."""
 
 MAX_COUNT: Final = 2**31 - 1
-"""Most permits, waiters and bytes that can be asked for."""
+"""Largest number of permits, waiters or bytes in an option."""
 
 PREFIX: Final = "singleton_lock_"
-"""How the names of settings begin."""
+"""Common prefix of the settings."""
 
 MOST_PORT: Final = 65535
 """Highest TCP port."""

@@ -1,4 +1,4 @@
-"""From ``lock_keys`` and the arguments of a call to the names of its locks (pure)."""
+"""Computes the lock set of a call from ``lock_keys`` and its arguments (pure)."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, NoReturn
 
-from celery_singleton_lock.core.lock_set import in_order
 from celery_singleton_lock.config.option_checks import OPTIONS, Place
-from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.core.lock_name_template import Namer, Sent, Wording, compile_name
+from celery_singleton_lock.core.lock_set import in_order
+from celery_singleton_lock.errors import ConfigurationError
 
 MOST: Final = 32
-"""Most locks of one task: each is two round trips."""
+"""Largest number of locks of one task: each costs two round trips."""
 
 SHOWN: Final = 3
-"""Locks that an error shows of too many."""
+"""How many locks an error shows if there are more than :data:`MOST`."""
 
 _OF_SEVERAL: Final = Wording(
     key="lock_keys",
@@ -39,19 +39,19 @@ class SeveralNamer:
         kwargs: Mapping[str, Any] | None = None,
         sent: Sent | None = None,
     ) -> str:
-        """Return the locks of a call, in the order in which they are taken.
+        """Return the locks of a call, in the order in which they are acquired.
 
         Args:
-            args: positional arguments, as they came over the wire.
-            kwargs: keyword arguments, as they came over the wire.
+            args: positional arguments, as the message has them.
+            kwargs: keyword arguments, as the message has them.
             sent: what else is known of the call.
 
         Returns:
-            As :func:`~celery_singleton_lock.core.lock_set.in_order`.
+            The result of :func:`~celery_singleton_lock.core.lock_set.in_order`.
 
         Raises:
-            ArgumentsDoNotBind: the task cannot be called like that.
-            LockNameError: as of :meth:`Namer.name`.
+            ArgumentsDoNotBind: the task cannot be called with these arguments.
+            LockNameError: see :meth:`Namer.name`.
         """
         keys = ((namer.name(args, kwargs, sent), limit) for namer, limit in self._keys)
         return in_order(keys, self._limit)
@@ -60,24 +60,25 @@ class SeveralNamer:
 def compile_names(
     task_name: str, run: Callable[..., Any], lock_keys: Any, limit: int = 1
 ) -> SeveralNamer:
-    """Check how a task names its locks, and prepare for naming them quickly.
+    """Check the option ``lock_keys`` of a task, and compile it.
 
     Args:
         task_name: name of the task.
-        run: the task's function, of which the signature counts.
-        lock_keys: templates or callables, as ``lock_key`` takes them; or a dict of them with the
-            limit of each.
-        limit: the task's ``lock_limit``, which is that of locks without a limit of their own.
+        run: the task's function; its signature is used.
+        lock_keys: a list of templates or callables, each as in ``lock_key``; or a dict from them to
+            limits.
+        limit: the task's ``lock_limit``, for locks without a limit of their own.
 
     Raises:
-        ConfigurationError: the declaration is wrong. The message names task, option and remedy.
+        ConfigurationError: the declaration is wrong. The message names task and option, and says
+            what to change.
     """
     place = Place("lock_keys", task_name)
     if isinstance(lock_keys, str) or not isinstance(lock_keys, (list, tuple, Mapping)):
         place.refuse(
             lock_keys,
-            'it must be a list of templates, such as ["account:{a}", "account:{b}"], or a dict of '
-            "them with their limits. For one lock use lock_key",
+            'it must be a list of templates, such as ["account:{a}", "account:{b}"], or a dict '
+            "from templates to limits. For one lock use lock_key",
         )
     if not 1 <= len(lock_keys) <= MOST:
         _refuse_number(place, lock_keys)
@@ -89,13 +90,12 @@ def compile_names(
 
 
 def _refuse_number(place: Place, lock_keys: Collection[Any]) -> NoReturn:
-    """Refuse no locks, or too many, of which a few are shown."""
     if not lock_keys:
-        place.refuse(lock_keys, f"it must name from 1 to {MOST} locks. For none leave it out")
+        place.refuse(lock_keys, f"it must name 1 to {MOST} locks. For no lock leave it out")
     few = ", ".join(map(repr, islice(lock_keys, SHOWN)))
     msg = (
-        f"{place} names {len(lock_keys)} locks ({few}, …): it may name {MOST} at most, since each "
-        "costs two round trips. Lock what they have in common."
+        f"{place} names {len(lock_keys)} locks ({few}, …): it may name at most {MOST}, since each "
+        "costs two round trips. Use one lock for what they have in common."
     )
     raise ConfigurationError(msg)
 

@@ -1,6 +1,6 @@
-"""What options and settings may be: one check each, in one table, :data:`OPTIONS`.
+"""One check for each option and setting, in one table: :data:`OPTIONS`.
 
-Seconds everywhere. Errors name the task or setting, the value, and what to write instead.
+Durations are in seconds. Errors name the task or setting, the value, and what to write instead.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn, cast
 
-from celery_singleton_lock.config.redis_url import BackendAddress, parse_backend_url
+from celery_singleton_lock.config.client_options import read
+from celery_singleton_lock.config.django_cache_alias import is_alias
 from celery_singleton_lock.config.limits import (
     LONG_LEASE,
     LONGEST_DELAY,
@@ -23,24 +24,23 @@ from celery_singleton_lock.config.limits import (
     MIN_REPLICAS_WAIT,
     MOST_PORT,
 )
-from celery_singleton_lock.config.django_cache_alias import is_alias
-from celery_singleton_lock.config.client_options import read
+from celery_singleton_lock.config.redis_url import BackendAddress, parse_backend_url
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.message_text import a_kind, count_meant, number_of, seconds_meant
 
 
 class ConfigurationWarning(UserWarning):
-    """An option or setting works, but does not do what its author probably expects."""
+    """An option or setting is valid, but probably does not have the intended effect."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Place:
-    """Where a value was written: what an error names first.
+    """The source of a value, which errors name first.
 
     Args:
-        option: the option, or setting.
-        task: the task, if it is an option of one.
-        warns: whether to warn of what is allowed and does not do what its author expects.
+        option: the option or setting.
+        task: the task of the option; empty for a setting.
+        warns: whether checks of this value may warn.
     """
 
     option: str
@@ -51,7 +51,7 @@ class Place:
         return f"task {self.task}: {self.option}" if self.task else self.option
 
     def refuse(self, value: object, remedy: str) -> NoReturn:
-        """Raise the error that names place, value and remedy."""
+        """Raise a ConfigurationError with source, value and what to change."""
         msg = f"{self} is {value!r}: {remedy}" + ("" if remedy.endswith("?") else ".")
         raise ConfigurationError(msg)
 
@@ -60,43 +60,39 @@ Check = Callable[[Place, Any], Any]
 
 
 def _lease(place: Place, value: Any) -> float:
-    """Check a lease."""
     seconds = _seconds(place, value, MAX_LEASE, "it is renewed while the task runs, so use 30")
     if seconds < MIN_LEASE:
         remedy = (
-            f"below {MIN_LEASE:g} s the watchdog cannot serve it: it renews after a third of the "
-            "lease, and must have time to try again before the end. Use 30; a lock is released "
-            "when its task ends, not when its lease does"
+            f"a lease below {MIN_LEASE:g} s cannot be renewed in time: the watchdog renews after a "
+            "third of it, and needs time for a second attempt. Use 30; the lock is released when "
+            "the task ends, before its lease does"
         )
         place.refuse(value, remedy)
     if seconds > LONG_LEASE and place.warns:
         msg = (
             f"{place} is {value!r} s: it need not exceed the task's run time, because it is "
-            "renewed while the task runs; all that it sets is for how long a crashed worker "
-            "blocks the lock. Use 30."
+            "renewed while the task runs. A crashed worker blocks the lock for this time. Use 30."
         )
         warnings.warn(msg, ConfigurationWarning, stacklevel=4)
     return seconds
 
 
 def _wait(place: Place, value: Any) -> float | None:
-    """Check a longest wait."""
-    return None if value is None else _seconds(place, value, MAX_WAIT, "None waits for ever")
+    return None if value is None else _seconds(place, value, MAX_WAIT, "None is no limit")
 
 
 def _hold_for(place: Place, value: Any) -> float | None:
-    """Check for how long a lock stays taken after a success."""
-    hint = "None gives the lock back when the task ends"
+    hint = "None releases the lock when the task ends"
     return None if value is None else _seconds(place, value, MAX_WAIT, hint)
 
 
 def _delay(place: Place, value: Any) -> float:
-    """Check for how long a requeued task is held back."""
-    return _seconds(place, value, LONGEST_DELAY, "the broker may redeliver what is held for long")
+    return _seconds(
+        place, value, LONGEST_DELAY, "the broker may redeliver a message that is held back longer"
+    )
 
 
 def _seconds(place: Place, value: Any, most: float, hint: str) -> float:
-    """Check a duration: a number, and one that Redis and its scripts can count in."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         use = seconds_meant(value)
         remedy = f"it must be a number of seconds, not {type(value).__name__}"
@@ -107,8 +103,6 @@ def _seconds(place: Place, value: Any, most: float, hint: str) -> float:
 
 
 def _count(least: int, hint: str) -> Check:
-    """Check a whole number."""
-
     def check(place: Place, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
             use = count_meant(value)
@@ -122,23 +116,15 @@ def _count(least: int, hint: str) -> Check:
 
 
 def _max_returns(place: Place, value: Any) -> int | None:
-    """Check how often a message may come back."""
-    return None if value is None else _count(0, "None is for no bound")(place, value)
+    return None if value is None else _count(0, "None is no limit")(place, value)
 
 
 def _max_waiting(place: Place, value: Any) -> int | None:
-    """Check the bound of a queue."""
-    check = _count(0, "0 lets nobody wait, None is no bound")
+    check = _count(0, "with 0 no task may wait, None is no limit")
     return None if value is None else cast("int", check(place, value))
 
 
 def _choice(*now: str) -> Check:
-    """Check a policy.
-
-    Args:
-        now: what there is.
-    """
-
     def check(place: Place, value: Any) -> str:
         if not isinstance(value, str) or value not in now:
             choices = " or ".join(f'"{name}"' for name in now)
@@ -154,34 +140,33 @@ _any_conflict: Final = _choice("park", "skip", "fail", "wait", "requeue")
 
 
 def _on_conflict(place: Place, value: Any) -> str:
-    """Check what a blocked task does; who wants it to replace another finds out how."""
     if value == "replace":
         options = place.option.removesuffix("on_conflict")
         place.refuse(
             value,
-            "that is done where the queue is full. To have the newest of the tasks that wait "
-            f'replace the others, use {options}on_conflict="park", {options}max_waiting=1 and '
+            "tasks are replaced in a full queue. To make the newest task replace the one that "
+            f'waits, use {options}on_conflict="park", {options}max_waiting=1 and '
             f'{options}on_full="replace"',
         )
     return cast("str", _any_conflict(place, value))
 
 
 def eager(place: Place, value: Any) -> bool:
-    """Check a setting that is on or off."""
+    """Check a bool."""
     if not isinstance(value, bool):
         place.refuse(value, "it must be True or False")
     return value
 
 
 def _prefix(place: Place, value: Any) -> str:
-    """Check the start of all keys."""
     if not isinstance(value, str) or not value or any(sign in value for sign in "{}\0"):
-        place.refuse(value, 'it must be text, not empty, without braces and NUL, such as "csl"')
+        place.refuse(
+            value, 'it must be a text without braces and NUL, and not empty, such as "csl"'
+        )
     return value
 
 
 def _backend_options(place: Place, value: Any) -> dict[str, Any]:
-    """Check the arguments for the Redis client; their values may be secrets."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         msg = f"{place} is {a_kind(value)}: it must be a dict of arguments for redis.Redis."
         raise ConfigurationError(msg)
@@ -192,12 +177,11 @@ def _backend_options(place: Place, value: Any) -> dict[str, Any]:
 
 def _seconds_of_a_quorum(which: str, value: Any) -> None:
     if type(value) not in {int, float} or not 0 < value <= MAX_LEASE:
-        msg = f"{which} is {value!r}: give seconds, more than 0, up to {MAX_LEASE:.0f}."
+        msg = f"{which} is {value!r}: it must be above 0, and at most {MAX_LEASE:.0f} seconds."
         raise ConfigurationError(msg)
 
 
 def _backend(place: Place, value: Any) -> str | tuple[str, ...] | None:
-    """Check the URL of the locks' Redis, or those of a quorum."""
     if value is None:
         return None
     if isinstance(value, (list, tuple)):
@@ -205,18 +189,17 @@ def _backend(place: Place, value: Any) -> str | tuple[str, ...] | None:
     if not isinstance(value, str):
         msg = f"{place} is {a_kind(value)}: it must be a URL, or a list of URLs."
         raise ConfigurationError(msg)
-    if not is_alias(value):  # of which Django's settings know more
+    if not is_alias(value):  # Django's settings have the URL
         parse_backend_url(value, place.option)
     return value
 
 
 def _quorum(place: Place, value: Sequence[Any]) -> tuple[str, ...]:
-    """Check the URLs of servers of which a majority decides."""
     if len(value) < LEAST_SERVERS or len(value) % 2 == 0:
         msg = (
-            f"{place} names {number_of(len(value), 'server')}: give an odd number, three or more, "
-            "of which a majority decides; or one URL, not in a list. Several Sentinels are one "
-            "URL, with ';'."
+            f"{place} names {number_of(len(value), 'server')}: a quorum needs an odd number of "
+            "servers, three or more. For one server write its URL, not a list; for several "
+            "Sentinels write one URL, with ';'."
         )
         raise ConfigurationError(msg)
     seen: set[tuple[str, int, str]] = set()
@@ -227,10 +210,10 @@ def _quorum(place: Place, value: Sequence[Any]) -> tuple[str, ...]:
         address = parse_backend_url(url, f"{place.option}: server {number}")
         where = (address.host, address.port, address.path)
         if (why := _dependent(address)) or where in seen:
-            why = why or "is given twice, and would vote twice"
+            why = why or "is listed twice, and would vote twice"
             msg = (
-                f"{place}: server {number}, {address!s}, {why}. Give independent servers: another "
-                "database, a replica, or what a failover can replace, is none."
+                f"{place}: server {number}, {address!s}, {why}. Use independent servers: not "
+                "another database, a replica, or a server that a failover replaces."
             )
             raise ConfigurationError(msg)
         seen.add(where)
@@ -238,9 +221,9 @@ def _quorum(place: Place, value: Sequence[Any]) -> tuple[str, ...]:
 
 
 def _dependent(address: BackendAddress) -> str:
-    """Return why this is no server by itself; empty if it is one."""
+    """Return why this is not an independent server; empty if it is one."""
     if address.in_memory:
-        return "is in the memory of this process (in tests one is enough, not in a list)"
+        return "is in the memory of this process (in tests use one, not a list)"
     return "is a Sentinel" if address.sentinels else "is a Cluster" if address.nodes else ""
 
 
@@ -248,8 +231,7 @@ LEAST_SERVERS: Final = 3
 
 
 def _replicas_timeout(place: Place, value: Any) -> float:
-    """Check how long a worker waits for replicas; its connections give up after 2 s."""
-    why = "all that this worker parks waits for as long, so use 0.5"
+    why = "parking waits for as long, so use 0.5"
     seconds = _seconds(place, value, MAX_REPLICAS_WAIT, why)
     if seconds < MIN_REPLICAS_WAIT:
         place.refuse(value, f"it must be at least {MIN_REPLICAS_WAIT:g} seconds; {why}")
@@ -257,22 +239,18 @@ def _replicas_timeout(place: Place, value: Any) -> float:
 
 
 def _port(place: Place, value: Any) -> int | None:
-    """Check the port of the metrics."""
     if value is not None and (type(value) is not int or not 1 <= value <= MOST_PORT):
-        place.refuse(value, f"it must be a port, 1 to {MOST_PORT}, or None for none")
+        place.refuse(value, f"it must be a port from 1 to {MOST_PORT}, or None")
     return value
 
 
 def _address(place: Place, value: Any) -> str:
-    """Check the address on which metrics are served."""
     if not isinstance(value, str) or not value:
         place.refuse(value, 'it must be an address of this machine, such as "127.0.0.1"')
     host, _, port = value.rpartition(":")
     if port.isdecimal() and host and ":" not in host:  # an address of IPv6 has several
         setting = place.option.replace("address", "port").replace("ADDRESS", "PORT")
-        place.refuse(
-            value, f'the port has a setting of its own. Use "{host}", and {setting}={port}'
-        )
+        place.refuse(value, f'the port has its own setting. Use "{host}", and {setting}={port}')
     return value
 
 
@@ -303,4 +281,4 @@ OPTIONS: Final[Mapping[str, Check]] = {
     "metrics_by_lock": eager,
     "max_body_bytes": _count(1, "the default is 16 MiB"),
 }
-"""Option -> its check. A task has those of :class:`LockOptions`, the settings all but ``limit``."""
+"""Option -> its check. Tasks have those of ``LockOptions``, the settings all except ``limit``."""

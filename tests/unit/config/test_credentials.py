@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from redis.credentials import CredentialProvider, UsernamePasswordCredentialProvider
 
-from celery_singleton_lock.config.redis_url import parse_backend_url, safe_url
+from celery_singleton_lock.config.app_settings import parse_settings
 from celery_singleton_lock.config.credentials import provider_of
+from celery_singleton_lock.config.redis_url import parse_backend_url
+from celery_singleton_lock.config.url_text import safe_url
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.config.settings import parse_settings
 from celery_singleton_lock.store.connect import connect
 
 HERE = "unit.config.test_credentials"

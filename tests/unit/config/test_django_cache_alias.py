@@ -8,10 +8,10 @@ pytest.importorskip("django")
 
 from django.core.cache.backends.redis import RedisCache
 
+from celery_singleton_lock.config.app_settings import parse_settings
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.config.settings import parse_settings
 from celery_singleton_lock.store.connect import connect
-from support import django_project as djangos
+from support import django_project
 
 REDISPY = "django_redis.cache.RedisCache"
 
@@ -21,7 +21,7 @@ class Derived(RedisCache):
 
 
 def told(params, alias="locks", **more):
-    """What the connections of a worker are told, with this cache."""
+    """The options of a worker's connections, with this cache."""
     settings = parsed(params, alias, **more)
     client = connect(settings.address(), settings.backend_options, patience=0.5)
     return client.connection_pool.connection_kwargs
@@ -30,7 +30,9 @@ def told(params, alias="locks", **more):
 def parsed(params, alias="locks", **more):
     """Settings with the backend ``django-cache://locks``."""
     given = {"singleton_lock_backend": f"django-cache://{alias}", **more}
-    with djangos.project(CACHES={"default": {"BACKEND": djangos.MEMORY}, "locks": params}):
+    with django_project.project(
+        CACHES={"default": {"BACKEND": django_project.MEMORY}, "locks": params}
+    ):
         return parse_settings(given.get)
 
 
@@ -40,7 +42,7 @@ def where(found):
     return {name: found[name] for name in names if name in found}
 
 
-@pytest.mark.parametrize("backend", [djangos.REDIS, REDISPY, f"{__name__}.Derived"])
+@pytest.mark.parametrize("backend", [django_project.REDIS, REDISPY, f"{__name__}.Derived"])
 @pytest.mark.parametrize(
     "location", ["redis://u:p@h:7/2", ["redis://u:p@h:7/2", "redis://replica"]], ids=["one", "list"]
 )
@@ -53,7 +55,7 @@ def test_an_alias_leads_to_the_server_that_the_cache_writes_to(backend, location
 @pytest.mark.parametrize("between", [",", ";", "; "])
 def test_of_several_servers_in_one_text_the_first_counts(between):
     location = f"redis://h:7{between}redis://replica"
-    assert where(told({"BACKEND": djangos.REDIS, "LOCATION": location}))["host"] == "h"
+    assert where(told({"BACKEND": django_project.REDIS, "LOCATION": location}))["host"] == "h"
 
 
 @pytest.mark.parametrize(
@@ -67,7 +69,7 @@ def test_of_several_servers_in_one_text_the_first_counts(between):
 )
 def test_what_the_url_does_not_say_is_taken_from_the_options(location, options, found):
     """As redis-py does for the cache: the URL wins."""
-    told_ = told({"BACKEND": djangos.REDIS, "LOCATION": location, "OPTIONS": options})
+    told_ = told({"BACKEND": django_project.REDIS, "LOCATION": location, "OPTIONS": options})
     assert (told_["db"], told_.get("username"), told_.get("password")) == found
 
 
@@ -85,7 +87,7 @@ def test_how_to_get_in_is_taken_over_and_how_patient_to_be_is_not():
         "serializer": "json",
         "decode_responses": True,
     }
-    found = told({"BACKEND": djangos.REDIS, "LOCATION": "rediss://h", "OPTIONS": options})
+    found = told({"BACKEND": django_project.REDIS, "LOCATION": "rediss://h", "OPTIONS": options})
     assert (found["ssl_ca_certs"], found["socket_keepalive"]) == ("/ca.pem", True)
     assert (found["health_check_interval"], found["socket_timeout"]) == (7, 0.5)
     assert not found.get("decode_responses")
@@ -94,14 +96,18 @@ def test_how_to_get_in_is_taken_over_and_how_patient_to_be_is_not():
 
 def test_the_backend_options_of_the_locks_win():
     found = told(
-        {"BACKEND": djangos.REDIS, "LOCATION": "redis://h", "OPTIONS": {"socket_keepalive": True}},
+        {
+            "BACKEND": django_project.REDIS,
+            "LOCATION": "redis://h",
+            "OPTIONS": {"socket_keepalive": True},
+        },
         singleton_lock_backend_options={"socket_keepalive": False, "socket_timeout": 3},
     )
     assert (found["socket_keepalive"], found["socket_timeout"]) == (False, 3)
 
 
 def test_a_socket_is_understood():
-    settings = parsed({"BACKEND": djangos.REDIS, "LOCATION": "unix:///run/redis.sock?db=1"})
+    settings = parsed({"BACKEND": django_project.REDIS, "LOCATION": "unix:///run/redis.sock?db=1"})
     assert (settings.address().path, settings.address().db) == ("/run/redis.sock", 1)
 
 
@@ -136,22 +142,28 @@ def test_django_redis_sentinels_are_asked_for_the_master():
     assert settings.backend_options["sentinel_kwargs"] == {"password": "q"}
 
 
-def test_where_it_was_found_is_told_without_credentials():
-    settings = parsed({"BACKEND": djangos.REDIS, "LOCATION": "redis://u:secret@h"})
+def test_the_source_of_the_address_is_named_without_credentials():
+    settings = parsed({"BACKEND": django_project.REDIS, "LOCATION": "redis://u:secret@h"})
     assert settings.backend_source == "CACHES['locks']"
     assert "secret" not in f"{settings} {settings.address()}"
 
 
-REDIS_AT = {"BACKEND": djangos.REDIS, "LOCATION": "redis://h"}
+REDIS_AT = {"BACKEND": django_project.REDIS, "LOCATION": "redis://h"}
 
 
 @pytest.mark.parametrize(
     ("params", "says"),
     [
-        ({"BACKEND": djangos.MEMORY}, "CACHES['locks'] is a django.core.cache.backends.locmem"),
-        ({"BACKEND": "no.such.Cache"}, "CACHES['locks'] is a no.such.Cache, and locks live in"),
-        ({"BACKEND": "os.path"}, "CACHES['locks'] is an os.path, and locks live in"),
-        ({"BACKEND": djangos.REDIS}, "CACHES['locks'] has the LOCATION '': write redis://"),
+        (
+            {"BACKEND": django_project.MEMORY},
+            "CACHES['locks'] is a django.core.cache.backends.locmem",
+        ),
+        (
+            {"BACKEND": "no.such.Cache"},
+            "CACHES['locks'] is a no.such.Cache, and locks need a Redis",
+        ),
+        ({"BACKEND": "os.path"}, "CACHES['locks'] is an os.path, and locks need a Redis"),
+        ({"BACKEND": django_project.REDIS}, "CACHES['locks'] has the LOCATION ''. Use redis://"),
         (
             {**REDIS_AT, "LOCATION": "u:secret@h:6379"},
             "CACHES['locks'] has the LOCATION '***@h:6379'",
@@ -161,14 +173,14 @@ REDIS_AT = {"BACKEND": djangos.REDIS, "LOCATION": "redis://h"}
             "the LOCATION of CACHES['locks'] is 'redis://h?sure=yes': its option 'sure'",
         ),
         ({**REDIS_AT, "OPTIONS": {"db": "one"}}, "db='one': it must be the number of a database"),
-        ({**REDIS_AT, "OPTIONS": {"colour": 1}}, "the option 'colour', which is not understood"),
+        ({**REDIS_AT, "OPTIONS": {"colour": 1}}, "the option 'colour', which is unknown"),
         (
             {
                 **REDIS_AT,
                 "BACKEND": REDISPY,
                 "OPTIONS": {"CLIENT_CLASS": "django_redis.client.ShardClient"},
             },
-            "spreads its keys over servers",
+            "distributes keys over servers",
         ),
         (
             {
@@ -176,7 +188,7 @@ REDIS_AT = {"BACKEND": djangos.REDIS, "LOCATION": "redis://h"}
                 "BACKEND": REDISPY,
                 "OPTIONS": {"REDIS_CLIENT_CLASS": "redis.cluster.RedisCluster"},
             },
-            "spreads its keys over servers",
+            "distributes keys over servers",
         ),
     ],
 )

@@ -16,14 +16,31 @@ from celery_singleton_lock import (
     LockNameError,
     current_locks,
 )
-from celery_singleton_lock.core.lock_set import Bundle, Names, Part, bundle_in, in_order, names_in, read
-from celery_singleton_lock.worker.extension import install
-from celery_singleton_lock.worker.partial_lock_sets import begun_again, bundled, onward, renewed, time_left
-from celery_singleton_lock.core.lock_name_template import ArgumentsDoNotBind
-from celery_singleton_lock.worker.publisher import pack, unpack
-from celery_singleton_lock.config.settings import Settings, resolve_options
 from celery_singleton_lock.config.multi_lock_option import MOST, compile_names
-from celery_singleton_lock.worker.lock_header import Stamp, leaving, singles
+from celery_singleton_lock.config.settings import Settings
+from celery_singleton_lock.config.task_options import resolve_options
+from celery_singleton_lock.core.lock_name_template import ArgumentsDoNotBind
+from celery_singleton_lock.core.lock_set import (
+    LockSet,
+    Names,
+    Part,
+    in_order,
+    lock_set_in,
+    names_in,
+    read,
+)
+from celery_singleton_lock.worker.install import install
+from celery_singleton_lock.worker.lock_header import LockHeader, leaving, singles
+from celery_singleton_lock.worker.lock_set_header import (
+    begun_again,
+    claim_in,
+    onward,
+    renewed,
+    time_left,
+    unanswered,
+    with_lock_set,
+)
+from celery_singleton_lock.worker.message_codec import pack, unpack
 
 
 def transfer(source, target, amount=0):
@@ -94,7 +111,7 @@ def test_a_callable_names_a_lock_as_with_lock_key():
     assert keys_of(named, "DE1", "FR2") == (("account:DE1", None), ("bank:FR", None))
 
 
-def test_a_call_that_has_no_names_is_told_as_with_lock_key():
+def test_a_call_without_names_gives_the_same_error_as_with_lock_key():
     """The task itself cannot be called; or a value is missing."""
     with pytest.raises(ArgumentsDoNotBind):
         keys_of(ACCOUNTS, 1)
@@ -115,11 +132,13 @@ def test_a_call_that_has_no_names_is_told_as_with_lock_key():
         ("account:{source}", "it must be a list of templates"),
         (7, "it must be a list of templates"),
         ({"a", "b"}, "it must be a list of templates"),
-        ([], f"from 1 to {MOST} locks"),
-        ({}, f"from 1 to {MOST} locks"),
+        ([], f"it must name 1 to {MOST} locks"),
+        ({}, f"it must name 1 to {MOST} locks"),
         (
             [f"lock-{n}" for n in range(33)],
-            re.escape("lock_keys names 33 locks ('lock-0', 'lock-1', 'lock-2', …): it may name 32"),
+            re.escape(
+                "lock_keys names 33 locks ('lock-0', 'lock-1', 'lock-2', …): it may name at most 32"
+            ),
         ),
         (dict.fromkeys((f"lock-{n}" for n in range(40)), 2), "lock_keys names 40 locks"),
         ([None], "each lock needs a template or a callable"),
@@ -191,44 +210,46 @@ def test_a_wrong_name_of_the_option_is_refused():
         app.finalize()
 
 
-# --- stamps ---------------------------------------------------------------------------------------
+# --- headers --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def stamp():
+def header():
     """Of a task with three locks, as it arrives."""
     names = in_order([("c", None), ("a", None), ("b", 2)])
-    return bundled(Stamp(str(names), "t.0", "id/1/0", "task", "w#1", place=9, copy=True), names)
-
-
-@pytest.fixture
-def granted(stamp):
-    """The same, granted its second lock after it was parked there."""
-    bundle = stamp.bundle._replace(at=1)
-    here = bundle.here
-    return stamp._replace(
-        name=here.name, token=here.token, granted=True, bundle=bundle, copy=False, place=0
+    return with_lock_set(
+        LockHeader(str(names), "t.0", "id/1/0", "task", "w#1", place=9, copy=True), names
     )
 
 
-def test_each_lock_has_a_token_of_its_own(stamp):
+@pytest.fixture
+def granted(header):
+    """The same, granted its second lock after it was parked there."""
+    lock_set = header.lock_set._replace(at=1)
+    here = lock_set.here
+    return header._replace(
+        name=here.name, token=here.token, granted=True, lock_set=lock_set, copy=False, place=0
+    )
+
+
+def test_each_lock_has_a_token_of_its_own(header):
     """All that is keyed by tokens works as for a single lock."""
-    tokens = [part.token for part in stamp.bundle.parts]
+    tokens = [part.token for part in header.lock_set.parts]
     assert (tokens[0], len(set(tokens))) == ("t.0", 3)
-    assert [(each.name, each.token) for each in singles(stamp)] == [
+    assert [(each.name, each.token) for each in singles(header)] == [
         *zip("abc", tokens, strict=True)
     ]
-    assert [part.limit for part in stamp.bundle.parts] == [None, 2, None]
-    assert singles(stamp._replace(bundle=None)) == [stamp._replace(bundle=None)]
+    assert [part.limit for part in header.lock_set.parts] == [None, 2, None]
+    assert singles(header._replace(lock_set=None)) == [header._replace(lock_set=None)]
 
 
-def test_the_first_lock_alone_tells_copies_apart(stamp, granted):
+def test_only_the_first_lock_distinguishes_duplicates(header, granted):
     """There the attempt is the task's; at the others each delivery has one of its own."""
-    first, *others = singles(stamp)
+    first, *others = singles(header)
     assert (first.attempt, first.copy) == ("id/1/0", True)
     assert all(not each.copy and each.attempt.startswith("id/1/") for each in others)
     assert {each.attempt for each in others}.isdisjoint({first.attempt})
-    again = begun_again(granted, granted.bundle, frees=())
+    again = begun_again(granted, granted.lock_set, frees=())
     assert singles(again)[1].attempt != singles(granted)[1].attempt
     assert singles(granted)[0].copy  # it was parked: its end is remembered
 
@@ -238,45 +259,65 @@ def test_all_locks_have_the_place_of_its_arrival_and_one_is_granted(granted):
     assert [each.granted for each in singles(granted)] == [False, True, False]
 
 
-def test_the_lock_at_which_the_message_may_be_kept_is_given_back_last(stamp, granted):
+def test_the_lock_at_which_the_message_may_be_kept_is_given_back_last(header, granted):
     """Whoever gets it then finds the others free."""
-    assert [each.name for each in leaving(stamp)] == ["c", "b", "a"]
+    assert [each.name for each in leaving(header)] == ["c", "b", "a"]
     assert [each.name for each in leaving(granted)] == ["c", "a", "b"]
-    assert leaving(stamp._replace(bundle=None)) == [stamp._replace(bundle=None)]
+    assert leaving(header._replace(lock_set=None)) == [header._replace(lock_set=None)]
 
 
-def test_a_delivery_knows_which_locks_concern_it(stamp):
-    assert [stamp.concerns(name) for name in "abcd"] == [True, True, True, False]
-    assert not stamp._replace(bundle=None).concerns("b")
+def test_a_delivery_knows_which_locks_concern_it(header):
+    assert [header.concerns(name) for name in "abcd"] == [True, True, True, False]
+    assert not header._replace(lock_set=None).concerns("b")
 
 
-def test_who_begins_again_has_tokens_that_nobody_had_and_its_old_place(granted):
+def test_a_restarted_attempt_has_new_tokens_and_its_old_place(granted):
     """It counts as a copy, and says where its message is kept until then."""
-    again = onward(granted, granted.bundle, None)
-    old = {part.token for part in granted.bundle.parts}
-    assert old.isdisjoint({part.token for part in again.bundle.parts})
-    assert (again.name, again.token) == ("a", again.bundle.parts[0].token)
+    again = onward(granted, granted.lock_set, None)
+    old = {part.token for part in granted.lock_set.parts}
+    assert old.isdisjoint({part.token for part in again.lock_set.parts})
+    assert (again.name, again.token) == ("a", again.lock_set.parts[0].token)
     assert (again.place, again.copy, again.granted) == (9, True, False)
-    assert again.bundle.left == Part("b", granted.token)
-    assert again.bundle.frees == granted.bundle.kept
+    assert again.lock_set.left == Part("b", granted.token)
+    assert again.lock_set.frees == granted.lock_set.kept
 
 
-def test_a_later_delivery_shares_no_token_with_the_one_before(stamp, granted):
+def test_a_delivery_with_an_unanswered_claim_is_parked_at_its_first_lock_and_frees_the_others(
+    granted,
+):
+    """Only the first lock may count its message as acknowledged, and recognises copies."""
+    first, here, last = granted.lock_set.parts
+    settling = granted._replace(settle=True)
+    again = unanswered(settling)
+    assert (again.name, again.token, again.copy) == ("a", first.token, True)
+    assert (again.lock_set.at, again.lock_set.left, again.lock_set.frees) == (0, here, (last,))
+    assert {here.token, last.token}.isdisjoint({part.token for part in again.lock_set.parts})
+    others = [("b", here.token), ("c", last.token)]
+    assert claim_in(again) == (granted.attempt, first.token, others)
+
+
+def test_a_late_acknowledged_delivery_asks_for_the_same_locks_after_an_unanswered_claim(granted):
+    """Its claim deletes nothing."""
+    settling = granted._replace(settle=False)
+    assert unanswered(settling) == settling._replace(copy=True)
+
+
+def test_a_later_delivery_shares_no_token_with_the_one_before(header, granted):
     """Who had it before may still run."""
-    assert renewed(granted.bundle, "t.1") is None
-    anew = renewed(stamp.bundle, "t.1")
+    assert renewed(granted.lock_set, "t.1") is None
+    anew = renewed(header.lock_set, "t.1")
     assert anew.parts[0].token == "t.1"
-    old = {part.token for part in stamp.bundle.parts}
+    old = {part.token for part in header.lock_set.parts}
     assert old.isdisjoint({part.token for part in anew.parts})
 
 
-def test_the_wait_for_the_later_locks_is_what_the_first_have_left(stamp, granted):
+def test_the_wait_for_the_later_locks_is_what_the_first_have_left(header, granted):
     """lock_wait_timeout counts for all locks together."""
-    moved = granted._replace(bundle=granted.bundle._replace(left=granted.bundle.here))
-    assert time_left(moved._replace(stamped_at=100.0), 60, 110.0) == 50
-    assert time_left(moved._replace(stamped_at=100.0), 60, 500.0) > 0
+    moved = granted._replace(lock_set=granted.lock_set._replace(left=granted.lock_set.here))
+    assert time_left(moved._replace(created_at=100.0), 60, 110.0) == 50
+    assert time_left(moved._replace(created_at=100.0), 60, 500.0) > 0
     assert time_left(moved, None, 110.0) is None
-    assert time_left(stamp, 60, 500.0) == 60
+    assert time_left(header, 60, 500.0) == 60
 
 
 # --- messages -------------------------------------------------------------------------------------
@@ -296,17 +337,17 @@ def message():
 
 def test_what_a_task_keeps_is_kept_with_its_message(message, granted):
     """And read from there by whoever gets it; nothing for a task with one lock."""
-    header = granted.bundle._replace(left=granted.bundle.here).header()
+    header = granted.lock_set._replace(left=granted.lock_set.here).header()
     kept = pack(message, header)
-    assert bundle_in(kept) == granted.bundle
-    assert read(next(iter(json.loads(json.dumps(header)).values()))) == granted.bundle
-    assert bundle_in(pack(message)) is None
-    assert bundle_in(None) is None
+    assert lock_set_in(kept) == granted.lock_set
+    assert read(next(iter(json.loads(json.dumps(header)).values()))) == granted.lock_set
+    assert lock_set_in(pack(message)) is None
+    assert lock_set_in(None) is None
 
 
 def test_it_is_not_kept_twice_nor_seen_in_the_message_itself(message, granted):
     """A message that is parked again has only what it keeps then."""
-    once = unpack(pack(message, granted.bundle.header()))
-    later = Bundle((Part("z", "z.0"),), place=1)
-    assert bundle_in(pack(once, later.header())) == later
-    assert bundle_in(pack(once)) is None
+    once = unpack(pack(message, granted.lock_set.header()))
+    later = LockSet((Part("z", "z.0"),), place=1)
+    assert lock_set_in(pack(once, later.header())) == later
+    assert lock_set_in(pack(once)) is None

@@ -74,8 +74,7 @@ def test_a_port_is_one_that_there_is_or_none():
     assert [_port(HERE, port) for port in (None, 1, 9808, MOST_PORT)] == [None, 1, 9808, 65535]
     for port in (0, -1, 65536, 9808.0, "9808", True):
         assert said(_port, port) == (
-            f"task shop.paint: lock_colour is {port!r}: it must be a port, 1 to 65535, or None for "
-            "none."
+            f"task shop.paint: lock_colour is {port!r}: it must be a port from 1 to 65535, or None."
         )
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import redis.asyncio
 
-from celery_singleton_lock.lock.aio import AsyncLock
-from celery_singleton_lock.errors import BackendRefused, ConfigurationError
+from celery_singleton_lock.config.app_settings import parse_settings
+from celery_singleton_lock.config.task_options import resolve_options
 from celery_singleton_lock.core.redis_keys import Keyspace
+from celery_singleton_lock.errors import BackendRefused, ConfigurationError
+from celery_singleton_lock.lock.aio import AsyncLock
 from celery_singleton_lock.lock.sync import Lock
-from celery_singleton_lock.config.settings import parse_settings, resolve_options
-from celery_singleton_lock.store.quorum.aio import AsyncQuorumStore
 from celery_singleton_lock.store.factory import admin_of
+from celery_singleton_lock.store.quorum.aio import AsyncQuorumStore
 from celery_singleton_lock.store.quorum.sync import QuorumStore
 from celery_singleton_lock.store.quorum.worker_store import TaskQuorum
 
@@ -32,17 +33,25 @@ def refusal(given, **declared):
 @pytest.mark.parametrize(
     ("given", "declared", "remedy"),
     [
-        ({"on_conflict": "park"}, {}, 'Use "requeue", which leaves it with the broker'),
-        ({}, {"lock_on_conflict": "park"}, 'Use "requeue", which leaves it with the broker'),
+        ({"on_conflict": "park"}, {}, 'Use "requeue", which returns them to the broker'),
+        ({}, {"lock_on_conflict": "park"}, 'Use "requeue", which returns them to the broker'),
         ({}, {"lock_limit": 2}, "has one permit. Leave it out, or use one Redis."),
         ({}, {"lock_on_retry": "keep"}, 'Use "release"'),
-        ({"hold_for": 60}, {}, "no permit is kept after a task. Leave it out (singleton_lock_hold"),
+        (
+            {"hold_for": 60},
+            {},
+            "no lock stays held after a task. Leave it out (singleton_lock_hold",
+        ),
         (
             {"mode": "observe"},
             {},
-            'there is no report of it. Use "enforce" or "off" (singleton_lock_mode',
+            'there is no report. Use "enforce" or "off" (singleton_lock_mode',
         ),
-        ({}, {"lock_lease": 31}, "votes again after 30 s. Use a shorter lease"),
+        (
+            {},
+            {"lock_lease": 31},
+            "votes again 30 s after a restart, so a longer lease is not safe. Use a shorter lease",
+        ),
     ],
 )
 def test_an_option_that_a_quorum_cannot_keep_is_refused(given, declared, remedy):
@@ -62,7 +71,9 @@ MADE = {
 @pytest.mark.parametrize(
     ("count", "given"), [(0, "none is"), (1, "1 is"), (2, "2 are"), (4, "4 are")]
 )
-def test_an_even_number_of_servers_or_too_few_are_told_how_many_it_takes(made, count, given):
+def test_the_error_of_an_even_number_of_servers_or_too_few_says_how_many_are_needed(
+    made, count, given
+):
     """And one server, what to give instead of the list."""
     client = redis.asyncio.Redis() if made == "AsyncLock" else "redis://localhost"
     with pytest.raises(
@@ -75,23 +86,29 @@ def test_an_even_number_of_servers_or_too_few_are_told_how_many_it_takes(made, c
     )
 
 
-def test_one_url_in_a_list_is_told_likewise_in_the_settings():
-    with pytest.raises(ConfigurationError, match=r"names 1 server: .* or one URL, not in a list"):
+def test_a_list_with_one_url_gives_the_same_error_in_the_settings():
+    with pytest.raises(ConfigurationError, match=r"names 1 server: .* write its URL, not a list"):
         settings(backend=SERVERS[:1])
 
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ("nonsense://", "'nonsense://': a quorum is made of independent servers: give each as"),
-        ("localhost", "'localhost': a quorum is made of independent servers: give each as"),
-        ("memory://", "'memory://': a quorum is made of independent servers"),
-        ("sentinel://c", "'sentinel://c': a quorum is made of independent servers"),
-        ("redis+cluster://c", "'redis+cluster://c': a quorum is made of independent servers"),
+        ("nonsense://", "'nonsense://': a quorum has independent servers. Write each as"),
+        ("localhost", "'localhost': a quorum has independent servers. Write each as"),
+        ("memory://", "'memory://': a quorum has independent servers"),
+        ("sentinel://c", "'sentinel://c': a quorum has independent servers"),
+        ("redis+cluster://c", "'redis+cluster://c': a quorum has independent servers"),
         ("redis://:secret@c:x", "'redis://***@c:x': its port is not a number"),
         ("redis://:secret@c?socket_timeout=x", "'redis://***@c?socket_timeout=x': redis-py cannot"),
-        ("redis://c;redis://d", "'redis://c;redis://d': it names several servers. Give each as an"),
-        ("redis://:secret@c,d:1", "'redis://***@c,d:1': it names several servers. Give each as an"),
+        (
+            "redis://c;redis://d",
+            "'redis://c;redis://d': it names several servers. Write one URL for each",
+        ),
+        (
+            "redis://:secret@c,d:1",
+            "'redis://***@c,d:1': it names several servers. Write one URL for each",
+        ),
         (5, "an int: give a URL or a redis.Redis client."),
         (None, "a NoneType: give a URL or a redis.Redis client."),
         (
@@ -128,7 +145,7 @@ def test_a_wrong_entry_in_the_setting_is_named_by_its_number():
 
 def test_a_port_that_is_left_out_is_redis_own():
     """All clients spell a server alike, or they would queue for its locks in different places."""
-    spelled = QuorumStore(["redis://a", "redis://b:6379", "redis://"]).verbs.addresses
+    spelled = QuorumStore(["redis://a", "redis://b:6379", "redis://"]).operations.addresses
     assert spelled == ("a:6379", "b:6379", "localhost:6379")
     with pytest.raises(ConfigurationError, match=r"^a:6379 is given twice"):
         QuorumStore(["redis://a", "redis://b", "redis://:secret@a:6379/1"])
@@ -152,11 +169,11 @@ def test_a_duration_of_a_quorum_that_is_none_is_refused(name, value):
 
 
 def test_a_quorum_is_shown_without_passwords():
-    """All its addresses; and who looks into one Redis is told to choose."""
+    """All addresses are shown. A command for one Redis asks the user to choose."""
     assert "secret" not in settings().where()
     assert settings().where().count("redis://") == 3
     with pytest.raises(
-        ConfigurationError, match=r"give one of their URLs .celery-singleton-lock --backend URL."
+        ConfigurationError, match=r"Give one of their URLs: celery-singleton-lock --backend URL."
     ):
         settings().address()
 
@@ -166,8 +183,8 @@ def test_a_quorum_is_shown_without_passwords():
     [
         ("redis+cluster://c:6379,d:6379", "redis+cluster://c:6379,d:6379/0, is a Cluster. "),
         ("sentinel://c:26379", "sentinel://c:26379/0, is a Sentinel. "),
-        ("memory://c", "memory://c, is in the memory of this process (in tests one is enough"),
-        ("redis://b/1", "redis://b:6379/1, is given twice, and would vote twice. "),
+        ("memory://c", "memory://c, is in the memory of this process (in tests use one"),
+        ("redis://b/1", "redis://b:6379/1, is listed twice, and would vote twice. "),
     ],
 )
 def test_what_is_no_independent_server_is_refused(url, why):
@@ -198,5 +215,5 @@ def test_a_prefix_of_keys_goes_with_the_store_of_several_servers(store):
     assert store(servers, prefix="shop").keyspace == Keyspace("shop")
     assert store(servers).keyspace == Keyspace()
     for wrong in ({"keyspace": "shop"}, {"keyspace": Keyspace(), "prefix": "shop"}):
-        with pytest.raises(ConfigurationError, match="first part of the keys"):
+        with pytest.raises(ConfigurationError, match=r"first part of keys|each sets the keys"):
             store(servers, **wrong)

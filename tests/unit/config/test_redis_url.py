@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from celery_singleton_lock.config.redis_url import (
-    BackendAddress,
-    parse_backend_url,
-    realm_of,
-    scheme_of,
-)
+from celery_singleton_lock.config.redis_url import BackendAddress, parse_backend_url
+from celery_singleton_lock.config.url_text import realm_of, scheme_of
 from celery_singleton_lock.errors import ConfigurationError
 
 
@@ -65,7 +61,7 @@ def test_a_database_that_is_no_number_is_refused_by_its_setting(url):
         "redis://a:6379/0,redis://b:6379/0",
     ],
 )
-def test_several_servers_in_a_url_of_one_are_told_how_they_are_written(url):
+def test_the_error_of_several_servers_in_one_url_says_how_to_write_them(url):
     """A Cluster, Sentinels, a quorum; and what may be a password is not shown."""
     with pytest.raises(ConfigurationError, match="it names several servers") as caught:
         parse_backend_url(url)

@@ -12,17 +12,14 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from celery_singleton_lock.config.redis_url import BackendAddress, parse_backend_url, realm_of, safe_url
+from celery_singleton_lock.config.app_settings import parse_settings
 from celery_singleton_lock.config.option_checks import ConfigurationWarning
+from celery_singleton_lock.config.redis_url import BackendAddress, parse_backend_url
+from celery_singleton_lock.config.settings import LockOptions, Settings
+from celery_singleton_lock.config.task_options import resolve_options
+from celery_singleton_lock.config.unknown_names import check_unknown, check_unknown_settings
+from celery_singleton_lock.config.url_text import realm_of, safe_url
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.config.settings import (
-    LockOptions,
-    Settings,
-    check_unknown,
-    check_unknown_settings,
-    parse_settings,
-    resolve_options,
-)
 
 
 def parsed(conf=None, **values):
@@ -101,19 +98,19 @@ def test_L24_a_lease_that_is_no_lease_is_refused(value):
 
 @pytest.mark.parametrize("value", NOT_A_DURATION, ids=repr)
 def test_L24_a_wait_that_is_no_wait_is_refused(value):
-    """Only None waits for ever."""
+    """Only None is no limit."""
     with pytest.raises(ConfigurationError, match=r"task shop.settle: lock_wait_timeout is "):
         resolved(lock_wait_timeout=value)
 
 
 def test_L24_the_error_says_what_the_watchdog_needs():
     """Below a second there is no time to try a renewal again."""
-    with pytest.raises(ConfigurationError, match=r"is 0\.5: below 1 s the watchdog cannot serve"):
+    with pytest.raises(ConfigurationError, match=r"is 0\.5: a lease below 1 s cannot be renewed"):
         resolved(lock_lease=0.5)
     assert resolved(lock_lease=1).lease == 1.0
 
 
-def test_a_long_lease_earns_a_warning_that_says_why():
+def test_a_long_lease_gives_a_warning_with_the_reason():
     """Once, where it is declared: the lease is renewed, so it need not be long."""
     with pytest.warns(
         ConfigurationWarning, match="task shop.settle: lock_lease is 301 s: .*renewed"
@@ -141,7 +138,7 @@ def test_counts_are_whole_numbers(option, value):
         resolved(**{option: value})
 
 
-def test_nobody_may_wait_is_a_bound_too():
+def test_a_bound_of_no_waiters_is_valid():
     """lock_max_waiting=0."""
     assert resolved(lock_max_waiting=0).max_waiting == 0
 
@@ -159,7 +156,7 @@ def test_nobody_may_wait_is_a_bound_too():
                 "lock_on_full": "replace",
                 "lock_max_waiting": 1,
             },
-            'use "skip"',
+            'Use "skip"',
         ),
         (
             {
@@ -474,16 +471,16 @@ def test_redis_py_reads_the_url_as_we_do():
         ("sentinel://:s3cret@h:1;i:2", "write each of its addresses as sentinel://host:port"),
         ("sentinel://:s3cret@h/1;sentinel://i/2", "its addresses differ in db"),
         ("sentinel://:s3cret@h;sentinel://:other@i", "its addresses differ in password"),
-        ("redis+cluster://:s3cret@h/1", "a Cluster has one database"),
+        ("redis+cluster://:s3cret@h/1", "a Cluster has only database 0"),
         ("redis+cluster://:s3cret@h;redis://i", "write each of its addresses as redis+cluster://"),
         ("redis+cluster://:s3cret@h;redis+cluster://:other@i", "its addresses differ in password"),
         ("redis://:s3cret@h?credential_provider=a:b", "Leave one out"),
         (
             "amqp://u:s3cret@h",
-            "use redis://, rediss:// (TLS), unix://, sentinel:// or redis+cluster",
+            "Use redis://, rediss:// (TLS), unix://, sentinel:// or redis+cluster",
         ),
-        ("memory://u:s3cret@h", "locks in memory have a name and no more"),
-        ("h:6379", "use redis://, rediss:// (TLS), unix://, sentinel:// or redis+cluster"),
+        ("memory://u:s3cret@h", "locks in memory have only a name"),
+        ("h:6379", "Use redis://, rediss:// (TLS), unix://, sentinel:// or redis+cluster"),
         ("redis://:s3cret@h;redis://i", "it names several servers"),
         ("redis://:s3cret@h,redis://i", "it names several servers"),
         ("redis://:s3cret@h,i", "it names several servers"),
@@ -494,7 +491,7 @@ def test_redis_py_reads_the_url_as_we_do():
         ("redis://:s3cret@[::1", "cannot be read"),
         ("redis://:s3cret@h/mydb", "the database is not a number"),
         ("redis://:s3cret@h/-1", "the database is not a number"),
-        ("redis://:s3cret@h?ssl=1", "its option 'ssl' is not known here"),
+        ("redis://:s3cret@h?ssl=1", "its option 'ssl' is unknown"),
         ("unix://:s3cret@", "three slashes"),
         ("unix://run/redis.sock", "three slashes"),
     ],

@@ -8,17 +8,14 @@ import pytest
 from celery import Celery
 
 from celery_singleton_lock import LockedTask
+from celery_singleton_lock.config.app_settings import is_eager, parse_settings
 from celery_singleton_lock.config.call_options import check_names
 from celery_singleton_lock.config.option_checks import ConfigurationWarning
+from celery_singleton_lock.config.settings import Settings
+from celery_singleton_lock.config.task_options import resolve_options
+from celery_singleton_lock.config.unknown_names import check_unknown
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.worker.extension import install
-from celery_singleton_lock.config.settings import (
-    Settings,
-    check_unknown,
-    is_eager,
-    parse_settings,
-    resolve_options,
-)
+from celery_singleton_lock.worker.install import install
 from celery_singleton_lock.worker.startup_checks_app import check_app
 
 WEEK = 7 * 86_400
@@ -59,9 +56,9 @@ def test_a_lease_may_be_a_week_long_and_is_warned_of():
     with pytest.warns(ConfigurationWarning) as caught:
         assert resolved(lock_lease=WEEK).lease == WEEK
     assert str(caught[0].message) == (
-        "task shop.settle: lock_lease is 604800 s: it need not exceed the task's run time, because "
-        "it is renewed while the task runs; all that it sets is for how long a crashed worker "
-        "blocks the lock. Use 30."
+        "task shop.settle: lock_lease is 604800 s: it need not exceed the task's run time, "
+        "because it is renewed while the task runs. A crashed worker blocks the lock for this "
+        "time. Use 30."
     )
 
 
@@ -126,7 +123,7 @@ def test_tls_of_the_broker_is_that_of_the_locks(broker, tls, backend, options):
     assert (settings.backend, dict(settings.backend_options)) == (backend, options)
 
 
-def test_what_celery_says_about_sentinels_is_taken_over_and_no_more():
+def test_only_celerys_sentinel_options_are_taken_over():
     """Each from the options of the URL's own setting; ours count more."""
     said = {"master_name": "m", "min_other_sentinels": 1, "sentinel_kwargs": {}, "other": 5}
     for url, options in (
@@ -147,9 +144,9 @@ def test_what_celery_says_about_sentinels_is_taken_over_and_no_more():
 
 LEAVE_OUT = ". Leave one of the two out"
 NEVER_WAITS = f'with lock_on_conflict="{{}}" it never waits{LEAVE_OUT}'
-NO_QUEUE = f'with lock_on_conflict="requeue" it does not stand in a queue{LEAVE_OUT}'
+NO_QUEUE = f'with lock_on_conflict="requeue" it is never in a queue{LEAVE_OUT}'
 NEVER_FULL = "without lock_max_waiting its queue is never full. Add lock_max_waiting="
-REQUEUE = 'it goes with lock_on_conflict="requeue". Add that, or leave this out'
+REQUEUE = 'it needs lock_on_conflict="requeue". Add that, or leave this out'
 
 
 @pytest.mark.parametrize(
@@ -225,18 +222,18 @@ def test_an_option_that_a_setting_gives_a_meaning_is_not_warned_of():
         check_app(install(app))
 
 
-def test_a_port_in_the_address_of_the_metrics_is_told_where_it_goes():
+def test_the_error_of_a_port_in_the_metrics_address_says_where_to_set_it():
     with pytest.raises(ConfigurationError, match=r'Use "0\.0\.0\.0", and .*_metrics_port=9100\.'):
         parsed(metrics_address="0.0.0.0:9100")
     for address in ("127.0.0.1", "::1", "localhost"):
         assert parsed(metrics_address=address).metrics_address == address
 
 
-def test_a_setting_given_as_an_option_of_a_task_is_told_as_one():
+def test_the_error_of_a_setting_given_as_a_task_option_names_the_option():
     with pytest.raises(ConfigurationError, match="for all tasks: singleton_lock_max_returns"):
         check_unknown("shop.settle", ["lock_max_returns"])
 
 
-def test_a_misspelt_option_of_a_call_is_told_the_one_meant():
+def test_the_error_of_a_misspelt_call_option_suggests_the_right_one():
     with pytest.raises(ConfigurationError, match=r"Did you mean 'lock_on_conflict'\?"):
         check_names("shop.settle", {"lock_onconflict": "skip"})

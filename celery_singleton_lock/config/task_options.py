@@ -1,0 +1,190 @@
+"""Resolve the options of a task, and check that they do not contradict each other."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Mapping
+from typing import Any, Final
+
+from celery_singleton_lock.config.limits import LONGEST_LEASE
+from celery_singleton_lock.config.option_checks import OPTIONS, ConfigurationWarning, Place
+from celery_singleton_lock.config.settings import LockOptions, Settings
+
+
+def resolve_options(
+    task_name: str,
+    attributes: Mapping[str, Any],
+    settings: Settings | None,
+    *,
+    warn: bool = True,
+) -> LockOptions:
+    """Check the ``lock_…`` options of a task, and add the defaults of the settings.
+
+    Args:
+        task_name: name of the task, for errors.
+        attributes: the options that the task declares, by name (``lock_lease``). A missing option
+            is taken from the settings; None is a value (``lock_wait_timeout=None`` is no limit,
+            whatever the settings are). Other attributes are ignored, see
+            :func:`~celery_singleton_lock.config.unknown_names.check_unknown`.
+        settings: the app's settings; None if they are not known yet. Then an option that may come
+            from them is not compared with others.
+        warn: whether to warn of options without effect and of a long lease. Without ``settings``
+            there is no warning.
+
+    Raises:
+        ConfigurationError: an option has an invalid value, or contradicts another one.
+    """
+    values: dict[str, Any] = {}
+    defaults = settings or Settings()
+    warns = warn and settings is not None
+    for field in dataclasses.fields(LockOptions):
+        option = f"lock_{field.name}"
+        if option in attributes:
+            place = Place(option, task_name, warns)
+            values[field.name] = OPTIONS[field.name](place, attributes[option])
+        elif field.name != "limit":
+            values[field.name] = getattr(defaults, field.name)
+    options = LockOptions(**values)
+    _check_together(task_name, attributes, options, final=settings is not None)
+    if attributes.get("lock_keys") is not None:
+        _check_for_several(task_name, attributes, options, settings)
+    if settings is not None and settings.is_quorum:
+        _check_for_quorum(task_name, options, settings)
+    if warns:
+        _warn_of_idle(task_name, attributes, options)
+    return options
+
+
+def _check_together(
+    task_name: str, attributes: Mapping[str, Any], options: LockOptions, *, final: bool
+) -> None:
+    none_declared = attributes.get("lock_wait_timeout", "") is None
+    if options.on_conflict == "wait" and options.wait_timeout is None and (final or none_declared):
+        Place("lock_on_conflict", task_name).refuse(
+            "wait",
+            "a task that waits occupies a pool slot, so it needs a time-out. Add "
+            'lock_wait_timeout=60, or use "park", which needs no slot',
+        )
+    if options.on_full == "replace" and options.max_waiting == 0:
+        Place("lock_max_waiting", task_name).refuse(
+            0, 'lock_on_full="replace" replaces a task that waits, and none may wait. Use 1'
+        )
+    if options.on_full == "replace" and options.on_conflict == "wait":
+        Place("lock_on_full", task_name).refuse(
+            "replace",
+            'it replaces parked messages, and lock_on_conflict="wait" parks none. Use "skip"',
+        )
+    if options.requeue_delay > options.requeue_max:
+        Place("lock_requeue_delay", task_name).refuse(
+            options.requeue_delay,
+            f"it is longer than lock_requeue_max ({options.requeue_max:g}). Use at most that",
+        )
+
+
+def _check_for_several(
+    task_name: str, attributes: Mapping[str, Any], options: LockOptions, settings: Settings | None
+) -> None:
+    given = "lock_keys is given too, and each names all locks. Keep lock_keys, and "
+    remedies = {
+        "lock_key": "put this into it",
+        "lock_args": "leave lock_args out: each of lock_keys is a template of arguments",
+    }
+    for other, remedy in remedies.items():
+        if attributes.get(other) is not None:
+            Place(other, task_name).refuse(attributes[other], given + remedy)
+    _check_limits(task_name, attributes)
+    if options.on_full == "replace":
+        Place("lock_on_full", task_name).refuse(
+            "replace",
+            "with lock_keys the oldest waiter may have other locks than this task. Use "
+            '"skip" or "fail"',
+        )
+    if options.on_retry == "keep":
+        Place("lock_on_retry", task_name).refuse(
+            "keep",
+            "with lock_keys the next attempt may need other locks, and could wait for them in "
+            'another order than other tasks. Use "release"',
+        )
+    if settings is not None and settings.is_quorum:
+        Place("lock_keys", task_name).refuse(
+            attributes["lock_keys"],
+            "with several servers in singleton_lock_backend a task has one lock. Use one Redis, "
+            "or lock_key",
+        )
+
+
+def _check_limits(task_name: str, attributes: Mapping[str, Any]) -> None:
+    keys = attributes["lock_keys"]
+    limits = list(keys.values()) if isinstance(keys, Mapping) else [None]
+    if limits and None not in limits and attributes.get("lock_limit") is not None:
+        Place("lock_limit", task_name).refuse(
+            attributes["lock_limit"],
+            "each of lock_keys has a limit of its own, so this one has no effect. Leave it out, "
+            "or write None in lock_keys for the locks that have this limit",
+        )
+
+
+def _check_for_quorum(task_name: str, options: LockOptions, settings: Settings) -> None:
+    several = "with several servers in singleton_lock_backend "
+    longest = settings.backend_options.get("longest_lease", LONGEST_LEASE)
+    if options.on_conflict == "park":
+        Place("lock_on_conflict", task_name).refuse(
+            "park",
+            f"{several}messages cannot be parked: one server would be the only one that has them. "
+            'Use "requeue", which returns them to the broker (singleton_lock_on_conflict for all '
+            "tasks)",
+        )
+    if options.limit != 1:
+        Place("lock_limit", task_name).refuse(
+            options.limit, f"{several}a lock has one permit. Leave it out, or use one Redis"
+        )
+    if options.on_retry == "keep":
+        Place("lock_on_retry", task_name).refuse(
+            "keep", f'{several}no lock is reserved for a retry. Use "release"'
+        )
+    if options.hold_for is not None:
+        Place("lock_hold_for", task_name).refuse(
+            options.hold_for,
+            f"{several}no lock stays held after a task. Leave it out (singleton_lock_hold_for for "
+            "all tasks), or use one Redis",
+        )
+    if options.mode == "observe":
+        Place("lock_mode", task_name).refuse(
+            "observe",
+            f'{several}there is no report. Use "enforce" or "off" (singleton_lock_mode for all '
+            "tasks), or one Redis",
+        )
+    if options.lease > longest:
+        Place("lock_lease", task_name).refuse(
+            options.lease,
+            f"a server votes again {longest:g} s after a restart, so a longer lease is not safe. "
+            "Use a shorter lease, which is renewed, or set longest_lease in "
+            "singleton_lock_backend_options to the same value in all workers",
+        )
+
+
+def _warn_of_idle(task_name: str, attributes: Mapping[str, Any], options: LockOptions) -> None:
+    """Warn of options that the task declares and that have no effect."""
+    idle: dict[str, str] = {}
+    if options.on_conflict in {"skip", "fail"}:
+        reason = f'with lock_on_conflict="{options.on_conflict}" it never waits{_LEAVE_OUT}'
+        idle = dict.fromkeys(("lock_wait_timeout", "lock_max_waiting", "lock_on_full"), reason)
+    elif options.on_conflict == "requeue":
+        reason = f'with lock_on_conflict="requeue" it is never in a queue{_LEAVE_OUT}'
+        idle = dict.fromkeys(("lock_max_waiting", "lock_on_full"), reason)
+    elif options.max_waiting is None:
+        most = 1 if options.on_full == "replace" else 100
+        reason = f"without lock_max_waiting its queue is never full. Add lock_max_waiting={most}"
+        idle = {"lock_on_full": reason}
+    if options.on_conflict != "requeue":
+        reason = 'it needs lock_on_conflict="requeue". Add that, or leave this out'
+        idle |= dict.fromkeys(("lock_requeue_delay", "lock_requeue_max"), reason)
+    for option, reason in idle.items():
+        if attributes.get(option) is not None:
+            value = attributes[option]
+            msg = f"task {task_name}: {option} is {value!r}, and has no effect: {reason}."
+            warnings.warn(msg, ConfigurationWarning, stacklevel=4)
+
+
+_LEAVE_OUT: Final = ". Leave one of the two out"
