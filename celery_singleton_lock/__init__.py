@@ -1,5 +1,6 @@
-"""Celery tasks that run one at a time per key: leases, an orderly queue, and no held worker slots.
+"""Celery tasks that run one at a time per key.
 
+A blocked task is parked in Redis by default, and occupies no pool slot:
 ``@app.task(base=LockedTask, lock_key="account:{account_id}")``
 """
 
@@ -22,23 +23,25 @@ from celery_singleton_lock.errors import (
     LockQueueFull,
     LockReentered,
     LockTimeout,
+    LockUnusable,
     LockWaitTimeout,
     SchemaMismatch,
     SingletonLockError,
 )
 
 if TYPE_CHECKING:
+    from celery_singleton_lock.core.model import CurrentLock
+    from celery_singleton_lock.core.owner_token import new_token
     from celery_singleton_lock.lock.aio import AsyncLock
     from celery_singleton_lock.lock.decorator import locked
     from celery_singleton_lock.lock.get_or_set import async_get_or_set, get_or_set
-    from celery_singleton_lock.worker.extension import observe
-    from celery_singleton_lock.worker.execution.tracer import current_lock, current_locks
-    from celery_singleton_lock.lock.sync import Lock
-    from celery_singleton_lock.core.model import CurrentLock, new_token
     from celery_singleton_lock.lock.reset import async_reset_all, reset_all
+    from celery_singleton_lock.lock.sync import Lock
     from celery_singleton_lock.store.quorum.aio import AsyncQuorumStore
     from celery_singleton_lock.store.quorum.sync import QuorumStore
     from celery_singleton_lock.task import LockedTask
+    from celery_singleton_lock.worker.execution.task_lock import current_lock, current_locks
+    from celery_singleton_lock.worker.install import observe
 
 __all__ = [
     "AsyncLock",
@@ -57,6 +60,7 @@ __all__ = [
     "LockQueueFull",
     "LockReentered",
     "LockTimeout",
+    "LockUnusable",
     "LockWaitTimeout",
     "LockedTask",
     "QuorumStore",
@@ -74,34 +78,35 @@ __all__ = [
 ]
 
 
-# Celery and redis-py are imported when somebody asks for what needs them: pytest imports this
-# package in every run, for its plugin, also where no test has to do with locks.
+# Celery and redis-py are imported only when a name that needs them is first used: pytest imports
+# this package in every run, for its plugin, even if no test uses locks.
 _HOMES: Final = {
-    "AsyncLock": "aio",
-    "AsyncQuorumStore": "store.async_quorum",
-    "CurrentLock": "model",
-    "Lock": "lock",
+    "AsyncLock": "lock.aio",
+    "AsyncQuorumStore": "store.quorum.aio",
+    "CurrentLock": "core.model",
+    "Lock": "lock.sync",
     "LockedTask": "task",
-    "QuorumStore": "store.quorum",
-    "async_get_or_set": "dogpile",
-    "async_reset_all": "resets",
-    "current_lock": "gate",
-    "current_locks": "gate",
-    "get_or_set": "dogpile",
-    "locked": "decorator",
-    "new_token": "model",
-    "observe": "extension",
-    "reset_all": "resets",
+    "QuorumStore": "store.quorum.sync",
+    "async_get_or_set": "lock.get_or_set",
+    "async_reset_all": "lock.reset",
+    "current_lock": "worker.execution.task_lock",
+    "current_locks": "worker.execution.task_lock",
+    "get_or_set": "lock.get_or_set",
+    "locked": "lock.decorator",
+    "new_token": "core.owner_token",
+    "observe": "worker.install",
+    "reset_all": "lock.reset",
 }
 
 
-# A worker refuses lock options of a task that is no LockedTask, whatever else it imports from here.
+# With this hook a worker refuses lock options of a task that is not a LockedTask. The hook is set
+# even if the app uses no other name of this package.
 if "celery" in sys.modules:
-    import_module(f"{__name__}.celery_hook")
+    import_module(f"{__name__}.worker.celery_hook")
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for; read the version only when somebody asks."""
+    """Import a public name, or read the version, when it is first used."""
     if name in _HOMES:
         found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
         globals()[name] = found

@@ -3,28 +3,29 @@
 ::
 
     SingletonLockError
-    ├── ConfigurationError (also ValueError)      declared wrongly; says what to change
-    │   └── LockNameError                         no lock name can be made of these arguments
-    ├── BackendError                              the lock's Redis did not answer, or refused
-    │   ├── BackendUnreachable                    no connection, time-out, still loading
-    │   ├── BackendRefused                        scripts forbidden, no permission, wrong type, full
-    │   └── SchemaMismatch                        its data is of another version of this library
-    └── LockError                                 the lock's own answers
-        ├── LockNotOwned                          released or extended by who does not hold it
-        ├── LockLost                              held once, and lost before the end
-        ├── LockConflict                          busy, and the conflict policy is "fail"
-        ├── LockQueueFull                         busy, and its queue is full
-        ├── MaxReturnsExceeded                    came back too often, and does not run again
-        ├── LockWaitTimeout                       waited for as long as was allowed
-        │   └── LockTimeout                       likewise in code: tells who holds it
-        └── LockReentered                         taken again by its own holder
+    ├── ConfigurationError (also ValueError)      an option, setting or argument is invalid
+    │   └── LockNameError                         the arguments of a call give no lock name
+    ├── BackendError                              the locks' Redis did not answer, or refused
+    │   ├── BackendUnreachable                    no connection, a time-out, still loading
+    │   ├── BackendRefused                        scripts forbidden, no permission, full
+    │   │   └── LockUnusable                      a lock's keys have other data; other locks work
+    │   └── SchemaMismatch                        another version of this library wrote the data
+    └── LockError                                 an error about one lock
+        ├── LockNotOwned                          the caller does not hold the lock
+        ├── LockLost                              the lock was held and then lost
+        ├── LockConflict                          the lock is busy, and the policy is "fail"
+        ├── LockQueueFull                         the lock is busy, and its queue is full
+        ├── MaxReturnsExceeded                    the message has returned too often
+        ├── LockWaitTimeout                       the wait has timed out
+        │   └── LockTimeout                       the same for Lock and @locked, with the holder
+        └── LockReentered                         the holder has acquired the lock again
 
-"Not ours" (:class:`LockNotOwned`, :class:`LockLost`) and "broken" (:class:`BackendError`) are two
-facts and two types: the first is final, the second may be tried again.
+:class:`LockNotOwned` and :class:`LockLost` are final. After a :class:`BackendError` you may try
+again.
 
-Each class carries its facts as fields, and is rebuilt from them by pickle and by Celery's JSON
-result backends, whatever the pool (an exception that does not unpickle ends a prefork worker).
-Messages never carry a password: URLs are shown by :func:`celery_singleton_lock.config.redis_url.safe_url`.
+The fields of each class survive pickle and Celery's JSON result backends. (An exception that cannot
+be unpickled ends a prefork worker.) Messages contain no passwords: URLs are shown by
+:func:`celery_singleton_lock.config.url_text.safe_url`.
 """
 
 from __future__ import annotations
@@ -35,56 +36,59 @@ from celery_singleton_lock.message_text import printable
 
 
 class SingletonLockError(Exception):
-    """Root of the tree; catch it to catch everything that this library raises.
+    """Base class of all errors of this library.
 
     Args:
         message: what happened, and what to change.
     """
 
     def __init__(self, message: str = "", *rest: Any) -> None:
-        """Keep ``message`` and the class's further fields as ``args``, so that pickling works.
+        """Store ``message`` and the further fields as ``args``, for pickle.
 
-        The message may quote what a caller sent, and ends on terminals: it is made printable here,
-        whoever shows it. The fields stay as they are.
+        The message may contain text of a caller and be shown on a terminal, so it is made
+        printable. The fields are unchanged.
         """
         super().__init__(printable(str(message)), *rest)
 
     @property
     def message(self) -> str:
-        """The sentence to show."""
+        """The text of the error."""
         return str(self.args[0]) if self.args else ""
 
     def __str__(self) -> str:
-        """Show the sentence alone; the fields are for programs."""
         return self.message
 
 
 class ConfigurationError(SingletonLockError, ValueError):
-    """An option or setting is wrong. Raised at declaration or at worker start."""
+    """An option, setting or argument is invalid."""
 
 
 class LockNameError(ConfigurationError):
-    """No lock name can be made of a task's arguments; the message names the argument."""
+    """The arguments of a call give no lock name; the message names the argument."""
 
 
 class BackendError(SingletonLockError):
-    """The lock's Redis did not answer, or refused."""
+    """The locks' Redis did not answer, or refused a command."""
 
 
 class BackendUnreachable(BackendError):
-    """No connection, a time-out, or a server that is still loading. May be tried again."""
+    """Redis cannot be reached, did not answer in time, or is still loading. Try again later."""
 
 
 class BackendRefused(BackendError):
-    """The server answered with a refusal: no permission, scripts forbidden, wrong type, full."""
+    """Redis refused a command: no permission, scripts are not allowed, or memory is full."""
+
+
+class LockUnusable(BackendRefused):
+    """The keys of one lock hold data of another type or format. Other locks work."""
 
 
 class SchemaMismatch(BackendError):
-    """The data in this Redis was written by another schema of this library."""
+    """Another version of this library, with another schema, wrote the data in this Redis."""
 
 
 class LockError(SingletonLockError):
-    """A lock's own answer.
+    """Base class of errors about one lock.
 
     Args:
         message: what happened.
@@ -92,7 +96,6 @@ class LockError(SingletonLockError):
     """
 
     def __init__(self, message: str = "", name: str = "", *rest: Any) -> None:
-        """Keep the lock's name as a field."""
         super().__init__(message, name, *rest)
 
     @property
@@ -100,80 +103,98 @@ class LockError(SingletonLockError):
         """The lock's name."""
         return str(self.args[1]) if len(self.args) > 1 else ""
 
+    @property
+    def waits_for(self) -> str:
+        """Why the lock was not granted: a value of ``WaitsFor``, or empty if that is not known."""
+        return ""
+
 
 class LockNotOwned(LockError):
-    """Released or extended by a client that does not hold the lock (any more)."""
+    """The caller released or extended a lock that it does not hold, or has lost."""
 
 
 class LockLost(LockError):
-    """The lock was held, and was lost before its holder was done."""
+    """The lock was held, and was lost before its holder released it."""
 
 
-class LockConflict(LockError):
+class _LockBusy(LockError):
+    """An error with what is known of the holder."""
+
+    def __init__(
+        self,
+        message: str = "",
+        name: str = "",
+        holder: str = "",
+        expires_in: float = 0.0,
+        waits_for: str = "",
+    ) -> None:
+        super().__init__(message, name, holder, expires_in, waits_for)
+
+    @property
+    def holder(self) -> str:
+        """Text that names the holder of the lock; empty if unknown."""
+        return str(self.args[2])
+
+    @property
+    def expires_in(self) -> float:
+        """Seconds that were left of the holder's lease."""
+        return float(self.args[3])
+
+    @property
+    def waits_for(self) -> str:
+        """Why the lock was not granted."""
+        return str(self.args[4])
+
+
+class LockConflict(_LockBusy):
     """The lock is busy and the conflict policy is ``"fail"``.
 
     Args:
         message: what happened.
         name: the lock's name.
-        holder: who holds it, as shown to people (task id, worker), or an empty string.
+        holder: text that names the holder (task, worker), or an empty string.
         expires_in: seconds left of the holder's lease, 0 if unknown.
+        waits_for: why it was not granted: ``holder``, ``pause``, ``redis`` or ``queue``; or empty.
     """
-
-    def __init__(
-        self, message: str = "", name: str = "", holder: str = "", expires_in: float = 0.0
-    ) -> None:
-        """Keep holder and lease as fields."""
-        super().__init__(message, name, holder, expires_in)
-
-    @property
-    def holder(self) -> str:
-        """Who holds the lock, as shown to people."""
-        return str(self.args[2])
-
-    @property
-    def expires_in(self) -> float:
-        """Seconds that were left of the holder's lease."""
-        return float(self.args[3])
 
 
 class LockQueueFull(LockError):
-    """The lock is busy and as many wait for it as ``lock_max_waiting`` allows."""
-
-
-class LockWaitTimeout(LockError):
-    """Waited for the lock as long as was allowed (``lock_wait_timeout``, ``blocking_timeout``)."""
-
-
-class MaxReturnsExceeded(LockError):
-    """A parked task has come back too often (``singleton_lock_max_returns``)."""
-
-
-class LockTimeout(LockWaitTimeout):
-    """Code (``with Lock(…)``, ``@locked``) waited for the lock as long as was allowed.
+    """The lock is busy, and ``lock_max_waiting`` tasks wait for it.
 
     Args:
         message: what happened.
         name: the lock's name.
-        holder: who holds it, as shown to people, or an empty string if nobody knows.
-        expires_in: seconds left of the holder's lease, 0 if unknown.
+        waits_for: see :class:`LockConflict`.
     """
 
-    def __init__(
-        self, message: str = "", name: str = "", holder: str = "", expires_in: float = 0.0
-    ) -> None:
-        """Keep holder and lease as fields."""
-        super().__init__(message, name, holder, expires_in)
+    def __init__(self, message: str = "", name: str = "", waits_for: str = "") -> None:
+        super().__init__(message, name, waits_for)
 
     @property
-    def holder(self) -> str:
-        """Who holds the lock, as shown to people."""
+    def waits_for(self) -> str:
+        """Why the lock was not granted."""
         return str(self.args[2])
 
-    @property
-    def expires_in(self) -> float:
-        """Seconds that were left of the holder's lease."""
-        return float(self.args[3])
+
+class LockWaitTimeout(LockError):
+    """The wait for the lock has timed out (``lock_wait_timeout``, ``blocking_timeout``)."""
+
+
+class MaxReturnsExceeded(LockError):
+    """A parked message has returned too often (``singleton_lock_max_returns``)."""
+
+
+class LockTimeout(_LockBusy, LockWaitTimeout):
+    """The wait of ``with Lock(…)`` or ``@locked`` has timed out.
+
+    Args:
+        message: what happened.
+        name: the lock's name.
+        holder: text that names the holder, or an empty string if unknown.
+        expires_in: seconds left of the holder's lease, 0 if unknown.
+        waits_for: see :class:`LockConflict`.
+    """
 
 
 class LockReentered(LockError):
-    """The holder asked for a lock that it holds already, and would have waited for itself."""
+    """The caller acquired a lock that it already holds, and would have waited for itself."""

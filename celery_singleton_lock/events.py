@@ -1,12 +1,13 @@
-"""What happens to locks: frozen events, and who observes them.
+"""Events of locks, and their observers.
 
-The code that decides never logs, counts or sends: it tells an :class:`Observers`, and logs, metrics
-and Celery events are made of that, each in one place. Seconds everywhere.
+The code that causes an event notifies :class:`Observers`. Observers write log lines, count metrics
+and send Celery events.
+Durations are in seconds.
 
-Celery's ``State``, of which Flower is made, takes the name of an unknown ``task-…`` event for the
-task's new state, until a final one comes. So an event that is a state of the task has such a name.
-One that tells of its lock beside that, and may come at any time, is a ``lock-…`` one, of which
-``State`` makes nothing.
+Celery's ``State``, which Flower uses, reads the name of an unknown ``task-…`` event as the task's
+new state, until a final one arrives. So only events that are a state of the task are named
+``task-…``. Events about its lock may occur at any time. They are named ``lock-…``, which ``State``
+ignores.
 """
 
 from __future__ import annotations
@@ -19,106 +20,119 @@ from typing import Any, Final, Protocol, TypeAlias
 _log = logging.getLogger("celery_singleton_lock")
 
 
-def _told(default: Any, about: str, unit: str = "") -> Any:
-    """Return a field of an event, with what the table in docs/events.md says of it."""
+def _field(default: Any, about: str, unit: str = "") -> Any:
+    """Return a field of an event; docs/events.md prints ``about`` and ``unit``."""
     return field(default=default, metadata={"about": about, "unit": unit})
+
+
+_WAITS_FOR: Final = (
+    "why the lock was not granted: `holder`: all permits are held; `pause`: an operator has paused "
+    "it; `redis`: its Redis was replaced or restarted, and grants nothing yet; `queue`: others are "
+    "next; `worker`: no live worker takes the task; empty: not known"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class TaskEvent:
-    """What all events about a task share; outside of tasks ``task`` and ``task_id`` are empty."""
+    """Fields of all events about a task; outside of tasks ``task`` and ``task_id`` are empty."""
 
     lock: str = field(metadata={"about": "name of the lock", "unit": ""})
-    task: str = _told("", "name of the task")
-    task_id: str = _told("", "id of the task; `uuid` in Celery's event")
+    task: str = _field("", "name of the task")
+    task_id: str = _field("", "id of the task; `uuid` in Celery's event")
 
 
 @dataclass(frozen=True, slots=True)
 class TaskBlocked(TaskEvent):
-    """The lock is busy: the task is kept, or goes back to the broker, and runs later."""
+    """The lock is busy: the task waits, or returns to the broker, and runs later."""
 
-    policy: str = _told("park", "`park`, or `requeue` (its rank is not known then)")
-    holder: str = _told("", "one of those who hold the lock: task, id and worker, or the client")
-    rank: int = _told(0, "place in the queue: 1 is next, 0 unknown")
+    policy: str = _field(
+        "park",
+        "`park`; `requeue` (its rank is not known then); `refused`: Redis refuses this lock, whose "
+        "keys hold other data",
+    )
+    holder: str = _field("", "one of the holders of the lock: task, id and worker, or the client")
+    rank: int = _field(0, "rank in the queue: 1 is next, 0 unknown")
+    waits_for: str = _field("", _WAITS_FOR)
 
 
 @dataclass(frozen=True, slots=True)
 class TaskDelivered(TaskEvent):
-    """A parked task goes to the pool of the worker that tells this."""
+    """A parked task goes to the pool of the worker that sends this event."""
 
-    verdict: str = _told(
-        "granted", "`granted`; or `overdue`: it goes there to fail, since its wait is over"
+    verdict: str = _field(
+        "granted", "`granted`; or `overdue`: it goes there to fail, since its wait has timed out"
     )
-    waited: float = _told(0.0, "since it arrived at a worker", "s")
+    waited: float = _field(0.0, "since it arrived at a worker", "s")
 
 
 @dataclass(frozen=True, slots=True)
 class TaskReplaced(TaskEvent):
-    """A parked task made room for a later one (`lock_on_full="replace"`); it ends as REVOKED."""
+    """A later task replaced a parked one (`lock_on_full="replace"`), which ends as REVOKED."""
 
-    by: str = _told("", "id of the later task")
-    waited: float = _told(0.0, "since it arrived at a worker", "s")
+    by: str = _field("", "id of the later task")
+    waited: float = _field(0.0, "since it arrived at a worker", "s")
 
 
 @dataclass(frozen=True, slots=True)
 class LockAcquired(TaskEvent):
     """A task has its lock, and starts. Sent right before `task-started`."""
 
-    waited: float = _told(0.0, "since it arrived at a worker: for the lock, and for a slot", "s")
+    waited: float = _field(0.0, "since it arrived at a worker, for the lock and for a slot", "s")
 
 
 @dataclass(frozen=True, slots=True)
 class LockRefused(TaskEvent):
-    """A task did not get its lock, and ends without having run."""
+    """A task ends without having run, because its lock is busy."""
 
-    policy: str = _told(
+    policy: str = _field(
         "fail",
-        "`skip` or `fail`, as it declares; `full`: no room to wait; `timeout`: its wait is over; "
-        "`returned`: it has come back too often; `undecodable`: its message cannot be read",
+        "`skip` or `fail`: its policy; `full`: the queue is full; `timeout`: its wait has timed "
+        "out; `returned`: it has returned too often; `undecodable`: its message cannot be read",
     )
+    waits_for: str = _field("", _WAITS_FOR)
 
 
 @dataclass(frozen=True, slots=True)
 class LockReleased(TaskEvent):
-    """A task has ended, however, and its lock was given back."""
+    """A task has ended in any way, and its lock was released."""
 
-    held: float = _told(0.0, "since it was acquired", "s")
+    held: float = _field(0.0, "since it was acquired", "s")
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseLost(TaskEvent):
-    """The lock is no longer held, though its task is not done."""
+    """The lock is no longer held, and its task still runs."""
 
-    reason: str = _told("", "why, for people")
+    reason: str = _field("", "why, for people")
 
 
 @dataclass(frozen=True, slots=True)
 class ParkedLost(TaskEvent):
-    """A parked task is gone, since the locks' Redis has lost data. It does not run."""
+    """A parked task was lost, because the locks' Redis has lost data. It does not run."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskDuplicate(TaskEvent):
-    """Another copy of an attempt that is here, or has ended. The task's own state is unchanged."""
+    """A copy of an attempt that waits, runs or has ended. The task's state is unchanged."""
 
-    verdict: str = _told(
+    verdict: str = _field(
         "twin",
-        "`twin`: it is kept, or waits; `done`: it was dropped quietly; `ended`: it has run here, "
-        "and Redis has lost its end, so it was dropped",
+        "`twin`: it is stored, or waits; `done`: it was dropped; `ended`: it was dropped because "
+        "the task has run here, although Redis has lost that",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class LockAdmin:
-    """An operator stepped in. Told by what they did it with: the command, Flower, a worker."""
+    """An operator changed something, by a command, in Flower or through a worker."""
 
-    lock: str = field(metadata={"about": "name of the lock, or what was meant", "unit": ""})
-    action: str = _told("", "`release`, `terminate`, `drop`, `purge`, `drain`, `pause` …")
-    count: int = _told(1, "how many tasks, or times")
-    who: str = _told("", "login of the operator")
-    host: str = _told("", "their machine, or address")
-    via: str = _told("", "`cli`, `flower` or `control`")
-    why: str = _told("", "reason that they gave")
+    lock: str = field(metadata={"about": "name of the lock, or a pattern", "unit": ""})
+    action: str = _field("", "`release`, `terminate`, `drop`, `purge`, `drain`, `pause` …")
+    count: int = _field(1, "how many tasks, or times")
+    who: str = _field("", "login of the operator")
+    host: str = _field("", "their machine, or address")
+    via: str = _field("", "`cli`, `flower` or `control`")
+    why: str = _field("", "their reason")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +140,7 @@ class BackendDown:
     """The locks' Redis does not answer this worker."""
 
     url: str = field(metadata={"about": "without credentials", "unit": ""})
-    reason: str = _told("", "why, for people; may be empty")
+    reason: str = _field("", "why, for people; may be empty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +148,7 @@ class BackendUp:
     """The locks' Redis answers this worker again."""
 
     url: str = field(metadata={"about": "without credentials", "unit": ""})
-    down_for: float = _told(0.0, "for how long it did not", "s")
+    down_for: float = _field(0.0, "for how long it did not", "s")
 
 
 Event: TypeAlias = TaskEvent | BackendDown | BackendUp | LockAdmin
@@ -151,18 +165,18 @@ CELERY_EVENTS: Final[dict[type[Event], str]] = {
     TaskDuplicate: "lock-duplicate",
     LockAdmin: "lock-admin",
 }
-"""Which events are sent as Celery events, and under which name."""
+"""Events that are sent as Celery events, and their names."""
 
 
 def celery_event(event: Event) -> tuple[str, dict[str, Any]] | None:
-    """Return the name and the fields of the Celery event to send; None if it is not one.
+    """Return name and fields of the Celery event for an event; None if none is sent.
 
-    None has a field ``state``: ``State`` lets that overwrite even SUCCESS, where an event of
-    another worker comes late. The name alone does what is wanted (see above), and spares SUCCESS.
+    No field is called ``state``. Celery's ``State`` would copy it into the task, so a late event of
+    another worker would overwrite even SUCCESS. The name of a late event overwrites no final state.
 
     Args:
-        event: what happened. The task's id becomes ``uuid``. The task's name is left out where
-            Celery's ``State`` knows it, from ``task-received``; else it is ``name``, as there.
+        event: the event. The task's id becomes ``uuid``. The task's name becomes ``name``, and is
+            left out of ``task-…`` events, because ``State`` has it from ``task-received``.
     """
     name = CELERY_EVENTS.get(type(event))
     if name is None:
@@ -178,10 +192,10 @@ def celery_event(event: Event) -> tuple[str, dict[str, Any]] | None:
 
 
 def log_keys(event: Event) -> dict[str, Any]:
-    """Return an event as the ``extra`` of a log line: stable names, none of logging's own.
+    """Return an event as the ``extra`` of a log line. Its names are stable.
 
     Args:
-        event: what happened. ``lock_event`` is the name of its Celery event, or one like it.
+        event: the event. ``lock_event`` is the name of its Celery event, or a similar one.
     """
     renamed = {"lock": "lock_name"}
     facts = {renamed.get(name, f"lock_{name}"): value for name, value in asdict(event).items()}
@@ -201,10 +215,10 @@ def fields_of(kind: type[Event]) -> list[tuple[str, str, str]]:
 
 
 class Observer(Protocol):
-    """Whoever wants to know. Called in the thread in which it happens: be quick."""
+    """Receives events in the thread that causes them, so ``notify`` must return quickly."""
 
     def notify(self, event: Event) -> None:
-        """Take note of an event."""
+        """Handle an event."""
         ...
 
 
@@ -212,50 +226,48 @@ class Listener:
     """Calls a function with the events of some types.
 
     Args:
-        call: takes the event.
-        kinds: types; all that are derived from one count as well.
+        call: gets the event.
+        kinds: types of events; subclasses are included.
     """
 
     def __init__(self, call: Callable[[Any], object], kinds: tuple[type[Event], ...]) -> None:
-        """Keep both."""
         self._call = call
         self._kinds = kinds
 
     def notify(self, event: Event) -> None:
-        """Pass the event on, if it is one of these."""
+        """Call the function if the event has one of the types."""
         if isinstance(event, self._kinds):
             self._call(event)
 
 
 class Observers:
-    """Tells many observers, whatever one of them does.
+    """Notifies several observers; an error of one does not affect the others.
 
     Args:
-        observers: in the order in which they are told.
+        observers: the observers, in the order of notification.
 
     Attributes:
-        any: whether anybody wants to know: an event of each task need not be made else.
+        any: whether there is one; without one, no events need to be created.
     """
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
-        """Start with these observers."""
         self._observers = tuple(observers)
         self.any = bool(self._observers)
 
     def add(self, observer: Observer) -> None:
-        """Tell this one too, from the next event on."""
+        """Add an observer."""
         self._observers = (*self._observers, observer)
         self.any = True
 
     def remove(self, observer: Observer) -> None:
-        """Tell this one no more; one that is not there is ignored."""
+        """Remove an observer; an unknown one is ignored."""
         self._observers = tuple(each for each in self._observers if each is not observer)
         self.any = bool(self._observers)
 
     def notify(self, event: Event) -> None:
-        """Tell all. What an observer raises is logged: no lock is lost by a broken counter."""
+        """Notify all observers. Their errors are logged, and do not affect locks."""
         for observer in self._observers:
             try:
                 observer.notify(event)
             except Exception:  # noqa: BLE001  # each observer on its own
-                _log.exception("An observer of locks failed on %r", event)
+                _log.exception("An observer of locks raised an error for %r", event)

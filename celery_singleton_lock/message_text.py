@@ -1,4 +1,4 @@
-"""How texts for people show what they were given (pure)."""
+"""Values as people read them in errors, log lines and command output (pure)."""
 
 from __future__ import annotations
 
@@ -21,18 +21,26 @@ _DURATION: Final = re.compile(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]*)\s*", re.AS
 
 
 def printable(text: str, most: int | None = None) -> str:
-    """Return a text without characters that a terminal would obey, or that could not be printed.
+    """Return a text that is safe for terminals and can be printed. Idempotent.
 
     Callers choose task ids, arguments and lock names. Control characters (C0, C1, ESC, DEL), line
-    breaks, marks that turn the direction of text, and lone surrogates are shown as escapes, as in
-    Python's source. Twice is once.
+    breaks, bidirectional marks and lone surrogates are shown as escapes, as in Python's source.
 
     Args:
-        text: anything that somebody else may have chosen, in part or whole.
-        most: characters that are shown at most; None for all.
+        text: a text that a caller may have chosen, in part or whole.
+        most: longest result in characters; None for no limit.
     """
     safe = text if text.isprintable() else "".join(map(_shown, text))
     return safe if most is None or len(safe) <= most else f"{safe[: most - 1]}…"
+
+
+def is_encodable(text: str) -> bool:
+    """Return whether a text has no lone surrogate, so that UTF-8 can encode it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _shown(sign: str) -> str:
@@ -40,24 +48,24 @@ def _shown(sign: str) -> str:
 
 
 def a_kind(value: object) -> str:
-    """Return what a value is, with its article: ``an int``. The value itself may be a secret."""
+    """Return the type of a value, with an article: ``an int``; the value may be a secret."""
     return an(named(type(value)))
 
 
 def an(noun: str) -> str:
-    """Return a noun with its article, as it is written: ``an int``, ``a str``."""
+    """Return a noun with its article: ``an int``, ``a str``."""
     return f"{'an' if noun[:1] in set('aeioAEIO') else 'a'} {noun}"
 
 
 def number_of(count: int, noun: str) -> str:
-    """Return how many there are: ``1 message``, ``1,000 messages``."""
+    """Return a number with its noun: ``1 message``, ``1,000 messages``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def natural(text: str) -> str:
-    """Return a key by which texts are sorted as people do: ``a:2`` before ``a:10``.
+    """Return a sort key that orders numbers in texts by value: ``a:2`` before ``a:10``.
 
-    A text, since these are compared fast: each number has its length before it.
+    The key is a str, which compares fast: each number is preceded by its length.
     """
     parts = _DIGITS.split(text)
     if len(parts) > 1:
@@ -78,7 +86,7 @@ def nth(number: int) -> str:
 
 
 def named(kind: type) -> str:
-    """Return the name of a class as people import it: redis-py, for one, has two of each name."""
+    """Return the name of a class with its module: redis-py uses most class names twice."""
     module = kind.__module__
     if module == "builtins":
         return kind.__name__
@@ -88,14 +96,14 @@ def named(kind: type) -> str:
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """Return a question for the option that was perhaps meant, or nothing."""
+    """Return a question that suggests the most similar known name; empty if none is similar."""
     close = difflib.get_close_matches(name, sorted(known), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def count_meant(value: object) -> str:
-    """Return what to write instead of a count that is no int; empty if that is not known."""
-    if isinstance(value, int):  # out of its bounds, which is said elsewhere
+    """Return what to write instead of a count that is no int; empty if unknown."""
+    if isinstance(value, int):  # out of range: the caller reports that
         return ""
     text = value.strip() if isinstance(value, str) else repr(value)
     match = _COUNT.fullmatch(text)
@@ -106,7 +114,7 @@ _COUNT: Final = re.compile(r"([1-9]\d{0,8})(?:\.0)?", re.ASCII)
 
 
 def seconds_meant(value: object) -> str:
-    """Return what to write instead of a duration that is no number; empty if that is not known."""
+    """Return what to write instead of a duration that is no number; empty if unknown."""
     if isinstance(value, dt.timedelta):
         return f"use its .total_seconds(), {value.total_seconds():.10g}"
     match = _DURATION.fullmatch(value.lower()) if isinstance(value, str) else None

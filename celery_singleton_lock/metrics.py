@@ -1,9 +1,8 @@
-"""Metrics for Prometheus: what a worker's tasks, its agent, and the whole fleet's queues do.
+"""Metrics for Prometheus: of a worker's tasks, of its agent, and of the queues of all workers.
 
-A worker serves them itself (``singleton_lock_metrics_port``); or :func:`export` puts them into a
-registry of the application's own. Children of a prefork pool need nothing: all that is counted
-comes to the worker's main process anyway. The numbers of parked messages are asked of Redis at each
-scrape, in the thread of who scrapes.
+A worker serves them (``singleton_lock_metrics_port``), or :func:`export` adds them to a registry of
+the application. Everything is counted in the worker's main process, also with a prefork pool. Each
+scrape asks Redis for the numbers of parked messages, in the thread of the scrape.
 
 Needs ``prometheus_client``: ``pip install "celery-singleton-lock[prometheus]"``.
 """
@@ -32,7 +31,8 @@ from celery_singleton_lock.events import (
     TaskReplaced,
     log_keys,
 )
-from celery_singleton_lock.worker.extension import PATIENCE, Extension, install
+from celery_singleton_lock.worker.extension import PATIENCE, Extension
+from celery_singleton_lock.worker.install import install
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -42,18 +42,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BUCKETS: Final = (0.005, 0.02, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
-"""Upper ends of the histograms' buckets, seconds."""
+"""Upper bounds of the histograms' buckets, in seconds."""
 
 COUNTERS: Final = {
     "celery_lock_acquired": "Tasks that got their lock.",
-    "celery_lock_blocked": "Tasks that found their lock busy, by what became of them.",
+    "celery_lock_blocked": "Tasks that found their lock busy: what became of them, and why.",
     "celery_lock_delivered": "Parked tasks that went to a pool, by verdict.",
-    "celery_lock_replaced": "Parked tasks that made room for a later one.",
-    "celery_lock_duplicates": "Further copies of a task, kept (twin) or dropped (done).",
+    "celery_lock_replaced": "Parked tasks that a later one replaced.",
+    "celery_lock_duplicates": "Copies of a task, stored (twin) or dropped (done).",
     "celery_lock_lost": "Locks that were lost while their task ran.",
     "celery_lock_parked_lost": "Parked tasks that the locks' Redis has lost.",
 }
-"""By task."""
+"""Counters per task: name -> description."""
+
+UNKNOWN: Final = "unknown"
+"""Value of the label ``waits_for`` if the reason is not known."""
 
 COUNTED: Final[dict[type[Event], str]] = {
     TaskDelivered: "delivered",
@@ -62,74 +65,79 @@ COUNTED: Final[dict[type[Event], str]] = {
     LeaseLost: "lost",
     ParkedLost: "parked_lost",
 }
-"""What is counted of an event, where no other counts as the same."""
+"""Event -> its counter, if no other event has the same counter."""
 
 HISTOGRAMS: Final = {
-    "celery_lock_wait_seconds": "From a task's arrival at a worker until it had its lock.",
-    "celery_lock_hold_seconds": "For how long tasks held their lock.",
+    "celery_lock_wait_seconds": "Time from a task's arrival at a worker until it has its lock.",
+    "celery_lock_hold_seconds": "How long tasks held their lock.",
 }
-"""By task."""
+"""Histograms per task: name -> description."""
 
 TOTALS: Final = {
     "parked": ("celery_lock_parked_messages", "Messages that this worker has parked."),
     "parked_untracked": (
         "celery_lock_parked_untracked",
-        "Parked messages of which a loss would not be noticed: too many are parked.",
+        "Parked messages whose loss would not be noticed: too many are parked.",
     ),
-    "swept": ("celery_lock_swept", "Locks that this worker has looked after."),
+    "swept": ("celery_lock_swept", "Locks that this worker has swept."),
     "published": ("celery_lock_copies_published", "Parked messages sent to the broker."),
     "requeued": ("celery_lock_requeued", "Blocked messages sent back to the broker."),
-    "let_run": ("celery_lock_let_run", "Parked messages that got their turn unlocked."),
+    "let_run": (
+        "celery_lock_let_run",
+        "Parked messages that were delivered to run without the lock.",
+    ),
     "released_for_dead": ("celery_lock_released_for_dead", "Locks released for dead processes."),
     "unclaimed": ("celery_lock_unclaimed_grants", "Grants that lapsed before their task began."),
     "renewed": ("celery_lock_renewals", "Leases renewed."),
     "renewals_failed": ("celery_lock_renewals_failed", "Renewals that Redis did not answer."),
     "backend_errors": ("celery_lock_backend_errors", "Calls that the locks' Redis did not answer."),
 }
-"""What a worker counts: name in its report -> metric, and what it tells."""
+"""Counters of a worker: name in its report -> metric and description."""
 
 GAUGES: Final = {
     "held": ("celery_lock_held", "Tasks of this worker that hold their lock."),
     "granted": ("celery_lock_granted", "Parked tasks that were granted and wait for a slot here."),
     "waiting": ("celery_lock_waiting", "Tasks that are in a slot and have no lock yet."),
-    "parking": ("celery_lock_parking", "Messages on their way into Redis."),
-    "suspended": ("celery_lock_suspended", "Messages held until the locks' Redis answers."),
-    "held_back": ("celery_lock_held_back", "Blocked messages held until they are requeued."),
-    "backend_down_for": ("celery_lock_backend_down_seconds", "Since when Redis does not answer."),
+    "parking": ("celery_lock_parking", "Messages that are being parked."),
+    "suspended": (
+        "celery_lock_suspended",
+        "Messages held back until Redis answers, or accepts their lock.",
+    ),
+    "held_back": ("celery_lock_held_back", "Blocked messages held back until they are requeued."),
+    "backend_down_for": ("celery_lock_backend_down_seconds", "How long Redis has not answered."),
 }
-"""What a worker has now; likewise."""
+"""Gauges of a worker: name in its report -> metric and description."""
 
 THREADS: Final = {
     "celery_lock_thread_last_round_seconds": (
-        "Since the last round of a thread of the worker; 0 if it waits for work."
+        "Time since the last round of a thread of the worker; 0 if it waits for work."
     ),
 }
-"""By thread."""
+"""Gauges per thread: name -> description."""
 
 FLEET: Final = {
-    "celery_lock_parked": "Messages that are parked now, of all workers: by queue.",
+    "celery_lock_parked": "Messages of all workers that are parked now, by queue.",
     "celery_lock_oldest_parked_seconds": "Age of the oldest of them.",
     "celery_lock_fleet_up": "Whether the locks' Redis answered this scrape.",
 }
-"""What Redis is asked for at each scrape; the same in all workers."""
+"""Gauges that each scrape reads from Redis; they have the same values in all workers."""
 
 
 class TaskMetrics:
-    """Counts what is told of tasks.
+    """Counts the events of tasks.
 
     Args:
-        registry: where the metrics are registered.
+        registry: registry of the metrics.
         by_lock: whether the lock's name is a label.
     """
 
     def __init__(self, registry: CollectorRegistry, *, by_lock: bool = False) -> None:
-        """Register."""
         from prometheus_client import Counter, Histogram  # noqa: PLC0415  # an extra
 
         self._by_lock = by_lock
         labels = ("task", "lock") if by_lock else ("task",)
         further = {
-            "celery_lock_blocked": ("policy",),
+            "celery_lock_blocked": ("policy", "waits_for"),
             "celery_lock_delivered": ("verdict",),
             "celery_lock_duplicates": ("verdict",),
         }
@@ -151,7 +159,7 @@ class TaskMetrics:
             case LockReleased():
                 self._observe("hold", event, event.held)
             case TaskBlocked() | LockRefused():
-                self._count("blocked", event, event.policy)
+                self._count("blocked", event, event.policy, event.waits_for or UNKNOWN)
             case TaskDelivered() | TaskDuplicate():
                 self._count(COUNTED[type(event)], event, event.verdict)
             case TaskReplaced() | LeaseLost() | ParkedLost():
@@ -171,18 +179,17 @@ class TaskMetrics:
 
 
 class WorkerCollector:
-    """Tells what a worker counts by itself, at each scrape.
+    """Exports the counters and gauges of a worker.
 
     Args:
-        report: returns it.
+        report: returns their values.
     """
 
     def __init__(self, report: Callable[[], Mapping[str, Any]]) -> None:
-        """Ask nothing yet."""
         self._report = report
 
     def describe(self) -> list[Metric]:
-        """Return nothing: to register asks for no report."""
+        """Return nothing, so that registration needs no report."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -205,23 +212,22 @@ class WorkerCollector:
 
 
 class FleetCollector:
-    """Asks Redis at each scrape what is parked, whichever worker has parked it.
+    """Exports the numbers of parked messages of all workers, which each scrape reads from Redis.
 
     Args:
         extension: the app's locks.
     """
 
     def __init__(self, extension: Extension) -> None:
-        """Ask nothing yet, and connect to nobody."""
         self._extension = extension
         self._store: Any = None
 
     def describe(self) -> list[Metric]:
-        """Return nothing: to register must not wait for Redis."""
+        """Return nothing, so that registration does not wait for Redis."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics; without an answer only that there was none."""
+        """Yield the metrics; without an answer only ``celery_lock_fleet_up`` has a value."""
         from prometheus_client.core import GaugeMetricFamily  # noqa: PLC0415  # an extra
 
         families = {
@@ -243,18 +249,17 @@ class FleetCollector:
 
 
 class LogLines:
-    """Writes a line for each event, with the same facts as stable keys of the record.
+    """Logs a line for each event, with its fields also as ``extra`` of the record.
 
     Args:
-        level: of :mod:`logging`.
+        level: level of :mod:`logging`.
     """
 
     def __init__(self, level: int) -> None:
-        """Keep the level."""
         self._level = level
 
     def notify(self, event: Event) -> None:
-        """Write a line."""
+        """Log the event."""
         keys = log_keys(event)
         facts = {key: value for key, value in keys.items() if key != "lock_event"}
         sentence = " ".join(f"{key}={value!r}" for key, value in facts.items() if value != "")
@@ -262,26 +267,26 @@ class LogLines:
 
 
 def log_events(app: Celery, level: int = logging.INFO) -> None:
-    """Have a line logged for each event of an app's locks, in its workers.
+    """Log a line for each event of an app's locks, in its workers.
 
     Args:
         app: the Celery app.
-        level: of :mod:`logging`.
+        level: level of :mod:`logging`.
     """
     install(app).observers.add(LogLines(level))
 
 
 def export(app: Celery, registry: CollectorRegistry, *, fleet: bool = True) -> None:
-    """Put an app's metrics into a registry of your own.
+    """Add an app's metrics to a registry of your own.
 
-    In a worker these are those of its tasks; call it where the app is made, so that it is there
-    before the first task. In any other process only the fleet's have values: so a small process
-    can tell an autoscaler what waits when no worker is left.
+    Call this where the app is created, before the first task. The metrics of tasks have values only
+    in a worker. The metrics of all workers have values in each process, so a small process can
+    report parked messages to an autoscaler when no worker runs.
 
     Args:
         app: the Celery app.
-        registry: of ``prometheus_client``.
-        fleet: whether to ask Redis at each scrape for what is parked.
+        registry: a registry of ``prometheus_client``.
+        fleet: whether each scrape asks Redis for the numbers of parked messages.
 
     Raises:
         ImportError: ``prometheus_client`` is not installed.
@@ -299,36 +304,35 @@ class MetricsStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is u
     requires = ("celery_singleton_lock.worker.bootsteps:ConsumerStep",)
 
     def __init__(self, consumer: Any, **options: Any) -> None:
-        """Refuse a setting that cannot be fulfilled."""
         super().__init__(consumer, **options)
         self._server: Any = None
         self._registry: Any = None
 
     def include_if(self, consumer: Any) -> bool:
-        """Return whether metrics are to be served."""
+        """Return whether the worker serves metrics."""
         extension = install(consumer.app)
         return extension.settings.metrics_port is not None and extension.active()
 
     def start(self, consumer: Any) -> None:
-        """Serve; once, whatever becomes of the connection to the broker.
+        """Start the server, unless it runs: Celery calls this after each reconnect.
 
-        A port that is taken ends no worker: there may be two of them on this machine.
+        A port that is in use does not end the worker: two may run on this machine.
         """
         if self._server is not None:
             return
         prometheus = _prometheus()
-        extension, crew = install(consumer.app), consumer.singleton_lock_crew
+        extension, runtime = install(consumer.app), consumer.singleton_lock_runtime
         if self._registry is None:
             self._registry = prometheus.CollectorRegistry()
             export(consumer.app, self._registry)
-            self._registry.register(WorkerCollector(crew.report))
+            self._registry.register(WorkerCollector(runtime.report))
         port, address = extension.settings.metrics_port, extension.settings.metrics_address
         try:
             self._server = prometheus.start_http_server(port, address, self._registry)[0]
         except OSError as error:
-            logger.error(  # noqa: TRY400  # whose port it is, no traceback tells
-                "celery-singleton-lock: no metrics on %s:%s: %s. Give each worker of a machine a "
-                "singleton_lock_metrics_port of its own.",
+            logger.error(  # noqa: TRY400  # a traceback would not help
+                "celery-singleton-lock: no metrics are served on %s:%s: %s. Set another "
+                "singleton_lock_metrics_port for each worker of a machine.",
                 address,
                 port,
                 error,
@@ -337,7 +341,7 @@ class MetricsStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is u
         logger.info("celery-singleton-lock: metrics on http://%s:%s/metrics", address, port)
 
     def terminate(self, consumer: Any) -> None:  # Celery's signature
-        """Stop to serve; not at a lost connection, for which Celery calls ``stop``."""
+        """Keep serving: Celery also calls this, as ``stop``, when it loses the connection."""
 
     stop = terminate
 
@@ -352,7 +356,7 @@ def _prometheus() -> Any:
         import prometheus_client  # noqa: PLC0415  # an extra
     except ImportError as error:
         msg = (
-            "singleton_lock_metrics_port is set, and prometheus_client is not installed: "
+            "singleton_lock_metrics_port is set, and prometheus_client is not installed. Run "
             'pip install "celery-singleton-lock[prometheus]", or remove the setting.'
         )
         raise ImproperlyConfigured(msg) from error

@@ -4,52 +4,53 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import MethodType
 from typing import Any, Final
 
 from celery import Task
 
-from celery_singleton_lock.worker.execution.batches import is_running
 from celery_singleton_lock.config.call_options import HEADER, calling, current_call, take_given
+from celery_singleton_lock.core.model import CurrentLock
 from celery_singleton_lock.errors import LockConflict, LockQueueFull, LockWaitTimeout
-from celery_singleton_lock.worker.extension import Extension, install
-from celery_singleton_lock.worker.execution.tracer import (
+from celery_singleton_lock.worker.execution.batches import is_running
+from celery_singleton_lock.worker.execution.celery_outcome import Run
+from celery_singleton_lock.worker.execution.task_lock import (
     NoLock,
-    Run,
     current_lock,
     current_locks,
     entered,
 )
-from celery_singleton_lock.core.model import CurrentLock
+from celery_singleton_lock.worker.extension import Extension
+from celery_singleton_lock.worker.install import install
 from celery_singleton_lock.worker.startup_errors import told_in_one_line
 
 
 class LockedTask(Task):  # type: ignore[misc]  # celery is untyped
-    """A task that takes a lock before it runs: ``@app.task(base=LockedTask, lock_key=…)``.
+    """A task that acquires a lock before it runs: ``@app.task(base=LockedTask, lock_key=…)``.
 
-    Options, all of them optional, are given to the decorator or as class attributes:
+    Give options to the decorator, or set them as class attributes. All have defaults:
 
-    * ``lock_key``: template over the arguments (``"account:{account_id}"``), or a callable with the
-      task's signature; without it each different call has its own lock.
-    * ``lock_keys``: instead, a list of such templates, or a dict of them with the limit of each:
-      the task takes all of these locks (docs/several-locks.md).
-    * ``lock_args``: instead, names of the arguments that count.
+    * ``lock_key``: template of the arguments (``"account:{account_id}"``), or a callable with the
+      task's signature. Without it, calls with different arguments have different locks.
+    * ``lock_keys``: instead, a list of such templates, or a dict from templates to limits: the
+      task acquires all of these locks (docs/several-locks.md).
+    * ``lock_args``: instead, names of the arguments that are part of the lock name.
     * ``lock_lease`` (30 seconds), ``lock_limit`` (1), ``lock_on_conflict`` (``"park"``),
       ``lock_wait_timeout``, ``lock_max_waiting``, ``lock_on_full``, ``lock_on_retry``,
       ``lock_on_lost``, ``lock_on_backend_error``: see
       :class:`~celery_singleton_lock.config.settings.LockOptions`.
 
-    The lock is taken around Celery's own tracing, so overriding ``__call__``, ``before_start`` or
-    ``after_return`` without ``super`` does not disarm it. A direct call takes none; ``apply()`` and
-    ``task_always_eager`` take one if ``singleton_lock_eager`` is set.
+    The lock surrounds Celery's own tracing, so it also works in a class that overrides
+    ``__call__``, ``before_start`` or ``after_return`` without ``super``. A direct call takes no
+    lock. ``apply()`` and ``task_always_eager`` take one if ``singleton_lock_eager`` is set.
 
-    In a Django project a task has ``delay_on_commit`` and ``apply_async_on_commit``, as of Celery's
-    task class for Django, which this base class replaces.
+    This base class replaces Celery's task class for Django. In a Django project it therefore has
+    ``delay_on_commit`` and ``apply_async_on_commit`` of that class.
 
     Raises:
-        ConfigurationError: when the app is finalized, if an option is wrong.
+        ConfigurationError: when the app is finalized, if an option is invalid.
     """
 
     Request = "celery_singleton_lock.worker.request:LockedRequest"
@@ -59,7 +60,7 @@ class LockedTask(Task):  # type: ignore[misc]  # celery is untyped
 
     @classmethod
     def on_bound(cls, app: Any) -> None:
-        """Check the declaration, and join the app's workers."""
+        """Check the declaration, and install the locks in the app."""
         super().on_bound(app)
         cls.throws = (*_as_tuple(cls.throws), LockConflict, LockQueueFull, LockWaitTimeout)
         extension = install(app)
@@ -69,19 +70,19 @@ class LockedTask(Task):  # type: ignore[misc]  # celery is untyped
 
     @property
     def lock(self) -> CurrentLock:
-        """The lock of the running task; an inert one in an unlocked run.
+        """The lock of the running task; without a lock, an object that is never held.
 
-        With ``lock_keys`` it stands for all of them, with the name and fencing token of the first.
+        With ``lock_keys`` it represents all locks, with the name and fencing token of the first.
         """
         return NoLock() if self._lock_is_direct() else current_lock()
 
     @property
     def locks(self) -> tuple[CurrentLock, ...]:
-        """All locks of the running task, in the order in which they were taken; empty without."""
+        """All locks of the running task, in the order of their acquisition; empty without one."""
         return () if self._lock_is_direct() else current_locks()
 
     def _lock_is_direct(self) -> bool:
-        """Return whether the task was called as a function; celery-batches calls it so, too."""
+        """Return whether the task was called as a function, and not by celery-batches."""
         request = self.request_stack.top  # None in a thread that the task has started
         return request is not None and request.called_directly and not is_running(self.name)
 
@@ -91,30 +92,30 @@ class LockedTask(Task):  # type: ignore[misc]  # celery is untyped
         Args:
             args: positional arguments of the task.
             kwargs: keyword arguments of the task.
-            rest: as Celery's.
-            options: as Celery's; and ``lock_key`` (a template), ``lock_on_conflict`` and
-                ``lock_wait_timeout`` for this call alone, and for retries of its run.
+            rest: arguments of Celery's method.
+            options: options of Celery's method; also ``lock_key`` (a template),
+                ``lock_on_conflict`` and ``lock_wait_timeout`` for this call and its retries.
 
         Returns:
             Celery's ``AsyncResult``.
 
         Raises:
-            ConfigurationError: a lock option is wrong, or cannot be given to one call.
+            ConfigurationError: a lock option is invalid, or not possible for one call.
         """
         return super().apply_async(args, kwargs, *rest, **self._with_call(options))
 
     def _with_call(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Return the options of a call, with those about its lock in a header."""
+        """Return the options of a call, with its lock options in a header."""
         given = take_given(options)
         if given and self._lock_extension is not None:
             headers = options.get("headers") or {}
             call = {**headers.get(HEADER, {}), **given}
-            self._lock_extension.options_of_call(self, call)  # raises what is wrong
+            self._lock_extension.options_of_call(self, call)  # raises ConfigurationError
             options["headers"] = {**headers, HEADER: call}
         return options
 
     def signature_from_request(self, request: Any = None, *args: Any, **options: Any) -> Any:
-        """Return a signature for a retry, which has the lock options of its attempt's call."""
+        """Return a signature for a retry, with the lock options of the call."""
         sig = super().signature_from_request(request, *args, **options)
         call = getattr(request, "lock_call", None) or current_call()
         if call:
@@ -122,48 +123,46 @@ class LockedTask(Task):  # type: ignore[misc]  # celery is untyped
         return sig
 
     def apply(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
-        """Run the task here and now; under its lock if ``singleton_lock_eager`` is set.
+        """Run the task in this process; under its lock if ``singleton_lock_eager`` is set.
 
         Args:
             args: positional arguments of the task.
             kwargs: keyword arguments of the task.
-            rest: as Celery's.
-            options: as Celery's.
+            rest: arguments of Celery's method.
+            options: options of Celery's method.
 
         Returns:
-            Celery's ``EagerResult``. A task that found its lock busy has waited in place; or, as
-            its policy says, failed with a :class:`~celery_singleton_lock.errors.LockError`, or was
+            Celery's ``EagerResult``. If the lock is busy, the task waits here, or ends according to
+            its policy: it fails with a :class:`~celery_singleton_lock.errors.LockError`, or is
             skipped (REVOKED).
 
         Raises:
             LockReentered: a task that holds the lock calls this one, and would wait for itself.
         """
         extension = self._lock_extension
-        headers = dict(self._with_call(options).get("headers") or {})
-        call = headers.pop(HEADER, None)
-        if call is not None:
-            options["headers"] = headers or None
+        headers = self._with_call(options).get("headers")
+        call = None
+        if isinstance(headers, Mapping) and HEADER in headers:  # apply() takes any headers
+            call = headers[HEADER]
+            options["headers"] = {k: v for k, v in headers.items() if k != HEADER} or None
         if extension is not None and extension.locks_eager(self):
             go = partial(super().apply, args, kwargs, *rest, **options)
             with calling(call):
                 return extension.eager.apply(self.app.tasks[self.name], args, kwargs, go)
-        with (
-            calling(call),
-            entered(None),
-        ):  # this run holds nothing, whatever the one around it does
+        with calling(call), entered(None):  # this run has no lock, even if its caller has one
             return super().apply(args, kwargs, *rest, **options)
 
     def __getattr__(self, name: str) -> Any:
-        """Return what Celery's task class for Django adds, where there is a Django project."""
+        """Return a method of Celery's task class for Django, in a Django project."""
         if name in _ON_COMMIT:
             return MethodType(_djangos(name), self)
         msg = f"{type(self).__name__!r} object has no attribute {name!r}"
         raise AttributeError(msg, name=name, obj=self)
 
     def on_replace(self, sig: Any) -> Any:
-        """Give the lock of an eager run back: its replacement runs inside of it, and takes its own.
+        """Release the lock of an eager run, because its replacement runs inside it.
 
-        In a worker that goes without saying.
+        A worker releases the lock at the end of the run.
         """
         if self._lock_extension is not None and self.request.is_eager:
             self._lock_extension.eager.leave(self.request.id)
@@ -171,10 +170,10 @@ class LockedTask(Task):  # type: ignore[misc]  # celery is untyped
 
     @property
     def __trace__(self) -> Callable[..., Any] | None:
-        """What a worker calls to run this task: Celery's tracer, behind the gate.
+        """The function that a worker calls to run this task: Celery's tracer, inside the lock.
 
-        Here rather than around ``run``: a task that is turned away must not have sent
-        ``task_prerun`` or stored STARTED.
+        The lock surrounds the whole tracer, not only ``run``: a blocked task must not send
+        ``task_prerun`` and must not store STARTED.
         """
         return None if self._lock_tracer is None else self._lock_traced
 
@@ -184,7 +183,7 @@ class LockedTask(Task):  # type: ignore[misc]  # celery is untyped
 
     @__trace__.deleter
     def __trace__(self) -> None:
-        """Forget the tracer, as if it were an attribute: Celery's own tests do that."""
+        """Remove the tracer; Celery's own tests do that."""
         del self._lock_tracer
 
     def _lock_traced(self, uuid: str, args: Any, kwargs: Any, request: Any = None) -> Any:
@@ -195,7 +194,7 @@ class LockedTask(Task):  # type: ignore[misc]  # celery is untyped
 
 
 def _as_tuple(throws: Any) -> tuple[Any, ...]:
-    """Return the exception classes that a task expects; Celery takes one class, too."""
+    """Return the exception classes in ``throws``, which may also be a single class."""
     return (throws,) if isinstance(throws, type) else tuple(throws or ())
 
 
@@ -203,22 +202,22 @@ _ON_COMMIT: Final = frozenset({"delay_on_commit", "apply_async_on_commit"})
 
 
 def _djangos(name: str) -> Callable[..., None]:
-    """Return a method of Celery's task class for Django, by which alone a project is known.
+    """Return a method of Celery's task class for Django.
 
     Raises:
-        AttributeError: there is no Django project here.
+        AttributeError: there is no Django project.
     """
     conf = sys.modules.get("django.conf")
     if "DJANGO_SETTINGS_MODULE" in os.environ or (conf and conf.settings.configured):
         try:
             from celery.contrib.django.task import DjangoTask  # noqa: PLC0415  # an extra
-        except ImportError:  # no Django after all
+        except ImportError:  # Django is not installed
             pass
         else:
             method: Callable[..., None] = getattr(DjangoTask, name)
             return method
     msg = (
-        f"{name} waits for the end of a transaction of Django, and there is no Django project "
-        "here: install Django, and set DJANGO_SETTINGS_MODULE. Or use apply_async."
+        f"{name} waits for the end of a transaction of Django, and there is no Django project. "
+        "Install Django and set DJANGO_SETTINGS_MODULE, or use apply_async."
     )
     raise AttributeError(msg, name=name)

@@ -1,4 +1,4 @@
-"""The table of events in docs/events.md, written from their types.
+"""The table of events in docs/events.md, generated from their types.
 
 ``PYTHONPATH=tests python -m support.event_docs`` writes it.
 """
@@ -37,7 +37,7 @@ def table() -> str:
 
 
 def field(name: str, unit: str, about: str) -> str:
-    """Return how a field is told."""
+    """Return the text about a field."""
     return f"`{name}`{f' ({unit})' if unit else ''}: {about}"
 
 

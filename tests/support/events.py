@@ -1,4 +1,4 @@
-"""Listen to the events of workers, as Flower does."""
+"""Receive the events of workers, as Flower does."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
 
 
 class EventLog:
-    """All events that workers, which run with ``-E``, send while this is open.
+    """Records the events that workers with ``-E`` send.
 
     Args:
-        app: any app with the workers' broker.
+        app: an app with the same broker.
     """
 
     def __init__(self, app: Celery) -> None:
         self._app = app
         self._receiver: Any = None
-        self._heard = threading.Event()
+        self._received = threading.Event()
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self.seen: list[dict[str, Any]] = []
 
     def __enter__(self) -> Self:
         self._thread.start()
-        eventually(self._hears, 20, "an event arrives")
+        eventually(self._is_subscribed, 20, "an event arrives")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -37,10 +37,10 @@ class EventLog:
             self._receiver.should_stop = True
         self._thread.join(10)
 
-    def _hears(self) -> bool:
-        """Ask workers for a sign of life; a subscription takes its time to be in force."""
+    def _is_subscribed(self) -> bool:
+        """Ask workers for a heartbeat event: a subscription takes effect after some time."""
         self._app.control.broadcast("heartbeat")
-        return self._heard.wait(0.2)
+        return self._received.wait(0.2)
 
     def of(self, task_id: str) -> list[str]:
         """Return the types of a task's events, in order."""
@@ -59,4 +59,4 @@ class EventLog:
 
     def _note(self, event: dict[str, Any]) -> None:
         self.seen.append(event)
-        self._heard.set()
+        self._received.set()

@@ -1,4 +1,4 @@
-"""Each sentence by which a wrong option, setting or argument is refused, whole, as people read it.
+"""The whole text of each error about an option, setting or argument.
 
 An error names where the value stands, the value, and what to write instead; a change of any of the
 three should be seen here and be meant.
@@ -11,6 +11,7 @@ import decimal
 
 import pytest
 
+from celery_singleton_lock.config.app_settings import parse_settings
 from celery_singleton_lock.config.argument_checks import (
     checked_bool,
     checked_limit,
@@ -19,15 +20,11 @@ from celery_singleton_lock.config.argument_checks import (
     checked_timeout,
     checked_token,
 )
-from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.config.settings import Settings
+from celery_singleton_lock.config.task_options import resolve_options
+from celery_singleton_lock.config.unknown_names import check_unknown, check_unknown_settings
 from celery_singleton_lock.core.lock_name_template import OF_FUNCTION, compile_name
-from celery_singleton_lock.config.settings import (
-    Settings,
-    check_unknown,
-    check_unknown_settings,
-    parse_settings,
-    resolve_options,
-)
+from celery_singleton_lock.errors import ConfigurationError
 
 
 def settle(account_id, amount=1):
@@ -99,31 +96,30 @@ SENTENCES = [
     (
         lambda: resolved(lock_lease=0.5),
         (
-            "task shop.settle: lock_lease is 0.5: below 1 s the watchdog cannot serve "
-            "it: it renews after a third of the lease, and must have time to try again "
-            "before the end. Use 30; a lock is released when its task ends, not when its "
-            "lease does."
+            "task shop.settle: lock_lease is 0.5: a lease below 1 s cannot be renewed in time: "
+            "the watchdog renews after a third of it, and needs time for a second attempt. Use "
+            "30; the lock is released when the task ends, before its lease does."
         ),
     ),
     (
         lambda: resolved(lock_wait_timeout=0),
         (
             "task shop.settle: lock_wait_timeout is 0: it must be above 0, and at most "
-            "31622400 seconds; None waits for ever."
+            "31622400 seconds; None is no limit."
         ),
     ),
     (
         lambda: resolved(lock_requeue_delay=901),
         (
             "task shop.settle: lock_requeue_delay is 901: it must be above 0, and at "
-            "most 900 seconds; the broker may redeliver what is held for long."
+            "most 900 seconds; the broker may redeliver a message that is held back longer."
         ),
     ),
     (
         lambda: parsed(requeue_max=0),
         (
             "singleton_lock_requeue_max is 0: it must be above 0, and at most 900 "
-            "seconds; the broker may redeliver what is held for long."
+            "seconds; the broker may redeliver a message that is held back longer."
         ),
     ),
     (
@@ -141,14 +137,14 @@ SENTENCES = [
         lambda: resolved(lock_max_waiting=-1),
         (
             "task shop.settle: lock_max_waiting is -1: it must be from 0 to 2147483647; "
-            "0 lets nobody wait, None is no bound."
+            "with 0 no task may wait, None is no limit."
         ),
     ),
     (
         lambda: resolved(lock_max_waiting=2**31),
         (
             "task shop.settle: lock_max_waiting is 2147483648: it must be from 0 to "
-            "2147483647; 0 lets nobody wait, None is no bound."
+            "2147483647; with 0 no task may wait, None is no limit."
         ),
     ),
     (
@@ -161,16 +157,16 @@ SENTENCES = [
     (
         lambda: resolved(lock_on_conflict="replace"),
         (
-            "task shop.settle: lock_on_conflict is 'replace': that is done where the queue is "
-            "full. To have the newest of the tasks that wait replace the others, use "
+            "task shop.settle: lock_on_conflict is 'replace': tasks are replaced in a full queue. "
+            "To make the newest task replace the one that waits, use "
             'lock_on_conflict="park", lock_max_waiting=1 and lock_on_full="replace".'
         ),
     ),
     (
         lambda: parsed(on_conflict="replace"),
         (
-            "singleton_lock_on_conflict is 'replace': that is done where the queue is full. To "
-            "have the newest of the tasks that wait replace the others, use "
+            "singleton_lock_on_conflict is 'replace': tasks are replaced in a full queue. To make "
+            "the newest task replace the one that waits, use "
             'singleton_lock_on_conflict="park", singleton_lock_max_waiting=1 and '
             'singleton_lock_on_full="replace".'
         ),
@@ -178,24 +174,23 @@ SENTENCES = [
     (
         lambda: resolved(lock_keys={"a": 1, "b": 2}, lock_limit=3),
         (
-            "task shop.settle: lock_limit is 3: each of lock_keys has a limit of its own, so "
-            "this counts for none. Leave it out, or give None in lock_keys to the locks that "
-            "are to have it."
+            "task shop.settle: lock_limit is 3: each of lock_keys has a limit of its own, so this "
+            "one has no effect. Leave it out, or write None in lock_keys for the locks that have "
+            "this limit."
         ),
     ),
     (
         lambda: resolved(lock_keys=["a:{amount}"], lock_args=[]),
         (
-            "task shop.settle: lock_args is []: lock_keys is given too, and each is the whole "
-            "answer. Keep lock_keys, and leave lock_args out: each of lock_keys is a template "
-            "of the arguments."
+            "task shop.settle: lock_args is []: lock_keys is given too, and each names all locks. "
+            "Keep lock_keys, and leave lock_args out: each of lock_keys is a template of arguments."
         ),
     ),
     (
         lambda: resolved(lock_keys=["a:{amount}"], lock_key="b"),
         (
-            "task shop.settle: lock_key is 'b': lock_keys is given too, and each is the whole "
-            "answer. Keep lock_keys, and put this into it."
+            "task shop.settle: lock_key is 'b': lock_keys is given too, and each names all locks. "
+            "Keep lock_keys, and put this into it."
         ),
     ),
     (
@@ -220,8 +215,8 @@ SENTENCES = [
     (
         lambda: parsed(prefix="a{b}"),
         (
-            "singleton_lock_prefix is 'a{b}': it must be text, not empty, without braces "
-            'and NUL, such as "csl".'
+            "singleton_lock_prefix is 'a{b}': it must be a text without braces and NUL, and not "
+            'empty, such as "csl".'
         ),
     ),
     (
@@ -246,15 +241,15 @@ SENTENCES = [
         lambda: resolved(lock_on_conflict="wait"),
         (
             "task shop.settle: lock_on_conflict is 'wait': a task that waits occupies a "
-            'pool slot, so it needs a deadline. Add lock_wait_timeout=60, or use "park", '
-            "which waits without a slot."
+            'pool slot, so it needs a time-out. Add lock_wait_timeout=60, or use "park", which '
+            "needs no slot."
         ),
     ),
     (
         lambda: resolved(lock_on_full="replace", lock_max_waiting=0),
         (
-            'task shop.settle: lock_max_waiting is 0: lock_on_full="replace" needs one '
-            "that waits and can be replaced. Use 1."
+            'task shop.settle: lock_max_waiting is 0: lock_on_full="replace" replaces a task that '
+            "waits, and none may wait. Use 1."
         ),
     ),
     (
@@ -262,15 +257,15 @@ SENTENCES = [
             lock_on_conflict="wait", lock_wait_timeout=5, lock_on_full="replace", lock_max_waiting=1
         ),
         (
-            "task shop.settle: lock_on_full is 'replace': it replaces parked messages. "
-            'With lock_on_conflict="wait" use "skip".'
+            "task shop.settle: lock_on_full is 'replace': it replaces parked messages, and "
+            'lock_on_conflict="wait" parks none. Use "skip".'
         ),
     ),
     (
         lambda: resolved(lock_on_conflict="requeue", lock_requeue_delay=5, lock_requeue_max=2),
         (
             "task shop.settle: lock_requeue_delay is 5.0: it is longer than "
-            "lock_requeue_max (2), which bounds it."
+            "lock_requeue_max (2). Use at most that."
         ),
     ),
     (
@@ -289,7 +284,7 @@ SENTENCES = [
         (
             "There are locked tasks, and no Redis for their locks: broker_url is not set "
             "and result_backend is not set. Set singleton_lock_backend, for example to "
-            '"redis://localhost:6379/0"; in tests, without a Redis, to "memory://".'
+            '"redis://localhost:6379/0"; in tests without a Redis, to "memory://".'
         ),
     ),
     (
@@ -297,48 +292,48 @@ SENTENCES = [
         (
             "There are locked tasks, and no Redis for their locks: broker_url is "
             "'amqp://***@b//' and result_backend is 'rpc://'. Set "
-            'singleton_lock_backend, for example to "redis://localhost:6379/0"; in tests, '
-            'without a Redis, to "memory://".'
+            'singleton_lock_backend, for example to "redis://localhost:6379/0"; in tests without '
+            'a Redis, to "memory://".'
         ),
     ),
     (
         lambda: parsed({"broker_url": "sentinel://a:1"}).address(),
         (
-            "broker_url is sentinel://a:1/0: Sentinel must be asked for a master by "
-            'name. Set broker_transport_options = {"master_name": "mymaster"}, with your '
+            "broker_url is sentinel://a:1/0: Sentinel needs the name of a master. Set "
+            'broker_transport_options = {"master_name": "mymaster"}, with your '
             "master's name."
         ),
     ),
     (
         lambda: parsed({"result_backend": "sentinel://a:1"}).address(),
         (
-            "result_backend is sentinel://a:1/0: Sentinel must be asked for a master by "
-            'name. Set result_backend_transport_options = {"master_name": "mymaster"}, '
+            "result_backend is sentinel://a:1/0: Sentinel needs the name of a master. Set "
+            'result_backend_transport_options = {"master_name": "mymaster"}, '
             "with your master's name."
         ),
     ),
     (
         lambda: parsed(backend="sentinel://a:1").address(),
         (
-            "singleton_lock_backend is sentinel://a:1/0: Sentinel must be asked for a "
-            'master by name. Set singleton_lock_backend_options = {"master_name": '
+            "singleton_lock_backend is sentinel://a:1/0: Sentinel needs the name of a master. Set "
+            'singleton_lock_backend_options = {"master_name": '
             '"mymaster"}, with your master\'s name.'
         ),
     ),
     (
         lambda: parsed(backend="memcache://a"),
         (
-            "singleton_lock_backend is 'memcache://a': locks live in Redis: use "
-            "redis://, rediss:// (TLS), unix://, sentinel:// or redis+cluster://."
+            "singleton_lock_backend is 'memcache://a': locks need a Redis. Use redis://, "
+            "rediss:// (TLS), unix://, sentinel:// or redis+cluster://."
         ),
     ),
     (
         lambda: parsed(backend="redis://a;redis://b"),
         (
-            "singleton_lock_backend is 'redis://a;redis://b': it names several servers, and such "
-            "a URL names one. For a Cluster write redis+cluster://host1:6379,host2:6379; for "
-            "Sentinels sentinel://host1:26379;sentinel://host2:26379; for a quorum, of which a "
-            "majority decides, a list of three or more URLs."
+            "singleton_lock_backend is 'redis://a;redis://b': it names several servers, and this "
+            "scheme is for one. For a Cluster write redis+cluster://host1:6379,host2:6379; for "
+            "Sentinels sentinel://host1:26379;sentinel://host2:26379; for a quorum a list of "
+            "three or more URLs."
         ),
     ),
     (
@@ -366,28 +361,28 @@ SENTENCES = [
         lambda: parsed(backend="sentinel://a/1;sentinel://b/2"),
         (
             "singleton_lock_backend is 'sentinel://a/1;sentinel://b/2': its addresses "
-            "differ in db, and that is the same for all."
+            "differ in db. Write the same db in all, or in one."
         ),
     ),
     (
         lambda: parsed(backend="redis://a/x"),
         (
-            "singleton_lock_backend is 'redis://a/x': the database is not a number, as "
-            "the 0 in redis://localhost:6379/0."
+            "singleton_lock_backend is 'redis://a/x': the database is not a number. Write "
+            "redis://localhost:6379/0."
         ),
     ),
     (
         lambda: parsed(backend="redis://a?timeout=5"),
         (
-            "singleton_lock_backend is 'redis://a?timeout=5': its option 'timeout' is "
-            "not known here. Use singleton_lock_backend_options, with "
+            "singleton_lock_backend is 'redis://a?timeout=5': its option 'timeout' is unknown. "
+            "Use singleton_lock_backend_options, with "
             "singleton_lock_backend."
         ),
     ),
     (
         lambda: parsed(backend="unix://a"),
         (
-            "singleton_lock_backend is 'unix://a': a socket has a path and no host: "
+            "singleton_lock_backend is 'unix://a': a socket has a path and no host. Write "
             "unix:///run/redis.sock, with three slashes."
         ),
     ),
@@ -422,9 +417,8 @@ SENTENCES = [
     (
         lambda: named(lock_key="{account_id}", args=[1]),
         (
-            "task shop.settle: lock_key is '{account_id}': it has no literal text, so "
-            "tasks that have nothing in common would share locks. Begin with a word that "
-            'says what is locked: "account:{account_id}".'
+            "task shop.settle: lock_key is '{account_id}': it has no literal text, so unrelated "
+            'tasks would share locks. Begin with a word for what is locked: "account:{account_id}".'
         ),
     ),
     (
@@ -441,8 +435,8 @@ SENTENCES = [
     (
         lambda: named(lock_key="a:{account_id!r}"),
         (
-            "task shop.settle: lock_key is 'a:{account_id!r}': {account_id!r}: there is "
-            "no !r here, only !h for a digest. Leave it out."
+            "task shop.settle: lock_key is 'a:{account_id!r}': {account_id!r}: the only "
+            "conversion is !h, for a digest. Leave !r out."
         ),
     ),
     (
@@ -456,23 +450,23 @@ SENTENCES = [
         lambda: named(lock_key="a:{account_id:%B}"),
         (
             "task shop.settle: lock_key is 'a:{account_id:%B}': {account_id:%B}: this "
-            "format is nested, or reads differently under another locale."
+            "format is nested, or depends on the locale. Use another one."
         ),
     ),
     (
         lambda: named(lock_key="a:{account_id:{amount}}"),
         (
             "task shop.settle: lock_key is 'a:{account_id:{amount}}': "
-            "{account_id:{amount}}: this format is nested, or reads differently under "
-            "another locale."
+            "{account_id:{amount}}: this format is nested, or depends on the locale. Use another "
+            "one."
         ),
     ),
     (
         lambda: named(lock_key="a:{account.id}"),
         (
             "task shop.settle: lock_key is 'a:{account.id}': 'account.id' is not the "
-            "name of an argument, as in account_id or order[id]. Wire values are plain "
-            "data: look into them with [ ], not with a dot. It has: account_id, amount. "
+            "name of an argument, as in account_id or order[id]. Arguments are plain data: read "
+            "their parts with [ ], not with a dot. It has: account_id, amount. "
             "Use one of them."
         ),
     ),
@@ -515,8 +509,8 @@ SENTENCES = [
     (
         lambda: named(lock_args=[], lock_key="a"),
         (
-            "task shop.settle: lock_key and lock_args are both given, and each is the "
-            "whole answer. Keep lock_key, or put the names of lock_args into its "
+            "task shop.settle: lock_key and lock_args are both given, and each names the whole "
+            "lock. Keep lock_key, and put the names of lock_args into its "
             "template."
         ),
     ),
@@ -547,7 +541,8 @@ SENTENCES = [
         lambda: named(args=[object()]),
         (
             "task shop.settle: argument 'account_id' cannot be part of a lock name: an "
-            "object means nothing in another process. Send plain data, or leave it out "
+            "object has no text that is the same in every process. "
+            "Send plain data, or leave it out "
             "with lock_key or lock_args"
         ),
     ),
@@ -562,8 +557,8 @@ SENTENCES = [
     (
         lambda: named(args=[{"1": 2, 1: 3}]),
         (
-            "task shop.settle: argument 'account_id' cannot be part of a lock name: two "
-            "keys of its dict read the same in JSON. Send plain data, or leave it out "
+            "task shop.settle: argument 'account_id' cannot be part of a lock name: two keys of "
+            "its dict are the same in JSON. Send plain data, or leave it out "
             "with lock_key or lock_args"
         ),
     ),
@@ -571,7 +566,7 @@ SENTENCES = [
         lambda: named(args=[float("nan")]),
         (
             "task shop.settle: argument 'account_id' cannot be part of a lock name: nan "
-            "equals nothing, or is no number. Send plain data, or leave it out with "
+            "is not a finite number. Send plain data, or leave it out with "
             "lock_key or lock_args"
         ),
     ),
@@ -579,7 +574,7 @@ SENTENCES = [
         lambda: named(args=[decimal.Decimal("inf")]),
         (
             "task shop.settle: argument 'account_id' cannot be part of a lock name: "
-            "Infinity equals nothing, or is no number. Send plain data, or leave it out "
+            "Infinity is not a finite number. Send plain data, or leave it out "
             "with lock_key or lock_args"
         ),
     ),
@@ -593,11 +588,11 @@ SENTENCES = [
     ),
     (
         lambda: named(lock_key="a:{account_id}", args=["\ud800"]),
-        ("task shop.settle: argument 'account_id' holds half a surrogate pair. Send valid text."),
+        ("task shop.settle: argument 'account_id' holds a lone surrogate. Send valid Unicode."),
     ),
     (
         lambda: named(lock_key=lambda account_id, amount=1: "\ud800", args=[1]),
-        ("task shop.settle: its lock name holds half a surrogate pair. Send valid text."),
+        ("task shop.settle: its lock name holds a lone surrogate. Send valid Unicode."),
     ),
     (
         lambda: named(lock_key=lambda account_id, amount=1: 1 / 0, args=[1]),
@@ -621,7 +616,8 @@ SENTENCES = [
         lambda: named(lock_key="a:{account_id}", args=[object()]),
         (
             "task shop.settle: argument 'account_id' cannot be part of a lock name: an "
-            "object means nothing in another process. Send plain data, or leave it out of "
+            "object has no text that is the same in every process. "
+            "Send plain data, or leave it out of "
             "lock_key"
         ),
     ),
@@ -629,7 +625,8 @@ SENTENCES = [
         lambda: named(lock_args=["account_id"], args=[object()]),
         (
             "task shop.settle: argument 'account_id' cannot be part of a lock name: an "
-            "object means nothing in another process. Send plain data, or leave it out of "
+            "object has no text that is the same in every process. "
+            "Send plain data, or leave it out of "
             "lock_args"
         ),
     ),
@@ -637,7 +634,7 @@ SENTENCES = [
         lambda: of_function("a:{account_id.x}"),
         (
             "function shop.settle: the key is 'a:{account_id.x}': 'account_id.x' is not the "
-            "name of an argument, as in account_id or order[id]. A template looks into dicts "
+            "name of an argument, as in account_id or order[id]. A template reads parts of dicts "
             "and lists, with [ ]. For an attribute use a callable key, such as lambda order: "
             "f'order:{order.id}'. It has: account_id, amount. Use one of them."
         ),
@@ -660,7 +657,8 @@ SENTENCES = [
         lambda: of_function(None, [object()]),
         (
             "function shop.settle: argument 'account_id' cannot be part of a lock name: an "
-            "object means nothing in another process. Send plain data, or leave it out with a "
+            "object has no text that is the same in every process. "
+            "Send plain data, or leave it out with a "
             "key that names the others"
         ),
     ),
@@ -683,7 +681,7 @@ SENTENCES = [
     ),
     (
         lambda: checked_timeout(0),
-        ("blocking_timeout must be over 0; to try without waiting, pass blocking=False."),
+        ("blocking_timeout is 0: it must be above 0. To try without waiting, use blocking=False."),
     ),
     (
         lambda: checked_timeout(-1),
@@ -693,10 +691,7 @@ SENTENCES = [
     (lambda: checked_bool("renew", 1), "renew must be True or False, not 1."),
     (
         lambda: checked_token("x"),
-        (
-            "token must come from celery_singleton_lock.new_token(), for others can be guessed or "
-            "shared: 'x'."
-        ),
+        ("token is 'x': it can be guessed, or used twice. Use celery_singleton_lock.new_token()."),
     ),
 ]
 
@@ -718,7 +713,7 @@ async def coroutine(account_id, amount=1):
     [
         (
             coroutine,
-            "it is a coroutine function. The name is needed at once: use a plain def.",
+            "it is a coroutine function, and is not awaited. Use a plain def.",
         ),
         (
             lambda account_id: "x",
@@ -726,7 +721,7 @@ async def coroutine(account_id, amount=1):
         ),
         (
             lambda amount=1, account_id=1: "x",
-            "its parameter 'amount' stands in another place than the task's.",
+            "its parameter 'amount' has another position than the task's.",
         ),
     ],
 )

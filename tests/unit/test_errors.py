@@ -1,5 +1,5 @@
 # the number of a trap is part of its test's name
-"""Every error, wherever it travels."""
+"""Errors can be pickled and keep their attributes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from celery_singleton_lock.errors import (
 EVERY_CLASS = sorted(
     (
         value
-        for _, value in inspect.getmembers(errors, inspect.isclass)
-        if issubclass(value, BaseException)
+        for name, value in inspect.getmembers(errors, inspect.isclass)
+        if not name.startswith("_") and issubclass(value, BaseException)
     ),
     key=lambda cls: cls.__name__,
 )
@@ -99,6 +99,25 @@ def test_an_error_shows_its_sentence_and_keeps_its_facts():
     assert (conflict.name, conflict.holder, conflict.expires_in) == ("account:1", "x", 3.0)
     assert LockQueueFull("full", "account:1").name == "account:1"
     assert LockQueueFull("full").name == ""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        LockConflict("busy", "account:1", "x", 3.0, "pause"),
+        LockQueueFull("full", "account:1", "pause"),
+        LockTimeout("late", "account:1", "x", 3.0, "pause"),
+    ],
+)
+def test_an_error_says_what_the_lock_was_waited_for(error):
+    """Also in another process, by pickle or as JSON."""
+    copied = pickle.loads(pickle.dumps(error))  # our own
+    rebuilt = type(error)(*json.loads(json.dumps(error.args)))
+    assert {each.waits_for for each in (error, copied, rebuilt)} == {"pause"}
+
+
+def test_of_other_errors_that_is_not_known():
+    assert {errors.LockWaitTimeout("late").waits_for, LockConflict().waits_for} == {""}
 
 
 def test_a_wrong_declaration_is_a_ValueError_too():

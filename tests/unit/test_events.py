@@ -1,4 +1,4 @@
-"""Events: what Celery is told, and that a broken observer breaks nothing."""
+"""Events: what Celery gets, and that a failing observer affects nothing."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from celery_singleton_lock.events import (
     TaskDelivered,
     TaskDuplicate,
     TaskReplaced,
-    _told,
+    _field,
     celery_event,
     fields_of,
     log_keys,
 )
-from celery_singleton_lock.worker.extension import install
+from celery_singleton_lock.worker.install import install
 from support import event_docs
 
 
 class Notes:
-    """Writes down what it is told."""
+    """Records its events."""
 
     def __init__(self):
         self.told = []
@@ -47,7 +47,9 @@ class Broken:
 
 def test_a_blocked_task_is_shown_as_blocked_with_holder_and_rank():
     """Celery's State makes BLOCKED of the event's name."""
-    name, fields = celery_event(TaskBlocked("a:1", "settle", "id-1", holder="x", rank=3))
+    name, fields = celery_event(
+        TaskBlocked("a:1", "settle", "id-1", holder="x", rank=3, waits_for="holder")
+    )
     assert name == "task-blocked"
     assert fields == {
         "lock": "a:1",
@@ -55,6 +57,7 @@ def test_a_blocked_task_is_shown_as_blocked_with_holder_and_rank():
         "policy": "park",
         "holder": "x",
         "rank": 3,
+        "waits_for": "holder",
     }
 
 
@@ -100,7 +103,7 @@ def test_a_log_line_has_the_events_name_and_its_facts():
     }
 
 
-def test_where_nobody_observes_no_event_need_be_made():
+def test_without_observers_no_event_is_created():
     observers, one = Observers(), Broken()
     assert not observers.any
     observers.add(one)
@@ -112,10 +115,10 @@ def test_where_nobody_observes_no_event_need_be_made():
 
 def test_a_field_is_made_with_its_default_its_unit_and_its_meaning():
     """Made for the test: those of the events are made at import."""
-    made = _told(2.5, "how long", "s")
+    made = _field(2.5, "how long", "s")
     assert made.default == 2.5
     assert made.metadata == {"about": "how long", "unit": "s"}
-    assert _told("", "why").metadata["unit"] == ""
+    assert _field("", "why").metadata["unit"] == ""
 
 
 def test_each_field_of_an_event_has_a_unit_and_a_meaning():
@@ -132,8 +135,8 @@ def test_what_is_no_task_is_no_celery_event():
     assert celery_event(BackendDown("redis://host:1/0")) is None
 
 
-def test_a_broken_observer_keeps_nobody_else_from_hearing(caplog):
-    """What it raised is logged, and the others are told."""
+def test_a_failing_observer_does_not_affect_others(caplog):
+    """Its error is logged, and the others get the event."""
     notes = Notes()
     observers = Observers([Broken()])
     observers.add(notes)
@@ -149,14 +152,14 @@ def test_the_docs_list_each_event_with_its_fields_and_units():
 
 
 @pytest.mark.parametrize("kind", event_docs.kinds(), ids=lambda kind: kind.__name__)
-def test_each_field_of_an_event_is_told(kind):
+def test_each_field_of_an_event_is_documented(kind):
     """Name, unit (seconds, if it is a duration) and meaning."""
     for name, unit, about in fields_of(kind):
         assert about
         assert (unit == "s") is (name in {"waited", "held", "down_for"})
 
 
-def test_an_observer_hears_the_types_that_it_asked_for():
+def test_an_observer_gets_only_the_types_that_it_asked_for():
     """Or all; the decorator leaves the function as it is."""
     app, told, everything = Celery("observed", set_as_current=False), [], []
 

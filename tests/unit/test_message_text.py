@@ -1,4 +1,4 @@
-"""How errors call what they were given."""
+"""How error texts show values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Unit:
         ("\ud83d", "\\ud83d"),
     ],
 )
-def test_a_text_of_somebody_else_cannot_rule_a_terminal(text, shown):
+def test_foreign_text_cannot_control_a_terminal(text, shown):
     """Nor be refused by a stream that is UTF-8; and shown twice it is the same."""
     assert printable(text) == shown
     assert printable(shown) == shown
@@ -37,12 +37,12 @@ def test_a_text_is_cut_where_there_is_no_room(most, shown):
     ("number", "told"),
     [(1, "1st"), (2, "2nd"), (3, "3rd"), (4, "4th"), (11, "11th"), (21, "21st"), (1113, "1,113th")],
 )
-def test_a_place_is_told_as_people_say_it(number, told):
+def test_ordinal_numbers_are_readable(number, told):
     assert nth(number) == told
 
 
 def test_a_value_is_called_by_its_type_with_an_article():
-    """Never by itself: it may be a password."""
+    """Never alone: it may be a password."""
     assert [a_kind(value) for value in (5, "secret", [], object(), None)] == [
         "an int",
         "a str",
@@ -68,7 +68,7 @@ def test_nouns_go_with_their_number_and_article():
 
 
 def test_a_class_is_named_as_people_import_it():
-    """redis-py has two of each name, which it makes in modules that nobody imports."""
+    """redis-py has two classes of each name, in modules that users do not import."""
     assert named(redis.Redis) == "redis.Redis"
     assert named(redis.asyncio.Redis) == "redis.asyncio.Redis"
     assert named(redis.asyncio.RedisCluster) == "redis.asyncio.RedisCluster"

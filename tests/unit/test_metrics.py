@@ -1,4 +1,4 @@
-"""What each event counts, and that rules and dashboard ask for what there is."""
+"""What each event counts, and that the example rules and dashboard use existing metrics."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from celery import Celery
 
+from celery_singleton_lock.core.lock_view import WaitsFor
 from celery_singleton_lock.events import (
     BackendDown,
     LeaseLost,
@@ -22,7 +23,6 @@ from celery_singleton_lock.events import (
     TaskReplaced,
     log_keys,
 )
-from celery_singleton_lock.worker.extension import install
 from celery_singleton_lock.metrics import (
     COUNTERS,
     FLEET,
@@ -34,6 +34,7 @@ from celery_singleton_lock.metrics import (
     export,
     log_events,
 )
+from celery_singleton_lock.worker.install import install
 
 prometheus = pytest.importorskip("prometheus_client")
 ROOT = Path(__file__).parents[2]
@@ -50,12 +51,15 @@ SERIES = {
 """All names under which Prometheus stores something of ours."""
 
 
+NOT_KNOWN = {"waits_for": "unknown"}
+
+
 @pytest.mark.parametrize(
     ("event", "series", "labels"),
     [
         (LockAcquired, "celery_lock_acquired_total", {}),
-        (TaskBlocked, "celery_lock_blocked_total", {"policy": "park"}),
-        (LockRefused, "celery_lock_blocked_total", {"policy": "fail"}),
+        (TaskBlocked, "celery_lock_blocked_total", {"policy": "park", **NOT_KNOWN}),
+        (LockRefused, "celery_lock_blocked_total", {"policy": "fail", **NOT_KNOWN}),
         (TaskDelivered, "celery_lock_delivered_total", {"verdict": "granted"}),
         (TaskDuplicate, "celery_lock_duplicates_total", {"verdict": "twin"}),
         (TaskReplaced, "celery_lock_replaced_total", {}),
@@ -76,6 +80,16 @@ def test_each_event_counts_by_task_and_by_lock_only_if_asked(event, series, labe
     assert ("account:42" in prometheus.generate_latest(registry).decode()) is by_lock
 
 
+@pytest.mark.parametrize("kind", [TaskBlocked, LockRefused])
+@pytest.mark.parametrize("reason", WaitsFor)
+def test_blocked_tasks_are_counted_by_what_they_wait_for(kind, reason):
+    """A closed list: the number of series does not grow with locks or tasks that are blocked."""
+    registry = prometheus.CollectorRegistry()
+    TaskMetrics(registry).notify(kind("a:1", "settle", "id", policy="x", waits_for=reason.value))
+    labels = {"task": "settle", "policy": "x", "waits_for": reason.value}
+    assert registry.get_sample_value("celery_lock_blocked_total", labels) == 1
+
+
 def test_seconds_are_put_into_histograms():
     registry = prometheus.CollectorRegistry()
     metrics = TaskMetrics(registry)
@@ -91,7 +105,7 @@ def test_an_outage_is_no_tasks_event():
 
 
 def test_to_register_asks_no_redis():
-    """An app is made where Redis may not be reached; a scrape then tells that it is not."""
+    """An app may be created without access to Redis; a scrape then reports that."""
     app = Celery("app", set_as_current=False)
     app.conf.singleton_lock_backend = "redis://127.0.0.1:1/0"
     registry = prometheus.CollectorRegistry()

@@ -1,4 +1,4 @@
-"""What is said when an observer fails, and of what an error knows when nothing was said."""
+"""The log of a failing observer, and the facts of an error without an event."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ def test_an_observer_that_fails_is_logged_with_what_it_failed_on(caplog):
     event = TaskBlocked("account:42")
     Observers([Broken()]).notify(event)
     (record,) = caplog.records
-    assert record.getMessage() == f"An observer of locks failed on {event!r}"
+    assert record.getMessage() == f"An observer of locks raised an error for {event!r}"
     assert isinstance(record.exc_info[1], OSError)
 
 
-def test_a_conflict_of_which_nothing_is_known_says_nothing():
+def test_a_conflict_without_known_facts_has_no_details():
     """No name, no holder, no time."""
     error = LockConflict()
     assert (error.message, error.name, error.holder, error.expires_in) == ("", "", "", 0.0)
 
 
-def test_who_is_removed_hears_no_more():
+def test_a_removed_observer_gets_no_more_events():
     """Others go on, and one that was never there is no error."""
     heard, left = [], []
     first, second = Listener(heard.append, (TaskBlocked,)), Listener(left.append, (TaskBlocked,))

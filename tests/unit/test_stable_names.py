@@ -1,4 +1,4 @@
-"""Names that must not change, from version to version: two versions share one Redis."""
+"""Names that must stay the same in all versions: two versions share one Redis."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_numbers_that_differ_behind_the_point_have_different_names(declared):
 
 
 class Odd:
-    """A callable of which Python cannot see the signature."""
+    """A callable whose signature Python cannot see."""
 
     __signature__ = "none"
 
