@@ -1,14 +1,14 @@
 """Assembles the Lua scripts, and calls them by argument name.
 
-A script's header is its contract and is read by this module: ``-- KEYS:`` says which keys it takes,
-``-- ARGV:`` names its arguments in order. The names become the script's local variables and the
-caller's keywords, so header, body and call site cannot drift apart.
+The header of a script is its contract, and this module reads it: ``-- KEYS:`` says which keys the
+script takes, ``-- ARGV:`` names its arguments in order. The names become local variables of the
+script and keywords of its callers, so that header, body and callers agree.
 
-Redis runs a script from its first line at each call, and makes each function in it anew. So a verb
-gets only those blocks (set apart by blank lines) of ``_lock.lua`` that it uses; and what comes
-behind its line ``-- REST`` gets its own only there, so that the usual case, which returns before,
-is spared the others. A function costs as much as it takes variables from outside, so what is done
-most often is written without any.
+In each call Redis runs a script from its first line, and creates each function in it anew. So a
+script gets only those blocks of ``_lock.lua`` (separated by blank lines) that it uses. Blocks that
+only the part after its line ``-- REST`` uses are inserted there: the usual case returns before that
+line, and does not create their functions. A function costs more the more outer variables it uses,
+so the usual cases are written without functions.
 """
 
 from __future__ import annotations
@@ -23,47 +23,56 @@ from typing import Final, NamedTuple
 
 from celery_singleton_lock.core.redis_keys import LockKeys, bucket_of, encoded_in, key_name
 
-VERBS: Final = (
-    "acquire",
-    "park",
-    "claim",
-    "release",
-    "extend",
-    "kick",
-    "left",
-    "take_due",
-    "inspect",
-    "reset",
-    "revoke",
-    "beat",
-    "identify",
-    "let_run",
-    "observe",
-)
-ADMIN_VERBS: Final = (
-    "glance",
-    "page",
-    "look",
-    "force_release",
-    "drop",
-    "seal",
-    "promote",
-    "pause",
-    "set_limit",
-    "remark",
-    "drift",
-)
-"""Those of operators, which no worker loads."""
-QUORUM_VERBS: Final = ("vote", "withdraw", "renew", "greet", "admit")
-"""Those of one server among several; see :mod:`celery_singleton_lock.store.quorum.server`."""
+VERBS: Final = {
+    "acquire": "lock/acquire.lua",
+    "park": "lock/park.lua",
+    "claim": "lock/claim.lua",
+    "release": "lock/release_and_grant_next.lua",
+    "extend": "lock/extend_leases.lua",
+    "sweep_and_grant": "lock/sweep_and_grant.lua",
+    "record_publish_result": "lock/record_publish_result.lua",
+    "take_due_locks": "fleet/take_due_locks.lua",
+    "inspect": "view/inspect.lua",
+    "reset": "operator/reset.lua",
+    "deliver_revoked": "lock/deliver_revoked.lua",
+    "worker_heartbeat": "fleet/worker_heartbeat.lua",
+    "identify": "fleet/identify_server.lua",
+    "deliver_unlocked": "operator/deliver_unlocked.lua",
+    "record_observation": "fleet/record_observation.lua",
+}
+"""Operation -> its script below ``lua/``."""
+ADMIN_VERBS: Final = {
+    "summarise_locks": "view/summarise_locks.lua",
+    "list_waiters": "view/list_waiters.lua",
+    "locate_token": "view/locate_token.lua",
+    "force_release": "operator/force_release.lua",
+    "drop_waiters": "operator/drop_waiters.lua",
+    "take_out_messages": "operator/take_out_messages.lua",
+    "promote": "operator/promote.lua",
+    "pause": "operator/pause.lua",
+    "set_limit": "operator/set_limit.lua",
+    "write_audit_entry": "operator/write_audit_entry.lua",
+    "find_contradictions": "view/find_contradictions.lua",
+}
+"""Operations of operators; workers do not load their scripts."""
+QUORUM_VERBS: Final = {
+    "vote": "quorum/vote.lua",
+    "withdraw_vote": "quorum/withdraw_vote.lua",
+    "renew_votes": "quorum/renew_votes.lua",
+    "server_state": "quorum/server_state.lua",
+    "admit_voter": "quorum/admit_voter.lua",
+}
+"""Operations of one server of a quorum: :mod:`celery_singleton_lock.store.quorum.server`."""
+
+_FILES: Final = {**VERBS, **ADMIN_VERBS, **QUORUM_VERBS}
 
 _HEADER: Final = re.compile(r"^-- (KEYS|ARGV): *(.*?) *$", re.MULTILINE)
 
 _OF_LOCKS: Final = ("lock", "lock*")
-"""Keys of the verbs that use ``_lock.lua``."""
+"""Keys of the scripts that use ``_lock.lua``."""
 
 _FIRST: Final = "lock = name\n"
-"""First line of a verb about one lock."""
+"""First line of a script about one lock."""
 
 _DEFINED: Final = re.compile(r"^local (?:function )?(\w+(?:, \w+)*)", re.MULTILINE)
 _WORD: Final = re.compile(r"\w+")
@@ -74,13 +83,13 @@ Argument = str | int | bytes
 
 @dataclass(frozen=True)
 class Script:
-    """One verb.
+    """A script.
 
     Args:
-        verb: its name.
+        verb: name of its operation.
         text: what Redis runs.
-        keys: ``lock`` (the keys of one lock), ``lock*``, ``meta*``, ``due*`` or ``fleet``; or their
-            names, on a server of a quorum.
+        keys: ``lock`` (the keys of one lock), ``lock*``, ``meta*``, ``due*`` or ``fleet``; on a
+            server of a quorum, the names of the keys.
         arguments: names of its arguments; empty if it takes a list.
     """
 
@@ -96,13 +105,13 @@ class Script:
 
     @cached_property
     def head(self) -> bytes:
-        """How the EVALSHA of a lock's verb begins on the wire: all that comes before its keys."""
+        """Start of the EVALSHA of a lock's script in the Redis protocol, up to its keys."""
         keys = len(LockKeys.__slots__)
         count = 3 + keys + len(self.arguments)
         return b"*%d\r\n" % count + words(["EVALSHA", self.sha, keys])
 
     def pack(self, arguments: Mapping[str, Argument]) -> list[Argument]:
-        """Put the arguments in the header's order.
+        """Return the arguments in the order of the header.
 
         Raises:
             TypeError: a name is missing, or is not in the header.
@@ -113,24 +122,27 @@ class Script:
             packed = []
         if len(packed) != len(arguments):
             wrong = sorted(arguments.keys() ^ set(self.arguments))
-            msg = f"{self.verb}.lua takes {', '.join(self.arguments)}; differs in {wrong}"
+            msg = f"{self.verb} takes {', '.join(self.arguments)}; differs in {wrong}"
             raise TypeError(msg)
         return packed
 
     def taking(self, arguments: str) -> Script:
-        """Return this script, for callers that give its arguments by place.
+        """Return this script, for callers that pass its arguments by position.
+
+        Args:
+            arguments: the names of the arguments that they pass.
 
         Raises:
-            TypeError: those are not the header's.
+            TypeError: the header has other names.
         """
         if tuple(arguments.split()) != self.arguments:
-            msg = f"{self.verb}.lua takes {' '.join(self.arguments)}; not {arguments}"
+            msg = f"{self.verb} takes {' '.join(self.arguments)}; not {arguments}"
             raise TypeError(msg)
         return self
 
 
 def words(values: Iterable[Argument]) -> bytes:
-    """Return the words of a command as the server reads them."""
+    """Return the words of a command in the Redis protocol."""
     raw = [
         value.encode()
         if isinstance(value, str)
@@ -144,10 +156,10 @@ def words(values: Iterable[Argument]) -> bytes:
 
 @lru_cache(maxsize=4096)
 def packed_keys(prefix: str, name: str) -> bytes:
-    """Return the keys of a lock as the words of a command; a name comes at least twice.
+    """Return the keys of a lock in the Redis protocol; they are cached, since each is used twice.
 
-    A new name comes with most tasks: so what is the same for all names of a bucket and of a length
-    is there already, and the name is put between.
+    Most tasks have a new name. So the text around a name is cached as well: it is the same for all
+    names of one bucket and one length.
     """
     shown = key_name(name).encode()
     return shown.join(_around(prefix, bucket_of(name), len(shown)))
@@ -155,18 +167,23 @@ def packed_keys(prefix: str, name: str) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _around(prefix: str, bucket: int, length: int) -> list[bytes]:
-    """Return the parts between which a name of this length stands; no prefix holds a NUL."""
+    """Return the parts around a name of this length; no prefix contains a NUL."""
     gap = b"\0" * length
     return words(encoded_in(prefix, bucket, gap)).split(gap)
 
 
+def file_of(verb: str) -> str:
+    """Return the path of a script below ``lua/``."""
+    return _FILES[verb]
+
+
 def read(file: str) -> str:
-    """Return the text of a file in ``scripts/``."""
-    return (resources.files(__package__) / "scripts" / file).read_text(encoding="utf-8")
+    """Return the text of a file in ``lua/``."""
+    return (resources.files(__package__) / "lua" / file).read_text(encoding="utf-8")
 
 
 def assemble(verb: str, clock: str, shared: str, body: str) -> Script:
-    """Join a verb with what it shares; its named arguments become local variables."""
+    """Join a script with the shared text; its named arguments become local variables."""
     header = dict(_HEADER.findall(body))
     said = header["ARGV"]
     names = () if said.startswith("(") else tuple(n for n in said.split() if not n.endswith("*"))
@@ -179,10 +196,10 @@ def assemble(verb: str, clock: str, shared: str, body: str) -> Script:
 
 
 def link(shared: str, body: str) -> str:
-    """Put before each part of ``body`` those blocks of ``shared`` that it is the first to use.
+    """Insert each block of ``shared`` before the first part of ``body`` that uses it.
 
-    The last part is a function, called at once: for what the functions in it take from outside of
-    it, Lua need not search the stack each time that it makes them.
+    The last part is wrapped in a function that is called at once: Lua then need not search the
+    stack for outer variables each time that it creates an inner function.
     """
     blocks, linked = [_code(block) for block in shared.split("\n\n")], []
     for part in _parts(body):
@@ -194,7 +211,7 @@ def link(shared: str, body: str) -> str:
 
 
 def _parts(body: str) -> Sequence[str]:
-    """Cut a verb into its usual case, or else its first line, and the rest."""
+    """Split a script into its usual case, or else its first line, and the rest."""
     usual, found, rest = body.partition("-- REST\n")
     if found:
         return usual, rest
@@ -203,7 +220,7 @@ def _parts(body: str) -> Sequence[str]:
 
 
 def used(blocks: Sequence[str], code: str) -> list[str]:
-    """Return the blocks that ``code`` uses, itself or by another, in their order."""
+    """Return the blocks that ``code`` uses, directly or through others, in their order."""
     kept: list[str] = []
     known = _words_of(code)
     for block in reversed(blocks):
@@ -229,53 +246,59 @@ def _code(text: str) -> str:
     return "\n".join(line for line in _COMMENT.sub("", text).splitlines() if line.strip())
 
 
-def read_shared(*, quarantine: bool) -> str:
-    """Return what the verbs share: with ``quarantine``, another gate stands before the grants."""
+def read_shared(*, quarantine: bool | None) -> str:
+    """Return the shared text; unless ``quarantine`` is False, it includes ``_quarantine.lua``."""
     shared = read("_lock.lua")
-    if not quarantine:
+    if quarantine is False:
         return shared
-    before, _, rest = shared.partition("-- GATE\n")
-    _, _, behind = rest.partition("-- END OF GATE\n")
-    return f"{before}{read('_quarantine.lua')}{behind}"
+    guard = read("_quarantine.lua")
+    if quarantine is None:
+        guard = guard.replace("local ALWAYS = true", "local ALWAYS = false")
+    before, _, rest = shared.partition("-- QUARANTINE\n")
+    _, _, behind = rest.partition("-- END OF QUARANTINE\n")
+    return f"{before}{guard}{behind}"
 
 
 @cache
-def load_scripts(clock: str | None = None, *, quarantine: bool = False) -> Mapping[str, Script]:
-    """Return all verbs. They are put together once per process, and forks inherit them.
+def load_scripts(
+    clock: str | None = None, *, quarantine: bool | None = False
+) -> Mapping[str, Script]:
+    """Return all scripts. They are assembled once per process, and forks inherit them.
 
     Args:
-        clock: Lua text that replaces ``_clock.lua``; for test builds.
-        quarantine: grant nothing for one longest lease after the server's run id has changed.
+        clock: Lua text that replaces ``_clock.lua``; for tests.
+        quarantine: grant nothing for one longest lease after the server's run id has changed. None:
+            only if other clients do so.
     """
     clock = read("_clock.lua") if clock is None else clock
     shared = read_shared(quarantine=quarantine)
-    return {verb: assemble(verb, clock, shared, read(f"{verb}.lua")) for verb in VERBS}
+    return {verb: assemble(verb, clock, shared, read(file_of(verb))) for verb in VERBS}
 
 
 @cache
 def load_admin_scripts(
-    clock: str | None = None, *, quarantine: bool = False
+    clock: str | None = None, *, quarantine: bool | None = False
 ) -> Mapping[str, Script]:
-    """Return the verbs of operators; they share what the others share, and ``_admin.lua``.
+    """Return the scripts of operators; they also share ``_operator.lua``.
 
     Args:
-        clock: Lua text that replaces ``_clock.lua``; for test builds.
+        clock: Lua text that replaces ``_clock.lua``; for tests.
         quarantine: as of :func:`load_scripts`.
     """
     clock = read("_clock.lua") if clock is None else clock
-    shared = f"{read_shared(quarantine=quarantine)}\n\n{read('_admin.lua')}"
-    return {verb: assemble(verb, clock, shared, read(f"{verb}.lua")) for verb in ADMIN_VERBS}
+    shared = f"{read_shared(quarantine=quarantine)}\n\n{read('_operator.lua')}"
+    return {verb: assemble(verb, clock, shared, read(file_of(verb))) for verb in ADMIN_VERBS}
 
 
 @cache
 def load_quorum_scripts(clock: str | None = None) -> Mapping[str, Script]:
-    """Return the verbs of one server of a quorum.
+    """Return the scripts of one server of a quorum.
 
     Args:
-        clock: Lua text that replaces ``_clock.lua``; for test builds.
+        clock: Lua text that replaces ``_clock.lua``; for tests.
     """
-    before = f"{read('_clock.lua') if clock is None else clock}\n{read('_node.lua')}"
-    return {verb: assemble(verb, before, "", read(f"{verb}.lua")) for verb in QUORUM_VERBS}
+    before = f"{read('_clock.lua') if clock is None else clock}\n{read('quorum/_server.lua')}"
+    return {verb: assemble(verb, before, "", read(file_of(verb))) for verb in QUORUM_VERBS}
 
 
 class Call(NamedTuple):

@@ -1,12 +1,12 @@
--- What the verbs of operators share, besides _lock.lua.
-local AUDITED = 1000 -- entries that are kept
-local LOCKS = 20     -- entries of one operation; its last sums up what it does to further locks
+-- What the scripts for operators share, in addition to _lock.lua.
+local AUDITED = 1000 -- entries of the audit log
+local LOCKS = 20     -- most entries of one operation; its last one sums up all further locks
 
--- Read it before anything is written, like every key of a lock.
+-- Like every key of a lock, it is read before the first write.
 local function check_audit() redis.call('LLEN', fleet .. ':audit') end
 
--- Note who did what to this lock. The steps of one operation on one lock are one entry, as long as no
--- other comes between them: a purge of 200,000 tasks, or of as many locks, must not push all others out.
+-- Write who did what to this lock. Steps of one operation on one lock share an entry, unless another
+-- entry comes between them: a purge of 200,000 tasks or locks must not push all other entries out.
 local function note(steps, token, rec)
   local audit, entry = fleet .. ':audit', cjson.decode(who)
   entry.at, entry.lock, entry.count, entry.token = digits(now), lock, steps, token

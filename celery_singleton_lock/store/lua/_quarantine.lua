@@ -1,39 +1,48 @@
--- Takes the place of the open gate in _lock.lua, for singleton_lock_quarantine.
+-- Replaces the functions between QUARANTINE and END OF QUARANTINE in _lock.lua, for
+-- singleton_lock_quarantine.
 --
--- A server that was promoted, or restarted, may not know of the last grants of the one before. So it
--- grants nothing until they have ended: for one longest lease from when a script first found another
--- run id than the one that is noted. If none is noted, nobody can say what was lost, and it is the same.
--- `fleet:server` is a HASH: run (run id), since (when it was met), till (when the gate opens), longest
--- (lease that was asked for), all in ms.
-local UNKNOWN_MS = 30000 -- for a server that knows of no lease: the default
-local gate = nil
+-- A server that was promoted or restarted may miss the last grants. So it grants nothing until those
+-- leases have ended. The quarantine begins when a script first reads a run id that differs from the
+-- stored one, or when none is stored. It lasts for the longest lease.
+-- `fleet:server` is a HASH: run (run id), since (when that was first seen), till (when the quarantine
+-- ends), longest (the longest lease so far), all times in ms.
+local UNKNOWN_MS = 30000 -- if no lease is stored: the default lease
+local ALWAYS = true      -- false: only if another client has stored a run id (commands without the setting)
+local quarantine = nil
 
-local function read_gate()
-  if gate then return gate end
+-- A replica only reads the decision of its master; it grants nothing.
+local function is_replica() return string.find(redis.call('INFO', 'replication'), 'role:slave', 1, true) end
+
+local function read_quarantine()
+  if quarantine then return quarantine end
   local key = fleet .. ':server'
-  local run = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
   local noted = redis.call('HMGET', key, 'run', 'since', 'till', 'longest')
-  gate = {
+  quarantine = {
     key = key, since = tonumber(noted[2] or 0), till = tonumber(noted[3] or 0), longest = tonumber(noted[4] or 0),
   }
-  if noted[1] ~= run then
-    gate.since, gate.till = now, now + (noted[4] and gate.longest or UNKNOWN_MS)
-    redis.call('PERSIST', key) -- a no-op; a full Redis refuses only the first write
-    redis.call('HSET', key, 'run', run, 'since', digits(gate.since), 'till', digits(gate.till))
+  quarantine.unused = not (ALWAYS or noted[1])
+  if quarantine.unused then return quarantine end
+  local run = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+  if noted[1] ~= run and not is_replica() then
+    quarantine.since, quarantine.till = now, now + (noted[4] and quarantine.longest or UNKNOWN_MS)
+    -- If these writes fail, the quarantine holds for this script, and the next one tries again.
+    redis.pcall('PERSIST', key) -- a no-op; a full Redis refuses only the first write
+    redis.pcall('HSET', key, 'run', run, 'since', digits(quarantine.since), 'till', digits(quarantine.till))
   end
-  return gate
+  return quarantine
 end
 
--- When the gate opens, ms, or false if it is open.
+-- When the quarantine ends (ms), or false if there is none.
 local function closed_until()
-  local found = read_gate()
+  local found = read_quarantine()
   return found.till > now and found.till
 end
 
--- A longer lease than any before it: while the gate is closed, that is perhaps one of those lost.
+-- Store the longest lease. During the quarantine a longer lease may be that of a lost grant, so it
+-- prolongs the quarantine.
 local function note_lease(lease_ms)
-  local found, lease = read_gate(), tonumber(lease_ms)
-  if lease <= found.longest then return end
+  local found, lease = read_quarantine(), tonumber(lease_ms)
+  if found.unused or lease <= found.longest then return end
   found.longest = lease
   if closed_until() then found.till = math.max(found.till, found.since + lease) end
   redis.call('PERSIST', found.key)

@@ -7,15 +7,16 @@ import re
 
 import pytest
 
-from celery_singleton_lock.core.redis_keys import Keyspace, encoded
 from celery_singleton_lock.core.model import Verdict
-from celery_singleton_lock.store.operator.base import AdminStore
+from celery_singleton_lock.core.redis_keys import Keyspace, encoded
 from celery_singleton_lock.store.base import Store
-from celery_singleton_lock.store.redis.sync import RedisStore
+from celery_singleton_lock.store.operator.base import AdminStore
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
+from celery_singleton_lock.store.redis.sync import RedisStore
 from celery_singleton_lock.store.scripts import (
     ADMIN_VERBS,
     VERBS,
+    file_of,
     link,
     load_admin_scripts,
     load_scripts,
@@ -27,12 +28,22 @@ from celery_singleton_lock.store.scripts import (
 )
 
 ALL = (*VERBS, *ADMIN_VERBS)
-FILES = [f"{verb}.lua" for verb in ALL]
+FILES = [file_of(verb) for verb in ALL]
 LIBRARY = read("_lock.lua")
-ADMIN_LIBRARY = f"{LIBRARY}\n\n{read('_admin.lua')}"
+ADMIN_LIBRARY = f"{LIBRARY}\n\n{read('_operator.lua')}"
 SCRIPTS = {**load_scripts(), **load_admin_scripts()}
 KEYS_OF = {"lock": 11, "lock*": None, "meta*": None, "due*": None, "fleet": 1}
-LOOKS = {"inspect", "beat", "identify", "take_due", "observe", "glance", "page", "look", "drift"}
+LOOKS = {
+    "inspect",
+    "worker_heartbeat",
+    "identify",
+    "take_due_locks",
+    "record_observation",
+    "summarise_locks",
+    "list_waiters",
+    "locate_token",
+    "find_contradictions",
+}
 """Verbs that change no lock."""
 ALLOWED = {
     # what Redis offers to scripts
@@ -54,7 +65,7 @@ ALLOWED = {
 
 
 def header(verb, field):
-    found = re.search(rf"^-- {field}: *(.*)$", read(f"{verb}.lua"), re.MULTILINE)
+    found = re.search(rf"^-- {field}: *(.*)$", read(file_of(verb)), re.MULTILINE)
     assert found, f"{verb}.lua has no {field} line"
     return found[1].split()
 
@@ -65,7 +76,7 @@ def code(text):
 
 
 def shared(verb):
-    body = read(f"{verb}.lua")
+    body = read(file_of(verb))
     library = ADMIN_LIBRARY if verb in ADMIN_VERBS else LIBRARY
     about_a_lock = header(verb, "KEYS")[0] in {"lock", "lock*"}
     return "\n".join(used(code(library).split("\n\n"), code(body))) if about_a_lock else ""
@@ -73,7 +84,7 @@ def shared(verb):
 
 @pytest.mark.parametrize("verb", ALL)
 def test_the_first_line_names_the_verb_and_what_it_does(verb):
-    first = read(f"{verb}.lua").splitlines()[0]
+    first = read(file_of(verb)).splitlines()[0]
     assert re.match(rf"-- {verb}: \w.*\.$", first), first
 
 
@@ -81,7 +92,7 @@ def test_the_first_line_names_the_verb_and_what_it_does(verb):
 def test_keys_are_declared(verb):
     (keys,) = header(verb, "KEYS")
     assert keys in KEYS_OF
-    used = {int(n) for n in re.findall(r"KEYS\[(\d+)\]", code(read(f"{verb}.lua")))}
+    used = {int(n) for n in re.findall(r"KEYS\[(\d+)\]", code(read(file_of(verb))))}
     assert used <= {1}, "the library names a lock's keys"
 
 
@@ -96,7 +107,7 @@ def test_the_library_takes_the_keys_in_the_order_of_keyspace():
 def test_arguments_are_named_used_and_hidden_by_nothing(verb):
     """Found by the state machine: a function of the library hid an argument of park."""
     script = SCRIPTS[verb]
-    text = code(read(f"{verb}.lua")) + "\n" + shared(verb)
+    text = code(read(file_of(verb))) + "\n" + shared(verb)
     declared = re.findall(r"^local (?:function )?([\w, ]+)", text, re.MULTILINE)
     hiding = set(re.findall(r"\w+", " ".join(declared)))
     for name in script.arguments:
@@ -111,19 +122,18 @@ def test_replies_are_documented_and_known(verb):
     words = header(verb, "REPLY")
     if words[0] == "answer":
         assert {word.lower() for word in words[1:]} <= {verdict.value for verdict in Verdict}
-        said = set(re.findall(r"'(\w+)'", read(f"{verb}.lua"))) & {v.value for v in Verdict}
+        said = set(re.findall(r"'(\w+)'", read(file_of(verb)))) & {v.value for v in Verdict}
         assert said <= {word.lower() for word in words[1:]} | {"granted", "running"}, said
 
 
 @pytest.mark.parametrize("verb", ALL)
 def test_every_script_has_a_method_of_the_store(verb):
-    method = {"glance": "glances"}.get(verb, verb)
     store, protocol = (RedisAdminStore, AdminStore) if verb in ADMIN_VERBS else (RedisStore, Store)
-    assert inspect.getdoc(getattr(store, method))
-    assert hasattr(protocol, method), f"{protocol} does not know {method}"
+    assert inspect.getdoc(getattr(store, verb))
+    assert hasattr(protocol, verb), f"{protocol} does not know {verb}"
 
 
-@pytest.mark.parametrize("file", [*FILES, "_lock.lua", "_admin.lua", "_clock.lua"])
+@pytest.mark.parametrize("file", [*FILES, "_lock.lua", "_operator.lua", "_clock.lua"])
 def test_no_script_looks_through_all_keys(file):
     text = read(file)
     for command in ("KEYS", "SCAN", "FLUSHALL", "FLUSHDB"):
@@ -133,7 +143,7 @@ def test_no_script_looks_through_all_keys(file):
 @pytest.mark.parametrize("verb", [v for v in ALL if v not in LOOKS])
 def test_everything_is_checked_before_anything_is_written(verb):
     """The usual case may look at less, since it touches less; what comes after it checks all."""
-    for part in read(f"{verb}.lua").split("-- REST\n"):
+    for part in read(file_of(verb)).split("-- REST\n"):
         writes = re.search(
             r"redis\.call\('(HSET|HDEL|ZADD|ZREM|DEL|PERSIST|PEXPIRE|RPUSH)'"
             r"|(refuse_if_full|write_though_full)\(\)",
@@ -148,7 +158,7 @@ def test_everything_is_checked_before_anything_is_written(verb):
 @pytest.mark.parametrize("verb", ALL)
 def test_each_verb_begins_to_write_as_a_full_redis_demands(verb):
     """What takes memory is refused as a whole; what gives it back, or renews, is not refused."""
-    body = read(f"{verb}.lua")
+    body = read(file_of(verb))
     refused, through = "refuse_if_full()" in body, "write_though_full()" in body
     expected = {"acquire": (True, False), "park": (True, False)}
     other = (False, verb not in LOOKS)
@@ -246,7 +256,7 @@ def uncalled(library, usual):
 @pytest.mark.parametrize("verb", ["acquire", "release"])
 def test_no_word_of_a_usual_case_is_the_name_of_a_function_that_it_does_not_call(verb, shared):
     """Redis would make that function at each call, and all functions that it uses."""
-    usual, found, _ = read(f"{verb}.lua").partition("-- REST\n")
+    usual, found, _ = read(file_of(verb)).partition("-- REST\n")
     assert found
     assert uncalled(shared, usual) == []
 
@@ -267,20 +277,20 @@ def test_keys_are_packed_as_they_are(prefix, name):
 
 def test_arguments_are_packed_in_the_order_of_the_header():
     script = SCRIPTS["reset"]
-    assert script.pack({"claim_ms": 5, "name": "a"}) == ["a", 5]
+    assert script.pack({"claim_ms": 5, "name": "a", "call": "b"}) == ["a", "b", 5]
     with pytest.raises(TypeError) as caught:
-        script.pack({"name": "a", "other": 1})
-    told = "reset.lua takes name, claim_ms; differs in ['claim_ms', 'other']"
+        script.pack({"name": "a", "call": "b", "other": 1})
+    told = "reset takes name, call, claim_ms; differs in ['claim_ms', 'other']"
     assert str(caught.value) == told
 
 
-def test_who_gives_arguments_by_place_says_which():
-    """A header that has changed is told when the store is made, not when a lock is lost."""
+def test_positional_script_arguments_must_name_their_fields():
+    """A changed header raises when the store is made, not when a lock is lost."""
     script = SCRIPTS["reset"]
-    assert script.taking("name claim_ms") is script
+    assert script.taking("name call claim_ms") is script
     with pytest.raises(TypeError) as caught:
         script.taking("name token")
-    assert str(caught.value) == "reset.lua takes name claim_ms; not name token"
+    assert str(caught.value) == "reset takes name call claim_ms; not name token"
 
 
 GUARDED = {**load_scripts(quarantine=True), **load_admin_scripts(quarantine=True)}

@@ -1,8 +1,9 @@
--- identify: tell which server this is, and whether it still has its data: a marker is written once.
+-- identify: return the server's run id, and a marker that is written once: its loss shows a loss of data.
 -- KEYS: fleet
 -- ARGV: fresh
+--   fresh = the marker to write if there is none
 -- REPLY: list of the marker (empty: a full Redis refused it) and the run id (empty: not allowed)
-local MARKER_MS = 86400000 -- workers ask every few seconds; after the last one has gone, it ends
+local MARKER_MS = 86400000 -- it expires after the last worker has stopped; workers call every few seconds
 
 local marker = KEYS[1] .. ':marker'
 redis.pcall('SET', marker, fresh, 'NX')

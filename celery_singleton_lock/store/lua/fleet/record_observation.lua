@@ -1,19 +1,18 @@
--- observe: a task runs without its lock: note that it begins, or has ended, and what the lock would have done.
+-- record_observation: record the start or end of a run without its lock, and what the lock would have done.
 -- KEYS: lock
 -- ARGV: name token attempt task worker limit_arg waits took_ms
---   waits 1 = blocked, it would wait, 0 = it would be left out; took_ms empty = it begins, else it
---   has ended after so long
--- REPLY: empty, or who would have blocked it: task, attempt, worker, as a JSON object
+--   waits 1 = it would wait if blocked, 0 = it would be skipped; took_ms empty = it starts, else it has
+--   ended and took this long
+-- REPLY: empty, or what would have blocked it: task, attempt, worker, waits_for, as a JSON object
 --
--- The runs are put into the line in which the lock would have let them: each into the permit that is
--- free first, for as long as it took in fact. So the wait that is written down is the one that there
--- would have been, also behind others that would have waited; and as long as one runs, those behind
--- it that take no other permit stay undecided.
-local DEAD_MS = 3600000    -- a run of which no end was heard in this time has died
-local KEPT_MS = 604800000  -- how long the report is kept, from the last run on
-local MOST_RUNS = 256      -- of one lock, undecided
-local MOST_LOCKS = 32      -- in the report, per bucket: those that would have blocked most often
-local MOST_TASKS = 128     -- likewise
+-- This simulates the queue: each run gets the permit that is free first, for as long as it really took.
+-- So the recorded wait is the one that the lock would have caused, also behind others that would have
+-- waited. A run that gets no permit before another one ends stays undecided until that end.
+local DEAD_MS = 3600000    -- a run without an end after this time counts as dead
+local KEPT_MS = 604800000  -- how long the report lives after the last run
+local MOST_RUNS = 256      -- undecided runs of one lock
+local MOST_LOCKS = 32      -- locks in the report, per bucket: those that would have blocked most often
+local MOST_TASKS = 128     -- tasks in the report, per bucket
 lock = name
 local bucket = string.sub(due, 1, -4)
 local runs = string.sub(holders, 1, -8) .. 'observed'
@@ -29,11 +28,12 @@ local function earlier(one, other) return one.start < other.start end
 local function later(one, other) return one > other end
 table.sort(entries, earlier)
 
-local function add_up(key, field, most, blocked, wait, ran)
+local function add_up(key, field, most, blocked, wait, ran, held_back)
   local old = redis.call('HGET', key, field)
   if not old and most and redis.call('HLEN', key) >= most then return end
   local sum = old and cjson.decode(old) or {runs = 0, blocked = 0, waited = 0, longest = 0}
   sum.runs, sum.blocked = sum.runs + ran, sum.blocked + blocked
+  sum.paused = (sum.paused or 0) + (held_back or 0)
   sum.waited, sum.longest = sum.waited + wait, math.max(sum.longest, wait)
   redis.call('HSET', key, field, cjson.encode(sum))
   redis.call('PEXPIRE', key, KEPT_MS)
@@ -53,13 +53,14 @@ local function rank_lock(shown)
 end
 
 local function blocked(entry, wait)
-  local shown = string.sub(lock, 1, 200)
-  add_up(by_task, entry.task, MOST_TASKS, 1, wait, 0)
+  local shown, held_back = string.sub(lock, 1, 200), entry.met == 'pause' and 1 or 0
+  add_up(by_task, entry.task, MOST_TASKS, 1, wait, 0, held_back)
   rank_lock(shown)
-  add_up(by_lock, shown, nil, 1, wait, 0)
+  add_up(by_lock, shown, nil, 1, wait, 0, held_back)
 end
 
--- Take the permit that is free first; none, if that may be one of which the run has not ended yet.
+-- Take the permit that becomes free first. Returns nil if a run that has not ended may free its permit
+-- before that.
 local function take_permit(runs_on)
   if #free + in_use < tonumber(limit_arg) then free[#free + 1] = 0 end
   if #free == 0 then return nil end
@@ -89,12 +90,15 @@ end
 local me
 if took_ms == '' then
   me = {token = token, task = task, attempt = attempt, worker = worker, start = now}
-  me.met = redis.call('ZCOUNT', holders, '(' .. now, '+inf') >= tonumber(limit_arg)
+  -- A pause and a limit that an operator has set count, although no task takes this lock.
+  local set = redis.call('HMGET', meta, 'paused', 'ruled')
+  paused, limit = set[1], tonumber(set[2] or limit_arg)
+  me.met = waits_for(redis.call('ZCOUNT', holders, '(' .. now, '+inf'))
   add_up(by_task, task, MOST_TASKS, 0, 0, 1)
   kept[#kept + 1] = me
 end
 
--- Who would block me: the first that runs, or whoever keeps the lock indeed.
+-- The holder that would block this run: the first run that has not ended, else a real holder.
 local function who()
   for _, entry in ipairs(kept) do
     if entry ~= me and not entry.took then return entry end
@@ -111,7 +115,10 @@ for _, entry in ipairs(kept) do
   local late = permit and not entry.begins and permit > entry.start or not permit or entry.met
   if entry == me and late then
     local holder = who()
-    answer = cjson.encode({task = holder.task or '', attempt = holder.attempt or '', worker = holder.worker or ''})
+    answer = cjson.encode({
+      task = holder.task or '', attempt = holder.attempt or '', worker = holder.worker or '',
+      waits_for = entry.met or 'holder',
+    })
   end
   if entry.begins then
     left[#left + 1] = entry

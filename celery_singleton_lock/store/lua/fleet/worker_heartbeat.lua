@@ -1,32 +1,17 @@
--- beat: a worker lives, and consumes these queues of this realm, until ttl_ms from now (0: it leaves).
+-- worker_heartbeat: a worker is alive and consumes these queues of this broker, for ttl_ms (0: it stops).
 -- KEYS: fleet
 -- ARGV: worker realm ttl_ms info free digest tasks queue*
---   free = so many slots of its pool are free; below 0, so many tasks wait for one; digest of the names
---   of the tasks that it locks (empty: it does not say); tasks = those names as a JSON list, or empty if
---   they were told before
--- REPLY: 1 if its tasks are known, else 0; then of each task (or *) that does not keep its lock now: its name, its mode
+--   realm = hash of the broker; info = a JSON object for clients; free = free slots of its pool, below 0 the
+--   number of tasks that wait for one; tasks = names of the tasks that it locks as a JSON list, or empty if
+--   it has sent them before; digest = of those names (empty: an older worker, which locks all)
+-- REPLY: 1 if its tasks are known, else 0; then for each task (or *) whose mode is not enforce: name, mode
 local now = math.floor(server_time() / 1000)
 local ttl = tonumber(ttl_ms)
-for i = 8, #ARGV do
-  local route = KEYS[1] .. ':route:' .. realm .. ':' .. ARGV[i]
-  redis.call('ZREMRANGEBYSCORE', route, '-inf', now)
-  if ttl > 0 then
-    redis.call('ZADD', route, now + ttl, worker)
-    redis.call('PEXPIRE', route, ttl * 10)
-  else
-    redis.call('ZREM', route, worker)
-  end
-end
--- Clients read from its TTL how long ago this was (REMEMBERED in model.py).
-local about, slots = KEYS[1] .. ':worker:' .. worker, KEYS[1] .. ':free:' .. worker
-if ttl > 0 then
-  redis.call('SET', about, info, 'PX', ttl * 10)
-  redis.call('SET', slots, free, 'PX', ttl * 10)
-else
-  redis.call('DEL', about, slots)
-end
+local routes = KEYS[1] .. ':routes'
+redis.call('ZREMRANGEBYSCORE', routes, '-inf', now)
 
--- Else it would be given messages of tasks that it runs without their locks, or does not know.
+-- A worker gets no messages until its tasks are known: they might be of tasks that it runs without locks,
+-- or does not know.
 local declared = KEYS[1] .. ':tasks:' .. worker
 if tasks ~= '' then
   redis.call('DEL', declared)
@@ -35,6 +20,29 @@ if tasks ~= '' then
 end
 local known = ttl == 0 or digest == '' or redis.call('SISMEMBER', declared, '#' .. digest) == 1
 if ttl > 0 then redis.call('PEXPIRE', declared, ttl * 10) end
+
+for i = 8, #ARGV do
+  local route = KEYS[1] .. ':route:' .. realm .. ':' .. ARGV[i]
+  redis.call('ZREMRANGEBYSCORE', route, '-inf', now)
+  if ttl > 0 and known then
+    redis.call('ZADD', route, now + ttl, worker)
+    redis.call('PEXPIRE', route, ttl * 10)
+    redis.call('ZADD', routes, now + ttl, realm .. ':' .. ARGV[i])
+    redis.call('PEXPIRE', routes, ttl * 10)
+  elseif ttl == 0 then
+    redis.call('ZREM', route, worker)
+  end
+end
+
+-- Clients compute the age of the heartbeat from this TTL (REMEMBERED in core/model.py).
+local about, slots = KEYS[1] .. ':worker:' .. worker, KEYS[1] .. ':free:' .. worker
+if ttl > 0 then
+  redis.call('SET', about, info, 'PX', ttl * 10)
+  redis.call('SET', slots, free, 'PX', ttl * 10)
+else
+  redis.call('DEL', about, slots)
+end
+
 local reply = redis.call('HGETALL', KEYS[1] .. ':mode')
 table.insert(reply, 1, known and 1 or 0)
 return reply

@@ -1,18 +1,18 @@
--- acquire: take the lock if a permit is free and nobody who came earlier waits; else, if asked, queue.
+-- acquire: take the lock if a permit is free and nobody waits before the caller; else queue, if asked.
 -- KEYS: lock
 -- ARGV: name token attempt place_us copy lease_ms limit_arg max_waiting wait_ms worker claim_ms about
---   place_us 0 = now; wait_ms empty = do not queue; max_waiting empty = no bound; copy 0, 1 or 2;
---   about the asker, for its record: task, worker, host, pid and lease, as a JSON object
+--   place_us = time of arrival, 0 = now; wait_ms empty = do not queue; max_waiting empty = no limit;
+--   copy = as in park; about = task, worker, host, pid and lease for the record, as a JSON object
 -- REPLY: answer GRANTED WAITING BLOCKED FULL TWIN DONE
 lock = name
 note_lease(lease_ms)
 
--- The usual case: nobody else is here, nor was lately. Nothing is left of the lock, or no more than its
--- memory (meta): then no key is of another type, and whoever asks has it. Most grants are such, so this
--- is written for speed, without functions of its own: Redis makes each anew for each call.
--- cjson takes 2 us to write a record, and 2 to read it, so it is put together here, with a blank, which
--- cjson writes nowhere: who finds it (release) knows that nothing was changed since. A lease that is
--- longer than the grace gets none, since meta, which keeps its end, would be gone before it.
+-- The usual case: the lock is free. No key of it exists, or only meta: then no key is of another type, and
+-- the caller gets the lock. Most grants take this path. It is inlined for speed, since Redis creates each
+-- function anew in each call.
+-- The record is concatenated, since cjson takes 2 us to encode it and 2 us to decode it. A blank after its
+-- first brace, which cjson never writes, means to release that the record was not changed since then. For
+-- a lease longer than GRACE_MS there is no blank, since meta would expire before the lease.
 local idle
 last_fence, grants = 0, 0
 if copy == '0' and not closed_until() then
@@ -37,7 +37,7 @@ if idle then
   redis.call('PEXPIRE', holders, life)
   redis.call('PEXPIRE', record, life)
   redis.call('PEXPIRE', meta, life)
-  return 'granted\n' .. fence .. '\n' .. lease_ms .. '\n0\n' .. lease_ms .. '\n' .. limit_arg .. '\n'
+  return 'granted\n' .. fence .. '\n' .. lease_ms .. '\n0\n' .. lease_ms .. '\n' .. limit_arg .. '\n\n'
 end
 -- REST
 check()
@@ -53,18 +53,18 @@ if where == 'holder' then
   return answer('granted', token, rec)
 end
 
--- A message that is kept here under a later token, or was settled, does not run a second time.
+-- A message that is stored under a later token, or whose task has ended, does not run a second time.
 local verdict
 if not where then
   if is_done(base_of(token)) or copy == '1' and is_done(attempt) then
     verdict = 'done'
-  elseif is_kept(token, attempt) then
+  elseif is_stored(token, attempt) then
     verdict = 'twin'
   else
-    local other, others = twin_of(token, attempt, copy)
+    local other, others = duplicate_of(token, attempt, copy)
     if other then
       verdict = 'twin'
-      others.copied = '1' -- so that its end is remembered, even if it comes before the copy is parked
+      others.copied = '1' -- its end is remembered, even if it comes before the copy is parked
       save(other, others)
     end
   end
@@ -81,9 +81,11 @@ if not rec then
   rec.attempt, rec.place = attempt, place_of(tonumber(place_us))
   rec.copy = copy ~= '0' and '1' or nil
 end
-if not where and take_reservation(attempt) then
-  write_in(token, rec, 'running', tonumber(lease_ms))
-  save(token, rec)
+local reserved, first
+if not where then reserved, first = take_reservation(attempt, wait_ms ~= '') end
+rec.place = first or rec.place
+if reserved then
+  grant_caller(token, rec, tonumber(lease_ms))
   grant_waiters(worker)
   finish()
   return answer('granted', token, rec)
@@ -91,9 +93,8 @@ end
 if wait_ms ~= '' and not rec.parked then rec.deadline = digits(now + tonumber(wait_ms)) end
 
 if alone then
-  if has_permit() then
-    write_in(token, rec, 'running', tonumber(lease_ms))
-    save(token, rec)
+  if not waits_for() then
+    grant_caller(token, rec, tonumber(lease_ms))
     verdict = 'granted'
   end
 elseif where == 'adrift' or where == 'overdue' then
@@ -113,7 +114,7 @@ if where and not verdict then
   if where == 'queue' then enqueue(token, rec, rec.state) end
 elseif not verdict and wait_ms == '' then
   verdict = 'blocked'
-elseif not verdict and is_full(max_waiting) then
+elseif not verdict and not first and is_full(max_waiting) then
   verdict = 'full'
 elseif not verdict then
   verdict = 'waiting'

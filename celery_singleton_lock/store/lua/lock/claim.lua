@@ -1,17 +1,18 @@
--- claim: begin to use a grant, with a full lease from now. A waiter whose turn it is may claim too.
+-- claim: start to use a grant, with a full lease from now. The first waiter of a free lock is granted too.
 -- KEYS: lock
 -- ARGV: name token lease_ms settle worker host pid claim_ms
---   settle 1 = the message counts as acknowledged from its start: drop its body, and keep no copy;
---   2 = it is kept at another lock: drop its body
+--   settle 1 = acknowledge early: delete the stored message, and that of a duplicate; 2 = the message is
+--   stored at another lock: delete it here; 0 = keep it
 -- REPLY: answer GRANTED WAITING ABSENT
 lock = name
+note_lease(lease_ms)
 check()
 write_though_full()
 sweep(worker)
 
 local rec = load(token)
 local where = standing(token, rec)
-if where and (rec.state == 'reserved' or rec.state == 'held_after') then where = nil end -- nobody's to claim
+if where and (rec.state == 'reserved' or rec.state == 'held_after') then where = nil end -- no task can claim these
 local twin = where and rec.twin
 if where then
   rec.worker, rec.host, rec.pid, rec.lease = worker, host, pid, lease_ms

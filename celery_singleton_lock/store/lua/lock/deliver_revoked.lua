@@ -1,4 +1,4 @@
--- revoke: a message that waits, and whose task was revoked, is delivered with that verdict.
+-- deliver_revoked: deliver the waiting message of a revoked task with the verdict revoked.
 -- KEYS: lock
 -- ARGV: name token realm worker claim_ms
 -- REPLY: answer RELEASED ABSENT
@@ -15,7 +15,7 @@ if waits then
   unqueue(token, rec)
   rec.revoked, rec.delayed, rec.state = '1', nil, 'parked'
   save(token, rec)
-  expire(token, worker) -- like one whose time has come: until a worker has ended it
+  expire(token, worker) -- it is delivered until a worker has ended its task
 end
 grant_waiters(worker)
 finish()

@@ -1,4 +1,4 @@
--- extend: renew many leases. Never creates one, never revives one that has lapsed.
+-- extend: renew many leases. It never creates a lease, and never revives a lapsed one.
 -- KEYS: lock*
 -- ARGV: (name token lease_ms)*
 -- REPLY: list of 1 (held), 0 (not held) or the error of that lock
@@ -12,7 +12,7 @@ local function renew(offset, lock_name, token, lease_ms)
   local held = till and till > now
   if held then
     redis.call('ZADD', holders, math.max(till, now + lease_ms), token)
-  elseif standing(token, rec) == 'overdue' then -- it waits in a worker for its slot, to be ended there
+  elseif standing(token, rec) == 'overdue' then -- a worker has it, and has no free slot yet to end its task
     redis.call('ZADD', deadlines, now + lease_ms, token)
     held = true
   end
@@ -20,7 +20,7 @@ local function renew(offset, lock_name, token, lease_ms)
   return held and 1 or 0
 end
 
--- One lock whose keys are refused must not end the leases of all others.
+-- If the keys of one lock are of another type, the other leases are still renewed.
 local replies = {}
 for i = 0, #ARGV / 3 - 1 do
   local ran, held = pcall(renew, 11 * i, ARGV[3 * i + 1], ARGV[3 * i + 2], tonumber(ARGV[3 * i + 3]))

@@ -1,8 +1,10 @@
--- park: keep a message, queue it at its place, and grant it at once if its turn has come.
+-- park: store a message and queue it at its place; grant it at once if the lock is free and it is first.
 -- KEYS: lock
 -- ARGV: name token lease_ms limit_arg place_us max_waiting copy attempt task worker host pid claim_ms body realm route wait_ms on_full returns
---   wait_ms empty = for ever; on_full replace = take the room of the oldest message of this task;
---   copy 1 = perhaps a second delivery, 2 = the same, and it runs although its task has ended, else 0
+--   place_us = time of arrival, 0 = now; wait_ms empty = wait for ever; on_full replace = replace the
+--   oldest message of this task; copy 1 = this may be a duplicate delivery, 2 = likewise, and it runs even
+--   if its attempt has ended, 3 = the delivery `token` was claimed without an answer, and has not begun:
+--   it ends, else 0; realm and route = broker and queue; returns = deliveries that came back
 -- REPLY: answer WAITING FULL DONE TWIN
 lock = name
 note_lease(lease_ms)
@@ -13,13 +15,20 @@ sweep(worker)
 local base = base_of(token)
 local rec = load(token)
 local where = standing(token, rec)
-local verdict, reserved
-if is_done(base) or copy == '1' and is_done(attempt) then
+local verdict, reserved, first
+if copy == '3' and where == 'holder' then -- its claim may have deleted the stored message
+  verdict, alone, rec.settled = 'waiting', false, nil
+  rec.realm, rec.queue = realm, route -- with several locks, the message may have been stored elsewhere
+  rec.wait = wait_ms ~= '' and wait_ms or nil
+  redis.call('ZREM', holders, token)
+  redis.call('HSET', bodies, base, body)
+  end_delivery(token, rec)
+elseif is_done(base) or (copy == '1' or copy == '3') and is_done(attempt) then
   verdict = 'done'
-elseif is_kept(token, attempt) then
+elseif is_stored(token, attempt) then
   verdict = 'waiting' -- asked again after a lost reply
-elseif not where then -- else it holds or waits itself, whoever does so beside it
-  local other, others = twin_of(token, attempt, copy)
+elseif not where then -- a token that holds or waits itself is no duplicate
+  local other, others = duplicate_of(token, attempt, copy)
   if other then
     verdict = 'twin'
     others.copied = '1'
@@ -35,21 +44,23 @@ end
 
 if not verdict then
   declare(tonumber(limit_arg))
-  reserved = not where and take_reservation(attempt)
-  local about = {realm = realm, queue = route, task = task}
-  local room = reserved or has_permit() and worker_for(about, worker)
+  if not where then reserved, first = take_reservation(attempt, true) end
+  local about = {parked = '1', realm = realm, queue = route, task = task}
+  local room = reserved or first or not waiter_waits_for(about, worker)
   if not where and not room and is_full(max_waiting) then
     verdict = (on_full ~= 'replace' or not replace_oldest(task, attempt, realm, route, worker)) and 'full' or nil
   end
 end
 
 if not verdict then
+  -- A repeated call must not end its delivery, nor a late call for an earlier one.
+  if copy == '3' and not where then token = base .. '.' .. now_text end
   verdict = 'waiting'
   alone = false
   redis.call('HSET', bodies, base, body)
   rec = rec or {
     attempt = attempt, task = task, worker = '', host = host, pid = pid, lease = lease_ms,
-    place = place_of(tonumber(place_us)), copy = copy ~= '0' and '1' or nil,
+    place = first or place_of(tonumber(place_us)), copy = copy ~= '0' and '1' or nil,
   }
   rec.parked, rec.realm, rec.queue = '1', realm, route
   rec.wait = wait_ms ~= '' and wait_ms or nil
@@ -57,9 +68,9 @@ if not verdict then
   rec.deadline = rec.wait and digits(now + tonumber(wait_ms)) or nil
   if where == 'holder' then
     put_in_index(token, rec)
-    deliver(token, rec, 'granted', worker) -- its own acquire was granted, and the reply was lost
+    deliver(token, rec, 'granted', worker) -- its acquire was granted, but the reply was lost
     save(token, rec)
-  elseif reserved and worker_for(rec, worker) then -- else nobody would hear of it
+  elseif reserved and worker_for(rec, worker) then -- without such a worker there is no inbox for the grant
     put_in_index(token, rec)
     grant(token, rec, worker)
   else

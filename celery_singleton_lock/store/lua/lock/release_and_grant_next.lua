@@ -1,31 +1,31 @@
--- release: give the lock back or leave its queue, and hand it to who is next.
+-- release: release the lock or leave its queue, and grant it to the next waiter.
 -- KEYS: lock
 -- ARGV: name token ending mark keep_ms keep_for worker done_ms claim_ms
---   ending final, again, unread (like again, of what no worker could receive), reject, cancel, keep
---   (for the attempt keep_for, as long as keep_ms), hold (for nobody, as long as keep_ms), return:
---   again, if it has not begun, or offer: likewise, if a worker other than this one has a free slot
---   for it;
---   mark 1 = remember the attempt even where no copy is known
+--   ending final = the task has ended; again = its message queues again; unread = likewise, since no
+--   worker could decode it; reject = the task rejects its message; cancel = end the wait only; keep =
+--   reserve the permit for the attempt keep_for, for keep_ms; hold = reserve it for nobody, for keep_ms;
+--   return = like again, if it has not begun; offer = likewise, if another worker has a free slot for it;
+--   mark 1 = remember the end even if no copy of the message is known
 -- REPLY: answer RELEASED ABSENT GRANTED
 lock = name
 
--- The usual case: only this token holds it, nobody waits, and nothing is kept; it takes no function.
--- What a fresh record (see acquire) tells: the task was not parked, nor copied, nor is it in the index.
--- ZREM comes first, since a full Redis lets it pass.
+-- The usual case: this token is the only holder, nobody waits, and no message is stored. Inlined, as in
+-- acquire. The blank in a record (see acquire) means that the task was not parked, has no duplicate, and
+-- is not in the index. ZREM is the first write, since a full Redis does not refuse it.
 if mark == '0' and (ending == 'final' or ending == 'again') or ending == 'reject' then
   local raw = redis.call('HGET', record, token)
   if raw and string.sub(raw, 2, 2) == ' ' and redis.call('EXISTS', queue, bodies, deadlines, adrift) == 0
     and redis.call('ZCARD', holders) == 1 and redis.call('ZREM', holders, token) == 1 then
     redis.call('HDEL', record, token)
-    return 'released\n0\n0\n0\n0\n1\n'
+    return 'released\n0\n0\n0\n0\n1\n\n'
   end
 end
 -- REST
--- The permit of a task that has ended is kept by a holder of its own, which lapses like any other. Nobody
--- can claim it, and it has no attempt: later copies of the task are told apart as if it were not there.
-local function hold_on(token, rec, ms)
+-- A separate holder reserves the permit of the ended task, and lapses like any other. Nobody can claim it.
+-- It has no attempt, so that it is no duplicate of later copies of the task.
+local function hold_permit(token, rec, ms)
   local held = {attempt = '', of = rec.attempt, task = rec.task, lease = digits(ms), place = rec.place}
-  write_in('held:' .. token, held, 'held_after', ms)
+  add_holder('held:' .. token, held, 'held_after', ms)
   save('held:' .. token, held)
 end
 
@@ -50,12 +50,12 @@ if held_it and (ending == 'cancel' or returns and (begun or not taken)) then
 elseif where then
   if where == 'holder' then redis.call('ZREM', holders, token) else unqueue(token, rec) end
   if ending == 'again' or ending == 'unread' or returns then
-    come_back(token, rec, ending == 'unread')
+    return_delivery(token, rec, ending == 'unread')
   elseif ending ~= 'reject' then
     remember_end(token, rec, tonumber(done_ms), mark == '1')
     forget(token, rec)
     if ending == 'keep' and held_it then reserve(keep_for, tonumber(keep_ms), rec, own) end
-    if ending == 'hold' and held_it then hold_on(token, rec, tonumber(keep_ms)) end
+    if ending == 'hold' and held_it then hold_permit(token, rec, tonumber(keep_ms)) end
   elseif not have_rejected(token, rec, own) then
     forget(token, rec)
   end

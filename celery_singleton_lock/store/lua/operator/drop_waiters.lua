@@ -1,25 +1,25 @@
--- drop: take waiters out of the line, with all that is kept of them. Holders are left alone.
+-- drop_waiters: remove waiters and their stored messages. Holders are not changed.
 -- KEYS: lock
 -- ARGV: name done_ms call sealed claim_ms who token*
---   done_ms empty = copies of them may run; call names this call, and, with sealed 1, the seal under
---   which they left for the broker: one of which the copy was told TWIN queues again
--- REPLY: list of the tokens that were dropped; asked again after a lost reply, the same
+--   done_ms = how long copies of them do not run, empty = copies run; call = id of this call, or, with
+--   sealed 1, the seal under which they were taken out: those whose copy a worker has acknowledged as a
+--   duplicate queue again
+-- REPLY: list of the removed tokens; the same list if the call is repeated after a lost reply
 lock = name
 check()
 check_audit()
 write_though_full()
-sweep('')
 
-local ASKED_MS = 60000 -- a lost reply is asked for again within this
+local ASKED_MS = 60000 -- a call is repeated within this time
 
 local dropped, steps, last, last_token = {}, 0, nil, nil
 for i = 7, #ARGV do
   local token = ARGV[i]
   local rec = load(token)
   local where = standing(token, rec)
-  local waits = where and where ~= 'holder' and (sealed == '0' or has_left_under(rec, call))
+  local waits = where and where ~= 'holder' and (sealed == '0' or is_leaving_under(rec, call))
   if waits and sealed == '1' and rec.copied then
-    stay(token, rec)
+    stop_leaving(token, rec)
   elseif waits then
     unqueue(token, rec)
     if done_ms ~= '' then remember_end(token, rec, tonumber(done_ms), false) end
@@ -32,6 +32,7 @@ for i = 7, #ARGV do
   end
 end
 if last then note(steps, steps == 1 and last_token or nil, last) end
+sweep('') -- after the above: messages that leave would queue again
 grant_waiters('')
 finish()
 return dropped

@@ -1,7 +1,7 @@
--- force_release: take the lock from one holder, whatever it does, and grant it to who is next.
+-- force_release: take the lock from one holder, and grant it to the next waiter.
 -- KEYS: lock
 -- ARGV: name token keep done_ms worker claim_ms who
---   keep 1 = a message that is kept of it goes to the end of the line, 0 = it is dropped
+--   keep 1 = its stored message goes to the end of the queue, 0 = it is deleted
 -- REPLY: answer RELEASED ABSENT
 lock = name
 check()
@@ -14,10 +14,10 @@ local held = lease_end(token)
 if held then
   redis.call('ZREM', holders, token)
   if rec and keep == '1' then
-    rec.place = place_of(0) -- at its old place it would be the next
-    go_back(token, rec)
+    rec.place = place_of(0) -- at its old place it would be granted next
+    end_delivery(token, rec)
   elseif rec then
-    remember_end(token, rec, tonumber(done_ms), true)
+    if rec.state ~= 'reserved' then remember_end(token, rec, tonumber(done_ms), true) end -- its retry must run
     forget(token, rec)
   end
   count('forced')

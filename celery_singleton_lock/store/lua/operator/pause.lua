@@ -1,7 +1,7 @@
--- pause: grant the lock to nobody until further notice, or (reason empty) go on. Holders keep it.
+-- pause: stop granting the lock, or (reason empty) resume. Holders keep it.
 -- KEYS: lock
 -- ARGV: name reason claim_ms who
--- REPLY: 1 if that changed something, else 0
+-- REPLY: 1 if that changed the lock, else 0
 lock = name
 check()
 check_audit()

@@ -1,4 +1,4 @@
--- promote: put a waiter at the head of the line.
+-- promote: put a waiter at the head of the queue.
 -- KEYS: lock
 -- ARGV: name token claim_ms who
 -- REPLY: answer WAITING ABSENT
@@ -13,7 +13,7 @@ local where = standing(token, rec)
 local waits = where == 'queue' or where == 'adrift'
 if waits then
   local first = tonumber(redis.call('ZRANGE', queue, 0, 0, 'WITHSCORES')[2] or rec.place)
-  for _, route in ipairs(routes_adrift(math.huge)) do -- they come back at their places
+  for _, route in ipairs(routes_adrift(math.huge)) do -- these queue again at their places
     first = math.min(first, tonumber(load(adrift_of(route, 0, 1)[1]).place))
   end
   unqueue(token, rec)

@@ -1,24 +1,35 @@
--- reset: take the lock from all who hold it, whoever they are, and grant it to who is next.
+-- reset: take the lock from all holders, and grant it to the next waiter.
 -- KEYS: lock
--- ARGV: name claim_ms
--- REPLY: how many held it
+-- ARGV: name call claim_ms
+--   call = id of this call
+-- REPLY: the number of holders; the same if the call is repeated after a lost reply
 lock = name
 check()
+
+-- The next waiters hold the lock by now. A repeated call must not take it from them.
+local ASKED_MS = 60000 -- a call is repeated within this time
+local known = 0
+while is_done(call .. ':' .. known + 1) do known = known + 1 end
+if known > 0 or is_done(call .. ':0') then return known end
+
 write_though_full()
 sweep('')
 
--- At its old place a kept message would be the next, beside its run, which goes on.
+-- A stored message goes to the end of the queue: at its old place it would be granted next, while its
+-- task still runs.
 local taken = redis.call('ZRANGE', holders, 0, -1)
-for _, token in ipairs(taken) do
+if #taken == 0 then remember(now + ASKED_MS, call .. ':0') end
+for i, token in ipairs(taken) do
   redis.call('ZREM', holders, token)
+  remember(now + ASKED_MS, call .. ':' .. i)
   local rec = load(token)
   if rec then
     rec.place = place_of(0)
-    go_back(token, rec)
+    end_delivery(token, rec)
   end
 end
 count('resets')
-sweep('') -- one that had not begun may wait no longer
+sweep('') -- the deadline of a holder that had not begun may have passed
 grant_waiters('')
 finish()
 return #taken

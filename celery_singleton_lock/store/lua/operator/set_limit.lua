@@ -1,4 +1,4 @@
--- set_limit: a limit that goes before the declared ones, or (limit_arg empty) those again.
+-- set_limit: override the declared limits, or (limit_arg empty) use them again.
 -- KEYS: lock
 -- ARGV: name limit_arg claim_ms who
 -- REPLY: the limit in force

@@ -1,7 +1,7 @@
--- seal: take messages out of the line for a while, and answer with them: they leave for the broker.
+-- take_out_messages: take messages out of the queue for hold_ms, and return them for publishing.
 -- KEYS: lock
 -- ARGV: name seal hold_ms claim_ms token*
---   seal names this call; asked again after a lost reply, it answers the same
+--   seal = id of this call: if the call is repeated after a lost reply, the reply is the same
 -- REPLY: list of token, record, message
 lock = name
 check()
@@ -13,9 +13,9 @@ for i = 5, #ARGV do
   local token = ARGV[i]
   local rec = load(token)
   local where = standing(token, rec)
-  local taken = has_left_under(rec, seal)
+  local taken = is_leaving_under(rec, seal)
   if not taken and rec and rec.parked and (where == 'queue' or where == 'adrift') then
-    send_off(token, rec, seal, hold_ms)
+    start_leaving(token, rec, seal, hold_ms)
     taken = true
   end
   if taken then

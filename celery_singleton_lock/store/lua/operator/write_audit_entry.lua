@@ -1,4 +1,4 @@
--- remark: put into the audit what an operator did to a lock elsewhere.
+-- write_audit_entry: write into the audit log what an operator did to a lock outside of Redis.
 -- KEYS: lock
 -- ARGV: name token steps who
 -- REPLY: 1
@@ -7,4 +7,5 @@ check()
 check_audit()
 write_though_full()
 note(tonumber(steps), token ~= '' and token or nil, load(token))
+finish() -- write_though_full() has removed the expiry of the holders
 return 1

@@ -1,4 +1,4 @@
--- admit: let this server vote at once, for the caller knows that it has forgotten nobody's vote.
+-- admit_voter: let this server vote at once; the caller knows that it has lost no vote.
 -- KEYS: marker
 -- ARGV: (none)*
 -- REPLY: run id

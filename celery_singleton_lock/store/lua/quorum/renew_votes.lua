@@ -1,4 +1,4 @@
--- renew: keep votes for longer. Never gives one, never revives one that has lapsed.
+-- renew_votes: renew votes. It never gives a vote, and never revives a lapsed one.
 -- KEYS: vote*
 -- ARGV: (token lease_ms)*
 -- REPLY: list of [1 if held, fence]
@@ -9,7 +9,7 @@ for i, key in ipairs(KEYS) do
   local held = holder == token
   if held then
     lease = math.max(left, lease)
-    redis.call('PERSIST', key) -- first, since a full Redis would refuse the next one
+    redis.call('PERSIST', key) -- the first write, since a full Redis would refuse HSET
     redis.call('HSET', key, 'till', digits(now + lease))
     redis.call('PEXPIRE', key, lease + GRACE_MS)
   end

@@ -1,4 +1,4 @@
--- greet: tell who has this server's vote, what its clock says, and for how long it counts as new.
+-- server_state: return who has this server's vote, its clock, and for how long it counts as new.
 -- KEYS: vote gone marker
 -- ARGV: longest_ms
 -- REPLY: [token or nothing, fence, ms left of its lease, server ms, run id, ms for which it is new]

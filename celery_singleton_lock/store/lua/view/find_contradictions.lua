@@ -1,8 +1,8 @@
--- drift: what of a lock's records, queue and holders contradicts another. Writes nothing.
+-- find_contradictions: find contradictions between a lock's records, queue and holders. Writes nothing.
 -- KEYS: lock
 -- ARGV: name after most
---   after = what the last call answered as its end, empty to begin
--- REPLY: end (empty: all was looked at), list of token, what is wrong
+--   after = the end that the last call returned, empty for the first call
+-- REPLY: end (empty: all was read), list of token, what is wrong
 lock = name
 local PLACES = {'record', 'queue', 'holders'}
 local place, cursor = 1, '0'
@@ -23,7 +23,7 @@ local function see_record(token, raw)
   if where == 'queue' and not redis.call('ZSCORE', queue, token) then
     found(token, 'its record says ' .. state .. ', and it is not in the queue')
   elseif where == 'overdue' and not redis.call('ZSCORE', deadlines, token) then
-    found(token, 'its record says ' .. state .. ', and nobody looks at it again')
+    found(token, 'its record says ' .. state .. ', and it has no deadline')
   elseif not where and not lease_end(token) then
     found(token, 'its record says ' .. tostring(state) .. ', and it does not hold the lock')
   end

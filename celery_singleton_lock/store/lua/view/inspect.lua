@@ -1,8 +1,9 @@
--- inspect: the lock as it stands. Writes nothing; lapsed leases are left out.
+-- inspect: return the current state of a lock, without lapsed leases. Only a quarantine may write.
 -- KEYS: lock
 -- ARGV: name waiters
--- REPLY: now_ms, meta pairs, holders (token, till_ms, record), waiters (token, record), waiting, adrift, bodies
+-- REPLY: now_ms, meta pairs, holders (token, till_ms, record), waiters (token, record), waiting, adrift, bodies, what the next one waits for (empty: a permit is free), and until when (ms) at the earliest (0: only a call can end it)
 lock = name
+check()
 local held = {}
 local found = redis.call('ZRANGEBYSCORE', holders, '(' .. now, '+inf', 'WITHSCORES')
 for i = 1, #found, 2 do
@@ -16,7 +17,9 @@ for _, token in ipairs(most > 0 and redis.call('ZRANGE', queue, 0, most - 1) or 
   waiting[#waiting + 1] = token
   waiting[#waiting + 1] = redis.call('HGET', record, token) or '{}'
 end
+local reason, till = waits_for(#held / 3)
 return {
   digits(now), redis.call('HGETALL', meta), held, waiting,
   redis.call('ZCARD', queue), redis.call('ZCARD', adrift), redis.call('HLEN', bodies),
+  reason or '', digits(till or 0),
 }

@@ -1,9 +1,9 @@
--- page: some of who waits for a lock, in order. Writes nothing.
+-- list_waiters: return a page of the waiters of a lock, in order. Writes nothing.
 -- KEYS: lock
 -- ARGV: name part after most
---   part queue, adrift (ordered by route, then by place) or overdue (in no order); after = what the
---   last page answered as its end, empty to begin
--- REPLY: now_ms, end of this page (empty: there is no more), list of token, record, bytes of its message
+--   part = queue, adrift (ordered by route, then by place) or overdue (in no order); after = the end that
+--   the last page returned, empty for the first page
+-- REPLY: now_ms, end of this page (empty: the last one), list of token, record, bytes of its message
 lock = name
 local tokens, till = {}, ''
 local count = tonumber(most)
@@ -12,7 +12,7 @@ if part == 'queue' then
   local from = after == '' and '-inf' or '(' .. after
   local found = redis.call('ZRANGEBYSCORE', queue, from, '+inf', 'WITHSCORES', 'LIMIT', 0, count)
   for i = 1, #found, 2 do tokens[#tokens + 1] = found[i] end
-  if #tokens == count then -- a page ends between two places, not between two tokens of one place
+  if #tokens == count then -- a page does not end between two tokens of the same place
     till = digits(tonumber(found[#found]))
     local taken = redis.call('ZCOUNT', queue, from, till)
     for _, token in ipairs(redis.call('ZRANGEBYSCORE', queue, from, till, 'LIMIT', count, taken)) do

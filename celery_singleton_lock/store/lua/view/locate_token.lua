@@ -1,4 +1,4 @@
--- look: where one token of a lock stands. Writes nothing.
+-- locate_token: return whether a token holds a lock or waits for it, and at which rank. Writes nothing.
 -- KEYS: lock
 -- ARGV: name token
 -- REPLY: now_ms, record (empty: neither holds nor waits), rank (0: not in the queue), lease left in ms, bytes of its message, 1 if its end is remembered

@@ -1,14 +1,14 @@
--- glance: some locks in short. Writes nothing; lapsed leases are left out.
+-- summarise_locks: return a summary of some locks, without lapsed leases. Writes nothing.
 -- KEYS: meta*
 -- ARGV: most_holders
--- REPLY: a list in JSON. Per lock: numbers, its name, then token, lease left (ms) and record of each of its first holders; a meta alone where the keys hold something else
+-- REPLY: a JSON list. Per lock: numbers, its name, then token, lease left (ms) and record of each of its first holders; or its meta key alone if its keys are of another type
 local now_us = tonumber(server_time())
 local now = math.floor(now_us / 1000)
 local most = tonumber(most_holders)
 
--- The other keys of a lock lie in the slot of its meta, and are named after it: a list of 100,000
--- locks would otherwise send a million keys. What holds it goes into the list as it is, since a
--- record is JSON already: a client reads all of it in one go.
+-- The names of a lock's other keys follow from its meta key, and they are in the same slot. So the caller
+-- sends one key per lock: a list of 100,000 locks would otherwise need a million. Records are JSON already,
+-- so they go into the reply unchanged, and the client parses it as a whole.
 local function glance(meta)
   local base = string.sub(meta, 1, -5)
   local holders, queue, record = base .. 'holders', base .. 'queue', base .. 'record'
@@ -34,7 +34,7 @@ local function glance(meta)
   return told .. ']'
 end
 
--- Keys that another program has put there must not hide all other locks.
+-- A lock whose keys are of another type is reported by its key; the others are still returned.
 local found = {}
 for _, meta in ipairs(KEYS) do
   local ran, told = pcall(glance, meta)
