@@ -1,1 +1,1 @@
-"""Where locks live: :class:`~celery_singleton_lock.store.base.Store` and what implements it."""
+"""The protocol :class:`~celery_singleton_lock.store.base.Store`, and its implementations."""

@@ -1,9 +1,10 @@
 """The masters of a Redis Cluster, through redis-py's client.
 
-redis-py knows which master has which slot, follows MOVED and ASK, and looks anew where a master has
-failed over. What it does not do well for locks is done here: it connects when it is made, so it is
-made when it is first needed; and its pipelines fail as a whole with one dead master, so commands
-are sorted by master here, and each gets its own answer or error.
+redis-py knows which master has which slot, follows MOVED and ASK, and asks for the layout again
+after a failover. This module does two things differently. redis-py's client connects when it is
+created, so :class:`Nodes` creates it at its first use. redis-py's pipeline fails as a whole if one
+master is dead, so :class:`Nodes` groups commands by master, and each command gets its own answer or
+error.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import redis
 from redis import exceptions as failures
@@ -22,8 +23,10 @@ from redis.cluster import ClusterNode
 from redis.retry import Retry
 
 from celery_singleton_lock.core.clock import SystemClock
+from celery_singleton_lock.core.native_threads import patched_by
 from celery_singleton_lock.store.error_mapping import FAILED
-from celery_singleton_lock.store.message_operations import Attempts
+from celery_singleton_lock.store.redis.counted import closing_if_interrupted
+from celery_singleton_lock.store.requests import Attempts
 
 ELSEWHERE: Final = (
     failures.MovedError,
@@ -31,48 +34,64 @@ ELSEWHERE: Final = (
     failures.TryAgainError,
     failures.ClusterDownError,
 )
-"""Answers to a command of a batch that is asked again alone: redis-py follows these then."""
+"""Errors of a command in a batch, which is then sent again alone: redis-py follows them."""
 
 _CHANGED: Final = (
     failures.ConnectionError,
     failures.ClusterDownError,
     failures.RedisClusterException,
 )
-"""Errors of a command that may succeed once the layout was asked for anew."""
+"""Errors of a command that may succeed with a new layout."""
 
 Words: TypeAlias = tuple[tuple[Any, ...], Mapping[str, Any]]
-"""A command, and how redis-py is to read its answer."""
+"""A command, and how redis-py parses its answer."""
 
-_Asked: TypeAlias = Mapping[ClusterNode | None, Sequence[Words]]
+
+class _Share(NamedTuple):
+    """The keys of one master, by their indices; None for slots without a master."""
+
+    node: ClusterNode | None
+    places: list[int]
+
+
+class _Asked(NamedTuple):
+    """What one master is asked."""
+
+    node: ClusterNode | None
+    commands: Sequence[Words]
+
+
+STILL_SILENT: Final = 0.25
+"""Most seconds for which a master is waited for whose last request got no answer in time."""
 
 _OWN: Final = frozenset({"redis_connect_func", "maint_notifications_config", "retry"})
-"""Options of a client's connections that a client gives them itself."""
+"""Options of connections that a client sets itself."""
 
 
 class Nodes:
     """The masters of a Cluster.
 
     Args:
-        make: makes the client; that asks the Cluster for its layout at once.
-        given: whether the client is the caller's, who closes it.
+        make: creates the client, which at once asks the Cluster for its layout.
+        given: the client is the caller's, who also closes it.
     """
 
     def __init__(self, make: Callable[[], redis.RedisCluster], *, given: bool = False) -> None:
-        """Prepare; nothing is sent yet."""
         self._make, self._given = make, given
         self._made: redis.RedisCluster | None = None
         self._making = threading.Lock()
         self._silent: dict[str, threading.Thread] = {}
+        self._late: set[str] = set()
         self._clock = SystemClock()
 
     @classmethod
     def of(cls, client: redis.RedisCluster) -> Nodes:
-        """Return those of a client that is there."""
+        """Return the masters of a client."""
         return cls(lambda: client, given=True)
 
     @property
     def cluster(self) -> redis.RedisCluster:
-        """The client; made when it is first used.
+        """The client; created at its first use.
 
         Raises:
             redis.RedisError: no node answers; or a :data:`FAILED` of another kind.
@@ -90,17 +109,19 @@ class Nodes:
     # -- commands ---------------------------------------------------------------------------------
 
     def send(self, command: Words, attempts: Attempts | None = None) -> Any:
-        """Send a command to the master that has its keys; once more, if that may be another now.
+        """Send a command to the master that has its keys; repeat it if that may have changed.
 
-        ``attempts`` notes whether it was sent again.
+        With a client of the caller it is not repeated here, since locks in code repeat it. A
+        release whose first answer was lost would otherwise look like the release of a lost lock.
 
-        Not with a client of the caller's, on which locks in code work: they ask again by
-        themselves, and would take a release of which the answer was lost for one of another's lock.
+        Args:
+            command: what to send.
+            attempts: notes whether it was repeated.
         """
         try:
             return self.send_once(command)
         except failures.TimeoutError:
-            raise  # it has cost the patience already
+            raise  # the time for an answer is used up
         except _CHANGED:
             self.look_anew()
             if self._given:
@@ -110,67 +131,73 @@ class Nodes:
             return self.send_once(command)
 
     def send_once(self, command: Words) -> Any:
-        """Send a command to the master that has its keys, as far as is known here.
+        """Send a command to the master that has its keys in the known layout.
 
-        Where the node is named, redis-py follows redirections and leaves it at that. By itself it
-        would try up to eleven times, with growing pauses: a minute, if a master stands still.
+        With ``target_nodes`` redis-py follows redirections and does not retry. Without it, redis-py
+        would try up to eleven times with growing pauses: for a minute, if a master is silent.
         """
         words, options = command
         node = self._client.get_node_from_key(key_of(words))
-        return self._client.execute_command(*words, target_nodes=node, **options)
+        with closing_if_interrupted(self.cluster), knowing_all_nodes():
+            return self._client.execute_command(*words, target_nodes=node, **options)
 
     def send_many(self, commands: Sequence[Words], patience: float | None = None) -> list[Any]:
         """Send commands, in one round trip per master; an answer may be an error.
 
         Args:
-            commands: with their keys.
-            patience: seconds after which who has not answered counts as silent; all are asked at
-                once then. None: one after the other, each for as long as its sockets wait. So are
-                those of a worker, whose sockets wait for a short time, and which may have threads
-                of more than one kind.
+            commands: each with a key.
+            patience: seconds after which a master without an answer counts as silent; all masters
+                are asked at once. None: one after the other, each until its socket time-out.
+                A worker under gevent or eventlet always asks one after the other: its watchdog is
+                a thread of the system, and threads that it starts would be greenlets.
         """
         answers: list[Any] = [None] * len(commands)
-        places = self._sorted([key_of(words) for words, _ in commands])
-        asked = {node: [commands[place] for place in found] for node, found in places.items()}
-        if patience is None or not self._given:
-            told = {node: self._batch(node, mine) for node, mine in asked.items()}
+        shares = self._sorted([key_of(words) for words, _ in commands])
+        asked = [_Asked(node, [commands[place] for place in places]) for node, places in shares]
+        if patience is None or (patched_by() and not self._given):
+            told = [self._batch(node, mine) for node, mine in asked]
         else:
             told = self._at_once(asked, patience)
-        for node, found in places.items():
-            for place, answer in zip(found, told[node], strict=True):
+        for share, found in zip(shares, told, strict=True):
+            for place, answer in zip(share.places, found, strict=True):
                 answers[place] = answer
         return answers
 
-    def _at_once(self, asked: _Asked, patience: float) -> dict[ClusterNode | None, list[Any]]:
-        """Ask each master in a thread of its own, and wait for their answers together.
+    def _at_once(self, asked: Sequence[_Asked], patience: float) -> list[list[Any]]:
+        """Ask each master in a separate thread, and wait for all answers together.
 
-        A thread goes on when it is not waited for any more, until its sockets time out. That master
-        is asked anew once the thread has ended, so there are not more and more of them; those of a
-        parent process have all ended.
+        A thread whose time is over continues until its sockets time out. Its master is asked again
+        only when it has ended, so that threads do not accumulate. After a fork, the parent's
+        threads count as ended. Until a request to it has got an answer, also one that came late,
+        a silent master is waited for only for :data:`STILL_SILENT`.
         """
-        told: dict[ClusterNode | None, list[Any]] = {}
+        told: dict[str, list[Any]] = {}
         failed: list[BaseException] = []
-        until = self._clock.monotonic() + patience
+        began, late = self._clock.monotonic(), frozenset(self._late)
         threads = {
-            node: self._thread(node, partial(self._hear, node, mine, told, failed))
-            for node, mine in asked.items()
+            _name(each.node): self._thread(
+                _name(each.node), partial(self._hear, each, told, failed)
+            )
+            for each in asked
         }
-        for node, thread in threads.items():
+        for name, thread in threads.items():
+            wait = min(patience, STILL_SILENT) if name in late else patience
             if thread is not None:
-                thread.join(max(0.0, until - self._clock.monotonic()))
+                thread.join(max(0.0, began + wait - self._clock.monotonic()))
                 if thread.is_alive():
-                    self._silent[_name(node)] = thread
+                    self._silent[name] = thread
+                    self._late.add(name)
         if failed:
             raise failed[0]
-        late = failures.TimeoutError(f"no answer within {patience:.3g} s")
-        return {node: told.get(node) or [late] * len(mine) for node, mine in asked.items()}
+        error = failures.TimeoutError(f"no answer within {patience:.3g} s")
+        return [told.get(_name(node)) or [error] * len(mine) for node, mine in asked]
 
-    def _thread(self, node: ClusterNode | None, ask: Callable[[], None]) -> threading.Thread | None:
-        """Return the thread that asks a master, or the one that still waits for it.
+    def _thread(self, name: str, ask: Callable[[], None]) -> threading.Thread | None:
+        """Return the thread that asks a master, or the earlier one that still waits for it.
 
-        None if there are no more threads, since the interpreter ends: it was asked here.
+        None if the interpreter shuts down and starts no thread: then this thread asks the master.
         """
-        waits = self._silent.pop(_name(node), None)
+        waits = self._silent.pop(name, None)
         if waits is not None and waits.is_alive():
             return waits
         thread = threading.Thread(target=ask, name="csl-master", daemon=True)
@@ -181,55 +208,54 @@ class Nodes:
             return None
         return thread
 
-    def _hear(
-        self,
-        node: ClusterNode | None,
-        commands: Sequence[Words],
-        told: dict[ClusterNode | None, list[Any]],
-        failed: list[BaseException],
-    ) -> None:
-        """Note what a master answers."""
+    def _hear(self, asked: _Asked, told: dict[str, list[Any]], failed: list[BaseException]) -> None:
+        """Store what a master answers."""
+        name = _name(asked.node)
         try:
-            told[node] = self._batch(node, commands)
-        except Exception as error:  # noqa: BLE001  # raised by who waits for this
+            answers = told[name] = self._batch(asked.node, asked.commands)
+            silent = isinstance(answers[0], failures.TimeoutError)
+            (self._late.add if silent else self._late.discard)(name)
+        except Exception as error:  # noqa: BLE001  # raised in the waiting thread
             failed.append(error)
 
     def ask_each(
         self, keys: Sequence[str], asking: Callable[[str], Sequence[Words]]
     ) -> list[list[Any]]:
-        """Ask each master once that has some of the keys, all at the same time.
-
-        Return its answers for each key.
+        """Ask each master that has some of the keys, all at the same time.
 
         Args:
-            keys: they tell which masters.
-            asking: returns the commands for a master, of which this is the first key.
+            keys: of any masters.
+            asking: returns the commands for a master, given the first of its keys.
+
+        Returns:
+            For each key the answers of its master.
         """
         answers: list[list[Any]] = [[] for _ in keys]
-        asked = self._sorted(keys)
-        wanted = [asking(keys[places[0]]) for places in asked.values()]
+        shares = self._sorted(keys)
+        asked = [_Asked(node, asking(keys[places[0]])) for node, places in shares]
         with ThreadPoolExecutor(max(1, len(asked)), "csl-master") as threads:
-            told = list(threads.map(self._tried, asked, wanted))
-        for places, found in zip(asked.values(), told, strict=True):
-            for place in places:
+            told = list(threads.map(self._tried, asked))
+        for share, found in zip(shares, told, strict=True):
+            for place in share.places:
                 answers[place] = found
         return answers
 
-    def _tried(self, node: ClusterNode | None, commands: Sequence[Words]) -> list[Any]:
-        if node is None:
+    def _tried(self, asked: _Asked) -> list[Any]:
+        if asked.node is None:
             return [failures.ClusterDownError("no master has that slot")]
         try:
-            return _sent(self.cluster.get_redis_connection(node), commands)
+            return _sent(self.cluster.get_redis_connection(asked.node), asked.commands)
         except FAILED as error:
             self.look_anew()
             return [error]
 
-    def _sorted(self, keys: Sequence[Any]) -> dict[ClusterNode | None, list[int]]:
-        """Return the places of those of each master; None for slots that nobody has."""
-        places: dict[ClusterNode | None, list[int]] = {}
+    def _sorted(self, keys: Sequence[Any]) -> list[_Share]:
+        """Return the share of each master; with older redis-py only its name has a hash."""
+        shares: dict[str, _Share] = {}
         for place, key in enumerate(keys):
-            places.setdefault(self._node(key), []).append(place)
-        return places
+            node = self._node(key)
+            shares.setdefault(_name(node), _Share(node, [])).places.append(place)
+        return list(shares.values())
 
     def _node(self, key: str | bytes) -> ClusterNode | None:
         client, found = self._client, None
@@ -238,7 +264,7 @@ class Nodes:
         return found
 
     def _batch(self, node: ClusterNode | None, commands: Sequence[Words]) -> list[Any]:
-        """Send commands to one master; those whose keys have moved again, one by one."""
+        """Send commands to one master; send those whose keys have moved again, one by one."""
         if node is None:
             return [self._alone(command) for command in commands]
         try:
@@ -246,7 +272,7 @@ class Nodes:
         except failures.TimeoutError as error:
             self.look_anew()
             return [error] * len(commands)
-        except FAILED:  # closed while it was idle, or another is the master now
+        except FAILED:  # an idle connection was closed, or there is a new master
             self.look_anew()
             answers = self._once_more(commands)
         if any(isinstance(answer, failures.ReadOnlyError) for answer in answers):
@@ -257,7 +283,7 @@ class Nodes:
         ]
 
     def _once_more(self, commands: Sequence[Words]) -> list[Any]:
-        """Send again what one master had, to who has its first key now; each may be asked again."""
+        """Send commands of one master again, to the master that has the first key now."""
         now = self._node(key_of(commands[0][0]))
         try:
             if now is not None:
@@ -280,25 +306,25 @@ class Nodes:
         return [self.cluster.get_redis_connection(node) for node in nodes]
 
     def each(self, names: Sequence[str], key: Callable[[str], str]) -> Iterator[str]:
-        """Yield one of these names for each master, of which that has the key."""
-        seen: set[ClusterNode | None] = set()
+        """Yield one of these names for each master: one whose key is on that master."""
+        seen: set[str] = set()
         for name in names:
-            node = self._node(key(name))
-            if node not in seen:
-                seen.add(node)
+            master = _name(self._node(key(name)))
+            if master not in seen:
+                seen.add(master)
                 yield name
 
     def look_anew(self) -> None:
-        """Ask for the layout; if nobody answers now, the next command asks again."""
+        """Ask for the layout; if no node answers, the next command asks again."""
         if self._made is not None:
             with suppress(*FAILED):
                 self._made.nodes_manager.initialize()
 
-    def twin(self, longest: float) -> Nodes:
-        """Return the same masters, for calls that block.
+    def for_blocking(self, longest: float) -> Nodes:
+        """Return the same masters with other connections, for calls that block.
 
         Args:
-            longest: most seconds until an answer comes.
+            longest: most seconds until an answer arrives.
         """
         return Nodes(lambda: _blocking(self.cluster, longest))
 
@@ -307,6 +333,25 @@ class Nodes:
         if self._made is not None and not self._given:
             self._made.close()
             self._made = None
+
+
+@contextmanager
+def knowing_all_nodes() -> Iterator[None]:
+    """Convert the error of redis-py's client if a slot moves to a node that it does not know yet.
+
+    A new node is not in the layout until it has its first slot. Until then, redis-py follows ASK to
+    None.
+
+    Raises:
+        redis.exceptions.TryAgainError: the command was not executed.
+    """
+    try:
+        yield
+    except AttributeError as error:
+        if "NoneType" not in str(error):
+            raise
+        msg = "the lock's slot is moving to a node that is new in the Cluster"
+        raise failures.TryAgainError(msg) from error
 
 
 def _name(node: ClusterNode | None) -> str:
@@ -322,11 +367,12 @@ def _sent(client: redis.Redis, commands: Sequence[Words]) -> list[Any]:
     pipe: Any = client.pipeline(transaction=False)
     for words, options in commands:
         pipe.execute_command(*words, **options)
-    return list(pipe.execute(raise_on_error=False))
+    with closing_if_interrupted(client):
+        return list(pipe.execute(raise_on_error=False))
 
 
 def _blocking(cluster: Any, longest: float) -> redis.RedisCluster:
-    """Return a client with the same options, no retries, and a socket time-out above the block."""
+    """Return a client with the same options, no retries, and this socket time-out."""
     found = cluster.get_connection_kwargs()
     options = {name: value for name, value in found.items() if name not in _OWN}
     options.update(socket_timeout=longest)

@@ -1,4 +1,4 @@
-"""A client for the locks' Redis: one server, or whichever the Sentinels call the master."""
+"""Clients of the locks' Redis: one server, the master that Sentinels name, or a Cluster."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from inspect import signature
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 from urllib.parse import urlencode
 
 import redis
@@ -15,21 +15,26 @@ from redis.cluster import REDIS_ALLOWED_KEYS, ClusterNode
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
-from celery_singleton_lock.config.redis_url import BackendAddress
-from celery_singleton_lock.config.limits import PREFIX
 from celery_singleton_lock.config.client_options import FOR_SENTINELS, IN_SETTINGS, read
 from celery_singleton_lock.config.credentials import PROVIDER, provider_of
+from celery_singleton_lock.config.limits import PREFIX
+from celery_singleton_lock.config.redis_url import BackendAddress
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.message_text import meant
 
+_Client = TypeVar("_Client", bound=Any)
+
 OWN: Final = frozenset({"allow_eviction", "longest_lease", "server_timeout"})
-"""Backend options that are ours, not redis-py's."""
+"""Backend options of this library, not of redis-py."""
 
 SENTINEL: Final = frozenset({"master_name", "min_other_sentinels", "sentinel_kwargs"})
-"""Backend options that speak of Sentinels, and mean nothing to a server."""
+"""Backend options for Sentinels, which a server's client does not take."""
+
+OF_TEXT: Final = frozenset({"decode_responses", "encoding", "encoding_errors"})
+"""Options about text, which have no effect: a parked message may hold bytes that are no text."""
 
 QUICK: Final = 0.1
-"""Seconds that a Sentinel gets at least."""
+"""Shortest time-out of a Sentinel, in seconds."""
 
 # redis-py's annotations leave these out.
 _Sentinel: Final[Any] = Sentinel
@@ -38,36 +43,48 @@ _parse_url: Final[Any] = redis.connection.parse_url
 _Node: Final[Any] = ClusterNode
 
 _PLACE: Final = f"{PREFIX}backend_options"
+_URL: Final = "The URL of the locks' Redis"
+_NOT_TAKEN: Final = (TypeError, ValueError, AttributeError)
+"""Errors of redis-py about an option, when it creates a client or a connection."""
+
+_IN_URL: Final = ("host", "port", "db", "path", "unix_socket_path")
+"""Options that the URL of a server or a Cluster replaces."""
+
 _UNEXPECTED: Final = re.compile(r"unexpected keyword argument '(\w+)'")
 _OF_SERVERS: Final = frozenset(signature(redis.Redis).parameters)
 _OF_CLUSTERS: Final = frozenset(REDIS_ALLOWED_KEYS) | {*signature(redis.RedisCluster).parameters}
-"""Options that a client of a Cluster looks at; it lets any other pass, without effect."""
+"""Options that a client of a Cluster uses; it ignores any other."""
 
 
 def connect(address: BackendAddress, options: Mapping[str, Any], *, patience: float) -> redis.Redis:
     """Return a client with connections of its own. Nothing is sent yet.
 
     Args:
-        address: where the locks live.
-        options: the user's, for redis-py's client and for Sentinels; they win. Locks in memory
-            have no connections that they could concern.
+        address: where the locks are stored.
+        options: of the user, for redis-py's client and for Sentinels; they override the defaults of
+            this library. Locks in memory ignore them.
         patience: seconds within which a server must answer.
 
     Raises:
         KeyError: Sentinels without a ``master_name``, which :meth:`Settings.address` refuses.
-        ConfigurationError: locks in memory, and not all that they need is installed; or an option
-            that redis-py does not know.
+        ConfigurationError: redis-py does not know an option; or a package that locks in memory
+            need is missing.
     """
     if address.in_memory:
         return in_memory(address.host)
     timeouts = {"socket_timeout": patience, "socket_connect_timeout": patience}
-    # Once more at once: a connection that Redis closed while it was idle is no outage, and every
-    # script may be asked again with the same token.
+    # One retry: an idle connection that Redis has closed is no outage, and each script may be
+    # repeated with the same token.
     once_more = Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,))
     given = _given(address, options)
     for_server = {**timeouts, "retry": once_more, **given}
+    place = _PLACE if options else _URL
     if not address.sentinels:
-        return checked(redis.Redis.from_url(address.url, **for_server))
+        try:
+            client = redis.Redis.from_url(address.url, **for_server)
+        except _NOT_TAKEN as error:
+            _not_taken(error, _OF_SERVERS | OWN | SENTINEL, place)
+        return checked(client, place)
     about = for_sentinels(address, options, patience)
     least = read(options).get("min_other_sentinels", 0)
     try:
@@ -77,35 +94,44 @@ def connect(address: BackendAddress, options: Mapping[str, Any], *, patience: fl
     for_master = {**for_server, **said(address)}
     pool = _SentinelPool(options["master_name"], manager, **for_master)
     client = redis.Redis(connection_pool=pool)
-    client.auto_close_connection_pool = True  # nobody else has this pool
-    return checked(client)
+    client.auto_close_connection_pool = True  # no other client uses this pool
+    return checked(client, place)
 
 
-def checked(client: redis.Redis) -> redis.Redis:
-    """Return a client of which the connections can be made; redis-py looks at their options late.
+def checked(client: _Client, place: str = _PLACE) -> _Client:
+    """Check the connection options of a client, which redis-py checks only later; return it.
+
+    Args:
+        client: redis-py's, for threads or for asyncio.
+        place: where the user wrote the options, for the error.
 
     Raises:
-        ConfigurationError: they take no such option.
+        ConfigurationError: connections do not take an option.
     """
-    pool: Any = client.connection_pool
+    pool = client.connection_pool
     try:
-        pool.connection_class(**pool.connection_kwargs)  # connects to nobody yet
-    except TypeError as error:
-        _not_taken(error, _OF_SERVERS | OWN | SENTINEL)
+        pool.connection_class(**pool.connection_kwargs)  # does not connect
+    except _NOT_TAKEN as error:
+        _not_taken(error, _OF_SERVERS | OWN | SENTINEL, place)
+    except redis.RedisError as error:  # of ssl_cert_reqs
+        msg = f"{place} has what redis-py does not take: {error}."
+        raise ConfigurationError(msg) from None
     return client
 
 
-def _not_taken(error: TypeError, known: Iterable[str], place: str = _PLACE) -> NoReturn:
-    """Refuse an option that redis-py does not know, in words that name it."""
+def _not_taken(error: Exception, known: Iterable[str], place: str = _PLACE) -> NoReturn:
+    """Refuse an option that redis-py does not know."""
     found = _UNEXPECTED.search(str(error))
     if found is None:
-        msg = f"{place} has what redis-py does not take: {error}."
+        told = str(error).rstrip(".")
+        msg = f"{place} has what redis-py does not take: {told}."
         raise ConfigurationError(msg) from error
     _refuse_unknown(found[1], known, place)
 
 
 def _refuse_unknown(name: str, known: Iterable[str], place: str = _PLACE) -> NoReturn:
-    msg = f"{place} has {name!r}, which redis-py does not take.{meant(name, known)}"
+    others = set(known) - {name}  # its own name if another kind of client takes it
+    msg = f"{place} has {name!r}, which redis-py does not take.{meant(name, others)}"
     raise ConfigurationError(msg) from None
 
 
@@ -113,13 +139,13 @@ def in_memory(name: str) -> redis.Redis:
     """Return a client for the locks of that name in the memory of this process.
 
     Args:
-        name: what stands behind ``memory://``; may be empty.
+        name: the text after ``memory://``; may be empty.
 
     Raises:
         ConfigurationError: fakeredis or lupa is missing.
     """
     try:
-        from celery_singleton_lock.store import memory  # noqa: PLC0415  # what it needs is an extra
+        from celery_singleton_lock.store import memory  # noqa: PLC0415  # it needs an extra
     except ImportError as error:
         msg = (
             f"Locks in memory (memory://{name}) need fakeredis and lupa, and one is missing "
@@ -130,7 +156,7 @@ def in_memory(name: str) -> redis.Redis:
 
 
 def is_elsewhere(address: BackendAddress) -> bool:
-    """Return whether these are locks in memory that nobody in this process has used."""
+    """Return whether these are locks in memory that this process has not used."""
     memory = sys.modules.get("celery_singleton_lock.store.memory")
     return address.in_memory and (memory is None or not memory.is_known(address.host))
 
@@ -138,11 +164,11 @@ def is_elsewhere(address: BackendAddress) -> bool:
 def for_cluster(
     address: BackendAddress, options: Mapping[str, Any], *, patience: float
 ) -> Callable[[], redis.RedisCluster]:
-    """Return what makes a client of a Cluster; only that asks a node for the layout, at once.
+    """Return a function that creates a client of a Cluster, which at once asks for the layout.
 
     Args:
         address: some nodes.
-        options: the user's, for redis-py's client; they win.
+        options: of the user, for redis-py's client; they override the defaults of this library.
         patience: seconds within which a server must answer.
 
     Raises:
@@ -152,8 +178,8 @@ def for_cluster(
     if address.scheme == "rediss+cluster":
         given = {"ssl": True, **given}
     timeouts = {"socket_timeout": patience, "socket_connect_timeout": patience}
-    once_more = Retry(NoBackoff(), 1)  # after the layout was asked for anew
-    whole = {"retry": once_more, "require_full_coverage": False}  # the other masters serve
+    once_more = Retry(NoBackoff(), 1)  # after a new layout
+    whole = {"retry": once_more, "require_full_coverage": False}  # other masters work
     told = {**timeouts, **whole, **said(address), **given}
     _check_names(told)
     nodes = [_Node(host, port) for host, port in address.nodes]
@@ -168,7 +194,15 @@ def _check_names(names: Iterable[str]) -> None:
 
 def _given(address: BackendAddress, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the user's options for redis-py's client of a server."""
-    found = {name: value for name, value in read(options).items() if name not in OWN | SENTINEL}
+    left = OWN | SENTINEL | OF_TEXT
+    found = {name: value for name, value in read(options).items() if name not in left}
+    idle = next((name for name in _IN_URL if name in found and not address.sentinels), None)
+    if idle is not None:
+        msg = (
+            f"{_PLACE} has {idle!r}, which has no effect: the URL of the locks has it. Write "
+            "redis://HOST:PORT/DB."
+        )
+        raise ConfigurationError(msg)
     provider = found.get(PROVIDER) or address.provider
     if provider:
         found[PROVIDER] = provider_of(provider, "the locks' backend")
@@ -178,9 +212,10 @@ def _given(address: BackendAddress, options: Mapping[str, Any]) -> dict[str, Any
 def for_sentinels(
     address: BackendAddress, options: Mapping[str, Any], patience: float
 ) -> dict[str, Any]:
-    """Return the options of connections to Sentinels: together they get the time of one server.
+    """Return the options of connections to Sentinels, which share the time-out of one server.
 
-    redis-py's default would ask a dead one several times, with pauses, before it asks the next.
+    With redis-py's defaults a dead Sentinel would be asked several times, with pauses, before the
+    next one.
     """
     share = max(QUICK, patience / len(address.sentinels))
     defaults = {"socket_timeout": share, "socket_connect_timeout": share}
@@ -191,7 +226,7 @@ def for_sentinels(
 
 
 def said(address: BackendAddress) -> dict[str, Any]:
-    """Return what a URL with several addresses says of servers, as redis-py would read it."""
+    """Return the client options in a URL with several addresses, as redis-py parses them."""
     found = {"db": address.db, "username": address.username, "password": address.password}
     read = _parse_url(f"redis://?{urlencode(address.options)}")
     if any(name.startswith("ssl_") for name in address.options):

@@ -1,4 +1,4 @@
-"""From redis-py's errors to ours (pure)."""
+"""Converts errors of redis-py to errors of this library (pure)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,15 @@ from redis import exceptions as failures
 from redis.asyncio.sentinel import MasterNotFoundError as NoMasterForTasks
 from redis.sentinel import MasterNotFoundError
 
-from celery_singleton_lock.errors import BackendError, BackendRefused, BackendUnreachable
+from celery_singleton_lock.errors import (
+    BackendError,
+    BackendRefused,
+    BackendUnreachable,
+    LockUnusable,
+)
 
 FAILED: Final = (failures.RedisError, failures.RedisClusterException, OSError)
-"""What redis-py raises; its errors about a Cluster as a whole are no RedisError."""
+"""Errors that redis-py raises. Its errors about a whole Cluster are not of class RedisError."""
 
 _UNREACHABLE: Final = (
     failures.RedisClusterException,
@@ -24,25 +29,25 @@ _UNREACHABLE: Final = (
     failures.TimeoutError,
     failures.BusyLoadingError,
     failures.ReadOnlyError,
-    failures.ClusterError,  # redirected for ever, or down
+    failures.ClusterError,  # too many redirections, or down
     failures.TryAgainError,
     OSError,
 )
 _TEMPORARY: Final = re.compile(r"\b(READONLY|UNBLOCKED|NOREPLICAS|MASTERDOWN|BUSY)\b")
-"""Refusals that pass by themselves: a failover, too few replicas, another client's long script."""
+"""Temporary refusals: a failover, too few replicas, another client's long script."""
 _A_NODE: Final = (
     "this is one node of a Cluster; write redis+cluster:// instead of redis://, or give a "
     "redis.RedisCluster"
 )
 _REFUSED: Final = {
     "NOPERM": "the ACL user may not run this; allow it: +@read +@write +eval +evalsha +time on the "
-    "keys below the prefix (and +info +config|get, to be told what this server guarantees)",
+    "keys below the prefix (and +info +config|get, to read what this server guarantees)",
     "WRONGTYPE": "a key below the lock's prefix holds another type, so another program uses the "
     "same names; set singleton_lock_prefix to a prefix of its own",
-    "OOM": "the server has reached maxmemory; nothing was kept",
+    "OOM": "the server has reached maxmemory; nothing was stored",
     "MOVED": _A_NODE,
     "CROSSSLOT": _A_NODE,
-    "NOAUTH": "no password was given, and the server wants one; put it into the URL",
+    "NOAUTH": "no password was given, and the server requires one; put it into the URL",
     "WRONGPASS": "wrong user name or password; correct them in the URL",
     "AUTH": "a password was given, and the server has none for this user; take it out of the URL",
 }
@@ -53,11 +58,11 @@ _AUTHENTICATION: Final = {
     "without any password configured": "AUTH",
     "no password is set": "AUTH",
 }
-"""Which of the three it is, by the sentence: redis-py has one class for them, and no code."""
+"""Text of an authentication error -> its code: redis-py has one class for all, without a code."""
 _DENIED_INSIDE: Final = "executing the script can't"
-"""How Redis says, without a code, that a user may run a script and not what is in it."""
+"""Text, without a code, for a user that may run scripts but not the commands in them."""
 _CODE_OF: Final = (
-    # redis-py takes the code off the sentence of errors for which it has a class.
+    # redis-py removes the code from the text of errors for which it has a class.
     (failures.NoPermissionError, "NOPERM"),
     (failures.OutOfMemoryError, "OOM"),
     (failures.AuthenticationError, "WRONGPASS"),
@@ -68,20 +73,34 @@ _NO_MASTER: Final = (
     "No Sentinel that answers names a master. If that lasts, check the addresses, master_name and "
     "the password of the Sentinels (sentinel_kwargs)."
 )
+_NOT_READ: Final = re.compile(
+    r"user_script:\d+: (?:attempt to|bad argument|Expected) .*?(?= script:|$)"
+)
+"""Text of Lua if a script cannot parse the data of its lock."""
 _UNKNOWN_COMMAND: Final = re.compile(r"unknown command\W+(\w+)", re.IGNORECASE)
 _A_REPLICA: Final = (
     "The lock's Redis is a replica (READONLY): give its master's address, or the Sentinels that "
     "know it. During a failover this passes by itself."
 )
+_WRONG_DATA: Final = (
+    "The lock's Redis cannot read the data of this lock ({}). If another program uses the same "
+    "names, set singleton_lock_prefix to a prefix of its own."
+)
 _CANNOT_NOW: Final = "The lock's Redis cannot serve now ({})."
+_POOL_EMPTY: Final = frozenset({"Too many connections", "No connection available."})
+"""Texts of clients, without a request, when all connections of their pool are in use."""
+_NO_CONNECTION: Final = (
+    "All connections of the lock's Redis client are in use (max_connections of its pool): nothing "
+    "was sent. Raise max_connections, or give a client whose pool waits (BlockingConnectionPool)."
+)
 _BY_SENTENCE: Final = {
     "cluster mode is not enabled": "it is no Cluster; write redis:// instead of redis+cluster://",
 }
-"""Errors without a code."""
+"""Text of errors without a code -> what to change."""
 
 
 def explain(error: Exception) -> BackendError:
-    """Return our error for one of redis-py's; never quotes an address or a password."""
+    """Convert an error of redis-py; the result contains no address and no password."""
     error = _behind(error)
     sentence = str(error)
     found = _CODE.search(sentence)
@@ -92,7 +111,11 @@ def explain(error: Exception) -> BackendError:
     if _DENIED_INSIDE in sentence:
         code = "NOPERM"
     if code:
-        return BackendRefused(f"The lock's Redis refused ({code}): {_REFUSED[code]}.")
+        kind = LockUnusable if code == "WRONGTYPE" else BackendRefused
+        return kind(f"The lock's Redis refused ({code}): {_REFUSED[code]}.")
+    not_read = _NOT_READ.search(sentence)
+    if not_read:
+        return LockUnusable(_WRONG_DATA.format(not_read[0].rstrip(" .,")))
     remedy = _remedy(sentence)
     passing = "" if remedy else _why_it_passes(error, sentence)
     if passing:
@@ -101,22 +124,24 @@ def explain(error: Exception) -> BackendError:
 
 
 def _why_it_passes(error: Exception, sentence: str) -> str:
-    """Return what is told of what may pass by itself; empty for a refusal that stays."""
+    """Return the text for a temporary error; empty for a permanent refusal."""
     temporary = _TEMPORARY.search(sentence)
     known = isinstance(error, _UNREACHABLE)
     if isinstance(error, (MasterNotFoundError, NoMasterForTasks)):
         return _NO_MASTER
     if isinstance(error, failures.ReadOnlyError):
         return _A_REPLICA
+    if sentence in _POOL_EMPTY:
+        return _NO_CONNECTION
     if temporary and not known:
         return _A_REPLICA if temporary[1] == "READONLY" else _CANNOT_NOW.format(temporary[1])
     return f"The lock's Redis did not answer ({_kind_and_cause(error)})." if known else ""
 
 
 def _kind_and_cause(error: Exception) -> str:
-    """Return the kind of an error, and why there is no connection, in the system's words.
+    """Return the kind of an error, and the system's reason why there is no connection.
 
-    Never in redis-py's, which quote addresses.
+    redis-py's texts are not used, since they contain addresses.
     """
     causes = (_cause(each) for each in _chain(error))
     cause = next(filter(None, causes), "")
@@ -125,7 +150,7 @@ def _kind_and_cause(error: Exception) -> str:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error, and what it came from."""
+    """Yield an error and its causes."""
     for _ in range(_DEEPEST):
         if error is None:
             return
@@ -139,6 +164,8 @@ _DEEPEST: Final = 8
 def _cause(error: BaseException) -> str:
     if isinstance(error, gaierror):
         return f"{UNRESOLVED}, {error.strerror}" if error.strerror else UNRESOLVED
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"{UNTRUSTED}: {_why_untrusted(error)}"
     if isinstance(error, ssl.SSLError):
         reason = getattr(error, "reason", None)
         return f"TLS failed, {reason}" if reason else "TLS failed"
@@ -149,8 +176,19 @@ def _cause(error: BaseException) -> str:
     return os.strerror(error.errno) if isinstance(error, OSError) and error.errno else ""
 
 
+def _why_untrusted(error: ssl.SSLCertVerificationError) -> str:
+    """Return OpenSSL's reason without the name of the host, and what to change."""
+    reason = str(getattr(error, "verify_message", "")).split(",")[0]
+    if "ismatch" in reason:
+        return f"{reason}; use a host name that the certificate has"
+    return f"{reason or 'unknown'}; name the file of its CA in ssl_ca_certs"
+
+
 UNRESOLVED: Final = "its host name cannot be resolved"
-"""Why there is no connection, if it is a slip in the URL, or if no name server answers."""
+"""Reason for a wrong host name in the URL, and for a name server that does not answer."""
+
+UNTRUSTED: Final = "TLS failed, its certificate cannot be verified"
+"""Reason for a wrong CA, and for a certificate of another host or one that has expired."""
 
 
 def _remedy(sentence: str) -> str:
@@ -176,13 +214,25 @@ def _unknown(command: str) -> str:
 
 
 def one_node() -> BackendRefused:
-    """Return our error for a server that answers, and shows but a part of all locks."""
-    return BackendRefused(f"The lock's Redis shows but a part of all locks: {_A_NODE}.")
+    """Return the error for a server that has only a part of all locks."""
+    return BackendRefused(f"The lock's Redis has only a part of all locks: {_A_NODE}.")
 
 
 def _behind(error: Exception) -> Exception:
-    """Return why no node of a Cluster let us in, where redis-py tells that apart."""
+    """Return the error of a node that did not accept a client of a Cluster, if redis-py has it."""
     cause = error.__cause__
     if isinstance(error, failures.RedisClusterException) and isinstance(cause, Exception):
         return cause
     return error
+
+
+_DEMOTED: Final = re.compile(r"\b(READONLY|UNBLOCKED)\b")
+
+
+def demoted(error: Exception) -> bool:
+    """Return whether a server is no longer a master.
+
+    Its connections must be closed: new ones lead to the new master, through a Sentinel or an
+    address that has moved. Redis 6.2 has READONLY in the text of a script's error only.
+    """
+    return isinstance(error, failures.ReadOnlyError) or bool(_DEMOTED.search(str(error)))

@@ -1,4 +1,4 @@
-"""The right store for an address: one server, Sentinels, or a Cluster."""
+"""Creates the store for an address or a client: one server, Sentinels, or a Cluster."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import Any
 
 import redis
 
-from celery_singleton_lock.config.redis_url import CLUSTER, BackendAddress
+from celery_singleton_lock.config.redis_url import BackendAddress
+from celery_singleton_lock.config.url_text import CLUSTER
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.store.cluster.sync import ClusterStore
-from celery_singleton_lock.store.connect import connect, for_cluster
 from celery_singleton_lock.store.cluster_routing import Nodes
+from celery_singleton_lock.store.connect import connect, for_cluster
+from celery_singleton_lock.store.operator.redis import ClusterAdminStore, RedisAdminStore
 from celery_singleton_lock.store.quorum.worker_store import TaskQuorum, refuse
 from celery_singleton_lock.store.redis.sync import RedisStore
-from celery_singleton_lock.store.operator.redis import ClusterAdminStore, RedisAdminStore
 from celery_singleton_lock.store.redis.valkey import ValkeyClient, ValkeyStore, is_valkey
-from celery_singleton_lock.store.message_operations import NO_REPLICAS, Replicas
+from celery_singleton_lock.store.requests import NO_REPLICAS, Replicas
 
 
 def open_store(
@@ -26,20 +27,19 @@ def open_store(
     *,
     patience: float,
     direct: bool = False,
-    quarantine: bool = False,
+    quarantine: bool | None = False,
     replicas: Replicas = NO_REPLICAS,
 ) -> RedisStore:
-    """Return a store with connections of its own. Nothing is sent yet.
+    """Return a store with its own connections. Nothing is sent yet.
 
     Args:
-        address: where the locks live.
-        options: the user's, for redis-py's client; they win.
+        address: of the locks.
+        options: of the user, for redis-py's client; they override the defaults of this library.
         prefix: first part of every key.
         patience: seconds within which a server must answer.
-        direct: run single scripts past redis-py's client, where that is possible.
-        quarantine: as of :class:`RedisStore`.
-        replicas: likewise. Locks in memory have no other server that they could be lost to: they
-            leave both out.
+        direct: send acquire and release without redis-py's client, where that is possible.
+        quarantine: as of :class:`RedisStore`; ignored by locks in memory.
+        replicas: as of :class:`RedisStore`; ignored by locks in memory.
     """
     if address.scheme in CLUSTER:
         nodes = Nodes(for_cluster(address, options, patience=patience))
@@ -58,22 +58,22 @@ def open_admin_store(
     prefix: str,
     *,
     patience: float,
-    quarantine: bool = False,
+    quarantine: bool | None = False,
 ) -> RedisAdminStore:
-    """Likewise, with the verbs of operators."""
+    """Return a store for operators; arguments as of :func:`open_store`."""
     store = open_store(address, options, prefix, patience=patience, quarantine=quarantine)
     return admin_of(store)
 
 
 def admin_of(store: RedisStore | TaskQuorum) -> RedisAdminStore:
-    """Return the verbs of operators on the connections of a worker's store.
+    """Return a store for operators on the connections of a worker's store.
 
     Raises:
-        BackendRefused: it is on several servers, of which none knows what the majority says.
+        BackendRefused: the store is a quorum; one of its servers does not know the majority.
     """
     if isinstance(store, TaskQuorum):
         refuse("That")
-    quarantine = store.verbs.quarantine
+    quarantine = store.operations.quarantine
     if isinstance(store, ClusterStore):
         return ClusterAdminStore(store.nodes, store.keyspace, quarantine=quarantine)
     return RedisAdminStore(store.client, store.keyspace, quarantine=quarantine)
@@ -82,7 +82,7 @@ def admin_of(store: RedisStore | TaskQuorum) -> RedisAdminStore:
 def store_on(
     client: redis.Redis | redis.RedisCluster | ValkeyClient, keyspace: Keyspace | None
 ) -> RedisStore:
-    """Return the store on a client of the caller's."""
+    """Return the store on a client of the caller."""
     if isinstance(client, redis.RedisCluster):
         return ClusterStore(client, keyspace)
     given: Any = client

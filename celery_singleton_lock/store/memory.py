@@ -1,10 +1,10 @@
-"""A server for locks in the memory of this process, for tests: our own scripts, on fakeredis.
+"""A server for locks in the memory of this process, for tests: fakeredis runs the scripts.
 
-:class:`~celery_singleton_lock.store.redis.sync.RedisStore` works on it as on any other server, so what
-it promises is the same by construction. Only the server's time is its own: tests move it.
+:class:`~celery_singleton_lock.store.redis.sync.RedisStore` uses it like any other server, so its
+guarantees are the same. Only the server's clock differs: tests move it.
 
-Needs the extra ``testing``; imported when there is a ``memory://`` alone, by
-:func:`celery_singleton_lock.store.connect.in_memory`.
+This module needs the extra ``testing``. :func:`celery_singleton_lock.store.connect.in_memory`
+imports it for a ``memory://`` URL.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Final
 
 import fakeredis
-import lupa  # noqa: F401  # what fakeredis runs scripts with: without it, it knows no EVAL
+import lupa  # noqa: F401  # fakeredis runs scripts with it, and has no EVAL without it
 import redis
 from fakeredis._core._database import Database
 from fakeredis._socket import FakeSocket
@@ -28,25 +28,24 @@ from celery_singleton_lock.core.clock import MovableClock
 from celery_singleton_lock.errors import ConfigurationError
 
 VERSION: Final = (7, 4)
-"""Of the Redis that is played."""
+"""Version of Redis that fakeredis emulates."""
 
 LONGEST_WAIT: Final = 3600.0
-"""Most seconds for which a thread sleeps without a look; some systems know no longer sleep."""
+"""Most seconds for which a thread sleeps at once; some systems allow no longer sleep."""
 
 
 class MemoryServer(fakeredis.FakeServer):
-    """A Redis in the memory of this process, of which tests move the time.
+    """A Redis in the memory of this process, whose clock tests move.
 
     Args:
-        name: what stands behind ``memory://``.
+        name: the text after ``memory://``.
 
     Attributes:
-        lock: held while a command runs. Who holds it may send commands of its own in between.
-        clock: its time, and that of those who use it.
+        lock: held while a command runs; its holder may send further commands.
+        clock: the clock of the server and its clients.
     """
 
     def __init__(self, name: str) -> None:
-        """Be empty."""
         super().__init__(version=VERSION)
         self.name = name
         self.pid = os.getpid()
@@ -56,11 +55,11 @@ class MemoryServer(fakeredis.FakeServer):
 
     @property
     def data(self) -> Any:
-        """Its keys; locks in memory use no other database."""
+        """The keys; locks in memory use one database only."""
         return self.dbs[0]
 
     def advance(self, seconds: float) -> None:
-        """Let time pass; commands that block see whether theirs is over."""
+        """Move the clock; blocking commands check whether their time is over."""
         with self.lock:
             self.clock.advance(seconds)
             self.data.condition.notify_all()
@@ -79,17 +78,17 @@ class _Database(Database):
 
     @time.setter
     def time(self, _machine: float) -> None:
-        """Disregard the machine's time, which fakeredis notes before each command."""
+        """Ignore the machine's time, which fakeredis sets before each command."""
 
 
 class _Socket(FakeSocket):
-    """One connection, whose commands go by the server's clock."""
+    """A connection whose commands use the server's clock."""
 
     _server: MemoryServer
 
     def shutdown(self, how: Any) -> None:
-        """End it. A thread that blocks in a command ends by itself."""
-        with suppress(ValueError):  # fakeredis closes a generator, which runs in that thread
+        """Close the connection. A thread that blocks in a command ends by itself."""
+        with suppress(ValueError):  # fakeredis closes a generator that runs in that thread
             super().shutdown(how)
 
     def time(self) -> list[bytes]:
@@ -103,8 +102,8 @@ class _Socket(FakeSocket):
         look: Callable[[bool], Any],
         shape: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """Answer a command that blocks: fakeredis' own goes by the machine's time."""
-        found = look(True)  # noqa: FBT003  # fakeredis'
+        """Answer a blocking command; fakeredis itself would use the machine's time."""
+        found = look(True)  # noqa: FBT003  # fakeredis' signature
         if found is None and not self._in_transaction:
             found = self._await(timeout or math.inf, look)
         return found if shape is None else shape(found)
@@ -114,20 +113,20 @@ class _Socket(FakeSocket):
         until = clock.monotonic() + timeout
         while found is None and (left := until - clock.monotonic()) > 0:
             changed.wait(min(left, LONGEST_WAIT))
-            found = look(False)  # noqa: FBT003  # fakeredis'
+            found = look(False)  # noqa: FBT003  # fakeredis' signature
         return found
 
 
 class _Connection(fakeredis.FakeRedisConnection):
-    """What a client opens."""
+    """The connection class of a client."""
 
     def _connect(self) -> _Socket:
         server: Any = self._server
         if server.pid != os.getpid():
             msg = (
-                f"The locks of memory://{server.name} live in the process {server.pid}, and this "
-                f"is {os.getpid()}, forked from it: they would exclude nobody here. Use threads, "
-                "or a Redis."
+                f"The locks of memory://{server.name} are in the memory of process {server.pid}. "
+                f"Its forked child {os.getpid()} has only a copy, which would exclude no other "
+                "process. Use threads, or a Redis."
             )
             raise ConfigurationError(msg)
         return _Socket(
@@ -147,24 +146,23 @@ class MemoryClient(fakeredis.FakeRedis):
     """
 
     def __init__(self, server: MemoryServer) -> None:
-        """Connect with the first command."""
         super().__init__(server=server, connection_class=_Connection, socket_timeout=None)
         self.server: Final = server
         self.lock_clock: Final = server.clock
 
 
-# A module global, and shared by all apps of the process: that is what a name behind memory:// says.
+# A module global, since all apps of a process share the server of a memory:// URL.
 _servers: dict[str, MemoryServer] = {}
 
 
 def server_of(name: str) -> MemoryServer:
-    """Return the server of that name in this process; the first call makes it."""
+    """Return the server of that name in this process; the first call creates it."""
     found = _servers.get(name)
     return found or _servers.setdefault(name, MemoryServer(name))
 
 
 def is_known(name: str) -> bool:
-    """Return whether anybody in this process has used the server of that name."""
+    """Return whether this process has used the server of that name."""
     return name in _servers
 
 

@@ -1,4 +1,4 @@
-"""Turns what the scripts answer into values (pure)."""
+"""Converts answers of the scripts to values (pure)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from celery_singleton_lock.core.model import Delivery, Holder, LockView, Observed, Reply, Stray, Verdict
+from celery_singleton_lock.core.lock_view import Holder, LockView, Observed, WaitsFor
+from celery_singleton_lock.core.model import Reply, Verdict
+from celery_singleton_lock.core.parked_message import Delivery, Stray
 
 
 def text(raw: Any) -> str:
@@ -20,12 +22,12 @@ def seconds(milliseconds: Any) -> float:
 
 
 def holder(token: str, record: str, expires_in: float = 0.0) -> Holder:
-    """Return who holds or waits, from its record."""
+    """Return a holder or waiter, given its record as JSON."""
     return holder_of(token, json.loads(record), expires_in)
 
 
 def holder_of(token: str, rec: Mapping[str, Any], expires_in: float = 0.0) -> Holder:
-    """Likewise, where the record has been read."""
+    """Return a holder or waiter, given its record."""
     return Holder(
         token,
         rec.get("task", ""),
@@ -42,22 +44,22 @@ def holder_of(token: str, rec: Mapping[str, Any], expires_in: float = 0.0) -> Ho
 
 
 def state_of(rec: Mapping[str, Any]) -> str:
-    """Return the state that a record is in, as it is called for people."""
+    """Return the state of a record as users see it."""
     return "delayed" if rec.get("delayed") else str(rec.get("state", ""))
 
 
 def entries_in_index(raw: Any) -> list[tuple[str, str]]:
-    """Return the lock and token of each message that the index knows under one name."""
+    """Return the lock and token of each message that an entry of the index contains."""
     told = text(raw)
     entries = [told] if "\n" in told else json.loads(told)
     return [(name, token) for name, _, token in (entry.rpartition("\n") for entry in entries)]
 
 
 def reply(raw: bytes | str) -> Reply:
-    """Return the answer of acquire, park, claim and release."""
+    """Return the answer of a script with the reply type ``answer``, such as acquire."""
     if raw == _RELEASED:
-        return _THAT_IS_ALL
-    verdict, fence, left, rank, look, limit, who = text(raw).split("\n", 6)
+        return _NOBODY_NEXT
+    verdict, fence, left, rank, look, limit, reason, who = text(raw).split("\n", 7)
     next_look = max(0.0, int(look) / 1000)
     token, _, rest = who.partition("\n")
     record, _, paused = rest.partition("\n")
@@ -70,14 +72,16 @@ def reply(raw: bytes | str) -> Reply:
         holder(token, record, next_look) if record else None,
         int(limit),
         paused,
+        waits_for=_REASONS.get(reason),
     )
 
 
-_RELEASED: Final = b"released\n0\n0\n0\n0\n1\n"
-_THAT_IS_ALL: Final = Reply(Verdict.RELEASED)
-"""The usual end: nobody is next."""
+_RELEASED: Final = b"released\n0\n0\n0\n0\n1\n\n"
+_NOBODY_NEXT: Final = Reply(Verdict.RELEASED)
+"""The most frequent answer: no other holder and no waiter."""
 
 _VERDICTS: Final = {verdict.value: verdict for verdict in Verdict}
+_REASONS: Final = {reason.value: reason for reason in WaitsFor}
 
 
 def pairs(raw: Sequence[Any]) -> dict[str, str]:
@@ -85,8 +89,14 @@ def pairs(raw: Sequence[Any]) -> dict[str, str]:
     return dict(zip(map(text, raw[::2]), map(text, raw[1::2]), strict=True))
 
 
+def observed_block(raw: str) -> Reply:
+    """Return what would have blocked a task that runs without its lock."""
+    reason = _REASONS.get(json.loads(raw)["waits_for"])
+    return Reply(Verdict.BLOCKED, holder=holder("", raw), waits_for=reason)
+
+
 def observed(buckets: Iterable[Mapping[Any, Any]]) -> tuple[Observed, ...]:
-    """Return the sums of what was observed, by name; those that would have waited longest first."""
+    """Return sums of observations by name, ordered by the time that the lock would have cost."""
     sums: dict[str, dict[str, float]] = {}
     for bucket in buckets:
         for name, raw in bucket.items():
@@ -99,6 +109,7 @@ def observed(buckets: Iterable[Mapping[Any, Any]]) -> tuple[Observed, ...]:
             name,
             runs=int(total["runs"]),
             blocked=int(total["blocked"]),
+            paused=int(total.get("paused", 0)),
             waited=seconds(total["waited"]),
             longest=seconds(total["longest"]),
         )
@@ -108,7 +119,7 @@ def observed(buckets: Iterable[Mapping[Any, Any]]) -> tuple[Observed, ...]:
 
 
 def delivery(raw: bytes | str) -> Delivery:
-    """Return what lay in an inbox."""
+    """Return a grant from an inbox."""
     packed = raw.encode() if isinstance(raw, str) else raw
     head, _, body = packed.partition(b"\n")
     fields = json.loads(head)
@@ -126,7 +137,7 @@ def delivery(raw: bytes | str) -> Delivery:
 
 
 def strays(name: str, seal: str, raw: Sequence[Any]) -> list[Stray]:
-    """Return the messages that are on their way to the broker."""
+    """Return the messages that were taken out of the queue for publishing."""
     return [
         _stray(name, seal, text(raw[i]), json.loads(raw[i + 1]), bytes(raw[i + 2]))
         for i in range(0, len(raw), 3)
@@ -138,8 +149,8 @@ def _stray(name: str, seal: str, token: str, rec: Mapping[str, Any], body: bytes
 
 
 def view(name: str, raw: Sequence[Any]) -> LockView:
-    """Return the lock as inspect saw it."""
-    now, pairs, held, queued, waiting, adrift, bodies = raw
+    """Return the answer of inspect."""
+    now, pairs, held, queued, waiting, adrift, bodies, reason, till = raw
     meta = dict(zip(map(text, pairs[::2]), map(text, pairs[1::2]), strict=True))
     return LockView(
         name=name,
@@ -158,6 +169,8 @@ def view(name: str, raw: Sequence[Any]) -> LockView:
         counters=_counters(meta),
         paused=meta.get("paused", ""),
         limit_set="ruled" in meta,
+        waits_for=_REASONS.get(text(reason)),
+        next_look=max(0.0, seconds(float(till) - float(now))) if float(till) else 0.0,
     )
 
 

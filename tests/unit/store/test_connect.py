@@ -1,4 +1,4 @@
-"""The client for the locks' Redis: what it is told by the URL, by the user, and by us."""
+"""The client for the locks' Redis: options from the URL, from the user, and our own."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import pytest
 import redis
 from redis.sentinel import SentinelConnectionPool
 
-from celery_singleton_lock.config.redis_url import parse_backend_url
+from celery_singleton_lock.config.app_settings import parse_settings
 from celery_singleton_lock.config.option_checks import ConfigurationWarning
+from celery_singleton_lock.config.redis_url import parse_backend_url
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.config.settings import parse_settings
 from celery_singleton_lock.store.connect import connect, for_cluster, for_sentinels
 
 
 def told(url, options=None, patience=0.5):
-    """What each connection to the server (or to the master) is told."""
+    """The options of each connection to the server, or to the master."""
     client = connect(parse_backend_url(url), options or {}, patience=patience)
     return client.connection_pool.connection_kwargs
 
@@ -42,7 +42,7 @@ def test_a_connection_that_was_closed_is_tried_once_more_at_once():
         assert len(calls) == tries
 
 
-def test_what_the_user_says_counts_more_and_what_is_ours_is_not_passed_on():
+def test_user_options_override_defaults_and_library_options_are_not_passed_on():
     """``allow_eviction`` is no option of redis-py, nor are those that speak of Sentinels."""
     given = {"socket_timeout": 9, "allow_eviction": True, "master_name": "m", "sentinel_kwargs": {}}
     options = told("redis://u:p@h", {**given, "min_other_sentinels": 1, "client_name": "me"})
@@ -51,6 +51,21 @@ def test_what_the_user_says_counts_more_and_what_is_ours_is_not_passed_on():
     assert not {"allow_eviction", "master_name", "sentinel_kwargs", "min_other_sentinels"} & {
         *options
     }
+
+
+@pytest.mark.parametrize("scheme", ["redis", "sentinel", "redis+cluster"])
+def test_decode_responses_does_not_destroy_parked_messages_that_are_no_text(scheme):
+    """The reply with such a message could not be read: it was lost, and granted again for ever."""
+    address = parse_backend_url(f"{scheme}://h:1")
+    options = {"decode_responses": True, "encoding": "utf-16", "encoding_errors": "ignore"}
+    if scheme == "redis+cluster":
+        made = for_cluster(address, options, patience=1.0).__closure__
+        given = next(cell.cell_contents for cell in made if isinstance(cell.cell_contents, dict))
+    else:
+        client = connect(address, {**options, "master_name": "m"}, patience=1.0)
+        given = client.connection_pool.connection_kwargs
+    assert not given.get("decode_responses")
+    assert given.get("encoding", "utf-8") == "utf-8"
 
 
 SENTINELS = "sentinel://u:p@a:1/3;sentinel://b:2;sentinel://c"
@@ -64,7 +79,7 @@ def master(options=None, url=SENTINELS, patience=0.6):
     return client.connection_pool
 
 
-def test_sentinels_are_asked_for_the_master_by_its_name_and_the_master_gets_what_the_url_says():
+def test_sentinels_resolve_the_master_by_name_and_the_url_options_apply_to_the_master():
     """User, password and database are the master's, the addresses the Sentinels'."""
     pool = master({"min_other_sentinels": "2", "client_name": "me"})
     assert pool.service_name == "mine"
@@ -84,7 +99,6 @@ def test_the_connections_end_with_their_client():
     """Nobody else has them."""
     client = connect(parse_backend_url(SENTINELS), {"master_name": "m"}, patience=0.5)
     assert client.auto_close_connection_pool is True
-    assert connect(parse_backend_url("redis://h"), {}, patience=0.5).auto_close_connection_pool
 
 
 def test_what_a_sentinel_url_does_not_say_is_left_to_redis_py():
@@ -213,7 +227,7 @@ def test_an_option_that_is_no_number_is_refused_before_a_connection_is_made(name
 @pytest.mark.parametrize(
     "url", ["redis://h", "redis+cluster://h", ["redis://a", "redis://b", "redis://c"]]
 )
-def test_options_for_sentinels_beside_another_url_are_told_to_have_no_effect(url):
+def test_sentinel_options_with_another_kind_of_url_give_a_warning(url):
     """Who wrote them may believe that a failover is followed."""
     given = {
         "singleton_lock_backend": url,
@@ -234,3 +248,13 @@ def test_a_slip_in_the_name_of_the_master_option_is_named():
         ConfigurationError, match="options has 'master_nam': did you mean 'master_name'"
     ):
         settings.address()
+
+
+def test_a_misspelt_tls_option_of_a_url_is_refused_with_its_place():
+    """redis-py raises an error of its own for a value, and of Python for a name."""
+    with pytest.raises(ConfigurationError, match=r"^The URL of the locks' Redis has .*requird"):
+        told("rediss://h?ssl_cert_reqs=requird")
+    with pytest.raises(ConfigurationError, match=r"^The URL .*Did you mean 'ssl_ca_certs'\?"):
+        told("rediss://h?ssl_ca_cert=ca.pem")
+    with pytest.raises(ConfigurationError, match=r"^singleton_lock_backend_options has .*requird"):
+        told("rediss://h", {"ssl_cert_reqs": "requird"})

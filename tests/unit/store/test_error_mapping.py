@@ -1,4 +1,4 @@
-"""What is told of an error of redis-py."""
+"""Our errors for errors of redis-py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from redis import exceptions as redis_errors
 from redis.asyncio.sentinel import MasterNotFoundError as NoMasterForTasks
 from redis.sentinel import MasterNotFoundError
 
-from celery_singleton_lock.errors import BackendRefused, BackendUnreachable
+from celery_singleton_lock.errors import BackendRefused, BackendUnreachable, LockUnusable
 from celery_singleton_lock.store.error_mapping import explain
 
 
@@ -30,7 +30,7 @@ def test_a_refusal_that_passes_by_itself_is_no_answer_and_named(code):
         ConnectionResetError("secret"),
     ],
 )
-def test_who_does_not_answer_is_told_by_the_kind_of_the_error_alone(error):
+def test_a_missing_reply_is_recognized_by_the_class_of_the_error(error):
     """Its words may hold an address with its password."""
     told = explain(error)
     assert type(told) is BackendUnreachable
@@ -54,13 +54,14 @@ def coming_of(cause):
         (coming_of(ConnectionRefusedError(111, "secret")), f"Error: {os.strerror(111)}"),
         (coming_of(socket.gaierror(-2, "Name unknown")), "cannot be resolved, Name unknown"),
         (coming_of(socket.gaierror()), "Error: its host name cannot be resolved)"),
-        (coming_of(ssl.SSLCertVerificationError(1, "secret")), "TLS failed"),
+        (coming_of(ssl.SSLCertVerificationError(1, "secret")), "cannot be verified: unknown;"),
+        (coming_of(ssl.SSLError(1, "secret")), "TLS failed"),
         (redis_errors.TimeoutError("BUSY redis://user:secret@host"), "Error: no answer in time"),
         (redis_errors.BusyLoadingError("secret"), "Error: it is still loading its data"),
     ],
     ids=str,
 )
-def test_why_there_is_no_connection_is_told_in_the_systems_words(error, told):
+def test_the_error_of_a_failed_connection_has_the_systems_message(error, told):
     """A slip in the host name wants another remedy than a server that is down."""
     said = explain(error)
     assert type(said) is BackendUnreachable
@@ -70,7 +71,7 @@ def test_why_there_is_no_connection_is_told_in_the_systems_words(error, told):
 
 
 @pytest.mark.parametrize("kind", [redis_errors.ReadOnlyError, redis_errors.ResponseError])
-def test_a_replica_is_told_as_one_and_may_be_asked_again(kind):
+def test_an_error_of_a_replica_is_named_and_may_be_retried(kind):
     """It did answer, and writes after a failover at the latest."""
     told = explain(kind("READONLY secret"))
     assert type(told) is BackendUnreachable
@@ -97,7 +98,7 @@ def test_a_server_that_lacks_a_command_may_be_a_sentinel(said, told):
 @pytest.mark.parametrize(
     "kind", [MasterNotFoundError, NoMasterForTasks], ids=["threads", "asyncio"]
 )
-def test_without_a_master_it_is_said_what_to_check(kind):
+def test_the_error_without_a_master_says_what_to_check(kind):
     """For threads and for asyncio."""
     told = explain(kind("No master found for 'secret'"))
     assert type(told) is BackendUnreachable
@@ -133,12 +134,12 @@ def test_without_a_master_it_is_said_what_to_check(kind):
 def test_a_refusal_names_what_to_change(error, code, says):
     """Also where redis-py has taken the code off the sentence."""
     told = explain(error)
-    assert type(told) is BackendRefused
+    assert type(told) is (LockUnusable if code == "WRONGTYPE" else BackendRefused)
     assert str(told).startswith(f"The lock's Redis refused ({code}): ")
     assert says in str(told)
 
 
-def test_a_server_without_scripts_is_told_so_and_all_else_as_the_server_said_it():
+def test_a_server_without_scripts_gives_a_specific_error_and_others_are_unchanged():
     """In whatever letters it says so."""
     told = explain(redis_errors.ResponseError("Unknown Command 'EVALSHA'"))
     assert type(told) is BackendRefused
@@ -146,3 +147,20 @@ def test_a_server_without_scripts_is_told_so_and_all_else_as_the_server_said_it(
     told = explain(redis_errors.ResponseError("ERR something else"))
     assert type(told) is BackendRefused
     assert str(told) == "The lock's Redis refused: ERR something else"
+
+
+@pytest.mark.parametrize(
+    ("verified", "remedy"),
+    [
+        ("self-signed certificate in certificate chain", "ssl_ca_certs"),
+        ("Hostname mismatch, certificate is not valid for 'secret'.", "a host name that the"),
+        ("IP address mismatch, certificate is not valid for 'secret'.", "a host name that the"),
+    ],
+)
+def test_an_invalid_certificate_is_reported_with_its_cause_and_what_to_change(verified, remedy):
+    cause = ssl.SSLCertVerificationError(1, "secret")
+    cause.verify_message = verified
+    said = str(explain(coming_of(cause)))
+    assert f"TLS failed, its certificate cannot be verified: {verified.split(',')[0]}; " in said
+    assert remedy in said
+    assert "secret" not in said

@@ -1,0 +1,145 @@
+"""The operations of :class:`LockStore` on Redis (no I/O)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from redis import exceptions as failures
+
+from celery_singleton_lock.core.lock_view import LockView
+from celery_singleton_lock.core.model import Claim, Ending, Owner, Reply, Reservation
+from celery_singleton_lock.core.owner_token import new_token
+from celery_singleton_lock.store import replies
+from celery_singleton_lock.store.error_mapping import explain
+from celery_singleton_lock.store.requests import Attempts, Pop, SplitCall, Steps
+from celery_singleton_lock.store.script_arguments import (
+    lease_of,
+    place_of,
+    usual_of_acquire,
+    usual_of_release,
+)
+from celery_singleton_lock.store.script_runner import ScriptRunner
+from celery_singleton_lock.store.scripts import Argument, Call
+
+AT_ONCE: Final = 200
+"""Most leases that one script renews. Redis serves no other client while a script runs."""
+
+
+class LockOperations(ScriptRunner):
+    """Lock operations; arguments as of :class:`ScriptRunner`."""
+
+    def acquire(self, owner: Owner, claim: Claim, *, wait: float | None = None) -> Steps[Reply]:
+        """Acquire the lock, or queue for it; see :meth:`LockStore.acquire`."""
+        call = self.acquire_call(owner, claim, wait)
+        return replies.reply((yield from self.run(call.call(self.keyspace))))
+
+    def acquire_call(self, owner: Owner, claim: Claim, wait: float | None) -> SplitCall:
+        """Return the call of the script ``acquire``."""
+        own = (claim.name, owner.token, owner.attempt, place_of(claim.place), int(claim.copy))
+        usual = usual_of_acquire(
+            *(claim.lease, claim.limit, claim.max_waiting, wait),
+            *(owner.task, owner.worker, owner.host, owner.pid, self.claim_ms),
+        )
+        return SplitCall(self._acquire, claim.name, own, usual)
+
+    def claim(
+        self,
+        owner: Owner,
+        name: str,
+        lease: float,
+        *,
+        settle: bool = False,
+        kept_elsewhere: bool = False,
+    ) -> Steps[Reply]:
+        """Start to use a grant; see :meth:`LockStore.claim`."""
+        call = self.lock_call(
+            "claim",
+            name,
+            token=owner.token,
+            lease_ms=lease_of(lease),
+            settle=2 if kept_elsewhere else int(settle),
+            worker=owner.worker,
+            host=owner.host,
+            pid=owner.pid,
+            claim_ms=self.claim_ms,
+        )
+        return replies.reply((yield from self.run(call)))
+
+    def release(
+        self,
+        name: str,
+        token: str,
+        ending: Ending,
+        *,
+        worker: str = "",
+        done_for: float = 3600.0,
+        mark: bool = False,
+        reserve: Reservation | None = None,
+    ) -> Steps[Reply]:
+        """Release the lock; see :meth:`LockStore.release`."""
+        call = self.release_call(name, token, ending, worker, done_for, mark, reserve)
+        attempts = Attempts()
+        answer = yield from self.run_counted(call.call(self.keyspace), attempts)
+        return released(answer, attempts)
+
+    def release_call(  # noqa: PLR0917  # positional, since keywords are slower
+        self,
+        name: str,
+        token: str,
+        ending: Ending,
+        worker: str,
+        done_for: float,
+        mark: bool,
+        reserve: Reservation | None,
+    ) -> SplitCall:
+        """Return the call of the script ``release``."""
+        kept = ("", "") if reserve is None else (lease_of(reserve.seconds), reserve.attempt)
+        own = (name, token, ending.value, int(mark), *kept)
+        return SplitCall(
+            self._release, name, own, usual_of_release(worker, done_for, self.claim_ms)
+        )
+
+    def extend(self, leases: Iterable[tuple[str, str, float]]) -> Steps[Sequence[bool | None]]:
+        """Renew many leases; see :meth:`LockStore.extend`."""
+        asked = list(leases)
+        if not asked:
+            return []
+        answers: list[Any] = []
+        for start in range(0, len(asked), AT_ONCE):
+            call = self.extend_call(asked[start : start + AT_ONCE])
+            answers += yield from self.run(call)
+        refused = [answer for answer in answers if not isinstance(answer, int)]
+        if len(refused) == len(asked):
+            raise explain(failures.ResponseError(replies.text(refused[0])))
+        return [answer == 1 if isinstance(answer, int) else None for answer in answers]
+
+    def extend_call(self, leases: Iterable[tuple[str, str, float]]) -> Call:
+        """Return the call of the script ``extend``."""
+        keys: list[bytes] = []
+        arguments: list[Argument] = []
+        for name, token, lease in leases:
+            keys += self.keyspace.sent(name)
+            arguments += [name, token, lease_of(lease)]
+        return Call(self.scripts["extend"], keys, arguments)
+
+    def inspect(self, name: str, *, waiters: int = 10) -> Steps[LockView]:
+        """Return the current state of the lock; see :meth:`LockStore.inspect`."""
+        call = self.lock_call("inspect", name, waiters=waiters)
+        return replies.view(name, (yield from self.run(call)))
+
+    def reset(self, name: str, *, call: str = "") -> Steps[int]:
+        """Take the lock from all its holders; see :meth:`LockStore.reset`."""
+        asked = call or new_token()
+        script = self.lock_call("reset", name, call=asked, claim_ms=self.claim_ms)
+        return int((yield from self.run(script)))
+
+    def wait(self, name: str, token: str, timeout: float) -> Steps[bool]:
+        """Block until ``token`` is granted, or ``timeout`` seconds have passed."""
+        return (yield Pop(self.keyspace.wake(name, token), timeout)) is not None
+
+
+def released(answer: Any, attempts: Attempts) -> Reply:
+    """Return the reply to a release."""
+    reply = replies.reply(answer)
+    return reply._replace(repeated=True) if attempts.repeated else reply
