@@ -11,13 +11,14 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from celery_singleton_lock.core.clock import Clock, clock_for
-from celery_singleton_lock.core.redis_keys import Keyspace
-from celery_singleton_lock.core.model import CLAIM_LEASE
 from celery_singleton_lock.core.lock_steps import by_task
-from celery_singleton_lock.store.error_mapping import explain
+from celery_singleton_lock.core.model import CLAIM_LEASE
+from celery_singleton_lock.core.redis_keys import Keyspace
+from celery_singleton_lock.store.error_mapping import FAILED, demoted, explain
+from celery_singleton_lock.store.operations import Operations
+from celery_singleton_lock.store.redis.counted import POOL_WANTS
 from celery_singleton_lock.store.redis.sync import confirmed
-from celery_singleton_lock.store.scripts import Script
-from celery_singleton_lock.store.message_operations import (
+from celery_singleton_lock.store.requests import (
     LONGEST_BLOCK,
     SHORTEST_BLOCK,
     SLACK,
@@ -26,25 +27,24 @@ from celery_singleton_lock.store.message_operations import (
     Confirm,
     Counted,
     Pop,
-    Verbs,
-    Wish,
+    Request,
 )
-from celery_singleton_lock.store.redis.fast_path import POOL_WANTS, demoted
+from celery_singleton_lock.store.scripts import Script
 
 
 class AsyncRedisStore:
-    """Locks on one Redis server; the verbs of :class:`Store`, each a coroutine.
+    """Locks on one Redis server; the operations of :class:`Store` as coroutines.
 
     Args:
         client: redis-py client for asyncio; replies may be decoded or not.
-        keyspace: where the keys are.
-        scripts: the verbs; test builds pass their own.
+        keyspace: names of the keys.
+        scripts: the scripts; tests pass their own.
         claim_lease: seconds in which a waiter must claim its grant.
 
-    Raises (all verbs):
-        BackendUnreachable: no answer. The verb may or may not have run; asking again with the same
+    Raises (all operations):
+        BackendUnreachable: no answer. The operation may have run; a further call with the same
             token is safe.
-        BackendRefused: the server answered with a refusal.
+        BackendRefused: the server refused.
     """
 
     def __init__(
@@ -55,84 +55,83 @@ class AsyncRedisStore:
         scripts: Mapping[str, Script] | None = None,
         claim_lease: float = CLAIM_LEASE,
     ) -> None:
-        """Prepare; nothing is sent yet."""
         self.client = client
         self.clock: Clock = clock_for(client)
-        self.verbs = Verbs(keyspace, scripts, claim_lease)
-        self.keyspace = self.verbs.keyspace
-        self._bench = Bench(client.connection_pool)
+        self.operations = Operations(keyspace, scripts, claim_lease)
+        self.keyspace = self.operations.keyspace
+        self._blocking = BlockingConnections(client.connection_pool)
 
-    acquire = by_task(Verbs.acquire)
-    park = by_task(Verbs.park)
-    park_many = by_task(Verbs.park_many)
-    claim = by_task(Verbs.claim)
-    release = by_task(Verbs.release)
-    extend = by_task(Verbs.extend)
-    kick = by_task(Verbs.kick)
-    kick_many = by_task(Verbs.kick_many)
-    left = by_task(Verbs.left)
-    take_due = by_task(Verbs.take_due)
-    neglected = by_task(Verbs.neglected)
-    inspect = by_task(Verbs.inspect)
-    reset = by_task(Verbs.reset)
-    revoke = by_task(Verbs.revoke)
-    find = by_task(Verbs.find)
-    body = by_task(Verbs.body)
-    parked = by_task(Verbs.parked)
-    switches = by_task(Verbs.switches)
-    switch = by_task(Verbs.switch)
-    waited_for = by_task(Verbs.waited_for)
-    let_run = by_task(Verbs.let_run)
-    observe = by_task(Verbs.observe)
-    observed = by_task(Verbs.observed)
-    forget_observed = by_task(Verbs.forget_observed)
-    beat = by_task(Verbs.beat)
-    leave = by_task(Verbs.leave)
-    receive = by_task(Verbs.receive)
-    wait = by_task(Verbs.wait)
-    time = by_task(Verbs.time)
-    probe = by_task(Verbs.probe)
-    schema = by_task(Verbs.schema)
-    describe = by_task(Verbs.describe)
+    acquire = by_task(Operations.acquire)
+    park = by_task(Operations.park)
+    park_many = by_task(Operations.park_many)
+    claim = by_task(Operations.claim)
+    release = by_task(Operations.release)
+    extend = by_task(Operations.extend)
+    sweep_and_grant = by_task(Operations.sweep_and_grant)
+    sweep_and_grant_many = by_task(Operations.sweep_and_grant_many)
+    record_publish_result = by_task(Operations.record_publish_result)
+    take_due_locks = by_task(Operations.take_due_locks)
+    unswept_locks = by_task(Operations.unswept_locks)
+    inspect = by_task(Operations.inspect)
+    reset = by_task(Operations.reset)
+    deliver_revoked = by_task(Operations.deliver_revoked)
+    locate_tasks = by_task(Operations.locate_tasks)
+    body = by_task(Operations.body)
+    parked = by_task(Operations.parked)
+    switches = by_task(Operations.switches)
+    switch = by_task(Operations.switch)
+    waited_for = by_task(Operations.waited_for)
+    deliver_unlocked = by_task(Operations.deliver_unlocked)
+    record_observation = by_task(Operations.record_observation)
+    observations = by_task(Operations.observations)
+    clear_observations = by_task(Operations.clear_observations)
+    worker_heartbeat = by_task(Operations.worker_heartbeat)
+    leave = by_task(Operations.leave)
+    receive = by_task(Operations.receive)
+    wait = by_task(Operations.wait)
+    time = by_task(Operations.time)
+    probe = by_task(Operations.probe)
+    schema = by_task(Operations.schema)
+    describe = by_task(Operations.describe)
 
-    # -- calls ------------------------------------------------------------------------------------
+    # -- requests ---------------------------------------------------------------------------------
 
-    async def do(self, wish: Wish) -> Any:
-        """Do what a verb wishes for.
+    async def do(self, request: Request) -> Any:
+        """Carry out a request of an operation.
 
         Raises:
-            NoScriptError: the server does not know that script.
+            NoScriptError: the server does not know the script.
             BackendError: no answer, or refused.
         """
         try:
-            return await self._done(wish)
+            return await self._done(request)
         except failures.NoScriptError:
             raise
-        except (failures.RedisError, OSError) as error:
+        except FAILED as error:
             if demoted(error):
                 await self.reconnect()
             raise explain(error) from error
 
-    async def _done(self, wish: Wish) -> Any:
-        if isinstance(wish, Command):
-            return await self._command(wish)
-        if isinstance(wish, Counted):
-            return await self._counted(wish)
-        if isinstance(wish, Batch):
-            return await self._sent(wish.commands)
-        if isinstance(wish, Confirm):
-            answers = await self._sent(wish.replicas.confirming(wish.keys[0]))
-            return [confirmed(answers, wish)] * len(wish.keys)
-        return await self._bench.pop(wish)  # type: ignore[arg-type]  # Receive is for Cluster
+    async def _done(self, request: Request) -> Any:
+        if isinstance(request, Command):
+            return await self._command(request)
+        if isinstance(request, Counted):
+            return await self._counted(request)
+        if isinstance(request, Batch):
+            return await self._sent(request.commands)
+        if isinstance(request, Confirm):
+            answers = await self._sent(request.replicas.confirming(request.keys[0]))
+            return [confirmed(answers, request)] * len(request.keys)
+        return await self._blocking.pop(request)  # type: ignore[arg-type]  # Receive is for Cluster
 
     async def _command(self, command: Command) -> Any:
-        client: Any = self.client  # redis-py has not annotated this one
+        client: Any = self.client  # redis-py has not annotated this method
         return await client.execute_command(*command.words, **command.options)
 
-    async def _counted(self, wish: Counted) -> Any:
-        if self.client.single_connection_client:  # which guards its connection itself
-            return await self._command(wish.command)
-        return await send_counted(self.client.connection_pool, wish)
+    async def _counted(self, request: Counted) -> Any:
+        if self.client.single_connection_client:
+            return await send_counted_alone(self.client, request)
+        return await send_counted(self.client.connection_pool, request)
 
     async def _sent(self, commands: Sequence[Command]) -> list[Any]:
         """Send commands in one round trip; an answer may be an error."""
@@ -146,66 +145,78 @@ class AsyncRedisStore:
         return answers
 
     async def reconnect(self) -> None:
-        """Close what is idle, so that the next call asks anew where the server is."""
+        """Close idle connections, so that the next call looks up the master's address again."""
         await self.client.connection_pool.disconnect(inuse_connections=False)
 
 
-async def send_counted(pool: Any, wish: Counted, wants: Sequence[str] = POOL_WANTS) -> Any:
-    """Send a command as redis-py's client does, with its retries, and note whether it had any."""
+async def send_counted(pool: Any, request: Counted, wants: Sequence[str] = POOL_WANTS) -> Any:
+    """Send a command with the client's retries, and note whether it was repeated."""
     connection = await pool.get_connection(*wants)
+    try:
+        return await exchange_counted(connection, request)
+    finally:
+        await pool.release(connection)
+
+
+async def send_counted_alone(client: Any, request: Counted) -> Any:
+    """Send a command as :func:`send_counted` does, on the only connection of a client."""
+    await client.initialize()
+    async with client._single_conn_lock:  # noqa: SLF001  # it has no public name
+        return await exchange_counted(client.connection, request)
+
+
+async def exchange_counted(connection: Any, request: Counted) -> Any:
+    """Send a command with the connection's retries, and note whether it was repeated."""
 
     async def exchange() -> Any:
-        await connection.send_command(*wish.command.words)
+        await connection.send_command(*request.command.words)
         return await connection.read_response()
 
     async def failed(_error: Exception) -> None:
-        wish.attempts.repeated = True
+        request.attempts.repeated = True
         await connection.disconnect(nowait=True)
 
     try:
         return await connection.retry.call_with_retry(exchange, failed)
     except failures.ResponseError:
-        raise  # an answer, and it was read
+        raise  # an answer, which was read
     except BaseException:
-        await connection.disconnect(nowait=True)  # the answer may still come
+        await connection.disconnect(nowait=True)  # the answer may still arrive
         raise
-    finally:
-        await pool.release(connection)
 
 
-class Bench:
-    """Where those sit who wait: on connections of their own, so that releases find the pool free.
+class BlockingConnections:
+    """Connections for calls that block, so that releases find the client's pool free.
 
-    A connection is used again while anybody else waits. The last who gets up closes all, so nobody
-    has to close a lock, and no loop ends with an open connection of ours.
+    A connection is reused while another call blocks. The last call to return closes all of them. So
+    a lock needs no close(), and leaves no open connection at the end of an event loop.
 
     Args:
-        pool: whose address and options to take; or a node of a Cluster.
+        pool: its address and options are used; or a node of a Cluster.
     """
 
     def __init__(self, pool: Any) -> None:
-        """Open nothing yet."""
         self._pool = pool
         self._idle: list[Any] = []
-        self._sitting = 0
+        self._waiting = 0
 
     async def pop(self, pop: Pop) -> bytes | str | None:
-        """BLPOP with a time-out of the socket above the block, and no second try.
+        """Call BLPOP, without retries, with a socket time-out that exceeds the block.
 
         redis-py 8's defaults (a 5 s socket time-out and ten retries) turned ``blpop(key, 7)`` into
-        an error after 58.9 s; a retried BLPOP would also swallow an element.
+        an error after 58.9 s; a retried BLPOP would also lose an element.
         """
-        self._sitting += 1
+        self._waiting += 1
         connection = self._idle.pop() if self._idle else self._new()
         try:
             found = await _popped(connection, pop)
         except BaseException:
-            await connection.disconnect(nowait=True)  # its answer may still come
+            await connection.disconnect(nowait=True)  # the answer may still arrive
             raise
         else:
             self._idle.append(connection)
         finally:
-            self._sitting -= 1
+            self._waiting -= 1
             await self._close_if_empty()
         return None if found is None else found[1]
 
@@ -216,12 +227,12 @@ class Bench:
         return self._pool.connection_class(**options)
 
     async def _close_if_empty(self) -> None:
-        while self._idle and not self._sitting:
+        while self._idle and not self._waiting:
             await self._idle.pop().disconnect(nowait=True)
 
 
 async def _popped(connection: Any, pop: Pop) -> Any:
-    """Wait on a connection."""
+    """Block on a connection."""
     block = min(max(pop.seconds, SHORTEST_BLOCK), LONGEST_BLOCK)
     await connection.connect()
     await connection.send_command("BLPOP", pop.key, block)

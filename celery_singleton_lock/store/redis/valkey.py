@@ -1,13 +1,14 @@
-"""Clients of valkey-py: the interface is redis-py's, and the errors are classes of its own.
+"""Stores on clients of valkey-py, which have redis-py's methods and their own error classes.
 
-Nothing here imports valkey-py. A client of it has done that.
+This module does not import valkey-py: a caller with such a client has imported it.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, Protocol
 
 import redis
@@ -15,16 +16,18 @@ from redis import exceptions as failures
 
 from celery_singleton_lock.store.redis.aio import AsyncRedisStore
 from celery_singleton_lock.store.redis.aio import send_counted as send_counted_async
-from celery_singleton_lock.store.redis.sync import RedisStore, blocking_twin
-from celery_singleton_lock.store.message_operations import Command, Counted, Wish
-from celery_singleton_lock.store.redis.fast_path import send_counted
+from celery_singleton_lock.store.redis.aio import send_counted_alone as send_counted_alone_async
+from celery_singleton_lock.store.redis.blocking import blocking_client
+from celery_singleton_lock.store.redis.counted import send_counted, send_counted_alone
+from celery_singleton_lock.store.redis.sync import RedisStore
+from celery_singleton_lock.store.requests import Command, Counted, Request
 
 _WANTS: Final = ("EVALSHA",)
-"""What a pool of valkey-py is told of the command when it is asked for a connection."""
+"""Argument of ``get_connection`` of a pool of valkey-py: the name of the command."""
 
 
 class ValkeyClient(Protocol):
-    """What tells type checkers a client of valkey-py for threads."""
+    """Type of a client of valkey-py for threads."""
 
     connection_pool: Any
 
@@ -36,7 +39,7 @@ class ValkeyClient(Protocol):
 
 
 class AsyncValkeyClient(Protocol):
-    """What tells type checkers a client of valkey-py for asyncio."""
+    """Type of a client of valkey-py for asyncio."""
 
     connection_pool: Any
 
@@ -53,8 +56,8 @@ def is_valkey(client: object, *, asyncio: bool = False) -> bool:
     """Return whether this is a client of valkey-py for one server.
 
     Args:
-        client: whatever it is.
-        asyncio: whether it is to be one for asyncio; else one for threads.
+        client: any object.
+        asyncio: look for a client for asyncio, else for threads.
     """
     module = "valkey.asyncio.client" if asyncio else "valkey.client"
     return any(
@@ -64,64 +67,68 @@ def is_valkey(client: object, *, asyncio: bool = False) -> bool:
 
 @contextmanager
 def errors_of_redis() -> Iterator[None]:
-    """Raise redis-py's error of the same name for one of valkey-py's."""
+    """Raise redis-py's error of the same name for an error of valkey-py."""
     try:
         yield
     except Exception as error:
-        twin = as_redis_error(error)
-        if twin is error:
+        same = as_redis_error(error)
+        if same is error:
             raise
-        raise twin from error
+        raise same from error
 
 
 def as_redis_error(error: Exception) -> Exception:
-    """Return redis-py's error of the same name for one of valkey-py's; any other as it is."""
+    """Return redis-py's error of the same name for an error of valkey-py; else the error itself."""
     for kind in type(error).__mro__:
         if kind.__module__ != "valkey.exceptions":
             continue
-        twin = getattr(failures, kind.__name__.replace("Valkey", "Redis"), None)
-        if twin is not None:
-            found: Exception = twin(*error.args)
+        same = getattr(failures, kind.__name__.replace("Valkey", "Redis"), None)
+        if same is not None:
+            found: Exception = same(*error.args)
             found.__cause__ = error
             return found
     return error
 
 
 class ValkeyStore(RedisStore):
-    """Locks on one server, by a client of valkey-py."""
+    """Locks on one server, with a client of valkey-py."""
 
-    def _done(self, wish: Wish) -> Any:
+    def _done(self, request: Request) -> Any:
         with errors_of_redis():
-            return super()._done(wish)
+            return super()._done(request)
 
-    def _counted(self, wish: Counted) -> Any:
+    def _counted(self, request: Counted) -> Any:
         if self.client.connection is not None:
-            return self._command(wish.command)
-        return send_counted(self.client.connection_pool, wish.command.words, wish.attempts, _WANTS)
+            return send_counted_alone(self.client, request.command.words, request.attempts)
+        return send_counted(
+            self.client.connection_pool, request.command.words, request.attempts, _WANTS
+        )
 
     def _sent(self, commands: Sequence[Command]) -> list[Any]:
-        return _told_as_redis(super()._sent(commands))
+        return _with_redis_errors(super()._sent(commands))
 
-    def _twin(self, longest: float) -> redis.Redis:
+    def _copier(self) -> Callable[[float], redis.Redis]:
         valkey = sys.modules["valkey"]
-        return blocking_twin(self.client, longest, valkey.Valkey, valkey.ConnectionPool)
+        return partial(
+            blocking_client, self.client, kind=valkey.Valkey, pool_kind=valkey.ConnectionPool
+        )
 
 
 class AsyncValkeyStore(AsyncRedisStore):
-    """Locks on one server, by a client of valkey-py for asyncio."""
+    """Locks on one server, with a client of valkey-py for asyncio."""
 
-    async def _done(self, wish: Wish) -> Any:
+    async def _done(self, request: Request) -> Any:
         with errors_of_redis():
-            return await super()._done(wish)
+            return await super()._done(request)
 
-    async def _counted(self, wish: Counted) -> Any:
+    async def _counted(self, request: Counted) -> Any:
         if self.client.single_connection_client:
-            return await self._command(wish.command)
-        return await send_counted_async(self.client.connection_pool, wish, _WANTS)
+            return await send_counted_alone_async(self.client, request)
+        return await send_counted_async(self.client.connection_pool, request, _WANTS)
 
     async def _sent(self, commands: Sequence[Command]) -> list[Any]:
-        return _told_as_redis(await super()._sent(commands))
+        return _with_redis_errors(await super()._sent(commands))
 
 
-def _told_as_redis(answers: list[Any]) -> list[Any]:
+def _with_redis_errors(answers: list[Any]) -> list[Any]:
     return [as_redis_error(each) if isinstance(each, Exception) else each for each in answers]

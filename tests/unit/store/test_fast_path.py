@@ -7,13 +7,13 @@ import socket
 import pytest
 import redis
 
-from celery_singleton_lock.store.redis.sync import fast_path as wire
+from celery_singleton_lock.store.redis import fast_path
 
 
 @pytest.fixture(params=[1, 65536], ids=["byte by byte", "at once"])
 def ends(request, monkeypatch):
     """A connection as redis-py has opened it, and the server's end of it."""
-    monkeypatch.setattr(wire, "_CHUNK", request.param)
+    monkeypatch.setattr(fast_path, "_CHUNK", request.param)
     ours, servers = socket.socketpair()
     connection = redis.Connection()
     with ours, servers:
@@ -26,7 +26,7 @@ def ends(request, monkeypatch):
 def ask(ends, answer):
     connection, server = ends
     server.sendall(answer)
-    return wire._by_socket(connection, b"*1\r\n$4\r\nPING\r\n")
+    return fast_path._by_socket(connection, b"*1\r\n$4\r\nPING\r\n")
 
 
 @pytest.mark.parametrize("text", [b"", b"abc", b"\r\n", b"$3\r\nabc\r\n" * 30])
@@ -42,7 +42,7 @@ def test_a_text_is_read_whole(ends, text):
         (b"-ERR no\r\n", redis.ResponseError, "no"),
         (b"-NOSCRIPT none\r\n", redis.exceptions.NoScriptError, "none"),
         (b"-ERR \xff\r\n", redis.ResponseError, "\ufffd"),
-        (b":7\r\n", redis.InvalidResponse, "the answer is neither a text nor an error"),
+        (b":7\r\n", redis.InvalidResponse, "the answer is neither a bulk string nor an error"),
         (b"$3\r\nab", redis.TimeoutError, "Timeout on the socket"),
         (b"", redis.TimeoutError, "Timeout on the socket"),
     ],
@@ -61,14 +61,14 @@ def test_a_connection_that_is_closed_in_the_middle_is_lost(ends, answer):
     ends[1].sendall(answer)
     ends[1].shutdown(socket.SHUT_WR)
     with pytest.raises(redis.ConnectionError, match=r"^Connection closed by server\.$"):
-        wire._by_socket(ends[0], b"PING")
+        fast_path._by_socket(ends[0], b"PING")
 
 
-def test_an_error_of_the_socket_is_told_with_its_cause(ends):
+def test_an_error_of_the_socket_has_its_cause(ends):
     """What the system says."""
     ends[0]._sock.close()
     with pytest.raises(redis.ConnectionError, match=r"^Error on the socket: .*Bad file descriptor"):
-        wire._by_socket(ends[0], b"PING")
+        fast_path._by_socket(ends[0], b"PING")
 
 
 def test_more_than_one_answer_is_none():
@@ -79,5 +79,5 @@ def test_more_than_one_answer_is_none():
         connection._sock = ours
         servers.sendall(b"$1\r\na\r\n$1\r\nb\r\n")
         with pytest.raises(redis.InvalidResponse):
-            wire._by_socket(connection, b"PING")
+            fast_path._by_socket(connection, b"PING")
         connection._sock = None

@@ -1,0 +1,91 @@
+"""Clients for calls that block, beside the client of a store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from celery_singleton_lock.store.requests import LONGEST_BLOCK, SHORTEST_BLOCK, SLACK, Pop
+
+BLOCKS: Final = (1.0, 3.0, 10.0, LONGEST_BLOCK)
+"""Lengths of blocking calls, in seconds; there is a client for each."""
+
+
+def block_of(pop: Pop) -> tuple[float, float]:
+    """Return for how long a call blocks, and which of :data:`BLOCKS` its client is for."""
+    block = min(max(pop.seconds, SHORTEST_BLOCK), LONGEST_BLOCK)
+    return block, next(most for most in BLOCKS if block <= most)
+
+
+class BlockingClients:
+    """Clients for blocking calls of several lengths, so that a stalled server is noticed in time.
+
+    redis-py 8's defaults (a 5 s socket time-out and ten retries) turned ``blpop(key, 7)`` into an
+    error after 58.9 s; a retried BLPOP would also lose an element.
+
+    Args:
+        make: returns a client, given the most seconds for which it blocks.
+    """
+
+    def __init__(self, make: Callable[[float], redis.Redis]) -> None:
+        self._make = make
+        self._clients: dict[float, redis.Redis] = {}
+
+    def pop(self, pop: Pop) -> bytes | str | None:
+        """Call BLPOP, without retries, on a connection whose socket time-out exceeds the block."""
+        block, longest = block_of(pop)
+        client = self._client(longest)
+        try:
+            found: Any = client.blpop([pop.key], timeout=block)
+        except BaseException:  # an interruption may leave an unread reply on the connection
+            client.connection_pool.disconnect(inuse_connections=False)
+            raise
+        return None if found is None else found[1]
+
+    def _client(self, longest: float) -> redis.Redis:
+        """Return the client for blocks of this length.
+
+        Several threads may each create one at the same time. The dictionary keeps the first; the
+        others have not connected.
+        """
+        found = self._clients.get(longest)
+        return found or self._clients.setdefault(longest, self._make(longest))
+
+    def reconnect(self) -> None:
+        """Close idle connections."""
+        for client in list(self._clients.values()):
+            client.connection_pool.disconnect(inuse_connections=False)
+
+    def close(self) -> None:
+        """Close all connections."""
+        while self._clients:
+            # redis-py does not close a pool that it was given.
+            self._clients.popitem()[1].connection_pool.disconnect()
+
+
+def blocking_client(
+    client: redis.Redis,
+    longest: float,
+    kind: type[Any] = redis.Redis,
+    pool_kind: type[Any] = redis.ConnectionPool,
+) -> redis.Redis:
+    """Return a client of the same server, without retries, whose socket time-out exceeds a block.
+
+    Args:
+        client: the client to copy.
+        longest: most seconds for which a call blocks.
+        kind: class of the client.
+        pool_kind: class of its pool.
+    """
+    pool = client.connection_pool
+    options = dict(pool.connection_kwargs)
+    options.update(socket_timeout=longest + SLACK, retry=Retry(NoBackoff(), 0), retry_on_error=[])
+    options.pop("retry_on_timeout", None)
+    made: redis.Redis = kind(
+        connection_pool=pool_kind(connection_class=pool.connection_class, **options)
+    )
+    return made
