@@ -1,4 +1,4 @@
-"""The store on a Redis Cluster, for asyncio: what locks need, and no kept messages."""
+"""The store on a Redis Cluster, for asyncio: locks, without parked messages."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ import redis.asyncio
 from redis import exceptions as failures
 
 from celery_singleton_lock.core.clock import SystemClock
-from celery_singleton_lock.errors import BackendUnreachable
-from celery_singleton_lock.core.redis_keys import Keyspace
-from celery_singleton_lock.core.model import CLAIM_LEASE
 from celery_singleton_lock.core.lock_steps import by_task
-from celery_singleton_lock.store.redis.aio import Bench
-from celery_singleton_lock.store.cluster.sync import ClusterVerbs
+from celery_singleton_lock.core.model import CLAIM_LEASE
+from celery_singleton_lock.core.redis_keys import Keyspace
+from celery_singleton_lock.errors import BackendUnreachable
+from celery_singleton_lock.store.cluster.operations import ClusterOperations
+from celery_singleton_lock.store.cluster_routing import ELSEWHERE, key_of, knowing_all_nodes
 from celery_singleton_lock.store.error_mapping import FAILED, explain
-from celery_singleton_lock.store.cluster_routing import ELSEWHERE, key_of
+from celery_singleton_lock.store.redis.aio import BlockingConnections
+from celery_singleton_lock.store.requests import Batch, Command, Counted, Pop, Request
 from celery_singleton_lock.store.scripts import Script
-from celery_singleton_lock.store.message_operations import Batch, Command, Counted, Pop, Wish
 
 AT_ONCE: Final = 16
-"""Most commands of a batch that are on their way to a master at once: each takes a connection."""
+"""Most commands of a batch that are sent to a master at once: each takes a connection."""
 
 
 class AsyncClusterStore:
-    """Locks on a Redis Cluster; the verbs of a lock, each a coroutine.
+    """Locks on a Redis Cluster; the operations of :class:`LockStore` as coroutines.
 
     Args:
         client: redis-py's client of a Cluster for asyncio. It follows slots that move.
-        keyspace: where the keys are.
-        scripts: the verbs; test builds pass their own.
+        keyspace: names of the keys.
+        scripts: the scripts; tests pass their own.
         claim_lease: seconds in which a waiter must claim its grant.
 
-    Raises (all verbs):
-        BackendUnreachable: no answer. The verb may or may not have run; asking again with the same
+    Raises (all operations):
+        BackendUnreachable: no answer. The operation may have run; a further call with the same
             token is safe.
-        BackendRefused: a server answered with a refusal.
+        BackendRefused: a server refused.
     """
 
     def __init__(
@@ -50,63 +50,63 @@ class AsyncClusterStore:
         scripts: Mapping[str, Script] | None = None,
         claim_lease: float = CLAIM_LEASE,
     ) -> None:
-        """Prepare; nothing is sent yet."""
         self.client: Any = client  # redis-py has not annotated most of it
         self.clock = SystemClock()
         keyspace = Keyspace((keyspace or Keyspace()).prefix, spread=True)
-        self.verbs = ClusterVerbs(keyspace, scripts, claim_lease)
-        self.keyspace = self.verbs.keyspace
-        self._benches: dict[str, Bench] = {}
+        self.operations = ClusterOperations(keyspace, scripts, claim_lease)
+        self.keyspace = self.operations.keyspace
+        self._blocking: dict[str, BlockingConnections] = {}
 
-    acquire = by_task(ClusterVerbs.acquire)
-    claim = by_task(ClusterVerbs.claim)
-    release = by_task(ClusterVerbs.release)
-    extend = by_task(ClusterVerbs.extend)
-    inspect = by_task(ClusterVerbs.inspect)
-    reset = by_task(ClusterVerbs.reset)
-    wait = by_task(ClusterVerbs.wait)
-    time = by_task(ClusterVerbs.time)
+    acquire = by_task(ClusterOperations.acquire)
+    claim = by_task(ClusterOperations.claim)
+    release = by_task(ClusterOperations.release)
+    extend = by_task(ClusterOperations.extend)
+    inspect = by_task(ClusterOperations.inspect)
+    reset = by_task(ClusterOperations.reset)
+    wait = by_task(ClusterOperations.wait)
+    time = by_task(ClusterOperations.time)
 
-    # -- calls ------------------------------------------------------------------------------------
+    # -- requests ---------------------------------------------------------------------------------
 
-    async def do(self, wish: Wish) -> Any:
-        """Do what a verb wishes for.
+    async def do(self, request: Request) -> Any:
+        """Carry out a request of an operation.
 
         Raises:
-            NoScriptError: that master does not know that script.
+            NoScriptError: the master does not know the script.
             BackendError: no answer, or refused.
         """
         try:
-            return await self._done(wish)
+            return await self._done(request)
         except failures.NoScriptError:
             raise
         except FAILED as error:
             raise explain(error) from error
 
-    async def _done(self, wish: Wish) -> Any:
-        if isinstance(wish, Command):
-            return await self._command(wish)
-        if isinstance(wish, Counted):
-            return await self._command(wish.command)  # which is sent once
-        if isinstance(wish, Batch):
-            return await self._sent(wish.commands, wish.patience)
-        return await self._pop(wish)  # type: ignore[arg-type]  # the others are for workers
+    async def _done(self, request: Request) -> Any:
+        if isinstance(request, Command):
+            return await self._command(request)
+        if isinstance(request, Counted):
+            return await self._command(request.command)  # it is sent once
+        if isinstance(request, Batch):
+            return await self._sent(request.commands, request.patience)
+        return await self._pop(request)  # type: ignore[arg-type]  # the others are for workers
 
     async def _command(self, command: Command) -> Any:
         """Send a command to the master that has its keys.
 
-        To a node that is named redis-py sends it once. By itself it would repeat a release of which
-        the answer was lost (it closes all connections when one node says that the Cluster is
-        down), and we could not tell that from a lock that was not ours.
+        With ``target_nodes`` redis-py sends it once. Without it, redis-py would repeat a release
+        whose answer was lost (it closes all connections if one node says that the Cluster is down).
+        The second answer would look like the answer to the release of a lost lock.
         """
         target = {"target_nodes": await self._node(command.words)}
-        return await self.client.execute_command(*command.words, **target, **command.options)
+        with knowing_all_nodes():
+            return await self.client.execute_command(*command.words, **target, **command.options)
 
     async def masters(self) -> Sequence[Any]:
         """Return the masters that have slots.
 
         Raises:
-            BackendError: no node answers, or it is no Cluster.
+            BackendError: no node answers, or the server is no Cluster.
         """
         try:
             await self.client.initialize()
@@ -115,10 +115,10 @@ class AsyncClusterStore:
         return sorted(self.client.get_primaries(), key=lambda node: str(node.name))
 
     async def scan(self, node: Any, words: Sequence[Any]) -> Any:
-        """Send SCAN to one master: it tells of the keys there.
+        """Send SCAN to one master.
 
         Returns:
-            Where to go on, and keys. redis-py tells the former by node.
+            The next cursor, which redis-py returns by node, and keys.
         """
         try:
             cursors, found = await self.client.execute_command(*words, target_nodes=node)
@@ -127,18 +127,18 @@ class AsyncClusterStore:
         return cursors[node.name], found
 
     async def _node(self, words: Sequence[Any]) -> Any:
-        """Return the master for a command; if it has no key (TIME), the same each time."""
+        """Return the master for a command; for one without a key (TIME), always the same."""
         await self.client.initialize()
         if words[0] == "TIME":
             return min(self.client.get_primaries(), key=lambda node: str(node.name))
         try:
             return self.client.get_node_from_key(key_of(words))
         except failures.SlotNotCoveredError:
-            await self.client.nodes_manager.initialize()  # somebody may have it by now
+            await self.client.nodes_manager.initialize()  # a master may have it by now
             raise
 
     async def _sent(self, commands: Sequence[Command], patience: float | None) -> list[Any]:
-        """Send commands that may be sent twice, some to each master at once, as renewals are.
+        """Send commands that are safe to repeat, some to each master at once.
 
         An answer may be an error.
         """
@@ -155,38 +155,42 @@ class AsyncClusterStore:
         return list(answers)
 
     async def _at_known(self, rooms: Mapping[str, asyncio.Semaphore], command: Command) -> Any:
-        """Send a command to the master that had its keys when the layout was last told.
+        """Send a command to the master that has its keys in the known layout.
 
-        redis-py's client would ask for the layout first, once any master was silent; that may be
-        asked of the silent one, and all wait for it.
+        After a time-out of any master, redis-py's client would first ask for the layout, perhaps
+        the silent master itself, and all commands would wait for that.
         """
         try:
             node = self.client.get_node_from_key(key_of(command.words))
-        except FAILED:  # not told yet
+        except FAILED:  # the layout is not known yet
             return await self._command(command)
         async with rooms[node.name]:
             with suppress(*ELSEWHERE, failures.ConnectionError):
                 return await node.execute_command(*command.words, **command.options)
-            return await self._command(command)  # it has moved, or the connection was closed
+            return await self._command(command)  # the slot has moved, or the connection was closed
 
     async def _pop(self, pop: Pop) -> bytes | str | None:
-        """BLPOP, at the master that has the slot now."""
+        """Call BLPOP on the master that has the slot now."""
         node = await self._node(("BLPOP", pop.key))
-        bench = self._benches.get(node.name) or self._benches.setdefault(node.name, Bench(node))
+        connections = self._blocking.get(node.name) or self._blocking.setdefault(
+            node.name, BlockingConnections(node)
+        )
         try:
-            return await bench.pop(pop)
+            return await connections.pop(pop)
         except (*ELSEWHERE, failures.ConnectionError) as error:
-            with suppress(*FAILED):
-                await self.client.execute_command("EXISTS", pop.key)  # learns where the slot is
+            with suppress(*FAILED), knowing_all_nodes():
+                await self.client.execute_command(
+                    "EXISTS", pop.key
+                )  # the client learns where the slot is
             msg = f"The lock's slot has moved, or its master is gone: {error}"
             raise BackendUnreachable(msg) from error
 
 
 async def _within(asked: Awaitable[Any], patience: float | None) -> Any:
-    """Wait for an answer for so many seconds.
+    """Wait for an answer for ``patience`` seconds.
 
     Raises:
-        TimeoutError: of redis-py; there is none.
+        redis.TimeoutError: no answer arrived in time.
     """
     try:
         return await asyncio.wait_for(asked, patience)

@@ -1,0 +1,100 @@
+"""How commands are grouped by the master that has their keys."""
+
+from __future__ import annotations
+
+import pytest
+from fakeredis import FakeRedis, FakeServer
+from redis.crc import key_slot
+
+from celery_singleton_lock.core.model import Claim, Owner, Verdict
+from celery_singleton_lock.core.owner_token import new_token
+from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.redis_keys import BUCKETS
+from celery_singleton_lock.store.cluster.sync import ClusterStore
+from celery_singleton_lock.store.requests import Command
+
+MASTERS = 3
+SLOTS = 16384
+
+
+class Node:
+    """As a node of older redis-py: it can be compared, and has no hash."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.redis_connection = name, FakeRedis(server=FakeServer())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Node) and self.name == other.name
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Cluster:
+    """The part of redis-py's client that the store uses."""
+
+    def __init__(self) -> None:
+        self.nodes = [Node(f"10.0.0.{number}:6379") for number in range(MASTERS)]
+        self.asked: set[str] = set()
+
+    def get_node_from_key(self, key):
+        raw = key if isinstance(key, bytes) else key.encode()
+        return self.nodes[key_slot(raw) * MASTERS // SLOTS]
+
+    def get_nodes(self):
+        return self.nodes
+
+    get_primaries = get_nodes
+
+    def get_redis_connection(self, node):
+        return node.redis_connection
+
+    def execute_command(self, *words, target_nodes, **options):
+        self.asked.add(target_nodes.name)
+        return target_nodes.redis_connection.execute_command(*words, **options)
+
+
+@pytest.fixture
+def store():
+    return ClusterStore(Cluster())
+
+
+@pytest.fixture
+def names(store):
+    """Return the name of a lock for each master."""
+    found: dict[str, str] = {}
+    for name in (f"lock {number}" for number in range(8 * BUCKETS)):
+        node = store.nodes.cluster.get_node_from_key(store.keyspace.lock(name).meta)
+        found.setdefault(node.name, name)
+    assert len(found) == MASTERS
+    return list(found.values())
+
+
+def test_leases_on_all_masters_are_renewed_with_nodes_that_have_no_hash(store, names):
+    who = Owner(new_token(), "", "app.task")
+    for name in names:
+        assert store.acquire(who, Claim(name, 30.0)).verdict is Verdict.GRANTED
+    assert store.extend([(name, who.token, 60.0) for name in names]) == [True] * MASTERS
+
+
+def test_heartbeats_and_sweeps_reach_all_masters_with_nodes_that_have_no_hash(store, names):
+    holder = Owner(new_token(), "", "app.task")
+    store.worker_heartbeat("w", "R", ["q"], 300.0)
+    for number, name in enumerate(names):
+        store.acquire(holder, Claim(name, 30.0))
+        waiter = Owner(new_token(), f"id{number}/0/0", "app.task")
+        reply = store.park(waiter, Claim(name), Parcel(b"body", "R", "q"))
+        assert reply.verdict is Verdict.WAITING
+    assert set(store.waited_for()) == set(names)
+    assert store.sweep_and_grant_many(names, worker="w", realm="R") == []
+
+
+def test_replicas_of_all_masters_are_asked_with_nodes_that_have_no_hash(store, names):
+    keys = [store.keyspace.lock(name).meta for name in (*names, names[0])]
+    answers = store.nodes.ask_each(keys, lambda key: [Command(("ECHO", key))])
+    assert [[key.encode()] for key in (*keys[:MASTERS], keys[0])] == answers
+
+
+def test_all_masters_are_probed_with_nodes_that_have_no_hash(store):
+    cluster = store.nodes.cluster
+    store.probe()
+    assert cluster.asked == {node.name for node in cluster.get_nodes()}
