@@ -1,26 +1,30 @@
-"""The store on several independent Redis servers, for asyncio: a majority decides."""
+"""The store on several independent Redis servers, for asyncio."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import redis.asyncio
-from redis import exceptions as failures
 from redis.asyncio.retry import Retry
 
 from celery_singleton_lock.config.limits import LONGEST_LEASE
+from celery_singleton_lock.core import loop_tasks
 from celery_singleton_lock.core.clock import Clock, SystemClock
-from celery_singleton_lock.errors import BackendError, BackendUnreachable
-from celery_singleton_lock.core.redis_keys import Keyspace, keyspace_with
-from celery_singleton_lock.core.model import CLAIM_LEASE
 from celery_singleton_lock.core.lock_steps import by_task
+from celery_singleton_lock.core.model import CLAIM_LEASE
+from celery_singleton_lock.core.redis_keys import Keyspace, keyspace_with
+from celery_singleton_lock.errors import BackendError, BackendUnreachable
+from celery_singleton_lock.store.quorum.clients import addresses_of, close_async, node_client
+from celery_singleton_lock.store.quorum.coordinators import At
+from celery_singleton_lock.store.quorum.operations import QuorumOperations, Request
+from celery_singleton_lock.store.quorum.server import ServerOperations
+from celery_singleton_lock.store.quorum.sync import TIMEOUT
+from celery_singleton_lock.store.quorum.values import Each
+from celery_singleton_lock.store.quorum.votes import Votes
 from celery_singleton_lock.store.redis.aio import AsyncRedisStore
-from celery_singleton_lock.store.quorum.votes import Ballot, Each
-from celery_singleton_lock.store.quorum.server import NodeVerbs
-from celery_singleton_lock.store.quorum.sync import TIMEOUT, addresses_of, node_client
-from celery_singleton_lock.store.quorum.operations import At, QuorumVerbs, Wish
 from celery_singleton_lock.store.scripts import Script
 
 if TYPE_CHECKING:
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
 class AsyncRedisNode(AsyncRedisStore):
     """One server of a quorum; see :class:`~celery_singleton_lock.store.quorum.sync.RedisNode`."""
 
-    verbs: NodeVerbs
+    operations: ServerOperations
 
     def __init__(
         self,
@@ -40,16 +44,15 @@ class AsyncRedisNode(AsyncRedisStore):
         scripts: Mapping[str, Script] | None = None,
         claim_lease: float = CLAIM_LEASE,
     ) -> None:
-        """Prepare; nothing is sent yet."""
         super().__init__(client, keyspace, claim_lease=claim_lease)
-        self.verbs = NodeVerbs(keyspace, scripts, claim_lease)
+        self.operations = ServerOperations(keyspace, scripts, claim_lease)
 
-    vote = by_task(NodeVerbs.vote)
-    vote_many = by_task(NodeVerbs.vote_many)
-    withdraw = by_task(NodeVerbs.withdraw)
-    prolong = by_task(NodeVerbs.prolong)
-    greet = by_task(NodeVerbs.greet)
-    admit = by_task(NodeVerbs.admit)
+    vote = by_task(ServerOperations.vote)
+    vote_many = by_task(ServerOperations.vote_many)
+    withdraw_vote = by_task(ServerOperations.withdraw_vote)
+    renew_votes = by_task(ServerOperations.renew_votes)
+    server_state = by_task(ServerOperations.server_state)
+    admit_voter = by_task(ServerOperations.admit_voter)
 
 
 class AsyncQuorumStore:
@@ -58,19 +61,19 @@ class AsyncQuorumStore:
     Args:
         servers: URLs, or redis-py clients for asyncio with short time-outs and no retries; three or
             more, independent of each other, and none given twice.
-        keyspace: where the keys are.
-        prefix: first part of every key, in place of it; "csl" unless given.
+        keyspace: names of the keys.
+        prefix: first part of every key, instead of ``keyspace``; "csl" by default.
         timeout: seconds within which each server must answer.
         longest_lease: seconds; the longest lease of any lock on these servers, the same for all
-            their clients. A server that was restarted gives no new votes for as long.
+            clients. A server that was restarted gives no new votes for this time.
         clock: source of monotonic seconds.
-        claim_lease: seconds in which a waiter must claim its turn.
+        claim_lease: seconds in which a waiter must claim its grant.
 
     Raises:
         ConfigurationError: as of :class:`QuorumStore`.
 
-    Raises (all verbs):
-        BackendUnreachable: too few servers answered in time, or too many have been restarted.
+    Raises (all operations):
+        BackendUnreachable: too few servers answered in time, or too many were restarted.
         BackendRefused: too many servers refused.
     """
 
@@ -85,17 +88,16 @@ class AsyncQuorumStore:
         clock: Clock | None = None,
         claim_lease: float = CLAIM_LEASE,
     ) -> None:
-        """Prepare; nothing is sent yet."""
         self.clock: Clock = clock or SystemClock()
         self.keyspace = keyspace_with(keyspace, prefix)
-        self.ballot: Final = Ballot(
+        self.votes: Final = Votes(
             len(servers), self.clock, timeout=timeout, longest_lease=longest_lease
         )
         clients: list[redis.asyncio.Redis] = [
             node_client(n, server, timeout, redis.asyncio.Redis, Retry)
             for n, server in enumerate(servers, 1)
         ]
-        self.verbs: Final = QuorumVerbs(addresses_of(clients), self.ballot, self.clock)
+        self.operations: Final = QuorumOperations(addresses_of(clients), self.votes, self.clock)
         self.nodes: Final = [
             AsyncRedisNode(client, self.keyspace, claim_lease=claim_lease) for client in clients
         ]
@@ -103,47 +105,48 @@ class AsyncQuorumStore:
             client for client, given in zip(clients, servers, strict=True) if isinstance(given, str)
         ]
         self._before: dict[tuple[int, str], asyncio.Task[None]] = {}
-        self._aloft: set[asyncio.Task[None]] = set()
+        self._running: set[asyncio.Task[None]] = set()
 
-    acquire = by_task(QuorumVerbs.acquire)
-    claim = by_task(QuorumVerbs.claim)
-    release = by_task(QuorumVerbs.release)
-    extend = by_task(QuorumVerbs.extend)
-    inspect = by_task(QuorumVerbs.inspect)
-    reset = by_task(QuorumVerbs.reset)
-    wait = by_task(QuorumVerbs.wait)
-    time = by_task(QuorumVerbs.time)
-    check = by_task(QuorumVerbs.check)
-    admit = by_task(QuorumVerbs.admit)
+    acquire = by_task(QuorumOperations.acquire)
+    claim = by_task(QuorumOperations.claim)
+    release = by_task(QuorumOperations.release)
+    extend = by_task(QuorumOperations.extend)
+    inspect = by_task(QuorumOperations.inspect)
+    reset = by_task(QuorumOperations.reset)
+    wait = by_task(QuorumOperations.wait)
+    time = by_task(QuorumOperations.time)
+    check = by_task(QuorumOperations.check)
+    admit = by_task(QuorumOperations.admit)
 
     async def __aenter__(self) -> Self:
-        """Have the connections closed at the end."""
+        """Return self; the end of the block closes the connections."""
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """Close them."""
+        """Close the connections."""
         await self.aclose()
 
-    # -- how it is done ---------------------------------------------------------------------------
+    # -- requests ---------------------------------------------------------------------------------
 
-    async def do(self, wish: Wish) -> Any:
-        """Do what a verb wishes for.
+    async def do(self, request: Request) -> Any:
+        """Carry out a request of an operation.
 
         Raises:
-            BackendError: the one server that was asked did not answer, or refused.
+            BackendError: a request to one server got no answer, or was refused.
         """
-        if isinstance(wish, At):
-            return await wish.call(self.nodes[wish.server])
-        return await self._each(wish)
+        if isinstance(request, At):
+            return await request.call(self.nodes[request.server])
+        return await self._each(request)
 
-    async def _each(self, wish: Each) -> dict[int, Any]:
-        """Ask servers at once, until there are answers enough or the time-out is over."""
+    async def _each(self, request: Each) -> dict[int, Any]:
+        """Ask servers at once, until the answers suffice or the time-out has passed."""
         loop = asyncio.get_running_loop()
-        until, answers = loop.time() + self.ballot.timeout, dict[int, Any]()
+        until, answers = loop.time() + self.votes.timeout, dict[int, Any]()
         waiting = {
-            self._ask(server, wish.about, call, answers) for server, call in wish.calls.items()
+            self._ask(server, request.about, call, answers)
+            for server, call in request.calls.items()
         }
-        while waiting and not wish.enough(answers) and loop.time() < until:
+        while waiting and not request.enough(answers) and loop.time() < until:
             _, waiting = await asyncio.wait(
                 waiting, timeout=until - loop.time(), return_when=asyncio.FIRST_COMPLETED
             )
@@ -152,40 +155,44 @@ class AsyncQuorumStore:
     def _ask(
         self, server: int, about: str, call: Callable[[Any], Any], answers: dict[int, Any]
     ) -> asyncio.Task[None]:
-        """Ask one server in a task that goes on when its answer is not waited for any more."""
+        """Ask one server in a task, which continues when its answer is no longer awaited."""
         key = (server, about)
         before = self._before.get(key) if about else None
-        task = asyncio.get_running_loop().create_task(self._hear(key, before, call, answers))
-        self._aloft.add(task)
-        task.add_done_callback(self._aloft.discard)
+        task = loop_tasks.start(self._hear(server, before, call, answers))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
         if about:
             self._before[key] = task
+            task.add_done_callback(partial(self._forget, key))
         return task
+
+    def _forget(self, key: tuple[int, str], task: asyncio.Task[None]) -> None:
+        if self._before.get(key) is task:
+            del self._before[key]
 
     async def _hear(
         self,
-        key: tuple[int, str],
+        server: int,
         before: asyncio.Task[None] | None,
         call: Callable[[Any], Any],
         answers: dict[int, Any],
     ) -> None:
-        """Ask once what was asked about the same token before has ended; its sockets time out."""
+        """Ask one server, when earlier requests about the same token have ended.
+
+        That wait ends, since the sockets have a time-out.
+        """
         if before is not None and not before.done():
             await asyncio.wait({before})
-        server = key[0]
         try:
             answers[server] = await call(self.nodes[server])
         except BackendError as error:
             answers[server] = error
-        except (failures.RedisError, OSError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001  # an error of one server must not affect the others
             answers[server] = BackendUnreachable(f"{type(error).__name__}: {error}")
-        finally:
-            if self._before.get(key) is asyncio.current_task():
-                del self._before[key]
 
     async def aclose(self) -> None:
-        """Close the connections that this store opened, once what is on its way has arrived."""
-        if self._aloft:
-            await asyncio.wait(set(self._aloft))
+        """Close the connections that this store opened, after the current requests."""
+        if self._running:
+            await asyncio.wait(set(self._running))
         for client in self._ours:
-            await client.aclose()
+            await close_async(client)

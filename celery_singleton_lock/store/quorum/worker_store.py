@@ -1,9 +1,9 @@
-"""The store on several servers as a worker needs it: locks by majority, and no messages.
+"""The store on several servers for workers: locks by a majority, and no parked messages.
 
-A message that waits stays with the broker, which outlives these servers as it outlives one. So
-there is nothing to deliver, to sweep, or to count here.
+Messages of blocked tasks stay with the broker. So there is nothing to deliver, to sweep or to count
+here, and the methods of :class:`MessageStore` find nothing.
 """
-# ruff: noqa: ARG002  # the arguments are those of the verbs of any store
+# ruff: noqa: ARG002  # the arguments are those of :class:`Store`
 
 from __future__ import annotations
 
@@ -11,28 +11,17 @@ import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NoReturn
 
+from celery_singleton_lock.core.lock_view import Parked
+from celery_singleton_lock.core.model import SCHEMA, Claim, Ending, Identity, Owner, Reply, Verdict
+from celery_singleton_lock.core.owner_token import new_token
+from celery_singleton_lock.core.parked_message import Delivery, Parcel, ParkedMessage, Stray
 from celery_singleton_lock.errors import BackendError, BackendRefused
-from celery_singleton_lock.core.model import (
-    Claim,
-    Delivery,
-    Ending,
-    Holder,
-    Identity,
-    Observations,
-    Owner,
-    Parcel,
-    Parked,
-    ParkedMessage,
-    Reply,
-    Stray,
-    new_token,
-)
+from celery_singleton_lock.store.operations import PROBE
 from celery_singleton_lock.store.quorum.sync import QuorumStore
-from celery_singleton_lock.store.message_operations import PROBE
 
 _ONE_REDIS: Final = (
-    "singleton_lock_backend names several servers. {what} needs one Redis; docs/quorum.md tells "
-    "what a quorum does not do."
+    "singleton_lock_backend names several servers. {what} needs one Redis; docs/quorum.md lists "
+    "what a quorum cannot do."
 )
 
 
@@ -41,7 +30,7 @@ def _refused(what: str) -> BackendRefused:
 
 
 def refuse(what: str) -> NoReturn:
-    """Refuse what only one Redis can do.
+    """Refuse an operation that needs one Redis.
 
     Raises:
         BackendRefused: always.
@@ -62,9 +51,9 @@ class TaskQuorum(QuorumStore):
         """Refuse each: the messages stay with the broker."""
         return [_refused("A parked message") for _ in parcels]
 
-    def beat(
+    def worker_heartbeat(
         self,
-        worker: str,  # see Store
+        worker: str,
         realm: str,
         queues: Iterable[str],
         ttl: float,
@@ -72,42 +61,38 @@ class TaskQuorum(QuorumStore):
         *,
         tasks: Collection[str] | None = None,
     ) -> Mapping[str, str]:
-        """See whether a majority answers; nobody is told of the worker, since nothing is delivered.
+        """Check that a majority answers. The worker is not recorded, since nothing is delivered.
 
         Raises:
-            BackendUnreachable: none does.
+            BackendUnreachable: no majority answers.
         """
         self.check()
         return {}
 
     def probe(self) -> None:
-        """Take and give back a lock that nobody else wants.
+        """Acquire and release a lock that nobody else uses.
 
         Raises:
-            BackendError: a majority does not take it.
+            BackendError: a majority does not vote.
         """
         owner = Owner(new_token())
         name = f"{PROBE} {owner.token}"
         self.acquire(owner, Claim(name, lease=1.0))
         self.release(name, owner.token, Ending.FINAL)
 
-    def confirm(self, names: Sequence[str]) -> Sequence[bool]:
-        """Refuse."""
-        refuse("To wait for replicas")
-
-    def too_few(self) -> str:
-        """Refuse."""
-        refuse("To wait for replicas")
-
     def identify(self) -> Identity:
-        """Return nothing: no message is kept here that could be lost."""
+        """Return no markers: no message is stored here that could be lost."""
         return Identity()
 
-    def kept(self, messages: Sequence[ParkedMessage]) -> Sequence[bool]:
+    def schema(self) -> str:
+        """Return ours: a worker compares those of the servers when it starts."""
+        return SCHEMA
+
+    def has_messages(self, messages: Sequence[ParkedMessage]) -> Sequence[bool]:
         """Return nothing."""
         return []
 
-    def traced(self, messages: Sequence[ParkedMessage]) -> Sequence[bool]:
+    def has_traces(self, messages: Sequence[ParkedMessage]) -> Sequence[bool]:
         """Return nothing."""
         return []
 
@@ -118,72 +103,68 @@ class TaskQuorum(QuorumStore):
         """Do nothing."""
 
     def receive(self, worker: str, timeout: float) -> Delivery | None:
-        """Wait for nothing."""
+        """Wait; nothing arrives."""
         threading.Event().wait(timeout)
         return None
 
     def leave(self, worker: str, realm: str, queues: Iterable[str]) -> None:
         """Do nothing."""
 
-    def kick(
+    def sweep_and_grant(
         self,
-        name: str,  # see Store
+        name: str,
         *,
         worker: str = "",
         realm: str = "",
         patience: float = 0.0,
     ) -> Sequence[Stray]:
-        """Do nothing: those who wait look by themselves."""
+        """Do nothing: waiters ask again by themselves."""
         return []
 
-    def kick_many(
+    def sweep_and_grant_many(
         self,
-        names: Sequence[str],  # see Store
+        names: Sequence[str],
         *,
         worker: str = "",
         realm: str = "",
         patience: float = 0.0,
     ) -> Sequence[Stray]:
-        """Do nothing, likewise."""
+        """Do nothing."""
         return []
 
-    def left(
+    def record_publish_result(
         self,
-        name: str,  # see Store
+        name: str,
         seal: str,
         tokens: Sequence[str],
         *,
         sent: bool,
         worker: str = "",
     ) -> int:
-        """Do nothing, likewise."""
+        """Do nothing."""
         return 0
 
-    def take_due(self, limit: int = 100) -> Sequence[str]:
+    def take_due_locks(self, limit: int = 100) -> Sequence[str]:
         """Return nothing."""
         return []
 
-    def neglected(self, seconds: float, limit: int = 20) -> Sequence[str]:
+    def unswept_locks(self, seconds: float, limit: int = 20) -> Sequence[str]:
         """Return nothing."""
         return []
 
-    def find(self, task_ids: Sequence[str]) -> Sequence[tuple[str, str]]:
+    def locate_tasks(self, task_ids: Sequence[str]) -> Sequence[tuple[str, str]]:
         """Return nothing."""
         return []
 
-    def revoke(self, name: str, token: str, *, realm: str, worker: str = "") -> Reply:
-        """Refuse: a revoked message is ended where it arrives."""
-        refuse("To revoke a parked message")
+    def deliver_revoked(self, name: str, token: str, *, realm: str, worker: str = "") -> Reply:
+        """Find nothing: the worker that receives a revoked message ends its task."""
+        return Reply(Verdict.ABSENT)
 
     def body(self, name: str, token: str) -> bytes | None:
         """Return nothing."""
         return None
 
     def parked(self, realm: str) -> Mapping[str, Parked]:
-        """Return nothing."""
-        return {}
-
-    def switches(self) -> Mapping[str, str]:
         """Return nothing."""
         return {}
 
@@ -195,9 +176,9 @@ class TaskQuorum(QuorumStore):
         """Return nothing."""
         return []
 
-    def let_run(
+    def deliver_unlocked(
         self,
-        names: Sequence[str],  # see Store
+        names: Sequence[str],
         tasks: Sequence[str],
         most: int,
         *,
@@ -207,27 +188,19 @@ class TaskQuorum(QuorumStore):
         """Do nothing."""
         return 0
 
-    def observe(
+    def record_observation(
         self,
-        owner: Owner,  # see Store
+        owner: Owner,
         claim: Claim,
         *,
         waits: bool,
         took: float | None = None,
-    ) -> Holder | None:
-        """Refuse."""
-        refuse('The mode "observe"')
-
-    def observed(self) -> Observations:
-        """Refuse."""
-        refuse('The mode "observe"')
-
-    def forget_observed(self) -> None:
+    ) -> Reply | None:
         """Refuse."""
         refuse('The mode "observe"')
 
     def describe(self) -> Mapping[str, str]:
-        """Return what each server that answers guarantees, as far as they differ all of it."""
+        """Return the facts of all servers that answer; different values are joined by commas."""
         found: dict[str, list[str]] = {}
         for node in self.nodes:
             try:
