@@ -1,7 +1,7 @@
-"""What a store can do for those who operate it: look at all locks, and step in.
+"""The operations of a store for operators: they show all locks, and change them.
 
-Every verb that changes something is audited in the same step: who, when, from where. Seconds
-everywhere; all times are the store's own.
+Every change is written into the audit log in the same step, with who made it, when and from where.
+Durations are in seconds, measured by the server's clock.
 """
 
 from __future__ import annotations
@@ -11,22 +11,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from celery_singleton_lock.core.lock_view import Holder, Observations
+from celery_singleton_lock.core.model import Reply
 from celery_singleton_lock.events import LockAdmin
-from celery_singleton_lock.core.model import Holder, Reply
 from celery_singleton_lock.store.base import Store
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """Who steps in, for the audit.
+    """Who changes a lock, for the audit log.
 
     Args:
-        who: name of the person, as far as it is known (a login).
-        host: machine.
-        via: by what: ``cli``, ``flower``, ``control``, ``python``.
-        why: reason, in words; the first 500 characters are kept.
-        action: name of the operation, if it is more than one verb (``purge``, ``drain``).
-        op: id of the operation: its steps on a lock are one entry of the audit.
+        who: login of the person, as far as it is known.
+        host: name of the machine.
+        via: interface: ``cli``, ``flower``, ``control`` or ``python``.
+        why: the reason; its first 500 characters are stored.
+        action: name of the operation, if it consists of several (``purge``, ``drain``).
+        op: id of the operation: its steps on a lock are one entry of the audit log.
     """
 
     who: str
@@ -37,12 +38,12 @@ class Operator:
     op: str = field(default_factory=lambda: os.urandom(8).hex())
 
     def step(self, lock: str, action: str = "", count: int = 1) -> LockAdmin:
-        """Return the event of what they did.
+        """Return the event for a change.
 
         Args:
-            lock: name of the lock, or what was meant.
-            action: name of the operation; else theirs.
-            count: to how many tasks, or how often.
+            lock: name of the lock, or the filter that selected locks.
+            action: name of the operation; by default that of this operator.
+            count: of the tasks or steps.
         """
         return LockAdmin(
             lock, action or self.action, count, self.who, self.host, self.via, self.why
@@ -50,19 +51,19 @@ class Operator:
 
 
 class Glance(NamedTuple):
-    """A lock in short.
+    """A summary of a lock.
 
     Args:
         name: the lock's name.
-        held: how many hold it.
-        waiting: how many stand in the queue.
-        adrift: how many of the parked no live worker consumes.
-        bodies: how many messages are kept.
+        held: number of holders.
+        waiting: length of the queue.
+        adrift: number of parked messages that no live worker consumes.
+        bodies: number of stored messages.
         limit: permits in force; 0 if the lock is idle.
-        paused: whether an operator has it granted to nobody.
-        oldest: seconds for which the first of the queue has waited.
-        holders: the first that hold it, by end of lease.
-        broken: its keys hold something else; ``name`` is the key then, and nothing else is known.
+        paused: whether an operator has paused it.
+        oldest: seconds for which the first in the queue has waited.
+        holders: the first holders by the end of their leases.
+        broken: its keys are of another type; ``name`` is a key then, and nothing else is known.
     """
 
     name: str
@@ -78,31 +79,31 @@ class Glance(NamedTuple):
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody holds it nor waits for it, and it is granted as usual."""
+        """Whether it has no holder, no waiter and no message, and is not paused."""
         return not (self.held or self.waiting or self.adrift or self.bodies or self.paused)
 
 
 class Waiting(NamedTuple):
-    """Who waits for a lock, or held it when it was looked at.
+    """A waiter of a lock, or a holder.
 
     Args:
         lock: the lock's name.
         token: owner token.
-        state: as in :class:`Holder`; ``leaving`` while it is being drained.
+        state: as in :class:`Holder`; ``leaving`` while it is drained.
         task: name of the task, if any.
         attempt: ``id/retries/nesting``; empty outside of tasks.
-        age: seconds since it arrived.
-        since: seconds for which it is in this state.
-        size: bytes of its message; 0 if none is kept.
-        realm: which broker its message came from.
+        age: seconds since its arrival.
+        since: seconds since its last change of state.
+        size: bytes of its message; 0 if none is stored.
+        realm: hash of the broker from which its message came.
         queue: queue from which its message came.
         worker: id of its worker, if any.
         lease: seconds.
-        place: server microseconds of its arrival; its place in line.
-        wait: seconds that it may wait from the start of each wait; None for ever.
+        place: its place in the queue: time of arrival in microseconds of the server.
+        wait: seconds for which each of its waits may last; None: for ever.
         copied: whether copies of its message are known.
-        returns: how often it has come back after it had begun.
-        message: the message, where it was asked for.
+        returns: how often its message came back after it had begun.
+        message: the message, if it was requested.
     """
 
     lock: str
@@ -125,17 +126,17 @@ class Waiting(NamedTuple):
 
     @property
     def task_id(self) -> str:
-        """Id of the task, or an empty string."""
+        """Id of the task, or an empty text."""
         parts = self.attempt.rsplit("/", 2)
         return parts[0] if len(parts) == 3 else self.attempt  # noqa: PLR2004  # id, retries, nesting
 
 
 class Standing(NamedTuple):
-    """Where one token stands.
+    """Whether a token holds a lock or waits for it.
 
     Args:
         waiting: its record; None if it neither holds nor waits.
-        rank: place in the queue, 1 is next; 0 if it does not stand there.
+        rank: number in the queue, 1 is next; 0 if it is not in the queue.
         expires_in: seconds left of its lease; 0 if it does not hold the lock.
         ended: its end is remembered.
     """
@@ -147,11 +148,11 @@ class Standing(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Some of who waits.
+    """A page of waiters.
 
     Args:
-        waiting: they, in order.
-        end: give it back for the next page; empty if there is none.
+        waiting: the waiters, in order.
+        end: argument for the next page; empty if this is the last one.
     """
 
     waiting: tuple[Waiting, ...]
@@ -159,51 +160,52 @@ class Page(NamedTuple):
 
 
 PARTS = ("queue", "adrift", "overdue")
-"""Where one can wait: in line; where no live worker consumes; with a verdict, to be ended."""
+"""The collections of waiters: in the queue; without a live worker; to be ended with a verdict."""
 
 
 class AdminStore(Store, Protocol):
-    """The verbs of operators.
+    """Operations for operators.
 
-    Raises (all verbs):
-        BackendError: unreachable, or refused. What changes something may or may not have done so;
-            asking again is safe.
+    Raises (all operations):
+        BackendError: the server is unreachable or refused. A change may have been made; a further
+            call is safe.
     """
 
-    def glances(self, pattern: str = "", *, holders: int = 1) -> Iterator[Glance]:
-        """Yield all locks that are there, in no order, in many short steps.
+    def summarise_locks(self, pattern: str = "", *, holders: int = 1) -> Iterator[Glance]:
+        """Yield all locks, in no order, in many short steps.
 
-        A lock that is there all the while comes once. Keys of an idle lock go after a minute.
+        A lock that exists all the time is yielded once. The keys of an idle lock expire after a
+        minute.
 
         Args:
-            pattern: part of the name; a pattern for all of it if it has one of ``*?[``; empty for
+            pattern: part of the name; with one of ``*?[`` a pattern for the whole name; empty for
                 all locks.
-            holders: most holders of each that are shown.
+            holders: most holders of each lock that are returned.
         """
         ...
 
-    def page(self, name: str, part: str, after: str = "", most: int = 100) -> Page:
-        """Return some of who waits for a lock.
+    def list_waiters(self, name: str, part: str, after: str = "", most: int = 100) -> Page:
+        """Return a page of the waiters of a lock.
 
         Args:
             name: the lock's name.
             part: one of :data:`PARTS`.
-            after: ``end`` of the page before.
+            after: ``end`` of the previous page.
             most: how many, or a few more.
         """
         ...
 
-    def look(self, name: str, token: str) -> Standing:
-        """Return where a token stands."""
+    def locate_token(self, name: str, token: str) -> Standing:
+        """Return whether a token holds the lock or waits for it, and at which rank."""
         ...
 
     def task_ids(self, start: str) -> Iterator[str]:
-        """Yield the ids of tasks that wait, or have waited and run; some may come twice.
+        """Yield ids of tasks that wait, or waited and now run; some may be yielded twice.
 
-        Reads the whole index in short steps, as no index is sorted by task id.
+        Reads the whole index in short steps, since it is not sorted by task id.
 
         Args:
-            start: how the ids begin.
+            start: first characters of the ids.
         """
         ...
 
@@ -217,26 +219,26 @@ class AdminStore(Store, Protocol):
         done_for: float = 3600.0,
         worker: str = "",
     ) -> Reply:
-        """Take the lock from one holder, whatever it does, and grant it to who is next.
+        """Take the lock from one holder, and grant it to the next waiter.
 
-        Its task is not ended by that: it runs on without the lock, unless ended otherwise, and its
-        fencing token is lower than the next one's.
+        This does not end the holder's task, which continues without the lock, with a fencing token
+        below the next one.
 
         Args:
             name: the lock's name.
-            token: whose; another holder is never touched.
+            token: the holder. Other holders are not changed.
             by: who does it.
-            keep: a message that is kept of it goes to the end of the line, so that it runs again;
-                else it is dropped.
-            done_for: seconds for which copies of what was dropped end quietly.
-            worker: id of a worker whose inbox is preferred for the next grant.
+            keep: its stored message goes to the end of the queue, and the task runs again; else the
+                message is deleted.
+            done_for: seconds for which copies of a deleted message do not run.
+            worker: id of a worker that is preferred for the next grant.
 
         Returns:
-            RELEASED, or ABSENT if the token does not hold the lock (any more).
+            RELEASED, or ABSENT if the token does not hold the lock.
         """
         ...
 
-    def drop(
+    def drop_waiters(
         self,
         name: str,
         tokens: Sequence[str],
@@ -246,46 +248,54 @@ class AdminStore(Store, Protocol):
         whole: bool = False,
         seal: str = "",
     ) -> Sequence[Waiting]:
-        """Take waiters out of the line, with all that is kept of them; holders are left alone.
+        """Remove waiters and their stored messages. Holders are not changed.
 
         Args:
             name: the lock's name.
-            tokens: whose; at most some hundred, since all are dropped in one step.
+            tokens: the waiters; at most some hundred, since all are removed in one step.
             by: who does it.
-            done_for: seconds for which copies of them end quietly; None: copies may run.
-            whole: return their messages.
-            seal: only those that left under it; see :meth:`seal`. One of which the message has
-                come to a worker meanwhile, and was acknowledged, queues again.
+            done_for: seconds for which copies of them do not run; None: copies may run.
+            whole: return their messages as well.
+            seal: only waiters that :meth:`take_out_messages` took out with this seal. If a worker
+                has acknowledged the published copy as a duplicate, the message queues again.
 
         Returns:
-            Those that were dropped.
+            The removed waiters.
         """
         ...
 
-    def seal(
+    def take_out_messages(
         self, name: str, tokens: Sequence[str], seconds: float, seal: str
     ) -> Sequence[Waiting]:
-        """Take messages out of the line for ``seconds``, and return them, with their messages.
+        """Take messages out of the queue for ``seconds``, and return them.
 
-        Who publishes them drops them then, under the same ``seal``, which no other call has; if
-        nobody does, they queue again at their places.
+        Publish them, then call :meth:`drop_waiters` with the same ``seal``, which no other call
+        uses. Without that call they queue again at their places.
         """
         ...
 
     def promote(self, name: str, token: str, by: Operator) -> Reply:
-        """Put a waiter at the head of the line: WAITING (or granted already), else ABSENT."""
+        """Put a waiter at the head of the queue.
+
+        Returns:
+            WAITING, also if that has granted the lock to it; ABSENT if it does not wait.
+        """
         ...
 
     def pause(self, name: str, by: Operator) -> bool:
-        """Grant the lock to nobody until :meth:`resume`; holders keep it. Return if that is new."""
+        """Stop granting the lock until :meth:`resume`; holders keep it.
+
+        Returns:
+            Whether the lock was not paused before.
+        """
         ...
 
     def resume(self, name: str, by: Operator) -> bool:
-        """Grant as usual again. Return whether it was paused."""
+        """Grant the lock again. Return whether it was paused."""
         ...
 
     def set_limit(self, name: str, limit: int | None, by: Operator) -> int:
-        """Set a limit that goes before the declared ones, or (None) let those count again.
+        """Override the declared limits, or (None) use them again.
 
         Holders above a lower limit keep their permits until they end.
 
@@ -295,46 +305,61 @@ class AdminStore(Store, Protocol):
         ...
 
     def messages(self, name: str, tokens: Sequence[str]) -> Sequence[bytes | None]:
-        """Return the messages that are kept of these tokens."""
+        """Return the stored messages of these tokens."""
         ...
 
-    def remark(self, name: str, by: Operator, *, token: str = "", steps: int = 1) -> None:
-        """Put into the audit what was done to a lock elsewhere, such as to terminate its holder."""
+    def write_audit_entry(
+        self, name: str, by: Operator, *, token: str = "", steps: int = 1
+    ) -> None:
+        """Record a change outside of Redis in the audit log, such as a terminated holder."""
         ...
 
-    def drift(self, name: str) -> Iterator[tuple[str, str]]:
-        """Yield what contradicts itself in a lock's data: a token, and what is wrong with it.
+    def find_contradictions(self, name: str) -> Iterator[tuple[str, str]]:
+        """Yield contradictions in a lock's data: a token, and what is wrong with it.
 
-        Looks at it page by page: what changes between two pages is never told of.
+        The data is read page by page. What changes between two pages is not reported.
         """
         ...
 
     def silences(self, workers: Iterable[str]) -> Mapping[str, float]:
         """Return the seconds since the last heartbeat of each of these workers.
 
-        Infinite if none is remembered: it was over half a minute ago, or the worker has left.
+        Infinity if none is stored: it was over half a minute ago, or the worker has stopped.
         """
         ...
 
     def lost(self, task_id: str) -> Mapping[str, Any] | None:
-        """Return what is noted of a parked task that was lost with Redis' data; None if nothing.
-
-        See :meth:`Store.note_lost`.
-        """
+        """Return what :meth:`MessageStore.note_lost` recorded of a parked task, or None."""
         ...
 
     def losses(self, most: int) -> tuple[int, Sequence[str]]:
-        """Return how many parked tasks are noted as lost, and the ids of at most so many."""
+        """Return how many parked tasks are recorded as lost, and at most ``most`` of their ids."""
+        ...
+
+    def switches(self) -> Mapping[str, str]:
+        """Return the modes that were switched: name of a task, or ``*`` for all -> mode."""
+        ...
+
+    def observations(self) -> Observations:
+        """Return the report of what was observed. Changes nothing."""
+        ...
+
+    def clear_observations(self) -> None:
+        """Delete the report."""
         ...
 
     def workers(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the live workers: id -> ``realm`` and ``queues``."""
         ...
 
+    def locked_tasks(self) -> frozenset[str]:
+        """Return the names of the tasks that live workers lock."""
+        ...
+
     def audit(self, most: int = 100) -> Sequence[dict[str, Any]]:
-        """Return what operators did, newest first; the last thousand entries are kept.
+        """Return the audit log, newest entry first; it has at most a thousand entries.
 
         The steps of one operation on one lock are one entry, with their ``count``. An operation on
-        many locks has an entry for each of the first twenty; the last tells how many ``more``.
+        many locks has one entry for each of the first twenty; the last says how many ``more``.
         """
         ...

@@ -1,0 +1,77 @@
+"""Converts answers of the scripts for operators to values, and makes audit entries (pure)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any, Final
+
+from celery_singleton_lock.store import replies
+from celery_singleton_lock.store.operator.base import Glance, Operator, Waiting
+
+LONGEST_WHY: Final = 500
+"""Characters of a reason that are stored."""
+
+
+def audit_entry(by: Operator, action: str, to: str = "") -> str:
+    """Return who does what, as the scripts write it into the audit log."""
+    told = {**asdict(by), "action": by.action or action, "to": to, "why": by.why[:LONGEST_WHY]}
+    return json.dumps({key: value for key, value in told.items() if value})
+
+
+def glances_of(raw: Any) -> list[Glance]:
+    """Return the locks in an answer of view/summarise_locks.lua.
+
+    Raises:
+        ValueError: a record is no JSON.
+    """
+    return [
+        Glance(each, broken=True) if isinstance(each, str) else _glance(*each)
+        for each in json.loads(replies.text(raw))
+    ]
+
+
+def _glance(  # noqa: PLR0917  # in the order of view/summarise_locks.lua
+    held: int,
+    waiting: int,
+    adrift: int,
+    bodies: int,
+    limit: int,
+    paused: int,
+    oldest: float,
+    name: str,
+    *holders: Any,
+) -> Glance:
+    shown = tuple(
+        replies.holder_of(token, record, left / 1000)
+        for token, left, record in zip(holders[::3], holders[1::3], holders[2::3], strict=True)
+    )
+    return Glance(name, held, waiting, adrift, bodies, limit, paused == 1, oldest / 1000, shown)
+
+
+def waiting_of(  # noqa: PLR0917  # in the order of a page
+    lock: str, now_ms: float, token: Any, record: Any, size: int, message: bytes = b""
+) -> Waiting:
+    """Return a waiter, given its record; without ``now_ms`` its ages are 0."""
+    rec = json.loads(record)
+    place = int(rec.get("place") or 0)
+    since = float(rec.get("since") or 0)
+    return Waiting(
+        lock=lock,
+        token=replies.text(token),
+        state=replies.state_of(rec),
+        task=rec.get("task", ""),
+        attempt=rec.get("attempt", ""),
+        age=max(0.0, now_ms / 1000 - place / 1_000_000) if now_ms else 0.0,
+        since=max(0.0, (now_ms - since) / 1000) if now_ms else 0.0,
+        size=size,
+        realm=rec.get("realm", ""),
+        queue=rec.get("queue", ""),
+        worker=rec.get("worker", ""),
+        lease=replies.seconds(rec.get("lease") or 0),
+        place=place,
+        wait=replies.seconds(rec["wait"]) if rec.get("wait") else None,
+        copied=bool(rec.get("copied")),
+        returns=int(rec.get("returns") or 0),
+        message=message,
+    )
