@@ -1,4 +1,4 @@
-"""Several locks as one, for whoever waits in place: taken in order, given back together."""
+"""Several locks as one: acquired in order, released together."""
 
 from __future__ import annotations
 
@@ -10,65 +10,75 @@ from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.lock.sync import Lock
 
 
-class Row:
-    """Locks that are taken one after the other, all or none.
+class MultiLock:
+    """Locks that are acquired one after another, all or none.
 
     Args:
-        locks: in the order that all tasks keep.
+        locks: the locks, in the order in which all tasks acquire them.
         clock: source of monotonic seconds.
     """
 
     def __init__(self, locks: Sequence[Lock], clock: Clock) -> None:
-        """Hold none."""
         self.locks = tuple(locks)
         self._clock = clock
         self.lease, self.limit = locks[0].lease, locks[0].limit
         self.name = locks[0].name
-        """Of the first lock; after an :meth:`acquire` in vain, of the one that was busy."""
+        """Name of the first lock; after a failed :meth:`acquire`, of the lock that was busy."""
 
     def acquire(self, blocking: bool = True, blocking_timeout: float | None = None) -> bool:
-        """Take all locks, each in its turn.
+        """Acquire all locks, one after another.
 
         Args:
             blocking: whether to wait.
-            blocking_timeout: most seconds to wait in all; None for as long as it takes.
+            blocking_timeout: longest wait for all of them, in seconds; None for no limit.
 
         Returns:
-            Whether all are held; else none is.
+            Whether all locks are held. If not, none is.
 
         Raises:
-            BackendError: the store did not answer, or refused; none is held.
+            BackendError: Redis did not answer, or refused. No lock is held.
         """
         clock = self._clock
         until = math.inf if blocking_timeout is None else clock.monotonic() + blocking_timeout
-        taken: list[Lock] = []
         try:
-            for lock in self.locks:
-                left = until - clock.monotonic()
-                wait = None if math.isinf(left) or not blocking else max(left, 0.001)
-                if not lock.acquire(blocking=blocking, blocking_timeout=wait):
-                    self.name = lock.name
-                    break
-                taken.append(lock)
-            else:
-                self.name = self.locks[0].name
+            if self._acquired_all(until, blocking=blocking):
                 return True
+            _release_all(self._taken)
         except BaseException:
-            _give_back(taken)
+            _release_all(self._taken)
             raise
-        _give_back(taken)
         return False
 
+    def _acquired_all(self, until: float, *, blocking: bool) -> bool:
+        for lock in self.locks:
+            left = until - self._clock.monotonic()
+            wait = None if math.isinf(left) or not blocking else max(left, 0.001)
+            if not lock.acquire(blocking=blocking, blocking_timeout=wait):
+                self.name = lock.name
+                return False
+        self.name = self.locks[0].name
+        return True
+
     def release(self) -> None:
-        """Give all locks back.
+        """Release all locks that were acquired.
 
         Raises:
-            LockNotOwned: one was not held any more; the others are given back.
-            BackendError: one could not be given back; its lease ends.
+            LockNotOwned: one was no longer held; the others are released.
+            BackendError: one was not released; its lease ends.
         """
-        error = _give_back(self.locks)
+        error = _release_all(self._taken)
         if error is not None:
             raise error
+
+    @property
+    def _taken(self) -> list[Lock]:
+        """The locks that were acquired and are not released."""
+        return [lock for lock in self.locks if lock.token]
+
+    @property
+    def token(self) -> str:
+        """Owner token of one of the locks; empty if none was acquired."""
+        return next((lock.token for lock in self._taken), "")
 
     @property
     def held(self) -> bool:
@@ -82,31 +92,34 @@ class Row:
 
     @property
     def fencing_token(self) -> int:
-        """Of the first lock; each lock has its own."""
+        """Fencing token of the first lock; each lock has its own."""
         return self.locks[0].fencing_token
 
     @property
     def expires_in(self) -> float:
-        """Seconds for which all locks are known to be held."""
+        """Seconds for which all locks are certainly held."""
         return min(lock.expires_in for lock in self.locks)
 
     def ensure_held(self) -> None:
-        """Ask the store whether all locks are still held, and renew them.
+        """Ask Redis whether all locks are still held, and renew their leases.
 
         Raises:
-            LockLost: one is not; stop writing.
-            BackendError: the store did not answer, or refused.
+            LockLost: one was lost; stop writing.
+            BackendError: Redis did not answer, or refused.
         """
         for lock in self.locks:
             lock.ensure_held()
 
 
-def _give_back(locks: Sequence[Lock]) -> SingletonLockError | None:
-    """Release what is held, the last first; return the first error."""
+def _release_all(locks: Sequence[Lock]) -> SingletonLockError | None:
+    """Release locks in reverse order; return the first error."""
     first: SingletonLockError | None = None
-    for lock in reversed(locks):
+    for number in reversed(range(len(locks))):
         try:
-            lock.release()
+            locks[number].release()
         except SingletonLockError as error:
             first = first or error
+        except BaseException:  # a soft time limit: perhaps this lock is not released, either
+            _release_all(locks[: number + 1])
+            raise
     return first

@@ -1,4 +1,4 @@
-"""All locks at once, taken from whoever holds them: after a mishap, and before a test."""
+"""Resets all locks at once, for example after an incident, or before a test."""
 
 from __future__ import annotations
 
@@ -8,30 +8,27 @@ from typing import Any
 import redis
 import redis.asyncio
 
-from celery_singleton_lock.errors import BackendError, ConfigurationError
-from celery_singleton_lock.lock.base import checked_client
-from celery_singleton_lock.core.redis_keys import keyspace_with
 from celery_singleton_lock.core.lock_steps import carry_out, carry_out_async
+from celery_singleton_lock.core.owner_token import new_token
+from celery_singleton_lock.core.redis_keys import keyspace_with
+from celery_singleton_lock.errors import BackendError, ConfigurationError
+from celery_singleton_lock.lock.backends import checked_client
+from celery_singleton_lock.message_text import a_kind
 from celery_singleton_lock.store.cluster.aio import AsyncClusterStore
-from celery_singleton_lock.store.redis.aio import AsyncRedisStore
 from celery_singleton_lock.store.factory import store_on
-from celery_singleton_lock.store.operator.redis import (
-    SCANNED,
-    ClusterAdminStore,
-    fits,
-    glance_calls,
-    glances_of,
-    match_of,
-)
-from celery_singleton_lock.store.scripts import load_admin_scripts
+from celery_singleton_lock.store.operations import Operations
+from celery_singleton_lock.store.operator.listing import SCANNED, fits, glance_calls, match_of
+from celery_singleton_lock.store.operator.redis import ClusterAdminStore
+from celery_singleton_lock.store.operator.replies import glances_of
+from celery_singleton_lock.store.redis.aio import AsyncRedisStore
 from celery_singleton_lock.store.redis.valkey import (
     AsyncValkeyClient,
     AsyncValkeyStore,
     ValkeyClient,
     is_valkey,
 )
-from celery_singleton_lock.store.message_operations import Command, Verb, Verbs, Wish
-from celery_singleton_lock.message_text import a_kind
+from celery_singleton_lock.store.requests import Command, Request, Steps
+from celery_singleton_lock.store.scripts import load_admin_scripts
 
 
 def reset_all(
@@ -40,31 +37,35 @@ def reset_all(
     *,
     prefix: str | None = None,
 ) -> int:
-    """Take all locks from their holders, whoever they are, and hand them to who is next.
+    """Take all locks from their holders, and grant them to the next waiters.
 
-    They are found by SCAN, so Redis serves others meanwhile. What is parked stays parked. To look
-    first, and to leave a note of who did it: ``celery locks``.
+    SCAN finds the locks, so Redis serves other clients meanwhile. Parked tasks stay parked. The
+    command ``celery locks`` shows the locks first, and writes an audit entry.
 
     Args:
         client: redis-py client.
-        pattern: only names that hold this text; that fit it, if it has one of ``*?[``.
-        prefix: first part of the keys, "csl" unless given.
+        pattern: part of the names; a glob pattern for whole names, if it has one of ``*?[``.
+        prefix: first part of the keys; "csl" by default.
 
     Returns:
-        How many held one.
+        The number of holders that lost a lock.
 
     Raises:
-        BackendError: no answer, or refused.
-        ConfigurationError: it is no such client, or the pattern is no text.
+        BackendError: Redis did not answer, or refused.
+        ConfigurationError: the client or the pattern has a wrong type.
     """
     checked_client("reset_all", client, redis.Redis, redis.RedisCluster)
     _check_pattern(pattern)
     keyspace = keyspace_with(None, prefix)
     if isinstance(client, redis.RedisCluster):
-        nodes = ClusterAdminStore(client, keyspace)
-        return sum(nodes.reset(found.name) for found in nodes.glances(pattern) if found.held)
+        nodes, call = ClusterAdminStore(client, keyspace), new_token()
+        return sum(
+            nodes.reset(found.name, call=call)
+            for found in nodes.summarise_locks(pattern)
+            if found.held
+        )
     store = store_on(client, keyspace)
-    return carry_out(_resetting_all(store.verbs, pattern), store.do)
+    return carry_out(_resetting_all(store.operations, pattern, new_token()), store.do)
 
 
 async def async_reset_all(
@@ -73,19 +74,19 @@ async def async_reset_all(
     *,
     prefix: str | None = None,
 ) -> int:
-    """Take all locks from their holders; as :func:`reset_all` does, for asyncio.
+    """Take all locks from their holders; :func:`reset_all` for asyncio.
 
     Args:
         client: redis-py client for asyncio.
-        pattern: only names that hold this text; that fit it, if it has one of ``*?[``.
-        prefix: first part of the keys, "csl" unless given.
+        pattern: part of the names; a glob pattern for whole names, if it has one of ``*?[``.
+        prefix: first part of the keys; "csl" by default.
 
     Returns:
-        How many held one.
+        The number of holders that lost a lock.
 
     Raises:
-        BackendError: no answer, or refused.
-        ConfigurationError: it is no such client, or the pattern is no text.
+        BackendError: Redis did not answer, or refused.
+        ConfigurationError: the client or the pattern has a wrong type.
     """
     checked_client("async_reset_all", client, redis.asyncio.Redis, redis.asyncio.RedisCluster)
     _check_pattern(pattern)
@@ -95,49 +96,51 @@ async def async_reset_all(
     kind = AsyncValkeyStore if is_valkey(client, asyncio=True) else AsyncRedisStore
     given: Any = client
     store = kind(given, keyspace)
-    return await carry_out_async(_resetting_all(store.verbs, pattern), store.do)
+    return await carry_out_async(_resetting_all(store.operations, pattern, new_token()), store.do)
 
 
 def _check_pattern(pattern: object) -> None:
     if not isinstance(pattern, str):
-        msg = f"pattern must be a part of the locks' names, or a pattern, not {a_kind(pattern)}."
+        msg = f"pattern must be a str, a part of the locks' names, not {a_kind(pattern)}."
         raise ConfigurationError(msg)
 
 
 async def _reset_all_of_cluster(nodes: AsyncClusterStore, pattern: str) -> int:
-    """Go from master to master: SCAN is asked there, all else where the lock is by then."""
+    # SCAN is sent to each master, everything else to the master that has the lock by then.
 
-    async def do(master: Any, wish: Wish) -> Any:
-        if isinstance(wish, Command) and wish.words[0] == "SCAN":
-            return await nodes.scan(master, wish.words)
-        return await nodes.do(wish)
+    async def do(master: Any, request: Request) -> Any:
+        if isinstance(request, Command) and request.words[0] == "SCAN":
+            return await nodes.scan(master, request.words)
+        return await nodes.do(request)
 
-    taken = 0
+    taken, call = 0, new_token()
     for master in await nodes.masters():
-        resetting = _resetting_all(nodes.verbs, pattern)
+        resetting = _resetting_all(nodes.operations, pattern, call)
         taken += await carry_out_async(resetting, partial(do, master))
     return taken
 
 
-def _resetting_all(verbs: Verbs, pattern: str) -> Verb[int]:
-    """Scan, look at what was found, and reset what is held."""
-    verbs.scripts.update(load_admin_scripts())
-    yield from verbs.be_whole()
-    taken, cursor, match = 0, 0, match_of(verbs.keyspace.prefix)
+def _resetting_all(operations: Operations, pattern: str, call: str) -> Steps[int]:
+    """Reset the locks that SCAN finds; with one id, a lock that it returns twice is reset once."""
+    operations.scripts.update(load_admin_scripts())
+    yield from operations.refuse_cluster_node()
+    taken, cursor, match = 0, 0, match_of(operations.keyspace.prefix)
+    seen: set[str] = set()
     while True:
         wanted = ("SCAN", cursor, "MATCH", match, "COUNT", SCANNED)
         cursor, metas = yield Command(wanted)
-        for name in (yield from _held(verbs, metas)):
-            if fits(name, pattern):
-                taken += yield from verbs.reset(name)
+        for name in (yield from _held(operations, metas)):
+            if name not in seen and fits(name, pattern):
+                seen.add(name)
+                taken += yield from operations.reset(name, call=call)
         if not int(cursor):
             return taken
 
 
-def _held(verbs: Verbs, metas: list[Any]) -> Verb[list[str]]:
-    """Return the names of those that somebody holds."""
+def _held(operations: Operations, metas: list[Any]) -> Steps[list[str]]:
+    """Return the names of the locks that are held."""
     held = []
-    for answer in (yield from verbs.run_many(glance_calls(verbs, metas, 0))):
+    for answer in (yield from operations.run_many(glance_calls(operations, metas, 0))):
         if isinstance(answer, BackendError):
             raise answer
         held += [found.name for found in glances_of(answer) if found.held]

@@ -5,8 +5,8 @@
     with Lock(client, "account:42", lease=30) as lock:
         ledger.write(..., fence=lock.fencing_token)
 
-Waiting is in :mod:`celery_singleton_lock.lock.wait_for_turn`, what is asked of a store in
-:mod:`celery_singleton_lock.lock.base`, the checks of what is passed in
+Waiting is in :mod:`celery_singleton_lock.lock.wait_for_turn`, the requests to a store in
+:mod:`celery_singleton_lock.lock.base`, checks of arguments in
 :mod:`celery_singleton_lock.config.argument_checks`.
 """
 
@@ -20,25 +20,21 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import redis
 
-from celery_singleton_lock.config.redis_url import safe_url
-from celery_singleton_lock.config.argument_checks import checked_name, refuse_unknown
-from celery_singleton_lock.errors import BackendError, ConfigurationError, SingletonLockError
-from celery_singleton_lock.lock.base import (
-    Hold,
-    Holding,
-    keyspace_for,
-    quorum_for,
-    watchdog_for,
-)
-from celery_singleton_lock.core.model import Holder
+from celery_singleton_lock.config.argument_checks import checked_name, is_pipeline, refuse_unknown
+from celery_singleton_lock.config.url_text import safe_url
 from celery_singleton_lock.core.lock_steps import Plan, carry_out
-from celery_singleton_lock.store.base import Store
+from celery_singleton_lock.core.lock_view import Holder
+from celery_singleton_lock.errors import BackendError, ConfigurationError, SingletonLockError
+from celery_singleton_lock.lock.backends import keyspace_for, quorum_for, watchdog_for
+from celery_singleton_lock.lock.base import Hold, LockBase
+from celery_singleton_lock.lock.lease import OnLost
+from celery_singleton_lock.lock.lease_watchdog import Watchdog
+from celery_singleton_lock.lock.wait_for_turn import Request, in_thread, twice
+from celery_singleton_lock.message_text import a_kind, named
+from celery_singleton_lock.store.base import LockStore
 from celery_singleton_lock.store.factory import store_on
 from celery_singleton_lock.store.quorum.sync import QuorumStore
 from celery_singleton_lock.store.redis.valkey import ValkeyClient, is_valkey
-from celery_singleton_lock.lock.wait_for_turn import Wish, in_thread, twice
-from celery_singleton_lock.lock.renewals import OnLost, Watchdog
-from celery_singleton_lock.message_text import a_kind, named
 
 if TYPE_CHECKING:
     from typing_extensions import Never
@@ -46,49 +42,46 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Backend: TypeAlias = (
-    redis.Redis
-    | redis.RedisCluster
-    | ValkeyClient
-    | Store
-    | QuorumStore
-    | Sequence[str | redis.Redis]
+    redis.Redis | redis.RedisCluster | ValkeyClient | LockStore | Sequence[str | redis.Redis]
 )
-"""What holds locks, for threads."""
+"""Backends of a Lock."""
 
 
-class Lock(Holding):
+class Lock(LockBase):
     """A lock, or with ``limit`` a semaphore, for threads of any process.
 
-    An object may be shared by threads: each holds for itself. A thread that holds the lock and asks
-    this object again gets :class:`LockReentered`. A forked child holds nothing.
+    Threads may share an object: each thread holds the lock for itself. A thread that holds the lock
+    and acquires it again with the same object gets :class:`LockReentered`. A forked child holds
+    nothing.
 
     Args:
-        backend: redis-py client, of a server or a Cluster, a client of valkey-py, or a store; or a
-            list of URLs or redis-py's clients of independent servers, of which a majority decides
+        backend: client of redis-py (for a server or a Cluster) or of valkey-py, or a store. For a
+            quorum a list of URLs or of redis-py clients, one for each independent server
             (:class:`QuorumStore`, docs/quorum.md).
-        name: what must not overlap.
-        lease: seconds of ownership; renewed while held, so it need not exceed the run time.
-        limit: permits; the lowest limit that a holder or waiter declares is in force.
+        name: name of the lock.
+        lease: seconds for which the lock is held without a renewal. It is renewed while held, so
+            it need not exceed the run time.
+        limit: permits; the lowest limit that a caller has declared since the lock was last free
+            is in force.
         blocking: whether :meth:`acquire` waits.
-        blocking_timeout: most seconds that it waits; None for as long as it takes.
-        renew: renew the lease while held. Otherwise it ends unless :meth:`extend` is called.
-        prefix: first part of the keys, "csl" unless given; a store has its own.
-        thread_local: False if one thread acquires and another releases: then the object holds, for
-            whichever thread asks.
+        blocking_timeout: longest wait in seconds; None for no limit.
+        renew: whether the lease is renewed. Otherwise it ends unless :meth:`extend` is called.
+        prefix: first part of the keys; "csl" by default. A store has its own.
+        thread_local: False if one thread acquires and another releases; then all threads that use
+            the object hold the lock together.
         on_lost: called with name and token, from another thread, when a held lock is lost; only
             with ``renew``.
-
         raise_on_release_error: whether the end of a ``with`` block raises LockNotOwned if the lock
-            was lost meanwhile; False: a warning is logged instead. An error of the block itself
-            comes first in any case.
+            was lost meanwhile; False: it logs a warning. An error of the block itself is always
+            raised instead.
 
     Raises:
-        ConfigurationError: an argument is not usable.
+        ConfigurationError: an argument is invalid.
     """
 
     _who = "thread (or process)"
     _apart_by = "thread_local"
-    _stood_still = "this process stood still"
+    _stood_still = "this process was paused"
 
     def __init__(
         self,
@@ -106,7 +99,6 @@ class Lock(Holding):
         raise_on_release_error: bool = True,
         **unknown: Never,
     ) -> None:
-        """Describe a lock; nothing is sent yet."""
         refuse_unknown(type(self), unknown)
         self._watchdog: Final = _watchdog_for(backend, prefix)
         super().__init__(
@@ -132,37 +124,37 @@ class Lock(Holding):
         blocking_timeout: float | None = None,
         token: str | None = None,
     ) -> bool:
-        """Take the lock.
+        """Acquire the lock.
 
         Args:
-            blocking: whether to wait; None: as the lock was made.
-            blocking_timeout: most seconds to wait; None: as the lock was made.
+            blocking: whether to wait; None: as the object was created.
+            blocking_timeout: longest wait in seconds; None: as the object was created.
             token: owner token, from :func:`celery_singleton_lock.new_token`; None: a new one.
-                Asking again with the token of an attempt of which the answer was lost is safe.
+                After an attempt without an answer it is safe to use its token again.
 
         Returns:
             Whether the lock is held.
 
         Raises:
-            LockReentered: this thread holds it already, by this object.
-            BackendError: the store did not answer (nor did it when asked once more), or refused.
+            LockReentered: this thread already holds it, with this object.
+            BackendError: Redis did not answer two attempts, or refused.
         """
-        turn = self._turn(blocking, blocking_timeout, token)
+        wait = self._new_wait(blocking, blocking_timeout, token)
         try:
-            return self._do(self._taking(turn))
+            return self._do(self._taking(wait))
         except BaseException:
-            # Also an asynchronous one (soft time limit, Ctrl-C) anywhere between grant and return.
-            self._undo(turn.token)
+            # Including an asynchronous one (soft time limit, Ctrl-C) between grant and return.
+            self._undo(wait.token)
             raise
 
     def release(self) -> None:
-        """Give the lock back, and hand it to who is next.
+        """Release the lock and grant it to the next waiter.
 
-        After a BackendError it may be called again: the token is kept until the store has answered.
+        It may be called again after a BackendError.
 
         Raises:
             LockNotOwned: this thread does not hold the lock, or its lease has ended meanwhile.
-            BackendError: no answer, or refused. The lease is not renewed any more, and ends.
+            BackendError: Redis did not answer, or refused. The lease is no longer renewed.
         """
         hold = self._owned("release")
         self._watchdog.forget(hold.lease.token)
@@ -173,94 +165,94 @@ class Lock(Holding):
             raise self._not_owned(self._why_gone(hold), what="release")
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> bool:
-        """Hold the lock for longer. A lease is never shortened, nor a lapsed one revived.
+        """Extend the lease. A lease is never shortened, and one that has ended is not renewed.
 
         Args:
-            additional_time: seconds to add to what is left, at least 1 ms.
-            replace_ttl: seconds from now instead.
+            additional_time: seconds to add to the rest of the lease, at least 0.001.
+            replace_ttl: whether to count them from now instead.
 
         Returns:
             True.
 
         Raises:
-            LockNotOwned: this thread does not hold the lock (any more).
-            BackendError: no answer, or refused.
+            LockNotOwned: this thread does not hold the lock, or has lost it.
+            BackendError: Redis did not answer, or refused.
         """
         return self._do(self._extending(additional_time, replace_ttl=replace_ttl))
 
     def reacquire(self) -> bool:
-        """Hold the lock for a full lease from now; see :meth:`extend`."""
+        """Extend the lease to its full length from now; see :meth:`extend`."""
         return self.extend(self.lease, replace_ttl=True)
 
     def locked(self) -> bool:
-        """Return whether all permits are taken, by whomever. Asks the store.
+        """Ask Redis whether all permits are taken.
 
         Raises:
-            BackendError: no answer, or refused.
+            BackendError: Redis did not answer, or refused.
         """
         return self._do(self._asking_whether_locked())
 
     def owned(self) -> bool:
-        """Return whether this thread holds the lock. Asks the store.
+        """Ask Redis whether this thread holds the lock.
 
         Raises:
-            BackendError: no answer, or refused.
+            BackendError: Redis did not answer, or refused.
         """
         return self._do(self._asking_whether_owned())
 
     def owner(self) -> Holder | None:
-        """Return who holds the lock (one of them, if several do); None if nobody does. Asks.
+        """Ask Redis for a holder of the lock; None if nobody holds it.
 
         Raises:
-            BackendError: no answer, or refused.
+            BackendError: Redis did not answer, or refused.
         """
         return self._do(self._asking_who())
 
     def ensure_held(self) -> None:
-        """Ask the store whether the lock is still ours, and hold it for a lease from now.
+        """Ask Redis whether this thread still holds the lock, and renew the lease.
 
         Raises:
             LockNotOwned: this thread did not acquire it.
             LockLost: it was lost.
-            BackendError: no answer, or refused.
+            BackendError: Redis did not answer, or refused.
         """
         self._do(self._ensuring())
 
     def reset(self) -> int:
-        """Take the lock from all its holders, whoever they are, and hand it to who is next.
+        """Take the lock from all of its holders, and grant it to the next waiters.
 
-        They hear of it as of any loss; a fence refuses what they still write.
+        The holders lose the lock; fencing tokens let a resource refuse their writes.
 
         Returns:
             How many held it.
 
         Raises:
-            BackendError: no answer, or refused.
+            BackendError: Redis did not answer, or refused.
         """
         return self._do(self._resetting())
 
-    if not TYPE_CHECKING:  # else a type checker would not see the slip
+    if not TYPE_CHECKING:  # so that a type checker reports the error
 
         async def __aenter__(self) -> Never:
             """Refuse ``async with``: it would block the event loop."""
-            msg = "A Lock is taken with `with`. In a coroutine use `async with AsyncLock(…)`."
+            msg = "A Lock needs `with`. In a coroutine use `async with AsyncLock(…)`."
             raise TypeError(msg)
 
         async def __aexit__(self, *error: object) -> None:
-            """Without it Python's own error comes first."""
+            """Exists so that Python calls ``__aenter__``, which raises a better error."""
 
     def __enter__(self) -> Lock:  # noqa: PYI034  # not meant to be subclassed
-        """Take the lock.
+        """Acquire the lock.
 
         Raises:
-            LockTimeout: it was not to be had in the time allowed.
+            LockTimeout: the lock is busy, or was busy for the whole wait.
         """
-        turn = self._turn(None, None, None)
+        wait = self._new_wait(None, None, None)
         try:
-            if self._do(self._taking(turn)):
+            if self._do(self._taking(wait)):
                 return self
         except BaseException:
-            self._undo(turn.token)
+            self._undo(wait.token)
             raise
         raise self._do(self._refusal())
 
@@ -270,7 +262,7 @@ class Lock(Holding):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Give the lock back. An error of the body is not replaced by one of the release."""
+        """Release the lock. An error of the release does not replace one of the block."""
         try:
             self.release()
         except SingletonLockError as error:
@@ -282,7 +274,7 @@ class Lock(Holding):
 
     # -- how it is done ----------------------------------------------------------------------------
 
-    def _do(self, plan: Plan[Wish, T]) -> T:
+    def _do(self, plan: Plan[Request, T]) -> T:
         return carry_out(plan, in_thread(self._store))
 
     def _noted(self) -> Hold | None:
@@ -297,7 +289,7 @@ class Lock(Holding):
             self._mine.hold = None
 
     def _undo(self, token: str) -> None:
-        """Leave nothing of a token behind: neither a grant nor a place in the queue."""
+        """Remove a token from the lock, as holder or waiter."""
         hold = self._hold
         if hold is not None and hold.lease.token == token:
             self._unnote(hold)
@@ -306,14 +298,14 @@ class Lock(Holding):
             self._do(self._giving_back(token))
 
     def _undo_all(self) -> None:
-        """Leave nothing behind of what this thread holds."""
+        """Remove the token of this thread from the lock, if it holds it."""
         hold = self._hold
         if hold is not None:
             self._undo(hold.lease.token)
 
 
 def _watchdog_for(backend: Backend, prefix: str | None) -> Watchdog:
-    """Return the watchdog of this client or store in this process, with its store."""
+    """Return the watchdog of this client or store in this process; it has the store."""
     if isinstance(backend, (list, tuple)):
         backend, prefix = quorum_for(QuorumStore, backend, prefix), None
     found: Watchdog = watchdog_for(
@@ -324,22 +316,22 @@ def _watchdog_for(backend: Backend, prefix: str | None) -> Watchdog:
 
 def _store_of(backend: Backend, prefix: str | None) -> Any:
     client = isinstance(backend, (redis.Redis, redis.RedisCluster)) or is_valkey(backend)
-    if not client and not isinstance(backend, QuorumStore) and not hasattr(backend, "take_due"):
+    store = isinstance(backend, QuorumStore) or hasattr(backend, "take_due_locks")
+    if is_pipeline(backend) or not (client or store):
         raise ConfigurationError(_unfit(backend))
     keyspace = keyspace_for(prefix, client=client)
     return store_on(backend, keyspace) if client else backend  # type: ignore[arg-type]  # it is one
 
 
 def _unfit(backend: object) -> str:
-    """Return why a Lock cannot live there."""
+    """Return why a backend is not usable for a Lock."""
     if isinstance(backend, str) and "://" not in backend:
         shown = repr(safe_url(backend))
-        return f"A Lock is made as Lock(client, name): {shown} is no client."
+        return f"{shown} is not a client. Use Lock(client, name)."
     of_asyncio = named(type(backend)).startswith(("redis.asyncio.", "valkey.asyncio."))
-    hint = "; asyncio has AsyncLock" if of_asyncio else ""
+    hint = ". For asyncio use AsyncLock" if of_asyncio else ""
     return (
-        "A Lock needs a client (redis.Redis.from_url(URL) makes one, and so does valkey.Valkey; "
-        "redis.RedisCluster for a "
-        "Cluster, Sentinel(…).master_for(…) for Sentinels), a store, or a list of the URLs of "
-        f"three or more servers of which a majority decides, not {a_kind(backend)}{hint}."
+        "A Lock needs a client (redis.Redis.from_url(URL) or valkey.Valkey; redis.RedisCluster for "
+        "a Cluster, Sentinel(…).master_for(…) for Sentinels), a store, or a list of the URLs of "
+        f"three or more servers, not {a_kind(backend)}{hint}."
     )

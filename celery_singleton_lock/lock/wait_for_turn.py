@@ -1,11 +1,10 @@
-"""The way to a lock: what to do next, for threads, tasks and coroutines alike.
+"""How a caller acquires a lock, and waits for it: for threads, asyncio tasks and Celery tasks.
 
-:class:`Turn` decides and does nothing itself; :func:`way` is the plan of the whole way, which
-threads and coroutines carry out each in their manner. A caller who finds the lock busy stands in
-its queue and blocks on a list of its own until the releaser's script has written it in as holder: a
-hand-over, not a signal. (python-redis-lock signals: the woken client tries again, and whoever is
-quicker has the lock.) So the order of arrival holds, nobody polls, and what is popped from the list
-decides nothing.
+:class:`LockWait` decides what to do next, without I/O. :func:`way` is the plan from the first
+request to the last reply. If the lock is busy, the caller joins its queue and blocks on a list of
+its own in Redis. The script of a release makes the first waiter the holder, and wakes it through
+that list. So the order of arrival is kept, and nobody polls. (python-redis-lock only wakes a
+waiter, which then tries again. Another client may be faster.)
 """
 
 from __future__ import annotations
@@ -18,55 +17,60 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from celery_singleton_lock.core.clock import Clock
-from celery_singleton_lock.errors import BackendUnreachable
-from celery_singleton_lock.core.model import Claim, Ending, Owner, Reply, Verdict, new_token
 from celery_singleton_lock.core.lock_steps import Plan, carry_out
-from celery_singleton_lock.store.base import Store
+from celery_singleton_lock.core.model import Claim, Ending, Owner, Reply, Verdict
+from celery_singleton_lock.core.owner_token import new_token
+from celery_singleton_lock.errors import BackendUnreachable
+from celery_singleton_lock.store.base import LockStore
 
 T = TypeVar("T")
 
 LIVENESS: Final = 10.0
-"""Seconds for which a waiter counts as alive after it has asked."""
+"""Seconds for which a waiter counts as alive after a request."""
 
 HEARTBEAT: Final = LIVENESS / 3
-"""Seconds after which a waiter asks again: below CLAIM_LEASE, so that no grant is slept through."""
+"""Seconds after which a waiter asks again; less than CLAIM_LEASE, so that no grant lapses."""
 
 AFTER_LEASE: Final = 0.01
-"""Seconds behind the end of a holder's lease at which the first waiter looks."""
+"""Seconds after the end of a holder's lease at which the first waiter asks again."""
 
 STAGGER: Final = 0.05
-"""Seconds by which each further waiter looks later (invariant I12), so that one of them sweeps."""
+"""Seconds by which a waiter asks later than the one before it, so that only one sweeps."""
 
 NAP: Final = 0.25
-"""Seconds between two questions while the connection to wait on cannot be had."""
+"""Seconds between two requests while there is no connection on which to block."""
 
 
 class Step(enum.Enum):
-    """What to do next on the way to a lock."""
+    """What to do next to acquire a lock."""
 
     ASK = "ask"
-    """Take the lock, or queue for it; or stay in the queue."""
+    """Acquire the lock, or join or stay in its queue."""
     WAIT = "wait"
-    """Block on the wake list, for :attr:`Turn.pause` seconds at most."""
+    """Block on the wake list, for at most :attr:`LockWait.pause` seconds."""
     CLAIM = "claim"
     """Begin to use a grant."""
     CANCEL = "cancel"
-    """Leave the queue, for the time allowed is up."""
+    """Leave the queue, because the wait has timed out."""
     HAVE = "have"
-    """Held. The end."""
+    """The lock is held."""
     STOP = "stop"
-    """Not to be had. The end."""
+    """The lock is busy, and the caller does not wait any longer."""
 
 
-class Turn:
-    """One caller's way to a lock: what to do next.
+class LockWait:
+    """The state of one caller that acquires a lock.
 
     Args:
         clock: source of monotonic seconds.
-        token: owner token; replaced if the store has given us up for dead.
-        blocking: whether to queue.
-        timeout: most seconds to wait; None for as long as it takes.
-        rename: returns the token under which to ask anew after the store has given us up for dead.
+        token: owner token; replaced if the waiter was removed because it did not ask in time.
+        blocking: whether to join the queue.
+        timeout: longest wait in seconds; None for no limit.
+        rename: returns the token that replaces the first one.
+
+    Attributes:
+        asked: monotonic time of the last request.
+        pause: seconds of the next wait.
     """
 
     def __init__(
@@ -78,7 +82,6 @@ class Turn:
         timeout: float | None,
         rename: Callable[[], str] = new_token,
     ) -> None:
-        """Stand before the lock; nothing was asked yet."""
         self.clock = clock
         self.token = token
         self.blocking = blocking
@@ -90,12 +93,12 @@ class Turn:
 
     @property
     def liveness(self) -> float | None:
-        """Seconds for which the store keeps our place without a word; None: do not queue."""
+        """Seconds for which the waiter stays queued without a request; None: it does not queue."""
         left = self.deadline - self.clock.monotonic()
         return min(LIVENESS, max(left, 0.0) + 1.0) if self.blocking else None
 
     def answered(self, step: Step, reply: Reply) -> Step:
-        """Return what to do after the store's reply to ``step``."""
+        """Return what to do after the reply to ``step``."""
         match reply.verdict:
             case Verdict.GRANTED:
                 return self._granted(step)
@@ -107,25 +110,25 @@ class Turn:
                 return Step.STOP
 
     def waited(self, *, woken: bool) -> Step:
-        """Return what to do after a wait: claim the grant, or see what became of the holder."""
+        """Return what to do after a wait: claim the grant, ask again, or leave the queue."""
         if woken:
             return Step.CLAIM
         return Step.CANCEL if self._out_of_time() else Step.ASK
 
     def _granted(self, step: Step) -> Step:
-        """A newcomer has its full lease at once; who has queued must claim it."""
+        """Claim a grant that another client's script made; a direct grant needs no claim."""
         granted_by_another = step is Step.CANCEL or (step is Step.ASK and self._queued)
         return Step.CLAIM if granted_by_another else Step.HAVE
 
     def _stay(self, reply: Reply) -> Step:
-        """Wait until the earliest of own deadline, next lease end, heartbeat."""
+        """Wait until the deadline, the next end of a lease, or the heartbeat."""
         self._queued = True
         left = self.deadline - self.clock.monotonic()
         self.pause = max(0.01, min(left, HEARTBEAT, _look_after(reply)))
         return Step.CANCEL if left <= 0 else Step.WAIT
 
     def _begin_again(self) -> Step:
-        """We were silent for so long that our place, or our grant, was given away."""
+        """Ask with a new token: the waiter was removed because it had not asked in time."""
         if self._out_of_time():
             return Step.STOP
         self.token = self._rename()
@@ -137,79 +140,77 @@ class Turn:
 
 
 def _look_after(reply: Reply) -> float:
-    """Return seconds until a waiter of this rank looks whether a holder's lease has ended."""
+    """Return the seconds until a waiter of this rank asks whether a holder's lease has ended."""
     if reply.next_look <= 0:
         return HEARTBEAT
     return reply.next_look + AFTER_LEASE + STAGGER * max(0, reply.rank - 1)
 
 
-# --- the way, as a plan ---------------------------------------------------------------------------
+# --- the plan ---------------------------------------------------------------------------
 
 
 class Do(NamedTuple):
-    """Have the store do something, and answer with its answer.
-
-    What was asked is done whether the answer is heard or not: so it is heard to its end.
+    """A call of the store that changes or reads the lock. It must run to its end.
 
     Args:
-        call: asks a store.
+        call: calls the store.
     """
 
     call: Callable[[Any], Any]
 
 
 class Rest(NamedTuple):
-    """Let time pass; that may be broken off at any moment.
+    """A wait, which may be cancelled at any time.
 
     Args:
-        seconds: most that may pass.
-        call: waits with a store, and tells whether we were woken; None: there is no connection.
+        seconds: longest wait.
+        call: waits with the store, and returns whether it was woken; None: no connection.
     """
 
     seconds: float
     call: Callable[[Any], Any] | None = None
 
 
-Wish: TypeAlias = Do | Rest
+Request: TypeAlias = Do | Rest
 
 
-def twice(plan: Callable[[], Plan[Wish, T]]) -> Plan[Wish, T]:
-    """Do something, and once more if no answer came: every verb is idempotent per token (I10)."""
+def twice(plan: Callable[[], Plan[Request, T]]) -> Plan[Request, T]:
+    """Run a plan; repeat it if there was no answer: operations are idempotent per token."""
     try:
         return (yield from plan())
     except BackendUnreachable:
         return (yield from plan())
 
 
-def way(turn: Turn, owner: Owner, claim: Claim) -> Plan[Wish, tuple[Step, Reply]]:
-    """Go the way to a lock to its end.
+def way(wait: LockWait, owner: Owner, claim: Claim) -> Plan[Request, tuple[Step, Reply]]:
+    """Acquire a lock: ask, wait and claim until the caller holds it or stops.
 
     Args:
-        turn: the way; notes in ``turn.asked`` when the store was asked.
-        owner: who goes it, under the token of the turn.
-        claim: what is asked.
+        wait: the state of the caller; ``wait.asked`` becomes the time of the last request.
+        owner: the caller; its token is replaced by that of ``wait``.
+        claim: the request.
 
     Returns:
-        HAVE or STOP, and the store's last reply.
+        ``Step.HAVE`` or ``Step.STOP``, and the store's last reply.
 
     Raises:
-        BackendError: the store did not answer (nor did it when asked once more), or refused.
+        BackendError: the store did not answer two attempts, or refused.
     """
     step = Step.ASK
     while True:
         if step is Step.WAIT:
-            step = turn.waited(woken=(yield from _wake(turn, claim.name)))
+            step = wait.waited(woken=(yield from _wake(wait, claim.name)))
             continue
-        reply: Reply = yield from twice(partial(_ask, step, turn, owner, claim))
-        step = turn.answered(step, reply)
+        reply: Reply = yield from twice(partial(_ask, step, wait, owner, claim))
+        step = wait.answered(step, reply)
         if step in {Step.HAVE, Step.STOP}:
             return step, reply
 
 
-def _ask(step: Step, turn: Turn, owner: Owner, claim: Claim) -> Plan[Wish, Reply]:
-    """Ask the store. The clock is read before: we never believe in more than it keeps (I2)."""
-    turn.asked = turn.clock.monotonic()
-    me, alive = owner._replace(token=turn.token), turn.liveness
+def _ask(step: Step, wait: LockWait, owner: Owner, claim: Claim) -> Plan[Request, Reply]:
+    """Send a request. The clock is read before it is sent, so the lease is not overestimated."""
+    wait.asked = wait.clock.monotonic()
+    me, alive = owner._replace(token=wait.token), wait.liveness
     reply: Reply
     if step is Step.CANCEL:
         reply = yield Do(lambda store: store.release(claim.name, me.token, Ending.CANCEL))
@@ -220,9 +221,9 @@ def _ask(step: Step, turn: Turn, owner: Owner, claim: Claim) -> Plan[Wish, Reply
     return reply
 
 
-def _wake(turn: Turn, name: str) -> Plan[Wish, bool]:
-    """Block until woken or the pause is over; without a connection, nap and ask."""
-    token, pause = turn.token, turn.pause
+def _wake(wait: LockWait, name: str) -> Plan[Request, bool]:
+    """Block until woken, or until the pause is over; return whether it was woken."""
+    token, pause = wait.token, wait.pause
     try:
         return bool((yield Rest(pause, lambda store: store.wait(name, token, pause))))
     except BackendUnreachable:
@@ -230,38 +231,38 @@ def _wake(turn: Turn, name: str) -> Plan[Wish, bool]:
         return False
 
 
-def in_thread(store: Store) -> Callable[[Wish], Any]:
-    """Return what does as a plan wishes, in the thread that asks."""
+def in_thread(store: LockStore) -> Callable[[Request], Any]:
+    """Return a function that carries out a plan's requests in the calling thread."""
 
-    def do(wish: Wish) -> Any:
-        if wish.call is None:
-            return threading.Event().wait(wish.seconds)
-        return wish.call(store)
+    def do(request: Request) -> Any:
+        if request.call is None:
+            return threading.Event().wait(request.seconds)
+        return request.call(store)
 
     return do
 
 
 def stand_in_line(
-    store: Store, clock: Clock, owner: Owner, claim: Claim, timeout: float
+    store: LockStore, clock: Clock, owner: Owner, claim: Claim, timeout: float
 ) -> tuple[Reply, float]:
-    """Wait for a lock as a task does in its slot: in the queue, at the place of its arrival.
+    """Wait for a lock in a task's pool slot. ``claim.place`` is the place in the queue.
 
-    The token stays the same, since others know the task by it.
+    The token stays the same, because the main process identifies the task by it.
 
     Args:
-        store: where the lock is.
+        store: the store.
         clock: source of monotonic seconds.
-        owner: who asks.
-        claim: what is asked.
-        timeout: most seconds to wait.
+        owner: the caller.
+        claim: the request.
+        timeout: longest wait in seconds.
 
     Returns:
         The last reply (GRANTED, or why not; RELEASED or ABSENT after ``timeout``), and the
-        monotonic time at which was asked for it.
+        monotonic time of its request.
 
     Raises:
-        BackendError: the store did not answer, or refused.
+        BackendError: Redis did not answer, or refused.
     """
-    turn = Turn(clock, owner.token, blocking=True, timeout=timeout, rename=lambda: owner.token)
-    _, reply = carry_out(way(turn, owner, claim), in_thread(store))
-    return reply, turn.asked
+    wait = LockWait(clock, owner.token, blocking=True, timeout=timeout, rename=lambda: owner.token)
+    _, reply = carry_out(way(wait, owner, claim), in_thread(store))
+    return reply, wait.asked

@@ -10,11 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from celery_singleton_lock.lock.sync import renewals as watchdog
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.errors import BackendRefused, BackendUnreachable
-from celery_singleton_lock.lock.renewals import Round, Watchdog
+from celery_singleton_lock.lock import lease, lease_watchdog, renewals
+from celery_singleton_lock.lock.lease_watchdog import Watchdog
+from celery_singleton_lock.lock.renewals import Round
 from support.waiting import eventually
+
+PATIENCE = 60.0
+"""Seconds to wait for a thread on a busy machine."""
 
 
 class HandClock:
@@ -72,9 +76,17 @@ def dog(store, clock, monkeypatch):
 
 
 @pytest.fixture
-def live_dog(store):
+def often(monkeypatch):
+    """Leases are renewed after a hundredth of the usual age: on a busy machine none ends before."""
+    monkeypatch.setattr(lease, "RENEW_AT", lease.RENEW_AT / 100)
+    monkeypatch.setattr(lease, "JOIN_AT", lease.JOIN_AT / 100)
+
+
+@pytest.fixture
+def live_dog(store, often, monkeypatch):
     """A watchdog with its thread, on the real clock."""
-    dog = Watchdog(store)
+    monkeypatch.setattr(lease_watchdog, "STOP_WAIT", PATIENCE)
+    dog = Watchdog(store, linger=PATIENCE)
     yield dog
     dog.stop()
 
@@ -114,6 +126,16 @@ def test_all_leases_go_in_one_call_also_those_that_are_due_soon(dog, store, cloc
     assert store.calls == [["a", "b"]]
 
 
+def test_a_shorter_lease_goes_with_a_longer_one(dog, store, clock):
+    """A store waits for a silent server for a part of the shortest lease that it is asked for."""
+    dog.watch("long", "a", 30)
+    clock.turn(10)
+    dog.watch("short", "b", 2)
+    dog.watch("young", "c", 30)
+    assert dog.run_once() == Round(renewed=2)
+    assert store.calls == [["a", "b"]]
+
+
 def test_validity_counts_from_before_the_call(dog, store, clock):
     """A slow answer does not make the lease longer than the store keeps it."""
     lease = dog.watch("lock", "a", 30)
@@ -136,7 +158,7 @@ def test_a_lease_that_was_extended_by_hand_is_not_shortened(dog, store, clock):
 # --- losses ---------------------------------------------------------------------------------------
 
 
-def test_T10_a_holder_hears_within_one_renewal_that_its_lock_is_gone(
+def test_T10_a_holder_is_notified_of_its_loss_at_the_next_renewal(
     dog, store, clock, on_lost, losses
 ):
     """Lost is reported once, and the lock is forgotten; another is not touched."""
@@ -253,7 +275,7 @@ def test_T8_one_store_error_ends_neither_the_lease_nor_the_watchdog(dog, store, 
     clock.turn(10)
     store.failures = [BackendUnreachable("connection dropped")]
     assert dog.run_once() == Round(failed=1)
-    clock.turn(watchdog.QUICK_RETRY)
+    clock.turn(renewals.QUICK_RETRY)
     assert dog.run_once() == Round(renewed=1)
     dog.watch("other", "b", 30)
     clock.turn(10)
@@ -292,6 +314,49 @@ def test_T8_a_lock_whose_keys_are_refused_does_not_take_the_others_along(
     assert losses == [("poisoned", "b")]
 
 
+def test_a_refused_lock_does_not_delay_the_renewal_of_short_leases(
+    dog, store, clock, on_lost, losses
+):
+    """The pause after a refusal may be longer than the lease of another lock."""
+    dog.watch("poisoned", "b", 30, on_lost=on_lost)
+    store.refused = {"b"}
+    clock.turn(10)
+    dog.watch("lock", "a", 0.4, on_lost=on_lost)
+    for _ in range(100):
+        dog.run_once()
+        clock.turn(0.05)
+    assert losses == []
+    asked_for_b = [call for call in store.calls if call == ["b"]]
+    assert len(asked_for_b) <= 11, "no more than one each half second"
+
+
+@pytest.mark.parametrize("error", [BackendUnreachable("away"), BackendRefused("WRONGTYPE")])
+def test_a_renewal_that_fails_is_logged_once_until_it_succeeds(dog, store, clock, caplog, error):
+    dog.watch("lock", "a", 30)
+    for told in (1, 2):
+        clock.turn(10)
+        store.failures = [error] * 10
+        for _ in range(10):
+            assert dog.run_once().failed == 1
+            clock.turn(renewals.SLOW_RETRY)
+        assert dog.run_once() == Round(renewed=1)
+        assert caplog.text.count("could not be renewed") == told
+
+
+def test_a_lock_that_is_refused_among_others_is_logged_with_the_reason(dog, store, clock, caplog):
+    """A store returns None for one of several leases, and raises the reason for one alone."""
+    dog.watch("poisoned", "b", 30)
+    dog.watch("lock", "a", 30)
+    whole, store.extend = store.extend, lambda _leases: [None, True]
+    clock.turn(10)
+    assert dog.run_once() == Round(renewed=1, failed=1)
+    store.extend, store.refused = whole, {"b"}
+    for _ in range(3):
+        clock.turn(renewals.SLOW_RETRY)
+        assert dog.run_once() == Round(failed=1)
+    assert caplog.text.count("lock 'poisoned' could not be renewed") == 1
+
+
 def test_a_store_that_answers_too_little_is_asked_again(dog, store, clock, caplog):
     dog.watch("lock", "a", 30)
     clock.turn(10)
@@ -321,7 +386,7 @@ KINDS = [
 def test_L12_no_exception_in_the_renewal_ends_the_thread(live_dog, store, error):
     """The same thread renews on, and the lease survives."""
     store.failures = [error]
-    lease = live_dog.watch("lock", "a", 0.9)
+    lease = live_dog.watch("lock", "a", 90)
     thread = live_dog._thread
     eventually(lambda: len(store.calls) >= 3)
     assert live_dog._thread is thread
@@ -332,17 +397,17 @@ def test_L12_no_exception_in_the_renewal_ends_the_thread(live_dog, store, error)
 def test_L12_an_exception_outside_the_call_does_not_end_the_thread_either(
     live_dog, store, monkeypatch, caplog
 ):
-    real, failures = live_dog._collect, [ValueError("a bug of ours")]
+    real, failures = live_dog._collect_due, [ValueError("a bug of ours")]
 
     def collect(now):
         if failures:
             raise failures.pop()
         return real(now)
 
-    monkeypatch.setattr(live_dog, "_collect", collect)
-    live_dog.watch("lock", "a", 0.9)
+    monkeypatch.setattr(live_dog, "_collect_due", collect)
+    live_dog.watch("lock", "a", 90)
     eventually(lambda: store.calls)
-    assert "the watchdog goes on" in caplog.text
+    assert "the watchdog continues" in caplog.text
 
 
 def test_L12_an_exception_in_on_lost_does_not_keep_others_from_hearing(
@@ -369,10 +434,10 @@ def test_L12_a_note_that_is_forgotten_while_it_is_read_does_not_end_the_thread(
             self.clear()  # what a task does that ends at this moment
             return super().popitem()
 
-    live_dog.watch("lock", "a", 0.3)
+    live_dog.watch("lock", "a", 30)
     thread = live_dog._thread
     live_dog._noted = Racing()
-    live_dog.watch_later("lock", "b", 30, held=True, on_lost=on_lost)
+    live_dog.watch_later("lock", "b", 3000, held=True, on_lost=on_lost)
     calls = len(store.calls)
     eventually(lambda: len(store.calls) > calls + 1)
     assert live_dog._thread is thread
@@ -394,11 +459,11 @@ def test_L12_an_error_at_any_step_is_logged_and_the_lease_is_renewed(
         return real(*args)
 
     monkeypatch.setattr(live_dog, step, broken)
-    lease = live_dog.watch("lock", "a", 0.9)
+    lease = live_dog.watch("lock", "a", 90)
     eventually(lambda: len(store.calls) >= 2)
     assert failures == []
     assert not lease.lost
-    assert "the watchdog goes on after an error" in caplog.text
+    assert "the watchdog continues after an error" in caplog.text
 
 
 class Killed(BaseException):
@@ -407,7 +472,7 @@ class Killed(BaseException):
 
 @pytest.fixture
 def dead_dog(live_dog, monkeypatch):
-    """A watchdog of which the thread has died with a lease to watch."""
+    """A watchdog whose thread has died while it had a lease to watch."""
     monkeypatch.setattr(threading, "excepthook", lambda told: None)
 
     def die():
@@ -415,9 +480,9 @@ def dead_dog(live_dog, monkeypatch):
         raise Killed
 
     monkeypatch.setattr(live_dog, "_rest", die)
-    lease = live_dog.watch("lock", "a", 30)
+    lease = live_dog.watch("lock", "a", 3000)
     thread = live_dog._thread
-    thread.join(10)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
     lease.renew_at = 0.0
     return live_dog
@@ -427,13 +492,13 @@ def dead_dog(live_dog, monkeypatch):
 @pytest.mark.parametrize(
     "need",
     [
-        lambda dog: dog.watch("other", "b", 30),
-        lambda dog: dog.watch_later("other", "b", 30, held=True, on_lost=print),
+        lambda dog: dog.watch("other", "b", 3000),
+        lambda dog: dog.watch_later("other", "b", 3000, held=True, on_lost=print),
         lambda dog: dog.look_after(),
     ],
     ids=["watch", "watch later", "look after"],
 )
-def test_L12_a_dead_thread_is_started_again_by_whoever_needs_it_and_told(
+def test_L12_a_dead_thread_is_reported_and_started_again_at_the_next_use(
     dead_dog, store, caplog, need
 ):
     assert dead_dog.last_round() > 0
@@ -450,24 +515,24 @@ def test_L12_a_dead_thread_is_started_again_by_whoever_needs_it_and_told(
 def test_T9_forget_waits_for_a_renewal_on_its_way(live_dog, store):
     """So the release that follows cannot be overtaken."""
     sent, answer = threading.Event(), threading.Event()
-    store.during = lambda: (sent.set(), answer.wait(10))
-    live_dog.watch("lock", "a", 0.3)
-    assert sent.wait(10)
+    store.during = lambda: (sent.set(), answer.wait(PATIENCE))
+    live_dog.watch("lock", "a", 30)
+    assert sent.wait(PATIENCE)
     with ThreadPoolExecutor() as pool:
-        forgetting = pool.submit(live_dog.forget, "a")
+        forgetting = pool.submit(live_dog.forget, "a", PATIENCE)
         live_dog.forget("other")  # is not on its way: at once
         assert not forgetting.done()
         answer.set()
-        forgetting.result(10)
+        forgetting.result(PATIENCE)
 
 
 @pytest.mark.parametrize("patience", [0, 0.05])
 def test_T9_forget_does_not_wait_for_ever(live_dog, store, patience):
     """A release must not hang on a store that does not answer, nor an event loop wait at all."""
     sent, answer = threading.Event(), threading.Event()
-    store.during = lambda: (sent.set(), answer.wait(10))
-    live_dog.watch("lock", "a", 0.3)
-    assert sent.wait(10)
+    store.during = lambda: (sent.set(), answer.wait(PATIENCE))
+    live_dog.watch("lock", "a", 30)
+    assert sent.wait(PATIENCE)
     live_dog.forget("a", patience=patience)
     assert not answer.is_set()
     assert live_dog.watching() == ()
@@ -511,35 +576,35 @@ def test_T9_no_renewal_is_sent_or_on_its_way_after_forget(store):
 
 
 def test_a_shorter_lease_wakes_the_thread_earlier(live_dog, store):
-    live_dog.watch("lock", "a", 3000)
-    live_dog.watch("other", "b", 0.15)
+    live_dog.watch("lock", "a", 300000)
+    live_dog.watch("other", "b", 15)
     eventually(lambda: store.calls.count(["b"]) >= 2)
     assert ["a"] not in store.calls
 
 
-def test_the_thread_ends_when_idle_and_starts_again(live_dog, store, monkeypatch):
-    monkeypatch.setattr(watchdog, "LINGER", 0.05)
-    live_dog.watch("lock", "a", 0.15)
+def test_the_thread_ends_when_idle_and_starts_again(live_dog, store):
+    live_dog._linger = 0.05
+    live_dog.watch("lock", "a", 15)
     first = live_dog._thread
     live_dog.forget("a")
     eventually(lambda: live_dog._thread is None)
-    first.join(5)
+    first.join(PATIENCE)
     calls = len(store.calls)
-    live_dog.watch("lock", "b", 0.15)
+    live_dog.watch("lock", "b", 15)
     eventually(lambda: ["b"] in store.calls[calls:])
 
 
 def test_turns_in_a_row_use_one_thread(live_dog):
-    live_dog.watch("lock", "a", 30)
+    live_dog.watch("lock", "a", 3000)
     first = live_dog._thread
     for number in range(100):
         live_dog.forget("a")
-        live_dog.watch("lock", "a", 30 + number)
+        live_dog.watch("lock", "a", 3000 + number)
     assert live_dog._thread is first
 
 
-def test_an_idle_thread_ends_at_once_when_it_is_told_that_no_lease_follows(live_dog):
-    live_dog.watch("lock", "a", 30)
+def test_an_idle_thread_ends_at_once_when_no_lease_follows(live_dog):
+    live_dog.watch("lock", "a", 3000)
     thread = live_dog._thread
     live_dog.end_if_idle()
     assert thread.is_alive()  # there is a lease
@@ -548,11 +613,11 @@ def test_an_idle_thread_ends_at_once_when_it_is_told_that_no_lease_follows(live_
     live_dog.end_if_idle()
     assert not thread.is_alive()
     assert live_dog.last_round() is None
-    live_dog.watch("lock", "b", 30)
+    live_dog.watch("lock", "b", 3000)
     assert live_dog._thread.is_alive()
 
 
-def test_a_lease_that_comes_while_the_thread_is_told_to_end_is_renewed(store):
+def test_a_lease_that_starts_while_the_thread_ends_is_renewed(store):
     """From many threads: whoever sends the thread home must not take it from another's lease."""
     dog, turns = Watchdog(store), 200
 
@@ -572,19 +637,20 @@ def test_a_lease_that_comes_while_the_thread_is_told_to_end_is_renewed(store):
 
 
 def test_a_thousand_turns_in_quick_succession_start_few_threads(live_dog, monkeypatch):
+    monkeypatch.setattr(lease_watchdog, "LINGER", PATIENCE)
     started, real = [], threading.Thread.start
     monkeypatch.setattr(threading.Thread, "start", lambda me: (started.append(me), real(me)))
     for _ in range(1000):
-        live_dog.watch("lock", "a", 30)
+        live_dog.watch("lock", "a", 3000)
         live_dog.forget("a")
         live_dog.end_if_idle()
-    assert len(started) <= 3 * watchdog.STARTS
+    assert len(started) <= 3 * lease_watchdog.STARTS
 
 
 def test_stop_ends_the_thread_and_flush_renews_once_more(live_dog, store):
-    live_dog.watch("lock", "a", 30)
+    live_dog.watch("lock", "a", 3000)
     thread = live_dog._thread
-    live_dog.stop(flush=True)
+    live_dog.stop(flush=True, timeout=PATIENCE)
     assert not thread.is_alive()
     assert store.calls == [["a"]]
 
@@ -594,27 +660,45 @@ def test_stop_without_a_thread_does_nothing(store):
     assert store.calls == []
 
 
+def test_a_thread_that_cannot_be_started_is_started_by_the_next_lease(store, monkeypatch):
+    """To join it is an error in Python; and it has not died."""
+
+    def full(_thread):
+        raise RuntimeError("can't start new thread")
+
+    dog = Watchdog(store)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", full)
+        with pytest.raises(RuntimeError, match="can't start"):
+            dog.watch("lock", "a", 30)
+    dog.stop()
+    dog.watch("lock", "b", 0.2)
+    eventually(lambda: any("b" in call for call in store.calls))
+    dog.stop()
+    assert dog.restarts == 0
+
+
 def test_on_lost_may_use_the_watchdog(live_dog, store):
     """The callback runs in the watchdog's thread without its locks."""
     heard = threading.Event()
 
     def on_lost(name, token):
         live_dog.forget(token)
-        live_dog.watch("next", "b", 30)
+        live_dog.watch("next", "b", 3000)
         heard.set()
 
-    live_dog.watch("lock", "unknown", 0.15, on_lost=on_lost)
-    assert heard.wait(10)
+    live_dog.watch("lock", "unknown", 15, on_lost=on_lost)
+    assert heard.wait(PATIENCE)
     assert live_dog.watching() == ("b",)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_L21_a_forked_child_watches_nothing_and_can_start_anew(live_dog, store):
+def test_L21_a_forked_child_renews_nothing_and_can_start_its_own_watchdog(live_dog, store):
     """The parent's leases are the parent's; even if it forked in the middle of a renewal."""
     sent, answer = threading.Event(), threading.Event()
-    store.during = lambda: (sent.set(), answer.wait(10))
-    live_dog.watch("lock", "a", 0.3)
-    assert sent.wait(10)
+    store.during = lambda: (sent.set(), answer.wait(PATIENCE))
+    live_dog.watch("lock", "a", 30)
+    assert sent.wait(PATIENCE)
     child = os.fork()
     if child == 0:
         code = 1
@@ -622,7 +706,7 @@ def test_L21_a_forked_child_watches_nothing_and_can_start_anew(live_dog, store):
             store.during, store.calls = lambda: None, []
             clean = live_dog.watching() == () and live_dog._thread is None
             live_dog.forget("a")  # does not wait for the parent's renewal
-            live_dog.watch("lock", "b", 0.15)
+            live_dog.watch("lock", "b", 15)
             eventually(lambda: ["b"] in store.calls)
             code = 0 if clean and ["a"] not in store.calls else 2
         finally:
@@ -634,8 +718,8 @@ def test_L21_a_forked_child_watches_nothing_and_can_start_anew(live_dog, store):
 
 def test_a_long_lease_is_only_noted_and_renewed_all_the_same(live_dog, store, on_lost):
     """Most tasks end before; those that do not are watched like any other."""
-    live_dog.watch_later("lock", "a", 30, held=True, on_lost=on_lost)
-    live_dog.watch_later("lock", "b", 30, held=True, on_lost=on_lost)
+    live_dog.watch_later("lock", "a", 3000, held=True, on_lost=on_lost)
+    live_dog.watch_later("lock", "b", 3000, held=True, on_lost=on_lost)
     live_dog.forget("b")
     assert live_dog.watching() == ("a",)
 
@@ -660,12 +744,12 @@ def test_a_thread_that_ends_reads_the_last_notes(dog, on_lost):
 def test_what_was_renewed_is_counted_from_nothing_on(live_dog):
     """For metrics, which only grow."""
     assert (live_dog.renewed, live_dog.failed) == (0, 0)
-    live_dog.watch("lock", "a", 0.2)
+    live_dog.watch("lock", "a", 20)
     eventually(lambda: live_dog.renewed > 1, message="renewals are counted")
 
 
 def test_no_exit_waits_for_the_thread_of_a_watchdog_which_has_a_name(live_dog):
     """A client's process may end while it holds a lock: its lease ends, too."""
-    live_dog.watch("lock", "a", 30)
+    live_dog.watch("lock", "a", 3000)
     (thread,) = [each for each in threading.enumerate() if each is live_dog._thread]
     assert (thread.daemon, thread.name) == (True, "csl-watchdog")

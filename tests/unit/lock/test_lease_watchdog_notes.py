@@ -6,7 +6,9 @@ import threading
 
 import pytest
 
-from celery_singleton_lock.lock.renewals import LONG, Lease, Round, Watchdog
+from celery_singleton_lock.lock.lease import Lease
+from celery_singleton_lock.lock.lease_watchdog import LONG, Watchdog
+from celery_singleton_lock.lock.renewals import Round
 
 
 class HandClock:
@@ -44,7 +46,7 @@ def store():
 
 @pytest.fixture
 def starts():
-    """How often the thread was told to live."""
+    """How often the thread was asked to go on."""
     return []
 
 
@@ -88,8 +90,8 @@ def test_a_lease_that_is_noted_costs_no_lock_and_is_long(dog, lease, noted):
 
 @pytest.mark.parametrize("stopping", [False, True])
 @pytest.mark.parametrize("lives", [False, True])
-def test_a_note_starts_the_thread_if_nobody_would_read_it(dog, starts, lives, stopping):
-    """Who is told to end reads no more; who lives reads it without being told."""
+def test_a_note_starts_the_thread_if_it_is_not_running(dog, starts, lives, stopping):
+    """A thread that must end reads no more; one that goes on reads without a call."""
     dog._thread, dog._stopping = (threading.current_thread() if lives else None), stopping
     dog.watch_later("lock", "a", 30.0, held=True, on_lost=print)
     assert starts == ([] if lives and not stopping else [False])
@@ -131,8 +133,8 @@ def test_a_lease_is_looked_at_by_its_end_also_while_calls_fail():
     assert unheld.next_look(1040.0) == 1040.0
 
 
-def test_a_lease_goes_along_from_a_sixth_of_its_age_on():
+def test_a_lease_may_join_from_a_sixth_of_its_age_on():
     """So that leases that began together are renewed together."""
     lease = Lease("lock", "a", 30.0, valid_until=1030.0)
-    assert not lease.goes_along(1004.99)
-    assert lease.goes_along(1005.01)
+    assert not lease.may_join(1004.99)
+    assert lease.may_join(1005.01)

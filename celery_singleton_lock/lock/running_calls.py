@@ -1,0 +1,26 @@
+"""Which calls run now, so that one that would wait for itself can be refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+@contextmanager
+def noted(running: set[T], call: T) -> Iterator[None]:
+    """Keep a call in a set while a block runs.
+
+    A soft time limit may strike at any line. A call that stayed in the set would be refused from
+    then on.
+    """
+    try:
+        try:
+            running.add(call)
+            yield
+        finally:
+            running.discard(call)
+    finally:
+        running.discard(call)
