@@ -1,0 +1,101 @@
+"""The states of a record in Redis, of a holder or waiter, and the moves between them.
+
+The scripts make the moves. The diagram in the documentation is generated from this table.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Final
+
+
+class RecordState(str, enum.Enum):
+    """The state of a holder or waiter in Redis, as ``Holder.state`` has it."""
+
+    WAITING = "waiting"
+    """A client or a blocking task waits in the queue, without a stored message."""
+    PARKED = "parked"
+    """A message is stored and waits in the queue."""
+    ADRIFT = "adrift"
+    """A stored message is next, and no live worker takes it."""
+    LEAVING = "leaving"
+    """A stored message is on its way back to the broker."""
+    DELAYED = "delayed"
+    """A stored message has returned more than once. It joins the queue again after a delay."""
+    OVERDUE = "overdue"
+    """A stored message has waited too long. It is delivered so that its task fails."""
+    REPLACED = "replaced"
+    """A later message took the room of a stored one, which is delivered so that its task ends."""
+    REVOKED = "revoked"
+    """The task of a stored message was revoked. It is delivered so that its task ends."""
+    REJECTED = "rejected"
+    """The task of a stored message rejected it. A worker publishes it to be dead-lettered."""
+    GRANTED = "granted"
+    """It holds the lock, and has not claimed the grant yet."""
+    RUNNING = "running"
+    """It holds the lock, and has claimed the grant or needed no claim."""
+    RESERVED = "reserved"
+    """The permit of a task is reserved for its next attempt."""
+    HELD_AFTER = "held_after"
+    """The task has succeeded, and its permit stays taken for the rest of ``lock_hold_for``."""
+
+
+RECORD_MOVES: Final[Mapping[RecordState | None, Mapping[RecordState | None, str]]] = {
+    None: {
+        RecordState.RUNNING: "acquire, a permit is free",
+        RecordState.PARKED: "park",
+        RecordState.WAITING: "a Lock blocks",
+    },
+    RecordState.WAITING: {
+        RecordState.GRANTED: "a permit is free, it is first",
+        None: "blocking_timeout, or its client is gone",
+    },
+    RecordState.PARKED: {
+        RecordState.GRANTED: "a permit is free, it is first, a worker consumes its queue",
+        RecordState.ADRIFT: "it is first, no live worker takes it",
+        RecordState.OVERDUE: "lock_wait_timeout",
+        RecordState.REPLACED: "a later message takes its room",
+        RecordState.REVOKED: "its task is revoked",
+        None: "it is dropped, or its task has ended after its lease",
+    },
+    RecordState.ADRIFT: {
+        RecordState.PARKED: "such a worker lives",
+        RecordState.LEAVING: "5 seconds later",
+        RecordState.REVOKED: "its task is revoked",
+        None: "it is dropped, or its task has ended after its lease",
+    },
+    RecordState.LEAVING: {
+        RecordState.PARKED: "it could not be sent, or has come back",
+        None: "its queue at the broker has it",
+    },
+    RecordState.DELAYED: {
+        RecordState.PARKED: "its delay is over, behind those who wait",
+        RecordState.REVOKED: "its task is revoked",
+    },
+    RecordState.OVERDUE: {None: "fails with LockWaitTimeout"},
+    RecordState.REPLACED: {None: "ends as REVOKED"},
+    RecordState.REVOKED: {None: "ends as REVOKED"},
+    RecordState.REJECTED: {None: "a worker has published it to be rejected"},
+    RecordState.GRANTED: {
+        RecordState.RUNNING: "claim",
+        RecordState.PARKED: "not claimed in 5 seconds, or its worker gives it back",
+        None: "it ends without having begun",
+    },
+    RecordState.RUNNING: {
+        RecordState.PARKED: (
+            "its lease ends or it is requeued for the first time, with a stored message"
+        ),
+        RecordState.DELAYED: "likewise, and not for the first time",
+        RecordState.REJECTED: "its task rejects it, and its message is stored",
+        RecordState.RESERVED: 'retried, with lock_on_retry="keep"',
+        RecordState.HELD_AFTER: "succeeds, with lock_hold_for",
+        None: "release",
+    },
+    RecordState.RESERVED: {
+        RecordState.RUNNING: "the next attempt comes",
+        None: "its time is over, or its task was revoked",
+    },
+    RecordState.HELD_AFTER: {None: "its time is over"},
+}
+"""Where a record may move, and when. None: there is no record."""
