@@ -1,70 +1,77 @@
-"""What a worker's main process tells the executing context about a message.
+"""The header that a worker's main process adds to a request, for the pool.
 
-A stamp travels in the request, under :data:`STAMP`, and is taken out before the task can see it:
-left there, Celery would carry it into retries and children.
+It is stored in the request under :data:`HEADER_KEY`. It is removed before the task can see it: else
+Celery would copy it into retries and child tasks.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from celery_singleton_lock.core.lock_set import Bundle
 from celery_singleton_lock.config.call_options import Call
-from celery_singleton_lock.core.model import Ending
+from celery_singleton_lock.config.settings import LockOptions
+from celery_singleton_lock.core.lock_set import LockSet
+from celery_singleton_lock.core.model import Ending, Reservation
 
-STAMP: Final = "celery_singleton_lock"
-"""Key of the stamp in a request."""
+HEADER_KEY: Final = "celery_singleton_lock"
+"""Key of the header in a request."""
 
 COPY: Final = "csl-copy"
-"""Message header of a copy that was published to wake a worker: the lock's name and the token."""
+"""Message header of a copy that was published to start a worker: the lock's name and the token."""
 
 MOVED: Final = "csl-moved"
-"""Message header of a task that was parked, and then sent to the broker: its attempt, and its place
-in line (server microseconds). A retry of a task that runs without a lock carries the header on, so
-the attempt tells whose it is."""
+"""Message header of a task that was parked, and then sent to the broker: its attempt, its place
+(server microseconds), and the base of its token. A retry of a task that runs without a lock copies
+the header, so the attempt identifies the message to which it belongs."""
 
 REQUEUED: Final = "csl-requeued"
-"""Message header of a task that has been requeued: how often, and when it arrived first (server
-microseconds)."""
+"""Message header of a task that was requeued: the number of requeues, and the time of its first
+arrival (server microseconds)."""
 
+UNANSWERED: Final = "csl-unanswered"
+"""Message header of a parked task that a stopping worker sent to the broker, since Redis did not
+answer its claim; see ``UnansweredClaim``."""
 
 MOST_OF_NAME: Final = 500
-"""Characters of a lock's name in a notice: a pipe takes 4 KB in one go, and may cut more."""
+"""Most characters of a lock's name in a notice: a write to a pipe is atomic up to 4 KB."""
 
 MOST_OF_NOTICE: Final = 4000
-"""Bytes of a notice: likewise."""
+"""Most bytes of a notice, for the same reason."""
 
 _LOSS: Final = "!"
-"""Begins a notice of a loss; no token begins with it."""
+"""First character of a notice of a loss; no token begins with it."""
 
 _UNHEARD: Final = "?"
-"""Begins a notice of a release that the store has not heard; likewise."""
+"""First character of a notice of a release that Redis did not answer; no token begins with it."""
 
 MARKS: Final = _LOSS + _UNHEARD
-"""What begins with one of these is a notice, and no token."""
+"""A line that begins with one of these is a notice; any other is a token."""
 
 
-class Stamp(NamedTuple):
-    """One delivery of one attempt of a task; it travels as a plain tuple, which pickles faster.
+class LockHeader(NamedTuple):
+    """One delivery of one attempt of a task. It is sent as a plain tuple, which pickles faster.
 
     Args:
-        name: the lock's name; empty if the task runs unlocked.
+        name: the lock's name; empty if the task runs without a lock.
         token: owner token of this delivery.
         attempt: ``id/retries/nesting``.
         task: the task's name.
         worker: id of the worker that received it.
         place: server microseconds of arrival.
         stamped_at: monotonic seconds of arrival on this machine, before any ETA or rate limit.
-        copy: another copy of the attempt may exist; of one that is granted: it may have been
-            claimed before.
-        granted: the lock was handed to this delivery; claim it instead of acquiring.
-        settle: the message counts as acknowledged from its start (early acknowledgement).
-        announce: tell the main process when the lock is taken, so that it acknowledges.
-        error: why the task must fail instead of run.
-        observed: name of the lock that the task would take, where it runs without and that is
-            to be written down; then ``name`` is empty.
-        bundle: all locks, if the task has several; ``name`` and ``token`` are those of one.
+        moved: it was parked, and then sent to the broker, which may have it twice. All of them have
+            tokens with the same base, so ``copy`` is not needed to recognise them.
+        copy: another copy of the attempt may exist. For a granted delivery: an earlier claim may
+            have reached Redis.
+        granted: the lock was granted to this delivery; claim it instead of acquiring it.
+        settle: the message counts as acknowledged when the task begins (early acknowledgement).
+        announce: send a notice when the lock is acquired, so that the main process acknowledges.
+        error: the error with which the task fails instead of running.
+        observed: in mode ``observe``, the name of the lock that the task would take; then ``name``
+            is empty.
+        lock_set: all locks, if the task has several; ``name`` and ``token`` are those of one.
         call: lock options of this call.
     """
 
@@ -74,120 +81,137 @@ class Stamp(NamedTuple):
     task: str
     worker: str
     place: int = 0
-    stamped_at: float = 0.0
+    created_at: float = 0.0
+    moved: bool = False
     copy: bool = False
     granted: bool = False
     settle: bool = False
     announce: bool = False
     error: Exception | None = None
     observed: str = ""
-    bundle: Bundle | None = None
+    lock_set: LockSet | None = None
     call: Call | None = None
 
     def concerns(self, name: str) -> bool:
-        """Return whether a lock is this delivery's."""
+        """Return whether this delivery takes the lock of this name."""
         return name == self.name or (
-            self.bundle is not None and any(part.name == name for part in self.bundle.parts)
+            self.lock_set is not None and any(part.name == name for part in self.lock_set.parts)
         )
 
 
-UNSTAMPED: Final = Stamp("", "", "", "", "")
-"""Stands in a request that has not passed the desk yet."""
+NO_HEADER: Final = LockHeader("", "", "", "", "")
+"""The header of a request that has not passed the dispatcher yet."""
 
 
-def singles(stamp: Stamp) -> list[Stamp]:
-    """Return a stamp for each of a delivery's locks, in order, as if it were the only one.
+def singles(header: LockHeader) -> list[LockHeader]:
+    """Return a header for each lock of a delivery, in order, as if it were the only lock.
 
-    The end of a task that was parked is remembered at its first lock, where copies are told apart.
-    At the others each delivery has an attempt of its own.
+    The first lock remembers the end of a task and recognises copies. At the other locks, each
+    delivery has its own attempt.
     """
-    bundle = stamp.bundle
-    if bundle is None:
-        return [stamp]
-    task_id, retries, _ = stamp.attempt.rsplit("/", 2)
-    alone = f"{task_id}/{retries}/{bundle.turn}"
+    lock_set = header.lock_set
+    if lock_set is None:
+        return [header]
+    task_id, retries, _ = header.attempt.rsplit("/", 2)
+    alone = f"{task_id}/{retries}/{lock_set.turn}"
     return [
-        stamp._replace(
+        header._replace(
             name=part.name,
             token=part.token,
-            attempt=alone if number else stamp.attempt,
-            copy=not number and (stamp.copy or stamp.granted),
-            granted=stamp.granted and number == bundle.at,
-            place=bundle.place,
-            bundle=None,
+            attempt=alone if number else header.attempt,
+            copy=not number and (header.copy or header.granted),
+            granted=header.granted and number == lock_set.at,
+            place=lock_set.place,
+            lock_set=None,
         )
-        for number, part in enumerate(bundle.parts)
+        for number, part in enumerate(lock_set.parts)
     ]
 
 
-def leaving(stamp: Stamp) -> list[Stamp]:
-    """Return the stamps of :func:`singles` in the order in which locks are given back.
+def leaving(header: LockHeader) -> list[LockHeader]:
+    """Return the headers of :func:`singles` in the order in which the locks are released.
 
-    The lock at which the message may be kept is the last: whoever gets it then finds the others
-    free.
+    The lock at which the message may be parked is the last one, so that its next holder finds the
+    others free.
     """
-    if stamp.bundle is None:
-        return [stamp]
-    each = singles(stamp)
-    here = each.pop(stamp.bundle.at)
+    if header.lock_set is None:
+        return [header]
+    each = singles(header)
+    here = each.pop(header.lock_set.at)
     return [*reversed(each), here]
 
 
-def notice_of_loss(stamp: Stamp) -> str:
-    """Return the line by which a pool child tells that a lock was lost when its task ended."""
-    return _LOSS + json.dumps([stamp.name[:MOST_OF_NAME], stamp.token, stamp.task, stamp.attempt])
+def notice_of_loss(header: LockHeader) -> str:
+    """Return the notice with which a pool child reports that a lock was lost at its task's end."""
+    return _LOSS + json.dumps(
+        [header.name[:MOST_OF_NAME], header.token, header.task, header.attempt]
+    )
 
 
-def loss_in(notice: str) -> Stamp | None:
-    """Return whose lock a notice calls lost; None if it tells that a token holds its lock."""
+def loss_in(notice: str) -> LockHeader | None:
+    """Return the header in a notice of a loss; None for any other notice."""
     if not notice.startswith(_LOSS):
         return None
     name, token, task, attempt = json.loads(notice.removeprefix(_LOSS))
-    return Stamp(name, token, attempt, task, "")
+    return LockHeader(name, token, attempt, task, "")
 
 
-def notice_of_end(stamp: Stamp, ending: Ending, hold: float = 0.0) -> str:
-    """Return the line by which a pool child tells that the store did not hear its release.
+def notice_of_end(header: LockHeader, ending: Ending, kept: Reservation | None = None) -> str:
+    """Return the notice with which a pool child reports that Redis did not answer its release.
 
     Args:
-        stamp: of one lock.
-        ending: of its task.
-        hold: seconds for which the lock is to stay taken, if its ending is HOLD.
+        header: the header of one lock.
+        ending: how its task has ended.
+        kept: the reservation, if the ending is KEEP or HOLD.
 
     Returns:
-        Empty if the lock's name is too long for a notice: its lease ends by itself.
+        The notice; empty if the lock's name is too long for one. Then the lease expires.
     """
-    told = [*stamp[: Stamp._fields.index("copy") + 1], ending, hold]
+    attempt, seconds = (kept.attempt, kept.seconds) if kept else ("", 0.0)
+    told = [*header[: LockHeader._fields.index("copy") + 1], ending, attempt, seconds]
     notice = _UNHEARD + json.dumps(told)
     return notice if len(notice.encode()) <= MOST_OF_NOTICE else ""
 
 
-def end_in(notice: str) -> tuple[Stamp, Ending, float] | None:
-    """Return what was to be released, how, and for how long it is held, if a notice tells that."""
+def end_in(notice: str) -> tuple[LockHeader, Ending, Reservation | None] | None:
+    """Return header, ending and reservation in a notice of a release; None for any other notice."""
     if not notice.startswith(_UNHEARD):
         return None
-    *stamp, ending, hold = json.loads(notice.removeprefix(_UNHEARD))
-    return Stamp(*stamp), Ending(ending), hold
+    *header, ending, attempt, seconds = json.loads(notice.removeprefix(_UNHEARD))
+    kept = Reservation(attempt, seconds) if seconds else None
+    return LockHeader(*header), Ending(ending), kept
 
 
-def doubted(stamp: Stamp, now: float, done_for: float) -> Stamp:
-    """Return a stamp that counts as one of two copies if its message was held here for long.
+def doubted(header: LockHeader, now: float, done_for: float) -> LockHeader:
+    """Return the header, marked as a copy if its message has waited here for long.
 
     Args:
-        stamp: of a message that waited for its ETA, a rate limit, its slot, or Redis.
+        header: the header of a message that may have waited for its ETA, a rate limit, its slot, or
+            Redis.
         now: monotonic seconds.
-        done_for: seconds after which the broker delivers a message again. A quarter of it is long:
-            the clocks of both ends, and a copy that is received later, have to fit in.
+        done_for: seconds after which the broker redelivers a message. A quarter of that counts as
+            long, which allows for both clocks and for a copy that is received later.
     """
-    if stamp.copy or now - stamp.stamped_at <= done_for / 4:
-        return stamp
-    return stamp._replace(copy=True)
+    if header.copy or now - header.created_at <= done_for / 4:
+        return header
+    return header._replace(copy=True)
+
+
+def may_be_copied(header: LockHeader, now: float, done_for: float) -> bool:
+    """Return whether copies of a message may be received after its end, which is remembered then.
+
+    Args:
+        header: its header.
+        now: monotonic seconds.
+        done_for: as for :func:`doubted`.
+    """
+    return header.moved or doubted(header, now, done_for).copy
 
 
 def attempt_of(request: dict[str, Any]) -> str:
-    """Return the attempt that a request is: one try of one task.
+    """Return the attempt of a request: ``id/retries/nesting``.
 
-    A retry, and a task that replaced another, keep the id and are other attempts.
+    A retry of a task, and a task that replaces another, have the same id but another attempt.
     """
     retries = request.get("retries") or 0
     nesting = request.get("replaced_task_nesting") or 0
@@ -195,5 +219,11 @@ def attempt_of(request: dict[str, Any]) -> str:
 
 
 def task_id_of(attempt: str) -> str:
-    """Return the id of the task of which this is an attempt."""
+    """Return the task id in an attempt."""
     return attempt.rsplit("/", 2)[0]
+
+
+def options_of(header: LockHeader, number: int, options: LockOptions) -> LockOptions:
+    """Return the options of a task for one of its locks, which may have its own limit."""
+    limit = None if header.lock_set is None else header.lock_set.parts[number].limit
+    return options if limit in {None, options.limit} else replace(options, limit=limit)

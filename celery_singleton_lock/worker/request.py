@@ -1,4 +1,4 @@
-"""A message in the worker's main process: Celery's request, which tells its desk how it goes on."""
+"""The request of a locked task: Celery's request, with calls to the dispatcher."""
 
 from __future__ import annotations
 
@@ -7,31 +7,47 @@ import threading
 from collections.abc import Callable
 from functools import cached_property, partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from billiard.einfo import ExceptionWithTraceback
-from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
+from billiard.exceptions import (
+    SoftTimeLimitExceeded,
+    Terminated,
+    TimeLimitExceeded,
+    WorkerLostError,
+)
 from celery.exceptions import TaskRevokedError
 from celery.worker.request import Request
 
 from celery_singleton_lock.core.clock import SystemClock, wall_time
+from celery_singleton_lock.core.model import Ending
 from celery_singleton_lock.errors import (
     BackendError,
     LockConflict,
+    LockError,
     LockLost,
     LockQueueFull,
     LockWaitTimeout,
     MaxReturnsExceeded,
 )
-from celery_singleton_lock.worker.execution.tracer import Turned
-from celery_singleton_lock.worker.loop_channel import guarded
-from celery_singleton_lock.core.model import Ending
-from celery_singleton_lock.worker.lock_header import STAMP, UNSTAMPED, Stamp
 from celery_singleton_lock.message_text import printable
+from celery_singleton_lock.worker.lock_header import HEADER_KEY, NO_HEADER, LockHeader
+from celery_singleton_lock.worker.loop_channel import guarded
+from celery_singleton_lock.worker.message_stage import (
+    ACK_MOVES,
+    FIRST_ARRIVAL,
+    STAGE_MOVES,
+    UNANNOUNCED,
+    AckState,
+    Arrival,
+    Stage,
+    illegal_moves,
+    mutex,
+)
+from celery_singleton_lock.worker.turned_away import TurnedAway
 
 if TYPE_CHECKING:
     from celery_singleton_lock.config.call_options import Call
-    from celery_singleton_lock.worker.dispatch.dispatcher import Desk
     from celery_singleton_lock.config.settings import LockOptions
 
 logger = logging.getLogger(__name__)
@@ -49,12 +65,22 @@ _PROCESS_GONE: Final = (
 _REFUSED: Final = (LockConflict, LockQueueFull, LockWaitTimeout, MaxReturnsExceeded)
 
 _NEVER_RAN: Final = (
-    *_PROCESS_GONE,  # or nobody knows
-    Turned,
+    *_PROCESS_GONE,  # it may have run
+    TurnedAway,
     BackendError,
     *_REFUSED,
 )
-"""With these a task may end that had no lock."""
+"""Errors with which a task may end that has not had its lock."""
+
+_LEFT_TO_CELERY: Final = frozenset({AckState.LEFT_TO_CELERY})
+_HELD_BACK: Final = frozenset({AckState.HELD_BACK})
+_WITHHELD: Final = _HELD_BACK | {AckState.DUE}
+_UNDONE: Final = _LEFT_TO_CELERY | _WITHHELD
+
+_ENDINGS: Final = {
+    AckState.ACKNOWLEDGED: Ending.FINAL,
+    AckState.REJECTED: Ending.REJECT,
+}
 
 _STATE_OF: Final = {
     "task-started": "STARTED",
@@ -64,168 +90,289 @@ _STATE_OF: Final = {
 }
 
 
-class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
-    """A request that tells its desk how it goes on. Without a desk it is Celery's own.
+class DispatcherCallbacks(Protocol):
+    """The calls that a request makes to the dispatcher of its worker."""
 
-    Celery derives a class per task that redefines ``execute_using_pool`` and ``on_success``
-    without calling ours (celery issue 4526), so these two are wrapped when that class is made.
+    def on_accepted(self, request: LockedRequest) -> None:
+        """Note that the pool has accepted the task."""
+        ...
+
+    def on_not_begun(self, request: LockedRequest) -> None:
+        """Note that the acceptance of the task has failed. A thread or greenlet does not run it."""
+        ...
+
+    def on_ran(self, request: LockedRequest) -> None:
+        """Note that the task ran, so that it had its lock."""
+        ...
+
+    def on_turned(self, request: LockedRequest, turned: TurnedAway) -> bool:
+        """Handle a task that was not run, since it did not get its lock.
+
+        Returns:
+            False if Celery shall acknowledge its message.
+        """
+        ...
+
+    def on_retried(self, request: LockedRequest, retry: BaseException) -> None:
+        """Note that the task will be retried."""
+        ...
+
+    def on_revoked(self, request: LockedRequest) -> None:
+        """Note that the task was revoked before it ran."""
+        ...
+
+    def on_refused(self, request: LockedRequest, error: LockError) -> None:
+        """Note that the task ended without its lock."""
+        ...
+
+    def on_lost(self, request: LockedRequest) -> None:
+        """Note that the task lost its lock while it ran."""
+        ...
+
+    def on_interrupted(self, request: LockedRequest) -> None:
+        """Note that an asynchronous exception has ended the task."""
+        ...
+
+    def on_ended(self, request: LockedRequest, *, gone: bool) -> None:
+        """Note that the task has ended.
+
+        Args:
+            request: its request.
+            gone: whether its process has died, so that it cannot release its locks.
+        """
+        ...
+
+
+class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
+    """A request that calls its dispatcher. Without a dispatcher it behaves like Celery's request.
+
+    Celery derives a class for each task, which overrides ``execute_using_pool`` and ``on_success``
+    without calling ``super()`` (celery issue 4526). So :meth:`__init_subclass__` wraps these two.
     """
 
-    desk: Desk | None = None
-    stamp: Stamp = UNSTAMPED
-    delivered = False
-    accepted = False
-    dispatched = False
-    landed = False
-    withdrawn = False
-    """Whether another worker has got its message, so that it does not run here."""
-    parking = False
-    requeued = False
-    rejected = False
-    took = False
-    told = False
-    at_clerk = False
-    is_copy = False
+    dispatcher: DispatcherCallbacks | None = None
+    lock_header: LockHeader = NO_HEADER
+    arrival: Arrival = FIRST_ARRIVAL
+    stage = Stage.RECEIVED
+    """Where the message is in this process; use :meth:`move` to change it."""
+    ack = AckState.LEFT_TO_CELERY
+    """The acknowledgement of the message."""
     job: Any = None
     own_options: LockOptions | None = None
-    """Options of its task, with those of this call; None if the call has none."""
+    """Options of its task, overridden by those of this call; None if the call has none."""
     call: Call | None = None
     """Lock options of this call."""
-    requeues: int = 0
-    """How often it has gone back to the broker, since nobody gave it the lock."""
-    returns: int = 0
-    """How often it has come back, after it was parked and had begun."""
-    first_place: int = 0
-    """Server microseconds at which it arrived first."""
     was_blocked = False
-    """Whether monitors may show a state that only an explicit one changes: BLOCKED, DELIVERED."""
-    is_twin = False
+    """Whether monitors may show BLOCKED or DELIVERED, which only an explicit state replaces."""
+    lock_refused = False
+    """Whether it was reported that Redis refuses its lock."""
     ran_for: float | None = None
-    """Seconds for which the task ran, as its process measured them."""
+    """Run time of the task in seconds, measured by its process."""
     acquired_at: float | None = None
-    """Monotonic time at which its lock was known to be taken."""
-    _withheld = False
-    _ack_due = False
-    _start_due = False
+    """Monotonic time at which its acquisition was reported; None if it was not."""
     _unsaid: list[Callable[[], None]] | None = None
 
     def __init__(self, message: Any, **kwargs: Any) -> None:
-        """Note when the message came: an ETA may keep it here for hours."""
+        """Record the time of arrival: an ETA may be hours later."""
         super().__init__(message, **kwargs)
         self.received_at = _clock.monotonic()
 
     def __str__(self) -> str:
-        """``settle[3f…]``, as Celery shows it; printable, since callers choose ids."""
+        """Return a text such as ``settle[3f…]``, printable also if the id is not."""
         return printable(super().__str__())
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Wrap what the derived class redefines."""
+        """Wrap the methods that Celery's derived class overrides."""
         super().__init_subclass__(**kwargs)
         if "execute_using_pool" in cls.__dict__:
             cls.execute_using_pool = _dispatching(cls.__dict__["execute_using_pool"])
         if "on_success" in cls.__dict__:
-            cls.on_success = _landing(cls.__dict__["on_success"])
+            cls.on_success = _ending(cls.__dict__["on_success"])
 
     task = property(attrgetter("_task"))
     request_dict = property(attrgetter("_request_dict"))
     args = property(attrgetter("_args"))
     kwargs = property(attrgetter("_kwargs"))
     delivery_info = property(attrgetter("_delivery_info"))
-    """As Celery's, without a frame for each: they are read some fifteen times per message."""
+    """Like Celery's properties, but faster: they are read about fifteen times per message."""
 
     def options(self, of_task: Callable[[Any], LockOptions]) -> LockOptions:
-        """Return the lock options that count for this message.
+        """Return the lock options of this message.
 
         Args:
-            of_task: task -> what it declares.
+            of_task: task -> its options.
         """
         return self.own_options or of_task(self.task)
 
+    def move(self, to: Stage) -> Stage:
+        """Move to another stage. Safe from any thread.
+
+        Returns:
+            The former stage.
+        """
+        with mutex:
+            was = self.stage
+            self.stage = to
+        if to not in STAGE_MOVES[was]:
+            illegal_moves.report(self, was, to)
+        return was
+
+    def move_from(self, stages: frozenset[Stage], to: Stage) -> Stage | None:
+        """Move to another stage if the message is in one of ``stages``. Safe from any thread.
+
+        Returns:
+            The former stage; None if it was in none of them.
+        """
+        with mutex:
+            was = self.stage
+            if was not in stages:
+                return None
+            self.stage = to
+        if to not in STAGE_MOVES[was]:
+            illegal_moves.report(self, was, to)
+        return was
+
+    @property
+    def holds_lock(self) -> bool:
+        """Whether its lock was announced, or was granted and is the only one that it needs."""
+        if self.stage is Stage.RUNNING:
+            return True
+        return self.lock_header.granted and self.lock_header.lock_set is None
+
+    @property
+    def is_only_copy(self) -> bool:
+        """Whether a claim that Redis did not answer may have deleted the stored message."""
+        header = self.lock_header
+        return header.granted and header.settle and header.copy
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether Redis did not answer its claim, here or in a former worker. It has not begun."""
+        return self.arrival.claim is not None or self.is_only_copy
+
     def withhold_ack(self) -> None:
-        """Acknowledge only once the lock is taken: a task that is turned away is not lost."""
-        self._withheld = True
+        """Hold the acknowledgement back until the lock is acquired, so that no message is lost."""
+        self._move_ack(_LEFT_TO_CELERY, AckState.HELD_BACK)
 
     def spare_decoding(self) -> None:
-        """Send the child the arguments as they were decoded here, instead of the message's body.
+        """Send the child the decoded arguments instead of the body of the message.
 
-        They are in the request anyway (Celery puts them there), so that they are pickled once.
-        What else a body may tell, of a canvas, is left to the child: Celery does not pickle that.
+        Celery puts the arguments into the request anyway, so they are pickled only once. A body
+        with a canvas is sent as it is, and the child decodes it.
         """
         if self._decoded:
             return
-        payload = self._message.payload  # Celery's property of this takes two mutexes
+        payload = self._message.payload  # faster than Celery's property, which takes two mutexes
         canvas = payload[2]
         if not canvas or (isinstance(canvas, dict) and not any(canvas.values())):
             self._body, self._content_type, self._content_encoding = payload, None, None
 
+    def announced(self) -> None:
+        """Note that its process has acquired the lock, so the task runs."""
+        start_due = self._start_is_due()
+        self.move_from(UNANNOUNCED, Stage.RUNNING)
+        self._decided(start_due=start_due)
+
     def decided(self) -> None:
-        """Acknowledge, and say that it has started, if Celery wanted to meanwhile."""
-        self._withheld = False
-        if self._ack_due:
-            self._ack_due = False
-            self.acknowledge()
-        # At once: under threads two may come here.
-        if self._start_due and self.__dict__.pop("_start_due", False):
+        """Acknowledge, and send ``task-started``, if Celery has called for that meanwhile."""
+        self._decided(start_due=self._start_is_due())
+
+    def _decided(self, *, start_due: bool) -> None:
+        if start_due:  # first: the acknowledgement may wait for the broker while the task ends
             self._send("task-started", timestamp=self.time_start)
+        if self._stop_withholding():
+            self.acknowledge()
+
+    def _start_is_due(self) -> bool:
+        """Return whether ``task-started`` was suppressed, since it was not known that it runs.
+
+        True only once: the thread of a task and the main loop may both ask.
+        """
+        if not self._sends_events() or self.stage is not Stage.ACCEPTED or self._runs():
+            return False
+        asked = object()
+        return self.__dict__.setdefault("_start_asked", asked) is asked
+
+    def _sends_events(self) -> bool:
+        return bool(self._eventer and self._eventer.enabled)
 
     def undecide(self) -> None:
-        """Forget what Celery wanted to say meanwhile: the task was turned away."""
-        self._withheld = self._ack_due = self._start_due = False
+        """Cancel a held back acknowledgement, since the task was not run."""
+        self._stop_withholding()
+
+    def _stop_withholding(self) -> bool:
+        """Leave the acknowledgement to Celery. Return whether Celery has called for it."""
+        if self.ack not in _WITHHELD:
+            return False
+        with mutex:
+            was = self.ack
+            if was in _WITHHELD:
+                self.ack = AckState.LEFT_TO_CELERY
+        return was is AckState.DUE
+
+    def _move_ack(self, states: frozenset[AckState], to: AckState) -> bool:
+        """Move to another state if the acknowledgement is in one of ``states``."""
+        with mutex:
+            was = self.ack
+            if was not in states:
+                return False
+            self.ack = to
+        if to not in ACK_MOVES[was]:
+            illegal_moves.report(self, was, to)
+        return True
 
     def doubt(self) -> None:
-        """Count as one of two copies from now on: the broker delivers its message again.
+        """Mark it as a copy, since the broker redelivers its message.
 
-        A pool of threads cannot be flushed, so it runs although its connection was lost.
+        A pool of threads cannot be flushed, so the task runs although the connection was lost.
         """
-        if STAMP in self.request_dict and not self.stamp.granted:
-            self.stamp = self.stamp._replace(copy=True)
-            self.request_dict[STAMP] = tuple(self.stamp)
-
-    def forget_start(self) -> None:
-        """Do not say that it has started: it was skipped."""
-        self._start_due = False
+        if HEADER_KEY in self.request_dict and not self.lock_header.granted:
+            self.lock_header = self.lock_header._replace(copy=True)
+            self.request_dict[HEADER_KEY] = tuple(self.lock_header)
 
     def acknowledge(self) -> None:
-        """Acknowledge, unless it is not known yet whether the task runs."""
-        if self._withheld:
-            self._ack_due = True
+        """Acknowledge, or note that it is due if the acknowledgement is held back."""
+        if self._move_ack(_HELD_BACK, AckState.DUE) or self.ack is AckState.DUE:
             return
         try:
             super().acknowledge()
-        except self._connection_errors as error:  # raised by what Celery hangs on to it
+        except self._connection_errors as error:  # raised by callbacks that Celery has added
             logger.warning("%s may be delivered again, it was not acknowledged: %r", self, error)
+        if self.acknowledged:
+            self._move_ack(_LEFT_TO_CELERY, AckState.ACKNOWLEDGED)
 
     def reject(self, requeue: bool = False) -> None:  # Celery's signature
-        """Reject, and remember whether the message comes back."""
+        """Reject, and record whether the broker redelivers the message."""
         if not self.acknowledged:
-            self.requeued, self.rejected = self.requeued or requeue, not requeue
+            self._move_ack(_UNDONE, AckState.REQUEUED if requeue else AckState.REJECTED)
         super().reject(requeue=requeue)
 
     def send_event(self, type: str, **fields: Any) -> None:  # noqa: A002  # Celery's signature
-        """Send an event; after BLOCKED only an explicit state changes what monitors show.
+        """Send an event.
 
-        The pool accepts a task before its lock is asked for: that it has started is said after.
+        ``task-started`` is delayed until it is known that the task runs: the pool accepts a task
+        before it acquires its lock. Monitors that show BLOCKED change it only for an event with a
+        state.
         """
-        if not (self._eventer and self._eventer.enabled):
+        if not self._sends_events():
             return
-        if type == "task-started" and self.desk is not None and not self._runs():
-            self._start_due = not isinstance(self.stamp.error, Turned)
-            return
+        if type == "task-started" and self.dispatcher is not None and not self._runs():
+            return  # decided() sends it
         self._send(type, **fields)
 
     def hush(self) -> None:
-        """Keep to itself what is to be told of it, until :meth:`speak`."""
+        """Delay the events of this request until :meth:`speak`."""
         self._unsaid, self._saying = [], threading.RLock()
 
     def speak(self) -> None:
-        """Tell what was kept, in its order, and all else at once from now on."""
+        """Send the delayed events in order, and later ones at once."""
         with self._saying:
             for say in self._unsaid or ():
                 guarded(say)
             self._unsaid = None
 
     def say(self, say: Callable[[], None]) -> None:
-        """Make a call that tells something of this request, in its turn. Safe from any thread."""
+        """Make a call that sends an event, after the earlier ones. Safe from any thread."""
         if self._unsaid is not None:
             with self._saying:
                 if self._unsaid is not None:
@@ -235,136 +382,159 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
     def _send(self, name: str, **fields: Any) -> None:
         if self.was_blocked and name in _STATE_OF:
             fields.setdefault("state", _STATE_OF[name])
-        if name == "task-started" and self.stamp.name:
-            fields["lock"] = self.stamp.name
+        if name == "task-started" and self.lock_header.name:
+            fields["lock"] = self.lock_header.name
         fields.setdefault("timestamp", wall_time())
         self.say(partial(super().send_event, name, **fields))
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
-        """Watch the lease from here on."""
-        self.accepted = True
+        """Call the dispatcher, which starts to renew the lease."""
         if self.job is not None:
-            self.job = None  # it knows this request, and nothing breaks that circle
-        if self.desk is not None:
-            self.desk.on_accepted(self)
-        super().on_accepted(pid, time_accepted)
+            self.job = None  # the job refers to this request: without this, a reference cycle
+        if self.dispatcher is not None:
+            self.dispatcher.on_accepted(self)
+        try:
+            super().on_accepted(pid, time_accepted)
+        except BaseException:
+            if self.dispatcher is not None:
+                self.dispatcher.on_not_begun(self)
+            raise
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> None:
-        """Hear every end that is no success, a dead process among them."""
+        """Handle each end other than a success, also a dead process."""
         error = bare(exc_info.exception)
-        if self.desk is None:
+        if self.dispatcher is None:
             super().on_failure(exc_info, *args, **kwargs)
-        elif not (isinstance(error, Turned) and self.desk.on_turned(self, error)):
+        elif not (isinstance(error, TurnedAway) and self.dispatcher.on_turned(self, error)):
             if not isinstance(error, _NEVER_RAN):
-                self.desk.on_ran(self)
-            elif isinstance(error, _REFUSED) and self.stamp.concerns(error.name):
-                self.desk.on_refused(self, error)
+                self.dispatcher.on_ran(self)
+            elif isinstance(error, _REFUSED) and self.lock_header.concerns(error.name):
+                self.dispatcher.on_refused(self, error)
             self.decided()
             try:
                 super().on_failure(exc_info, *args, **kwargs)
             finally:
-                if isinstance(error, LockLost) and self.stamp.concerns(error.name):
-                    self.desk.on_lost(self)
-                self.desk.on_landed(self, gone=isinstance(error, _PROCESS_GONE))
+                if isinstance(error, LockLost) and self.lock_header.concerns(error.name):
+                    self.dispatcher.on_lost(self)
+                self.dispatcher.on_ended(self, gone=isinstance(error, _PROCESS_GONE))
+                if isinstance(error, SoftTimeLimitExceeded):
+                    self.dispatcher.on_interrupted(self)
 
     def on_retry(self, exc_info: Any) -> None:
-        """Mind the reservation of the next attempt, which a revoke must end."""
+        """Call the dispatcher, which tracks the reservation of the next attempt."""
         super().on_retry(exc_info)
-        if self.desk is not None:
-            self.desk.on_retried(self, bare(exc_info.exception))
+        if self.dispatcher is not None:
+            self.dispatcher.on_retried(self, bare(exc_info.exception))
 
     def on_timeout(self, soft: bool, timeout: float) -> None:  # Celery's signature
-        """Hear the hard time limit; its process lives on for about 0.1 s."""
+        """Handle the hard time limit. The process ends about 0.1 s later."""
         if not soft:
             self.decided()
-        super().on_timeout(soft, timeout)
-        if not soft and self.desk is not None:
-            self.desk.on_landed(self, gone=True)
+        try:
+            super().on_timeout(soft, timeout)
+        finally:  # Celery stores the result and calls the task's hook, which may raise
+            if not soft and self.dispatcher is not None:
+                self.dispatcher.on_ended(self, gone=True)
 
     @cached_property
     def _context(self) -> Any:
-        """Celery's context, without the stamp: it would be carried into a retry as a header."""
-        stamp = self._request_dict.pop(STAMP, None)
+        """Celery's context, without the lock header: Celery would copy that into a retry."""
+        header = self._request_dict.pop(HEADER_KEY, None)
         try:
             context = super()._context
             if self.call:
                 context.lock_call = self.call  # for a retry that this process sends
             return context
         finally:
-            if stamp is not None:
-                self._request_dict[STAMP] = stamp
+            if header is not None:
+                self._request_dict[HEADER_KEY] = header
 
     def _runs(self) -> bool:
-        """Whether it is known that no busy lock can turn the task away, nor has."""
-        if isinstance(self.stamp.error, Turned):
+        """Return whether it is known that the task runs or fails in its process."""
+        if isinstance(self.lock_header.error, TurnedAway):
             return False
-        return self.took or not self.stamp.name or self.stamp.error is not None
+        return self.holds_lock or not self.lock_header.name or self.lock_header.error is not None
 
     def unsent(self) -> bool:
-        """Whether no child has got it yet: a prefork pool that is closing throws such jobs away."""
+        """Return whether no child or thread has received it. A closing pool discards such jobs."""
+        future = getattr(self.job, "f", None)  # of a pool of threads
+        if future is not None:
+            return not (future.running() or future.done())
         return self.job is not None and getattr(self.job, "_write_to", self.job) is None
 
+    @property
+    def first_place(self) -> int:
+        """Server microseconds at which the message arrived first; 0 if it has no lock."""
+        return self.arrival.first_place or self.lock_header.place
+
     def ending(self) -> Ending:
-        """Return what becomes of the message."""
-        if self.requeued or not self.acknowledged:
-            return Ending.AGAIN
-        return Ending.REJECT if self.rejected else Ending.FINAL
+        """Return the ending with which its lock is released."""
+        return _ENDINGS.get(self.ack, Ending.AGAIN)
 
 
 def about(request: LockedRequest) -> tuple[str, str, str]:
-    """Return what every event about a task tells: lock, task name, task id."""
-    return request.stamp.name, request.task.name, request.id
+    """Return the first fields of each event about a task: lock, task name, task id."""
+    return request.lock_header.name, request.task.name, request.id
 
 
 def bare(error: BaseException) -> BaseException:
-    """Return the exception itself: threads pass it wrapped with its traceback."""
+    """Return the exception. A pool of threads wraps it with its traceback."""
     return error.exc if isinstance(error, ExceptionWithTraceback) else error
 
 
 def throws_jobs_away(pool: Any) -> bool:
-    """Return whether a closing pool forgets what no child has got yet: prefork with a loop."""
-    return getattr(getattr(pool, "_pool", None), "threads", True) is False
+    """Return whether a closing pool discards jobs that no child or thread has received.
+
+    That is so for prefork with an event loop, and for threads in Celery 5.7.
+    """
+    is_prefork = getattr(getattr(pool, "_pool", None), "threads", True) is False
+    return is_prefork or hasattr(pool, "executor")
 
 
 def _dispatching(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``execute_using_pool``: a task that is revoked or refused there ends its flight."""
+    """Wrap ``execute_using_pool``, which raises if the task was revoked."""
 
     def execute_using_pool(self: LockedRequest, pool: Any, **kwargs: Any) -> Any:
-        if self.withdrawn:
-            raise TaskRevokedError(self.id)  # tells Celery to free the slot, and nothing else
-        self.dispatched = True
+        if self.stage is Stage.WITHDRAWN:
+            raise TaskRevokedError(self.id)  # Celery then only frees the slot
+        if self.dispatcher is not None and self.stage is not Stage.GIVEN_BACK:
+            self.move(Stage.IN_POOL)
         try:
             job = original(self, pool, **kwargs)
         except TaskRevokedError:
-            self.decided()  # nobody will take the lock, of which the acknowledgement would tell
-            if self.desk is not None:
-                self.desk.on_revoked(self)
-                self.desk.on_landed(self, gone=True)
+            self.decided()  # no process will acquire the lock, which would have caused this
+            if self.dispatcher is not None:
+                self.dispatcher.on_revoked(self)
+                self.dispatcher.on_ended(self, gone=True)
             raise
-        if self.delivered and not self.accepted and throws_jobs_away(pool):
+        if self.lock_header.granted and self.stage is Stage.IN_POOL and throws_jobs_away(pool):
             self.job = job
         return job
 
     return execute_using_pool
 
 
-def _landing(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``on_success``, which hears every end of which the pool child told."""
+def _ending(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``on_success``, which Celery calls whenever a pool process has reported an end."""
 
     def on_success(self: LockedRequest, result: Any, **kwargs: Any) -> Any:
-        if self.desk is None:
+        if self.dispatcher is None:
             return original(self, result, **kwargs)
-        told = isinstance(result, tuple) and result[2] is not None  # a killed greenlet has no time
+        reported = isinstance(result, tuple) and result[2] is not None  # a killed greenlet has None
+        failed = reported and result[0]
         if isinstance(result, tuple):
             self.ran_for = result[2]
-        if not (told and result[0]):
-            if told:
-                self.desk.on_ran(self)
+        if reported and not failed:
+            self.dispatcher.on_ran(self)
+        if not failed and self.stage is not Stage.RUNNING:
             self.decided()
         try:
             return original(self, result, **kwargs)
+        except BaseException:
+            failed = False  # on_failure() was not called
+            raise
         finally:
-            if not self.parking:
-                self.desk.on_landed(self, gone=not told)
+            if not failed:
+                self.dispatcher.on_ended(self, gone=not reported)
 
     return on_success

@@ -1,4 +1,4 @@
-"""How Celery makes requests of messages, and whether those pass a worker's desk."""
+"""The request classes that Celery derives, and whether their requests pass the dispatcher."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from celery_singleton_lock.worker.request import LockedRequest
 
 
 def read_as_celery(message: Any, *, utc: bool) -> dict[str, Any]:
-    """Return what Celery's strategy gives a request of a message, whichever its protocol.
+    """Return the arguments with which Celery's strategy creates a request, for each protocol.
 
     Args:
         message: the message.
@@ -29,7 +29,7 @@ def read_as_celery(message: Any, *, utc: bool) -> dict[str, Any]:
 
 
 def passes(cls: Any) -> bool:
-    """Return whether requests of a class tell their desk how they go on."""
+    """Return whether requests of a class report to their dispatcher."""
     return issubclass(cls, LockedRequest) and all(
         getattr(getattr(cls, method), "__module__", "") == LockedRequest.__module__
         for method in ("execute_using_pool", "on_success")
@@ -38,7 +38,7 @@ def passes(cls: Any) -> bool:
 
 def request_class(task: Any, consumer: Any) -> Any:
     """Return the request class that Celery's strategy derives for a task."""
-    derive: Any = strategy.create_request_cls  # by the name that Celery's strategy itself uses
+    derive: Any = strategy.create_request_cls  # the name that Celery's strategy uses
     return derive(
         symbol_by_name(task.Request),
         task,
@@ -49,17 +49,17 @@ def request_class(task: Any, consumer: Any) -> Any:
     )
 
 
-def why_alone(task: Any, *, by_desk: bool) -> tuple[str, str]:
-    """Return why a task's messages pass by, and what to change.
+def why_alone(task: Any, *, by_dispatcher: bool) -> tuple[str, str]:
+    """Return why a task's messages bypass the dispatcher, and what to change.
 
     Args:
-        task: of a locked task.
-        by_desk: whether the desk stands before the pool.
+        task: a locked task.
+        by_dispatcher: whether the consumer sends messages to the dispatcher.
     """
-    if not by_desk:
+    if not by_dispatcher:
         return (
             "another bootstep replaced consumer.on_task_request",
-            "Let that step call what it found there.",
+            "Let that step call the former value of consumer.on_task_request.",
         )
     base = symbol_by_name(task.Request)
     if not issubclass(base, LockedRequest):
@@ -68,6 +68,6 @@ def why_alone(task: Any, *, by_desk: bool) -> tuple[str, str]:
             "Derive that class from celery_singleton_lock.worker.request.LockedRequest.",
         )
     return (
-        "this Celery makes request classes in an unknown way",
-        "Use a Celery that this version supports.",
+        "this version of Celery creates request classes in an unknown way",
+        "Use a version of Celery that this package supports.",
     )

@@ -10,7 +10,7 @@ from kombu import Queue
 from kombu.message import Message
 from kombu.transport import memory, pyamqp, redis
 
-from celery_singleton_lock.core.model import base_of, token_for
+from celery_singleton_lock.core.owner_token import base_of, token_for
 from celery_singleton_lock.worker.redelivery import (
     dead_letters_of,
     has_dead_letters,

@@ -1,0 +1,145 @@
+"""Lock headers of tasks with several locks: the first one, and those after a busy lock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from celery_singleton_lock.core.lock_set import LockSet, Names, Part, lock_set_in
+from celery_singleton_lock.core.owner_token import new_token
+from celery_singleton_lock.core.parked_message import Delivery, Stray
+from celery_singleton_lock.worker.lock_header import LockHeader
+from celery_singleton_lock.worker.message_stage import UnansweredClaim
+
+
+def with_lock_set(
+    header: LockHeader, names: Names, frees: Iterable[tuple[str, str]] = ()
+) -> LockHeader:
+    """Return the header of a task that takes these locks. Its token is that of the first lock.
+
+    Args:
+        header: the header of the task, as for one lock.
+        names: the names of its locks.
+        frees: names and tokens of locks to release before it is parked.
+    """
+    parts = [Part(name, new_token(), limit) for name, limit in names.keys]
+    parts[0] = parts[0]._replace(token=header.token)
+    freed = tuple(Part(name, token) for name, token in frees)
+    lock_set = LockSet(tuple(parts), place=header.place, frees=freed)
+    return header._replace(name=str(names) if header.name else "", lock_set=lock_set)
+
+
+def renewed(lock_set: LockSet, token: str) -> LockSet | None:
+    """Return the lock set of a message whose earlier delivery may still run.
+
+    Args:
+        lock_set: the lock set in the message; its tokens belong to the earlier delivery.
+        token: token under which this delivery holds the lock at which the message was parked.
+
+    Returns:
+        The lock set with new tokens; None if the earlier delivery may hold some of the locks, so
+        that this one must start over.
+    """
+    if lock_set.at:
+        return None
+    first, *others = lock_set.parts
+    parts = (first._replace(token=token), *(part._replace(token=new_token()) for part in others))
+    return lock_set._replace(parts=parts)
+
+
+def onward(header: LockHeader, lock_set: LockSet, further: LockSet | None) -> LockHeader:
+    """Return the header of a delivery that did not get all of its locks.
+
+    Args:
+        header: the header of the delivery.
+        lock_set: the lock set of the delivery.
+        further: the lock set with the locks that it holds now; None if it must start over.
+    """
+    if further is None:
+        return begun_again(header, lock_set, frees=lock_set.kept)
+    return _moved(header, further)
+
+
+def _moved(header: LockHeader, lock_set: LockSet) -> LockHeader:
+    here = lock_set.here
+    return header._replace(
+        name=here.name,
+        token=here.token,
+        lock_set=lock_set,
+        place=lock_set.place,
+        granted=False,
+        announce=True,
+    )
+
+
+def begun_again(header: LockHeader, lock_set: LockSet, *, frees: tuple[Part, ...]) -> LockHeader:
+    """Return the header of a task that starts over, since it lost a lock while it was parked.
+
+    It gets new tokens, and counts as a copy: the first lock recognises duplicates.
+
+    Args:
+        header: the header of a delivery that was granted the lock at which its message is parked.
+        lock_set: the lock set in the message.
+        frees: locks of this delivery to release, since it may still hold them.
+    """
+    parts = tuple(Part(part.name, new_token(), part.limit) for part in lock_set.parts)
+    left = Part(header.name, header.token)
+    return header._replace(
+        name=parts[0].name,
+        token=parts[0].token,
+        lock_set=LockSet(parts, place=lock_set.place, left=left, frees=frees),
+        place=lock_set.place,
+        copy=True,
+        granted=False,
+        announce=True,
+    )
+
+
+def unanswered(header: LockHeader) -> LockHeader:
+    """Return the header of a granted delivery whose claim Redis did not answer.
+
+    If the claim may have deleted the stored message, the message is parked again at its first lock,
+    which recognises copies: it is the only lock that may count the message as acknowledged.
+
+    Args:
+        header: the header of a delivery that has not begun.
+    """
+    header, lock_set = header._replace(copy=True), header.lock_set
+    if lock_set is None or not header.settle:
+        return header
+    first, *others = lock_set.parts
+    parts = (first, *(Part(part.name, new_token(), part.limit) for part in others))
+    left = lock_set.here if lock_set.at else None
+    frees = tuple(part for part in others if part != left)
+    again = LockSet(parts, place=lock_set.place, left=left, frees=frees)
+    return header._replace(name=first.name, token=first.token, lock_set=again)
+
+
+def claim_in(header: LockHeader) -> UnansweredClaim:
+    """Return the claim of a header that :func:`unanswered` has returned."""
+    lock_set = header.lock_set
+    held = () if lock_set is None else (lock_set.left, *lock_set.frees)
+    others = [(part.name, part.token) for part in held if part is not None]
+    return UnansweredClaim(header.attempt, header.token, others)
+
+
+def time_left(header: LockHeader, timeout: float | None, now: float) -> float | None:
+    """Return the seconds of ``lock_wait_timeout`` that are left after the wait for other locks.
+
+    Args:
+        header: the header of the delivery.
+        timeout: ``lock_wait_timeout``.
+        now: monotonic seconds.
+    """
+    if timeout is None or header.lock_set is None or header.lock_set.left is None:
+        return timeout
+    return max(0.01, timeout - (now - header.created_at))
+
+
+def own_lock_set(delivery: Delivery | Stray) -> LockSet | None:
+    """Return the lock set of a message, if no other delivery can hold its locks, else None.
+
+    That is so for the first delivery after it was parked. Before any later one, an earlier
+    delivery may still run.
+    """
+    lock_set = lock_set_in(delivery.body)
+    return lock_set if lock_set is not None and lock_set.here.token == delivery.token else None
