@@ -1,62 +1,71 @@
-"""What a message is stamped with when it arrives: from the broker, or out of Redis."""
+"""Creates the lock header of each message that arrives from the broker or from Redis."""
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, NamedTuple
 
 from celery.app.task import Context
 
-from celery_singleton_lock.core.lock_set import KEPT, Bundle, Names, read
 from celery_singleton_lock.config.call_options import HEADER
+from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.core.clock import ServerClock, SystemClock
-from celery_singleton_lock.errors import (
-    ConfigurationError,
-    LockWaitTimeout,
-    MaxReturnsExceeded,
-)
-from celery_singleton_lock.worker.execution.tracer import Turned
-from celery_singleton_lock.worker.partial_lock_sets import bundled
-from celery_singleton_lock.core.model import Delivery, new_token, token_for
+from celery_singleton_lock.core.conflict_policy import Outcome
 from celery_singleton_lock.core.lock_mode import ENFORCE, OFF, Modes
 from celery_singleton_lock.core.lock_name_template import ArgumentsDoNotBind, Sent
-from celery_singleton_lock.worker.redelivery import REJECT, history_of
+from celery_singleton_lock.core.lock_set import KEPT, LockSet, Names, read
+from celery_singleton_lock.core.owner_token import new_token, token_for, token_on
+from celery_singleton_lock.core.parked_message import Delivery
+from celery_singleton_lock.errors import (
+    ConfigurationError,
+    MaxReturnsExceeded,
+)
+from celery_singleton_lock.worker.lock_header import (
+    COPY,
+    MOVED,
+    REQUEUED,
+    UNANSWERED,
+    LockHeader,
+    attempt_of,
+    task_id_of,
+)
+from celery_singleton_lock.worker.lock_set_header import with_lock_set
+from celery_singleton_lock.worker.message_stage import Arrival, UnansweredClaim
+from celery_singleton_lock.worker.redelivery import REJECT, rejection_of
 from celery_singleton_lock.worker.request import LockedRequest
-from celery_singleton_lock.config.settings import LockOptions
-from celery_singleton_lock.worker.lock_header import COPY, MOVED, REQUEUED, Stamp, attempt_of, task_id_of
+from celery_singleton_lock.worker.turned_away import TurnedAway, waited_in_vain
 
 logger = logging.getLogger(__name__)
 _clock = SystemClock()
 
-INF: Final = float("inf")
-
 
 def queue_in(request: LockedRequest) -> str:
-    """Return the queue of a message as its routing key tells it."""
+    """Return the routing key of a message, which usually is the name of its queue."""
     return str(request.delivery_info.get("routing_key") or "")
 
 
-class Stamper:
-    """Makes the stamps of one worker's messages: which lock each takes, and since when it is here.
+class HeaderFactory:
+    """Creates the lock headers of one worker's messages.
 
     Args:
         worker: id of this worker.
-        place: gives each arriving message its place in line.
-        rules: task -> its options; raises what is wrong with them.
-        of_call: task, options of a call -> its options for that call; likewise.
-        name_of: task, args, kwargs, what else its message says -> lock name.
-        modes: which tasks keep their locks now.
-        identify: message -> what is the same for each delivery of it; empty where the broker marks
-            a message that it delivers again.
-        most_returns: queue -> how often a message of it may come back.
+        place: the clock that gives each arriving message its place.
+        rules: task -> its options; raises ConfigurationError if they are invalid.
+        of_call: task, options of a call -> its options for that call; raises likewise.
+        name_of: task, args, kwargs, queue and headers of the message -> lock name.
+        modes: which tasks take their locks now.
+        identify: message -> a text that is the same for each delivery of it; empty if the broker
+            marks redelivered messages.
+        most_returns: queue -> how often a message of it may be returned.
     """
 
     broadcast: frozenset[str] = frozenset()
-    """Exchanges from which each worker gets a copy; set once the worker's queues are known."""
+    """Exchanges that send each message to every worker. Set once the queues are known."""
 
     queue_of: Callable[[LockedRequest], str] = staticmethod(queue_in)
-    """Returns from which queue a message came; set likewise."""
+    """Returns the queue from which a message came. Set once the queues are known."""
 
     def __init__(
         self,
@@ -68,9 +77,8 @@ class Stamper:
         name_of: Callable[[Any, Any, Any, Sent], str],
         modes: Modes,
         identify: Callable[[Any], str] = lambda _message: "",
-        most_returns: Callable[[str], float] = lambda _queue: INF,
+        most_returns: Callable[[str], float] = lambda _queue: math.inf,
     ) -> None:
-        """Keep all of them."""
         self._identify = identify
         self._most_returns = most_returns
         self._of_call = of_call
@@ -82,41 +90,47 @@ class Stamper:
 
     # -- from the broker --------------------------------------------------------------------------
 
-    def stamp(self, request: LockedRequest) -> Any:
-        """Stamp a message, and take out of it what else we have written into its headers.
+    def add_header(self, request: LockedRequest) -> Any:
+        """Set the lock header of a message, and remove this package's message headers from it.
 
         Returns:
-            Of which parked message this is a copy: its lock's name, and its token. None if of none.
+            Lock name and token of the parked original, if this is a copy; else None.
         """
-        copy_of, requeued, moved, call = taken_from(request, COPY, REQUEUED, MOVED, HEADER)
+        copy_of, requeued, moved, claim, call = taken_from(
+            request, COPY, REQUEUED, MOVED, UNANSWERED, HEADER
+        )
         wrong = self._call_of(request, call)
-        if copy_of is not None:
-            request.is_copy = True
+        if copy_of is not None or requeued is not None:
+            requeues, first_place = requeued or (0, 0)
+            request.arrival = Arrival(
+                copy_of is not None,
+                requeues,
+                first_place=first_place,
+                claim=_claim_in(request, claim),
+            )
         if wrong is not None:
-            stamp = request.stamp = self.unlocked(request, wrong)
+            header = request.lock_header = self.unlocked(request, wrong)
         elif self.keeps(request):
-            place = _place_before(request, moved)
-            copy = request.is_copy or requeued is not None or place is not None
-            stamp = request.stamp = self._locked(request, copy=copy, place=place)
+            copy = request.arrival.copy or requeued is not None
+            header = request.lock_header = self._locked(
+                request, copy=copy, before=_before(request, moved)
+            )
         else:
-            stamp = request.stamp = self.relaxed(request)
+            header = request.lock_header = self.relaxed(request)
         if request.call:
-            stamp = request.stamp = stamp._replace(call=request.call)
-        request.first_place = stamp.place
-        if requeued is not None:
-            request.requeues, request.first_place = requeued
-        if stamp.copy:
-            request.was_blocked = True  # it may have been, elsewhere
+            header = request.lock_header = header._replace(call=request.call)
+        if header.copy or moved is not None:
+            request.was_blocked = True  # another worker may have reported it as blocked
         return copy_of
 
     @staticmethod
     def is_to_reject(request: LockedRequest) -> bool:
-        """Return whether a message was published to be rejected, and has not been since."""
-        (history,) = taken_from(request, REJECT)
-        return history is not None and history == history_of(request.request_dict)
+        """Return whether a message was published to be rejected, and was not rejected yet."""
+        (rejection,) = taken_from(request, REJECT)
+        return rejection is not None and rejection == rejection_of(request.message.headers)
 
     def _call_of(self, request: LockedRequest, call: Any) -> Exception | None:
-        """Note the lock options of a call; return what is wrong with them."""
+        """Set the lock options of a call. Return the error if they are invalid, else None."""
         if call is None:
             return None
         try:
@@ -126,7 +140,7 @@ class Stamper:
         request.call = call
         return None
 
-    def _locked(self, request: LockedRequest, *, copy: bool, place: int | None) -> Stamp:
+    def _locked(self, request: LockedRequest, *, copy: bool, before: _Before | None) -> LockHeader:
         if self.broadcast and request.delivery_info.get("exchange") in self.broadcast:
             return self.unlocked(request, broadcast_refused(request))
         try:
@@ -136,19 +150,28 @@ class Stamper:
         except Exception as error:  # noqa: BLE001  # the child fails the task with it
             return self.unlocked(request, error)
         task = request.task
-        stamp = Stamp(
+        claim = request.arrival.claim
+        token = token_for(self._identify(request.message)) if claim is None else claim.token
+        if before is not None and isinstance(name, Names):
+            copy = True  # with several locks, the first lock recognises copies by their attempt
+        elif before is not None:
+            token = token_on(before.base)
+        header = LockHeader(
             name,
-            token_for(self._identify(request.message)),
+            token,
             attempt_of(request.request_dict),
             task.name,
             self._worker,
-            place=self._place.stamp() if place is None else place,
-            stamped_at=request.received_at,
+            place=_place_before(request, before) or self._place.next_place(),
+            created_at=request.received_at,
+            moved=before is not None,
             copy=copy or bool(request.delivery_info.get("redelivered")),
             settle=not task.acks_late,
             announce=True,
         )
-        return bundled(stamp, name) if isinstance(name, Names) else stamp
+        if not isinstance(name, Names):
+            return header
+        return with_lock_set(header, name, frees=() if claim is None else claim.others)
 
     def _name(self, request: LockedRequest) -> str:
         def said() -> tuple[str, Mapping[str, Any]]:
@@ -157,56 +180,57 @@ class Stamper:
         return self._name_of(request.task, request.args, request.kwargs, Sent(said, request.call))
 
     def keeps(self, request: LockedRequest) -> bool:
-        """Return whether a request's lock is kept.
+        """Return whether a request takes its lock.
 
-        A copy of a parked message always takes its way: it must not run beside the message.
+        A copy of a parked message always does: it must not run at the same time as the message.
         """
-        return request.is_copy or self._modes.of(request.task.name) == ENFORCE
+        return request.arrival.copy or self._modes.of(request.task.name) == ENFORCE
 
-    def relaxed(self, request: LockedRequest) -> Stamp:
-        """Return the stamp of a task that runs without its lock."""
-        stamp = self.unlocked(request, None)
+    def relaxed(self, request: LockedRequest) -> LockHeader:
+        """Return the header of a task that runs without its lock."""
+        header = self.unlocked(request, None)
         if self._modes.of(request.task.name) == OFF:
-            return stamp
+            return header
         try:
             name = self._name(request)
-            observed = stamp._replace(observed=str(name))
-            return bundled(observed, name) if isinstance(name, Names) else observed
+            observed = header._replace(observed=str(name))
+            return with_lock_set(observed, name) if isinstance(name, Names) else observed
         except ArgumentsDoNotBind:
-            return stamp
-        except Exception as error:  # noqa: BLE001  # with its lock the task would fail
-            logger.warning("%s is not observed, it has no lock: %s", request, error)
-            return stamp
+            return header
+        except Exception as error:  # noqa: BLE001  # in mode enforce, the task would fail with it
+            logger.warning("%s is not observed, since it has no lock name: %s", request, error)
+            return header
 
-    def unlocked(self, request: LockedRequest, error: Exception | None) -> Stamp:
-        """Return the stamp of a task that fails with an error, or runs and asks for no lock."""
+    def unlocked(self, request: LockedRequest, error: Exception | None) -> LockHeader:
+        """Return the header of a task that fails with ``error``, or runs without a lock."""
         attempt = attempt_of(request.request_dict)
-        return Stamp("", new_token(), attempt, request.task.name, self._worker, error=error)
+        return LockHeader("", new_token(), attempt, request.task.name, self._worker, error=error)
 
-    # -- out of Redis, and back into it -----------------------------------------------------------
+    # -- from Redis -------------------------------------------------------------------------------
 
-    def delivered(self, request: LockedRequest, delivery: Delivery) -> Stamp:
-        """Return the stamp of a parked message whose turn has come, with what it has kept."""
+    def delivered(self, request: LockedRequest, delivery: Delivery) -> LockHeader:
+        """Return the header of a parked message that is delivered, with its lock set."""
         header, call = taken_from(request, KEPT, HEADER)
         wrong = self._call_of(request, call)
-        bundle = None if header is None else read(header).granted(delivery.fencing_token)
-        return Stamp(
+        lock_set = None if header is None else read(header).granted(delivery.fencing_token)
+        return LockHeader(
             name=delivery.name,
             token=delivery.token,
             attempt=attempt_of(request.request_dict),
             task=request.task.name,
             worker=self._worker,
-            stamped_at=_clock.monotonic() - delivery.waited,
+            place=self._place_before(delivery.waited),
+            created_at=_clock.monotonic() - delivery.waited,
             granted=True,
             settle=not request.task.acks_late,
-            announce=bundle is not None or request.options(self._rules).on_lost == "abort",
+            announce=lock_set is not None or request.options(self._rules).on_lost == "abort",
             error=_verdict(delivery) or self._returned(delivery) or wrong,
-            bundle=bundle,
+            lock_set=lock_set,
             call=request.call,
         )
 
     def _returned(self, delivery: Delivery) -> Exception | None:
-        """Return with what a message ends that has come back too often."""
+        """Return the error of a message that was returned too often, else None."""
         if delivery.returns <= self._most_returns(delivery.queue):
             return None
         msg = (
@@ -216,64 +240,75 @@ class Stamper:
         )
         return MaxReturnsExceeded(msg, delivery.name)
 
-    def bundle_now(self, request: LockedRequest, stamp: Stamp) -> Bundle | None:
-        """Return the locks of a task that was parked with one, and takes several by now."""
+    def lock_set_now(self, request: LockedRequest, header: LockHeader) -> LockSet | None:
+        """Return the lock set of a task that had one lock when it was parked, else None."""
         try:
             name = self._name(request)
-        except Exception:  # noqa: BLE001  # it has the lock that it had when it was sent
+        except Exception:  # noqa: BLE001  # the message keeps the one lock for which it was parked
             return None
         if not isinstance(name, Names):
             return None
-        waited = _clock.monotonic() - stamp.stamped_at
-        place = max(0, self._place.stamp() - round(waited * 1e6))
-        return bundled(stamp._replace(place=place), name).bundle
+        return with_lock_set(header, name).lock_set
 
-    def anew(self, stamp: Stamp) -> Stamp:
-        """Return the stamp with which a message takes the place in line that it had before."""
-        waited = _clock.monotonic() - stamp.stamped_at
-        return stamp._replace(
-            token=new_token(),
-            place=max(0, self._place.stamp() - round(waited * 1e6)),
-            granted=False,
-            announce=True,
-        )
+    def _place_before(self, seconds: float) -> int:
+        """Return the place of a message that arrived this long ago."""
+        return max(0, self._place.next_place() - round(seconds * 1e6))
 
     def age(self, request: LockedRequest) -> float:
-        """Return the seconds since a message arrived first: it may have been requeued since."""
+        """Return the seconds since a requeued message first arrived; 0 if it was not requeued."""
         if not request.first_place:
             return 0.0
-        return (self._place.stamp() - request.first_place) / 1e6
+        return (self._place.next_place() - request.first_place) / 1e6
 
 
 def _verdict(delivery: Delivery) -> Exception | None:
-    """Return how a delivered task is to end, if not by running, or by Celery's own way."""
+    """Return the exception with which a delivered task ends; None if it runs or is revoked."""
     if delivery.verdict in {"granted", "revoked"}:
         return None
     if delivery.verdict == "replaced":
         by = task_id_of(delivery.by)
-        return Turned("skipped", f"task {by} took its place in the queue of lock {delivery.name!r}")
-    return waited_in_vain(delivery.name, delivery.waited)
+        reason = f"task {by} took its place in the queue of lock {delivery.name!r}"
+        return TurnedAway(Outcome.SKIP_FULL, reason)
+    return waited_in_vain(delivery.name, f"{delivery.waited:.1f}")
 
 
-def waited_in_vain(name: str, waited: float) -> LockWaitTimeout:
-    """Return with what a task ends that has waited for so many seconds, and may no longer."""
-    sentence = f"Waited {waited:.1f} s for the lock {name!r} (lock_wait_timeout)."
-    return LockWaitTimeout(sentence, name)
+class _Before(NamedTuple):
+    """The place and the token's base that a message had before it was sent to the broker."""
+
+    place: int
+    base: str
 
 
-def _place_before(request: LockedRequest, moved: Any) -> int | None:
-    """Return the place that a message had in line before it was sent to the broker."""
+def _before(request: LockedRequest, moved: Any) -> _Before | None:
     if moved is None:
         return None
-    attempt, place = moved  # of several locks each may have another nesting
+    attempt, place, base = moved  # the nesting may differ for each of several locks
     own = attempt_of(request.request_dict)
-    return int(place) if attempt.rpartition("/")[0] == own.rpartition("/")[0] else None
+    same = attempt.rpartition("/")[0] == own.rpartition("/")[0]
+    return _Before(int(place), str(base)) if same else None
+
+
+def _place_before(request: LockedRequest, before: _Before | None) -> int:
+    """Return the place that a message had before it was sent to the broker, or 0."""
+    if before is not None:
+        return before.place
+    return 0 if request.arrival.claim is None else request.first_place
+
+
+def _claim_in(request: LockedRequest, header: Any) -> UnansweredClaim | None:
+    """Return the claim in the header ``UNANSWERED`` of this message, or None.
+
+    A retry of a task that runs without a lock copies the header, as with ``MOVED``.
+    """
+    claim = None if header is None else UnansweredClaim(*header)
+    own = claim is not None and claim.attempt == attempt_of(request.request_dict)
+    return claim if own else None
 
 
 def taken_from(request: LockedRequest, *headers: str) -> list[Any]:
-    """Take headers of ours out of a request; None for each that the message has not.
+    """Remove this package's headers from a request; return their values, or None.
 
-    Of a message of protocol 1 without ``args`` Celery leaves the headers where they are.
+    For a message of protocol 1 without ``args``, Celery leaves them in ``headers``.
     """
     said = request.request_dict
     left = said.get("headers")
@@ -283,7 +318,7 @@ def taken_from(request: LockedRequest, *headers: str) -> list[Any]:
 
 
 def broadcast_refused(request: LockedRequest) -> ConfigurationError:
-    """Return why a locked task that came by broadcast fails."""
+    """Return the error of a locked task that came through a broadcast queue."""
     msg = (
         f"{request.task.name} is a LockedTask and came through a Broadcast queue "
         f"({request.delivery_info['exchange']}): each worker has a copy, and one lock cannot serve "

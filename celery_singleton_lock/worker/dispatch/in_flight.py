@@ -1,184 +1,221 @@
-"""Which messages of each lock are on their way, and who comes behind them."""
+"""Tracks the messages of each lock that are in flight, and those that wait behind them."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
+from celery_singleton_lock.worker.lock_header import LockHeader
+from celery_singleton_lock.worker.message_stage import BEGUN, Stage
 from celery_singleton_lock.worker.request import LockedRequest
-from celery_singleton_lock.worker.lock_header import Stamp
 
 MOST_SHOWN: Final = 100
 """Most locks that a report names."""
 
 
-class Flight:
-    """The messages of one lock that are on their way here: to the pool and back, or into Redis.
+class LockInFlight:
+    """The messages of one lock that are in flight, and those that wait behind them.
 
     Attributes:
-        requests: on their way to the pool or back, by token.
-        parking: so many are being parked; who arrives now comes behind them.
-        followers: arrived behind one of which it is not known yet whether it takes the lock.
+        requests: token -> request that was dispatched to the pool.
+        parking: requests that are being parked. Messages that arrive now are parked after them.
+        followers: requests that arrived while it was not decided whether an earlier one gets the
+            lock.
     """
 
     __slots__ = ("followers", "parking", "requests")
 
     def __init__(self) -> None:
-        """Begin with nothing on its way."""
         self.requests: dict[str, LockedRequest] = {}
-        self.parking = 0
+        self.parking: set[LockedRequest] = set()
         self.followers: list[LockedRequest] = []
 
-    def undecided(self) -> bool:
-        """Return whether one of the requests has neither taken its lock nor been turned away."""
-        return any(not request.took for request in self.requests.values())
+    def undecided(self, patient: Collection[str]) -> bool:
+        """Return whether it is not known of one request whether it gets the lock.
+
+        Args:
+            patient: tokens of requests that do not count, since they wait in Redis.
+        """
+        return any(
+            not request.holds_lock and token not in patient
+            for token, request in self.requests.items()
+        )
 
 
-class Flights:
-    """Keeps the messages of each lock in order as long as nobody knows which of them takes it.
+class InFlight:
+    """Keeps the messages of each lock in order until it is known which of them gets it.
 
-    The agent's thread asks it, too, and where a pool has threads, these end flights.
+    The agent's thread and the threads of a pool call it too.
 
     Args:
-        wait: takes a message that must wait, once it is known what becomes of those before it;
-            nobody passes it meanwhile.
+        wait: called with a message that must wait, once the messages before it are decided. The
+            mutex is held, so that no other message of the lock overtakes it.
 
     Attributes:
-        by_token: what is in the pool, or on its way there or back; for others to read.
+        by_token: token -> request that the pool has, or is about to get.
     """
 
     def __init__(self, wait: Callable[[LockedRequest], None]) -> None:
-        """Begin with nothing in flight."""
         self.by_token: dict[str, LockedRequest] = {}
         self._wait = wait
-        self._flights: dict[str, Flight] = {}
-        self._kin: dict[str, str] = {}
+        self._locks: dict[str, LockInFlight] = {}
+        self._token_of_part: dict[str, str] = {}
+        self._asking: set[str] = set()
+        self._patient: set[str] = set()
         self._mutex = threading.RLock()
 
-    # -- there and back ---------------------------------------------------------------------------
+    # -- to the pool and back ---------------------------------------------------------------------
 
-    def board(self, request: LockedRequest, limit: int, *, parks: bool) -> bool:
-        """Begin a flight, or have the message wait: as many as may hold the lock are on their way.
+    def admit(self, request: LockedRequest, limit: int, *, parks: bool) -> bool:
+        """Admit a message to the pool, or let it wait if ``limit`` messages of its lock are there.
 
         Args:
             request: the message.
-            limit: of its lock.
-            parks: whether it may wait; else it flies.
+            limit: number of permits of its lock.
+            parks: whether the message can be parked. If not, it is always admitted.
 
         Returns:
-            Whether it flies.
+            Whether it is admitted.
         """
-        stamp = request.stamp
+        header = request.lock_header
         with self._mutex:
-            flight = self._flights.get(stamp.name)
-            if flight is None:
-                flight = self._flights[stamp.name] = Flight()
-            if parks and (flight.parking > 0 or len(flight.requests) >= limit):
-                self._follow(flight, request)
+            lock = self._locks.get(header.name)
+            if lock is None:
+                lock = self._locks[header.name] = LockInFlight()
+            if parks and (lock.parking or len(lock.requests) >= limit):
+                self._follow(lock, request)
                 return False
-            flight.requests[stamp.token] = request
-            self.by_token[stamp.token] = request
+            lock.requests[header.token] = request
+            self.by_token[header.token] = request
         return True
 
-    def _follow(self, flight: Flight, request: LockedRequest) -> None:
-        """Have it wait, but not before those that arrived earlier: a release could grant it."""
-        if flight.undecided():
-            flight.followers.append(request)
+    def _follow(self, lock: LockInFlight, request: LockedRequest) -> None:
+        """Let a message wait here until earlier ones are decided.
+
+        If it were parked before them, a release could grant it first.
+        """
+        if lock.undecided(self._patient):
+            request.move(Stage.FOLLOWING)
+            lock.followers.append(request)
         else:
             self._wait(request)
 
-    def expect(self, request: LockedRequest) -> None:
-        """Note a message that has its lock, and is about to be sent to the pool."""
-        self.by_token[request.stamp.token] = request
+    def add(self, request: LockedRequest) -> None:
+        """Track a message that has its lock."""
+        self.by_token[request.lock_header.token] = request
 
-    def alias(self, token: str, other: str) -> None:
-        """Note that a flight has taken one of its locks by another token."""
-        self._kin[other] = token
+    def add_part(self, token: str, part: str) -> None:
+        """Note the token under which a message holds one more of its locks."""
+        self._token_of_part[part] = token
 
-    def go_on(self, name: str) -> None:
-        """Let followers go on, once it is known who comes before them."""
+    def decided(self, name: str) -> None:
+        """Pass on the followers if the messages before them are decided."""
         with self._mutex:
-            flight = self._flights.get(name)
-            if flight is not None:
-                self._go_on(name, flight)
+            lock = self._locks.get(name)
+            if lock is not None:
+                self._decided(name, lock)
 
-    def _go_on(self, name: str, flight: Flight) -> None:
-        if flight.followers and not flight.undecided():
-            followers, flight.followers = flight.followers, []
+    def look(self) -> None:
+        """Pass on the followers of messages that asked for their lock at the last call, too.
+
+        With ``lock_on_conflict="wait"`` a task may wait in its slot for long. Redis has its place
+        in the queue, so later messages may be parked behind it. If they stayed here, they would
+        count as prefetched, and the worker might receive no other tasks.
+        """
+        asking = {
+            token
+            for token, request in list(self.by_token.items())
+            if request.stage is Stage.ACCEPTED and not request.holds_lock
+        }
+        with self._mutex:
+            self._patient, self._asking = asking & self._asking, asking
+            if self._patient:
+                for name, lock in list(self._locks.items()):
+                    self._decided(name, lock)
+
+    def _decided(self, name: str, lock: LockInFlight) -> None:
+        if lock.followers and not lock.undecided(self._patient):
+            followers, lock.followers = lock.followers, []
             for request in followers:
                 self._wait(request)
-        if not (flight.requests or flight.parking or flight.followers):
-            del self._flights[name]
+        if not (lock.requests or lock.parking or lock.followers):
+            del self._locks[name]
 
-    def land(self, stamp: Stamp) -> None:
-        """Know a token no more. Who comes behind it waits until it leaves."""
-        self.by_token.pop(stamp.token, None)
-        for part in stamp.bundle.parts if stamp.bundle else ():
-            self._kin.pop(part.token, None)
+    def remove(self, header: LockHeader) -> None:
+        """Stop tracking a token. Followers stay blocked until :meth:`leave`."""
+        self.by_token.pop(header.token, None)
+        for part in header.lock_set.parts if header.lock_set else ():
+            self._token_of_part.pop(part.token, None)
 
-    def leave(self, stamp: Stamp) -> None:
-        """End a flight: those behind it go on."""
+    def leave(self, header: LockHeader) -> None:
+        """Remove a message that has left the pool; pass on its followers."""
         with self._mutex:
-            flight = self._flights.get(stamp.name)
-            if flight is not None:
-                flight.requests.pop(stamp.token, None)
-                self._go_on(stamp.name, flight)
+            lock = self._locks.get(header.name)
+            if lock is not None:
+                lock.requests.pop(header.token, None)
+                self._decided(header.name, lock)
 
     # -- into Redis -------------------------------------------------------------------------------
 
     def park(self, request: LockedRequest) -> None:
-        """Have those who arrive from now on come behind a message that is being parked."""
-        request.at_clerk = True
+        """Note that a message is being parked. Messages that arrive now wait behind it."""
         with self._mutex:
-            self._flights.setdefault(request.stamp.name, Flight()).parking += 1
+            request.move(Stage.PARKING)
+            self._locks.setdefault(request.lock_header.name, LockInFlight()).parking.add(request)
 
     def parked(self, request: LockedRequest) -> None:
-        """Let those behind a message go on: it is known what became of it, if it was parked."""
+        """Note that a message is parked, or cannot be parked; pass on its followers."""
         with self._mutex:
-            flight = self._flights.get(request.stamp.name)
-            if request.at_clerk and flight is not None:
-                flight.parking -= 1
-            request.at_clerk = False
-        self.go_on(request.stamp.name)
+            lock = self._locks.get(request.lock_header.name)
+            if lock is not None:
+                lock.parking.discard(request)
+                self._decided(request.lock_header.name, lock)
 
     def drop_followers(self) -> None:
-        """Forget who waits for others; the broker delivers them again."""
+        """Forget the followers; the broker delivers them again."""
         with self._mutex:
-            for flight in self._flights.values():
-                flight.followers.clear()
+            for lock in self._locks.values():
+                for request in lock.followers:
+                    request.move(Stage.ENDED)
+                lock.followers.clear()
 
-    # -- what is known ----------------------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------------------------
+
+    def parking(self) -> set[LockedRequest]:
+        """Return the messages that are being parked."""
+        with self._mutex:
+            return {request for lock in self._locks.values() for request in lock.parking}
 
     def of(self, token: str) -> LockedRequest | None:
-        """Return the delivery that has this token, or has taken one of its locks by it."""
-        return self.by_token.get(self._kin.get(token, token))
+        """Return the delivery with this token, which may be that of any of its locks."""
+        return self.by_token.get(self._token_of_part.get(token, token))
 
     def has(self, token: str) -> bool:
-        """Return whether a delivery is in this worker's hands."""
+        """Return whether a token belongs to a message that is in flight."""
         return self.of(token) is not None
 
     def has_begun(self, token: str) -> bool:
-        """Return whether a delivery in this worker's hands runs, or may do so."""
+        """Return whether a message that is in flight runs, or may run."""
         request = self.of(token)
-        return request is not None and (request.accepted or not request.delivered)
+        return request is not None and (request.stage in BEGUN or not request.lock_header.granted)
 
     def who(self, token: str) -> tuple[str, str]:
-        """Return name and id of the task that a delivery in this worker's hands is of."""
+        """Return name and id of the task of a token; empty if it is not in flight."""
         request = self.of(token)
         return ("", "") if request is None else (request.task.name, request.id)
 
     def in_hand(self) -> list[LockedRequest]:
-        """Return what is in the pool, or on its way there or back."""
+        """Return the requests that are in the pool, or on their way there or back."""
         return list(self.by_token.values())
 
     def requests(self) -> list[LockedRequest]:
         """Return the requests that hold their locks, or are on their way to them."""
-        return [request for request in self.in_hand() if request.stamp.name]
+        return [request for request in self.in_hand() if request.lock_header.name]
 
     def unfinished(self) -> list[LockedRequest]:
-        """Return what the pool has accepted and not told the end of."""
-        return [request for request in self.in_hand() if request.accepted]
+        """Return the requests that the pool has accepted and whose end it has not reported."""
+        return [request for request in self.in_hand() if request.stage in BEGUN]
 
     def busy(self) -> bool:
         """Return whether anything is in the pool, or on its way there."""
@@ -186,39 +223,40 @@ class Flights:
 
     def backlog(self) -> int:
         """Return how many granted messages wait for a slot."""
-        return sum(request.delivered and not request.accepted for request in self.in_hand())
+        return sum(
+            request.lock_header.granted and request.stage not in BEGUN for request in self.in_hand()
+        )
 
     def waiting_since(self, until: float) -> list[LockedRequest]:
         """Return granted messages that have waited for a slot since ``until`` (monotonic seconds).
 
-        Those that came first are first. Left out are a message that keeps other locks, and one of
-        which nobody knows whether it has begun.
+        In the order of arrival. Messages that hold other locks, and messages that may have begun,
+        are left out.
         """
         waiting = [
             request
             for request in self.in_hand()
-            if request.delivered
-            and not request.accepted
-            and request.stamp.granted
-            and not request.stamp.copy
-            and request.stamp.error is None
-            and request.stamp.bundle is None
+            if request.lock_header.granted
+            and request.stage not in BEGUN
+            and not request.lock_header.copy
+            and request.lock_header.error is None
+            and request.lock_header.lock_set is None
             and request.received_at <= until
         ]
         return sorted(waiting, key=lambda request: request.received_at)
 
     def counts(self) -> dict[str, Any]:
-        """Return how many messages are on their way, and where; for JSON.
+        """Return the numbers of messages by state, for JSON.
 
-        ``in_flight`` tells it by lock, of the first :data:`MOST_SHOWN`.
+        ``in_flight`` has the number for each lock, of the first :data:`MOST_SHOWN` locks.
         """
         in_hand = self.in_hand()
         with self._mutex:
-            flights = list(self._flights.items())
+            locks = list(self._locks.items())
         return {
-            "in_flight": {name: len(flight.requests) for name, flight in flights[:MOST_SHOWN]},
-            "held": sum(request.took for request in in_hand),
+            "in_flight": {name: len(lock.requests) for name, lock in locks[:MOST_SHOWN]},
+            "held": sum(request.holds_lock for request in in_hand),
             "granted": self.backlog(),
-            "waiting": sum(request.accepted and not request.took for request in in_hand),
-            "parking": sum(flight.parking + len(flight.followers) for _, flight in flights),
+            "waiting": sum(r.stage in BEGUN and not r.holds_lock for r in in_hand),
+            "parking": sum(len(lock.parking) + len(lock.followers) for _, lock in locks),
         }

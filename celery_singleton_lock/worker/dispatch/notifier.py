@@ -1,4 +1,4 @@
-"""Tells observers, and whoever listens to Celery's events, what becomes of a worker's tasks."""
+"""Calls observers and sends Celery events about the tasks of a worker."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from typing import Any, Final
 from celery import signals
 
 from celery_singleton_lock.core.clock import SystemClock, wall_time
+from celery_singleton_lock.core.lock_view import WaitsFor
+from celery_singleton_lock.core.parked_message import Delivery
 from celery_singleton_lock.errors import (
-    LockConflict,
     LockError,
-    LockQueueFull,
-    LockWaitTimeout,
-    MaxReturnsExceeded,
 )
 from celery_singleton_lock.events import (
     Event,
@@ -30,47 +28,47 @@ from celery_singleton_lock.events import (
     celery_event,
     log_keys,
 )
-from celery_singleton_lock.worker.loop_channel import LATER
-from celery_singleton_lock.core.model import Delivery
-from celery_singleton_lock.worker.request import LockedRequest, about
-from celery_singleton_lock.worker.lock_header import task_id_of
 from celery_singleton_lock.message_text import nth, printable
+from celery_singleton_lock.worker.lock_header import task_id_of
+from celery_singleton_lock.worker.loop_channel import LATER
+from celery_singleton_lock.worker.request import LockedRequest, about
+from celery_singleton_lock.worker.turned_away import REFUSALS, TurnedAway
 
 logger = logging.getLogger(__name__)
 _clock = SystemClock()
 
 FRESH: Final = LATER
-"""Seconds within which it is told that a message waits; later it is looked at again.
+"""Seconds after Redis was asked within which the event of a blocked message is sent.
 
-Who is delivered a message tells of it as much later, hence after whoever has seen it waiting.
+After that, Redis is asked again. A worker that is delivered a message delays its own events by as
+much, so that they follow those of the worker that parked it.
 """
 
-REFUSALS: Final[dict[type[LockError], str]] = {
-    LockConflict: "fail",
-    LockQueueFull: "full",
-    LockWaitTimeout: "timeout",
-    MaxReturnsExceeded: "returned",
+_BESIDES: Final = {
+    WaitsFor.PAUSE.value: ", which an operator has paused",
+    WaitsFor.REDIS.value: ", which a new Redis server does not grant yet",
+    WaitsFor.WORKER.value: ", and no live worker takes it",
 }
-"""How a task ends that did not get its lock, and what that is called."""
+"""Log texts for what a parked task waits for, other than a holder."""
 
 
 def _unheard(name: str, /, **fields: Any) -> None:
-    """Stand in for a dispatcher."""
+    """Send no event."""
 
 
 def _deaf() -> bool:
-    """Stand in for a worker that sends no events."""
+    """Return that the worker sends no events."""
     return False
 
 
-class Herald:
-    """Tells what becomes of each task; no task is lost by those who listen.
+class Notifier:
+    """Reports what happens to each task. An error of an observer affects no task.
 
     Args:
-        observers: who is told what happens.
+        observers: called with each event.
         send_event: sends a Celery event.
-        sends_events: whether anybody listens to events of tasks.
-        later: makes a call :data:`FRESH` seconds later; None where the main loop runs the tasks.
+        sends_events: returns whether the worker sends events of tasks.
+        later: makes a call :data:`FRESH` seconds later; None if the main loop runs the tasks.
     """
 
     def __init__(
@@ -80,19 +78,18 @@ class Herald:
         sends_events: Callable[[], bool] = _deaf,
         later: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
-        """Keep all of them."""
         self.observers = observers
         self.sends_events = sends_events
         self.send_event = send_event
         self.later = later
 
     def tell(self, request: LockedRequest, event: TaskEvent) -> None:
-        """Tell observers, and whoever listens to Celery's events."""
+        """Call the observers, and send the Celery event."""
         self.observers.notify(event)
         self.send(request, event)
 
     def send(self, request: LockedRequest, event: TaskEvent) -> None:
-        """Tell whoever listens to Celery's events, in the turn of what is told of this request."""
+        """Send the Celery event, after the earlier events of the same request."""
         sent = celery_event(event)
         if sent is not None and request.task.send_events:
             sent[1]["timestamp"] = wall_time()
@@ -105,7 +102,7 @@ class Herald:
             logger.exception("celery-singleton-lock: %s of %s could not be sent", name, request)
 
     def announce(self, event: Event) -> None:
-        """Tell whoever listens to Celery's events of what is no task's here: a loss, an order."""
+        """Send the Celery event of an occurrence that has no request here."""
         sent = celery_event(event)
         if sent is not None:
             name, fields = sent
@@ -114,31 +111,32 @@ class Herald:
     # -- of a lock --------------------------------------------------------------------------------
 
     def acquired(self, request: LockedRequest) -> None:
-        """Tell that a task has its lock. Of two who tell, the first is heard.
+        """Report that a task has acquired its lock. Further calls for the same request do nothing.
 
-        If nobody listens then, nobody is told that it was given back, either.
+        If there is no observer and no monitor, neither this nor the release is reported.
         """
-        if request.acquired_at is not None or request.stamp.error is not None:
+        if request.acquired_at is not None or request.lock_header.error is not None:
             return
         if self.observers.any or self.sends_events():
             request.acquired_at = _clock.monotonic()
-            waited = request.acquired_at - request.stamp.stamped_at
+            waited = request.acquired_at - request.lock_header.created_at
             self.tell(request, LockAcquired(*about(request), waited=waited))
 
     def released(self, request: LockedRequest) -> None:
-        """Tell that a task's lock was given back, if it had it."""
+        """Report that a task's lock was released, if its acquisition was reported."""
         began, request.acquired_at = request.acquired_at, None  # it may be sent to the pool again
         if began is not None and (self.observers.any or self.sends_events()):
             held = _clock.monotonic() - began if request.ran_for is None else request.ran_for
             self.tell(request, LockReleased(*about(request), held=held))
 
     def refused(self, request: LockedRequest, error: LockError) -> None:
-        """Tell that a task has ended with an error since it did not get its lock."""
+        """Report that a task has ended with an error since it did not get its lock."""
         policy = next(p for kind, p in REFUSALS.items() if isinstance(error, kind))
-        self.tell(request, LockRefused(*about(request), policy=policy))
+        event = LockRefused(*about(request), policy=policy, waits_for=error.waits_for)
+        self.tell(request, event)
 
-    def skipped(self, request: LockedRequest, reason: str, policy: str) -> None:
-        """Tell that a task has ended without having run, as if it were revoked."""
+    def skipped(self, request: LockedRequest, turned: TurnedAway, policy: str) -> None:
+        """Report that a task was skipped, as Celery reports a revoked task."""
         request.send_event("task-revoked", terminated=False, signum=None, expired=False)
         signals.task_revoked.send(
             request.task,
@@ -147,31 +145,32 @@ class Herald:
             signum=None,
             expired=False,
         )
-        event = LockRefused(*about(request), policy=policy)
+        event = LockRefused(*about(request), policy=policy, waits_for=turned.waits_for)
         self.tell(request, event)
-        logger.info("Task %s was skipped: %s", request, reason, extra=log_keys(event))
+        logger.info("Task %s was skipped: %s", request, turned.reason, extra=log_keys(event))
 
     # -- of a message -----------------------------------------------------------------------------
 
     def parked(self, request: LockedRequest, event: TaskBlocked) -> None:
-        """Tell observers, and the log, that a message is kept until its turn comes.
+        """Call the observers, and log that a message is parked.
 
-        The log only if it listens: this runs in the main loop, once for each parked message.
+        The level is checked first: this runs in the main loop, once for each parked message.
         """
         self.observers.notify(event)
         if logger.isEnabledFor(logging.INFO):
             logger.info(
-                "Task %s is parked%s for %r%s; `locks why %s` tells more",
+                "Task %s is parked%s for %r%s%s; `locks why %s` shows more",
                 request,
                 f": {nth(event.rank)}" if event.rank else "",
                 event.lock,
                 f" behind {event.holder}" if event.holder else "",
+                _BESIDES.get(event.waits_for, ""),
                 printable(request.id),
                 extra=log_keys(event),
             )
 
     def delivered(self, request: LockedRequest, delivery: Delivery) -> None:
-        """Tell that the turn of a parked message has come."""
+        """Report that a parked message was delivered, or that a later one has replaced it."""
         if delivery.verdict == "replaced":
             by = task_id_of(delivery.by)
             self.tell(request, TaskReplaced(*about(request), by=by, waited=delivery.waited))
@@ -180,7 +179,10 @@ class Herald:
             self.tell(request, TaskDelivered(*about(request), verdict=verdict, waited=waited))
 
     def hush(self, request: LockedRequest) -> None:
-        """Let whoever parked the message tell of that first; see :data:`FRESH`."""
+        """Delay the events of a request, so that those of the worker that parked it are first.
+
+        See :data:`FRESH`.
+        """
         if self.later is not None and self.sends_events():
             request.hush()
             self.later(request.speak)

@@ -1,4 +1,7 @@
-"""What has ended in a worker lately: a Redis that lost these ends must not run it again."""
+"""The deliveries that have ended in a worker recently.
+
+If Redis loses the record of these ends and delivers a message again, it does not run again.
+"""
 
 from __future__ import annotations
 
@@ -6,65 +9,65 @@ import threading
 from typing import Final, NamedTuple
 
 from celery_singleton_lock.core.clock import Clock
-from celery_singleton_lock.core.model import base_of
-from celery_singleton_lock.worker.lock_header import Stamp
+from celery_singleton_lock.core.owner_token import base_of
+from celery_singleton_lock.worker.lock_header import LockHeader
 
 REMEMBERED: Final = 60.0
-"""Seconds for which an end is remembered."""
+"""Seconds for which the end of a delivery is remembered."""
 
 MOST: Final = 10_000
 """Most ends that are remembered."""
 
 
 class _End(NamedTuple):
-    stamp: Stamp
+    lock_header: LockHeader
     at: float
 
 
 class RecentEnds:
-    """Remembers which deliveries have ended for good here. Safe from any thread.
+    """Remembers the deliveries that have ended here and are not retried. Safe from any thread.
 
     Args:
         clock: source of monotonic seconds.
     """
 
     def __init__(self, clock: Clock) -> None:
-        """Remember none."""
         self._clock = clock
         self._ends: dict[str, _End] = {}
         self._doubted_at = 0.0
-        self._mutex = threading.Lock()
+        # Reentrant: Celery's cold shutdown ends tasks in a signal handler of the main thread.
+        self._mutex = threading.RLock()
 
-    def note(self, stamp: Stamp) -> None:
+    def note(self, header: LockHeader) -> None:
         """Remember the end of a delivery."""
         now = self._clock.monotonic()
         with self._mutex:
-            self._ends[base_of(stamp.token)] = _End(stamp, now)
+            self._ends[base_of(header.token)] = _End(header, now)
             self._forget_old(now)
 
     def _forget_old(self, now: float) -> None:
         while self._ends:
-            base = next(iter(self._ends))
-            if len(self._ends) <= MOST and self._ends[base].at > now - REMEMBERED:
+            base, end = next(iter(self._ends.items()))
+            if len(self._ends) <= MOST and end.at > now - REMEMBERED:
                 return
-            del self._ends[base]
+            self._ends.pop(base, None)
 
     def doubt(self) -> None:
-        """Note that Redis may have lost what it was told until now: it was away, or is another."""
+        """Note that Redis may have lost data up to now: it did not answer, or was replaced."""
         self._doubted_at = self._clock.monotonic()
 
     def forgotten(self, token: str) -> bool:
-        """Return whether a delivery has ended here, and Redis delivers it since it has lost that.
+        """Return whether a delivery has ended here, and Redis may have lost the record of its end.
 
-        A message that Redis delivers again without having been away is to run again: its lease had
-        lapsed, or an operator has put it back into the line.
+        If Redis has lost no data, a message that it delivers again must run again: its lease has
+        expired, or an operator has put it back into the queue.
         """
         with self._mutex:
             end = self._ends.get(base_of(token))
         return end is not None and end.at <= self._doubted_at
 
-    def stamps(self) -> list[Stamp]:
+    def headers(self) -> list[LockHeader]:
         """Return the deliveries that have ended in the last minute."""
         with self._mutex:
             self._forget_old(self._clock.monotonic())
-            return [end.stamp for end in self._ends.values()]
+            return [end.lock_header for end in self._ends.values()]

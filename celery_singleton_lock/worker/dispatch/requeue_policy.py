@@ -1,4 +1,4 @@
-"""The messages that go back to the broker after a while, since they found their locks busy."""
+"""Requeues messages of blocked tasks after a delay (``lock_on_conflict="requeue"``)."""
 
 from __future__ import annotations
 
@@ -8,42 +8,44 @@ from typing import Any
 
 from celery.worker.state import task_ready
 
-from celery_singleton_lock.clerk import Clerk
+from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.errors import LockWaitTimeout
 from celery_singleton_lock.events import TaskBlocked, TaskDuplicate
-from celery_singleton_lock.worker.dispatch.notifier import Herald
+from celery_singleton_lock.worker.agent_commands import Requeue
+from celery_singleton_lock.worker.agent_queue import AgentQueue
+from celery_singleton_lock.worker.dispatch.header_factory import HeaderFactory
+from celery_singleton_lock.worker.dispatch.notifier import Notifier
+from celery_singleton_lock.worker.message_stage import Stage
 from celery_singleton_lock.worker.request import LockedRequest, about
-from celery_singleton_lock.config.settings import LockOptions
-from celery_singleton_lock.worker.dispatch.header_factory import Stamper, waited_in_vain
+from celery_singleton_lock.worker.turned_away import waited_in_vain
 
 
-class Requeues:
-    """Holds messages back, unacknowledged, until the broker has them again.
+class RequeuePolicy:
+    """Holds messages back until the broker has a copy of each.
 
-    Who dies with them loses nothing.
+    They stay unacknowledged until then, so a worker that dies loses none.
 
     Args:
-        stamper: knows how old a message is.
+        header_factory: returns the age of a message.
         rules: task -> its options.
-        clerk: sends them.
-        herald: tells what happens.
-        prefetch: tells the broker that more (+1) or fewer (-1) messages may be unacknowledged.
+        commands: the queue of the agent, which publishes the copies.
+        notifier: sends events.
+        prefetch: raises (+1) or lowers (-1) the worker's prefetch count.
     """
 
     def __init__(
         self,
         *,
-        stamper: Stamper,
+        header_factory: HeaderFactory,
         rules: Callable[[Any], LockOptions],
-        clerk: Clerk,
-        herald: Herald,
+        commands: AgentQueue,
+        notifier: Notifier,
         prefetch: Callable[[int], None],
     ) -> None:
-        """Hold nothing back yet."""
-        self._stamper = stamper
+        self._header_factory = header_factory
         self._rules = rules
-        self._clerk = clerk
-        self._herald = herald
+        self._commands = commands
+        self._notifier = notifier
         self._prefetch = prefetch
         self._held_back: set[LockedRequest] = set()
 
@@ -52,44 +54,62 @@ class Requeues:
         return len(self._held_back)
 
     def in_vain(self, request: LockedRequest) -> LockWaitTimeout | None:
-        """Return with what a task ends that may wait no longer; None while it may."""
-        timeout, waited = request.options(self._rules).wait_timeout, self._stamper.age(request)
+        """Return the error of a task whose wait timeout is over; None if it may still wait."""
+        timeout, waited = (
+            request.options(self._rules).wait_timeout,
+            self._header_factory.age(request),
+        )
         if timeout is None or waited < timeout:
             return None
-        return waited_in_vain(request.stamp.name, waited)
+        return waited_in_vain(request.lock_header.name, f"{waited:.1f}")
 
-    def begin(self, request: LockedRequest) -> None:
-        """Hold a message back, and have it sent to the broker after a while."""
+    def begin(self, request: LockedRequest, waits_for: str, *, is_twin: bool) -> None:
+        """Hold a message back, and requeue it after a delay.
+
+        Args:
+            request: the message.
+            waits_for: why the lock was not granted; see ``TaskBlocked``.
+            is_twin: whether another copy of its attempt runs or waits.
+        """
+        request.move(Stage.REQUEUING)
         task_ready(request)
         self._held_back.add(request)
         self._prefetch(1)
-        self._tell(request)
-        self._clerk.requeue(request, held_for(request.options(self._rules), request.requeues))
+        self._tell(request, waits_for, is_twin=is_twin)
+        delay = held_for(request.options(self._rules), request.arrival.requeues)
+        self._commands.put_off(Requeue(request), delay)
 
-    def _tell(self, request: LockedRequest) -> None:
-        """Tell it before the message is sent: it may be back, and run, before we hear of that."""
+    def _tell(self, request: LockedRequest, waits_for: str, *, is_twin: bool) -> None:
+        """Report the requeue before the message is sent.
+
+        Another worker may receive and run it before the broker's confirmation arrives here.
+        """
         request.was_blocked = True
-        if request.is_twin:  # its like runs, or waits: that it is blocked would not be true of it
-            self._herald.tell(request, TaskDuplicate(*about(request), verdict="twin"))
+        if is_twin:  # the other copy is not blocked
+            self._notifier.tell(request, TaskDuplicate(*about(request), verdict="twin"))
         else:
-            self._herald.tell(request, TaskBlocked(*about(request), policy="requeue"))
+            event = TaskBlocked(*about(request), policy="requeue", waits_for=waits_for)
+            self._notifier.tell(request, event)
 
     def holds(self, request: LockedRequest) -> bool:
-        """Return whether a message is still to be requeued, and not redelivered instead."""
+        """Return whether a message is still held back; after a lost connection it is not."""
         return request in self._held_back
 
     def end(self, request: LockedRequest) -> None:
-        """Hold a message no more: the broker has it again."""
+        """Stop holding a message: the broker has its copy."""
         if request in self._held_back:
             self._held_back.remove(request)
+            request.move(Stage.ENDED)
             self._prefetch(-1)
 
     def abandon(self) -> None:
-        """Hold nothing any more: the broker delivers it again."""
+        """Stop holding all messages: the broker redelivers them."""
+        for request in list(self._held_back):  # threads of a pool add to it meanwhile
+            request.move(Stage.ENDED)
         self._held_back.clear()
 
 
 def held_for(options: LockOptions, requeues: int) -> float:
-    """Return for how many seconds a requeued task is held back: doubling, with jitter."""
+    """Return the seconds for which a message is held back: exponential back-off with jitter."""
     most = min(options.requeue_delay * 2.0 ** min(requeues, 30), options.requeue_max)
-    return most * random.uniform(0.75, 1.0)  # noqa: S311  # spreads those who were blocked together
+    return most * random.uniform(0.75, 1.0)  # noqa: S311  # so that blocked tasks do not return at once

@@ -1,44 +1,164 @@
-"""The messages that wait in the main process while the locks' Redis does not answer."""
+"""Holds messages in the main process while Redis does not answer, or refuses their lock."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from celery.worker.state import task_ready, task_reserved
 
+from celery_singleton_lock.core.clock import Clock
+from celery_singleton_lock.worker.agent_queue import REFUSED_RETRY
+from celery_singleton_lock.worker.message_stage import Stage
 from celery_singleton_lock.worker.request import LockedRequest
 
 MOST_SUSPENDED: Final = 1000
-"""Most messages held while Redis is down for which the worker asks the broker for more."""
+"""Number of held messages up to which the worker raises its prefetch count."""
+
+LONGEST_RETRY: Final = 60.0
+"""Most seconds between two tries of a lock that Redis refuses. The delay doubles up to this."""
+
+FORGOTTEN: Final = 30.0
+"""Seconds after a try at which the next refusal of the lock counts as a new one."""
 
 
-class Outage:
-    """Holds messages unacknowledged, and has the broker send others meanwhile.
-
-    The main loop uses it, and where a pool has threads, these do.
+class Retry(NamedTuple):
+    """When a lock that Redis has refused is tried again.
 
     Args:
-        prefetch: tells the broker that more (+1) or fewer (-1) messages may be unacknowledged.
+        subject: what to try; for :meth:`RefusedLocks.end`.
+        delay: seconds until then.
+        is_first: whether this is the first refusal in a row.
+    """
+
+    subject: str
+    delay: float
+    is_first: bool
+
+
+class Suspended:
+    """Holds messages unacknowledged. The broker sends further messages meanwhile.
+
+    The main loop and the threads of a pool use it.
+
+    Args:
+        prefetch: raises (+1) or lowers (-1) the worker's prefetch count.
+    """
+
+    def __init__(self, prefetch: Callable[[int], None]) -> None:
+        self._prefetch = prefetch
+        self._suspended: list[LockedRequest] = []
+        self._mutex = threading.RLock()  # reentrant for a cold shutdown; see RecentEnds
+
+    def __len__(self) -> int:
+        """Return how many messages are held."""
+        return len(self._suspended)
+
+    def find(self, task_id: str) -> list[LockedRequest]:
+        """Return the held messages with this task id."""
+        with self._mutex:
+            return [request for request in self._suspended if request.id == task_id]
+
+    def _hold(self, request: LockedRequest) -> None:
+        request.move(Stage.SUSPENDED)
+        task_ready(request)
+        self._suspended.append(request)
+        if len(self._suspended) <= MOST_SUSPENDED:
+            self._prefetch(1)
+
+    def _take_all(self) -> list[LockedRequest]:
+        held, self._suspended = self._suspended, []
+        return held
+
+    def free(self, keeps: Callable[[LockedRequest], bool]) -> list[LockedRequest]:
+        """Stop holding some messages.
+
+        Args:
+            keeps: returns whether a message is still held.
+
+        Returns:
+            The other messages in the order of arrival, in which they may not have been held: a
+            message in the pool is held later than messages that arrived after it.
+        """
+        freed: list[LockedRequest] = []
+        with self._mutex:
+            held = self._take_all()
+            for request in held:
+                (self._suspended if keeps(request) else freed).append(request)
+        freed.sort(key=lambda request: request.lock_header.created_at)
+        self._go_on(freed, before=len(held))
+        return freed
+
+    def _go_on(self, freed: list[LockedRequest], before: int) -> None:
+        """Lower the prefetch count by as much as it was raised for these messages."""
+        asked_for = min(before, MOST_SUSPENDED) - min(before - len(freed), MOST_SUSPENDED)
+        for _ in range(asked_for):
+            self._prefetch(-1)
+        for request in freed:
+            request.move(Stage.RECEIVED)
+            task_reserved(request)
+
+    def abandon(self) -> list[LockedRequest]:
+        """Stop holding all messages: the broker redelivers them. Return them."""
+        with self._mutex:
+            return self._take_all()
+
+
+class LateParks:
+    """Lets the broker send further messages while Redis does not store those that are being parked.
+
+    A message is unacknowledged until it is parked. If Redis does not answer, is full, or lacks
+    replicas, the messages of one busy lock could otherwise use up the prefetch count, and the
+    worker would receive no other tasks.
+
+    Args:
+        prefetch: raises (+1) or lowers (-1) the worker's prefetch count.
+    """
+
+    def __init__(self, prefetch: Callable[[int], None]) -> None:
+        self._prefetch = prefetch
+        self._seen: set[LockedRequest] = set()
+        self._of_old_connection: set[LockedRequest] = set()
+        self._raised = 0
+        self._mutex = threading.RLock()
+
+    def look(self, parking: set[LockedRequest]) -> None:
+        """Raise the prefetch count by one for each message that was being parked last time, too.
+
+        Args:
+            parking: the messages that are being parked now.
+        """
+        with self._mutex:
+            self._of_old_connection &= parking
+            late = min(len((self._seen & parking) - self._of_old_connection), MOST_SUSPENDED)
+            change = 1 if late > self._raised else -1
+            for _ in range(abs(late - self._raised)):
+                self._prefetch(change)
+            self._raised, self._seen = late, parking
+
+    def abandon(self, parking: set[LockedRequest]) -> None:
+        """Forget the messages of a lost connection: the new one begins with its own count."""
+        with self._mutex:
+            self._of_old_connection, self._raised = set(parking), 0
+
+
+class WaitForRedis(Suspended):
+    """Holds messages while Redis does not answer.
+
+    Args:
+        prefetch: raises (+1) or lowers (-1) the worker's prefetch count.
 
     Attributes:
         down: whether Redis does not answer.
     """
 
     def __init__(self, prefetch: Callable[[int], None]) -> None:
-        """Hold nothing: Redis is there until somebody finds that it is not."""
+        super().__init__(prefetch)
         self.down = False
-        self._prefetch = prefetch
-        self._suspended: list[LockedRequest] = []
-        self._mutex = threading.Lock()
-
-    def __len__(self) -> int:
-        """Return how many messages are held."""
-        return len(self._suspended)
 
     def suspend(self, request: LockedRequest) -> bool:
-        """Hold a message, unless Redis answers again: then nobody would send it on.
+        """Hold a message, unless Redis answers again: then nothing would dispatch it.
 
         Returns:
             Whether it is held.
@@ -49,62 +169,97 @@ class Outage:
             return self.down
 
     def begin(self, request: LockedRequest) -> None:
-        """Hold a message that has found that Redis does not answer."""
+        """Hold a message that Redis did not answer, and all further ones."""
         with self._mutex:
             self.down = True
             self._hold(request)
 
-    def _hold(self, request: LockedRequest) -> None:
-        request.parking = False
-        task_ready(request)
-        self._suspended.append(request)
-        if len(self._suspended) <= MOST_SUSPENDED:
-            self._prefetch(1)
-
-    def _take_all(self) -> list[LockedRequest]:
-        held, self._suspended = self._suspended, []
-        return held
-
     def end(self) -> list[LockedRequest]:
-        """Know that Redis answers again.
+        """Note that Redis answers again; return the held messages in the order of arrival."""
+        self.down = False
+        return self.free(lambda _request: False)
+
+
+class Refusal:
+    """A lock that Redis has refused.
+
+    Attributes:
+        tries: how often it was refused in a row.
+        asked_at: monotonic time of the next try, or of the last one.
+        waits: whether messages are held for it.
+    """
+
+    __slots__ = ("asked_at", "tries", "waits")
+
+    def __init__(self) -> None:
+        self.tries = 0
+        self.asked_at = 0.0
+        self.waits = False
+
+
+class RefusedLocks(Suspended):
+    """Holds the messages of locks that Redis refuses, until each lock is tried again.
+
+    Args:
+        prefetch: raises (+1) or lowers (-1) the worker's prefetch count.
+        clock: source of monotonic seconds.
+    """
+
+    def __init__(self, prefetch: Callable[[int], None], clock: Clock) -> None:
+        super().__init__(prefetch)
+        self._clock = clock
+        self._refusals: dict[str, Refusal] = {}
+
+    def suspend(self, request: LockedRequest) -> bool:
+        """Hold a message if other messages of its lock are held.
 
         Returns:
-            What was held, in the order of arrival. One that was in the pool when the outage was
-            noticed was held after those behind it.
+            Whether it is held.
         """
         with self._mutex:
-            self.down = False
-            held = self._take_all()
-        held.sort(key=lambda request: request.stamp.stamped_at)
-        self._go_on(held, before=len(held))
-        return held
+            refusal = self._refusals.get(_subject(request))
+            held = refusal is not None and refusal.waits
+            if held:
+                self._hold(request)
+            return held
 
-    def free(self, keeps: Callable[[LockedRequest], bool]) -> list[LockedRequest]:
-        """Hold those no more that do not keep their locks, and so want no Redis.
-
-        Args:
-            keeps: whether a message's lock is kept.
+    def begin(self, request: LockedRequest) -> Retry | None:
+        """Hold a message whose lock Redis has refused.
 
         Returns:
-            Those.
+            When to try again; None if a try is already planned.
         """
-        freed: list[LockedRequest] = []
+        subject, now = _subject(request), self._clock.monotonic()
         with self._mutex:
-            held = self._take_all()
-            for request in held:
-                (self._suspended if keeps(request) else freed).append(request)
-        self._go_on(freed, before=len(held))
-        return freed
+            self._hold(request)
+            refusal = self._known(subject, now)
+            if refusal.waits:
+                return None
+            delay = min(REFUSED_RETRY * 2.0 ** min(refusal.tries, 10), LONGEST_RETRY)
+            refusal.tries += 1
+            refusal.waits, refusal.asked_at = True, now + delay
+            return Retry(subject, delay, is_first=refusal.tries == 1)
 
-    def _go_on(self, freed: list[LockedRequest], before: int) -> None:
-        """Have the broker send fewer, as far as it was asked for more."""
-        asked_for = min(before, MOST_SUSPENDED) - min(before - len(freed), MOST_SUSPENDED)
-        for _ in range(asked_for):
-            self._prefetch(-1)
-        for request in freed:
-            task_reserved(request)
+    def _known(self, subject: str, now: float) -> Refusal:
+        """Return the refusal of a lock, and delete those that ended long ago."""
+        for name, each in list(self._refusals.items()):
+            if not each.waits and now - each.asked_at > FORGOTTEN:
+                del self._refusals[name]
+        return self._refusals.setdefault(subject, Refusal())
 
-    def abandon(self) -> list[LockedRequest]:
-        """Hold nothing any more, since the broker delivers it again; return what was held."""
+    def end(self, subject: str) -> list[LockedRequest]:
+        """Stop holding the messages of a lock, which is tried again; return them in order."""
         with self._mutex:
-            return self._take_all()
+            refusal = self._refusals.get(subject)
+            if refusal is not None:
+                refusal.waits = False
+        return self.free(lambda request: _subject(request) != subject)
+
+
+def _subject(request: LockedRequest) -> str:
+    """Return the lock name of a message; for a message with several locks, its token.
+
+    It is not known which of the several locks Redis refuses, so only this message is held.
+    """
+    header = request.lock_header
+    return header.name if header.lock_set is None else header.token

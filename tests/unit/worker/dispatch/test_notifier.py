@@ -1,15 +1,15 @@
-"""What is told of a task's lock, and to whom."""
+"""Events and log lines about a task's lock."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
 from celery_singleton_lock.events import LockAcquired, LockReleased, Observers
-from celery_singleton_lock.worker.dispatch.notifier import Herald
+from celery_singleton_lock.worker.dispatch.notifier import Notifier
 
 
 class Ear:
-    """Notes what it is told."""
+    """Records its calls."""
 
     def __init__(self):
         self.heard = []
@@ -24,26 +24,26 @@ def a_request():
         acquired_at=None,
         ran_for=None,
         task=SimpleNamespace(name="task", send_events=True),
-        stamp=SimpleNamespace(name="lock", error=None, stamped_at=0.0),
+        lock_header=SimpleNamespace(name="lock", error=None, created_at=0.0),
         say=lambda call: call(),
     )
 
 
-def test_who_begins_to_listen_while_a_task_runs_hears_of_locks_from_the_next_on():
-    """A release of which nobody has heard the taking would be half a story."""
+def test_an_observer_added_while_a_task_runs_gets_events_of_the_next_one():
+    """A release is reported only if the acquisition was."""
     observers, ear = Observers(), Ear()
-    herald, before, after = Herald(observers), a_request(), a_request()
-    herald.acquired(before)
+    notifier, before, after = Notifier(observers), a_request(), a_request()
+    notifier.acquired(before)
     observers.add(ear)
-    herald.acquired(after)
-    herald.released(before)
-    herald.released(after)
+    notifier.acquired(after)
+    notifier.released(before)
+    notifier.released(after)
     assert ear.heard == [LockAcquired, LockReleased]
 
 
-def test_of_two_who_tell_that_a_lock_is_taken_the_first_is_heard():
+def test_of_two_notices_of_an_acquired_lock_the_first_counts():
     ear, request = Ear(), a_request()
-    herald = Herald(Observers([ear]))
-    herald.acquired(request)
-    herald.acquired(request)
+    notifier = Notifier(Observers([ear]))
+    notifier.acquired(request)
+    notifier.acquired(request)
     assert ear.heard == [LockAcquired]

@@ -1,0 +1,271 @@
+"""Handles what a request, or a process of the pool, reports about a task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from celery.worker.state import task_ready
+
+from celery_singleton_lock.config.settings import LockOptions
+from celery_singleton_lock.core.clock import Clock
+from celery_singleton_lock.core.conflict_policy import SKIPPED, Outcome, assert_never, unexpected
+from celery_singleton_lock.core.model import CLAIM_LEASE, Ending, Reservation
+from celery_singleton_lock.errors import LockError
+from celery_singleton_lock.worker.agent_commands import Release, TrackReservation, loss_of
+from celery_singleton_lock.worker.agent_queue import AgentQueue
+from celery_singleton_lock.worker.dispatch.blocked_messages import BlockedMessages
+from celery_singleton_lock.worker.dispatch.held_messages import HeldMessages
+from celery_singleton_lock.worker.dispatch.in_flight import InFlight
+from celery_singleton_lock.worker.dispatch.notifier import Notifier
+from celery_singleton_lock.worker.dispatch.pool_exit import PoolExit
+from celery_singleton_lock.worker.dispatch.task_leases import TaskLeases, other_parts
+from celery_singleton_lock.worker.execution.celery_outcome import reservation_for
+from celery_singleton_lock.worker.lock_header import MARKS, end_in, loss_in
+from celery_singleton_lock.worker.lock_set_header import onward, unanswered
+from celery_singleton_lock.worker.message_stage import UNACCEPTED, Stage
+from celery_singleton_lock.worker.request import LockedRequest
+from celery_singleton_lock.worker.turned_away import TurnedAway
+
+
+class PoolCallbacks:
+    """The calls that requests and processes of the pool make, in the main loop or a pool's thread.
+
+    Args:
+        rules: task -> its options; raises ConfigurationError if they are invalid.
+        in_flight: the messages that are in flight.
+        held: holds messages that Redis did not answer, or whose lock it refuses.
+        blocked: parks and requeues messages.
+        pool_exit: stops tracking a task that leaves the pool.
+        leases: renews the leases of the tasks in the pool.
+        commands: the queue of the agent.
+        notifier: sends events.
+        clock: source of monotonic seconds.
+
+    Attributes:
+        unclaimed: number of messages that did not run here, since another worker had them.
+    """
+
+    def __init__(
+        self,
+        *,
+        rules: Callable[[Any], LockOptions],
+        in_flight: InFlight,
+        held: HeldMessages,
+        blocked: BlockedMessages,
+        pool_exit: PoolExit,
+        leases: TaskLeases,
+        commands: AgentQueue,
+        notifier: Notifier,
+        clock: Clock,
+    ) -> None:
+        self._rules = rules
+        self._in_flight = in_flight
+        self._held = held
+        self._blocked = blocked
+        self._pool_exit = pool_exit
+        self._leases = leases
+        self._commands = commands
+        self._notifier = notifier
+        self._clock = clock
+        self.unclaimed = 0
+
+    # -- while it runs ----------------------------------------------------------------------------
+
+    def on_accepted(self, request: LockedRequest) -> None:
+        """Start to renew the lease: the pool acquires the lock now, or has just done so."""
+        header, was = request.lock_header, request.move_from(UNACCEPTED, Stage.ACCEPTED)
+        if not header.name or request.stage is Stage.WITHDRAWN:
+            return
+        if header.error is not None:
+            if header.granted:  # renewed, so that no other worker ends it at the same time
+                self._leases.renew(header, CLAIM_LEASE, held=False)
+            return
+        given_back = was is Stage.GIVEN_BACK  # its grant was returned, unless the task had begun
+        if given_back:
+            self._in_flight.add(request)
+        holds_lock = request.holds_lock
+        held = (header.granted or holds_lock) and not given_back
+        lease = request.options(self._rules).lease
+        self._leases.renew_accepted(header, lease, held=held, others_held=holds_lock)
+        if holds_lock:
+            self._notifier.acquired(request)
+
+    def on_not_begun(self, request: LockedRequest) -> None:
+        """End a task that its thread or greenlet does not run, since its acceptance has failed.
+
+        That is so if it was to be terminated: Celery tries that at the acceptance, and no thread
+        can be terminated. A child process runs the task all the same.
+        """
+        if self._pool_exit.children:
+            return
+        try:
+            if request.revoked():
+                request.decided()
+                self.on_revoked(request)
+        finally:
+            self._pool_exit.end(request, gone=True)
+
+    def on_notice(self, notice: str) -> None:
+        """Handle a notice of a pool child.
+
+        It says that the child acquired a lock, that the lock was lost when the task ended, or that
+        the child could not release it. After the first one the message is acknowledged, and a
+        failed renewal means that the lock is lost.
+        """
+        request = self._in_flight.by_token.get(notice)
+        if request is None:
+            return self._on_notice_of_end(notice) if notice[:1] in MARKS else None
+        for other in other_parts(request.lock_header):
+            self._in_flight.add_part(notice, other.token)
+        self._leases.confirm(request.lock_header)
+        self._notifier.acquired(request)
+        request.announced()
+        self._in_flight.decided(request.lock_header.name)
+        return None
+
+    def _on_notice_of_end(self, notice: str) -> None:
+        lost, unheard = loss_in(notice), end_in(notice)
+        if lost is not None:
+            self._commands.put(loss_of(lost, "It was noticed when the task had ended."))
+        elif unheard is not None:
+            header, ending, kept = unheard
+            self._commands.put(Release(header, ending, kept=kept))
+
+    def interruptible(self, token: str) -> LockedRequest | None:
+        """Return the running request of a lost lock, if ``lock_on_lost`` is ``abort``."""
+        request = self._in_flight.of(token)
+        if request is None or request.stage is not Stage.RUNNING:
+            return None
+        return request if request.options(self._rules).on_lost == "abort" else None
+
+    # -- when it ends -----------------------------------------------------------------------------
+
+    def on_ran(self, request: LockedRequest) -> None:
+        """Report that the task has had its lock, since it has run.
+
+        The notice of a short task may arrive later. If the task may run without its lock
+        (``lock_on_backend_error="run"``), only the notice proves that it had the lock.
+        """
+        if request.lock_header.name and request.options(self._rules).on_backend_error != "run":
+            self._notifier.acquired(request)
+
+    def on_retried(self, request: LockedRequest, retry: BaseException) -> None:
+        """Track the reservation for the next attempt of a task, if it has one."""
+        options, header = request.options(self._rules), request.lock_header
+        if options.on_retry == "keep" and header.name:
+            reservation = reservation_for(request.request_dict, retry, options.lease)
+            until = self._clock.monotonic() + reservation.seconds
+            self._commands.put(TrackReservation(header.name, reservation.token, request.id, until))
+
+    def on_revoked(self, request: LockedRequest) -> None:
+        """Release the reservation of a task that was revoked before its next attempt."""
+        header = request.lock_header
+        retried = request.request_dict.get("retries")
+        if retried and header.name and request.options(self._rules).on_retry == "keep":
+            token = Reservation(header.attempt, 0.0).token
+            self._commands.put(Release(header._replace(token=token), Ending.FINAL))
+
+    def on_refused(self, request: LockedRequest, error: LockError) -> None:
+        """Report a task that has ended with an error since it did not get its lock."""
+        self._notifier.refused(request, error)
+
+    def on_lost(self, request: LockedRequest) -> None:
+        """Report a task that has ended with LockLost."""
+        self._commands.put(loss_of(request.lock_header, "The task has ended with LockLost."))
+
+    def on_interrupted(self, request: LockedRequest) -> None:
+        """Release the locks of a task that its soft time limit has ended.
+
+        The exception may have struck between the reply of Redis and the body, or after the body.
+        Then its process does not know that it holds a lock. A second release has no effect.
+        """
+        if request.lock_header.name:
+            self._commands.put(Release(request.lock_header, request.ending()))
+
+    def on_ended(self, request: LockedRequest, *, gone: bool) -> None:
+        """Stop tracking a task that has ended.
+
+        Args:
+            request: of the task.
+            gone: whether its process has died, so that the agent must release its locks.
+        """
+        self._pool_exit.end(request, gone=gone)
+
+    # -- when it did not run ----------------------------------------------------------------------
+
+    def on_turned(self, request: LockedRequest, turned: TurnedAway) -> bool:
+        """Handle a task that was not run. Return False if Celery shall acknowledge its message."""
+        header, outcome = request.lock_header, turned.outcome
+        if request.move(Stage.BLOCKED) is Stage.WITHDRAWN:
+            return self._got_elsewhere(request)
+        if outcome in SKIPPED:
+            policy = "skip" if outcome is Outcome.SKIP else "full"
+            self._notifier.skipped(request, turned, policy)
+            return False
+        request.undecide()
+        again = outcome is Outcome.AGAIN
+        if header.lock_set is not None and (turned.lock_set or again):
+            elsewhere = onward(header, header.lock_set, turned.lock_set)
+            self._blocked.park_elsewhere(request, elsewhere)
+            return True
+        self._pool_exit.left(request, began=True, gone=False)
+        if outcome in {Outcome.REQUEUE, Outcome.REQUEUE_TWIN}:
+            self._in_flight.leave(header)
+            is_twin = outcome is Outcome.REQUEUE_TWIN
+            self._blocked.requeue(request, turned.waits_for, is_twin=is_twin)
+            return True
+        self._keep(request, turned)
+        self._in_flight.leave(header)  # last: followers must be parked behind this message
+        if outcome is Outcome.GONE:
+            request.move(Stage.ENDED)
+        return True
+
+    def _got_elsewhere(self, request: LockedRequest) -> bool:
+        """End a message here that another worker has, whatever Redis answered."""
+        self.unclaimed += 1
+        request.move(Stage.ENDED)
+        return True
+
+    def _keep(self, request: LockedRequest, turned: TurnedAway) -> None:
+        """Park, hold or acknowledge the message of a task that was not run."""
+        match turned.outcome:
+            case Outcome.PARK | Outcome.TWIN | Outcome.AGAIN:
+                self._blocked.park(request)
+            case Outcome.GONE:
+                self.unclaimed += 1
+                task_ready(request)
+            case Outcome.DONE:
+                self._blocked.dropped(request)
+            case Outcome.UNAVAILABLE | Outcome.REFUSED:
+                self._unanswered(request, turned)
+            case (
+                Outcome.RUN
+                | Outcome.RUN_UNLOCKED
+                | Outcome.WAIT
+                | Outcome.REQUEUE
+                | Outcome.REQUEUE_TWIN
+                | Outcome.SKIP
+                | Outcome.SKIP_FULL
+                | Outcome.FAIL
+                | Outcome.FAIL_FULL
+                | Outcome.FAIL_TIMEOUT
+                | Outcome.FAIL_BACKEND
+            ):
+                raise unexpected(turned.outcome)
+            case _:
+                assert_never(turned.outcome)
+
+    def _unanswered(self, request: LockedRequest, turned: TurnedAway) -> None:
+        """Hold the message of a task that Redis did not answer, or whose lock Redis refused."""
+        header, refused = request.lock_header, turned.outcome is Outcome.REFUSED
+        if refused and header.granted and header.lock_set is not None:
+            # If it were held here, its grant would expire and be repeated. In Redis it is delayed.
+            request.move(Stage.ENDED)
+            task_ready(request)
+            return self._commands.put(Release(header, Ending.UNREAD))
+        if header.granted:  # it is not known whether the claim reached Redis
+            request.lock_header = unanswered(header)
+        if refused:
+            return self._held.hold_refused(request, turned.reason)
+        return self._held.hold_unanswered(request, turned.reason)
