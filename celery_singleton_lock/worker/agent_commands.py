@@ -1,57 +1,140 @@
-"""What a worker's agent can be told to do: each order is a value, carried out in its turn."""
+"""The commands that a worker's agent carries out: one frozen value for each kind of I/O.
+
+The main loop puts them into the agent's queue; ``agent/loop.py`` matches all of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from celery_singleton_lock.core.model import Delivery, Ending, Stray
+from celery_singleton_lock.core.model import Ending, Reservation
+from celery_singleton_lock.core.parked_message import Delivery, Stray
+from celery_singleton_lock.worker.lock_header import LockHeader, task_id_of
 from celery_singleton_lock.worker.request import LockedRequest
-from celery_singleton_lock.worker.lock_header import Stamp
 
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Keep a message."""
+    """Park a message in Redis, then report the result to the dispatcher."""
 
     request: LockedRequest
 
 
 @dataclass(frozen=True, slots=True)
-class End:
-    """Release for a process that cannot: once it is gone, or when its lease ends.
+class SettleParked:
+    """Remove a message of a task with several locks from the queue in which it waited before."""
+
+    request: LockedRequest
+
+
+@dataclass(frozen=True, slots=True)
+class CheckBlocked:
+    """Report to the dispatcher that a parked message is blocked, if it still is."""
+
+    request: LockedRequest
+
+
+@dataclass(frozen=True, slots=True)
+class LookUp:
+    """Look for the original of ``request``, which may be a copy; report to the dispatcher.
 
     Args:
-        stamp: of the task.
-        ending: how it has ended.
-        pid: of the process; None if there is none to wait for.
-        since: monotonic time of the order.
-        until: monotonic time at which the lease ends.
-        told: whether it was logged that the process does not go.
+        request: the copy.
+        name: name of the lock at which the message may be parked.
+        token: owner token of the message.
     """
 
-    stamp: Stamp
-    ending: Ending
-    pid: int | None
-    since: float = 0.0
-    until: float = 0.0
-    told: bool = False
-    hold: float = 0.0
+    request: LockedRequest
+    name: str
+    token: str
 
 
 @dataclass(frozen=True, slots=True)
 class Requeue:
-    """Send a message back to the broker."""
+    """Send a message back to the broker, then report the result to the dispatcher."""
 
     request: LockedRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
-    """Tell Redis what became of messages of one lock that were to be sent to the broker.
+class RetryRefused:
+    """Let the dispatcher try a lock again that Redis has refused.
 
     Args:
-        strays: the messages; one call took them out of the line.
+        subject: name of the lock, or token of a message with several locks.
+    """
+
+    subject: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Release the locks of a task whose process cannot: once it is gone, or when the lease ends.
+
+    Args:
+        header: the lock header of the task.
+        ending: how the task has ended.
+        pid: id of the process; None if the command does not wait for its end.
+        since: monotonic time of the command.
+        until: monotonic time at which the lease ends; None if that is unknown.
+        kept: the reservation, if the ending is KEEP or HOLD.
+        logged: whether it was logged that the process still exists.
+    """
+
+    lock_header: LockHeader
+    ending: Ending
+    pid: int | None = None
+    since: float = 0.0
+    until: float | None = None
+    kept: Reservation | None = None
+    logged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TrackReservation:
+    """End the reservation for a retry as soon as its task is revoked.
+
+    Args:
+        name: name of the lock.
+        token: owner token of the reservation.
+        task_id: id of the task.
+        until: monotonic time at which the reservation expires.
+    """
+
+    name: str
+    token: str
+    task_id: str
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReportLoss:
+    """Report a lost lock, unless its task has just ended.
+
+    Args:
+        name: name of the lock.
+        token: owner token of the task.
+        not_before: monotonic time until which the pool may still report the end of the task.
+        ended: a sentence about the end of the task, if it has ended without its lock.
+        task: name of the task, if it has ended.
+        task_id: id of the task, if it has ended.
+    """
+
+    name: str
+    token: str
+    not_before: float
+    ended: str = ""
+    task: str = ""
+    task_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordPublished:
+    """Record in Redis which messages of one lock the broker has.
+
+    Args:
+        strays: the messages; one call took them out of the queue of the lock.
         sent: whether the broker has them.
     """
 
@@ -60,92 +143,74 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
-class Settle:
-    """Drop a message of a task with several locks where it was kept before it was parked."""
-
-    request: LockedRequest
-
-
-@dataclass(frozen=True, slots=True)
-class LookUp:
-    """See what became of the message of which ``request`` is a copy."""
-
-    request: LockedRequest
-    name: str
-    token: str
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """Report a loss, unless the task has just ended: its end may be on its way from the pool."""
-
-    name: str
-    token: str
-    until: float
-    ended: str = ""
-    """What became of the task, if it is known to have ended without its lock."""
-    task: str = ""
-    task_id: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Revoke:
-    """Have those of these tasks that are parked ended now: they were revoked."""
+class DeliverRevoked:
+    """Deliver the parked messages of these revoked tasks, so that workers end them."""
 
     task_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Switch:
-    """Switch the mode of a task, or of all (``*``), for the whole fleet; None: as declared."""
+class SwitchMode:
+    """Switch the mode of a task, or of all tasks (``*``), in all workers; None: as declared."""
 
     task: str
     mode: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
-    """Make a call for somebody who must not wait, such as the main loop; it handles its errors."""
+class LeaveFleet:
+    """Delete the worker's heartbeat, and return the grants in its inbox."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Make a call that uses Redis. It handles its own errors, and is not repeated."""
 
     call: Callable[[], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
-    """Tell the fleet that this worker takes no more grants, and give back those in the inbox."""
-
-
-Order = (
+Command = (
     Park
-    | Requeue
-    | Left
-    | Settle
-    | End
+    | SettleParked
+    | CheckBlocked
     | LookUp
-    | Lost
-    | Revoke
-    | Switch
-    | Errand
-    | Leave
+    | Requeue
+    | RetryRefused
+    | Release
+    | TrackReservation
+    | ReportLoss
+    | RecordPublished
+    | DeliverRevoked
+    | SwitchMode
+    | LeaveFleet
+    | Call
     | Delivery
 )
+"""All commands. A delivery (a grant that has arrived) is carried out in the same queue."""
 
 
-@dataclass(frozen=True, slots=True)
-class Later:
-    """Carry out an order, not before ``at`` (monotonic)."""
+def loss_of(header: LockHeader, ended: str) -> ReportLoss:
+    """Return the command that reports the loss of a task that has ended.
 
-    at: float
-    order: Order
+    Args:
+        header: the lock header of the task.
+        ended: a sentence about the end of the task.
+    """
+    return ReportLoss(
+        header.name, header.token, 0.0, ended, header.task, task_id_of(header.attempt)
+    )
 
 
-def alike(orders: list[Order]) -> Iterator[list[Order]]:
-    """Cut orders into runs of the same kind, keeping their order."""
-    batch: list[Order] = []
-    for order in orders:
-        if batch and type(order) is not type(batch[0]):
-            yield batch
-            batch = []
-        batch.append(order)
-    if batch:
-        yield batch
+def lock_of(command: Command) -> str:
+    """Return the name of the lock that a command concerns; empty if it concerns none."""
+    match command:
+        case Park() | Requeue() | SettleParked() | CheckBlocked():
+            return command.request.lock_header.name
+        case Release():
+            return command.lock_header.name
+        case RecordPublished():
+            return command.strays[0].name
+        case LookUp() | ReportLoss() | TrackReservation() | Delivery():
+            return command.name
+        case RetryRefused() | DeliverRevoked() | SwitchMode() | LeaveFleet() | Call():
+            return ""

@@ -1,4 +1,4 @@
-"""Whether the locks' Redis has lost data, and which messages that this worker parked are gone."""
+"""Detects that Redis has lost data, and finds the lost messages that this worker has parked."""
 
 from __future__ import annotations
 
@@ -11,29 +11,31 @@ from itertools import islice
 from typing import Final
 
 from celery_singleton_lock.core.clock import Clock, wall_time
+from celery_singleton_lock.core.model import Ending, Identity
+from celery_singleton_lock.core.owner_token import base_of
+from celery_singleton_lock.core.parked_message import ParkedMessage
 from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.events import Event, ParkedLost
-from celery_singleton_lock.core.model import Ending, Identity, ParkedMessage, base_of
-from celery_singleton_lock.worker.agent_commands import Errand
+from celery_singleton_lock.message_text import printable
+from celery_singleton_lock.store.base import Store
+from celery_singleton_lock.worker.agent_commands import Call
+from celery_singleton_lock.worker.agent_queue import AgentQueue
 from celery_singleton_lock.worker.dispatch.recently_ended import RecentEnds
 from celery_singleton_lock.worker.lock_header import leaving
-from celery_singleton_lock.store.base import Store
-from celery_singleton_lock.worker.agent_queue import Tray
-from celery_singleton_lock.message_text import printable
 
 logger = logging.getLogger(__name__)
 
 INTERVAL: Final = 3.0
-"""Seconds between two looks at what is still parked, and at which Redis answers."""
+"""Seconds between two checks of the parked messages and of the server's identity."""
 
 SETTLE: Final = 5.0
-"""Seconds in which the other workers may tell what they have in hand, before a loss is reported."""
+"""Seconds in which the other workers report their running tasks, before a loss is reported."""
 
 MOST: Final = 10_000
-"""Most messages that are tracked; the oldest are given up first."""
+"""Most messages that are tracked. With more, the oldest are no longer tracked."""
 
 AT_ONCE: Final = 500
-"""Most messages that one look asks for."""
+"""Most messages that one check asks for."""
 
 NAMED: Final = 10
 """Most tasks that the log line names."""
@@ -42,19 +44,19 @@ NAMED: Final = 10
 class DataLoss:
     """Tracks the messages that this worker has parked, and reports those that Redis has lost.
 
-    All but the counts is for the agent's thread.
+    Use it only in the agent's thread, apart from the counts.
 
     Args:
-        store: the agent's.
+        store: the agent's store.
         worker: id of this worker.
-        ends: the tasks that have ended here lately.
-        in_hand: returns the tokens of what is in this worker's hands.
-        orders: the agent's.
-        tell: tells whoever wants to know.
+        ends: the deliveries that have ended here in the last minute.
+        in_hand: returns the tokens of the messages that are in flight.
+        commands: the queue of the agent.
+        tell: reports an event.
 
     Attributes:
-        lost: how many messages were lost.
-        untracked: how many were given up, since too many were parked.
+        lost: number of lost messages.
+        untracked: number of messages that are not tracked, since too many were parked.
     """
 
     def __init__(
@@ -64,21 +66,21 @@ class DataLoss:
         *,
         ends: RecentEnds,
         in_hand: Callable[[], Iterable[str]],
-        orders: Tray,
+        commands: AgentQueue,
         tell: Callable[[Event], None],
     ) -> None:
-        """Track nothing yet."""
         self.lost = 0
         self.untracked = 0
         self._store = store
         self._worker = worker
         self._ends = ends
         self._in_hand = in_hand
-        self._orders = orders
+        self._commands = commands
         self._tell = tell
         self._clock: Clock = store.clock
         self._tracked: OrderedDict[str, ParkedMessage] = OrderedDict()
         self._identity: Identity | None = None
+        self._schema_written = False
         self._next_look = 0.0
         self._check: _Check | None = None
 
@@ -90,12 +92,12 @@ class DataLoss:
             self.untracked += 1
 
     def look_soon(self) -> None:
-        """Look with the next round: Redis was away."""
+        """Check in the next round: Redis did not answer for a time."""
         self._ends.doubt()
         self._next_look = 0.0
 
     def look(self) -> None:
-        """Forget what is not parked any more; if Redis has lost data, find out what.
+        """Stop tracking messages that are not parked any more, or find out which Redis has lost.
 
         Raises:
             BackendError: Redis did not answer.
@@ -108,11 +110,16 @@ class DataLoss:
             self._next_look = now + INTERVAL
 
     def _compare(self) -> None:
-        """Look at some of the messages, and only then whether it is the Redis that had them."""
+        """Check some of the messages, then whether it is the same Redis.
+
+        In this order, a message is not taken for ended if Redis was replaced between the two calls.
+        """
         some = list(islice(self._tracked.values(), AT_ONCE))
-        kept = self._store.kept(some)
+        kept = self._store.has_messages(some)
         identity = self._store.identify()
         before, self._identity = self._identity, identity
+        if identity != before or not self._schema_written:
+            self._write_schema()
         reason = "" if before is None else identity.differs(before)
         if reason:
             self._begin_check(reason)
@@ -123,8 +130,21 @@ class DataLoss:
             else:
                 del self._tracked[message.token]
 
+    def _write_schema(self) -> None:
+        """Write the schema if there is none: the worker started without Redis, or it lost data.
+
+        A full Redis refuses that. A loss is reported nevertheless.
+        """
+        try:
+            self._store.schema()
+        except BackendError as error:
+            self._schema_written = False
+            logger.debug("celery-singleton-lock: the schema was not written: %s", error)
+        else:
+            self._schema_written = True
+
     def finish(self) -> None:
-        """Look at once, and report what is lost: the worker ends.
+        """Check at once, and report losses, since the worker stops.
 
         Raises:
             BackendError: Redis did not answer.
@@ -137,32 +157,32 @@ class DataLoss:
     # -- after a loss -----------------------------------------------------------------------------
 
     def _begin_check(self, reason: str) -> None:
-        """Tell Redis what it may not know; look what it has lost once all workers have done so."""
+        """Send Redis the ends and tokens that it may have lost; check once all workers did so."""
         self._ends.doubt()
         self._check = _Check(reason, list(self._tracked.values()), self._clock.monotonic() + SETTLE)
-        ended = self._ends.stamps()
+        ended = self._ends.headers()
         known = {base_of(token) for token in self._in_hand()}
-        known.update(base_of(stamp.token) for stamp in ended)
-        for stamp in ended:
-            for each in leaving(stamp):
-                self._orders.put(Errand(partial(self._end_again, each.name, each.token)))
-        self._orders.put(Errand(partial(self._vouch, sorted(known))))
+        known.update(base_of(header.token) for header in ended)
+        for header in ended:
+            for each in leaving(header):
+                self._commands.put(Call(partial(self._end_again, each.name, each.token)))
+        self._commands.put(Call(partial(self._vouch, sorted(known))))
 
     def _end_again(self, name: str, token: str) -> None:
         try:
             self._store.release(name, token, Ending.FINAL)
         except BackendError as error:
-            logger.debug("celery-singleton-lock: the end of %s was not told again: %s", name, error)
+            logger.debug("celery-singleton-lock: %s was not released again: %s", name, error)
 
     def _vouch(self, tokens: list[str]) -> None:
         try:
             self._store.vouch(tokens)
         except BackendError as error:
-            logger.debug("celery-singleton-lock: not told what this worker has: %s", error)
+            logger.debug("celery-singleton-lock: its tokens were not reported: %s", error)
 
     def _go_on_with(self, check: _Check) -> None:
         some = check.messages[:AT_ONCE]
-        traced = self._store.traced(some)
+        traced = self._store.has_traces(some)
         check.lost += [m for m, is_known in zip(some, traced, strict=True) if not is_known]
         del check.messages[:AT_ONCE]
         if not check.messages:
@@ -200,10 +220,9 @@ class DataLoss:
         more = len(check.lost) - NAMED
         logger.error(
             "celery-singleton-lock: the locks' Redis has lost data: %s. %d of the %d messages that "
-            "this worker has parked are not there any more. They were acknowledged to the broker, "
-            "so their tasks do not run unless they are sent again: %s%s. A task that a worker has "
-            "ended within %d s before the loss may be among them. `locks doctor` and `locks why` "
-            "tell of them.%s",
+            "this worker has parked are lost. The broker has had their acknowledgements, so these "
+            "tasks do not run unless you send them again: %s%s. A task that has ended within %d s "
+            "before the loss may be among them. `locks doctor` and `locks why` show them.%s",
             check.reason,
             len(check.lost),
             check.count,
@@ -216,12 +235,12 @@ class DataLoss:
 
 
 class _Check:
-    """One search for what was lost.
+    """One search for lost messages.
 
     Args:
-        reason: why it was begun.
-        messages: what is to be looked for; shrinks.
-        begins_at: monotonic time.
+        reason: why Redis may have lost data.
+        messages: those still to check.
+        begins_at: monotonic time at which to begin.
     """
 
     def __init__(self, reason: str, messages: list[ParkedMessage], begins_at: float) -> None:

@@ -1,4 +1,4 @@
-"""The grants that come to a worker: taken, or given back once it takes no more."""
+"""Receives a worker's grants, and returns them when the worker takes no more."""
 
 from __future__ import annotations
 
@@ -7,37 +7,42 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from celery_singleton_lock.core.lock_set import bundle_in
+from celery_singleton_lock.core.lock_set import lock_set_in
+from celery_singleton_lock.core.model import Ending, Verdict
+from celery_singleton_lock.core.owner_token import base_of
+from celery_singleton_lock.core.parked_message import Delivery
 from celery_singleton_lock.errors import BackendError
-from celery_singleton_lock.worker.partial_lock_sets import Kept, own_bundle
-from celery_singleton_lock.worker.loop_channel import guarded
-from celery_singleton_lock.core.model import Delivery, Ending, Verdict, base_of
-from celery_singleton_lock.worker.agent_commands import End, Leave
-from celery_singleton_lock.worker.lock_header import Stamp
 from celery_singleton_lock.store.base import Store
-from celery_singleton_lock.worker.agent_queue import RETRY, Tray
+from celery_singleton_lock.worker.agent_commands import LeaveFleet, Release
+from celery_singleton_lock.worker.agent_queue import RETRY, AgentQueue
+from celery_singleton_lock.worker.lock_header import LockHeader
+from celery_singleton_lock.worker.lock_set_header import own_lock_set
+from celery_singleton_lock.worker.loop_channel import guarded
+from celery_singleton_lock.worker.partial_lock_sets import PartialLockSets
+from celery_singleton_lock.worker.redis_health import for_each
 
 WAIT: Final = 1.0
-"""Seconds for which one look into the inbox waits."""
+"""Seconds for which one read of the inbox waits."""
 
 
-class Inbox:
-    """Takes what other workers, or this one, push into the worker's list of grants.
+class GrantInbox:
+    """Takes the grants that scripts push into the worker's list in Redis.
 
     Args:
-        store: the agent's.
+        store: the agent's store.
         worker: id of this worker.
-        kept: what parked messages keep meanwhile.
-        orders: the agent's.
-        pass_on: makes a request of a delivery; runs in the main loop.
+        partial_lock_sets: renews the locks that parked messages hold.
+        commands: the queue of the agent.
+        pass_on: creates a request for a delivery and dispatches it; runs in the main loop.
         post: runs a call in the main loop.
-        stands_still: tells whether the main loop makes no calls at present.
-        reject: has the broker reject a message that its task has rejected.
+        stands_still: returns whether the main loop makes no calls at present.
+        reject: lets the broker dead-letter a message that its task has rejected, then calls the
+            given function to drop it.
 
     Attributes:
-        delivered: how many grants were passed on.
-        replaced: how many others, of tasks that were replaced in line.
-        passed: how many grants went on to workers that could begin them sooner.
+        delivered: number of grants that were passed to the main loop.
+        replaced: number of deliveries of tasks that were replaced in their queue.
+        passed: number of grants that went to other workers with a free slot.
     """
 
     def __init__(
@@ -45,21 +50,20 @@ class Inbox:
         store: Store,
         worker: str,
         *,
-        kept: Kept,
-        orders: Tray,
+        partial_lock_sets: PartialLockSets,
+        commands: AgentQueue,
         pass_on: Callable[[Delivery], None],
         post: Callable[..., None],
         stands_still: Callable[[], bool],
-        reject: Callable[[Delivery], None],
+        reject: Callable[[Delivery, Callable[[Delivery], None]], None],
     ) -> None:
-        """Take grants from now on."""
         self.delivered = 0
         self.replaced = 0
         self.passed = 0
         self._store = store
         self._worker = worker
-        self._kept = kept
-        self._orders = orders
+        self._partial_lock_sets = partial_lock_sets
+        self._commands = commands
         self._pass_on = pass_on
         self._post = post
         self._stands_still = stands_still
@@ -67,10 +71,10 @@ class Inbox:
         self._reject = reject
         self._retired = threading.Event()
 
-    # -- life -------------------------------------------------------------------------------------
+    # -- receiving --------------------------------------------------------------------------------
 
     def receive(self) -> bool:
-        """Wait for a grant, and lay it into the tray. A round of a thread.
+        """Wait for a grant, and put it into the agent's queue. One round of a thread.
 
         Returns:
             False once the worker takes no more grants.
@@ -83,7 +87,7 @@ class Inbox:
             self._retired.wait(RETRY)
         else:
             if delivery is not None:
-                self._orders.put(delivery)
+                self._commands.put(delivery)
         return True
 
     @property
@@ -92,47 +96,47 @@ class Inbox:
         return self._retired.is_set()
 
     def retire(self) -> None:
-        """Take no more grants, and have the fleet told. Does not wait."""
+        """Take no more grants, and let the agent leave the fleet. Does not wait."""
         if not self._retired.is_set():
             self._retired.set()
-            self._orders.put(Leave())
+            self._commands.put(LeaveFleet())
 
     def taker(self) -> str:
-        """Return the worker that may be granted a lock here: this one, or nobody if retired."""
+        """Return this worker's id, for scripts that grant to it; empty if it takes no grants."""
         return "" if self._retired.is_set() else self._worker
 
     # -- in the main loop -------------------------------------------------------------------------
 
     def drop(self, delivery: Delivery) -> None:
-        """Settle a message that this worker cannot run, and has told so."""
-        self._orders.put(End(self._stamp_of(delivery), Ending.FINAL, None))
+        """Drop a message that this worker cannot run and whose end it has reported."""
+        self._commands.put(Release(self._header_of(delivery), Ending.FINAL))
 
     def give_back(self, delivery: Delivery) -> None:
-        """Return a message to its place in line: this worker cannot run it, another can."""
-        self._orders.put(End(self._stamp_of(delivery), Ending.AGAIN, None))
+        """Return a message to its place in the queue: another worker can run it."""
+        self._commands.put(Release(self._header_of(delivery), Ending.AGAIN))
 
     def put_off(self, delivery: Delivery) -> None:
-        """Return a message that cannot be received: others pass, and it is tried again."""
-        self._orders.put(End(self._stamp_of(delivery), Ending.UNREAD, None))
+        """Return a message that could not be read: it is delivered again after a delay."""
+        self._commands.put(Release(self._header_of(delivery), Ending.UNREAD))
 
     def reject(self, delivery: Delivery) -> None:
-        """End a message that has come back too often: the broker is to dead-letter it."""
-        self._orders.put(End(self._stamp_of(delivery), Ending.REJECT, None))
+        """End a message that was returned too often: the broker dead-letters it."""
+        self._commands.put(Release(self._header_of(delivery), Ending.REJECT))
 
-    def _stamp_of(self, delivery: Delivery) -> Stamp:
-        """Return a stamp for what is not run here."""
-        bundle = own_bundle(delivery)
-        attempt = "//" if bundle else ""
-        stamp = Stamp(delivery.name, delivery.token, attempt, "", self._worker, granted=True)
-        return stamp._replace(bundle=bundle)
+    def _header_of(self, delivery: Delivery) -> LockHeader:
+        """Return a header for a delivery that does not run here."""
+        lock_set = own_lock_set(delivery)
+        attempt = "//" if lock_set else ""
+        header = LockHeader(delivery.name, delivery.token, attempt, "", self._worker, granted=True)
+        return header._replace(lock_set=lock_set)
 
     # -- in the agent's thread --------------------------------------------------------------------
 
     def deliver(self, delivery: Delivery) -> None:
-        """Pass a grant on, with its message.
+        """Pass a grant with its message to the main loop.
 
         Raises:
-            BackendError: Redis did not answer; the grant lapses, and is made again.
+            BackendError: Redis did not answer. The lease expires, and Redis grants again.
         """
         if self._retired.is_set():
             self._return(delivery)
@@ -142,28 +146,28 @@ class Inbox:
             if delivery.body is None:
                 return
         if delivery.verdict == "rejected":
-            self._reject(delivery)
+            self._reject(delivery, self.drop)
             return
         if delivery.verdict == "replaced":
             self.replaced += 1
         else:
             self.delivered += 1
-        self._arrived[base_of(delivery.token)] = delivery  # in place of one that has lapsed
+        self._arrived[base_of(delivery.token)] = delivery  # replaces an expired one
         self._post(self._hand_over)
         self.pass_on_arrived()
 
     def _hand_over(self) -> None:
-        """Pass on what has arrived. Runs in the main loop."""
+        """Receive the grants that have arrived. Runs in the main loop."""
         for token in list(self._arrived):
             delivery = self._arrived.pop(token, None)
             if delivery is not None:
                 guarded(self._pass_on, delivery)
 
     def pass_on_arrived(self) -> None:
-        """Let other workers have what has arrived, if the main loop stands still.
+        """Offer the grants that have arrived to other workers, if the main loop stands still.
 
         Raises:
-            BackendError: Redis did not answer; the grants lapse, and are made again.
+            BackendError: Redis did not answer. The leases expire, and Redis grants again.
         """
         if not self._stands_still():
             return
@@ -173,15 +177,15 @@ class Inbox:
                 self._arrived.setdefault(token, delivery)
 
     def _passed_on(self, delivery: Delivery) -> bool:
-        if delivery.verdict != "granted" or bundle_in(delivery.body) is not None:
+        if delivery.verdict != "granted" or lock_set_in(delivery.body) is not None:
             return False
         return self.passed_on(delivery.name, delivery.token)
 
     def passed_on(self, name: str, token: str) -> bool:
-        """Let another worker have a grant, if it has not begun here and one has a slot for it.
+        """Offer a grant that has not begun here to a worker with a free slot.
 
         Returns:
-            Whether it is gone from here.
+            Whether another worker has it now.
 
         Raises:
             BackendError: Redis did not answer.
@@ -195,15 +199,16 @@ class Inbox:
         return replace(delivery, body=self._store.body(delivery.name, delivery.token))
 
     def empty(self) -> None:
-        """Give back what is still there.
+        """Return the grants that are still in the inbox, or wait for the main loop.
 
         Raises:
-            BackendError: Redis did not answer; the grants lapse.
+            BackendError: Redis did not answer. The leases of the grants expire.
         """
-        while (delivery := self._store.receive(self._worker, 0.01)) is not None:
-            self._return(delivery)
+        waiting = [self._arrived.pop(token, None) for token in list(self._arrived)]
+        for_each(filter(None, waiting), self._return)
+        for_each(iter(lambda: self._store.receive(self._worker, 0.01), None), self._return)
 
     def _return(self, delivery: Delivery) -> None:
-        """Give a grant back that this worker does not use."""
-        self._kept.give_back(delivery)
+        """Return a grant that this worker does not use."""
+        self._partial_lock_sets.give_back(delivery)
         self._store.release(delivery.name, delivery.token, Ending.AGAIN)

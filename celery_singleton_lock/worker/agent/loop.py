@@ -1,14 +1,11 @@
-"""The thread of a worker's main process that parks, delivers and sweeps.
+"""The thread of a worker's main process that does the I/O: it parks, delivers, releases and sweeps.
 
-The main loop puts orders into a queue and never waits; this thread does their I/O, in order and in
-batches, and answers through the mailbox. A second, tiny thread waits for grants in the worker's
+The main loop puts commands into a queue and does not wait. This thread carries them out in batches,
+and calls the dispatcher through the loop channel. A second thread waits for grants in the worker's
 inbox and puts them into the same queue.
 
-The agent has the round, and what is done in each. What concerns one subject has a room of its own:
-orders that wait (``tray``), messages into Redis (``parker``, ``kept``), out of it (``inbox``), and
-through the broker (``courier``), locks of dead processes (``releases``) and of everybody
-(``sweeper``), revoked tasks (``revokes``), lost locks (``losses``), whether Redis answers
-(``contact``).
+:meth:`Agent.run_once` is one round. The other modules of this package do the work, one subject
+each. :meth:`Agent._carry_out` shows which module carries out which command.
 """
 
 from __future__ import annotations
@@ -16,110 +13,114 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Final
 
-from celery_singleton_lock.worker.background_thread import BackgroundThread, ThreadGroup
-from celery_singleton_lock.clerk import Clerk
+from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.core.clock import ServerClock
-from celery_singleton_lock.worker.redis_health import Contact
-from celery_singleton_lock.worker.agent.republish import Courier
-from celery_singleton_lock.worker.agent.data_loss import DataLoss
-from celery_singleton_lock.worker.dispatch.dispatcher import Desk
+from celery_singleton_lock.core.conflict_policy import assert_never
+from celery_singleton_lock.core.lock_mode import Modes
+from celery_singleton_lock.core.parked_message import Delivery
 from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.events import Event
-from celery_singleton_lock.worker.dispatch.notifier import Herald
-from celery_singleton_lock.worker.agent.grant_inbox import Inbox
-from celery_singleton_lock.worker.partial_lock_sets import Kept
-from celery_singleton_lock.worker.agent.lost_leases import Losses
-from celery_singleton_lock.core.model import ALIVE, Delivery, Ending, Reservation
-from celery_singleton_lock.core.lock_mode import MODES, Modes
-from celery_singleton_lock.worker.agent_commands import (
-    End,
-    Errand,
-    Leave,
-    Left,
-    LookUp,
-    Lost,
-    Order,
-    Park,
-    Requeue,
-    Revoke,
-    Settle,
-    Switch,
-    alike,
-)
-from celery_singleton_lock.worker.agent.parking import Parker
-from celery_singleton_lock.worker.publisher import Publisher
-from celery_singleton_lock.worker.consumed_queues import Queues
-from celery_singleton_lock.worker.agent.release_after_process_death import Releases
-from celery_singleton_lock.worker.request import LockedRequest
-from celery_singleton_lock.worker.agent.revoke_parked import Revokes
-from celery_singleton_lock.config.settings import LockOptions
-from celery_singleton_lock.worker.lock_header import Stamp
-from celery_singleton_lock.store.operator.base import Standing
-from celery_singleton_lock.store.base import Store
-from celery_singleton_lock.store.factory import admin_of
+from celery_singleton_lock.lock.lease_watchdog import Watchdog
+from celery_singleton_lock.store.base import ReplicaStore, Store
+from celery_singleton_lock.worker.agent.command_runner import CommandRunner
+from celery_singleton_lock.worker.agent.data_loss import DataLoss
+from celery_singleton_lock.worker.agent.grant_inbox import GrantInbox
+from celery_singleton_lock.worker.agent.lost_leases import LostLeases
+from celery_singleton_lock.worker.agent.mode_switches import ModeSwitches
+from celery_singleton_lock.worker.agent.parking import Parking
+from celery_singleton_lock.worker.agent.release_after_process_death import ReleaseAfterProcessDeath
+from celery_singleton_lock.worker.agent.republish import Republisher
+from celery_singleton_lock.worker.agent.revoke_parked import RevokeParked
+from celery_singleton_lock.worker.agent.slot_offers import SlotOffers
 from celery_singleton_lock.worker.agent.sweeper import Sweeper
-from celery_singleton_lock.worker.agent_queue import RETRY, Tray
-from celery_singleton_lock.lock.renewals import Watchdog
-from celery_singleton_lock.message_text import printable
+from celery_singleton_lock.worker.agent.tick import Tick
+from celery_singleton_lock.worker.agent.worker_heartbeat import Heartbeat
+from celery_singleton_lock.worker.agent_commands import (
+    Call,
+    CheckBlocked,
+    Command,
+    DeliverRevoked,
+    LeaveFleet,
+    LookUp,
+    Park,
+    RecordPublished,
+    Release,
+    ReportLoss,
+    Requeue,
+    RetryRefused,
+    SettleParked,
+    SwitchMode,
+    TrackReservation,
+)
+from celery_singleton_lock.worker.agent_queue import RETRY, AgentQueue
+from celery_singleton_lock.worker.background_thread import BackgroundThread, ThreadGroup
+from celery_singleton_lock.worker.consumed_queues import Queues
+from celery_singleton_lock.worker.dispatch.dispatcher import Dispatcher
+from celery_singleton_lock.worker.dispatch.notifier import Notifier
+from celery_singleton_lock.worker.partial_lock_sets import PartialLockSets
+from celery_singleton_lock.worker.publisher import Publisher
+from celery_singleton_lock.worker.redis_health import RedisHealth, for_each
 
 logger = logging.getLogger(__name__)
 
 BEAT: Final = 1.0
-"""Seconds between two signs of life, and about as many between two sweeps."""
+"""Average seconds between two ticks. Each interval differs by up to a fifth."""
 
 LOOK: Final = 0.2
-"""Seconds between two looks whether a child that runs a locked task has died."""
-
-SLOT_WAIT: Final = 2.0
-"""Seconds for which a grant waits for a slot here before another worker may have it."""
-
-SYNC: Final = 30.0
-"""Seconds between two measurements of the server's clock."""
+"""Seconds between two checks for child processes that have died."""
 
 HAND_OVER: Final = 0.5
-"""Seconds in which a worker that ends hands over what its parked messages keep."""
+"""Seconds in which a stopping worker parks messages that hold locks at their first lock again."""
 
 
 class Agent:
-    """Does the I/O of a worker's desk.
+    """Does the I/O of a worker's dispatcher.
 
     Args:
-        store: the agent's own, with its own connections.
-        replicated: waits for replicas, likewise; None if none are waited for.
+        store: a store with its own connections.
+        replicated: a store that waits for replicas, with its own connections; None if
+            ``singleton_lock_replicas_wait`` is 0.
         worker: id of this worker.
-        realm: hash of the broker.
-        place: the clock that gives arriving messages their place; kept in step here.
-        queues: what the worker consumes.
+        realm: hash of the broker's URL.
+        place: the clock that gives arriving messages their place. It is synchronised here.
+        queues: the queues that the worker consumes.
         declared: returns the names of the tasks whose parked messages the worker can run.
         rules: task -> its options.
-        receive: turns a delivery into a request and hands it to the desk; runs in the main loop.
+        receive: creates a request for a delivery and dispatches it; runs in the main loop.
         post: runs a call in the main loop.
-        reap: lets the pool look for children that have ended; runs in the main loop.
-        abort: interrupts the task that holds a token, if it wants that and the pool can; runs in
-            the main loop.
+        reap: lets the pool check for children that have ended; runs in the main loop.
+        abort: interrupts the task that holds a token, if its options and the pool allow that; runs
+            in the main loop.
         publisher: sends messages to the broker.
-        watchdog: renews the leases of what this worker runs, or is about to.
-        herald: tells what happens.
-        modes: which tasks keep their locks now.
-        address: of the lock's Redis, without credentials.
-        done_for: seconds for which later copies of an ended attempt end quietly.
+        watchdog: renews the leases of tasks that run here, or are about to.
+        partial_lock_sets: renews the locks that parked messages hold.
+        notifier: reports events.
+        modes: which tasks take their locks now.
+        address: address of the locks' Redis, without credentials.
+        done_for: seconds for which an ended attempt is remembered, so that its copies are dropped.
         max_body: most bytes of a message that is parked.
-        capacity: tasks that the worker's pool runs at once.
-        free: returns how many slots of the pool are free; below 0, so many tasks wait for one.
-        stands_still: tells whether the main loop makes no calls at present.
-        desk: makes the desk, given its clerk: each needs the other.
-        threads: further background threads of the worker, to be looked after.
+        capacity: number of tasks that the worker's pool runs at once.
+        free: returns the number of free pool slots; -3: three tasks wait for one.
+        stands_still: returns whether the main loop makes no calls at present.
+        commands: the queue of commands.
+        dispatcher: called in the main loop with the results.
+        threads: further background threads of the worker, which the agent restarts if they die.
 
     Attributes:
-        desk: whom to tell.
-        inbox: the grants that come to this worker.
+        store: the argument.
+        worker: the argument.
+        inbox: receives the grants of this worker.
+        health: shows whether Redis answers.
+        lost_leases: reports lost locks.
+        republisher: sends messages to the broker.
+        mode_switches: switches modes of tasks.
     """
 
-    def __init__(  # the one place where a worker's I/O meets
+    def __init__(  # connects all parts that do I/O
         self,
         store: Store,
         *,
@@ -135,7 +136,8 @@ class Agent:
         abort: Callable[[str], None],
         publisher: Publisher,
         watchdog: Watchdog,
-        herald: Herald,
+        partial_lock_sets: PartialLockSets,
+        notifier: Notifier,
         modes: Modes,
         address: str,
         done_for: float,
@@ -143,108 +145,135 @@ class Agent:
         capacity: int,
         free: Callable[[], int],
         stands_still: Callable[[], bool],
-        desk: Callable[[Clerk], Desk],
+        commands: AgentQueue,
+        dispatcher: Dispatcher,
         threads: Sequence[BackgroundThread] = (),
-        replicated: Store | None = None,
+        replicated: ReplicaStore | None = None,
     ) -> None:
-        """Prepare; :meth:`start` starts the threads."""
         self.store = store
         self.worker = worker
-        self.realm = realm
-        self.desk = desk(self)
-        self._place = place
-        self._queues = queues
-        self._declared = declared
+        self._dispatcher = dispatcher
+        self._commands = commands
+        self._partial_lock_sets = partial_lock_sets
+        self._watchdog = watchdog
+        self._notifier = notifier
+        self._modes = modes
         self._post = post
         self._reap = reap
-        self._watchdog = watchdog
-        self._herald = herald
-        self._modes = modes
+        self._stands_still = stands_still
         self._clock = store.clock
-        self._contact = Contact(
+        self.health = RedisHealth(
             store.clock,
             address=address,
-            observers=herald.observers,
-            on_loss=self._look_soon,
-            on_return=self._come_back,
+            observers=notifier.observers,
+            on_loss=self._redis_lost,
+            on_return=self._redis_returned,
         )
-        self._orders = Tray(store.clock)
-        self._kept = Kept(store, watchdog, worker, self._standing)
-        self.inbox = Inbox(
+        self.mode_switches = ModeSwitches(
+            store, modes, queue=commands, on_change=self._modes_changed
+        )
+        self.republisher = Republisher(
+            publisher,
+            queues=queues,
+            commands=commands,
+            dispatcher=dispatcher,
+            post=post,
+            watchdog=watchdog,
+        )
+        self.inbox = GrantInbox(
             store,
             worker,
-            kept=self._kept,
-            orders=self._orders,
+            partial_lock_sets=partial_lock_sets,
+            commands=commands,
             pass_on=receive,
             post=post,
             stands_still=stands_still,
-            reject=self._reject,
+            reject=self.republisher.reject,
         )
-        self._releases = Releases(
+        self._releases = ReleaseAfterProcessDeath(
             store,
-            kept=self._kept,
-            orders=self._orders,
+            partial_lock_sets=partial_lock_sets,
+            commands=commands,
             taker=self.inbox.taker,
             done_for=done_for,
-            lease_end=watchdog.valid_until,
-            told=partial(post, self.desk.ended),
+            released=partial(post, dispatcher.pool_exit.released),
         )
-        self._revokes = Revokes(store, realm=realm, orders=self._orders, taker=self.inbox.taker)
-        self._loss = DataLoss(
+        self._revokes = RevokeParked(store, realm=realm, commands=commands, taker=self.inbox.taker)
+        self._data_loss = DataLoss(
             store,
             worker,
-            ends=self.desk.ends,
-            in_hand=lambda: [*self.desk.flights.by_token],
-            orders=self._orders,
+            ends=dispatcher.pool_exit.ends,
+            in_hand=lambda: [*dispatcher.in_flight.by_token],
+            commands=commands,
             tell=self.tell,
         )
-        self._parker = Parker(
+        self._parking = Parking(
             store,
             worker=worker,
             realm=realm,
             queues=queues,
             rules=rules,
-            kept=self._kept,
-            orders=self._orders,
+            partial_lock_sets=partial_lock_sets,
+            commands=commands,
             revokes=self._revokes,
-            loss=self._loss,
+            data_loss=self._data_loss,
             replicated=replicated,
-            desk=self.desk,
+            blocked=dispatcher.blocked,
             post=post,
             done_for=done_for,
             max_body=max_body,
-        )
-        self._courier = Courier(
-            publisher,
-            queues=queues,
-            orders=self._orders,
-            desk=self.desk,
-            post=post,
-            watchdog=watchdog,
-            settle=self.inbox.drop,
         )
         self._sweeper = Sweeper(
             store,
             worker=worker,
             realm=realm,
             inbox=self.inbox,
-            flights=self.desk.flights,
-            courier=self._courier,
-            kept=self._kept,
+            in_flight=dispatcher.in_flight,
+            republisher=self.republisher,
+            partial_lock_sets=partial_lock_sets,
             modes=modes,
             capacity=capacity,
         )
-        self._losses = Losses(
+        self.lost_leases = LostLeases(
             store.clock,
-            orders=self._orders,
-            flights=self.desk.flights,
+            commands=commands,
+            in_flight=dispatcher.in_flight,
             abort=partial(post, abort),
             tell=self.tell,
-            in_turn=post if self.desk.children else _at_once,
+            in_turn=post if dispatcher.children else _at_once,
         )
-        self._free = free
+        self._heartbeat = Heartbeat(
+            store,
+            worker=worker,
+            realm=realm,
+            place=place,
+            queues=queues,
+            declared=declared,
+            free=free,
+            inbox=self.inbox,
+            mode_switches=self.mode_switches,
+        )
+        offers = SlotOffers(
+            store.clock, inbox=self.inbox, dispatcher=dispatcher, watchdog=watchdog, post=post
+        )
+        self._ask_redis = Tick(
+            (
+                self._heartbeat.sync,
+                self._heartbeat.beat,
+                self._revokes.free,
+                self._sweeper.sweep,
+                self._sweeper.relax,
+                offers.offer,
+                self._tell_of_neglected,
+                partial_lock_sets.look,
+                self._revokes.check,
+                self._probe,
+                self._data_loss.look,
+            ),
+            self.health,
+        )
+        self._runner = CommandRunner(commands, self._carry_out, self.health)
         self._next_beat = 0.0
-        self._next_sync = 0.0
         self._next_look = 0.0
         self._stopped = threading.Event()
         self._agent_thread = BackgroundThread(
@@ -254,120 +283,52 @@ class Agent:
         self._threads = ThreadGroup(
             self._agent_thread,
             self._inbox_thread,
-            self._courier.thread,
-            *self._parker.threads,
+            self.republisher.thread,
+            *self._parking.threads,
             *threads,
         )
 
-    # -- orders of the desk: never wait -----------------------------------------------------------
-
-    def park(self, request: LockedRequest) -> None:
-        """Keep a message in Redis, then tell the desk."""
-        self._parker.order(request)
-
-    def end(self, stamp: Stamp, ending: Ending, pid: int | None, hold: float = 0.0) -> None:
-        """Release for a process that cannot, once ``pid`` is gone."""
-        self._releases.order(stamp, ending, pid, hold)
-
-    def requeue(self, request: LockedRequest, delay: float) -> None:
-        """Send a message back to the broker after ``delay`` seconds, then tell the desk."""
-        self._orders.put_off(Requeue(request), delay)
-
-    def rescue(self, request: LockedRequest) -> None:
-        """Send a message to the broker at once: this worker ends, and Redis does not answer."""
-        self._courier.rescue(request)
-
-    def mind(self, name: str, reservation: Reservation, task_id: str) -> None:
-        """End a reservation when its task is revoked."""
-        self._revokes.mind(name, reservation, task_id)
-
-    def report_loss(self, stamp: Stamp, ended: str) -> None:
-        """Report that the lock of a task was lost, unless that was done."""
-        self._losses.ended(stamp, ended)
-
-    def look_up(self, request: LockedRequest, name: str, token: str) -> None:
-        """See what became of the message that this one is a copy of."""
-        self._orders.put(LookUp(request, name, token))
-
-    def switch(self, task: str, mode: str | None) -> None:
-        """Switch the mode of a task, or of all (``*``): here at once, then for the fleet."""
-        self._tell_of_modes(self._modes.order(task, mode))
-        self._orders.put(Switch(task, mode))
-
-    def run_errand(self, call: Callable[[], None]) -> None:
-        """Make a call that waits for Redis; once, whatever comes of it."""
-        self._orders.put(Errand(call))
-
-    def watch(self, stamp: Stamp, lease: float, *, held: bool) -> None:
-        """Renew a lease from now on."""
-        self._watchdog.watch_later(
-            stamp.name, stamp.token, lease, held=held, on_lost=self._losses.noticed
-        )
-
-    def take_over(self, token: str) -> None:
-        """Leave to the desk what a message keeps that has come back here."""
-        self._kept.taken_over(token)
-
-    def confirm(self, token: str) -> None:
-        """Note that its lock was taken: if the store does not know it, it was lost."""
-        self._watchdog.confirm(token, 0.0)  # valid for no longer than was known before
-
-    def forget(self, token: str) -> None:
-        """Renew it no more."""
-        self._watchdog.forget(token, patience=0)
-
-    def look_again(self, request: LockedRequest) -> None:
-        """Tell the desk that a message is blocked, if it still is; see :meth:`Desk.blocked`."""
-        self._parker.look_again(request)
-
-    def backend_failed(self) -> None:
-        """Stop what needs Redis until it answers again."""
-        self._contact.lost()
-
-    def keeping(self) -> int:
-        """Return how many messages that this worker has parked keep other locks meanwhile."""
-        return len(self._kept)
-
-    def down_for(self) -> float:
-        """Return the seconds for which Redis has not answered; 0 if it does."""
-        return self._contact.down_for()
-
     def counts(self) -> dict[str, int]:
-        """Return what the agent has done since the worker started; shown by ``inspect stats``."""
+        """Return the agent's counters since the worker started; ``inspect stats`` shows them."""
         return {
-            "parked": self._parker.parked,
+            "parked": self._parking.parked,
             "delivered": self.inbox.delivered,
             "swept": self._sweeper.swept,
-            "published": self._courier.published,
-            "requeued": self._courier.requeued,
-            "rejected": self._courier.rejected,
+            "published": self.republisher.published,
+            "requeued": self.republisher.requeued,
+            "rejected": self.republisher.rejected,
             "replaced": self.inbox.replaced,
             "passed_on": self.inbox.passed,
             "released_for_dead": self._releases.done,
-            "backend_errors": self._contact.errors + self._parker.errors,
-            "lost": self._losses.lost,
+            "backend_errors": self.health.errors + self._parking.errors,
+            "lost": self.lost_leases.lost,
             "let_run": self._sweeper.let_run,
-            "parked_lost": self._loss.lost,
-            "parked_untracked": self._loss.untracked,
+            "parked_lost": self._data_loss.lost,
+            "parked_untracked": self._data_loss.untracked,
         }
 
-    # -- life -------------------------------------------------------------------------------------
+    def tell(self, event: Event) -> None:
+        """Report an event to observers, and as a Celery event. Call it in the agent's thread."""
+        self._notifier.observers.notify(event)
+        self._post(self._notifier.announce, event)
+
+    # -- threads ----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start both threads; harmless if they run."""
+        """Start both threads. Has no effect if they run."""
         self._agent_thread.start()
         self._inbox_thread.start()
 
     def last_rounds(self) -> dict[str, float | None]:
-        """Return for each thread of this worker the seconds since its last round.
+        """Return thread name -> seconds since its last round, for each thread of this worker.
 
-        None stands for a thread that waits for work, or has ended. A number that grows means that
-        a thread hangs, or that it has died.
+        None: the thread waits for work, or has ended. A number that grows: the thread hangs, or has
+        died.
         """
         return {**self._threads.last_rounds(), "csl-watchdog": self._watchdog.last_round()}
 
     def stand_aside(self) -> None:
-        """Take no grants in this worker's life, and tell of messages that nobody runs."""
+        """Take no grants for the life of this worker, and report locks that no worker sweeps."""
         self._sweeper.stand_aside()
         self.retire()
 
@@ -376,14 +337,16 @@ class Agent:
         self.inbox.retire()
 
     def stop(self, timeout: float) -> None:
-        """Carry out the orders that are left, within ``timeout`` seconds, and end both threads."""
+        """Carry out the remaining commands within ``timeout`` seconds, and end both threads."""
         self.retire()
         self._stopped.set()
-        self._orders.wake()
+        self._commands.wake()
+        if self._agent_thread.was_started():
+            self._agent_thread.start()  # if it has died, to carry out the remaining commands
         for thread in (self._agent_thread, self._inbox_thread):
             thread.join(timeout / 2)
-        self._courier.close(timeout)
-        self._parker.close(timeout / 2)
+        self.republisher.close(timeout)
+        self._parking.close(timeout / 2)
 
     def _round(self) -> bool:
         if self._stopped.is_set():
@@ -392,7 +355,7 @@ class Agent:
         return True
 
     def _receive(self) -> bool:
-        """Wait for a grant; look after the agent's own thread, which looks after all others."""
+        """Wait for a grant. Restart the agent's thread if it has died; it restarts the others."""
         self._agent_thread.start()
         return self.inbox.receive()
 
@@ -401,215 +364,137 @@ class Agent:
         self._watchdog.look_after()
 
     def _pause(self) -> float:
-        look = min(self._next_beat, self._orders.next_at())
+        look = min(self._next_beat, self._commands.next_at())
         return max(0.0, min(LOOK, look - self._clock.monotonic()))
+
+    def _farewell(self) -> None:
+        """Carry out the remaining commands, leave the fleet, and return the grants in the inbox."""
+        try:
+            while self.run_once():
+                pass
+            for_each(
+                (self._heartbeat.leave, self._data_loss.finish, self._hand_over),
+                lambda step: step(),
+            )
+        except BackendError as error:
+            logger.warning("celery-singleton-lock: leases were not released and expire: %s", error)
+        finally:
+            self._partial_lock_sets.close()
+
+    def _hand_over(self) -> None:
+        self._partial_lock_sets.hand_over(self._clock.monotonic() + HAND_OVER)
 
     # -- one round --------------------------------------------------------------------------------
 
     def run_once(self, pause: float = 0.0) -> int:
-        """Carry out what has been ordered, and beat and sweep if it is time.
+        """Carry out the commands of the queue, then a tick if it is due.
 
         Args:
-            pause: most seconds to wait for an order.
+            pause: most seconds to wait for a command.
 
         Returns:
-            How many orders were carried out.
+            The number of commands that were taken from the queue.
         """
-        orders = self._orders.take(pause)
-        for batch in alike(orders):
-            try:
-                self._carry_out(batch)
-            except BackendError as error:
-                self._failed(batch, error)
-            except (Exception, SystemExit):  # the other batches have been taken as well
-                logger.exception("celery-singleton-lock: the agent failed at %r", batch)
+        commands = self._commands.take(pause)
+        self._runner.run(commands)
         self._look_after_children()
         if self._clock.monotonic() >= self._next_beat:
             self._tick()
-        return len(orders)
+        return len(commands)
 
-    def _failed(self, batch: list[Order], error: BackendError) -> None:
-        logger.warning("celery-singleton-lock: %s Trying again.", error)
-        self._contact.failed(error)
-        for order in batch:
-            if not isinstance(order, Delivery):  # that lapses, and is granted again
-                self._orders.try_again(order, error)
-
-    def _carry_out(self, batch: list[Any]) -> None:
-        """Carry out a run of like orders: together where one round trip does, else one by one."""
+    def _carry_out(self, batch: list[Command]) -> None:  # noqa: C901, PLR0912  # one case per type
+        """Carry out commands to park in one call, or one other command."""
         match batch[0]:
             case Park():
-                self._parker.park(batch)
-            case _:
-                for order in batch:
-                    self._carry_out_one(order)
+                self._parking.park([each for each in batch if isinstance(each, Park)])
+            case Delivery() as delivery:
+                self.inbox.deliver(delivery)
+            case Release() as command:
+                self._releases.carry_out(command)
+            case SettleParked() as command:
+                self._parking.settle(command)
+            case CheckBlocked() as command:
+                self._parking.check_blocked(command)
+            case LookUp() as command:
+                self._look_up(command)
+            case Requeue() as command:
+                self.republisher.requeue(command)
+            case RetryRefused() as command:
+                self._post(self._dispatcher.try_again, command.subject)
+            case TrackReservation() as command:
+                self._revokes.track(command)
+            case ReportLoss() as command:
+                self.lost_leases.report(command)
+            case RecordPublished() as command:
+                self._sweeper.record(command)
+            case DeliverRevoked() as command:
+                self._revokes.deliver(command)
+            case SwitchMode() as command:
+                self.mode_switches.carry_out(command)
+            case LeaveFleet():
+                self._heartbeat.leave()
+            case Call() as command:
+                command.call()
+            case never:
+                assert_never(never)
 
-    def _carry_out_one(self, order: Any) -> None:
-        steps: dict[type[Any], Callable[[Any], None]] = {
-            Requeue: self._courier.requeue,
-            Left: self._sweeper.left,
-            Settle: self._parker.settle,
-            End: self._releases.carry_out,
-            LookUp: self._look_up,
-            Delivery: self.inbox.deliver,
-            Lost: self._losses.report,
-            Revoke: self._revokes.end,
-            Switch: self._switch,
-            Errand: lambda order: order.call(),
-            Leave: lambda _order: self._leave(),
-        }
-        steps[type(order)](order)
-
-    def _reject(self, delivery: Delivery) -> None:
-        self._courier.reject(delivery)
-
-    def _look_up(self, order: LookUp) -> None:
-        self._sweeper.kick([order.name])
-        if self.store.body(order.name, order.token) is not None:
-            self._post(self.desk.dropped, order.request)
+    def _look_up(self, command: LookUp) -> None:
+        self._sweeper.sweep_locks([command.name])
+        if self.store.body(command.name, command.token) is not None:
+            self._post(self._dispatcher.blocked.dropped, command.request)
         else:
-            self._post(self.desk.redispatch, order.request)
+            self._post(self._dispatcher.redispatch, command.request)
 
-    # -- what comes by itself ---------------------------------------------------------------------
+    def _look_after_children(self) -> None:
+        """Let the pool check for children that have died.
+
+        A child's sentinel closes before the child can be reaped. If Celery checks in between, its
+        next check is only after 5 s. Until then the child's lock stays held, and a message that was
+        written to the dying child stays in its pipe.
+        """
+        now = self._clock.monotonic()
+        if now >= self._next_look and self._dispatcher.in_flight.busy():
+            self._next_look = now + LOOK
+            self._post_unless_still(self._reap)
+
+    def _post_unless_still(self, call: Callable[[], None]) -> None:
+        """Post a periodic call. In an outage of the broker, thousands of them would pile up."""
+        if not self._stands_still():
+            self._post(call)
+
+    # -- tick -------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
         self._next_beat = self._clock.monotonic() + BEAT * random.uniform(0.8, 1.2)  # noqa: S311
         self._look_after_threads()
-        try:
-            self._ask_redis()
-        except BackendError as error:
-            if not self._contact.down:
-                logger.warning(
-                    "celery-singleton-lock: %s It is %s. Locked tasks wait.",
-                    error,
-                    self._contact.address,
-                )
-            self._contact.failed(error)
-        except Exception:
-            logger.exception("celery-singleton-lock: the agent's round failed")
-        else:
-            self._contact.regained()
-        if self._contact.down and self._modes.relaxed():
-            self._post(self.desk.relax)
+        self._post_unless_still(self._dispatcher.make_room)
+        self._ask_redis()
+        if self.health.down and self._modes.relaxed():
+            self._post(self._dispatcher.relax)
 
-    def _ask_redis(self) -> None:
-        self._sync()
-        if not self.inbox.retired:
-            self._beat()
-        self._revokes.free()
-        self._sweeper.sweep()
-        self._sweeper.relax()
-        self._pass_on()
+    def _tell_of_neglected(self) -> None:
         if not self._stopped.is_set():
             self._sweeper.tell_of_neglected()
-        self._kept.look()
-        self._revokes.hear()
-        if self._contact.down:
-            self.store.probe()  # a Redis that is full answers all of the above
-        self._loss.look()
 
-    def _beat(self) -> None:
-        queues, free, tasks = self._queues.consumed(), self._free(), self._declared()
-        switches = self.store.beat(self.worker, self.realm, queues, ALIVE, free, tasks=tasks)
-        self._hear_of_modes(switches)
+    def _probe(self) -> None:
+        """Acquire a lock while Redis counts as down: a full Redis refuses only writes."""
+        if self.health.down:
+            self.store.probe()
 
-    def _pass_on(self) -> None:
-        """Let other workers have grants that wait here, if they have a slot for them.
-
-        Of the messages of one task the first tells whether it is worth asking for the next.
-        """
-        self.inbox.pass_on_arrived()
-        settled: set[str] = set()
-        for request in self.desk.flights.waiting_since(self._clock.monotonic() - SLOT_WAIT):
-            if request.task.name in settled:
-                continue
-            if self.inbox.passed_on(request.stamp.name, request.stamp.token):
-                self.forget(request.stamp.token)
-                self._post(self.desk.withdraw, request)
-            else:
-                settled.add(request.task.name)
-
-    def _look_after_children(self) -> None:
-        """Have the pool look again: a child's sentinel closes before the child can be reaped.
-
-        If Celery looks in between, it looks again after 5 s only. For as long the child's lock is
-        kept, and a message that was written to the dying child waits in its pipe.
-        """
-        now = self._clock.monotonic()
-        if now >= self._next_look and self.desk.flights.busy():
-            self._next_look = now + LOOK
-            self._post(self._reap)
-
-    def _standing(self, name: str, token: str) -> Standing:
-        """Return where a message stands."""
-        return admin_of(self.store).look(name, token)  # type: ignore[arg-type]  # one of those
-
-    def _sync(self) -> None:
-        now = self._clock.monotonic()
-        if now < self._next_sync:
-            return
-        self._place.sync(self.store.time(), self._clock.monotonic())
-        self._next_sync = now + SYNC
-
-    # -- modes ------------------------------------------------------------------------------------
-
-    def _hear_of_modes(self, switches: Mapping[str, str]) -> None:
-        self._tell_of_modes(self._modes.hear(switches))
-
-    def _tell_of_modes(self, changed: list[str]) -> None:
-        for mode in MODES:
-            tasks = [task for task in changed if self._modes.of(task) == mode]
-            if tasks:
-                logger.warning(
-                    "celery-singleton-lock: the mode is %s now, of %s",
-                    mode,
-                    ", ".join(map(printable, tasks)),
-                    extra={"lock_event": "mode", "lock_mode": mode},
-                )
-        if changed:
-            self._sweeper.modes_changed()
-            self._post(self.desk.relax)
-
-    def _switch(self, order: Switch) -> None:
-        """Tell the fleet, unless another order came meanwhile: this one may have had to wait."""
-        if self._modes.is_ordered(order.task, order.mode):
-            self.store.switch(order.task, order.mode)
-            self._modes.settle(order.task, order.mode)
-
-    def tell(self, event: Event) -> None:
-        """Tell observers, and whoever listens to Celery's events; in the agent's thread."""
-        self._herald.observers.notify(event)
-        self._post(self._herald.announce, event)
-
-    def _look_soon(self) -> None:
-        """Stop what needs Redis, and see soon whether it is back."""
-        self.desk.ends.doubt()
+    def _redis_lost(self) -> None:
+        """Stop dispatching locked tasks, and check soon whether Redis answers again."""
+        self._dispatcher.pool_exit.ends.doubt()
         self._next_beat = min(self._next_beat, self._clock.monotonic() + RETRY)
-        self._post(self.desk.backend_down)
+        self._post(self._dispatcher.backend_down)
 
-    def _come_back(self) -> None:
-        """Go on with what needs Redis, and see whether it has lost data meanwhile."""
-        self._loss.look_soon()
-        self._post(self.desk.backend_up)
+    def _redis_returned(self) -> None:
+        """Resume dispatching, and check whether Redis has lost data."""
+        self._data_loss.look_soon()
+        self._post(self._dispatcher.backend_up)
 
-    # -- the end ----------------------------------------------------------------------------------
-
-    def _farewell(self) -> None:
-        """Carry out the rest, tell the fleet, give back what is still in the inbox."""
-        try:
-            while self.run_once():
-                pass
-            self._leave()
-            self._loss.finish()
-            self._kept.hand_over(self._clock.monotonic() + HAND_OVER)
-        except BackendError as error:
-            logger.warning("celery-singleton-lock: leases are left to end: %s", error)
-        finally:
-            self._kept.close()
-
-    def _leave(self) -> None:
-        self.store.leave(self.worker, self.realm, self._queues.consumed())
-        self.inbox.empty()
+    def _modes_changed(self) -> None:
+        self._sweeper.modes_changed()
+        self._post(self._dispatcher.relax)
 
 
 def _at_once(call: Callable[..., None], *args: Any) -> None:

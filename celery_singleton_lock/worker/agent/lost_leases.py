@@ -1,4 +1,4 @@
-"""Locks that were lost while their tasks ran: each is reported, once."""
+"""Reports each lock that is lost while its task runs, once."""
 
 from __future__ import annotations
 
@@ -9,91 +9,79 @@ from typing import Final
 
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.events import Event, LeaseLost, log_keys
-from celery_singleton_lock.worker.dispatch.in_flight import Flights
-from celery_singleton_lock.worker.agent_commands import Lost
-from celery_singleton_lock.worker.lock_header import Stamp, task_id_of
-from celery_singleton_lock.worker.agent_queue import Tray
+from celery_singleton_lock.worker.agent_commands import ReportLoss
+from celery_singleton_lock.worker.agent_queue import AgentQueue
+from celery_singleton_lock.worker.dispatch.in_flight import InFlight
 
 logger = logging.getLogger(__name__)
 
 LANDING: Final = 1.0
-"""Seconds that a task's end may need from its pool to the main loop, after its release."""
+"""Seconds within which the pool reports the end of a task after its lock was released."""
 
 
-class Losses:
-    """Reports the losses of which a worker hears, from its watchdog and from its tasks' ends.
+class LostLeases:
+    """Reports the losses that the watchdog notices, or that a task reports as it ends.
 
     Args:
         clock: source of monotonic seconds.
-        orders: the agent's.
-        flights: who is in the worker's hands.
-        abort: has the task interrupted that holds a token, if it wants that.
-        tell: tells whoever wants to know.
-        in_turn: makes a call after what the main loop has still to hear of tasks that have ended.
+        commands: the queue of the agent.
+        in_flight: the messages that are in flight.
+        abort: interrupts the task that holds a token, if its options say so.
+        tell: reports an event.
+        in_turn: makes a call after the main loop has handled the tasks that ended before.
 
     Attributes:
-        lost: how many were reported.
+        lost: number of reported losses.
     """
 
     def __init__(
         self,
         clock: Clock,
         *,
-        orders: Tray,
-        flights: Flights,
+        commands: AgentQueue,
+        in_flight: InFlight,
         abort: Callable[[str], None],
         tell: Callable[[Event], None],
         in_turn: Callable[..., None],
     ) -> None:
-        """Have reported none."""
         self.lost = 0
         self._clock = clock
-        self._orders = orders
-        self._flights = flights
+        self._commands = commands
+        self._in_flight = in_flight
         self._abort = abort
         self._tell = tell
         self._in_turn = in_turn
         self._reported: deque[str] = deque(maxlen=1000)
 
     def noticed(self, name: str, token: str) -> None:
-        """Interrupt a task whose lease is lost, and report it. From the watchdog; does not wait.
+        """Interrupt a task whose lease is lost, and report it. The watchdog calls this.
 
-        While the main loop looks for its broker it hears of no end of a task in a child process.
-        What has been released meanwhile is not lost.
+        It does not wait. While the main loop reconnects to its broker, it receives no results of
+        child processes. A lock that a child has released meanwhile is not lost.
         """
-        self._in_turn(self._heard, name, token)
+        self._in_turn(self._report_later, name, token)
 
-    def _heard(self, name: str, token: str) -> None:
+    def _report_later(self, name: str, token: str) -> None:
         self._abort(token)
-        self._orders.put(Lost(name, token, self._clock.monotonic() + LANDING))
+        self._commands.put(ReportLoss(name, token, self._clock.monotonic() + LANDING))
 
-    def ended(self, stamp: Stamp, ended: str) -> None:
-        """Report the loss of a task that has ended, unless that was done. Does not wait.
-
-        Args:
-            stamp: of the task.
-            ended: what became of it, in a sentence.
-        """
-        task_id = task_id_of(stamp.attempt)
-        self._orders.put(Lost(stamp.name, stamp.token, 0.0, ended, stamp.task, task_id))
-
-    def report(self, loss: Lost) -> None:
-        """Carry out an order."""
-        if loss.token in self._reported or not (loss.ended or self._flights.has(loss.token)):
+    def report(self, loss: ReportLoss) -> None:
+        """Report a loss, unless it was reported already or the task ended before it."""
+        if loss.token in self._reported or not (loss.ended or self._in_flight.has(loss.token)):
             return
-        if self._clock.monotonic() < loss.until:
-            self._orders.put_off(loss, LANDING / 4)
+        if self._clock.monotonic() < loss.not_before:
+            self._commands.put_off(loss, LANDING / 4)
             return
-        if not (loss.ended or self._flights.has_begun(loss.token)):
-            return  # a grant that lapsed, or was taken away, in the queue of the pool
+        if not (loss.ended or self._in_flight.has_begun(loss.token)):
+            return  # the grant was lost before its task began
         self._reported.append(loss.token)
         self.lost += 1
-        whose = (loss.task, loss.task_id) if loss.ended else self._flights.who(loss.token)
+        whose = (loss.task, loss.task_id) if loss.ended else self._in_flight.who(loss.token)
         event = LeaseLost(loss.name, *whose, reason="lapsed or taken away")
         self._tell(event)
         logger.error(
             "The lock %r was lost while its task ran: its lease ended or it was taken away. %s",
             loss.name,
-            loss.ended or "The task goes on; only its fencing token protects its writes.",
+            loss.ended or "The task continues; only its fencing token protects its writes.",
             extra=log_keys(event),
         )

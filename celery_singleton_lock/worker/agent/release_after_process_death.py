@@ -1,4 +1,4 @@
-"""Releases for tasks whose processes cannot: they are gone, or will be in a moment."""
+"""Releases the locks of tasks whose processes cannot: they have died, or are being killed."""
 
 from __future__ import annotations
 
@@ -6,130 +6,127 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from celery_singleton_lock.core.clock import Clock
-from celery_singleton_lock.worker.partial_lock_sets import Kept
-from celery_singleton_lock.core.model import Ending, Reservation
-from celery_singleton_lock.worker.agent_commands import End
-from celery_singleton_lock.worker.lock_header import Stamp, doubted, leaving
-from celery_singleton_lock.store.base import Store
-from celery_singleton_lock.worker.agent_queue import Tray
+from celery_singleton_lock.core.model import Ending, Reply, Verdict
+from celery_singleton_lock.store.base import LockStore
+from celery_singleton_lock.worker.agent_commands import Release
+from celery_singleton_lock.worker.agent_queue import AgentQueue
+from celery_singleton_lock.worker.lock_header import LockHeader, leaving, may_be_copied
+from celery_singleton_lock.worker.partial_lock_sets import PartialLockSets
+from celery_singleton_lock.worker.redis_health import for_each
 
 logger = logging.getLogger(__name__)
 
 GONE: Final = 5.0
-"""Seconds after which it is told that a process was killed and does not go."""
+"""Seconds after which the log says that a killed process still exists."""
 
 LOOK: Final = 0.02
-"""Seconds between two looks whether it has gone."""
+"""Seconds between two checks whether a process still exists."""
 
 RARE_LOOK: Final = 0.5
-"""Likewise, after :data:`GONE`."""
+"""Seconds between two checks after :data:`GONE`."""
 
 
-class Releases:
-    """Gives back locks, not before nobody can be running under them any more.
+class ReleaseAfterProcessDeath:
+    """Releases the locks of a task once its process has ended.
 
     Args:
-        store: the agent's.
-        kept: what parked messages keep meanwhile.
-        orders: the agent's.
-        taker: returns the worker that may be granted a lock that is freed; empty if none.
-        done_for: seconds for which later copies of an ended attempt end quietly.
-        lease_end: returns the monotonic time up to which the lease of a token is kept; None if it
-            is not known.
-        told: called with the token of what was released.
+        store: the agent's store.
+        partial_lock_sets: renews the locks that parked messages hold.
+        commands: the queue of the agent.
+        taker: returns the id of the worker to which a release may grant; empty if there is none.
+        done_for: seconds for which an ended attempt is remembered, so that its copies are dropped.
+        released: called with the token of each task whose locks were released.
 
     Attributes:
-        done: how many were released.
+        done: number of tasks whose locks were released.
     """
 
     def __init__(
         self,
-        store: Store,
+        store: LockStore,
         *,
-        kept: Kept,
-        orders: Tray,
+        partial_lock_sets: PartialLockSets,
+        commands: AgentQueue,
         taker: Callable[[], str],
         done_for: float,
-        lease_end: Callable[[str], float | None],
-        told: Callable[[str], None],
+        released: Callable[[str], None],
     ) -> None:
-        """Have released nothing yet."""
         self.done = 0
         self._store = store
-        self._kept = kept
-        self._orders = orders
+        self._partial_lock_sets = partial_lock_sets
+        self._commands = commands
         self._taker = taker
         self._done_for = done_for
-        self._lease_end = lease_end
-        self._told = told
+        self._released = released
         self._clock: Clock = store.clock
 
-    def order(self, stamp: Stamp, ending: Ending, pid: int | None, hold: float = 0.0) -> None:
-        """Have the locks of a task released, once ``pid`` is gone or they lapse. Does not wait.
-
-        Args:
-            stamp: of the task.
-            ending: of the task.
-            pid: of its process; None if that is gone.
-            hold: seconds for which the locks stay taken, if the ending is HOLD.
-        """
-        now, until = self._clock.monotonic(), 0.0
-        if pid:
-            ends = [self._lease_end(part.token) for part in leaving(stamp)]
-            until = max((end for end in ends if end is not None), default=now + GONE)
-        self._orders.put(End(stamp, ending, pid, now, until, hold=hold))
-
-    def carry_out(self, order: End) -> None:
-        """Release, or look again a little later.
+    def carry_out(self, command: Release) -> None:
+        """Release the locks of a task, or check its process again later.
 
         Raises:
             BackendError: Redis did not answer.
         """
         now = self._clock.monotonic()
-        if order.pid and now < order.until and not gone(order.pid):
-            self._wait_for_process(order, now)
+        until = command.since + GONE if command.until is None else command.until
+        if command.pid and now < until and not gone(command.pid):
+            self._wait_for_process(command, until, now)
             return
-        for stamp in leaving(order.stamp):
-            self._store.release(
-                stamp.name,
-                stamp.token,
-                order.ending,
-                worker=self._taker(),
-                done_for=self._done_for,
-                mark=doubted(stamp, self._clock.monotonic(), self._done_for).copy,
-                reserve=Reservation("", order.hold) if order.ending is Ending.HOLD else None,
-            )
-        self._kept.drop(order.stamp.token)
+        self._release_all(command)
+        self._partial_lock_sets.drop(command.lock_header.token)
         self.done += 1
-        self._told(order.stamp.token)
+        self._released(command.lock_header.token)
 
-    def _wait_for_process(self, order: End, now: float) -> None:
-        """Look again later. A process that was killed may hang in the kernel, and still be there.
+    def _release_all(self, command: Release) -> None:
+        """Release the locks of a task; if it has begun without being heard of, it keeps them all.
 
-        Its lease, which is not renewed any more, decides when the lock is free at the latest.
+        It claims the lock at which its message is parked last, so that one tells.
         """
-        if now - order.since < GONE:
-            self._orders.put_off(order, LOOK)
+        each = leaving(command.lock_header)
+        if command.ending is Ending.RETURN:
+            if self._release(command, each.pop()).verdict is Verdict.GRANTED:
+                return
+            command = replace(command, ending=Ending.AGAIN)
+        for_each(each, partial(self._release, command))
+
+    def _release(self, command: Release, header: LockHeader) -> Reply:
+        return self._store.release(
+            header.name,
+            header.token,
+            command.ending,
+            worker=self._taker(),
+            done_for=self._done_for,
+            mark=may_be_copied(header, self._clock.monotonic(), self._done_for),
+            reserve=command.kept,
+        )
+
+    def _wait_for_process(self, command: Release, until: float, now: float) -> None:
+        """Check again later: a killed process may hang in the kernel and still exist.
+
+        Its lease is not renewed any more. The lock is free when the lease ends, at the latest.
+        """
+        if now - command.since < GONE:
+            self._commands.put_off(command, LOOK)
             return
-        if not order.told:
+        if not command.logged:
             logger.warning(
-                "celery-singleton-lock: the process %d of task %s was killed %.0f s ago and has "
-                "not gone: its lock %r is free when it goes, or in %.0f s, when its lease ends",
-                order.pid,
-                order.stamp.task,
-                now - order.since,
-                order.stamp.name,
-                order.until - now,
+                "celery-singleton-lock: the process %d of task %s was killed %.0f s ago and still "
+                "exists: its lock %r is free when it ends, or in %.0f s, when its lease ends",
+                command.pid,
+                command.lock_header.task,
+                now - command.since,
+                command.lock_header.name,
+                until - now,
             )
-        self._orders.put_off(replace(order, told=True), min(RARE_LOOK, order.until - now))
+        self._commands.put_off(replace(command, logged=True), min(RARE_LOOK, until - now))
 
 
 def gone(pid: int) -> bool:
-    """Return whether a process has ended; one that only waits to be reaped has."""
+    """Return whether a process has ended. A zombie has ended."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

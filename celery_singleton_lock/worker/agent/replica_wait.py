@@ -1,4 +1,4 @@
-"""Waits in a thread of its own until replicas have what was parked: a missing one delays nobody."""
+"""Waits in its own thread until replicas have a parked message, so that the agent does not."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple
 
-from celery_singleton_lock.worker.background_thread import BackgroundThread
 from celery_singleton_lock.core.clock import Clock
+from celery_singleton_lock.core.model import Claim, Owner, Reply
+from celery_singleton_lock.core.parked_message import Parcel
 from celery_singleton_lock.errors import BackendError
-from celery_singleton_lock.core.model import Claim, Owner, Parcel, Reply
-from celery_singleton_lock.worker.agent_commands import Errand, Park
-from celery_singleton_lock.store.base import Store
-from celery_singleton_lock.worker.agent_queue import RETRY, Tray
+from celery_singleton_lock.store.base import ReplicaStore
+from celery_singleton_lock.worker.agent_commands import Call, Park
+from celery_singleton_lock.worker.agent_queue import RETRY, AgentQueue
+from celery_singleton_lock.worker.background_thread import BackgroundThread
 
 logger = logging.getLogger(__name__)
 
 WAIT: Final = 1.0
-"""Seconds for which one round waits for something to confirm."""
+"""Most seconds that one round waits for a parked message."""
 
 
 class ParkedAnswer(NamedTuple):
-    """What Redis said to one message that was to be parked.
+    """The reply of Redis for one message to park.
 
     Args:
-        park: the order.
-        parcel: what was sent.
-        reply: the answer.
-        asked_at: monotonic time of the question.
+        park: the command.
+        parcel: the arguments of the call to Redis.
+        reply: the reply.
+        asked_at: monotonic time of the call.
     """
 
     park: Park
@@ -45,26 +46,29 @@ class ParkedAnswer(NamedTuple):
 
 
 class ReplicaWait:
-    """Confirms that enough replicas have what was parked, so that the broker may forget it.
+    """Confirms that enough replicas have a parked message, so that it may be acknowledged.
 
-    While they do not confirm, the servers are asked every half second, whatever waits. What had to
-    wait is parked again once they do, which changes nothing unless a failover has lost it.
+    Until enough replicas confirm, the servers are asked every half second. A message that had to
+    wait is parked once more after that. This has an effect only if a failover has lost it.
 
     Args:
-        store: with connections of its own.
-        orders: the agent's.
-        confirmed: takes what is safe, in the agent's thread.
+        store: a store with its own connections.
+        commands: the queue of the agent.
+        confirmed: receives each message that enough replicas have, in the agent's thread.
 
     Attributes:
-        thread: does the waiting; started with the first message.
+        thread: waits for the replicas; started with the first message.
     """
 
     def __init__(
-        self, store: Store, *, orders: Tray, confirmed: Callable[[ParkedAnswer], None]
+        self,
+        store: ReplicaStore,
+        *,
+        commands: AgentQueue,
+        confirmed: Callable[[ParkedAnswer], None],
     ) -> None:
-        """Wait for nothing yet."""
         self._store = store
-        self._orders = orders
+        self._commands = commands
         self._confirmed = confirmed
         self._clock: Clock = store.clock
         self._asked: queue.SimpleQueue[ParkedAnswer | None] = queue.SimpleQueue()
@@ -74,12 +78,12 @@ class ReplicaWait:
         self.thread = BackgroundThread("singleton-lock-replicas", self._round)
 
     def ask(self, answer: ParkedAnswer) -> None:
-        """Have a message confirmed, or parked again. Does not wait."""
+        """Check whether enough replicas have a message; else park it again later. Does not wait."""
         self._asked.put(answer)
         self.thread.start()
 
     def close(self, timeout: float) -> None:
-        """End the thread; what is not confirmed stays with the broker."""
+        """End the thread; messages that are not confirmed stay with the broker."""
         self._stopped = True
         self._asked.put(None)
         self.thread.join(timeout)
@@ -91,7 +95,7 @@ class ReplicaWait:
         return not self._stopped
 
     def _take(self) -> list[ParkedAnswer]:
-        """Return what has come, after a wait for it."""
+        """Wait for messages, and return them."""
         taken: list[ParkedAnswer | None] = []
         with self.thread.idle(), suppress(queue.Empty):
             taken.append(self._asked.get(timeout=RETRY if self._late else WAIT))
@@ -107,24 +111,24 @@ class ReplicaWait:
             safe = set()
         for answer in self._late:
             if answer.lock in safe:
-                self._orders.put(answer.park)
+                self._commands.put(answer.park)
         self._late = [answer for answer in self._late if answer.lock not in safe]
         for answer in new:
             if answer.lock in safe:
-                self._orders.put(Errand(partial(self._confirmed, answer)))
+                self._commands.put(Call(partial(self._confirmed, answer)))
             else:
                 self._late.append(answer)
         self._tell()
 
     def _tell(self) -> None:
-        """Log when replicas begin and cease to be missing."""
+        """Log when there begin to be too few replicas, and when there are enough again."""
         if bool(self._late) == self._missing:
             return
         self._missing = bool(self._late)
         if self._missing:
             logger.warning(
-                "celery-singleton-lock: parked messages, such as %s, stay with the broker, too, "
-                "until the replicas have them. %s",
+                "celery-singleton-lock: parked messages, such as %s, are not acknowledged to the "
+                "broker until enough replicas have them. %s",
                 self._late[0].park.request,
                 self._store.too_few(),
             )

@@ -1,41 +1,44 @@
-"""What the agent sends through the broker: messages that no worker here runs, or not yet."""
+"""Sends messages to the broker: requeued, rejected, and parked ones that no worker consumes."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
 
-from celery_singleton_lock.worker.background_thread import BackgroundThread
 from celery_singleton_lock.core.clock import Clock, SystemClock
-from celery_singleton_lock.worker.dispatch.dispatcher import Desk
-from celery_singleton_lock.core.model import CLAIM_LEASE, Delivery, Stray
-from celery_singleton_lock.worker.agent_commands import Left, Requeue
-from celery_singleton_lock.worker.publisher import Outbox, Publisher, pack
-from celery_singleton_lock.worker.consumed_queues import Queues
-from celery_singleton_lock.worker.request import LockedRequest
+from celery_singleton_lock.core.model import CLAIM_LEASE
+from celery_singleton_lock.core.parked_message import Delivery, Stray
+from celery_singleton_lock.lock.lease_watchdog import Watchdog
 from celery_singleton_lock.store.message_operations import HOLD
-from celery_singleton_lock.worker.agent_queue import RETRY, Tray
-from celery_singleton_lock.lock.renewals import Watchdog
+from celery_singleton_lock.worker.agent_commands import RecordPublished, Requeue
+from celery_singleton_lock.worker.agent_queue import RETRY, AgentQueue
+from celery_singleton_lock.worker.background_thread import BackgroundThread
+from celery_singleton_lock.worker.consumed_queues import Queues
+from celery_singleton_lock.worker.dispatch.dispatcher import Dispatcher
+from celery_singleton_lock.worker.lock_set_header import claim_in
+from celery_singleton_lock.worker.message_codec import pack
+from celery_singleton_lock.worker.publisher import Outbox, Publisher
+from celery_singleton_lock.worker.request import LockedRequest
 
 logger = logging.getLogger(__name__)
 
 
-class Courier:
-    """Has messages published in a thread of its own, and hears there what became of them.
+class Republisher:
+    """Publishes messages in its own thread, and reports the results.
 
     Args:
-        publisher: used by that thread alone.
-        queues: what the worker consumes.
-        orders: the agent's.
-        desk: whom to tell.
+        publisher: used only by that thread.
+        queues: the queues that the worker consumes.
+        commands: the queue of the agent.
+        dispatcher: called in the main loop with the result of a requeue.
         post: runs a call in the main loop.
-        watchdog: keeps a rejected message from other workers while it is published.
-        settle: drops a parked message that was published to be rejected.
+        watchdog: renews the grant of a rejected message while it is published, so that no other
+            worker gets it.
 
     Attributes:
-        requeued: how many messages went back to the broker.
-        published: how many parked messages were sent.
-        rejected: how many messages were sent to be rejected.
+        requeued: number of messages that were requeued.
+        published: number of parked messages that were sent to their queues.
+        rejected: number of messages that were sent to be rejected.
     """
 
     def __init__(
@@ -43,24 +46,21 @@ class Courier:
         publisher: Publisher,
         *,
         queues: Queues,
-        orders: Tray,
-        desk: Desk,
+        commands: AgentQueue,
+        dispatcher: Dispatcher,
         post: Callable[..., None],
         watchdog: Watchdog,
-        settle: Callable[[Delivery], None],
     ) -> None:
-        """Have sent nothing yet."""
         self.requeued = 0
         self.published = 0
         self.rejected = 0
         self._publisher = publisher
         self._watchdog = watchdog
-        self._settle = settle
         self._rejecting: set[str] = set()
         self._outbox = Outbox(publisher)
         self._queues = queues
-        self._orders = orders
-        self._desk = desk
+        self._commands = commands
+        self._dispatcher = dispatcher
         self._post = post
         self._clock: Clock = SystemClock()
 
@@ -70,18 +70,19 @@ class Courier:
         return self._outbox.thread
 
     def close(self, timeout: float) -> None:
-        """End the thread, within ``timeout`` seconds. What it has not sent by then is not sent."""
+        """End the thread within ``timeout`` seconds. Messages that still wait are not sent."""
         self._outbox.close(timeout)
 
-    # -- back to the broker -----------------------------------------------------------------------
+    # -- requeue ----------------------------------------------------------------------------------
 
-    def requeue(self, order: Requeue) -> None:
-        """Publish, then have the message acknowledged: a worker that dies in between loses nothing.
+    def requeue(self, command: Requeue) -> None:
+        """Publish a copy of a message, then let the dispatcher acknowledge the message.
 
-        Then there are two, of which the second finds the first running, or its end remembered.
+        If the worker dies in between, there are two messages. The second one is recognised as a
+        copy.
         """
-        if self._desk.requeues.holds(order.request):
-            self._send_back(order.request, lambda error: self._requeued(order, error))
+        if self._dispatcher.requeues.holds(command.request):
+            self._send_back(command.request, lambda error: self._requeued(command, error))
 
     def rescue(self, request: LockedRequest) -> None:
         """Send a message to the broker at once: this worker ends, and Redis does not answer."""
@@ -91,56 +92,61 @@ class Courier:
                 self.requeued += 1
                 logger.warning("%s may have been lost in an outage: sent to the broker", request)
             else:
-                logger.error("%s may be lost: neither Redis nor the broker takes it", request)
+                logger.error("%s may be lost: neither Redis nor the broker accepts it", request)
 
         self._send_back(request, told)
 
     def _send_back(self, request: LockedRequest, told: Callable[[Exception | None], None]) -> None:
         kept, route = pack(request.message), self._queues.queue_of(request)
+        requeues, place = request.arrival.requeues + 1, request.first_place
+        claim = claim_in(request.lock_header) if request.is_only_copy else None
         self._outbox.put(
-            lambda publisher: publisher.requeue(
-                kept, route, request.requeues + 1, request.first_place
-            ),
-            told,
+            lambda publisher: publisher.requeue(kept, route, requeues, place, claim), told
         )
 
-    def _requeued(self, order: Requeue, error: Exception | None) -> None:
-        """Hear from the outbox' thread what became of it."""
+    def _requeued(self, command: Requeue, error: Exception | None) -> None:
+        """Handle the result, in the thread of the outbox."""
         if error is None:
             self.requeued += 1
-            self._post(self._desk.requeued, order.request)
+            self._post(self._dispatcher.blocked.requeued, command.request)
         else:
-            logger.warning("%s could not be requeued, trying again: %r", order.request, error)
-            self._orders.put_off(order, RETRY)
+            logger.warning("%s could not be requeued, trying again: %r", command.request, error)
+            self._commands.put_off(command, RETRY)
 
-    # -- to be dead-lettered ----------------------------------------------------------------------
+    # -- reject -----------------------------------------------------------------------------------
 
-    def reject(self, delivery: Delivery) -> None:
-        """Have the broker reject a message that was acknowledged when it was parked.
+    def reject(self, delivery: Delivery, drop: Callable[[Delivery], None]) -> None:
+        """Let the broker dead-letter a message that was acknowledged when it was parked.
 
-        It is kept until the broker has confirmed that it has it again. A broker without dead
-        letters would drop it, so it is dropped here.
+        The message stays in Redis until the broker has confirmed the copy. A broker without dead
+        letters would drop the copy, so the message is only dropped from Redis.
+
+        Args:
+            delivery: the message.
+            drop: called to drop the message from Redis.
         """
         if delivery.token in self._rejecting:
             return None
         if not self._publisher.has_dead_letters():
-            return self._settle(delivery)
+            return drop(delivery)
         self._rejecting.add(delivery.token)
         self._watchdog.watch_later(
             delivery.name, delivery.token, CLAIM_LEASE, held=True, on_lost=_delivered_again
         )
         return self._outbox.put(
             lambda publisher: publisher.to_reject(delivery.body or b"", delivery.queue),
-            lambda error: self._told_of_reject(delivery, error),
+            lambda error: self._told_of_reject(delivery, drop, error),
         )
 
-    def _told_of_reject(self, delivery: Delivery, error: Exception | None) -> None:
+    def _told_of_reject(
+        self, delivery: Delivery, drop: Callable[[Delivery], None], error: Exception | None
+    ) -> None:
         self._watchdog.forget(delivery.token, patience=0)
         self._rejecting.discard(delivery.token)
         if error is None:
             self.rejected += 1
-            self._settle(delivery)
-        else:  # it is delivered again
+            drop(delivery)
+        else:  # Redis delivers the message again
             logger.warning(
                 "a parked task was rejected, and could not be sent to the queue %s for its "
                 "dead-letter exchange, trying again: %r",
@@ -148,13 +154,13 @@ class Courier:
                 error,
             )
 
-    # -- to other workers -------------------------------------------------------------------------
+    # -- republish --------------------------------------------------------------------------------
 
     def send_on(self, strays: Sequence[Stray]) -> None:
-        """Send parked messages that no live worker takes to their queues.
+        """Send parked messages that no live worker consumes to their queues.
 
         Args:
-            strays: messages of one lock that one call has taken out of the line.
+            strays: messages of one lock, which one call has taken out of the lock's queue.
         """
         sent: list[Stray] = []
         self._outbox.put(
@@ -163,16 +169,19 @@ class Courier:
         )
 
     def _publish(self, publisher: Publisher, strays: Sequence[Stray], sent: list[Stray]) -> None:
-        """Publish for half of the time for which they are out of line; the rest queues again."""
+        """Publish messages for at most half of :data:`HOLD`, and add them to ``sent``.
+
+        After :data:`HOLD` seconds, Redis parks messages again that were taken out of their queue.
+        """
         until = self._clock.monotonic() + HOLD / 2
         for stray in strays:
             if self._clock.monotonic() > until:
                 return
-            publisher.send_back(stray.body, stray.queue, stray.attempt, stray.place)
+            publisher.send_back(stray.body, stray.queue, stray.attempt, stray.place, stray.token)
             sent.append(stray)
 
     def _sent_on(self, strays: Sequence[Stray], sent: list[Stray], error: Exception | None) -> None:
-        """Hear from the outbox' thread what became of them."""
+        """Handle the result, in the thread of the outbox."""
         self.published += len(sent)
         if error is not None:
             logger.warning(
@@ -183,16 +192,16 @@ class Courier:
             )
         if sent:
             logger.info(
-                "no live worker takes the tasks of queue %r that are parked for the lock %r: %d "
+                "no live worker consumes the queue %r of tasks that are parked for the lock %r: %d "
                 "were sent to the broker",
                 sent[0].queue,
                 sent[0].name,
                 len(sent),
             )
-            self._orders.put(Left(tuple(sent), sent=True))
+            self._commands.put(RecordPublished(tuple(sent), sent=True))
         if len(sent) < len(strays):
-            self._orders.put(Left(tuple(strays[len(sent) :]), sent=False))
+            self._commands.put(RecordPublished(tuple(strays[len(sent) :]), sent=False))
 
 
 def _delivered_again(_name: str, _token: str) -> None:
-    """Do nothing: another worker is given the message, and it may be rejected twice."""
+    """Do nothing: Redis delivers the message again, and it may be rejected twice."""

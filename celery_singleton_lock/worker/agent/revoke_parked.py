@@ -1,75 +1,68 @@
-"""What a revoke ends in the locks' Redis: parked messages, and what is reserved for retries."""
+"""Ends parked messages, and reservations for retries, of tasks that were revoked."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from celery.worker.state import revoked as revoked_tasks
 
 from celery_singleton_lock.core.clock import Clock
-from celery_singleton_lock.core.model import Ending, Reservation
-from celery_singleton_lock.worker.agent_commands import Revoke
+from celery_singleton_lock.core.model import Ending
 from celery_singleton_lock.store.base import Store
-from celery_singleton_lock.worker.agent_queue import Tray
+from celery_singleton_lock.worker.agent_commands import DeliverRevoked, TrackReservation
+from celery_singleton_lock.worker.agent_queue import AgentQueue
+from celery_singleton_lock.worker.redis_health import for_each
 
 
-@dataclass(frozen=True, slots=True)
-class Minded:
-    """A reservation that is to end when its task is revoked."""
-
-    name: str
-    token: str
-    task_id: str
-    until: float
-
-
-class Revokes:
-    """Ends what waits for tasks that Celery knows as revoked.
+class RevokeParked:
+    """Ends the parked messages and reservations of tasks in Celery's ``revoked`` set.
 
     Args:
-        store: the agent's.
-        realm: hash of the broker.
-        orders: the agent's.
-        taker: returns the worker that may be granted a lock that is freed; empty if none.
+        store: the agent's store.
+        realm: hash of the broker's URL.
+        commands: the queue of the agent.
+        taker: returns the id of the worker to which a release may grant; empty if there is none.
     """
 
-    def __init__(self, store: Store, *, realm: str, orders: Tray, taker: Callable[[], str]) -> None:
-        """Have heard of none yet."""
+    def __init__(
+        self, store: Store, *, realm: str, commands: AgentQueue, taker: Callable[[], str]
+    ) -> None:
         self._store = store
         self._realm = realm
-        self._orders = orders
+        self._commands = commands
         self._taker = taker
         self._clock: Clock = store.clock
-        self._minded: dict[str, Minded] = {}
+        self._tracked: dict[str, TrackReservation] = {}
         self._seen: set[str] = set()
 
-    def mind(self, name: str, reservation: Reservation, task_id: str) -> None:
-        """End a reservation when its task is revoked. Does not wait."""
-        until = self._clock.monotonic() + reservation.seconds
-        self._minded[reservation.token] = Minded(name, reservation.token, task_id, until)
+    def track(self, reservation: TrackReservation) -> None:
+        """Track a reservation, to end it when its task is revoked."""
+        self._tracked[reservation.token] = reservation
 
     def parked(self, task_id: str) -> None:
-        """Look at a task that has just been parked: it may have been revoked before."""
+        """End a task that has just been parked if it was revoked before."""
         if task_id in revoked_tasks:
-            self._orders.put(Revoke((task_id,)))
+            self._commands.put(DeliverRevoked((task_id,)))
 
-    def hear(self) -> None:
-        """Look for tasks that were revoked since the last look; mingle and state files count."""
+    def check(self) -> None:
+        """End tasks that were revoked since the last call, also by mingle or a state file."""
         known = set(revoked_tasks)
         news = known - self._seen
         self._seen = known
         if news:
-            self._orders.put(Revoke(tuple(news)))
+            self._commands.put(DeliverRevoked(tuple(news)))
 
-    def end(self, order: Revoke) -> None:
-        """End those of the tasks that are parked.
+    def deliver(self, command: DeliverRevoked) -> None:
+        """Deliver the parked messages of revoked tasks, so that a worker ends them.
 
         Raises:
             BackendError: Redis did not answer.
         """
-        for name, token in self._store.find(order.task_ids):
-            self._store.revoke(name, token, realm=self._realm, worker=self._taker())
+        for_each(self._store.locate_tasks(command.task_ids), self._deliver)
+
+    def _deliver(self, found: tuple[str, str]) -> None:
+        name, token = found
+        self._store.deliver_revoked(name, token, realm=self._realm, worker=self._taker())
 
     def free(self) -> None:
         """End the reservations of tasks that were revoked before their next attempt.
@@ -77,9 +70,13 @@ class Revokes:
         Raises:
             BackendError: Redis did not answer.
         """
-        now = self._clock.monotonic()
-        for token, minded in list(self._minded.items()):
-            if minded.task_id in revoked_tasks:
-                self._store.release(minded.name, token, Ending.FINAL, worker=self._taker())
-            if minded.task_id in revoked_tasks or minded.until <= now:
-                del self._minded[token]
+        for_each(list(self._tracked.values()), self._free)
+
+    def _free(self, reservation: TrackReservation) -> None:
+        ended = reservation.until <= self._clock.monotonic()
+        if reservation.task_id in revoked_tasks and not ended:
+            self._store.release(
+                reservation.name, reservation.token, Ending.FINAL, worker=self._taker()
+            )
+        if reservation.task_id in revoked_tasks or ended:
+            del self._tracked[reservation.token]

@@ -1,4 +1,4 @@
-"""Turns for parked messages that nobody else gives them: their locks lapsed, or are not kept."""
+"""Sweeps the locks that are due, and delivers parked tasks that take no lock any more."""
 
 from __future__ import annotations
 
@@ -10,56 +10,56 @@ from operator import attrgetter
 from typing import Final
 
 from celery_singleton_lock.core.clock import Clock
-from celery_singleton_lock.worker.agent.republish import Courier
-from celery_singleton_lock.worker.dispatch.in_flight import Flights
-from celery_singleton_lock.worker.agent.grant_inbox import Inbox
-from celery_singleton_lock.worker.partial_lock_sets import Kept
 from celery_singleton_lock.core.lock_mode import Modes
-from celery_singleton_lock.worker.agent_commands import Left
 from celery_singleton_lock.store.base import Store
+from celery_singleton_lock.worker.agent.grant_inbox import GrantInbox
+from celery_singleton_lock.worker.agent.republish import Republisher
+from celery_singleton_lock.worker.agent_commands import RecordPublished
+from celery_singleton_lock.worker.dispatch.in_flight import InFlight
+from celery_singleton_lock.worker.partial_lock_sets import PartialLockSets
 
 logger = logging.getLogger(__name__)
 
 MOST: Final = 100
-"""Most locks that one round looks at."""
+"""Most locks that one round sweeps."""
 
 PER_SLOT: Final = 4
-"""Granted messages that may wait here for each slot of the pool."""
+"""Number of granted messages that may wait here, for each slot of the pool."""
 
 PATIENCE: Final = 5.0
-"""Seconds for which no worker must have taken a message before it is sent to the broker: one that
-restarts meanwhile finds it where it was."""
+"""Seconds without a consumer after which a parked message is republished. A worker that restarts
+within this time gets the message from Redis."""
 
 IDLE: Final = 5.0
-"""Seconds between two looks for parked tasks of which the locks are not kept, if there are none."""
+"""Seconds to the next search for parked tasks that take no lock, if there were none."""
 
 NEGLECTED: Final = 10.0
-"""Seconds after which a lock at which nobody has looked, though one should, is told of."""
+"""Seconds by which a sweep must be overdue to be reported."""
 
-TALE: Final = 60.0
-"""Seconds between two times that it is told."""
+REPORT_EVERY: Final = 60.0
+"""Seconds between two such reports."""
 
 NAMED: Final = 5
-"""Most locks that are named then."""
+"""Most locks that a report names."""
 
 
 class Sweeper:
-    """Looks after the locks of all workers, and takes no more grants than its own can soon run.
+    """Sweeps the locks of all workers, and takes no more grants than its pool can soon run.
 
     Args:
-        store: the agent's.
+        store: the agent's store.
         worker: id of this worker.
-        realm: hash of the broker.
-        inbox: where the grants arrive.
-        flights: who is on the way already.
-        courier: sends messages that no live worker takes to the broker.
-        kept: what parked messages keep meanwhile.
-        modes: which tasks keep their locks now.
-        capacity: tasks that the worker's pool runs at once.
+        realm: hash of the broker's URL.
+        inbox: receives the grants.
+        in_flight: the messages that are in flight.
+        republisher: sends messages that no live worker consumes to the broker.
+        partial_lock_sets: renews the locks that parked messages hold.
+        modes: which tasks take their locks now.
+        capacity: number of tasks that the worker's pool runs at once.
 
     Attributes:
-        swept: how many locks were looked after.
-        let_run: how many messages were given their turn though their locks are not kept.
+        swept: number of locks that were swept.
+        let_run: number of messages that were delivered to run without a lock.
     """
 
     def __init__(
@@ -68,68 +68,67 @@ class Sweeper:
         *,
         worker: str,
         realm: str,
-        inbox: Inbox,
-        flights: Flights,
-        courier: Courier,
-        kept: Kept,
+        inbox: GrantInbox,
+        in_flight: InFlight,
+        republisher: Republisher,
+        partial_lock_sets: PartialLockSets,
         modes: Modes,
         capacity: int,
     ) -> None:
-        """Have looked at nothing yet."""
         self.swept = 0
         self.let_run = 0
         self._store = store
         self._worker = worker
         self._realm = realm
         self._inbox = inbox
-        self._flights = flights
-        self._courier = courier
-        self._kept = kept
+        self._in_flight = in_flight
+        self._republisher = republisher
+        self._partial_lock_sets = partial_lock_sets
         self._modes = modes
         self._capacity = capacity
         self._clock: Clock = store.clock
         self._next_relaxed = 0.0
-        self._next_tale = math.inf
+        self._next_report = math.inf
 
     def _room(self) -> int:
-        """Return how many more grants the pool can soon run."""
-        return PER_SLOT * self._capacity - self._flights.backlog()
+        """Return the number of further grants that the pool can soon run."""
+        return PER_SLOT * self._capacity - self._in_flight.backlog()
 
-    # -- these ask Redis, and raise BackendError if it does not answer ----------------------------
+    # -- these methods raise BackendError if Redis does not answer --------------------------------
 
     def sweep(self) -> None:
-        """Look at locks that want it."""
+        """Sweep locks that are due."""
         room = self._room()
         if room > 0 and not self._inbox.retired:
-            names = list(self._store.take_due(min(room, MOST)))
+            names = list(self._store.take_due_locks(min(room, MOST)))
             self.swept += len(names)
-            self.kick(names)
+            self.sweep_locks(names)
 
-    def kick(self, names: list[str]) -> None:
-        """Have locks granted to who is next."""
-        strays = self._store.kick_many(
+    def sweep_locks(self, names: list[str]) -> None:
+        """Sweep locks, and grant each to its next waiter."""
+        strays = self._store.sweep_and_grant_many(
             names, worker=self._inbox.taker(), realm=self._realm, patience=PATIENCE
         )
         for _, group in groupby(strays, attrgetter("name")):
-            self._courier.send_on(list(group))
+            self._republisher.send_on(list(group))
 
-    def left(self, order: Left) -> None:
-        """Forget messages that the broker has, or let them queue again; go on with the next."""
-        first = order.strays[0]
-        tokens = [stray.token for stray in order.strays]
-        self._store.left(
-            first.name, first.seal, tokens, sent=order.sent, worker=self._inbox.taker()
+    def record(self, command: RecordPublished) -> None:
+        """Delete messages that the broker has, and sweep their lock; else park them again."""
+        first = command.strays[0]
+        tokens = [stray.token for stray in command.strays]
+        self._store.record_publish_result(
+            first.name, first.seal, tokens, sent=command.sent, worker=self._inbox.taker()
         )
-        if not order.sent:
+        if not command.sent:
             return
-        for stray in order.strays:
-            self._kept.give_back(stray)
-        self.kick([first.name])
+        for stray in command.strays:
+            self._partial_lock_sets.give_back(stray)
+        self.sweep_locks([first.name])
 
     def relax(self) -> None:
-        """Give parked tasks that do not keep their locks their turn, as fast as the pool runs them.
+        """Deliver parked tasks that take no lock any more, as fast as the pool runs them.
 
-        Where nobody waits for a lock, look less often.
+        If no lock has a waiter, the next search is later.
         """
         tasks, room, now = self._modes.relaxed(), self._room(), self._clock.monotonic()
         if not tasks or room <= 0 or now < self._next_relaxed or self._inbox.retired:
@@ -140,33 +139,33 @@ class Sweeper:
             return
         names = random.sample(names, min(len(names), room, MOST))
         most = max(1, room // len(names))
-        self.let_run += self._store.let_run(
+        self.let_run += self._store.deliver_unlocked(
             names, tasks, most, worker=self._worker, realm=self._realm
         )
 
     def tell_of_neglected(self) -> None:
-        """Where the worker runs no parked messages: tell if no other worker does it either."""
-        if self._clock.monotonic() < self._next_tale:
+        """Report locks with parked messages that no worker sweeps. For workers without grants."""
+        if self._clock.monotonic() < self._next_report:
             return
-        self._next_tale = self._clock.monotonic() + TALE
-        neglected = self._store.neglected(NEGLECTED)
+        self._next_report = self._clock.monotonic() + REPORT_EVERY
+        neglected = self._store.unswept_locks(NEGLECTED)
         names = [name for name in neglected if self._store.inspect(name).bodies]
         if names:
             logger.error(
                 "celery-singleton-lock: messages are parked for the lock %s, and no worker has "
-                "looked after them for %d s. They are kept, and do not run: this worker does not "
-                "pass its self-test (see its warning at start), and none that does is there. "
-                "Start one that consumes their queues.",
+                "swept it for %d s. They stay parked and do not run: this worker has failed a "
+                "check at its start (see its warning) and takes no grants. Start a worker that "
+                "passes the check and consumes their queues.",
                 ", ".join(map(repr, names[:NAMED])) + (" and others" if len(names) > NAMED else ""),
                 NEGLECTED,
             )
 
-    # -- what changes its pace --------------------------------------------------------------------
+    # -- called by the main loop ------------------------------------------------------------------
 
     def modes_changed(self) -> None:
-        """Look at once for messages that do not keep their locks any more."""
+        """Search in the next round for parked tasks that take no lock any more."""
         self._next_relaxed = 0.0
 
     def stand_aside(self) -> None:
-        """Tell of messages that nobody runs from now on."""
-        self._next_tale = 0.0
+        """Report from now on locks with parked messages that no worker sweeps."""
+        self._next_report = 0.0

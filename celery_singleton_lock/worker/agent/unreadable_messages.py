@@ -1,4 +1,4 @@
-"""Parked messages whose turn has come, and of which this worker can make no task."""
+"""Ends or returns parked messages that were granted and that this worker cannot read."""
 
 from __future__ import annotations
 
@@ -11,48 +11,47 @@ from celery.app.task import Context
 from celery.exceptions import InvalidTaskError
 from kombu.exceptions import ContentDisallowed, DecodeError
 
+from celery_singleton_lock.core.parked_message import Delivery
 from celery_singleton_lock.errors import MaxReturnsExceeded
 from celery_singleton_lock.events import Event, LockRefused
-from celery_singleton_lock.worker.agent.grant_inbox import Inbox
-from celery_singleton_lock.core.model import Delivery
-from celery_singleton_lock.worker.publisher import unpack
 from celery_singleton_lock.message_text import printable
+from celery_singleton_lock.worker.agent.grant_inbox import GrantInbox
+from celery_singleton_lock.worker.message_codec import unpack
 
 logger = logging.getLogger(__name__)
 
 UNREADABLE: Final = (InvalidTaskError, ContentDisallowed, DecodeError)
-"""What a message raises that Celery's consumer rejects."""
+"""Errors of messages that Celery's consumer rejects."""
 
 
-class Unread:
-    """Ends messages that cannot be read, and returns those of which the handling failed.
+class UnreadableMessages:
+    """Ends messages that cannot be read, and returns those whose handling failed.
 
     Args:
-        consumer: Celery's.
-        inbox: through which messages are settled and returned.
-        tell: tells observers, and whoever listens to Celery's events.
-        most_returns: queue -> how often a message of it may come back.
+        consumer: Celery's consumer.
+        inbox: ends and returns messages.
+        tell: reports an event.
+        most_returns: queue -> how often a message of it may be returned.
     """
 
     def __init__(
         self,
         consumer: Any,
         *,
-        inbox: Inbox,
+        inbox: GrantInbox,
         tell: Callable[[Event], None],
         most_returns: Callable[[str], float],
     ) -> None:
-        """Keep all of them."""
         self._consumer = consumer
         self._inbox = inbox
         self._tell = tell
         self._most_returns = most_returns
 
     def discard(self, delivery: Delivery, message: Any, error: Exception) -> None:
-        """Do what Celery does with a message that it cannot read, and drop it.
+        """Handle an unreadable message as Celery's consumer does, and drop it.
 
         Args:
-            delivery: of the message.
+            delivery: the delivery of the message.
             message: the message.
             error: one of :data:`UNREADABLE`.
         """
@@ -60,29 +59,29 @@ class Unread:
             self._consumer.on_decode_error(message, error)
         else:
             self._consumer.on_invalid_task(None, message, error)
-        self._told(delivery, message.headers, "undecodable")
+        self._report(delivery, message.headers, "undecodable")
         self._inbox.drop(delivery)
 
     def reject(self, delivery: Delivery) -> None:
-        """Have a message dead-lettered that has come back too often."""
+        """Let the broker dead-letter a message that was returned too often."""
         headers = _headers_in(delivery)
         logger.warning(
-            "Task %s has come back %d times, and goes to the dead letters of the queue %s: it was "
-            "requeued, or its worker was lost (singleton_lock_max_returns)",
+            "Task %s was returned %d times, since it was requeued or its worker was lost: it is "
+            "dead-lettered from the queue %s (singleton_lock_max_returns)",
             _name_of(headers),
             delivery.returns,
             delivery.queue,
         )
-        self._told(delivery, headers, "returned")
+        self._report(delivery, headers, "returned")
         self._inbox.reject(delivery)
 
     def fail(self, delivery: Delivery, error: Exception) -> None:
-        """Return a message of which the handling failed, or end it as FAILURE after many tries."""
+        """Return a message whose handling failed; after many tries, end it as FAILURE."""
         headers = _headers_in(delivery)
         tries = delivery.returns + 1
         last = tries > self._most_returns(delivery.queue)
         logger.error(
-            "The parked task %s, granted the lock %r, cannot be received here (try %d): %s",
+            "The message of the parked task %s, granted the lock %r, cannot be read (try %d): %s",
             _name_of(headers),
             delivery.name,
             tries,
@@ -92,7 +91,7 @@ class Unread:
         if not last:
             return self._inbox.put_off(delivery)
         self._fail(delivery, headers, error)
-        self._told(delivery, headers, "returned")
+        self._report(delivery, headers, "returned")
         return self._inbox.drop(delivery)
 
     def _fail(self, delivery: Delivery, headers: Mapping[str, Any], error: Exception) -> None:
@@ -112,7 +111,7 @@ class Unread:
                 "task-failed", uuid=task_id, exception=repr(failure)
             )
 
-    def _told(self, delivery: Delivery, headers: Mapping[str, Any], policy: str) -> None:
+    def _report(self, delivery: Delivery, headers: Mapping[str, Any], policy: str) -> None:
         task, task_id = str(headers.get("task", "")), str(headers.get("id", ""))
         self._tell(LockRefused(delivery.name, task, task_id, policy=policy))
 
@@ -128,7 +127,7 @@ def _name_of(headers: Mapping[str, Any]) -> str:
 
 
 def _context(delivery: Delivery, headers: Mapping[str, Any]) -> Context:
-    """Return the request as the result backend wants it, with the canvas if that can be read."""
+    """Return the request as the result backend expects it, with the canvas if it can be read."""
     canvas: Mapping[str, Any] = {}
     with suppress(Exception):
         canvas = unpack(delivery.body or b"").payload[2] or {}

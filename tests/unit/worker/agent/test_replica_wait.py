@@ -7,11 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 from celery_singleton_lock.core.clock import SystemClock
+from celery_singleton_lock.core.model import Claim, Owner, Reply, Verdict
+from celery_singleton_lock.core.parked_message import Parcel
 from celery_singleton_lock.errors import BackendUnreachable
-from celery_singleton_lock.core.model import Claim, Owner, Parcel, Reply, Verdict
-from celery_singleton_lock.worker.agent_commands import Errand, Park
 from celery_singleton_lock.worker.agent.replica_wait import ParkedAnswer, ReplicaWait
-from celery_singleton_lock.worker.agent_queue import Tray
+from celery_singleton_lock.worker.agent_commands import Call, Park
+from celery_singleton_lock.worker.agent_queue import AgentQueue
 from support.waiting import eventually
 
 
@@ -41,7 +42,7 @@ def store():
 
 @pytest.fixture
 def orders():
-    return Tray(SystemClock())
+    return AgentQueue(SystemClock())
 
 
 @pytest.fixture
@@ -51,9 +52,9 @@ def safe():
 
 @pytest.fixture
 def waiting(store, orders, safe):
-    waiting = ReplicaWait(store, orders=orders, confirmed=safe.append)
+    waiting = ReplicaWait(store, commands=orders, confirmed=safe.append)
     yield waiting
-    waiting.close(5)
+    waiting.close(60)
     assert not waiting.thread.is_alive()
 
 
@@ -67,7 +68,7 @@ def carried_out(orders):
     """Carry out the calls that were ordered; return the other orders."""
     others = []
     for order in orders.take(0.0):
-        order.call() if isinstance(order, Errand) else others.append(order)
+        order.call() if isinstance(order, Call) else others.append(order)
     return others
 
 

@@ -1,0 +1,58 @@
+"""Runs the agent's periodic steps, about once a second, and records whether Redis answers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from celery_singleton_lock.errors import BackendError, LockUnusable
+from celery_singleton_lock.worker.redis_health import RedisHealth
+
+logger = logging.getLogger(__name__)
+
+
+class Tick:
+    """Runs steps in order. An error of Redis ends the tick.
+
+    Args:
+        steps: functions, each of which may raise BackendError.
+        health: records whether Redis has answered.
+    """
+
+    def __init__(self, steps: Sequence[Callable[[], None]], health: RedisHealth) -> None:
+        self._steps = steps
+        self._health = health
+        self._refused: dict[str, str] = {}
+
+    def __call__(self) -> None:
+        """Run all steps."""
+        try:
+            for step in self._steps:
+                self._take(step)
+        except BackendError as error:
+            if not self._health.down:
+                logger.warning(
+                    "celery-singleton-lock: %s It is %s. Locked tasks wait.",
+                    error,
+                    self._health.address,
+                )
+            self._health.failed(error)
+        else:
+            self._health.regained()
+
+    def _take(self, step: Callable[[], None]) -> None:
+        """Run a step. A lock that Redis refuses, or a defect, does not prevent the next steps."""
+        name = getattr(step, "__qualname__", "")
+        try:
+            step()
+        except LockUnusable as error:
+            self._health.failed(error)
+            if self._refused.get(name) != str(error):
+                self._refused[name] = str(error)
+                logger.error("celery-singleton-lock: %s (%s)", error, name)  # noqa: TRY400  # no bug
+        except BackendError:
+            raise
+        except Exception:
+            logger.exception("celery-singleton-lock: a step of the agent failed")
+        else:
+            self._refused.pop(name, None)

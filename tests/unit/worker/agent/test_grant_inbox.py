@@ -1,0 +1,81 @@
+"""Granted messages are fetched, passed on, or given back."""
+
+from __future__ import annotations
+
+from celery_singleton_lock.core.model import Ending, Reply, Verdict
+from celery_singleton_lock.errors import BackendUnreachable
+from celery_singleton_lock.worker.agent_commands import LookUp
+from celery_singleton_lock.worker.agent_queue import REFUSED_RETRY
+from support.agent_fakes import (
+    delivery,
+    request,
+)
+
+
+def test_a_delivery_that_failed_is_left_to_its_claim_lease(agent, store, seen, clock):
+    """Its grant lapses and is made again: trying twice could deliver it twice."""
+    store.fails["body"] = BackendUnreachable()
+    agent._commands.put(delivery("a", body=None))
+    agent.run_once()
+    store.fails, store.bodies = {}, {"a": b"{}"}
+    clock.now += REFUSED_RETRY
+    agent.run_once()
+    assert seen.received == []
+
+
+def test_a_delivery_without_its_message_fetches_it(agent, store, seen):
+    """A message too long for the inbox is asked for; one that is settled meanwhile is no work."""
+    store.bodies["a"] = b"long"
+    agent._commands.put(delivery("a", body=None))
+    agent._commands.put(delivery("settled", body=None))
+    agent.run_once()
+    assert [(found.token, found.body) for found in seen.received] == [("a", b"long")]
+    assert agent.counts()["delivered"] == 1
+
+
+def test_a_copy_goes_to_the_pool_only_if_its_message_is_not_kept(agent, store, dispatcher):
+    """Kept in Redis, the copy is dropped; unknown, it is all that is left and runs."""
+    store.bodies["kept"] = b"{}"
+    kept, unknown = request("kept"), request("unknown")
+    agent._commands.put(LookUp(kept, "k:kept", "kept"))
+    agent._commands.put(LookUp(unknown, "k:unknown", "unknown"))
+    agent.run_once()
+    assert dispatcher.heard("dropped", "redispatch") == [("dropped", kept), ("redispatch", unknown)]
+
+
+def test_a_worker_that_retires_gives_back_what_is_in_its_inbox(agent, store, seen):
+    """It leaves the fleet first, so that nothing new is pushed; then each grant returns."""
+    store.inbox = [delivery("a"), delivery("b")]
+    agent.retire()
+    agent.run_once()
+    verbs = [call for call in store.calls if call[0] in ("leave", "release")]
+    assert verbs == [
+        ("leave", "q"),
+        ("release", "a", Ending.AGAIN),
+        ("release", "b", Ending.AGAIN),
+    ]
+    assert seen.received == []
+
+
+def test_a_delivery_that_arrives_after_retirement_is_given_back(agent, store, seen):
+    """Nobody would run it here; the next worker does, in its old place."""
+    agent.retire()
+    agent.run_once()
+    agent._commands.put(delivery("late"))
+    agent.run_once()
+    assert store.asked("release") == [("release", "late", Ending.AGAIN)]
+    assert seen.received == []
+
+
+def test_a_grant_that_waits_for_the_main_loop_at_its_end_is_given_back(agent, store, seen):
+    """Otherwise nobody has the lock for five seconds."""
+    seen.still = True
+    store.replies["a"] = Reply(Verdict.GRANTED)  # no other worker has a free slot
+    agent._commands.put(delivery("a"))
+    agent.run_once()
+    agent.retire()
+    agent.run_once()
+    assert store.asked("release")[-1] == ("release", "a", Ending.AGAIN)
+    for call, args in seen.later:
+        call(*args)
+    assert seen.received == []

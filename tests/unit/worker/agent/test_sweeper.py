@@ -1,0 +1,54 @@
+"""Sweeps, and messages that no worker consumes."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_singleton_lock.core.parked_message import Stray
+from support.waiting import eventually
+
+
+@pytest.mark.parametrize(
+    ("backlog", "asked"), [(0, [8]), (3, [5]), (8, []), (50, [])], ids="backlog-{}".format
+)
+def test_a_sweep_takes_no_more_than_the_pool_can_soon_run(agent, store, dispatcher, backlog, asked):
+    """Four per slot, less those that wait for one already."""
+    dispatcher.in_flight.waiting = backlog
+    agent.run_once()
+    assert [call[1] for call in store.asked("take_due_locks")] == asked
+
+
+def test_a_sweep_looks_at_each_lock_that_it_has_taken_from_the_list(agent, store):
+    """Nobody else sees them for a while: one passed by would be free, and wait."""
+    store.due = ["k:a", "k:b"]
+    agent.run_once()
+    assert store.asked("sweep_and_grant_many") == [("sweep_and_grant_many", "k:a", "k:b")]
+
+
+def test_an_adrift_message_is_published_and_a_broker_error_stops_nothing(
+    agent, store, seen, caplog
+):
+    """It goes to its queue, and Redis records that; if it fails, Redis records that too."""
+    store.due = ["k:a"]
+    store.strays = [
+        Stray("k:a", f"t{n}", "far", b"{}", "seal", f"{n}/0/0", 10 + n) for n in range(2)
+    ]
+    agent.run_once()
+    store.strays = store.due = []
+    eventually(lambda: agent.counts()["published"] == 2, 5, "both published")
+    assert seen.published == [("0/0/0", "far"), ("1/0/0", "far")]
+    eventually(lambda: (agent.run_once(), store.asked("record_publish_result"))[1], 5, "told")
+    assert store.asked("record_publish_result") == [
+        ("record_publish_result", "seal", "t0", "t1", True)
+    ]
+    seen.refuse = OSError("no broker")
+    store.strays, store.due = [Stray("k:a", "t2", "far", b"{}", "seal2")], ["k:a"]
+    agent._next_beat = 0.0
+    agent.run_once()
+    store.strays = store.due = []
+    eventually(lambda: "could not be sent to the broker" in caplog.text, 5, "a warning")
+    eventually(lambda: (agent.run_once(), store.asked("record_publish_result")[1:])[1], 5, "told")
+    assert store.asked("record_publish_result")[1:] == [
+        ("record_publish_result", "seal2", "t2", False)
+    ]
+    assert agent.counts()["published"] == 2
