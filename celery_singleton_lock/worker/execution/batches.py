@@ -1,7 +1,7 @@
-"""The lock of a batch of celery-batches: one for all of its messages, taken in the pool slot.
+"""The lock of a batch of celery-batches: one lock for all of its messages.
 
 celery-batches collects messages in the main process and sends each batch to the pool itself. So a
-batch does not pass the dispatcher, and cannot be parked: it waits for its lock in the slot.
+batch does not pass the dispatcher and cannot be parked. It waits for its lock in the pool slot.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 import string
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,15 +17,15 @@ from typing import Any, NamedTuple
 from celery.exceptions import ImproperlyConfigured
 
 from celery_singleton_lock.config.call_options import HEADER
-from celery_singleton_lock.errors import SingletonLockError
-from celery_singleton_lock.events import LockRefused, log_keys
-from celery_singleton_lock.worker.execution.tracer import Run, Turned, entered, fail, in_place, mark_skipped, take_out
-from celery_singleton_lock.worker.dispatch.notifier import REFUSALS
-from celery_singleton_lock.core.model import new_token
-from celery_singleton_lock.core.lock_mode import ENFORCE, OBSERVE
 from celery_singleton_lock.config.settings import LockOptions
-from celery_singleton_lock.worker.lock_header import Stamp
+from celery_singleton_lock.core.lock_mode import ENFORCE, OBSERVE
+from celery_singleton_lock.core.owner_token import new_token
+from celery_singleton_lock.events import LockRefused, log_keys
 from celery_singleton_lock.message_text import printable
+from celery_singleton_lock.worker.execution.celery_outcome import Run, fail, mark_skipped, take_out
+from celery_singleton_lock.worker.execution.task_lock import and_then, entered, in_place, let_go
+from celery_singleton_lock.worker.lock_header import LockHeader
+from celery_singleton_lock.worker.turned_away import REFUSALS, TurnedAway
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +33,7 @@ _running: ContextVar[str] = ContextVar("celery_singleton_lock_batch", default=""
 
 
 def is_batches(task: Any) -> bool:
-    """Return whether celery-batches sends a task's messages to the pool, in its own way."""
+    """Return whether the unmodified celery-batches sends a task's messages to the pool."""
     module = sys.modules.get("celery_batches")
     if module is None or not isinstance(task, module.Batches):
         return False
@@ -43,7 +42,7 @@ def is_batches(task: Any) -> bool:
 
 
 def is_running(task_name: str) -> bool:
-    """Return whether the code that asks runs in a batch of a task."""
+    """Return whether the caller runs in a batch of a task."""
     return _running.get() == task_name
 
 
@@ -51,12 +50,12 @@ def is_running(task_name: str) -> bool:
 
 
 def refuse_unsupported(task_name: str, declared: Mapping[str, Any], options: LockOptions) -> None:
-    """Refuse what a batch cannot have.
+    """Refuse options that a batch cannot have.
 
     Args:
-        task_name: of a task for which :func:`is_batches` is true.
+        task_name: name of a task for which :func:`is_batches` is true.
         declared: its lock options, as declared.
-        options: its lock options, with the settings.
+        options: its lock options, with defaults from the settings.
 
     Raises:
         ImproperlyConfigured: its lock depends on the arguments of one call, or an option needs a
@@ -80,8 +79,8 @@ def refuse_unsupported(task_name: str, declared: Mapping[str, Any], options: Loc
             msg = (
                 f"task {task_name} is a task of celery-batches, and lock_{option} is "
                 f"{getattr(options, option)!r}, which a batch cannot have: it has no message of "
-                f"its own. Declare lock_{option} as {remedy}, or leave it and "
-                f"singleton_lock_{option} out."
+                f"its own. Declare lock_{option} as {remedy}, or remove it and "
+                f"singleton_lock_{option}."
             )
             raise ImproperlyConfigured(msg)
 
@@ -102,59 +101,60 @@ def _fields(template: str) -> list[str]:
 # -- in the main process ---------------------------------------------------------------------------
 
 
-def join(crew: Any) -> None:
-    """Have each batch of this worker take its lock. After each connection anew, as strategies are.
+def join(runtime: Any) -> None:
+    """Make each batch of this worker acquire its lock. Call this again after each new connection.
 
     Args:
-        crew: of the worker.
+        runtime: the worker's runtime.
 
     Raises:
-        ImproperlyConfigured: this version of celery-batches does not use the pool as known.
+        ImproperlyConfigured: this version of celery-batches uses the pool in an unknown way.
     """
-    for name in crew.extension.declared():
-        task = crew.extension.app.tasks[name]
+    for name in runtime.extension.declared():
+        task = runtime.extension.app.tasks[name]
         if is_batches(task):
-            if getattr(task, "_pool", None) is not crew.consumer.pool:
+            if getattr(task, "_pool", None) is not runtime.consumer.pool:
                 msg = (
                     f"task {name}: this version of celery-batches sends batches to the pool in an "
                     "unknown way, so no lock would be taken. Use celery-batches 0.11."
                 )
                 raise ImproperlyConfigured(msg)
-            task._pool = BatchPool(crew)  # noqa: SLF001  # there is no other place
+            task._pool = BatchPool(runtime)  # noqa: SLF001  # celery-batches has no public hook
             task.flush = partial(_flush, type(task).flush, task)
 
 
 def _flush(flush: Callable[..., Any], task: Any, requests: Any) -> Any:
-    """Send a batch. Celery notes the canvas of a message where its context is asked for."""
+    """Send a batch. Reading its context makes Celery store the canvas of a message."""
     for request in requests:
-        request._context  # noqa: B018, SLF001  # then the child can tell the chord of a refusal
+        request._context  # noqa: B018, SLF001  # the child needs the chord if the batch is refused
     return flush(task, requests)
 
 
 class Refused(NamedTuple):
-    """What a pool process returns of a batch that did not run.
+    """What a pool process returns for a batch that did not run.
 
     Args:
-        lock: name.
-        policy: why, as in :class:`~celery_singleton_lock.events.LockRefused`; empty: another error.
-        reason: for people, of a batch that was skipped.
+        lock: the lock's name.
+        policy: as in :class:`~celery_singleton_lock.events.LockRefused`; empty for other errors.
+        reason: why the batch was skipped, as text; empty if it failed.
+        waits_for: as in ``LockRefused``.
     """
 
     lock: str
     policy: str
     reason: str
+    waits_for: str = ""
 
 
 class BatchPool:
-    """Sends batches to the pool such that each takes its lock there.
+    """Sends batches to the pool so that each acquires its lock there.
 
     Args:
-        crew: of the worker.
+        runtime: the worker's runtime.
     """
 
-    def __init__(self, crew: Any) -> None:
-        """Keep the worker's parts."""
-        self._crew = crew
+    def __init__(self, runtime: Any) -> None:
+        self._runtime = runtime
 
     def apply_async(
         self, target: Callable[..., Any], args: Any, *, callback: Callable[..., Any], **options: Any
@@ -162,31 +162,32 @@ class BatchPool:
         """Send a batch to the pool.
 
         Args:
-            target: what celery-batches calls in the pool.
+            target: the function that celery-batches calls in the pool.
             args: its arguments: the task, and the requests.
             callback: called with the result.
-            options: as the pool's.
+            options: options of the pool's ``apply_async``.
         """
         task, batch, *_ = args
-        mode = self._crew.modes.of(task.name)
+        mode = self._runtime.modes.of(task.name)
         returned = partial(self._returned, callback, batch[0])
-        return self._crew.consumer.pool.apply_async(
+        return self._runtime.consumer.pool.apply_async(
             run_batch, (mode, target, *args), callback=returned, **options
         )
 
     def _returned(self, callback: Callable[..., Any], requests: list[Any], result: Any) -> None:
         if isinstance(result, Refused):
-            self._crew.mailbox.post(self._tell, requests, result)
+            self._runtime.loop_channel.post(self._tell, requests, result)
             result = None
         callback(result)
 
     def _tell(self, requests: list[Any], refused: Refused) -> None:
-        """Tell observers, the log and Celery's events. Runs in the main loop."""
+        """Report the refusal to observers, the log and Celery's events. Runs in the main loop."""
         for request in requests:
-            event = LockRefused(refused.lock, request.name, request.id, policy=refused.policy)
+            about = (refused.lock, request.name, request.id)
+            event = LockRefused(*about, policy=refused.policy, waits_for=refused.waits_for)
             if refused.policy:
-                self._crew.herald.observers.notify(event)
-                self._crew.herald.announce(event)
+                self._runtime.notifier.observers.notify(event)
+                self._runtime.notifier.announce(event)
             if refused.reason:
                 logger.info(
                     "Task %s[%s] was skipped: %s",
@@ -203,17 +204,17 @@ class BatchPool:
 def run_batch(
     mode: str, target: Callable[..., Any], task: Any, batch: tuple[list[Any]], *rest: Any
 ) -> Any:
-    """Run a batch under the lock of its task. Raises no error, since nobody would hear it.
+    """Run a batch under the lock of its task. Does not raise if the lock is refused.
 
     Args:
-        mode: of the task, now.
-        target: what celery-batches calls in the pool.
-        task: of the batch.
+        mode: the present mode of the task.
+        target: the function that celery-batches calls in the pool.
+        task: the task of the batch.
         batch: its requests.
         rest: further arguments of ``target``.
 
     Returns:
-        What ``target`` returns; or :class:`Refused`.
+        The result of ``target``, or :class:`Refused`.
     """
     requests = [request for request in batch[0] if _is_usable(task, request)]
     if not requests:
@@ -227,59 +228,55 @@ def run_batch(
 def _observed(go: Callable[[], Any], task: Any) -> Any:
     extension, token = task._lock_extension, new_token()  # noqa: SLF001  # our own
     name = extension.name_of(task, ([],), {})
-    stamp = Stamp("", token, token, task.name, "", observed=name)
+    header = LockHeader("", token, token, task.name, "", observed=name)
     run = Run(task, lambda *_: go(), token, (), {}, {})
-    return extension.gate.trace(run, stamp, extension.options(task))
+    return extension.tracer.trace(run, header, extension.options(task))
 
 
 def _locked(go: Callable[[], Any], task: Any, requests: list[Any]) -> Any:
     extension = task._lock_extension  # noqa: SLF001  # our own
     name, options = extension.name_of(task, ([],), {}), extension.options(task)
     lock = in_place(extension.store(), name, options)
+    locked = partial(_run_locked, go, task, requests, lock, options)
+    return and_then(partial(let_go, lock, f"batch of {task.name}"), locked)
+
+
+def _run_locked(
+    go: Callable[[], Any], task: Any, requests: list[Any], lock: Any, options: LockOptions
+) -> Any:
+    """Acquire the lock and run the batch. The caller releases the lock."""
     try:
-        held = extension.gate.take_alone(lock, task.name, options)
-    except Turned as turned:
-        return _skipped(task, requests, lock.name, turned.reason)
-    except Exception as error:  # noqa: BLE001  # ours, or a time limit
+        held = task._lock_extension.undispatched.take(lock, task.name, options)  # noqa: SLF001  # our own
+    except TurnedAway as turned:
+        return _skipped(task, requests, lock.name, turned)
+    except Exception as error:  # noqa: BLE001  # an error of this package, or a time limit
         return _failed(task, requests, lock.name, error)
-    if not held:
-        return go()
-    with _releasing(lock, task.name), entered(lock):
+    with entered(lock if held else None):
         return go()
 
 
-def _skipped(task: Any, requests: list[Any], lock: str, reason: str) -> Refused:
-    _end_each(task, requests, lambda run: mark_skipped(run, reason))
-    return Refused(lock, "skip", reason)
+def _skipped(task: Any, requests: list[Any], lock: str, turned: TurnedAway) -> Refused:
+    _end_each(task, requests, lambda run: mark_skipped(run, turned.reason))
+    return Refused(lock, "skip", turned.reason, turned.waits_for)
 
 
 def _failed(task: Any, requests: list[Any], lock: str, error: Exception) -> Refused:
     _end_each(task, requests, lambda run: fail(run, error))
     policy = next((name for kind, name in REFUSALS.items() if isinstance(error, kind)), "")
-    return Refused(lock, policy, "")
+    return Refused(lock, policy, "", getattr(error, "waits_for", ""))
 
 
 def _go(target: Callable[..., Any], task: Any, *args: Any) -> Any:
-    token = _running.set(task.name)
+    before = _running.get()
     try:
+        _running.set(task.name)
         return target(task, *args)
     finally:
-        _running.reset(token)
-
-
-@contextmanager
-def _releasing(lock: Any, task_name: str) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        try:
-            lock.release()
-        except SingletonLockError as error:
-            logger.warning("batch of %s: %s", task_name, error)
+        _running.set(before)
 
 
 def _is_usable(task: Any, request: Any) -> bool:
-    """Return whether a request may be part of a batch; one with lock options of its own fails."""
+    """Return whether a request may be in a batch. End it if its own lock options are invalid."""
     run = _run_of(task, request)
     call = take_out(run.request, HEADER)
     if call is None:
@@ -293,7 +290,7 @@ def _is_usable(task: Any, request: Any) -> bool:
 
 
 def _end_each(task: Any, requests: list[Any], end: Callable[[Run], object]) -> None:
-    """Store the end of each request; if that fails with one, tell, and go on."""
+    """Store the end of each request. Log an error, and continue with the next request."""
     for request in requests:
         try:
             end(_run_of(task, request))
@@ -317,4 +314,4 @@ def _run_of(task: Any, request: Any) -> Run:
 
 
 def _unused(*_: Any) -> None:
-    """Stand in for a tracer: a request of a batch is not run alone."""
+    """Stand for the tracer of a request, which a batch does not use."""

@@ -1,18 +1,19 @@
 """The lock of a task that runs where it is called: ``apply()``, or ``task_always_eager``.
 
-Only with ``singleton_lock_eager``. There is no worker that could keep a message meanwhile, so who
-must wait waits in place, in the queue of the lock, as a :class:`~celery_singleton_lock.lock.sync.Lock`
-does. The lock is taken around the body alone: Celery runs callbacks, the next link of a chain and
-the next attempt of a retry inside of, or right after, the call that they follow, and with the same
-key they would wait for the very task that is waiting for them.
+This needs ``singleton_lock_eager``. No worker could park the message, so a blocked call waits in
+its thread, in the queue of the lock, as a :class:`~celery_singleton_lock.lock.sync.Lock` does.
+
+The lock is held only while the body runs. Celery runs callbacks, the next task of a chain and the
+next attempt of a retry in the same call, after the body. If the lock was still held, a task with
+the same key would wait for its own caller.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, Final
@@ -21,122 +22,139 @@ from celery import states
 from celery.exceptions import TaskRevokedError
 from celery.result import EagerResult
 
-from celery_singleton_lock.core.lock_set import names_in
 from celery_singleton_lock.config.call_options import current_call
-from celery_singleton_lock.errors import (
-    BackendError,
-    LockConflict,
-    LockQueueFull,
-    LockReentered,
-    LockWaitTimeout,
-    SingletonLockError,
-)
-from celery_singleton_lock.worker.execution.tracer import Held, PlacedLock, Turned, current_locks, entered, in_place
-from celery_singleton_lock.lock.sync import Lock
-from celery_singleton_lock.core.model import LockView, why_busy
-from celery_singleton_lock.core.lock_name_template import ArgumentsDoNotBind, Sent
-from celery_singleton_lock.lock.multi_lock import Row
 from celery_singleton_lock.config.settings import LockOptions
-from celery_singleton_lock.store.base import Store
+from celery_singleton_lock.core.conflict_policy import (
+    Asker,
+    Facts,
+    Outcome,
+    outcome_of,
+    waits_if_blocked,
+)
+from celery_singleton_lock.core.lock_name_template import ArgumentsDoNotBind, Sent
+from celery_singleton_lock.core.lock_set import names_in
+from celery_singleton_lock.core.lock_view import LockView
+from celery_singleton_lock.core.model import Reply, Verdict
+from celery_singleton_lock.errors import BackendError, LockReentered
+from celery_singleton_lock.lock.multi_lock import MultiLock
+from celery_singleton_lock.lock.sync import Lock
+from celery_singleton_lock.store.base import LockStore
+from celery_singleton_lock.worker.execution.task_lock import (
+    Held,
+    PlacedLock,
+    and_then,
+    current_locks,
+    entered,
+    in_place,
+    let_go,
+)
+from celery_singleton_lock.worker.turned_away import TurnedAway, refusal
 
 logger = logging.getLogger(__name__)
 
 _GUARD: Final = "_lock_eager_guard"
 
+_WHO: Final = "the eager task"
+
+BUSY: Final = Reply(Verdict.BLOCKED)
+"""The reply for a lock that another owner holds, without the holder."""
+
 
 class Frame:
-    """One eager run that holds its lock, below the one that is running.
+    """One eager run. The eager runs that it calls are nested in it.
 
     Args:
-        task_id: of the run.
-        name: of its lock; empty where it runs without.
-        outer: names that were held around it.
+        task_id: task id of the run.
+        name: name of its lock; empty if it runs without a lock.
+        outer: names of the locks that the outer runs hold.
+        lock: its lock, not acquired yet; None if it runs without a lock.
     """
 
-    __slots__ = ("lock", "name", "outer", "task_id")
+    __slots__ = ("is_holding", "lock", "name", "outer", "task_id")
 
-    def __init__(self, task_id: str, name: str, outer: frozenset[str]) -> None:
-        """Begin without the lock."""
-        self.task_id, self.name, self.outer = task_id, name, outer
-        self.lock: PlacedLock | Row | None = None
+    def __init__(
+        self, task_id: str, name: str, outer: frozenset[str], lock: PlacedLock | MultiLock | None
+    ) -> None:
+        self.task_id, self.name, self.outer, self.lock = task_id, name, outer, lock
+        self.is_holding = False
 
     def names(self) -> frozenset[str]:
-        """Return the names that are held here."""
-        return self.outer | names_in(self.name) if self.lock is not None else self.outer
+        """Return the names of the locks that this run and the outer runs hold."""
+        return self.outer | names_in(self.name) if self.is_holding else self.outer
 
 
 _frame: ContextVar[Frame | None] = ContextVar("celery_singleton_lock_eager", default=None)
 
 
-class EagerGate:
-    """Takes and gives back the locks of tasks that run where they are called.
+class EagerTracer:
+    """Acquires and releases the locks of tasks that run where they are called.
 
     Args:
-        store: returns this process' store.
+        store: returns the store of this process.
         name_of: task, args, kwargs -> lock name.
         rules: task -> its options.
     """
 
     def __init__(
         self,
-        store: Callable[[], Store],
+        store: Callable[[], LockStore],
         name_of: Callable[[Any, Any, Any, Sent], str],
         rules: Callable[[Any], LockOptions],
     ) -> None:
-        """Hold nothing yet."""
         self._store = store
         self._name_of = name_of
         self._rules = rules
         self.noted: Callable[[Any, str], AbstractContextManager[None]] = lambda *_: nullcontext()
-        """Called with a task and its lock's name around its body; for tests that watch runs."""
+        """Called with a task and its lock's name around its body; for tests that observe runs."""
 
     def apply(self, task: Any, args: Any, kwargs: Any, go: Callable[[], Any]) -> Any:
-        """Run a task by Celery's own ``apply``, with its body under the lock.
+        """Run a task with Celery's ``apply``, and hold the lock while its body runs.
 
         Args:
-            task: to run.
+            task: the task.
             args: its positional arguments.
             kwargs: its keyword arguments.
             go: calls Celery's ``apply``.
 
         Raises:
-            LockReentered: the lock is held by a run that waits for this one.
+            LockReentered: an outer run, which waits for this one, holds the lock.
         """
         self._refuse_nested(task, args or (), kwargs or {})
         self._guard(task)
         result = go()
-        if isinstance(result, EagerResult) and isinstance(result.result, Turned):
+        if isinstance(result, EagerResult) and isinstance(result.result, TurnedAway):
             return skipped(task, result)
         return result
 
     def leave(self, task_id: str) -> None:
-        """Give the lock of a run back before its end: another task takes its place now."""
+        """Release the lock of a run before its end, since another task replaces it."""
         frame = _frame.get()
-        if frame is not None and frame.task_id == task_id:
-            self._release(frame)
+        if frame is not None and frame.task_id == task_id and frame.lock is not None:
+            frame.is_holding = False
+            let_go(frame.lock, _WHO)
 
     def _refuse_nested(self, task: Any, args: Any, kwargs: Any) -> None:
-        """Refuse what would wait for its own caller."""
+        """Refuse a run that would wait for its own caller."""
         if not waits(self._rules(task)):
             return
         try:
             sent = Sent(lambda: ("", {}), current_call())
             name = self._name_of(task, *as_sent(task, args, kwargs), sent)
-        except Exception:  # noqa: BLE001  # the run itself comes to it, and fails with it
+        except Exception:  # noqa: BLE001  # the run will fail with the same error
             return
         if names_in(name) & _held():
             msg = (
-                f"{task.name} is called, to run at once, by a task that holds the same lock "
-                f"{name!r}, and would wait for its own caller. Call the function itself "
+                f"{task.name} is called eagerly by a task that holds the same lock {name!r}, so it "
+                f"would wait for its own caller. Call the function itself "
                 f"({task.__name__}(…) takes no lock), or give it another lock_key."
             )
             raise LockReentered(msg, name)
 
     def _guard(self, task: Any) -> None:
-        """Have Celery's eager tracer call the body through :meth:`_run`. Twice is once.
+        """Wrap ``run`` of a task, so that Celery's eager tracer calls it with the lock held.
 
-        On the instance, as Celery itself does for ``autoretry_for``; and outside of that, so that
-        a task that gets no lock is not tried again, like in a worker.
+        Celery wraps ``run`` of the instance for ``autoretry_for``. This wrapper is the outer one,
+        so a task that gets no lock is not retried, as in a worker. A second call has no effect.
         """
         if _GUARD not in vars(task):
             setattr(task, _GUARD, True)
@@ -148,28 +166,42 @@ class EagerGate:
             request = task.request
             if not request.is_eager or request.called_directly or _is_inside(request.id):
                 return run(*args, **kwargs)
-            with self._holding(task, request):
-                return run(*args, **kwargs)
+            return self._run(task, request, partial(run, *args, **kwargs))
 
         return guarded
 
-    @contextmanager
-    def _holding(self, task: Any, request: Any) -> Iterator[None]:
-        """Hold the lock of an eager run."""
-        name = self._name(task, request)
-        frame = Frame(request.id, name, _held())
-        token = _frame.set(frame)
+    def _run(self, task: Any, request: Any, run: Callable[[], Any]) -> Any:
+        """Run an eager task. Hold its lock meanwhile."""
+        name, options = self._name(task, request), self._rules(task)
+        lock = in_place(self._store(), name, options) if name else None
+        frame = Frame(request.id, name, _held(), lock)
+        locked = partial(self._run_locked, task, frame, options, run)
+        return locked() if lock is None else and_then(partial(let_go, lock, _WHO), locked)
+
+    def _run_locked(
+        self, task: Any, frame: Frame, options: LockOptions, run: Callable[[], Any]
+    ) -> Any:
+        """Acquire the lock, if there is one, and run the task. The caller releases the lock."""
+        before = _frame.get()
         try:
-            options = self._rules(task)
-            frame.lock = self._take(name, options) if name else None
-            hold = Held(options.hold_for, self._store().clock)
-            with entered(frame.lock), self.noted(task, name):
-                yield
-            if frame.lock is not None:
-                hold.put_on(frame.lock)
+            _frame.set(frame)
+            return self._run_inside(task, frame, options, run)
         finally:
-            _frame.reset(token)
-            self._release(frame)
+            _frame.set(before)
+
+    def _run_inside(
+        self, task: Any, frame: Frame, options: LockOptions, run: Callable[[], Any]
+    ) -> Any:
+        try:
+            lock = self._take(frame, options)
+            hold = Held(options.hold_for, self._store().clock)
+            with entered(lock), self.noted(task, frame.name):
+                result = run()
+            if lock is not None and frame.is_holding:
+                hold.put_on(lock)
+            return result
+        finally:
+            frame.is_holding = False
 
     def _name(self, task: Any, request: Any) -> str:
         try:
@@ -178,62 +210,62 @@ class EagerGate:
         except ArgumentsDoNotBind:
             return ""  # the call itself fails, and needs no lock
 
-    def _take(self, name: str, options: LockOptions) -> PlacedLock | Row | None:
-        """Return the lock, held; or None to run without.
+    def _take(self, frame: Frame, options: LockOptions) -> PlacedLock | MultiLock | None:
+        """Acquire and return the lock of a run; return None to run without it.
 
         Raises:
-            Turned: skipped.
-            LockError: it was not to be had.
-            BackendError: Redis does not answer, and nobody could keep the task until it does.
+            TurnedAway: the task is skipped.
+            LockError: the lock was not acquired.
+            BackendError: Redis did not answer, or refused the lock.
         """
-        lock = in_place(self._store(), name, options)
-        try:
-            if lock.acquire(blocking=False) or self._wait(lock, options):
-                return lock
-        except BackendError as error:
-            if options.on_backend_error != "run":
-                raise
-            logger.warning("the eager task runs without its lock %r: %s", name, error)
-            return None
-        waited = f"Waited {options.wait_timeout:g} s for the lock {name!r} (lock_wait_timeout)."
-        raise LockWaitTimeout(waited, name)
-
-    def _wait(self, lock: Lock | Row, options: LockOptions) -> bool:
-        """Wait in place, unless the policy says something else."""
-        view = self._store().inspect(lock.name, waiters=1)
-        refusal = _refusal(view, options)
-        if refusal is not None:
-            raise refusal
-        return lock.acquire(blocking_timeout=options.wait_timeout)
-
-    def _release(self, frame: Frame) -> None:
-        lock, frame.lock = frame.lock, None
+        lock = frame.lock
         if lock is None:
-            return
+            return None
         try:
-            lock.release()
-        except SingletonLockError as error:
-            logger.warning("the eager task could not release %r: %s", frame.name, error)
+            if not lock.acquire(blocking=False):
+                self._wait(lock, options)
+        except BackendError as error:
+            if outcome_of(options, error, Facts(Asker.CALLER)) is not Outcome.RUN_UNLOCKED:
+                raise
+            logger.warning("the eager task runs without its lock %r: %s", frame.name, error)
+            return None
+        frame.is_holding = True
+        return lock
+
+    def _wait(self, lock: Lock | MultiLock, options: LockOptions) -> None:
+        """Wait for the lock in this thread, if the policy says so.
+
+        Raises:
+            TurnedAway: the task is skipped.
+            LockError: the lock was not acquired.
+        """
+        view = self._store().inspect(lock.name, waiters=1)
+        outcome = _outcome(view, options)
+        if outcome is Outcome.WAIT:
+            if lock.acquire(blocking_timeout=options.wait_timeout):
+                return
+            outcome = outcome_of(options, BUSY, Facts(Asker.CALLER, waited=True))
+        raise refusal(outcome, view.name, options, view)
 
 
 def as_sent(task: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Return the arguments as a message would carry them: pydantic models as Celery dumps them."""
+    """Return the arguments as they are in a message: Celery dumps pydantic models."""
     dump = getattr(task, "_dump_pydantic_arguments", None)  # from Celery 5.7 on
     return dump(args, kwargs) if dump is not None else (args, kwargs)
 
 
 def _said(request: Any) -> tuple[str, Mapping[str, Any]]:
-    """Return the queue to which a call was sent, if it was, and its headers."""
+    """Return the queue to which a call was sent, or an empty text, and its headers."""
     return (request.delivery_info or {}).get("routing_key") or "", request.headers or {}
 
 
 def waits(options: LockOptions) -> bool:
-    """Return whether a blocked eager task waits in place."""
-    return options.on_conflict not in {"skip", "fail"} and options.max_waiting != 0
+    """Return whether a blocked eager task waits."""
+    return options.max_waiting != 0 and waits_if_blocked(options)
 
 
 def skipped(task: Any, result: EagerResult) -> EagerResult:
-    """Return the result of a task that was left out, as a worker stores it: REVOKED."""
+    """Return the result of a skipped task, as a worker stores it: REVOKED."""
     reason = result.result.reason
     if task.store_eager_result and not task.ignore_result:
         task.backend.mark_as_revoked(result.id, reason)
@@ -242,7 +274,7 @@ def skipped(task: Any, result: EagerResult) -> EagerResult:
 
 
 def _held() -> frozenset[str]:
-    """Return the names of all locks that the running tasks hold, the innermost and those around."""
+    """Return the names of all locks that the running task and the outer ones hold."""
     frame = _frame.get()
     around = frame.names() if frame is not None else frozenset()
     return around | {
@@ -251,23 +283,16 @@ def _held() -> frozenset[str]:
 
 
 def _is_inside(task_id: str) -> bool:
-    """Return whether this is the run of that task: it called itself directly."""
+    """Return whether the innermost run is that of this task, which then called itself directly."""
     frame = _frame.get()
-    return frame is not None and frame.task_id == task_id and frame.lock is not None
+    return frame is not None and frame.task_id == task_id and frame.is_holding
 
 
-def _refusal(view: LockView, options: LockOptions) -> Exception | None:
-    """Return how a blocked task ends that does not wait; None if it does."""
-    first = view.holders[0] if view.holders else None
-    reason = why_busy(view.name, first, view.paused)
-    if options.on_conflict == "skip":
-        return Turned("skipped", reason)
-    if options.on_conflict == "fail":
-        left = first.expires_in if first else 0.0
-        return LockConflict(f"The {reason}.", view.name, str(first or ""), left)
-    if options.max_waiting is None or view.waiting < options.max_waiting:
-        return None
-    full = f"{reason}, and as many wait as lock_max_waiting allows"
-    if options.on_full == "skip":
-        return Turned("skipped", full)
-    return LockQueueFull(f"The {full}.", view.name)
+def _outcome(view: LockView, options: LockOptions) -> Outcome:
+    """Return the outcome for a blocked task: it waits if ``max_waiting`` allows that."""
+    outcome = outcome_of(options, BUSY, Facts(Asker.CALLER))
+    if outcome is not Outcome.WAIT or options.max_waiting is None:
+        return outcome
+    if view.waiting < options.max_waiting:
+        return outcome
+    return outcome_of(options, Reply(Verdict.FULL), Facts(Asker.CALLER))

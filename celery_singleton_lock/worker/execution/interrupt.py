@@ -1,9 +1,9 @@
-"""Interrupt the task of a pool child whose lock was lost.
+"""Interrupts the task of a pool child whose lock was lost.
 
-The main process writes the token on a board, in memory that it shares with its children, and sends
-a signal. The handler raises :class:`~celery_singleton_lock.errors.LockLost` in the task, if it is
-the one that the token belongs to. So a signal that comes late, when the child is busy with another
-task already, does nothing. (Celery's soft time limit is a bare signal, and cannot know that.)
+The main process writes the token into memory that it shares with its children, and sends a signal.
+The handler raises :class:`~celery_singleton_lock.errors.LockLost` in the task if the task has this
+token. So a late signal, which arrives while the child runs another task, has no effect. (The signal
+of Celery's soft time limit has no such check.)
 """
 
 from __future__ import annotations
@@ -15,29 +15,28 @@ import threading
 from contextlib import suppress
 from typing import Any, Final
 
-from celery_singleton_lock.worker.execution.tracer import TaskLock, current_lock
+from celery_singleton_lock.worker.execution.task_lock import TaskLock, current_lock
 
 SIGNAL: Final = getattr(signal, "SIGUSR2", None)
-"""What a child is sent. (SIGUSR1 is its soft time limit.)"""
+"""The signal. (SIGUSR1 is Celery's soft time limit.)"""
 
 _LINES: Final = 64
 _WIDTH: Final = 160
 
 
 class Board:
-    """Tokens whose lock was lost: the main process writes, its children read.
+    """Tokens of lost locks in shared memory. The main process writes them; its children read them.
 
-    It is made before the pool forks. Only the last few losses are kept, which is enough: a child
-    reads when it is signalled.
+    Create it before the pool forks. It has room for the last 64 losses. That is enough, since a
+    child reads them as soon as it receives the signal.
     """
 
     def __init__(self) -> None:
-        """Begin empty."""
         self._memory = mmap.mmap(-1, _LINES * _WIDTH)
         self._line = 0
 
     def interrupt(self, pid: int, token: str) -> None:
-        """Write a token, and signal the process whose task has it."""
+        """Write a token, and send the signal to the process whose task has it."""
         start = self._line * _WIDTH
         line = _as_line(token)
         self._memory[start : start + _WIDTH] = line.ljust(_WIDTH, b"\0")
@@ -56,20 +55,19 @@ def _as_line(token: str) -> bytes:
 
 
 class Listener:
-    """Hears the signal in a pool child.
+    """Handles the signal in a pool child.
 
     Args:
-        board: what the main process writes on.
+        board: the board of the main process.
     """
 
     def __init__(self, board: Board) -> None:
-        """Listen to nothing yet."""
         self._board = board
         self._pid = 0
         self._before: Any = None
 
     def listen(self) -> None:
-        """Install the handler, once per process; the former one is called for other signals."""
+        """Install the handler, once per process. For other tokens it calls the previous handler."""
         alone = threading.current_thread() is threading.main_thread()
         if SIGNAL is None or self._pid == os.getpid() or not alone:
             return

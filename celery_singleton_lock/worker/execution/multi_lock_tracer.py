@@ -1,38 +1,47 @@
-"""Takes the several locks of a task in order, in the executing context, and gives them back.
+"""Acquires the locks of a task with several locks before its body, and releases them after it.
 
-A task that finds one of them busy keeps those before it: given back, they would be handed on, and
-by the time it is granted the one it would have lost the other. Only in what order they are taken
-makes that free of deadlocks; see :mod:`celery_singleton_lock.core.lock_set`.
+If one of them is busy, the task continues to hold those before it. Otherwise other tasks would get
+them, and they would be busy when the task is granted the busy one. There is no deadlock, since all
+tasks acquire their locks in the same order; see :mod:`celery_singleton_lock.core.lock_set`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from celery_singleton_lock.worker.execution import tracer as gates
 from celery_singleton_lock.config.limits import MAX_WAIT
-from celery_singleton_lock.errors import BackendError, LockLost
+from celery_singleton_lock.core.conflict_policy import Outcome
+from celery_singleton_lock.core.lock_view import reason_in
 from celery_singleton_lock.core.model import Ending, Reply, Verdict, why_busy
-from celery_singleton_lock.worker.lock_header import Stamp, doubted, leaving, singles
+from celery_singleton_lock.errors import BackendError, LockLost, LockUnusable
+from celery_singleton_lock.worker.execution.task_lock import TaskLock, ask, owner_of
+from celery_singleton_lock.worker.lock_header import (
+    LockHeader,
+    doubted,
+    leaving,
+    options_of,
+    singles,
+)
+from celery_singleton_lock.worker.turned_away import TurnedAway, refusal
 
 if TYPE_CHECKING:
-    from celery_singleton_lock.core.lock_set import Bundle
-    from celery_singleton_lock.worker.execution.tracer import Gate, TaskLock
-    from celery_singleton_lock.core.model import Reservation
     from celery_singleton_lock.config.settings import LockOptions
-    from celery_singleton_lock.store.base import Store
+    from celery_singleton_lock.core.lock_set import LockSet
+    from celery_singleton_lock.core.model import Reservation
+    from celery_singleton_lock.store.base import LockStore
+    from celery_singleton_lock.worker.execution.tracer import LockTracer
 
 
 class Taken(NamedTuple):
-    """How far the locks could be taken.
+    """The result of acquiring several locks.
 
     Args:
-        locks: those that are held, in order; of a delivery the granted one is missing until the
-            end.
-        busy: index of the one that was not to be had.
-        reply: what the store said of it; None if a kept one was lost.
+        locks: the locks that are held, in order. The granted lock of a delivery is added last.
+        busy: index of the lock that was refused; -1 if all are held.
+        reply: the reply that refused that lock; None if a held lock was lost.
     """
 
     locks: list[TaskLock]
@@ -40,169 +49,202 @@ class Taken(NamedTuple):
     reply: Reply | None = None
 
 
-class Gathering:
-    """Takes and gives back the locks of tasks that have several.
+class MultiLockTracer:
+    """Acquires and releases the locks of tasks with several locks.
 
     Args:
-        gate: of this process.
-        store: returns this process' store.
-        announce: tells the main process that a token holds its locks.
-        done_for: seconds for which later copies of an ended attempt end quietly.
+        tracer: the tracer for single locks of this process.
+        store: returns the store of this process.
+        announce: sends the main process the notice that a token holds its locks.
+        done_for: seconds for which an ended attempt is remembered, so that its copies are dropped.
     """
 
     def __init__(
         self,
-        gate: Gate,
-        store: Callable[[], Store],
+        tracer: LockTracer,
+        store: Callable[[], LockStore],
         announce: Callable[[str], None],
         done_for: float,
     ) -> None:
-        """Hold nothing."""
-        self._gate = gate
+        self._tracer = tracer
         self._store = store
         self._announce = announce
         self._done_for = done_for
 
-    def enter(self, stamp: Stamp, options: LockOptions) -> TaskLock | None:
-        """Return all locks as one, or None to run without.
+    def enter(self, header: LockHeader, options: LockOptions) -> TaskLock | None:
+        """Acquire all locks, and return them as one; return None to run without them.
 
         Raises:
-            Turned: the main process decides what becomes of the message.
-            LockError: as the task's policy says; nothing is held.
+            TurnedAway: the task does not run. The main process handles its message.
+            LockError: the task fails by its policy. No lock is held.
         """
-        store, each = self._store(), singles(stamp)
-        if stamp.granted:  # it was parked, and is parked again, whatever the policy is now
+        store, each = self._store(), singles(header)
+        if header.granted:  # it was parked, so it is parked again, even if the policy has changed
             options = replace(options, on_conflict="park")
         try:
-            taken = self._take(store, stamp, each, options)
+            taken = self._take(store, header, each, options)
         except BackendError as error:
             if options.on_backend_error != "retry":
-                self._gate.leave(stamp, Ending.FINAL)
-            return self._gate.without_backend(stamp, options, error)
-        except BaseException:
-            self._gate.leave(stamp, Ending.FINAL)  # interrupted between grant and bookkeeping
+                self._tracer.leave(header, Ending.FINAL)
+            elif isinstance(error, LockUnusable) and not header.granted:
+                self._free(store, each)
+            return self._tracer.without_backend(header, options, error)
+        except BaseException as error:
+            self._tracer.interrupted(header, error)
             raise
         if taken.busy >= 0:
-            self._refuse(stamp, each, taken, options)
-        if stamp.announce:
-            self._announce(stamp.token)
-        return TaskLocks(store, stamp, taken.locks, options.lease)
+            self._refuse(header, each, taken, options)
+        if header.announce:
+            self._announce(header.token)
+        return TaskLocks(store, header, taken.locks, options.lease)
 
     def leave(
-        self, stamp: Stamp, ending: Ending, lock: TaskLock | None, kept: Reservation | None = None
+        self,
+        header: LockHeader,
+        ending: Ending,
+        lock: TaskLock | None,
+        kept: Reservation | None = None,
     ) -> None:
-        """Give all locks back, whichever of them are held."""
+        """Release all locks that are held."""
         held = {each.name: each for each in getattr(lock, "locks", ())}
-        for each in leaving(stamp):
-            self._gate.leave(each, ending, held.get(each.name), kept)
+        for each in leaving(header):
+            self._tracer.leave(each, ending, held.get(each.name), kept)
 
-    def _take(self, store: Store, stamp: Stamp, each: list[Stamp], options: LockOptions) -> Taken:
-        """Take what is not held yet. A grant is claimed last: then the message can be settled."""
-        bundle = _bundle_of(stamp)
-        locks = self._kept(store, stamp, each, options)
+    def _take(
+        self, store: LockStore, header: LockHeader, each: list[LockHeader], options: LockOptions
+    ) -> Taken:
+        """Acquire the other locks, then claim the granted one, which ends the parked message."""
+        lock_set = _lock_set_of(header)
+        locks = self._kept(store, header, each, options)
         if locks is None:
             return Taken([], 0)
         until = store.clock.monotonic() + (options.wait_timeout or MAX_WAIT)
-        for number in range(bundle.at, len(each)):
+        for number in range(lock_set.at, len(each)):
             if not each[number].granted:
                 left = max(0.001, until - store.clock.monotonic())
                 one = each[number]
                 if not number:
                     one = doubted(one, store.clock.monotonic(), self._done_for)
-                lock = self._ask(store, one, gates.options_of(stamp, number, options), left)
+                lock = self._ask(store, one, options_of(header, number, options), left)
                 if isinstance(lock, Reply):
                     return Taken(locks, number, lock)
                 locks.append(lock)
-        if stamp.granted:
-            claimed = self._ask(store, each[bundle.at], options, 0.0)
-            if isinstance(claimed, Reply):
-                return Taken(locks, bundle.at, claimed)
-            locks.insert(bundle.at, claimed)
+        return self._claimed(store, each, locks, options) if header.granted else Taken(locks)
+
+    def _claimed(
+        self,
+        store: LockStore,
+        each: list[LockHeader],
+        locks: list[TaskLock],
+        options: LockOptions,
+    ) -> Taken:
+        """Claim the lock at which the message is parked. All others are held."""
+        at = next(number for number, one in enumerate(each) if one.granted)
+        claimed = self._ask(store, each[at], options, 0.0)
+        if isinstance(claimed, Reply):
+            return Taken(locks, at, claimed)
+        if at and each[at].settle and not _settled(store, each[0], options):
+            self._give_back(each[at + 1 :])
+            return Taken([], 0)
+        locks.insert(at, claimed)
         return Taken(locks)
 
     @staticmethod
     def _kept(
-        store: Store, stamp: Stamp, each: list[Stamp], options: LockOptions
+        store: LockStore, header: LockHeader, each: list[LockHeader], options: LockOptions
     ) -> list[TaskLock] | None:
-        """Return the locks that were kept for this delivery, renewed; None if one was lost."""
-        bundle = _bundle_of(stamp)
-        if not bundle.at:
+        """Renew and return the locks that the task held while parked; None if one is lost."""
+        lock_set = _lock_set_of(header)
+        if not lock_set.at:
             return []
         asked = store.clock.monotonic()
-        kept = each[: bundle.at]
+        kept = each[: lock_set.at]
         answers = store.extend([(one.name, one.token, options.lease) for one in kept])
-        if not all(answers) or (stamp.settle and not _settled(store, kept[0], options)):
+        if not all(answers):
             return None
         return [
-            gates.TaskLock(
+            TaskLock(
                 store,
                 one,
                 Reply(Verdict.GRANTED, fencing_token=part.fence),
                 options.lease,
                 asked + options.lease,
             )
-            for one, part in zip(kept, bundle.parts, strict=False)
+            for one, part in zip(kept, lock_set.parts, strict=False)
         ]
 
-    def _ask(self, store: Store, one: Stamp, options: LockOptions, left: float) -> TaskLock | Reply:
-        """Return a lock, or why it was not to be had."""
+    def _ask(
+        self, store: LockStore, one: LockHeader, options: LockOptions, left: float
+    ) -> TaskLock | Reply:
+        """Acquire or claim one lock, and return it; if it is refused, return the reply."""
         asked = store.clock.monotonic()
         if options.on_conflict == "wait":
             options = replace(options, wait_timeout=left)
-        reply = gates.ask(store, one, options)
+        reply = ask(store, one, options)
         if reply.verdict is not Verdict.GRANTED:
             return reply
         if reply.limit != options.limit and not one.granted:
-            self._gate.warn_of_limit(one, options, reply)
-        return gates.TaskLock(store, one, reply, options.lease, asked + reply.lease)
+            self._tracer.warn_of_limit(one, options, reply)
+        return TaskLock(store, one, reply, options.lease, asked + reply.lease)
 
     def _refuse(
-        self, stamp: Stamp, each: list[Stamp], taken: Taken, options: LockOptions
+        self, header: LockHeader, each: list[LockHeader], taken: Taken, options: LockOptions
     ) -> NoReturn:
-        """Turn a task away that did not get all of its locks, or raise how it ends."""
-        bundle, busy, reply = _bundle_of(stamp), taken.busy, taken.reply
-        if reply is None:
-            raise gates.Turned(verdict="again", reason="a lock that it kept was lost")
-        if stamp.granted and busy == bundle.at:
+        """Raise the exception that ends a run without all of its locks.
+
+        Raises:
+            Exception: the exception, as :func:`refusal` returns it.
+        """
+        busy, reply = taken.busy, taken.reply
+        name = each[busy].name
+        outcome = self._tracer.outcome(each[busy], options, reply, further=busy > 0)
+        if outcome is Outcome.PARK and reply is not None and busy:
+            further = how_far(header, taken)
+            reason, waits_for = why_busy(name, reply), reason_in(reply)
+            raise TurnedAway(outcome, reason, reply.rank, further, waits_for)
+        if outcome is Outcome.GONE:
             self._give_back([one for one in each if not one.granted])
-            raise gates.Turned(verdict="gone", reason="its grant lapsed; it is delivered again")
-        refusal = self._gate.refusal(each[busy], options, reply)
-        if options.on_conflict == "park" and busy:
-            reason = why_busy(each[busy].name, reply.holder, reply.paused)
-            further = how_far(stamp, taken)
-            raise gates.Turned("blocked", reason, reply.rank, further)  # noqa: EM101  # a verdict
-        self._give_back(each[:busy])
-        raise refusal
+        elif outcome is not Outcome.AGAIN:
+            self._give_back(each[:busy])
+        raise refusal(outcome, name, options, reply)
 
-    def _give_back(self, held: Sequence[Stamp]) -> None:
-        """Give back what was taken in vain: a twin that waits there comes next."""
+    @staticmethod
+    def _free(store: LockStore, each: Sequence[LockHeader]) -> None:
+        """Release all locks if Redis refuses one, since other tasks wait for the others."""
+        for one in reversed(each):
+            with suppress(BackendError):
+                store.release(one.name, one.token, Ending.AGAIN)
+
+    def _give_back(self, held: Sequence[LockHeader]) -> None:
+        """Release locks that the task cannot use, and grant them to their next waiters."""
         for one in reversed(held):
-            self._gate.leave(one, Ending.AGAIN)
+            self._tracer.leave(one, Ending.AGAIN)
 
 
-class TaskLocks(gates.TaskLock):
-    """All locks of the running task, as one: held as long as each of them is.
+class TaskLocks(TaskLock):
+    """All locks of the running task as one lock. It is held as long as all of them are held.
 
     Args:
-        store: where to ask.
-        stamp: the delivery.
-        locks: in the order in which they were taken.
-        lease: seconds.
+        store: the store that renews the locks.
+        header: the lock header of the delivery.
+        locks: the locks, in the order in which they were acquired.
+        lease: the lease in seconds.
     """
 
     __slots__ = ("locks",)
 
-    def __init__(self, store: Store, stamp: Stamp, locks: list[TaskLock], lease: float) -> None:
-        """Begin with what the grants said; the first one's fencing token is that of all."""
+    def __init__(
+        self, store: LockStore, header: LockHeader, locks: list[TaskLock], lease: float
+    ) -> None:
         first = locks[0]
         reply = Reply(Verdict.GRANTED, fencing_token=first.fencing_token)
         until = store.clock.monotonic() + min(lock.expires_in for lock in locks)
-        super().__init__(store, stamp, reply, lease, until)
+        super().__init__(store, header, reply, lease, until)
         self.name = first.name
         self.locks = tuple(locks)
 
     def lose(self) -> LockLost:
-        """Note that a lock was lost; return what to raise."""
+        """Note that a lock was lost. Return the exception to raise."""
         self._lost = True
         lost = [lock.name for lock in self.locks if not lock.expires_in]
         lost = lost or [lock.name for lock in self.locks]
@@ -221,28 +263,33 @@ class TaskLocks(gates.TaskLock):
         return all(answers)
 
 
-def _settled(store: Store, first: Stamp, options: LockOptions) -> bool:
-    """Note at the first lock, where copies are found, that the task counts as acknowledged.
+def _settled(store: LockStore, first: LockHeader, options: LockOptions) -> bool:
+    """Record at the first lock, which recognises copies, that the message is acknowledged.
 
-    Else a copy that is kept there would run after the death of this worker.
+    Otherwise a copy that is parked there would run after this worker has died. Call it last: it
+    deletes that copy, and the first lock stores no later one. If the message were still parked, it
+    could not start again there.
+
+    Returns:
+        Whether the first lock is still held.
     """
-    owner = gates.owner_of(first)
+    owner = owner_of(first)
     reply = store.claim(owner, first.name, options.lease, settle=True)
     return reply.verdict is Verdict.GRANTED
 
 
-def _bundle_of(stamp: Stamp) -> Bundle:
-    """Return the bundle of a stamp that has one."""
-    if stamp.bundle is None:
+def _lock_set_of(header: LockHeader) -> LockSet:
+    """Return the lock set of a header that has one."""
+    if header.lock_set is None:
         msg = "this delivery has one lock"
         raise ValueError(msg)
-    return stamp.bundle
+    return header.lock_set
 
 
-def how_far(stamp: Stamp, taken: Taken) -> Bundle:
-    """Return how far a delivery has come that has to wait for another lock."""
-    bundle = _bundle_of(stamp)
+def how_far(header: LockHeader, taken: Taken) -> LockSet:
+    """Return the lock set of a delivery that must wait for its next lock."""
+    lock_set = _lock_set_of(header)
     fences = {lock.name: lock.fencing_token for lock in taken.locks}
-    parts = tuple(part._replace(fence=fences.get(part.name, part.fence)) for part in bundle.parts)
-    left = bundle.here if stamp.granted else bundle.left
-    return bundle._replace(parts=parts, at=taken.busy, left=left)
+    parts = tuple(part._replace(fence=fences.get(part.name, part.fence)) for part in lock_set.parts)
+    left = lock_set.here if header.granted else lock_set.left
+    return lock_set._replace(parts=parts, at=taken.busy, left=left)

@@ -1,7 +1,6 @@
-"""Runs tasks without their locks, and writes down what the locks would have done (``observe``).
+"""Runs tasks without their locks, and records which ones would have been blocked (``observe``).
 
-To observe must not do harm: a task runs whatever Redis answers, and waits for it no longer than it
-would for its lock.
+A task runs whatever Redis replies. It waits for the reply no longer than for a real lock.
 """
 
 from __future__ import annotations
@@ -13,27 +12,32 @@ from typing import Any, Final
 from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_singleton_lock.core.clock import Clock, SystemClock
+from celery_singleton_lock.core.lock_view import WaitsFor, reason_in
+from celery_singleton_lock.core.model import Claim, Owner, Reply
 from celery_singleton_lock.errors import BackendError
-from celery_singleton_lock.core.model import Claim, Owner
-from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.message_text import printable
+from celery_singleton_lock.store.base import WorkerStore
 
 logger = logging.getLogger(__name__)
 
 PAUSE: Final = 5.0
-"""Seconds for which nothing is written down after Redis has not answered."""
+"""Seconds for which nothing is recorded after Redis did not answer."""
+
+_NOT_GRANTED: Final = {
+    WaitsFor.PAUSE: "not be granted, since an operator has paused it",
+    WaitsFor.REDIS: "not be granted yet, since its Redis was replaced or restarted",
+}
 
 
-class Lookout:
-    """Watches the tasks of one process.
+class ObserveMode:
+    """Records the runs of the tasks of one process.
 
     Args:
-        store: returns this process' store.
+        store: returns the store of this process.
         clock: source of monotonic seconds.
     """
 
-    def __init__(self, store: Callable[[], Store], clock: Clock | None = None) -> None:
-        """Have seen nothing yet."""
+    def __init__(self, store: Callable[[], WorkerStore], clock: Clock | None = None) -> None:
         self._store = store
         self._clock = clock or SystemClock()
         self._blind_until = 0.0
@@ -42,13 +46,13 @@ class Lookout:
         """Run a task without its lock.
 
         Args:
-            owner: the run.
-            claim: what it would have asked.
-            go: runs it.
-            waits: whether it would wait if blocked; else it would be left out.
+            owner: the owner of the run.
+            claim: the claim that it would have made.
+            go: runs the task.
+            waits: whether a blocked run would wait; otherwise it would be skipped.
 
         Returns:
-            What ``go`` returns.
+            The result of ``go``.
         """
         self._begin(owner, claim, waits=waits)
         began = self._clock.monotonic()
@@ -61,36 +65,45 @@ class Lookout:
         if self._clock.monotonic() < self._blind_until:
             return None
         try:
-            holder = self._store().observe(owner, claim, waits=waits)
+            blocked = self._store().record_observation(owner, claim, waits=waits)
         except BackendError as error:
             return self._go_blind(error)
-        if holder is not None:
-            logger.info(
-                "%s[%s] would have been blocked: lock %r would be held by %s",
-                owner.task,
-                printable(owner.attempt.split("/", 1)[0]),
-                claim.name,
-                holder if holder.task else "those before it",
-                extra={
-                    "lock_event": "observed-blocked",
-                    "lock_name": claim.name,
-                    "lock_task": owner.task,
-                    "lock_task_id": owner.attempt.split("/", 1)[0],
-                    "lock_holder": str(holder) if holder.task else "",
-                },
-            )
+        if blocked is not None:
+            self._tell(owner, claim.name, blocked)
         return None
 
+    @staticmethod
+    def _tell(owner: Owner, name: str, blocked: Reply) -> None:
+        holder = str(blocked.holder) if blocked.holder and blocked.holder.task else ""
+        would = f"be held by {holder or 'those before it'}"
+        if blocked.waits_for in _NOT_GRANTED:
+            would = _NOT_GRANTED[blocked.waits_for]
+        logger.info(
+            "%s[%s] would have been blocked: lock %r would %s",
+            owner.task,
+            printable(owner.attempt.split("/", 1)[0]),
+            name,
+            would,
+            extra={
+                "lock_event": "observed-blocked",
+                "lock_name": name,
+                "lock_task": owner.task,
+                "lock_task_id": owner.attempt.split("/", 1)[0],
+                "lock_holder": holder,
+                "lock_waits_for": reason_in(blocked),
+            },
+        )
+
     def _end(self, owner: Owner, claim: Claim, took: float, *, waits: bool) -> None:
-        """Write down its end; a soft time limit that strikes here comes too late for the task."""
+        """Record the end. Ignore a soft time limit that expires here, since the task has ended."""
         if self._clock.monotonic() < self._blind_until:
             return
         try:
-            self._store().observe(owner, claim, waits=waits, took=took)
+            self._store().record_observation(owner, claim, waits=waits, took=took)
         except BackendError as error:
             self._go_blind(error)
         except SoftTimeLimitExceeded:
-            logger.debug("the end of a run was not written down")
+            logger.debug("the end of a run was not recorded")
 
     def _go_blind(self, error: BackendError) -> None:
         self._blind_until = self._clock.monotonic() + PAUSE

@@ -1,4 +1,4 @@
-"""A lock that a task takes in the pool, without its worker's desk: what a refusal makes of it."""
+"""A lock that a task takes in its pool slot: what a refusal makes of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.errors import BackendUnreachable, LockConflict
-from celery_singleton_lock.worker.execution.tracer import Gate, Turned
+from celery_singleton_lock.worker.execution.undispatched import UndispatchedTracer
+from celery_singleton_lock.worker.turned_away import TurnedAway
 
 
 class RefusingStore:
@@ -29,12 +30,11 @@ class BusyLock:
         return False
 
 
-@pytest.mark.parametrize(("policy", "ends"), [("skip", Turned), ("fail", LockConflict)])
+@pytest.mark.parametrize(("policy", "ends"), [("skip", TurnedAway), ("fail", LockConflict)])
 @pytest.mark.parametrize("on_error", ["run", "retry", "fail"])
-def test_a_refusal_stands_if_redis_fails_before_the_holder_is_known(policy, ends, on_error):
+def test_a_refusal_is_valid_if_redis_fails_before_the_holder_is_known(policy, ends, on_error):
     """Also where an error of Redis lets the task run without its lock: this lock was seen busy."""
-    gate = Gate.__new__(Gate)
-    gate._store = RefusingStore
+    tracer = UndispatchedTracer(RefusingStore, observe=None)
     options = SimpleNamespace(on_conflict=policy, on_backend_error=on_error, wait_timeout=1.0)
     with pytest.raises(ends, match="held by another client"):
-        gate.take_alone(BusyLock(), "task", options)
+        tracer.take(BusyLock(), "task", options)

@@ -1,0 +1,299 @@
+"""The lock of a running task, and the functions that acquire it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final, TypeVar
+
+from celery_singleton_lock.config.limits import MAX_WAIT
+from celery_singleton_lock.config.settings import LockOptions
+from celery_singleton_lock.core.clock import Clock
+from celery_singleton_lock.core.model import Claim, CurrentLock, Ending, Owner, Reply, Reservation
+from celery_singleton_lock.errors import (
+    BackendError,
+    LockLost,
+    SingletonLockError,
+)
+from celery_singleton_lock.lock.multi_lock import MultiLock
+from celery_singleton_lock.lock.sync import Lock
+from celery_singleton_lock.lock.wait_for_turn import stand_in_line
+from celery_singleton_lock.store.base import LockStore
+from celery_singleton_lock.worker.execution.celery_outcome import (
+    Run,
+)
+from celery_singleton_lock.worker.lock_header import (
+    LockHeader,
+)
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+_HOST: Final = os.uname().nodename
+
+
+LEAST_HOLD: Final = 0.001
+"""Shortest hold after a success, in seconds: the scripts count in milliseconds."""
+
+
+_current: ContextVar[TaskLock | Lock | MultiLock | None] = ContextVar(
+    "celery_singleton_lock", default=None
+)
+
+
+class TaskLock:
+    """The lock of the running task, as the task sees it (``self.lock``, :func:`current_lock`).
+
+    Args:
+        store: the store that renews the lock.
+        header: the lock header of the delivery.
+        reply: the reply that granted the lock.
+        lease: the lease in seconds.
+        valid_until: monotonic time up to which the lock is known to be held.
+    """
+
+    __slots__ = (
+        "_asked_at",
+        "_lease",
+        "_lost",
+        "_store",
+        "_valid_until",
+        "fencing_token",
+        "name",
+        "token",
+    )
+
+    def __init__(
+        self, store: LockStore, header: LockHeader, reply: Reply, lease: float, valid_until: float
+    ) -> None:
+        self.name = header.name
+        self.fencing_token = reply.fencing_token
+        self._store = store
+        self.token = header.token
+        self._lease = lease
+        self._valid_until = valid_until
+        self._asked_at = valid_until - lease
+        self._lost = False
+
+    @property
+    def held(self) -> bool:
+        """Whether the lock is held, as Redis replied at most a third of a lease ago."""
+        if not self._lost and self._store.clock.monotonic() - self._asked_at > self._lease / 3:
+            self._refresh()
+        return not self._lost and self._store.clock.monotonic() < self._valid_until
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lock was lost while the task runs."""
+        return not self.held
+
+    @property
+    def expires_in(self) -> float:
+        """Seconds for which the lock is known to be held; the worker renews it meanwhile."""
+        return (
+            max(0.0, self._valid_until - self._store.clock.monotonic()) if not self._lost else 0.0
+        )
+
+    def ensure_held(self) -> None:
+        """Renew the lock, and raise if it is no longer held.
+
+        Raises:
+            LockLost: the lock is lost. Stop writing.
+            BackendError: Redis did not answer, so it is not known whether the lock is held.
+        """
+        if not self._extend():
+            raise self.lose()
+
+    def lose(self) -> LockLost:
+        """Note that the lock was lost. Return the exception to raise."""
+        self._lost = True
+        msg = f"The lock {self.name!r} was lost: its lease ended or it was taken away."
+        return LockLost(msg, self.name)
+
+    def _refresh(self) -> None:
+        try:
+            self._extend()
+        except BackendError:
+            self._asked_at = self._store.clock.monotonic() - self._lease / 4  # ask again soon
+
+    def _extend(self) -> bool:
+        if self._lost:
+            return False
+        asked = self._store.clock.monotonic()
+        held = bool(self._store.extend([(self.name, self.token, self._lease)])[0])
+        self.heard(asked, held=held)
+        return held
+
+    def heard(self, asked: float, *, held: bool) -> None:
+        """Note the reply to a renewal that was sent at ``asked``."""
+        self._asked_at, self._lost = asked, not held
+        if held:
+            self._valid_until = asked + self._lease
+
+
+class NoLock:
+    """Replaces the lock in a run without a lock: a direct call, ``apply()``, or a plain task."""
+
+    name = ""
+    held = False
+    lost = False
+    fencing_token = 0
+    expires_in = 0.0
+
+    def ensure_held(self) -> None:
+        """Do nothing: there is no lock that could be lost."""
+
+
+def current_lock() -> CurrentLock:
+    """Return the lock of the running task. If it has none, return an object that does nothing.
+
+    For a task with ``lock_keys`` it represents all of its locks, and has the name and the fencing
+    token of the first one.
+    """
+    return _current.get() or NoLock()
+
+
+def current_locks() -> tuple[CurrentLock, ...]:
+    """Return all locks of the running task, in the order in which they were acquired.
+
+    Each has its own fencing token. Empty if the task takes no lock.
+    """
+    lock = _current.get()
+    if lock is None:
+        return ()
+    several: tuple[CurrentLock, ...] = getattr(lock, "locks", ())
+    return several or (lock,)
+
+
+def ask(store: LockStore, header: LockHeader, options: LockOptions) -> Reply:
+    """Acquire the lock of a delivery, or claim it if it was granted."""
+    owner = owner_of(header)
+    if header.granted:
+        return store.claim(owner, header.name, options.lease, settle=header.settle)
+    if options.on_conflict == "wait":
+        return wait(store, owner, claim_of(header, options), options)
+    return store.acquire(owner, claim_of(header, options))
+
+
+def wait(store: LockStore, owner: Owner, claim: Claim, options: LockOptions) -> Reply:
+    """Acquire the lock, waiting in the pool slot.
+
+    The lease in the reply counts from the call of this function.
+    """
+    began = store.clock.monotonic()
+    timeout = options.wait_timeout or MAX_WAIT
+    reply, asked = stand_in_line(store, store.clock, owner, claim, timeout)
+    return reply._replace(lease=reply.lease + asked - began)
+
+
+def owner_of(header: LockHeader) -> Owner:
+    """Return the owner for a delivery that runs in this process."""
+    return Owner(header.token, header.attempt, header.task, header.worker, _HOST, os.getpid())
+
+
+class PlacedLock(Lock):
+    """The lock of a task that did not pass a dispatcher, and acquires it where it runs."""
+
+    kept: Reservation | None = None
+    """The reservation with which the permit stays held after the release; None for none."""
+
+    def _release_in(self, store: Any, token: str) -> Any:
+        ending = Ending.HOLD if self.kept else Ending.FINAL
+        return store.release(self.name, token, ending, reserve=self.kept)
+
+
+class Held:
+    """The time for which the locks of a run stay held if it succeeds. Create it at the start.
+
+    Args:
+        hold_for: ``lock_hold_for``, in seconds from now; None: the locks are released.
+        clock: source of monotonic seconds.
+    """
+
+    def __init__(self, hold_for: float | None, clock: Clock) -> None:
+        self._clock = clock
+        self._until = clock.monotonic() + (hold_for or 0.0)
+
+    def left(self) -> Reservation | None:
+        """Return the reservation for the rest of the time; None if nothing is left."""
+        left = self._until - self._clock.monotonic()
+        return Reservation("", left) if left >= LEAST_HOLD else None
+
+    def put_on(self, lock: PlacedLock | MultiLock) -> None:
+        """Set the reservation of locks, so that they stay held after their release."""
+        placed: tuple[Any, ...] = getattr(lock, "locks", (lock,))
+        for each in placed:
+            each.kept = self.left()
+
+
+def in_place(store: LockStore, name: str, options: LockOptions) -> PlacedLock | MultiLock:
+    """Return the lock of a task, or all of its locks as one. It is not acquired yet."""
+    keys = getattr(name, "keys", ((name, None),))
+    locks = [
+        PlacedLock(store, each, lease=options.lease, limit=limit or options.limit)
+        for each, limit in keys
+    ]
+    return MultiLock(locks, store.clock) if len(locks) > 1 else locks[0]
+
+
+def and_then(end: Callable[[], object], work: Callable[[], T]) -> T:
+    """Call ``work``, and then ``end``, however ``work`` ends.
+
+    A soft time limit may strike at any line, also on the way to ``end``. So ``end`` is called once
+    more after any exception; it must have no further effect then.
+    """
+    try:
+        try:
+            return work()
+        finally:
+            end()
+    except BaseException:
+        end()
+        raise
+
+
+def let_go(lock: PlacedLock | MultiLock, who: str) -> None:
+    """Release a lock if it was acquired. Log why it could not be released."""
+    if lock.token:
+        try:
+            lock.release()
+        except SingletonLockError as error:
+            logger.warning("%s could not release %r: %s", who, lock.name, error)
+
+
+def claim_of(header: LockHeader, options: LockOptions) -> Claim:
+    """Return the claim of a delivery on its lock."""
+    return Claim(
+        header.name,
+        options.lease,
+        options.limit,
+        header.place,
+        options.max_waiting,
+        header.copy,
+        options.on_full == "replace",
+    )
+
+
+def under(lock: TaskLock | Lock | MultiLock, run: Run) -> Any:
+    """Run a task with ``lock`` as its current lock."""
+    before = _current.get()
+    try:
+        _current.set(lock)
+        return run.go()
+    finally:
+        _current.set(before)
+
+
+@contextmanager
+def entered(lock: TaskLock | Lock | MultiLock | None) -> Iterator[None]:
+    """Make ``lock`` the current lock; None for a run without one. :func:`under` is faster."""
+    before = _current.get()
+    try:
+        _current.set(lock)
+        yield
+    finally:
+        _current.set(before)
