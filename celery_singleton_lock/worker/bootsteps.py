@@ -1,23 +1,22 @@
-"""Joins an app's locks to a worker: two bootsteps."""
+"""The two bootsteps that add an app's locks to a worker."""
 
 from __future__ import annotations
 
 import os
-import threading
 from typing import Any
 
 from celery import bootsteps
 from celery.signals import worker_shutdown
 
+from celery_singleton_lock.core.clock import Clock, ServerClock
+from celery_singleton_lock.worker.event_dispatcher import open_buffers
 from celery_singleton_lock.worker.execution import batches
 from celery_singleton_lock.worker.execution.interrupt import Board, Listener
-from celery_singleton_lock.worker.startup_checks_redis import check_backend
-from celery_singleton_lock.core.clock import Clock, ServerClock
-from celery_singleton_lock.worker.runtime import Crew, Link
-from celery_singleton_lock.worker.event_dispatcher import open_buffers
-from celery_singleton_lock.worker.extension import Extension, install
-from celery_singleton_lock.worker.loop_channel import PATH, Mailbox
+from celery_singleton_lock.worker.extension import Extension
+from celery_singleton_lock.worker.install import install
+from celery_singleton_lock.worker.loop_channel import PATH, LoopChannel
 from celery_singleton_lock.worker.pools import spawns
+from celery_singleton_lock.worker.runtime import Link, Runtime
 from celery_singleton_lock.worker.startup_checks_app import (
     check_app,
     check_pool,
@@ -25,32 +24,33 @@ from celery_singleton_lock.worker.startup_checks_app import (
     refuse_forks,
     tell_of_modes,
 )
+from celery_singleton_lock.worker.startup_checks_redis import check_backend
 from celery_singleton_lock.worker.startup_errors import logged_in_one_line, told_in_one_line
 
 
 class WorkerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is untyped
-    """Checks what can be checked before the worker takes a message, and opens the mailbox."""
+    """Checks the app before the worker takes a message, and creates the loop channel."""
 
     requires = ("celery.worker.components:Timer",)
 
     def __init__(self, worker: Any, **options: Any) -> None:
-        """Refuse what would not work. The mailbox is opened before the pool forks."""
         super().__init__(worker, **options)
         extension = install(worker.app)
         with told_in_one_line():
             check_pool(worker)
             check_app(extension)
             refuse_forks(worker, extension)
-        self.link = Link(Mailbox(), ServerClock(clock_of(extension)), Board())
+        # before the pool forks: its children inherit the pipes
+        self.link = Link(LoopChannel(), ServerClock(clock_of(extension)), Board())
         if "prefork" in getattr(worker.pool_cls, "__module__", str(worker.pool_cls)):
             extension.listen = Listener(self.link.board).listen
-        extension.announce = self.link.mailbox.announce
+        extension.announce = self.link.loop_channel.announce
         worker.singleton_lock_link = self.link
         if extension.active() and spawns(worker):
-            os.environ[PATH] = self.link.mailbox.publish()
+            os.environ[PATH] = self.link.loop_channel.publish()
 
     def start(self, worker: Any) -> None:
-        """Ask the lock's Redis, before any message is taken."""
+        """Check the locks' Redis, before any message is taken."""
         extension = install(worker.app)
         tell_of_modes(extension)
         if extension.active():
@@ -59,71 +59,74 @@ class WorkerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is un
 
 
 class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is untyped
-    """Puts the desk before the pool, and ends what a lost connection or a shutdown ends."""
+    """Puts the dispatcher before the pool; handles a lost connection and the shutdown."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
     def __init__(self, consumer: Any, **options: Any) -> None:
-        """Take the place of Celery's way to the pool, before strategies keep it."""
         super().__init__(consumer, **options)
-        self.crew: Crew | None = None
+        # created here, since Celery's strategies read consumer.on_task_request only once
+        self.runtime: Runtime | None = None
         extension = install(consumer.app)
         if extension.active():
             with told_in_one_line():
-                self.crew = Crew(extension, consumer, consumer.controller.singleton_lock_link)
-            consumer.singleton_lock_crew = self.crew
+                self.runtime = Runtime(extension, consumer, consumer.controller.singleton_lock_link)
+            consumer.singleton_lock_runtime = self.runtime
             worker_shutdown.connect(self._on_worker_shutdown, weak=False)
 
     def start(self, consumer: Any) -> None:
-        """Start the agent; look whether Celery still lets us in."""
-        if self.crew is not None:
-            check_wrap(self.crew)
-            batches.join(self.crew)
+        """Check that messages pass the dispatcher, and start the agent."""
+        if self.runtime is not None:
+            check_wrap(self.runtime)
+            batches.join(self.runtime)
             if consumer.event_dispatcher is not None:
                 open_buffers(consumer.event_dispatcher)
-            self.crew.stamper.broadcast = self.crew.queues.broadcast()
-            self.crew.stamper.queue_of = self.crew.queues.queue_of
-            self.crew.start()
+            self.runtime.header_factory.broadcast = self.runtime.queues.broadcast()
+            self.runtime.header_factory.queue_of = self.runtime.queues.queue_of
+            self.runtime.start()
 
     def register_with_event_loop(self, consumer: Any, hub: Any) -> None:  # noqa: ARG002  # Celery's
-        """Watch the mailbox; anew after each lost connection, which resets the loop."""
-        if self.crew is not None:
-            self.crew.mailbox.attach(hub)
+        """Read the loop channel. Celery calls this again after a lost connection."""
+        if self.runtime is not None:
+            self.runtime.loop_channel.attach(hub)
 
     def stop(self, consumer: Any) -> None:
-        """Give back what the pool will not run: a lost connection flushes it, a shutdown closes."""
-        if self.crew is None:
+        """Return the messages that the pool will not run.
+
+        A lost connection flushes the pool; a shutdown closes it.
+        """
+        if self.runtime is None:
             return
-        self.crew.mailbox.hear()  # who has its lock is acknowledged while there is a connection
-        self.crew.mailbox.hurry()  # and what happened to it is told
-        self.crew.mailbox.detach()
+        # acknowledges the tasks that have their locks, while there is a connection
+        self.runtime.loop_channel.hear()
+        self.runtime.loop_channel.hurry()  # sends their delayed events
+        self.runtime.loop_channel.detach()
         closing = consumer.controller.blueprint.state in (bootsteps.CLOSE, bootsteps.TERMINATE)
         if closing:
-            self.crew.agent.retire()
-        self.crew.desk.abandon(unless_dispatched=closing)
+            self.runtime.agent.retire()
+        self.runtime.dispatcher.abandon(unless_dispatched=closing)
 
     def shutdown(self, consumer: Any) -> None:
-        """End the crew of a worker that runs in a thread, in a test.
+        """End the runtime, since Celery sends no ``worker_shutdown`` in a cold shutdown.
 
-        It ends by an exception, without ``worker_shutdown``, and its process goes on.
+        Nor does it if the worker runs in a thread, as in a test, where the process continues.
         """
-        if threading.current_thread() is not threading.main_thread():
-            self._on_worker_shutdown(consumer.controller)
+        self._on_worker_shutdown(consumer.controller)
 
     def info(self, consumer: Any) -> dict[str, Any]:  # noqa: ARG002  # Celery's signature
-        """Return what the worker page of Flower and ``inspect stats`` show."""
-        return {} if self.crew is None else {"singleton_lock": self.crew.report()}
+        """Return the values for ``inspect stats`` and for Flower's page of the worker."""
+        return {} if self.runtime is None else {"singleton_lock": self.runtime.report()}
 
     def _on_worker_shutdown(self, sender: Any = None, **_: Any) -> None:
-        if self.crew is not None and sender in (None, self.crew.consumer.controller):
-            crew, self.crew = self.crew, None
+        if self.runtime is not None and sender in (None, self.runtime.consumer.controller):
+            runtime, self.runtime = self.runtime, None
             worker_shutdown.disconnect(self._on_worker_shutdown)
-            crew.shut()
-            crew.mailbox.close()
+            runtime.shut()
+            runtime.loop_channel.close()
             os.environ.pop(PATH, None)
 
 
 def clock_of(extension: Extension) -> Clock | None:
-    """Return the clock by which locks in memory go; None for all others: the machine's."""
+    """Return the clock of locks in memory; None for other stores, which use the system clock."""
     in_memory = extension.active() and extension.settings.in_memory
     return extension.store().clock if in_memory else None

@@ -1,7 +1,7 @@
-"""Has each worker of this process look for tasks whose lock options nobody reads.
+"""Adds a check for tasks with unused lock options to all workers of this process.
 
-The package imports this where Celery is loaded. Celery's command line imports the package for
-``celery locks``, so that a worker looks even if its app imports nothing of this package.
+The package imports this module once Celery is loaded. Celery's command line imports the package for
+``celery locks``, so the check runs even in an app that imports nothing of this package.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ STEP: Final = "celery_singleton_lock.worker.unlocked_tasks:UnlockedStep"
 
 
 def look_at_start(app: Any) -> None:
-    """Add the step that looks for such tasks to an app's workers."""
+    """Add the check to the workers of an app."""
     app.steps["worker"].add(STEP)
 
 
 def look_in_all() -> None:
-    """Add the step to the apps that there are, and to those that come."""
+    """Add the check to all apps, also to those that are created later."""
     _state.connect_on_app_finalize(look_at_start)
-    for app in _state._get_active_apps():  # noqa: SLF001  # Celery tells of them nowhere else
+    for app in _state._get_active_apps():  # noqa: SLF001  # there is no public list
         look_at_start(app)
 
 

@@ -1,4 +1,4 @@
-"""Celery's dispatcher of events, made to take those of locks."""
+"""Makes Celery's event dispatcher send ``lock-…`` events."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from typing import Any
 
 
 def open_buffers(dispatcher: Any) -> None:
-    """Have a place for each group of events before a thread sends the first of one.
+    """Create the event buffers now, before several threads send events.
 
-    Celery's dispatcher makes it then, without its mutex: in the midst of the main loop's look at
-    all of them, that look raises, and ends the worker.
+    Celery's dispatcher creates a buffer with the first event of its group, without its mutex. If
+    the main loop iterates over all buffers at that moment, it raises, and the worker ends.
     """
     for group in ("task", "lock"):
-        dispatcher._group_buffer[group]  # noqa: SLF001  # a defaultdict makes it
+        dispatcher._group_buffer[group]  # noqa: SLF001  # a defaultdict creates it
 
 
 def admit(dispatcher: Any) -> None:
-    """Have ``lock-…`` events sent as those of tasks are: whenever these are, and in batches."""
+    """Send ``lock-…`` events whenever task events are sent, and in batches like them."""
     if dispatcher.groups:
         dispatcher.groups.add("lock")
     if "task" in dispatcher.buffer_group:

@@ -1,31 +1,58 @@
-"""Whether the locks' Redis answers a worker."""
+"""Records whether the locks' Redis answers a worker."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from celery_singleton_lock.core.clock import Clock
-from celery_singleton_lock.errors import BackendError, BackendUnreachable
+from celery_singleton_lock.errors import BackendError, BackendUnreachable, LockUnusable
 from celery_singleton_lock.events import BackendDown, BackendUp, Observers, log_keys
 
 logger = logging.getLogger(__name__)
+_Item = TypeVar("_Item")
 
 
-class Contact:
-    """Notes when Redis stops answering, and when it answers again; tells each once.
+def for_each(items: Iterable[_Item], call: Callable[[_Item], object]) -> None:
+    """Call a function with each item. If Redis refuses one lock, continue with the others.
+
+    Args:
+        items: the items; each belongs to one lock.
+        call: the function, which uses Redis.
+
+    Raises:
+        LockUnusable: the first such error, after all calls.
+        BackendError: any other error of Redis, at once.
+    """
+    refused: LockUnusable | None = None
+    for item in items:
+        try:
+            call(item)
+        except LockUnusable as error:
+            refused = refused or error
+    if refused is not None:
+        raise refused
+
+
+class RedisHealth:
+    """Records when Redis stops answering, and when it answers again; reports each once.
+
+    Threads of the pool call :meth:`lost`, and the agent's thread calls :meth:`regained`. The two
+    callbacks are called in that order, with the mutex held, and must not wait.
 
     Args:
         clock: source of monotonic seconds.
-        address: of the lock's Redis, without credentials.
-        observers: who is told.
-        on_loss: called when it is lost.
-        on_return: called when it is back.
+        address: address of the locks' Redis, without credentials.
+        observers: receive the events.
+        on_loss: called when Redis stops answering.
+        on_return: called when it answers again.
 
     Attributes:
         down: whether Redis does not answer.
-        errors: how many calls have failed.
-        address: of the lock's Redis, without credentials.
+        errors: number of calls that failed.
+        address: the argument.
     """
 
     def __init__(
@@ -37,7 +64,6 @@ class Contact:
         on_loss: Callable[[], None],
         on_return: Callable[[], None],
     ) -> None:
-        """Take it that Redis is there."""
         self.down = False
         self.errors = 0
         self._clock = clock
@@ -46,33 +72,37 @@ class Contact:
         self._on_loss = on_loss
         self._on_return = on_return
         self._down_since = 0.0
+        self._mutex = threading.RLock()  # reentrant for a cold shutdown; see RecentEnds
 
     def failed(self, error: BackendError) -> None:
-        """Note that a call has failed: Redis is lost if it did not answer."""
+        """Count a failed call. If Redis did not answer, call :meth:`lost`."""
         self.errors += 1
         if isinstance(error, BackendUnreachable):
             self.lost()
 
     def lost(self) -> None:
         """Note that Redis does not answer."""
-        if not self.down:
+        with self._mutex:
+            if self.down:
+                return
             self.down = True
             self._down_since = self._clock.monotonic()
-            self._observers.notify(BackendDown(self.address))
             self._on_loss()
+        self._observers.notify(BackendDown(self.address))
 
     def regained(self) -> None:
         """Note that Redis answers."""
-        if self.down:
+        with self._mutex:
+            if not self.down:
+                return
             self.down = False
-            down_for = self._clock.monotonic() - self._down_since
-            event = BackendUp(self.address, down_for)
-            self._observers.notify(event)
-            logger.warning(
-                "celery-singleton-lock: the lock's Redis answers again.", extra=log_keys(event)
-            )
+            event = BackendUp(self.address, self._clock.monotonic() - self._down_since)
             self._on_return()
+        self._observers.notify(event)
+        logger.warning(
+            "celery-singleton-lock: the lock's Redis answers again.", extra=log_keys(event)
+        )
 
     def down_for(self) -> float:
-        """Return the seconds for which Redis has not answered; 0 if it does."""
+        """Return the seconds for which Redis has not answered; 0 if it answers."""
         return round(self._clock.monotonic() - self._down_since, 1) if self.down else 0.0

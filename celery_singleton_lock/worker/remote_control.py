@@ -1,7 +1,7 @@
-"""Commands for ``celery inspect`` and ``celery control``: what a worker knows, and what to do.
+"""Commands for ``celery inspect`` and ``celery control``.
 
-They run in the worker's main loop, so they tell what the worker knows itself, and hand on what
-wants Redis to the agent: its answer comes later, in the log.
+They run in the worker's main loop, so they answer without Redis. A change in Redis is a command for
+the agent, which logs the result later.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from celery.worker.control import control_command, inspect_command
 
 from celery_singleton_lock.admin.force_release import force_release
 from celery_singleton_lock.core.clock import SystemClock
-from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.core.lock_mode import ALL, MODES
-from celery_singleton_lock.store.operator.base import Operator
-from celery_singleton_lock.store.factory import admin_of
+from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.message_text import printable
+from celery_singleton_lock.store.factory import admin_of
+from celery_singleton_lock.store.operator.base import Operator
+from celery_singleton_lock.worker.agent_commands import Call
+from celery_singleton_lock.worker.message_stage import BEGUN
 
 if TYPE_CHECKING:
     from celery_singleton_lock.worker.request import LockedRequest
@@ -26,12 +28,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOST: Final = 1000
-"""Most locks of a worker that an answer names."""
+"""Most locks in one reply."""
 
 DECLARED: Final = "declared"
-"""Stands for a mode where the switch is to be taken away."""
+"""Argument that undoes a switch."""
 
-NO_LOCKS: Final = {"error": "this worker keeps no locks: it has no LockedTask, or all are off"}
+NO_LOCKS: Final = {"error": "this worker takes no locks: it has no LockedTask, or all are off"}
 
 UNNAMED: Final = "somebody with access to the broker"
 
@@ -41,46 +43,67 @@ _clock = SystemClock()
 @inspect_command(  # type: ignore[untyped-decorator]  # celery is untyped
     signature="[part of a lock's name [most]]", args=[("name", str), ("most", int)]
 )
-def locks(state: Any, name: str = "", most: int = MOST, **_: Any) -> dict[str, Any]:
-    """Locks that this worker's tasks hold, or are about to; what it has parked, lost, ....
+def locks(
+    state: Any,
+    name: str = "",
+    most: int = MOST,
+    id: str = "",  # noqa: A002  # as in Celery's commands
+    **_: Any,
+) -> dict[str, Any]:
+    """Show the locks that this worker's tasks hold or are about to hold, and its counters.
 
     Args:
-        state: Celery's.
-        name: only locks that have this in their name.
-        most: most locks to name.
+        state: Celery's state of the worker.
+        name: part of the lock's name; empty for all locks.
+        most: most locks to list.
+        id: id of a task; ``waits_for_redis`` has its messages that wait here for the locks' Redis.
     """
-    crew = getattr(state.consumer, "singleton_lock_crew", None)
-    if crew is None:
+    runtime = getattr(state.consumer, "singleton_lock_runtime", None)
+    if runtime is None:
         return NO_LOCKS
-    found = [each for each in crew.desk.flights.requests() if name in each.stamp.name]
-    found.sort(key=lambda request: request.stamp.stamped_at)
+    found = [
+        each for each in runtime.dispatcher.in_flight.requests() if name in each.lock_header.name
+    ]
+    found.sort(key=lambda request: request.lock_header.created_at)
     most = max(0, min(int(most), MOST))
-    shown = [_told(request) for request in found[:most]]
-    return {**crew.report(), "locks": shown, "locks_left_out": len(found) - len(shown)}
+    shown = [_shown(request) for request in found[:most]]
+    told = {**runtime.report(), "locks": shown, "locks_left_out": len(found) - len(shown)}
+    if id:
+        told["waits_for_redis"] = [
+            {"locks": _names(request), "refused": refused}
+            for request, refused in runtime.dispatcher.held.find(id)
+        ]
+    return told
 
 
-def _told(request: LockedRequest) -> dict[str, Any]:
-    """Return what is known of one; for JSON."""
-    stamp = request.stamp
+def _shown(request: LockedRequest) -> dict[str, Any]:
+    """Return the values of a request, for JSON."""
+    header = request.lock_header
     return {
-        "lock": stamp.name,
-        "locks": [part.name for part in stamp.bundle.parts] if stamp.bundle else [stamp.name],
-        "token": stamp.token,
-        "task": stamp.task,
+        "lock": header.name,
+        "locks": _names(request),
+        "token": header.token,
+        "task": header.task,
         "id": request.id,
         "state": _state(request),
-        "pid": request.worker_pid if request.accepted else None,
-        "age": round(_clock.monotonic() - stamp.stamped_at, 3),
+        "pid": request.worker_pid if request.stage in BEGUN else None,
+        "age": round(_clock.monotonic() - header.created_at, 3),
     }
 
 
+def _names(request: LockedRequest) -> list[str]:
+    header = request.lock_header
+    return [part.name for part in header.lock_set.parts] if header.lock_set else [header.name]
+
+
 def _state(request: LockedRequest) -> str:
-    """Return where a request stands; that a lock was taken is heard a little later."""
-    if request.took and (request.accepted or not request.stamp.granted):
+    """Return the state of a request; the notice of an acquired lock arrives a little later."""
+    begun = request.stage in BEGUN
+    if begun and request.holds_lock:
         return "held"
-    if request.stamp.granted:
+    if request.lock_header.granted:
         return "granted"
-    return "waiting" if request.accepted else "sent"
+    return "waiting" if begun else "sent"
 
 
 @control_command(  # type: ignore[untyped-decorator]  # celery is untyped
@@ -90,29 +113,30 @@ def _state(request: LockedRequest) -> str:
 def lock_mode(
     state: Any, mode: str, task: str = ALL, who: str = "", why: str = "", **_: Any
 ) -> dict[str, Any]:
-    """Switch the mode of all tasks, or of one, in the whole fleet; "declared" ends that.
+    """Switch the mode of all tasks, or of one, in the whole fleet; "declared" undoes it.
 
-    It counts at once in the workers that hear this, also if the locks' Redis does not answer.
+    It takes effect at once in the workers that receive the command, even if the locks' Redis does
+    not answer.
 
     Args:
-        state: Celery's.
+        state: Celery's state of the worker.
         mode: as in the settings, or :data:`DECLARED`.
         task: name of a task, or ``*`` for all.
-        who: who orders it, for the audit: Celery's messages do not tell.
+        who: the operator, for the audit: Celery's messages do not name one.
         why: reason, for the audit.
     """
-    crew = getattr(state.consumer, "singleton_lock_crew", None)
-    if crew is None:
+    runtime = getattr(state.consumer, "singleton_lock_runtime", None)
+    if runtime is None:
         return NO_LOCKS
     if mode not in {*MODES, DECLARED}:
         return {"error": f"there is no mode {mode!r}: use {', '.join(MODES)} or {DECLARED}"}
-    if task != ALL and task not in crew.extension.declared():
+    if task != ALL and task not in runtime.extension.declared():
         return {"error": f"there is no LockedTask {task!r} here"}
-    crew.agent.switch(task, None if mode == DECLARED else mode)
+    runtime.agent.mode_switches.order(task, None if mode == DECLARED else mode)
     shown = f"(all tasks: {mode})" if task == ALL else f"(task {task}: {mode})"
-    op = f"control:{task}:{mode}"  # all workers hear it, and their entries of the audit are one
+    op = f"control:{task}:{mode}"  # the same in all workers, so that the audit has one entry
     by = Operator(printable(who) or UNNAMED, via="control", why=why, action="mode", op=op)
-    crew.agent.run_errand(partial(_remark, crew, shown, by))
+    runtime.commands.put(Call(partial(_audit, runtime, shown, by)))
     return {"ok": f"{'all tasks' if task == ALL else task}: {mode}"}
 
 
@@ -120,43 +144,45 @@ def lock_mode(
     signature="<token> [who [why]]", args=[("token", str), ("who", str), ("why", str)]
 )
 def lock_release(state: Any, token: str, who: str = "", why: str = "", **_: Any) -> dict[str, Any]:
-    """Take a lock from the task that holds it under this token, and grant it to who is next.
+    """Take a lock from the task that holds it under this token, and grant it to the next waiter.
 
-    Only the worker that runs the task does it; of one that is dead the lease ends by itself. The
-    task is not ended: it runs on without the lock. Audited; what came of it is in the log.
+    Only the worker that runs the task can do this. If that worker has died, the lease expires. The
+    task continues without the lock. The command writes an audit entry, and logs its result.
 
     Args:
-        state: Celery's.
-        token: as ``inspect locks`` tells it.
-        who: who orders it, for the audit: Celery's messages do not tell.
+        state: Celery's state of the worker.
+        token: as shown by ``inspect locks``.
+        who: the operator, for the audit: Celery's messages do not name one.
         why: reason, for the audit.
     """
-    crew = getattr(state.consumer, "singleton_lock_crew", None)
-    if crew is None:
+    runtime = getattr(state.consumer, "singleton_lock_runtime", None)
+    if runtime is None:
         return NO_LOCKS
-    request = next((r for r in crew.desk.flights.requests() if r.stamp.token == token), None)
+    request = next(
+        (r for r in runtime.dispatcher.in_flight.requests() if r.lock_header.token == token), None
+    )
     if request is None:
         return {"error": "no task of this worker has this token"}
     by = Operator(printable(who) or UNNAMED, via="control", why=why)
-    crew.agent.run_errand(partial(_release, crew, request.stamp.name, token, by))
-    return {"ok": f"{request.stamp.name!r} will be taken from {request}"}
+    runtime.commands.put(Call(partial(_release, runtime, request.lock_header.name, token, by)))
+    return {"ok": f"{request.lock_header.name!r} will be taken from {request}"}
 
 
-def _remark(crew: Any, shown: str, by: Operator) -> None:
-    """Put into the audit what was ordered, if Redis answers; the log has it in any case."""
+def _audit(runtime: Any, shown: str, by: Operator) -> None:
+    """Write an audit entry; log a warning if Redis does not answer."""
     try:
-        admin_of(crew.agent.store).remark(shown, by)
+        admin_of(runtime.agent.store).write_audit_entry(shown, by)
     except SingletonLockError as error:
         logger.warning("celery-singleton-lock: %s is not in the audit: %s", shown, error)
 
 
-def _release(crew: Any, name: str, token: str, by: Operator) -> None:
-    """Release in the agent's thread, and tell what came of it."""
+def _release(runtime: Any, name: str, token: str, by: Operator) -> None:
+    """Release in the agent's thread; log and report the result."""
     told = {"lock_event": "forced-release", "lock_name": name, "lock_by": by.who}
     try:
-        force_release(admin_of(crew.agent.store), name, token, by)
+        force_release(admin_of(runtime.agent.store), name, token, by)
     except SingletonLockError as error:
         logger.warning("The lock %r was not released for %s: %s", name, by.who, error, extra=told)
     else:
-        crew.agent.tell(by.step(name, "release"))
+        runtime.agent.tell(by.step(name, "release"))
         logger.warning("The lock %r was taken from its task for %s", name, by.who, extra=told)

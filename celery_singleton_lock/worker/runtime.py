@@ -1,33 +1,38 @@
-"""The parts of one worker, and what joins them to its consumer."""
+"""Creates the parts of one worker, and connects them to its consumer."""
 
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Callable
 from functools import cache, partial
+from math import inf
 from typing import Any, Final
 
 from celery.exceptions import ImproperlyConfigured
 from celery.worker.state import reserved_requests
-from kombu.serialization import prepare_accept_content
 
-from celery_singleton_lock.core import native_threads as native
-from celery_singleton_lock.worker.execution.interrupt import Board
-from celery_singleton_lock.worker.agent.loop import Agent
-from celery_singleton_lock.worker.execution.batches import is_batches
-from celery_singleton_lock.clerk import Clerk
+from celery_singleton_lock.core import native_threads
 from celery_singleton_lock.core.clock import ServerClock
-from celery_singleton_lock.worker.dispatch.dispatcher import Desk, worker_id
-from celery_singleton_lock.worker.event_dispatcher import admit
-from celery_singleton_lock.worker.extension import PATIENCE, Extension
-from celery_singleton_lock.worker.dispatch.notifier import Herald
-from celery_singleton_lock.worker.loop_channel import Mailbox, guarded
-from celery_singleton_lock.core.model import Delivery
 from celery_singleton_lock.core.lock_mode import Modes
-from celery_singleton_lock.worker.pools import GREEN, pool_kind
-from celery_singleton_lock.worker.publisher import Publisher, unpack
+from celery_singleton_lock.core.parked_message import Delivery
+from celery_singleton_lock.lock.lease_watchdog import Watchdog
+from celery_singleton_lock.store.factory import admin_of
+from celery_singleton_lock.worker.agent.loop import Agent
+from celery_singleton_lock.worker.agent.unreadable_messages import UNREADABLE, UnreadableMessages
+from celery_singleton_lock.worker.agent_queue import AgentQueue
 from celery_singleton_lock.worker.consumed_queues import Consumed
+from celery_singleton_lock.worker.dispatch.dispatcher import Dispatcher, worker_id
+from celery_singleton_lock.worker.dispatch.header_factory import HeaderFactory
+from celery_singleton_lock.worker.dispatch.notifier import Notifier
+from celery_singleton_lock.worker.dispatch.task_leases import TaskLeases
+from celery_singleton_lock.worker.event_dispatcher import admit
+from celery_singleton_lock.worker.execution.interrupt import Board
+from celery_singleton_lock.worker.extension import PATIENCE, Extension
+from celery_singleton_lock.worker.loop_channel import LoopChannel, guarded
+from celery_singleton_lock.worker.partial_lock_sets import PartialLockSets
+from celery_singleton_lock.worker.pool_feeder import PoolFeeder
+from celery_singleton_lock.worker.pools import GREEN, pool_kind
+from celery_singleton_lock.worker.publisher import Publisher
 from celery_singleton_lock.worker.redelivery import (
     dead_letters_of,
     has_dead_letters,
@@ -36,61 +41,52 @@ from celery_singleton_lock.worker.redelivery import (
     most_returns,
 )
 from celery_singleton_lock.worker.request import LockedRequest
-from celery_singleton_lock.worker.dispatch.header_factory import Stamper
-from celery_singleton_lock.worker.agent.unreadable_messages import UNREADABLE, Unread
-from celery_singleton_lock.worker.pool_feeder import Usher
-from celery_singleton_lock.lock.renewals import Watchdog
-from celery_singleton_lock.message_text import printable
-from celery_singleton_lock.worker.request_class import passes, read_as_celery, request_class
-
-logger = logging.getLogger(__name__)
+from celery_singleton_lock.worker.request_reader import RequestReader
 
 FLUSH: Final = 2.0
-"""Most seconds that a worker's exit waits for the agent."""
+"""Most seconds for which a worker that exits waits for the agent."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Link:
-    """What must be there before the pool forks, and before the first message arrives."""
+    """The parts of a worker that are created before its pool forks."""
 
-    mailbox: Mailbox
+    loop_channel: LoopChannel
     place: ServerClock
     board: Board
 
 
-class Crew:
-    """The parts of one worker: desk, agent, watchdog and mailbox.
+class Runtime:
+    """The parts of one worker: dispatcher, agent, watchdog and loop channel.
 
     Args:
         extension: the app's locks.
-        consumer: Celery's.
-        link: made before the pool forked.
+        consumer: Celery's consumer.
+        link: the parts that were created before the pool forked.
     """
 
     def __init__(self, extension: Extension, consumer: Any, link: Link) -> None:
-        """Build and join the parts; nothing runs yet."""
         self.extension = extension
         self.consumer = consumer
-        self.mailbox = link.mailbox
+        self.loop_channel = link.loop_channel
         self.board = link.board
         self.kind = pool_kind(type(consumer.pool))
-        self._request_classes: dict[str, Any] = {}
-        self._runnable: dict[str, bool] = {}
+        self._reader = RequestReader(extension, consumer)
         self._to_pool: Callable[[Any], None] = consumer.on_task_request
-        self._usher = Usher(consumer.pool, self._to_pool)
+        self._pool_feeder = PoolFeeder(consumer.pool, self._to_pool, self._not_sent)
         worker = worker_id(consumer.hostname)
         self.queues = queues = Consumed(consumer)
         self.modes = Modes(extension.modes())
         self.watchdog = self._new_watchdog()
-        self.herald = Herald(
+        self.notifier = Notifier(
             extension.observers,
             send_event=self.send_event,
             sends_events=self.sends_events,
-            later=None if self.kind == "solo" else self.mailbox.later,
+            later=None if self.kind == "solo" else self.loop_channel.later,
         )
         transport = extension.app.connection_for_read().get_transport_cls()
         self._has_dead_letters = has_dead_letters(transport)
-        self.stamper = Stamper(
+        self.header_factory = HeaderFactory(
             worker=worker,
             place=link.place,
             rules=extension.options,
@@ -100,63 +96,82 @@ class Crew:
             identify=identity_of if identities(transport) else lambda _message: "",
             most_returns=self._most_returns,
         )
+        store = extension.new_store(PATIENCE)
+        self.commands = AgentQueue(store.clock)
+        self._partial_lock_sets = PartialLockSets(
+            store, self.watchdog, worker, lambda *parked: admin_of(store).locate_token(*parked)
+        )
+        self.dispatcher = self._new_dispatcher()
         self.agent = Agent(
-            extension.new_store(PATIENCE),
-            replicated=extension.new_store(PATIENCE, replicated=True)
-            if extension.settings.replicas_wait
-            else None,
+            store,
+            replicated=extension.new_replicated_store(PATIENCE),
             worker=worker,
             realm=extension.realm,
             place=link.place,
             queues=queues,
-            declared=self.declared,
+            declared=self._reader.declared,
             rules=extension.options,
             receive=self.receive,
-            post=self.mailbox.post,
+            post=self.loop_channel.post,
             reap=self.reap,
             abort=self.abort,
             publisher=Publisher(extension.app.connection_for_write),
             watchdog=self.watchdog,
-            herald=self.herald,
+            partial_lock_sets=self._partial_lock_sets,
+            notifier=self.notifier,
             modes=self.modes,
             address=extension.settings.where(),
             done_for=extension.settings.done_for,
             max_body=extension.settings.max_body_bytes,
             capacity=consumer.pool.limit or 1,
             free=self.free_slots,
-            stands_still=link.mailbox.stands_still,
-            desk=self._new_desk,
-            threads=(link.mailbox.thread, self._usher.thread),
+            stands_still=link.loop_channel.stands_still,
+            commands=self.commands,
+            dispatcher=self.dispatcher,
+            threads=(link.loop_channel.thread, self._pool_feeder.thread),
         )
-        self.desk = self.agent.desk
-        self.unread = Unread(
+        self.unread = UnreadableMessages(
             consumer,
             inbox=self.agent.inbox,
             tell=self.agent.tell,
             most_returns=self._most_returns,
         )
-        link.mailbox.on_notice = self.desk.on_notice
-        if self.kind in ("solo", *GREEN):  # tasks run where the notice is heard
-            extension.announce = partial(guarded, self.desk.on_notice)
-        consumer.on_task_request = self.desk
+        link.loop_channel.on_notice = self.dispatcher.pool_callbacks.on_notice
+        extension.has_child_processes = self.kind == "prefork"
+        if self.kind in ("solo", *GREEN):  # tasks run in the process of the dispatcher
+            extension.announce = partial(guarded, self.dispatcher.pool_callbacks.on_notice)
+        consumer.on_task_request = self.dispatcher
 
-    def _new_desk(self, clerk: Clerk) -> Desk:
-        return Desk(
-            stamper=self.stamper,
-            rules=cache(self.extension.options),  # asked for at each step of each message
+    def _new_dispatcher(self) -> Dispatcher:
+        return Dispatcher(
+            header_factory=self.header_factory,
+            rules=cache(self.extension.options),  # read at each step of each message
             forward=self._to_pool if self.consumer.hub is not None else self.forward,
-            clerk=clerk,
-            herald=self.herald,
+            commands=self.commands,
+            leases=TaskLeases(self.watchdog, self._partial_lock_sets, self._lease_lost),
+            backend_failed=self._backend_failed,
+            rescue=self._rescue,
+            notifier=self.notifier,
             prefetch=self.prefetch,
             children=self.kind == "prefork",
-            keeps=not self.extension.settings.is_quorum,
         )
 
-    def _new_watchdog(self) -> Watchdog:
-        """Return the watchdog; under gevent and eventlet in a thread that the system schedules.
+    def _lease_lost(self, name: str, token: str) -> None:
+        self.agent.lost_leases.noticed(name, token)
 
-        But not for locks in memory: those are the greenlets' own, and no other thread may wait on
-        them.
+    def _backend_failed(self) -> None:
+        self.agent.health.lost()
+
+    def _rescue(self, request: LockedRequest) -> None:
+        self.agent.republisher.rescue(request)
+
+    def _new_watchdog(self) -> Watchdog:
+        """Return the watchdog; under gevent and eventlet it runs in a native thread.
+
+        That thread does not end when it is idle: gevent ties a connection to the thread that
+        created it, so a new thread could neither use nor close it.
+
+        The watchdog of locks in memory runs in a greenlet, since no other thread may wait for them.
         """
         store = self.extension.new_store(PATIENCE)
         if self.kind in GREEN and self.extension.settings.is_quorum:
@@ -167,35 +182,39 @@ class Crew:
             )
             raise ImproperlyConfigured(msg)
         if self.kind in GREEN and not self.extension.settings.in_memory:
-            return Watchdog(store, threads=native, tell=self.mailbox.post)
+            return Watchdog(store, threads=native_threads, tell=self.loop_channel.post, linger=inf)
         return Watchdog(store)
 
     def start(self) -> None:
-        """Start the threads; harmless if they run.
+        """Start the threads. Has no effect if they run.
 
-        Without an event loop (gevent, eventlet, a transport that polls) a thread of ours makes the
-        calls of the mailbox. Celery's own way would be a look after up to 2 s. Under gevent and
-        eventlet it is a greenlet, as all the others: only the watchdog is not.
+        Without an event loop (gevent, eventlet, a transport that polls) a thread makes the calls of
+        the loop channel, since Celery would make them up to 2 s later. Under gevent and eventlet,
+        all threads except the watchdog's are greenlets.
         """
         self.agent.start()
         if self.consumer.hub is None:
-            self.mailbox.turn()
-            self.mailbox.thread.start()
-            self._usher.thread.start()
+            self.loop_channel.turn()
+            self.loop_channel.thread.start()
+            self._pool_feeder.thread.start()
 
     def forward(self, request: Any) -> None:
-        """Send a request to the pool, without an event loop, in a way that fits who asks."""
-        if not self.mailbox.thread.is_current():
+        """Send a request to the pool of a worker without an event loop."""
+        if not self.loop_channel.thread.is_current():
             self._to_pool(request)
         elif self.kind == "solo":
-            self.consumer.call_soon(self._to_pool, request)  # one task at a time, in the main loop
+            # one task at a time, in the main loop
+            self.consumer.call_soon(self._pool_feeder.send, request)
         else:
-            self._usher(request)
+            self._pool_feeder(request)
+
+    def _not_sent(self, request: LockedRequest) -> None:
+        self.dispatcher.not_sent(request)
 
     def reap(self) -> None:
-        """Have a prefork pool look for children that have ended. Runs in the main loop.
+        """Let a prefork pool check for children that have ended. Runs in the main loop.
 
-        Where there is no event loop, a thread of the pool's looks by itself.
+        Without an event loop, a thread of the pool does so.
         """
         if self.consumer.hub is None:
             return
@@ -204,20 +223,24 @@ class Crew:
             maintain()
 
     def abort(self, token: str) -> None:
-        """Interrupt the task whose lock was lost, in a pool of processes. Runs in the main loop."""
-        request = self.desk.interruptible(token)
-        if request is not None and self.kind == "prefork":
-            self.board.interrupt(request.worker_pid, request.stamp.token)
+        """Interrupt the task whose lock was lost, in a prefork pool. Runs in the main loop."""
+        request = self.dispatcher.pool_callbacks.interruptible(token)
+        if request is None or self.kind != "prefork":
+            return
+        if request.worker_pid is None:  # the pool has not reported yet which process runs it
+            self.loop_channel.later(partial(self.abort, token))
+        else:
+            self.board.interrupt(request.worker_pid, request.lock_header.token)
 
     def send_event(self, name: str, /, **fields: Any) -> None:
-        """Send a Celery event, if this worker sends those of tasks. Runs in the main loop."""
+        """Send a Celery event, if this worker sends task events. Runs in the main loop."""
         if self.sends_events():
             dispatcher = self.consumer.event_dispatcher
             admit(dispatcher)
             dispatcher.send(name, **fields)
 
     def sends_events(self) -> bool:
-        """Return whether this worker sends events of tasks: ``-E``, or a monitor asked for them."""
+        """Return whether this worker sends task events: ``-E``, or ``control enable_events``."""
         dispatcher = self.consumer.event_dispatcher
         return (
             dispatcher is not None
@@ -226,109 +249,64 @@ class Crew:
         )
 
     def prefetch(self, change: int) -> None:
-        """Tell the broker that one message more, or less, may be unacknowledged."""
+        """Raise (+1) or lower (-1) the worker's prefetch count."""
         change_prefetch(self.consumer, change)
 
     def free_slots(self) -> int:
-        """Return how many slots of the pool are free; below 0, so many tasks wait for one.
+        """Return the number of free pool slots; -3: three tasks wait for one.
 
-        None is free while the main loop stands still: what is granted then would wait for it.
+        While the main loop makes no calls, it is at most 0, since a granted message would wait for
+        it.
         """
         free = (self.consumer.pool.limit or 1) - len(reserved_requests)
-        return min(free, 0) if self.mailbox.stands_still() else free
+        return min(free, 0) if self.loop_channel.stands_still() else free
 
     def receive(self, delivery: Delivery) -> None:
-        """Make a request of a parked message whose turn has come. Runs in the main loop.
+        """Create a request for a delivery, and dispatch it. Runs in the main loop.
 
-        With one that cannot be read it does what Celery's consumer does. If anything else fails,
-        the message is tried again later, so that others pass, and ends as FAILURE at last.
+        An unreadable message is handled as Celery's consumer does. After any other error the
+        message is delivered again after a delay; after too many tries it ends as FAILURE.
         """
         if self.agent.inbox.retired:
             return self.agent.inbox.give_back(delivery)
         try:
             return self._receive(delivery)
-        except Exception as error:  # noqa: BLE001  # of the message, of a class of the user's ...
-            self.desk.undelivered(delivery)
+        except Exception as error:  # noqa: BLE001  # a message or a user's class may raise anything
+            self.dispatcher.deliveries.undelivered(delivery)
             return self.unread.fail(delivery, error)
 
     def _receive(self, delivery: Delivery) -> None:
         if delivery.verdict == "granted" and self._is_for_dead_letters(delivery):
             return self.unread.reject(delivery)
-        accept = prepare_accept_content(self.extension.app.conf.accept_content)
-        message = unpack(delivery.body or b"", accept)
+        message = self._reader.unpack(delivery.body)
         try:
-            request = self._read(delivery, message)
+            request = self._reader.request(message)
         except UNREADABLE as error:
             return self.unread.discard(delivery, message, error)
-        return None if request is None else self.desk.deliver(delivery, request)
+        if request is None:
+            return self.agent.inbox.give_back(delivery)
+        return self.dispatcher.deliveries.deliver(delivery, request)
 
     def _is_for_dead_letters(self, delivery: Delivery) -> bool:
-        """Return whether a message has come back too often, and its queue has dead letters."""
+        """Return whether a message was returned too often, and its queue has dead letters."""
         if delivery.returns <= self._most_returns(delivery.queue) or not self._has_dead_letters:
             return False
         return dead_letters_of(self.queues.declared(delivery.queue))
 
     def _most_returns(self, queue: str) -> float:
-        """Return how often a message of a queue may come back."""
+        """Return how often a message of a queue may be returned."""
         return most_returns(self.queues.declared(queue), self.extension.settings.max_returns)
 
-    def _read(self, delivery: Delivery, message: Any) -> LockedRequest | None:
-        """Return the request of a message; None if this worker has done with it."""
-        read = read_as_celery(message, utc=self.extension.app.uses_utc_timezone())
-        name = read["headers"].get("task")
-        task = self.extension.app.tasks.get(name)
-        if task is None or name not in self.extension.declared() or not self._can_run(name):
-            logger.warning(
-                "celery-singleton-lock: a parked task %s came here, and this worker does not lock "
-                "that: it goes back to its place in line",
-                printable(str(name)),
-            )
-            self.agent.inbox.give_back(delivery)
-            return None
-        return self._request(task, message, read)
-
-    def declared(self) -> frozenset[str]:
-        """Return the names of the tasks whose parked messages this worker can run."""
-        return frozenset(filter(self._can_run, self.extension.declared()))
-
-    def _can_run(self, name: str) -> bool:
-        if name not in self._runnable:
-            task = self.extension.app.tasks[name]
-            self._runnable[name] = passes(self._request_class(task)) and not is_batches(task)
-        return self._runnable[name]
-
-    def _request(self, task: Any, message: Any, read: dict[str, Any]) -> LockedRequest:
-        app, consumer = self.extension.app, self.consumer
-        request: LockedRequest = self._request_class(task)(
-            message,
-            on_ack=lambda *_: message.ack(),
-            on_reject=lambda _log, _errors, requeue: message.reject(requeue),
-            app=app,
-            hostname=consumer.hostname,
-            eventer=consumer.event_dispatcher,
-            task=task,
-            connection_errors=consumer.connection_errors,
-            **read,
-        )
-        return request
-
-    def _request_class(self, task: Any) -> Any:
-        found = self._request_classes.get(task.name)
-        if found is None:
-            found = request_class(task, self.consumer)
-            self._request_classes[task.name] = found
-        return found
-
     def report(self) -> dict[str, Any]:
-        """Return what this worker knows of itself; asks nobody. For JSON."""
+        """Return the state of this worker, for JSON. Sends nothing."""
         return {
             "worker": self.agent.worker,
             "backend": self.extension.settings.where(),
-            "backend_down_for": self.agent.down_for(),
+            "backend_down_for": self.agent.health.down_for(),
             "modes": {task: self.modes.of(task) for task in self.modes.relaxed()},
             "switches": self.modes.switches(),
-            **self.desk.counts(),
-            "keeping": self.agent.keeping(),
+            **self.dispatcher.counts(),
+            "keeping": len(self._partial_lock_sets),
             "threads": self.agent.last_rounds(),
             "renewed": self.watchdog.renewed,
             "renewals_failed": self.watchdog.failed,
@@ -336,30 +314,32 @@ class Crew:
         }
 
     def shut(self) -> None:
-        """End the threads; release for tasks whose processes are gone.
+        """End the threads; release the locks of tasks whose processes have ended.
 
-        A task in a thread runs on, since Python waits for its threads. Its lease is renewed until
+        A task in a thread continues, since Python waits for its threads. Its lease is renewed until
         then: the watchdog ends with the process.
         """
-        self._usher.close()
-        unfinished = self.desk.flights.unfinished()
+        self._pool_feeder.close()
+        self.dispatcher.rescue()
+        unfinished = self.dispatcher.in_flight.unfinished()
         if self.kind == "prefork":
             self.watchdog.stop()
+            release = self.dispatcher.pool_exit.release
             for request in unfinished:
-                self.agent.end(request.stamp, request.ending(), request.worker_pid)
+                release(request.lock_header, request.ending(), request.worker_pid)
         elif not unfinished:
             self.watchdog.stop()
         self.agent.stop(FLUSH)
 
 
 def change_prefetch(consumer: Any, change: int) -> None:
-    """Tell the broker that one message more, or less, may be unacknowledged.
+    """Raise or lower the worker's prefetch count, but not below Celery's initial one.
 
-    Never less than Celery wants. After a reconnect Celery begins with a lower count, and raises it
-    from whatever it is then; what we had added counts as Celery's own from there on.
+    After a reconnect, Celery starts with a lower count and raises it step by step. Earlier raises
+    then count as part of Celery's own.
 
     Args:
-        consumer: Celery's.
+        consumer: Celery's consumer.
         change: +1 or -1.
     """
     qos = consumer.qos

@@ -1,4 +1,4 @@
-"""What a worker checks before it takes a message, of its pool, its tasks and its settings."""
+"""Checks the pool, the tasks and the settings of a worker before it takes a message."""
 
 from __future__ import annotations
 
@@ -8,40 +8,43 @@ from typing import Any
 from celery.app.task import Task
 from celery.exceptions import ImproperlyConfigured
 
-from celery_singleton_lock.worker.execution.batches import is_batches, refuse_unsupported
 from celery_singleton_lock.config.limits import PREFIX
-from celery_singleton_lock.worker.runtime import Crew
-from celery_singleton_lock.worker.extension import Extension, declared_options, install
+from celery_singleton_lock.config.unknown_names import check_unknown_settings
 from celery_singleton_lock.core.lock_mode import ENFORCE, OFF
 from celery_singleton_lock.core.native_threads import patched_by
-from celery_singleton_lock.worker.pools import GREEN, POOLS, pool_kind
 from celery_singleton_lock.worker.consumed_queues import refuse_broadcast
-from celery_singleton_lock.config.settings import check_unknown_settings
-from celery_singleton_lock.worker.unlocked_tasks import refuse_unlocked
+from celery_singleton_lock.worker.execution.batches import is_batches, refuse_unsupported
+from celery_singleton_lock.worker.extension import Extension, declared_options
+from celery_singleton_lock.worker.install import install
+from celery_singleton_lock.worker.pools import GREEN, POOLS, pool_kind
 from celery_singleton_lock.worker.request_class import passes, request_class, why_alone
+from celery_singleton_lock.worker.runtime import Runtime
+from celery_singleton_lock.worker.unlocked_tasks import refuse_unlocked
 
 logger = logging.getLogger(__name__)
 
+WAITS, PARKS = "wait", "park"
+
 
 def check_pool(worker: Any) -> None:
-    """Refuse pools under which locks would not be kept.
+    """Refuse pools that are not supported.
 
     Raises:
-        ImproperlyConfigured: an unknown pool, or a green one without green threads.
+        ImproperlyConfigured: an unknown pool, or gevent or eventlet without its patches.
     """
     if not install(worker.app).active():
         return
     pool, kind = worker.pool_cls, pool_kind(worker.pool_cls)
     if not kind:
         msg = (
-            f"LockedTask does not know the worker pool {pool.__module__}.{pool.__name__}, so its "
-            f"locks would not be kept: start the worker with --pool {', '.join(POOLS.values())}, "
+            f"LockedTask does not support the worker pool {pool.__module__}.{pool.__name__}, so no "
+            f"lock would be taken: start the worker with --pool {', '.join(POOLS.values())}, "
             "or derive the pool from one of these."
         )
         raise ImproperlyConfigured(msg)
     if kind in GREEN and patched_by() != kind:
         msg = (
-            f"The worker pool is {kind}, but the process' threads are not {kind}'s, so every lock "
+            f"The worker pool is {kind}, but this process is not patched by {kind}, so every lock "
             f"would block all tasks: start the worker with --pool {kind} on the command line, "
             "which patches before anything else is imported, instead of worker_pool."
         )
@@ -49,16 +52,18 @@ def check_pool(worker: Any) -> None:
 
 
 def check_app(extension: Extension) -> None:
-    """Check settings and options together, now that both are known.
+    """Check the settings and the options of all tasks together.
 
     Raises:
-        ConfigurationError: one is wrong, or a task carries ``lock_…`` options without LockedTask.
+        ConfigurationError: a setting or an option is invalid.
+        ImproperlyConfigured: a task has ``lock_…`` options without LockedTask, is routed to a
+            broadcast queue, or would not pass the dispatcher.
     """
     app = extension.app
     check_unknown_settings(name for name in app.conf if "singleton_lock_" in str(name).lower())
     for task in app.tasks.values():
         if task.name in extension.declared():
-            options = extension.options(task)  # raises what is wrong: the settings are known now
+            options = extension.options(task)  # raises ConfigurationError
             if is_batches(task):
                 refuse_unsupported(task.name, declared_options(task), options)
             elif options.mode != OFF:
@@ -67,30 +72,30 @@ def check_app(extension: Extension) -> None:
     refuse_unlocked(app)
     if extension.active():
         extension.settings.addresses()
-    warn_of_mixed_policies(extension)
+    check_mixed_policies(extension)
 
 
 def refuse_own_strategy(task: Any) -> None:
-    """Refuse a task whose messages go to the pool in a way of their own, past its lock.
+    """Refuse a task whose own strategy sends messages to the pool without a lock.
 
     Raises:
-        ImproperlyConfigured: it is one, and not a task of celery-batches as it comes.
+        ImproperlyConfigured: it has a strategy other than Celery's.
     """
     if task.Strategy != Task.Strategy:
         owner = next(cls for cls in type(task).__mro__ if "Strategy" in vars(cls))
         msg = (
             f"task {task.name}: {owner.__module__}.{owner.__qualname__} has a Strategy of its own, "
-            "which sends messages to the pool in its own way, so no lock would be taken. Declare "
-            "the task without LockedTask and take a Lock in its body, or leave that Strategy out."
+            "which sends messages to the pool by itself, so no lock would be taken. Declare the "
+            "task without LockedTask and use a Lock in its body, or remove that Strategy."
         )
         raise ImproperlyConfigured(msg)
 
 
 def refuse_forks(worker: Any, extension: Extension) -> None:
-    """Refuse locks in memory where the pool has processes: each would have locks of its own.
+    """Refuse locks in memory with a pool of processes: each process would have its own locks.
 
     Raises:
-        ImproperlyConfigured: it is so.
+        ImproperlyConfigured: the settings combine the two.
     """
     if not extension.active() or pool_kind(worker.pool_cls) != "prefork":
         return
@@ -105,7 +110,7 @@ def refuse_forks(worker: Any, extension: Extension) -> None:
 
 
 def tell_of_modes(extension: Extension) -> None:
-    """Say which tasks do not keep their locks, and what that means for messages that are parked."""
+    """Log which tasks run without their locks, and that parked messages may stay parked."""
     relaxed = sorted((name, mode) for name, mode in extension.modes().items() if mode != ENFORCE)
     if relaxed:
         logger.warning(
@@ -114,52 +119,90 @@ def tell_of_modes(extension: Extension) -> None:
         )
     if relaxed and not extension.active():
         logger.warning(
-            "celery-singleton-lock: this worker does not ask the locks' Redis. What is parked "
-            "there is kept, and does not run here: it runs in a worker whose singleton_lock_mode "
+            "celery-singleton-lock: this worker does not use the locks' Redis. Parked tasks stay "
+            "parked: they run in a worker whose singleton_lock_mode "
             'is "observe" or "enforce".'
         )
 
 
-def warn_of_mixed_policies(extension: Extension) -> None:
-    """Say which tasks share a lock such that one may be kept from its slot by those behind it."""
-    sharing: dict[Any, dict[str, str]] = {}
+def check_mixed_policies(extension: Extension) -> None:
+    """Check tasks that share a lock: tasks that wait in all slots delay a parked task.
+
+    Raises:
+        ImproperlyConfigured: the parked task might never run, since batches wait without a timeout.
+    """
+    for key, tasks in _by_shared_key(extension).items():
+        if not {WAITS, PARKS} <= tasks.keys():
+            continue
+        waits, parks = tasks[WAITS], tasks[PARKS][0]
+        for name in waits:
+            _refuse_endless_batch(extension, name, parks, key)
+        logger.warning(
+            'celery-singleton-lock: %s (%s) and %s ("park") share the lock_key %r. If all slots of '
+            "a worker wait for a lock that a parked task is granted there, it runs only when "
+            "lock_wait_timeout has ended one of them. Route one of the two to workers of its own, "
+            "or give both the same policy.",
+            waits[0],
+            "a batch waits in its slot"
+            if is_batches(extension.app.tasks[waits[0]])
+            else 'lock_on_conflict="wait"',
+            parks,
+            key,
+        )
+
+
+def _by_shared_key(extension: Extension) -> dict[Any, dict[str, list[str]]]:
+    """Return lock_key -> how its tasks wait -> their names."""
+    sharing: dict[Any, dict[str, list[str]]] = {}
     for name in sorted(extension.declared()):
         task = extension.app.tasks[name]
         declared = declared_options(task)
         for key in (declared.get("lock_key"), *(declared.get("lock_keys") or ())):
-            if key is not None:  # any other name has the task's own before it
-                sharing.setdefault(key, {}).setdefault(extension.options(task).on_conflict, name)
-    for key, tasks in sharing.items():
-        if {"wait", "park"} <= tasks.keys():
-            logger.warning(
-                'celery-singleton-lock: %s (lock_on_conflict="wait") and %s ("park") share the '
-                "lock_key %r. If all slots of a worker wait for a lock that a parked task is given "
-                "there, it runs only when lock_wait_timeout has ended one of them. Route one of "
-                "the two to workers of its own, or give both the same policy.",
-                tasks["wait"],
-                tasks["park"],
-                key,
-            )
+            if key is not None:  # without a key, the lock name begins with the task's name
+                policy = _way_to_wait(extension, task)
+                sharing.setdefault(key, {}).setdefault(policy, []).append(name)
+    return sharing
 
 
-def check_wrap(crew: Crew) -> None:
-    """See that Celery still lets every locked message pass the desk, on its way out and back.
+def _way_to_wait(extension: Extension, task: Any) -> str:
+    """Return the policy of a task; a batch cannot be parked, so it waits."""
+    policy = extension.options(task).on_conflict
+    return WAITS if policy == PARKS and is_batches(task) else policy
 
-    Where it does not, nothing is skipped: all locked messages of this worker pass by, and the pool
-    takes their locks. Then the worker takes no grants either: with its slots full of tasks that
-    wait, a parked one that holds the lock would wait for a slot, and they for it.
+
+def _refuse_endless_batch(extension: Extension, name: str, parks: str, key: Any) -> None:
+    task = extension.app.tasks[name]
+    if is_batches(task) and extension.options(task).wait_timeout is None:
+        msg = (
+            f"task {name} is a task of celery-batches without lock_wait_timeout, and shares the "
+            f"lock_key {key!r} with {parks}, which is parked: a batch waits for its lock in a pool "
+            "slot, so batches could occupy all slots while a parked task has the lock, for ever. "
+            "Declare a lock_wait_timeout for the batch, or give it a lock_key of its own."
+        )
+        raise ImproperlyConfigured(msg)
+
+
+def check_wrap(runtime: Runtime) -> None:
+    """Check that every locked message passes the dispatcher, to the pool and back.
+
+    If those of one task do not, all locked messages of this worker bypass the dispatcher, and the
+    pool acquires their locks. The worker then takes no grants. Otherwise there could be a deadlock:
+    tasks in all slots wait for a lock that is granted to a parked task, which waits for a slot.
     """
-    app, by_desk = crew.extension.app, crew.consumer.on_task_request is crew.desk
-    for name in sorted(crew.extension.declared()):
+    app, by_dispatcher = (
+        runtime.extension.app,
+        runtime.consumer.on_task_request is runtime.dispatcher,
+    )
+    for name in sorted(runtime.extension.declared()):
         task = app.tasks[name]
-        if by_desk and passes(request_class(task, crew.consumer)):
+        if by_dispatcher and passes(request_class(task, runtime.consumer)):
             continue
-        crew.desk.alone = crew.extension.declared()
-        crew.agent.stand_aside()
+        runtime.dispatcher.alone = runtime.extension.declared()
+        runtime.agent.stand_aside()
         logger.warning(
-            "celery-singleton-lock: task %s does not pass this worker's desk (%s): all locked "
-            "tasks of this worker wait for their locks in pool slots, and what other workers have "
-            "parked does not run here. %s",
+            "celery-singleton-lock: task %s does not pass this worker's dispatcher (%s): all "
+            "locked tasks of this worker wait for their locks in pool slots, and parked tasks "
+            "do not run here. %s",
             name,
-            *why_alone(task, by_desk=by_desk),
+            *why_alone(task, by_dispatcher=by_dispatcher),
         )

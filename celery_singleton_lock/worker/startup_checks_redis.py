@@ -1,4 +1,4 @@
-"""What a worker asks the locks' Redis before it takes a message."""
+"""Checks the locks' Redis before a worker takes a message."""
 
 from __future__ import annotations
 
@@ -8,48 +8,54 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 from celery_singleton_lock.core.clock import ServerClock
+from celery_singleton_lock.core.lock_mode import ENFORCE
+from celery_singleton_lock.core.model import SCHEMA
 from celery_singleton_lock.errors import (
     BackendError,
     BackendRefused,
     BackendUnreachable,
     SchemaMismatch,
 )
-from celery_singleton_lock.worker.extension import PATIENCE, Extension
-from celery_singleton_lock.core.model import SCHEMA
-from celery_singleton_lock.core.lock_mode import ENFORCE
-from celery_singleton_lock.store.error_mapping import UNRESOLVED
+from celery_singleton_lock.message_text import number_of
+from celery_singleton_lock.store.error_mapping import UNRESOLVED, UNTRUSTED
 from celery_singleton_lock.store.quorum.worker_store import TaskQuorum
 from celery_singleton_lock.store.redis.sync import RedisStore
-from celery_singleton_lock.message_text import number_of
+from celery_singleton_lock.worker.extension import PATIENCE, Extension
 
 logger = logging.getLogger(__name__)
 
+_SLIPS: Final = {
+    UNRESOLVED: "If the host name is misspelt, correct it and restart the worker. ",
+    UNTRUSTED: "Correct the TLS options and restart the worker. ",
+}
+"""Part of an error that is likely caused by the settings -> what to do."""
+
 _UNTIL_IT_ANSWERS: Final = (
-    "Locked tasks wait until it answers, or do what their lock_on_backend_error says; other tasks "
+    "Locked tasks wait until it answers, or do what their lock_on_backend_error says. Other tasks "
     "run."
 )
 _UNTIL_MOST_VOTE: Final = (
     "Locked tasks wait until a majority of these servers votes, or do what their "
-    "lock_on_backend_error says; other tasks run."
+    "lock_on_backend_error says. Other tasks run."
 )
 
 
 def check_backend(extension: Extension, place: ServerClock) -> None:
-    """Ask the lock's Redis whether it can keep locks; say what it guarantees.
+    """Check that the locks' Redis is usable; log its version and guarantees.
 
-    Unreachable is no reason not to start: other tasks run, and locked ones do what
-    ``lock_on_backend_error`` says.
+    If Redis does not answer, the worker starts nevertheless: other tasks run, and locked ones do
+    what ``lock_on_backend_error`` says.
 
     Raises:
-        BackendRefused: it forbids what every lock needs.
-        SchemaMismatch: its data is of another version.
+        BackendRefused: Redis refuses a command that locks need, or may evict keys.
+        SchemaMismatch: another version has written its data.
     """
     store = extension.new_store(PATIENCE)
     if isinstance(store, TaskQuorum):
         check_quorum(extension, store, place)
         return
     try:
-        check_schema(store)  # first: what another version wrote is not to be touched
+        check_schema(store)  # first: data of another version must not be changed
         store.probe()
         place.sync(store.time(), store.clock.monotonic())
         facts = store.describe()
@@ -57,7 +63,7 @@ def check_backend(extension: Extension, place: ServerClock) -> None:
         tell_of_silence(extension, error, _UNTIL_IT_ANSWERS)
         return
     except BackendRefused as error:
-        raise _at(error, extension) from None  # Celery would print redis-py's traceback above
+        raise _at(error, extension) from None  # else Celery prints redis-py's traceback
     finally:
         store.hang_up()
     if extension.settings.in_memory:
@@ -77,33 +83,33 @@ def check_backend(extension: Extension, place: ServerClock) -> None:
 
 
 def tell_of_silence(extension: Extension, error: BackendUnreachable, until: str) -> None:
-    """Say which Redis does not answer, why, and by which setting it is asked.
+    """Log which Redis does not answer, why, and in which setting it is configured.
 
-    A host name that nobody knows does not pass by itself: that is told as an error.
+    An unknown host name and an invalid certificate are errors, since waiting does not help.
     """
-    slip = UNRESOLVED in str(error)
+    slip = next((remedy for sign, remedy in _SLIPS.items() if sign in str(error)), "")
     logger.log(
         logging.ERROR if slip else logging.WARNING,
         "celery-singleton-lock: %s %s %s%s",
         error,
         extension.settings.named(),
-        "If the host name is a slip, correct it and start the worker again. " * slip,
+        slip,
         until,
     )
 
 
 def check_quorum(extension: Extension, store: TaskQuorum, place: ServerClock) -> None:
-    """Ask several servers whether they can keep locks together.
+    """Check that the servers of a quorum are usable.
 
     Raises:
-        BackendRefused: too many of them forbid what every lock needs, or one may forget its votes.
-        ConfigurationError: two of them are one.
-        SchemaMismatch: the data of one is of another version.
+        BackendRefused: too many of them refuse a command that locks need, or one may evict keys.
+        ConfigurationError: two addresses are those of one server.
+        SchemaMismatch: another version has written the data of a server.
     """
     try:
         lacking = store.check()
         for number in set(range(len(store.nodes))) - set(lacking):
-            with suppress(BackendUnreachable), _named(store.verbs.addresses[number]):
+            with suppress(BackendUnreachable), _named(store.operations.addresses[number]):
                 check_schema(store.nodes[number])
         place.sync(store.time(), store.clock.monotonic())
         facts = store.describe()
@@ -111,7 +117,7 @@ def check_quorum(extension: Extension, store: TaskQuorum, place: ServerClock) ->
         tell_of_silence(extension, error, _UNTIL_MOST_VOTE)
         return
     except BackendRefused as error:
-        raise _at(error, extension) from None  # Celery would print redis-py's traceback above
+        raise _at(error, extension) from None  # else Celery prints redis-py's traceback
     finally:
         store.hang_up()
     logger.info(
@@ -127,9 +133,9 @@ def check_quorum(extension: Extension, store: TaskQuorum, place: ServerClock) ->
 
 
 def warn_of_lacking(store: TaskQuorum, lacking: Mapping[int, BackendError]) -> None:
-    """Name servers of a quorum without which it works now, since nothing else would tell."""
-    whys = [f"{store.verbs.addresses[number]}: {error}" for number, error in lacking.items()]
-    spare = len(store.nodes) - len(lacking) - store.ballot.majority
+    """Log the servers of a quorum that do not answer; the quorum works without them."""
+    whys = [f"{store.operations.addresses[number]}: {error}" for number, error in lacking.items()]
+    spare = len(store.nodes) - len(lacking) - store.votes.majority
     logger.warning(
         "celery-singleton-lock: %d of the lock's %d servers %s out (%s). The others keep the "
         "locks; with %s more out, nothing is granted.",
@@ -143,7 +149,7 @@ def warn_of_lacking(store: TaskQuorum, lacking: Mapping[int, BackendError]) -> N
 
 @contextmanager
 def _named(server: str) -> Iterator[None]:
-    """Say which of several servers refuses."""
+    """Add the server's address to the error."""
     try:
         yield
     except BackendRefused as error:
@@ -152,38 +158,46 @@ def _named(server: str) -> Iterator[None]:
 
 
 def _at(error: BackendRefused, extension: Extension) -> BackendRefused:
-    """Say where a refusal came from, without passwords, and which setting names that server."""
+    """Return the error with the address of the server, without password, and the setting."""
     return BackendRefused(f"{error} {extension.settings.named()}")
 
 
 def check_schema(store: RedisStore) -> None:
-    """Refuse data that another schema of this library wrote."""
+    """Refuse data of another schema.
+
+    Raises:
+        SchemaMismatch: another version has written it.
+    """
     found = store.schema()
     if found != SCHEMA:
         msg = (
             f"The lock's Redis holds data of schema {found} (key {store.keyspace.schema}); this "
-            f"version works with {SCHEMA}. Upgrade all workers together: let those of the other "
-            "version run what is parked, stop them, and delete that key. Or give this worker a "
+            f"version needs {SCHEMA}. Upgrade all workers together: let those of the other version "
+            "run the parked tasks, stop them, and delete that key. Or give this worker a "
             "singleton_lock_prefix of its own; tasks under two prefixes do not exclude each other."
         )
         raise SchemaMismatch(msg)
 
 
 def warn_of_few_replicas(extension: Extension, found: str) -> None:
-    """Say at once what every parked task would say: that the replicas are not there."""
+    """Log at the start that there are too few replicas."""
     wanted = extension.settings.replicas_wait
     if found.isdecimal() and int(found) < wanted:
         logger.warning(
             "celery-singleton-lock: singleton_lock_replicas_wait is %d, and the lock's Redis has "
-            "%s. Until it has as many, messages that are parked stay unacknowledged with the "
-            "broker, too. Connect replicas, or lower the setting.",
+            "%s. Until it has that many, parked messages are not acknowledged to the broker. "
+            "Connect replicas, or lower the setting.",
             wanted,
             number_of(int(found), "replica"),
         )
 
 
 def refuse_eviction(extension: Extension, policy: str) -> None:
-    """Refuse to park where Redis may throw messages away, unless the user said so."""
+    """Refuse a Redis that may evict parked messages, unless a setting allows it.
+
+    Raises:
+        BackendRefused: Redis may evict keys.
+    """
     if policy in ("noeviction", "unknown") or extension.settings.backend_options.get(
         "allow_eviction"
     ):

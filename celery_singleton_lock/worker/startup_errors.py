@@ -1,4 +1,4 @@
-"""How a refusal to start is shown: to a person as one sentence, to a program as an exception."""
+"""Shows why a worker does not start: as one sentence in a command, as an exception in a program."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def told_in_one_line() -> Iterator[None]:
-    """Within a command (``celery -A app worker``) show a wrong option or setting as one line.
+    """Show an invalid option or setting as one line in a command (``celery -A app worker``).
 
-    Celery shows it below a traceback of 70 lines, since it knows no better. The exception stays an
-    instance of its class; outside of commands it is the same exception.
+    Otherwise Celery shows it below a traceback of 70 lines. In a command, the exception is raised
+    as an instance of a subclass of its class. Elsewhere it is not changed.
 
     Raises:
-        ConfigurationError: an option or a setting is wrong.
-        ImproperlyConfigured: likewise, together with Celery's own options.
+        ConfigurationError: an option or a setting is invalid.
+        ImproperlyConfigured: an option or a setting is invalid together with Celery's options.
     """
     try:
         yield
@@ -39,7 +39,7 @@ def told_in_one_line() -> Iterator[None]:
 
 @contextmanager
 def logged_in_one_line() -> Iterator[None]:
-    """Log why a worker that has been set up does not start, and end it.
+    """Log in one line why a worker does not start, and end it.
 
     Celery logs any other exception with its traceback, and ends the worker with the same status.
 
@@ -60,8 +60,8 @@ def _in_a_command() -> bool:
 
 @cache
 def _shown(kind: type[Any]) -> type[Any]:
-    """Return a class of exceptions of which ``click`` shows the sentence alone."""
-    from click import ClickException  # noqa: PLC0415  # it is there: a command runs
+    """Return a subclass of an exception class for which click prints only the message."""
+    from click import ClickException  # noqa: PLC0415  # installed, since a command runs
 
     if issubclass(kind, ClickException):
         return kind

@@ -1,4 +1,4 @@
-"""Refuses tasks with lock options that are no LockedTask: they would run without their lock."""
+"""Refuses tasks with lock options that are not LockedTasks: they would run without their lock."""
 
 from __future__ import annotations
 
@@ -21,26 +21,25 @@ _NOBODYS: Final = frozenset({"builtins", "celery"})
 
 
 class UnlockedStep(bootsteps.Step):  # type: ignore[misc]  # celery is untyped
-    """Looks for tasks with lock options before the worker takes a message."""
+    """Checks all tasks with lock options before the worker takes a message."""
 
     def __init__(self, worker: Any, **options: Any) -> None:
-        """Refuse the first one."""
         super().__init__(worker, **options)
         with told_in_one_line():
             refuse_unlocked(worker.app)
 
 
 def refuse_unlocked(app: Any) -> None:
-    """Refuse the tasks of an app that have lock options and are no LockedTask.
+    """Refuse the tasks of an app that have lock options and are not LockedTasks.
 
-    Where nobody imports LockedTask, the options of a class of the user's own may be meant for that
-    class. Then a warning says what they do not do.
+    If LockedTask was not imported, the options of a user's task class may belong to that class.
+    Then only a warning is logged.
 
     Args:
         app: the app.
 
     Raises:
-        ImproperlyConfigured: there is such a task.
+        ImproperlyConfigured: a task has lock options and is not a LockedTask.
     """
     for name in sorted(app.tasks):
         task = app.tasks[name]
@@ -69,14 +68,14 @@ def _is_locked(task: Any) -> bool:
 
 
 def _is_plain(task: Any) -> bool:
-    """Return whether a task was made by the decorator, over no class but Celery's."""
+    """Return whether the decorator has created a task without a base class of the user."""
     kind = type(task)
     modules = {cls.__module__.partition(".")[0] for cls in kind.__mro__[1:]}
     return "_decorated" in vars(kind) and modules <= _NOBODYS
 
 
 def _explicit_option(app: Any, task: Any) -> str:
-    """Return a lock option that is meant for this task; empty if it has none."""
+    """Return a lock option of this task that does not come from annotations for all tasks."""
     carried = vars(type(task)).keys() & set(TASK_OPTIONS)
     if not carried:
         return ""

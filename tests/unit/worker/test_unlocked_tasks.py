@@ -10,7 +10,7 @@ from celery.exceptions import ImproperlyConfigured
 
 from celery_singleton_lock import LockedTask
 from celery_singleton_lock.worker.celery_hook import STEP, look_in_all
-from celery_singleton_lock.worker.extension import install
+from celery_singleton_lock.worker.install import install
 from celery_singleton_lock.worker.unlocked_tasks import refuse_unlocked
 
 
@@ -60,7 +60,7 @@ def test_lock_options_without_LockedTask_are_refused(checked, base):
 
 
 @pytest.mark.usefixtures("unaware")
-def test_they_are_refused_where_nobody_imports_LockedTask(checked):
+def test_undeclared_locks_are_refused_if_LockedTask_is_not_imported(checked):
     with pytest.raises(ImproperlyConfigured, match=r"^task settle: lock_args is set, but"):
         checked(lock_args=[])
 

@@ -1,0 +1,92 @@
+"""Adds the locks of an app to its workers and its commands, and registers observers."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import celery_singleton_lock.worker.celery_hook  # noqa: F401  # adds a startup check
+from celery_singleton_lock.events import (
+    BackendDown,
+    BackendUp,
+    Event,
+    Listener,
+    LockAdmin,
+    TaskEvent,
+)
+from celery_singleton_lock.worker.extension import Extension
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+_ATTRIBUTE: Final = "_celery_singleton_lock"
+_COMMANDS: Final = "celery.worker.control"
+_STEPS: Final = {
+    "worker": "celery_singleton_lock.worker.bootsteps:WorkerStep",
+    "consumer": "celery_singleton_lock.worker.bootsteps:ConsumerStep",
+}
+_METRICS: Final = "celery_singleton_lock.metrics:MetricsStep"
+
+
+def install(app: Celery) -> Extension:
+    """Return the app's extension. The first call creates it and adds its steps to the workers."""
+    found: Extension | None = getattr(app, _ATTRIBUTE, None)
+    if found is None:
+        found = Extension(app)
+        setattr(app, _ATTRIBUTE, found)
+        for blueprint, step in _STEPS.items():
+            app.steps[blueprint].add(step)
+        app.steps["consumer"].add(_METRICS)
+        _close_with(app, found)
+        if _COMMANDS in sys.modules:  # in `celery inspect`; in a worker, the bootstep imports it
+            importlib.import_module("celery_singleton_lock.worker.remote_control")
+    return found
+
+
+def _close_with(app: Celery, extension: Extension) -> None:
+    """Close the extension when the app is closed; Celery has no signal for that."""
+    close = app.close
+
+    def closing() -> None:
+        extension.close()
+        close()
+
+    app.close = closing
+
+
+_Call = TypeVar("_Call", bound=Callable[[Any], object])
+
+
+def observe(app: Celery, *kinds: type[Event]) -> Callable[[_Call], _Call]:
+    """Call a function with each event of the given types: ``@observe(app, LeaseLost)``.
+
+    It is called in the main process of each worker of the app, in the thread that reports the
+    event. That thread waits for it, so put longer work into a queue. If it raises, the error is
+    logged and has no other effect.
+
+    Args:
+        app: the Celery app.
+        kinds: types from :mod:`celery_singleton_lock.events`; without them, all events.
+
+    Returns:
+        A decorator, which returns the function unchanged.
+
+    Raises:
+        TypeError: one of ``kinds`` is not an event type.
+    """
+    given: tuple[Any, ...] = kinds  # a caller may pass anything
+    for kind in given:
+        if not isinstance(kind, type) or not issubclass(kind, _EVENTS):
+            msg = f"observe() got {kind!r}: give types from celery_singleton_lock.events."
+            raise TypeError(msg)
+
+    def register(call: _Call) -> _Call:
+        install(app).observers.add(Listener(call, kinds or _EVENTS))
+        return call
+
+    return register
+
+
+_EVENTS: Final = (TaskEvent, BackendDown, BackendUp, LockAdmin)

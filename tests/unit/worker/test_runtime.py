@@ -1,0 +1,28 @@
+"""A worker that interrupts the task of a lost lock."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from celery_singleton_lock.worker.runtime import Runtime
+
+
+def test_a_task_whose_process_is_not_known_yet_is_interrupted_when_it_is():
+    """The process has announced its lock, and the pool has not reported that it has the task."""
+    request = SimpleNamespace(worker_pid=None, lock_header=SimpleNamespace(token="t"))
+    later, interrupted = [], []
+    worker = SimpleNamespace(
+        kind="prefork",
+        dispatcher=SimpleNamespace(
+            pool_callbacks=SimpleNamespace(interruptible={"t": request}.get)
+        ),
+        board=SimpleNamespace(interrupt=lambda *whom: interrupted.append(whom)),
+        loop_channel=SimpleNamespace(later=later.append),
+    )
+    worker.abort = lambda token: Runtime.abort(worker, token)
+    worker.abort("t")
+    assert interrupted == []
+    request.worker_pid = 4711
+    later.pop()()
+    assert interrupted == [(4711, "t")]
+    assert later == []
