@@ -1,4 +1,4 @@
-"""Background threads of a worker that no error ends, and of which each tells its last round."""
+"""Background threads of a worker. They survive errors, and report when their last round began."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from celery_singleton_lock.core.clock import SystemClock
 logger = logging.getLogger(__name__)
 
 PAUSE: Final = 0.5
-"""Seconds from an error to the next round: an error that stays must not fill the log."""
+"""Seconds from an error to the next round, so that a lasting error does not fill the log."""
 
 
 def _nothing() -> None:
@@ -21,14 +21,14 @@ def _nothing() -> None:
 
 
 class BackgroundThread:
-    """A daemon thread that makes one round after another.
+    """A daemon thread that calls a function in a loop.
 
-    An error is logged, and the next round follows. A thread that has died all the same is started
-    again by the next :meth:`start`.
+    After an error it logs the error and continues. If the thread dies nevertheless, the next
+    :meth:`start` restarts it.
 
     Args:
-        name: of the thread.
-        one_round: makes a round; returns whether another one follows.
+        name: name of the thread.
+        one_round: called in each round; returns whether another round follows.
         at_end: called once after the last round.
     """
 
@@ -38,7 +38,6 @@ class BackgroundThread:
         one_round: Callable[[], bool],
         at_end: Callable[[], None] = _nothing,
     ) -> None:
-        """Start nothing yet."""
         self.name: Final = name
         self.restarts = 0
         self.errors = 0
@@ -53,7 +52,7 @@ class BackgroundThread:
         self._ended = False
 
     def start(self) -> None:
-        """Start the thread, or start it again if it has died. Harmless if it runs or has ended.
+        """Start the thread, or restart it if it has died. Has no effect if it runs or has ended.
 
         Raises:
             RuntimeError: no thread can be started.
@@ -71,7 +70,7 @@ class BackgroundThread:
             self._thread.start()
 
     def was_started(self) -> bool:
-        """Return whether :meth:`start` was called, whatever became of the thread."""
+        """Return whether :meth:`start` was called. The thread may have ended since."""
         return self._thread is not None
 
     def is_alive(self) -> bool:
@@ -83,14 +82,17 @@ class BackgroundThread:
         return self._thread is not None and self._thread.ident == threading.get_ident()
 
     def join(self, timeout: float) -> None:
-        """Wait up to ``timeout`` seconds for the end of the thread; the caller has caused it."""
+        """Wait up to ``timeout`` seconds for the end of the thread. The caller requests the end."""
         self._hurried.set()
-        if self._thread is not None:
-            self._thread.join(timeout)
+        thread = self._thread
+        if (
+            thread is not None and thread.is_alive()
+        ):  # one that could not be started cannot be joined
+            thread.join(timeout)
 
     @contextmanager
     def idle(self) -> Iterator[None]:
-        """Mark the time in which a round only waits for work, for as long as it takes."""
+        """Mark the time in which a round only waits for work."""
         self._idle = True
         try:
             yield
@@ -100,7 +102,7 @@ class BackgroundThread:
     def last_round(self) -> float | None:
         """Return the seconds since the last round began; None if it waits for work, or has ended.
 
-        A number that grows means that the thread hangs, or that it has died.
+        A number that grows: the thread hangs, or has died.
         """
         waits = self._idle and self.is_alive()
         if self._thread is None or self._ended or waits:
@@ -114,12 +116,12 @@ class BackgroundThread:
         self._safely(self._at_end)
 
     def _safely(self, call: Callable[[], Any]) -> bool:
-        """Call; after an error log it, pause, and say that it is worth another try."""
+        """Return the result of ``call`` as a bool. On an error, log it, pause, and return True."""
         try:
             return bool(call())
         except (Exception, SystemExit):
             self.errors += 1
-            logger.exception("celery-singleton-lock: the thread %s goes on after", self.name)
+            logger.exception("celery-singleton-lock: the thread %s continues after", self.name)
             self._hurried.wait(PAUSE)
             return True
 
@@ -128,19 +130,18 @@ class ThreadGroup:
     """The background threads of one worker.
 
     Args:
-        threads: each may be started now or later.
+        threads: the threads, which may not be started yet.
     """
 
     def __init__(self, *threads: BackgroundThread) -> None:
-        """Start nothing."""
         self._threads: Final = threads
 
     def look_after(self) -> None:
-        """Start each thread again that was started and has died."""
+        """Restart each thread that was started and has died."""
         for thread in self._threads:
             if thread.was_started():
                 thread.start()
 
     def last_rounds(self) -> dict[str, float | None]:
-        """Return for each thread the seconds since its last round; see ``last_round``."""
+        """Return thread name -> seconds since its last round; see ``last_round``."""
         return {thread.name: thread.last_round() for thread in self._threads}

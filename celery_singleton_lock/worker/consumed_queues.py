@@ -1,4 +1,4 @@
-"""From which queue a message came, and which queues give each worker a copy of their own."""
+"""The queues that a worker consumes, and the queue from which a message came."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_TAGS: Final = 1000
 
 
 class Queues(Protocol):
-    """What the agent must know of the worker's consumer."""
+    """The queues of the worker, as the agent uses them."""
 
     def consumed(self) -> Iterable[str]:
         """Names of the queues that this worker consumes."""
@@ -33,11 +33,10 @@ class Consumed:
     """The queues of a consumer.
 
     Args:
-        consumer: Celery's.
+        consumer: Celery's consumer.
     """
 
     def __init__(self, consumer: Any) -> None:
-        """Look at the consumer anew each time: queues come and go."""
         self._consumer = consumer
         self._tags: dict[str, str] = {}
 
@@ -47,14 +46,14 @@ class Consumed:
         return list(self._queues())
 
     def declared(self, name: str) -> Any:
-        """Return the queue of this name as it is consumed here, or None."""
+        """Return the kombu queue of this name if the worker consumes it, else None."""
         return self._queues().get(name)
 
     def queue_of(self, request: LockedRequest) -> str:
-        """Return the queue from which a message came, as far as the broker tells.
+        """Return the queue from which a message came, or the most likely one.
 
-        AMQP tells it by the tag of the consumer. The routing key does not: after native delayed
-        delivery it has a delay before it, and several queues may be bound by one.
+        With AMQP the tag of the consumer identifies it. The routing key does not: native delayed
+        delivery puts a delay before it, and several queues may be bound by one key.
         """
         info = request.message.delivery_info or {}
         tag = str(info.get("consumer_tag"))
@@ -62,7 +61,7 @@ class Consumed:
         return self._tags.get(tag) or self._routed_to(info.get("exchange"), info.get("routing_key"))
 
     def _note_tags(self) -> None:
-        """Remember tags: a lost connection makes others, while messages of the old one are here."""
+        """Remember the tags: messages of an old connection may still be here after a reconnect."""
         tags = dict(getattr(self._consumer.task_consumer, "_active_tags", None) or {})
         for name, tag in tags.items():
             self._tags.pop(tag, None)
@@ -71,17 +70,19 @@ class Consumed:
             del self._tags[next(iter(self._tags))]
 
     def _routed_to(self, exchange: str | None, key: str | None) -> str:
-        queues = self._queues()
-        for name, entry in queues.items():
+        consumed = self._queues()
+        queues = self._consumer.app.amqp.queues
+        every: dict[str, Any] = {**consumed, **queues}  # also those not consumed any more
+        for name, entry in every.items():
             if exchange and any(
                 bound == exchange and leads(pattern, kind, key)
                 for bound, kind, pattern in _bindings(entry)
             ):
                 return name
-        return key if key in queues else next(iter(queues), key or "")
+        return key if key in every else next(iter(consumed), key or "")
 
     def broadcast(self) -> frozenset[str]:
-        """Return the names of the exchanges from which every worker gets a copy."""
+        """Return the names of the exchanges that send each message to every worker."""
         return frozenset(
             bound
             for entry in self._queues().values()
@@ -94,7 +95,7 @@ class Consumed:
 
 
 def _bindings(queue: Any) -> Iterator[tuple[str, str, str]]:
-    """Yield exchange, its type, and routing key of each binding of a queue."""
+    """Yield the exchange, its type, and the routing key of each binding of a queue."""
     for binding in [queue, *queue.bindings]:
         if binding.exchange:
             yield binding.exchange.name, binding.exchange.type, binding.routing_key or ""
@@ -113,7 +114,11 @@ def leads(pattern: str, kind: str, key: str | None) -> bool:
 
 
 def refuse_broadcast(app: Any, task: Any) -> None:
-    """Refuse a locked task that is routed to a queue of which each worker gets a copy."""
+    """Refuse a locked task that is routed to a broadcast queue.
+
+    Raises:
+        ImproperlyConfigured: the task is routed to a broadcast queue.
+    """
     queue = routed_to(app, task)
     if isinstance(queue, Broadcast):
         name = queue.exchange.name
@@ -126,11 +131,11 @@ def refuse_broadcast(app: Any, task: Any) -> None:
 
 
 def routed_to(app: Any, task: Any) -> Any:
-    """Return the declared queue to which a task goes unless its sender says otherwise, or None."""
+    """Return the declared queue to which a task is routed by default, or None."""
     name, router = task.name, app.amqp.router
     try:
         route = router.lookup_route(name) or {}
-    except Exception:  # noqa: BLE001  # a router of the user's that wants a real call
+    except Exception:  # noqa: BLE001  # a router of the user may need a real call
         route = {}
     to = route if isinstance(route, str) else route.get("queue", getattr(task, "queue", None))
     queues = app.amqp.queues

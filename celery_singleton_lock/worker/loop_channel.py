@@ -1,18 +1,17 @@
-"""Calls from other threads, and notices from pool children, into the worker's main loop.
+"""Passes calls of other threads, and notices of pool children, to the worker's main loop.
 
-Two pipes, made before the pool forks, so that children inherit the writing ends. A child that took
-its lock writes its token into one: a few microseconds, where Redis would be a round trip. The first
-such notice wakes the loop, which then looks now and then until there is none: to be woken by each
-would cost it more than all else that it does for a lock, and to look for ever would keep an idle
-machine awake. Other threads append a call and write a byte into the other pipe, which wakes the
-loop at once.
+There are two pipes, created before the pool forks, so that children inherit the writing ends.
 
-A child that is spawned inherits nothing: for it, its pipe has a name (:meth:`Mailbox.publish`),
-which ends with the worker, however that ends.
-What is to be done in the loop a little later waits here too: Celery's own timers are cleared when a
-connection is lost.
-Where the worker has no loop of its own, a thread, or a greenlet, stands in:
-:attr:`Mailbox.thread`.
+* A child that acquired its lock writes its token into the first pipe. This takes microseconds; a
+  message through Redis would take a round trip. The first notice wakes the loop, which then polls
+  the pipe until it is empty. A wake-up for each notice would cost more than all other work for a
+  lock, and permanent polling would use CPU in an idle worker.
+* Other threads append a call, and write a byte into the second pipe, which wakes the loop at once.
+
+A spawned child does not inherit the pipes. It opens the first one by name
+(:meth:`LoopChannel.publish`). The name is removed when the worker ends, even after SIGKILL.
+Delayed calls are kept here too, since Celery clears its own timers when a connection is lost.
+If the worker has no event loop, a thread or a greenlet makes the calls: :attr:`LoopChannel.thread`.
 """
 
 from __future__ import annotations
@@ -25,55 +24,56 @@ import select
 import shutil
 import tempfile
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from celery_singleton_lock.worker.background_thread import BackgroundThread
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.native_threads import original
+from celery_singleton_lock.worker.background_thread import BackgroundThread
 
 logger = logging.getLogger(__name__)
 _clock = SystemClock()
 
-HEAR: Final = 0.05
-"""Seconds between two looks for notices, while there are any; a task that ends before says the same
-by its end."""
+NOTICE_POLL: Final = 0.05
+"""Seconds between two polls for notices, while notices arrive."""
 
 LATER: Final = 0.5
-"""Seconds after which a later call is made."""
+"""Delay of the calls of :meth:`LoopChannel.later`, in seconds."""
 
 STILL: Final = 1.0
-"""Seconds after which a loop that has not made a call counts as standing still."""
+"""Seconds that a call may wait before the loop counts as standing still."""
 
-PATH: Final = "CELERY_SINGLETON_LOCK_MAILBOX"
-"""Environment variable by which spawned children learn the name of their pipe."""
+PATH: Final = "CELERY_SINGLETON_LOCK_LOOP_CHANNEL"
+"""Environment variable with the name of the pipe for spawned children."""
 
 PROC: Final = "/proc"
-"""Where Linux shows processes, and their open files."""
+"""Directory in which Linux lists processes and their open files."""
 
 _CHUNK: Final = 65536
 _FOLDER: Final = "celery-singleton-lock-"
-_NAME: Final = "mailbox"
+_NAME: Final = "loop-channel"
 
 
-class Mailbox:
+class LoopChannel:
     """Two pipes into the main loop.
 
     Attributes:
-        on_notice: called in the main loop with each token that a child announced.
+        on_notice: called in the main loop with each notice of a child.
         thread: makes all calls as they arrive, in a worker that has no loop.
     """
 
     def __init__(self) -> None:
-        """Open the pipes; no end ever blocks."""
         self._read_now, self._write_now = original("os", "read"), original("os", "write")
         self._reader, self._writer = _pipe()
-        self._ear, self._mouth = _pipe()
+        self._notice_reader, self._notice_writer = _pipe()
+        self._closes_files = self._finalizer()
         self._calls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._later: deque[tuple[float, Callable[[], None]]] = deque()
+        # `thread` and the thread that ends the worker
         self._one_at_a_time = threading.RLock()
         self._rest = b""
         self._closed = False
@@ -84,13 +84,13 @@ class Mailbox:
         self._listens = False
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self.on_notice: Callable[[str], None] = _nobody
-        self.thread: Final = BackgroundThread("singleton-lock-mailbox", self._serve_next)
+        self.thread: Final = BackgroundThread("singleton-lock-loop-channel", self._serve_next)
 
     def attach(self, hub: Any) -> None:
-        """Have Celery's event loop make the calls; again after a lost connection, which resets it.
+        """Register the pipes with the event loop. Call it again after a lost connection.
 
         Args:
-            hub: kombu's.
+            hub: kombu's event loop.
         """
         self._hub = hub
         self.turn()
@@ -99,136 +99,147 @@ class Mailbox:
         self._listen()
 
     def detach(self) -> None:
-        """Note that the main loop is away until :meth:`turn`: it looks for its broker."""
+        """Note that the main loop reconnects, and makes no calls until :meth:`turn`."""
         self._away = True
 
     def turn(self) -> None:
-        """Note that the main loop turns, or is about to."""
+        """Note that the main loop runs, or is about to."""
         self._away = False
 
     def stands_still(self) -> bool:
-        """Return whether nobody makes the calls at present. Safe from any thread.
+        """Return whether no calls are made at present. Safe from any thread.
 
-        So it is while Celery looks for its broker, and while a solo worker runs a task.
+        None are made while Celery reconnects to its broker, and while a solo worker runs a task.
         """
         since = self._waiting_since
         return self._away or (since is not None and _clock.monotonic() - since > STILL)
 
     def post(self, call: Callable[..., None], *args: Any) -> None:
-        """Run ``call(*args)`` in the main loop, soon. Safe from any thread."""
+        """Run ``call(*args)`` in the main loop as soon as possible. Safe from any thread."""
         self._calls.append((call, args))
         if self._waiting_since is None:
             self._waiting_since = _clock.monotonic()
         self._write(self._writer, b".")
 
     def later(self, call: Callable[[], None]) -> None:
-        """Run ``call()`` in the main loop, :data:`LATER` seconds from now or a little after.
+        """Run ``call()`` in the main loop after at least :data:`LATER` seconds.
 
-        For calls from the main loop itself.
+        Only the main loop itself may call this.
         """
         self._later.append((_clock.monotonic() + LATER, call))
         if self._listens:
             self._hush()
-            self._hub.call_later(HEAR, self._look, self._loops)
+            self._hub.call_later(NOTICE_POLL, self._look, self._loops)
 
     def announce(self, token: str) -> None:
-        """Tell the main loop that ``token`` holds its lock. Safe from children and threads.
+        """Send a notice to the main loop: a token that holds its lock, or one of :data:`MARKS`.
 
-        A full pipe drops the notice: the end of the task tells the same, later.
+        Safe from children and threads. If the pipe is full, the notice is dropped; the end of the
+        task has the same effect.
         """
-        self._write(self._mouth, token.encode() + b"\n")
+        self._write(self._notice_writer, token.encode() + b"\n")
 
     def publish(self) -> str:
-        """Return a name of the children's pipe, for those that inherit no file.
+        """Return a name of the first pipe, for children that do not inherit it.
 
-        Linux has one for every open file, and takes it away however the process ends.
+        On Linux every open file has a name in ``/proc``, which ends with the process.
         """
-        name = f"{PROC}/{os.getpid()}/fd/{self._mouth}"
+        name = f"{PROC}/{os.getpid()}/fd/{self._notice_writer}"
         return name if _can_be_opened(name) else self._publish_in_folder()
 
     def _publish_in_folder(self) -> str:
-        """Make a pipe with a name of its own, and clear away those that killed workers have left.
-
-        A second pipe would have to be watched as well, so this one takes the first one's place.
-        """
+        """Replace the first pipe by a named one. Remove named pipes of workers that were killed."""
         for left in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
             if _nobody_reads(left / _NAME):
                 shutil.rmtree(left, ignore_errors=True)
         self._folder = tempfile.TemporaryDirectory(prefix=_FOLDER)
         unread, path = Path(self._folder.name, "unread"), Path(self._folder.name, _NAME)
         os.mkfifo(unread, 0o600)
-        os.close(self._ear)
-        os.close(self._mouth)
-        self._ear = os.open(unread, os.O_RDONLY | os.O_NONBLOCK)
-        unread.rename(path)  # only now: under this name a pipe without a reader has been left
-        self._mouth = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # or each last child would end it
+        os.close(self._notice_reader)
+        os.close(self._notice_writer)
+        self._notice_reader = os.open(unread, os.O_RDONLY | os.O_NONBLOCK)
+        unread.rename(path)  # only now: other workers remove a pipe of this name without a reader
+        # stays open: otherwise the pipe would be closed with the last child
+        self._notice_writer = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        self._closes_files.detach()
+        self._closes_files = self._finalizer()
         return str(path)
 
+    def _finalizer(self) -> weakref.finalize[[tuple[int, ...]], LoopChannel]:
+        """Close the files with the last reference: other threads may write after :meth:`close`."""
+        files = (self._reader, self._writer, self._notice_reader, self._notice_writer)
+        finalizer = weakref.finalize(self, _close, files)
+        finalizer.atexit = False
+        return finalizer
+
     def close(self) -> None:
-        """Take the name away again, and end who serves. The pipes stay open for stragglers."""
+        """Remove the pipe's name, and end :attr:`thread`."""
         self._closed = True
         self.post(_nobody, "")
         if self._folder is not None:
             self._folder.cleanup()
 
     def _serve_next(self) -> bool:
-        """Make the calls that arrive next. False: closed."""
+        """Make the calls that arrive next. Return False once closed."""
         with self.thread.idle():
-            select.select([self._reader, self._ear], [], [], HEAR if self._later else None)
+            select.select(
+                [self._reader, self._notice_reader], [], [], NOTICE_POLL if self._later else None
+            )
         self.drain()
         return not self._closed
 
     def drain(self, *_: Any) -> None:
-        """Make the calls that have arrived. Runs in the main loop, and never raises into it."""
-        self._waiting_since = None  # of a call that is posted from now on the pipe tells again
+        """Make the calls that have arrived. Runs in the main loop. Never raises."""
+        self._waiting_since = None  # a call posted from now on writes to the pipe again
         self._read(self._reader)
-        self.hear()  # a child's notice comes before what another thread says of its task
+        self.hear()  # notices first: a call may concern the end of the same task
         while self._calls:
             call, args = self._calls.popleft()
             guarded(call, *args)
 
     def hear(self) -> bool:
-        """Take the notices that have arrived, and make the later calls that are due.
+        """Handle the notices that have arrived, and make the delayed calls that are due.
 
         Runs in the main loop.
 
         Returns:
-            Whether there was anything, or will be soon.
+            Whether there was a notice, or a delayed call waits.
         """
-        heard = self._read(self._ear)
-        *lines, self._rest = (self._rest + heard).split(b"\n")
+        with self._one_at_a_time:
+            heard = self._read(self._notice_reader)
+            *lines, self._rest = (self._rest + heard).split(b"\n")
         for line in lines:
             guarded(self.on_notice, line.decode())
         self._make_later_calls(_clock.monotonic())
         return bool(heard or self._later)
 
     def _listen(self) -> None:
-        """Be woken by the next notice."""
+        """Let the next notice wake the loop."""
         self._listens = True
-        self._hub.add_reader(self._ear, self._look, self._loops)
+        self._hub.add_reader(self._notice_reader, self._look, self._loops)
 
     def _hush(self) -> None:
-        """Be woken by none; from now on somebody looks."""
+        """Stop notices from waking the loop, which polls from now on."""
         self._listens = False
-        self._hub.remove_reader(self._ear)
+        self._hub.remove_reader(self._notice_reader)
 
     def _look(self, loop: int) -> None:
-        """Look for notices until there are none; but not for a loop that was reset meanwhile."""
+        """Poll for notices until there are none. Do nothing if the loop was reset meanwhile."""
         if loop != self._loops:
             return
         if self._listens:
             self._hush()
         if self.hear():
-            self._hub.call_later(HEAR, self._look, loop)
+            self._hub.call_later(NOTICE_POLL, self._look, loop)
         else:
             self._listen()
 
     def hurry(self) -> None:
-        """Make all later calls now: the loop ends, or the connection over which they tell."""
+        """Make all delayed calls now, since the loop or the connection ends."""
         self._make_later_calls(math.inf)
 
     def _make_later_calls(self, now: float) -> None:
-        with self._one_at_a_time:  # who serves, and who ends the worker
+        with self._one_at_a_time:
             while self._later and self._later[0][0] <= now:
                 guarded(self._later.popleft()[1])
 
@@ -239,18 +250,16 @@ class Mailbox:
             return b""
 
     def _write(self, end: int, line: bytes) -> None:
-        try:
+        # Full: the reader will find the call. Closed by code of the user in a child: the end of the
+        # task tells the same as the notice, so no task may fail for that.
+        with suppress(OSError):
             self._write_now(end, line)
-        except BlockingIOError:
-            pass  # the reader is behind, and will find the call when it comes to it
-        except OSError:
-            logger.debug("the worker's mailbox is closed")
 
 
 def announcer() -> Callable[[str], None]:
-    """Return how this process announces, if it was spawned by a worker: into the named pipe.
+    """Return the function with which a spawned child sends notices to its worker.
 
-    Elsewhere nobody listens: a forked child has its parent's mailbox, and sets it.
+    In other processes it does nothing: a forked child uses the loop channel of its parent.
     """
     path = os.environ.get(PATH)
     if path is None:
@@ -258,21 +267,21 @@ def announcer() -> Callable[[str], None]:
     try:
         mouth = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
     except OSError as error:
-        logger.warning("celery-singleton-lock: the worker's mailbox %s is closed: %s", path, error)
+        logger.warning("celery-singleton-lock: the worker's channel %s is closed: %s", path, error)
         return _nobody
 
     def announce(token: str) -> None:
-        with suppress(OSError):  # full, or the worker is gone: see Mailbox.announce
+        with suppress(OSError):  # the pipe is full, or the worker has ended
             os.write(mouth, token.encode() + b"\n")
 
     return announce
 
 
 def _can_be_opened(name: str) -> bool:
-    """Return whether our children can open a file of ours by its name below :data:`PROC`.
+    """Return whether children can open a file of this process by its name below :data:`PROC`.
 
-    Only Linux has such names. A process that has changed its user (``--uid``) keeps its files to
-    itself; they are root's then.
+    Only Linux has such names. If a process has changed its user (``--uid``), they belong to root,
+    and children cannot open them.
     """
     with suppress(OSError):
         Path(name).stat()
@@ -281,11 +290,11 @@ def _can_be_opened(name: str) -> bool:
 
 
 def _nobody_reads(path: Path) -> bool:
-    """Return whether a pipe with a name has been left by a worker that was killed."""
+    """Return whether a named pipe was left by a worker that was killed."""
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
     except OSError as error:
-        return error.errno == errno.ENXIO  # what is missing, or another user's, is left alone
+        return error.errno == errno.ENXIO  # another error: it is missing, or of another user
     return False
 
 
@@ -296,8 +305,13 @@ def _pipe() -> tuple[int, int]:
     return reader, writer
 
 
+def _close(files: tuple[int, ...]) -> None:
+    for file in files:
+        os.close(file)
+
+
 def guarded(call: Callable[..., None], *args: Any) -> None:
-    """Call, and log what is raised: an exception in the main loop would end the worker."""
+    """Make a call, and log an exception, which would end the worker's main loop."""
     try:
         call(*args)
     except Exception:
@@ -305,4 +319,4 @@ def guarded(call: Callable[..., None], *args: Any) -> None:
 
 
 def _nobody(_token: str) -> None:
-    """Stand in where nobody listens, or not yet."""
+    """Ignore a notice."""

@@ -1,7 +1,8 @@
-"""The way to the pool of a worker that has no event loop."""
+"""Sends tasks to the pool of a worker that has no event loop."""
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable
@@ -9,52 +10,66 @@ from typing import Any, Final
 
 from celery_singleton_lock.worker.background_thread import BackgroundThread
 from celery_singleton_lock.worker.loop_channel import guarded
+from celery_singleton_lock.worker.message_stage import Stage
 from celery_singleton_lock.worker.pools import has_room
 
+logger = logging.getLogger(__name__)
+
 ROOM: Final = 0.02
-"""Seconds between two looks whether a full pool has room, where the pool cannot tell."""
+"""Seconds between two checks whether a full pool has room."""
 
 
-class Usher:
+class PoolFeeder:
     """Sends requests to the pool of a worker without an event loop, one by one, when it has room.
 
-    There, to send one means to wait for a slot. Celery's consumer may wait, since all that it would
-    do besides is to take more. Who makes the calls of the mailbox may not: the calls behind it
-    would wait as well, and at a shutdown a request that waits inside the pool can be lost.
+    Without an event loop, sending a request waits for a free slot. Celery's consumer may wait
+    there. The thread of the loop channel may not: it would delay other calls, and a request that
+    waits inside the pool can be lost at a shutdown.
 
     Args:
-        pool: Celery's.
-        to_pool: Celery's own way to it.
+        pool: Celery's pool.
+        to_pool: Celery's function that sends a request to the pool.
+        not_sent: called with a request for which that has failed.
     """
 
-    def __init__(self, pool: Any, to_pool: Callable[[Any], None]) -> None:
-        """Wait for the first request."""
+    def __init__(
+        self, pool: Any, to_pool: Callable[[Any], None], not_sent: Callable[[Any], None]
+    ) -> None:
         self._pool = pool
         self._to_pool = to_pool
+        self._not_sent = not_sent
         self._waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._never = threading.Event()
-        self.thread: Final = BackgroundThread("singleton-lock-usher", self._send_next)
+        self.thread: Final = BackgroundThread("singleton-lock-pool-feeder", self._send_next)
 
     def __call__(self, request: Any) -> None:
-        """Take a request. Does not wait."""
+        """Queue a request. Does not wait."""
         self._waiting.put(request)
 
     def close(self) -> None:
-        """Send what was taken, and no more."""
+        """Send the queued requests, then end the thread."""
         self._waiting.put(None)
 
     def _send_next(self) -> bool:
-        """Send the next request; not one that was given back meanwhile. False: closed."""
+        """Send the next request, unless it was returned meanwhile. Return False once closed."""
         with self.thread.idle():
             request = self._waiting.get()
         if request is None:
             return False
         guarded(self._wait_for_room, request)  # if that fails, the request waits in the pool
-        if not request.landed:
-            guarded(self._to_pool, request)
+        if request.stage is Stage.DISPATCHED:
+            self.send(request)
         return True
+
+    def send(self, request: Any) -> None:
+        """Send a request now. Never raises: no caller could handle the error."""
+        try:
+            self._to_pool(request)
+        except Exception:
+            logger.exception("celery-singleton-lock could not send %s to the pool", request)
+            guarded(self._not_sent, request)
 
     def _wait_for_room(self, request: Any) -> None:
         with self.thread.idle():
-            while not request.landed and not has_room(self._pool):
+            while request.stage is Stage.DISPATCHED and not has_room(self._pool):
                 self._never.wait(ROOM)

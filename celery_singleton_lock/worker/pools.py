@@ -1,4 +1,4 @@
-"""Celery's worker pools: which of them keep locks, and what is known of each."""
+"""Celery's worker pools: which of them are supported, and their properties."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ POOLS: Final = {
     "celery.concurrency.gevent": "gevent",
     "celery.concurrency.eventlet": "eventlet",
 }
-"""Modules of the pools under which locks are kept: their names for ``--pool``."""
+"""Modules of the supported pools -> their names for ``--pool``."""
 
 GREEN: Final = ("gevent", "eventlet")
-"""Those of which the tasks are greenlets."""
+"""The pools that run tasks in greenlets."""
 
 
 def pool_kind(pool: type) -> str:
-    """Return the ``--pool`` that a pool's class is, or is derived from; empty if it is none."""
+    """Return the ``--pool`` name of a pool class or of its base; empty if it is not supported."""
     return next((POOLS[cls.__module__] for cls in pool.__mro__ if cls.__module__ in POOLS), "")
 
 
 def spawns(worker: Any) -> bool:
-    """Return whether the pool's children are interpreters of their own, which inherit no pipe."""
+    """Return whether the pool starts its children with ``spawn``: they inherit no pipe."""
     asked = getattr(worker, "pool_start_method", None) or "fork"  # Celery 5.7
     forks = asked == "fork" and get_start_method() == "fork"
     return pool_kind(worker.pool_cls) == "prefork" and not forks

@@ -63,6 +63,18 @@ def test_the_exchange_and_the_routing_key_lead_to_the_queue(consumer, exchange, 
     assert found == queue
 
 
+@pytest.mark.parametrize("exchange", ["", "d"])
+def test_a_message_of_a_queue_that_was_cancelled_meanwhile_stays_one_of_that_queue(
+    app, consumer, exchange
+):
+    """`celery control cancel_consumer`: what was prefetched is parked, or requeued, later."""
+    key, queue = ("one", "one") if not exchange else ("two", "one")
+    app.amqp.queues.deselect("one")
+    consumed = Consumed(consumer)
+    assert "one" not in consumed.consumed()
+    assert consumed.queue_of(message(exchange=exchange, routing_key=key)) == queue
+
+
 def test_the_consumer_tag_knows_better(consumer):
     """AMQP names the consumer, which has one queue; also after its connection was lost."""
     consumed = Consumed(consumer)

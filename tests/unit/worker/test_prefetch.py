@@ -56,7 +56,7 @@ def test_what_was_added_for_a_former_connection_is_not_taken_from_the_next(consu
     assert consumer.qos.value == SLOTS
 
 
-def test_no_limit_stays_none_and_nobody_is_told_without_a_connection(consumer):
+def test_no_prefetch_limit_stays_none_and_nothing_is_sent_without_a_connection(consumer):
     consumer.initial_prefetch_count, consumer.qos = 0, QoS(partial(print), 0)
     for change in (1, -1):
         change_prefetch(consumer, change)
