@@ -1,4 +1,7 @@
-"""Is this Redis fit for locks, and is what lies in it consistent? Unknown is never green."""
+"""Check whether a Redis is fit for locks, and whether its data is consistent.
+
+A check that cannot get its facts ends as UNKNOWN, never as OK.
+"""
 
 from __future__ import annotations
 
@@ -12,34 +15,35 @@ import redis
 from redis.exceptions import RedisError
 
 from celery_singleton_lock.core.clock import seconds_until
-from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.core.model import SCHEMA
-from celery_singleton_lock.store import replies
-from celery_singleton_lock.store.operator.redis import RedisAdminStore
-from celery_singleton_lock.store.message_operations import Command
+from celery_singleton_lock.errors import BackendError, BackendUnreachable
 from celery_singleton_lock.message_text import number_of, printable
+from celery_singleton_lock.store import replies
+from celery_singleton_lock.store.error_mapping import explain
+from celery_singleton_lock.store.operator.redis import RedisAdminStore
+from celery_singleton_lock.store.requests import Command
 
 OLDEST: Final = (6, 2)
-"""Redis that has what the scripts use."""
+"""Oldest version of Redis that has the commands used by the scripts."""
 
 NEGLECTED: Final = 15.0
-"""Seconds after which a lock that wants a look should have had one."""
+"""Seconds by which a sweep may be overdue before the check fails."""
 
 SKEW: Final = 5.0
-"""Seconds by which the clocks may differ; locks use the server's alone."""
+"""Seconds by which the two clocks may differ. Locks use only the server's clock."""
 
 FULL: Final = 0.8
-"""Share of maxmemory from which on it is told."""
+"""Share of maxmemory above which the check warns."""
 
 STUCK: Final = 10.0
-"""Seconds after its last round from which on a worker's thread hangs, or is dead."""
+"""Seconds after its last round from which a worker's thread counts as stuck."""
 
 NAMED: Final = 5
-"""Most examples that a check names."""
+"""Largest number of examples that a check names."""
 
 
 class Health(str, Enum):
-    """How a check ended."""
+    """The result of a check."""
 
     OK = "ok"
     WARN = "warn"
@@ -48,11 +52,11 @@ class Health(str, Enum):
 
 
 class Check(NamedTuple):
-    """One finding.
+    """One check with its result.
 
     Args:
-        name: what was looked at.
-        health: how it is.
+        name: name of the check.
+        health: the result.
         told: what was found, and what to change.
     """
 
@@ -62,11 +66,14 @@ class Check(NamedTuple):
 
 
 def examine(store: RedisAdminStore, *, deep: bool = True) -> Iterator[Check]:
-    """Yield the findings; without a connection, that one alone.
+    """Run the checks, one after the other. If the connection fails, no other check runs.
 
     Args:
-        store: where.
-        deep: also look through all locks for what contradicts itself.
+        store: the store of the locks.
+        deep: also search all locks for contradictions.
+
+    Yields:
+        The result of each check.
     """
     try:
         offset = _server_offset(store)
@@ -79,9 +86,10 @@ def examine(store: RedisAdminStore, *, deep: bool = True) -> Iterator[Check]:
     infos = [_info(server) for server in servers]
     for number, info in enumerate(infos):
         for name, look in _OF_INFO.items():
-            checked = _unknown(name, "INFO") if info is None else look(info)
+            checked = look(info) if isinstance(info, dict) else _without_info(name, info)
             yield checked if len(servers) == 1 else _of_server(servers[number], checked)
-    yield _tried("persistence", lambda: _persistence(store, infos[0]))
+    first = infos[0] if isinstance(infos[0], dict) else None
+    yield _tried("persistence", lambda: _persistence(store, first))
     yield _clock(offset)
     for name, check in _OF_STORE.items():
         yield _tried(name, lambda check=check: check(store))  # type: ignore[misc]  # no type for it
@@ -95,57 +103,66 @@ def _tried(name: str, check: Callable[[], Check]) -> Check:
     except BackendError as error:
         return Check(name, Health.FAIL, str(error))
     except RedisError as error:
-        return Check(name, Health.UNKNOWN, f"not told: {type(error).__name__}")
+        return Check(name, Health.UNKNOWN, f"not known: {type(error).__name__}")
 
 
 def _unknown(name: str, command: str) -> Check:
-    told = f"this user may not run {command}: allow it, or ask who runs this Redis"
+    told = f"the Redis user may not run {command}: allow it, or ask the administrator of this Redis"
     return Check(name, Health.UNKNOWN, told)
 
 
 def _server_offset(store: RedisAdminStore) -> float:
-    """Return for how many seconds the server's clock is ahead of ours."""
+    """Return the seconds by which the server's clock is ahead of this machine's."""
     return seconds_until(datetime.fromtimestamp(store.time(), timezone.utc))
 
 
 def _of_server(client: redis.Redis, checked: Check) -> Check:
-    """Say of which of several servers this is told."""
+    """Prefix the text with the server's address."""
     place = client.connection_pool.connection_kwargs
     told = f"{place.get('host')}:{place.get('port')}: {checked.told}"
     return checked._replace(told=told)
 
 
-def _info(client: redis.Redis) -> dict[str, Any] | None:
+def _info(client: redis.Redis) -> dict[str, Any] | BackendError:
     try:
         found: dict[str, Any] = client.info()
-    except RedisError:
-        return None
+    except RedisError as error:
+        return explain(error)
     return found
+
+
+def _without_info(name: str, error: BackendError) -> Check:
+    """Tell a master of a Cluster that does not answer from one that refuses the command."""
+    if isinstance(error, BackendUnreachable):
+        return Check(name, Health.FAIL, str(error))
+    return _unknown(name, "INFO")
 
 
 def _scripts(store: RedisAdminStore) -> Check:
     store.probe()
     for server in store.servers():
         server.scan(0, count=1)
-    return Check("scripts", Health.OK, "may be run, and all keys be looked through")
+    return Check("scripts", Health.OK, "EVALSHA and SCAN are allowed")
 
 
 def _version(info: dict[str, Any]) -> Check:
     told = str(info.get("redis_version", ""))
     numbers = tuple(int(part) for part in told.split(".")[:2] if part.isdigit())
     if not numbers:
-        return Check("version", Health.UNKNOWN, "the server does not tell it")
+        return Check("version", Health.UNKNOWN, "INFO has no redis_version")
     if numbers < OLDEST:
-        return Check("version", Health.FAIL, f"{told}: use Redis 6.2 or later, or Valkey")
+        return Check(
+            "version", Health.FAIL, f"{told} is too old: use Redis 6.2 or later, or Valkey"
+        )
     return Check("version", Health.OK, told)
 
 
 def _eviction(info: dict[str, Any]) -> Check:
     policy = info.get("maxmemory_policy")
     if policy is None:
-        return Check("eviction", Health.UNKNOWN, "the server does not tell its maxmemory-policy")
+        return Check("eviction", Health.UNKNOWN, "INFO has no maxmemory_policy")
     if policy != "noeviction":
-        told = f"{policy}: parked tasks and locks can vanish; set maxmemory-policy noeviction"
+        told = f"{policy}: Redis may delete locks and parked tasks; set maxmemory-policy noeviction"
         return Check("eviction", Health.FAIL, told)
     return Check("eviction", Health.OK, "noeviction")
 
@@ -153,7 +170,7 @@ def _eviction(info: dict[str, Any]) -> Check:
 def _memory(info: dict[str, Any]) -> Check:
     used, most = info.get("used_memory"), info.get("maxmemory")
     if used is None or most is None:
-        return Check("memory", Health.UNKNOWN, "the server does not tell it")
+        return Check("memory", Health.UNKNOWN, "INFO has no used_memory and maxmemory")
     told = f"{int(used) / 2**20:,.0f} MiB used"
     if not int(most):
         return Check("memory", Health.OK, f"{told}, no maxmemory")
@@ -161,16 +178,17 @@ def _memory(info: dict[str, Any]) -> Check:
     told = f"{told}, {share:.0%} of maxmemory"
     if share < FULL:
         return Check("memory", Health.OK, told)
-    return Check("memory", Health.WARN, f"{told}: when it is full, tasks stay with the broker")
+    told = f"{told}: when it is full, no task is parked, and blocked tasks stay in the broker"
+    return Check("memory", Health.WARN, told)
 
 
 def _replicas(info: dict[str, Any]) -> Check:
     if info.get("role") == "slave":
-        told = "this is a replica, and locks need the master: correct the address"
+        told = "this server is a replica, and locks need the master: use the master's address"
         return Check("replicas", Health.FAIL, told)
     count = info.get("connected_slaves")
     if count is None:
-        return Check("replicas", Health.UNKNOWN, "the server does not tell them")
+        return Check("replicas", Health.UNKNOWN, "INFO has no connected_slaves")
     return Check("replicas", Health.OK, f"{count} connected")
 
 
@@ -193,8 +211,8 @@ def _persistence(store: RedisAdminStore, info: dict[str, Any] | None) -> Check:
     if kind == "append-only file":
         return Check("persistence", Health.OK, kind)
     told = {
-        "snapshots": "snapshots: a crash loses what was parked since the last; set appendonly yes",
-        "none": "none: a restart loses all that is parked; set appendonly yes",
+        "snapshots": "snapshots: a crash loses tasks parked since the last one; set appendonly yes",
+        "none": "none: a restart loses all parked tasks; set appendonly yes",
     }
     return Check("persistence", Health.WARN, told[kind])
 
@@ -203,8 +221,8 @@ def _clock(offset: float) -> Check:
     if abs(offset) <= SKEW:
         return Check("clock", Health.OK, f"differs by {abs(offset):.1f} s from this machine's")
     told = (
-        f"differs by {abs(offset):.0f} s from this machine's: locks use the server's alone, but "
-        "see which of both is wrong"
+        f"differs by {abs(offset):.0f} s from this machine's. Locks use only the server's clock. "
+        "Check which of the two is wrong"
     )
     return Check("clock", Health.WARN, told)
 
@@ -213,12 +231,20 @@ def _schema(store: RedisAdminStore) -> Check:
     try:
         found: Any = store.do(Command(("GET", store.keyspace.schema)))
     except BackendError as error:
-        # What is not told says nothing of the schema: unknown, and not wrong.
+        # The user may not read the key. The schema may be right, so the check is UNKNOWN.
         raise error.__cause__ or error from error
     if found is None:
-        return Check("schema", Health.OK, "no worker has been here yet")
+        if store.workers():  # each writes the key at its start, and after a loss
+            told = (
+                f"workers are live, and {store.keyspace.schema} is gone: this Redis has lost data"
+            )
+            return Check("schema", Health.WARN, told)
+        return Check("schema", Health.OK, "no worker has started since this Redis was empty")
     if replies.text(found) != SCHEMA:
-        told = f"{replies.text(found)}, and this version works with {SCHEMA}: use the other version"
+        told = (
+            f"the data has schema {replies.text(found)}, and this version needs {SCHEMA}: use the "
+            "version of celery-singleton-lock that wrote the data"
+        )
         return Check("schema", Health.FAIL, told)
     return Check("schema", Health.OK, SCHEMA)
 
@@ -228,16 +254,16 @@ def _workers(store: RedisAdminStore) -> Check:
     queues = sorted({queue for about in live.values() for queue in about["queues"]})
     if live:
         return Check("workers", Health.OK, f"{len(live)} live, for {', '.join(queues)}")
-    told = "none is live that parks tasks: what is parked waits until one starts"
+    told = "no live worker uses this Redis: parked tasks wait until one starts"
     return Check("workers", Health.WARN, told)
 
 
 def _sweeping(store: RedisAdminStore) -> Check:
-    late = store.neglected(NEGLECTED, NAMED)
+    late = store.unswept_locks(NEGLECTED, NAMED)
     if not late:
-        return Check("sweeping", Health.OK, "no lock waits for a look")
-    told = f"no worker has looked for {NEGLECTED:.0f} s at {', '.join(map(repr, late))}"
-    return Check("sweeping", Health.FAIL, f"{told}: start one, or run sweep from cron")
+        return Check("sweeping", Health.OK, "no sweep is overdue")
+    told = f"no worker has swept {', '.join(map(repr, late))} for {NEGLECTED:.0f} s"
+    return Check("sweeping", Health.FAIL, f"{told}: start a worker, or run sweep from cron")
 
 
 def _lost(store: RedisAdminStore) -> Check:
@@ -245,8 +271,8 @@ def _lost(store: RedisAdminStore) -> Check:
     if not count:
         return Check("lost", Health.OK, "no parked task is known to be lost")
     told = (
-        f"{count:,} parked tasks are gone since this Redis lost data, such as "
-        f"{', '.join(map(printable, some))}: locks why ID tells of each; send them again, then "
+        f"{count:,} parked tasks are lost because this Redis lost data, such as "
+        f"{', '.join(map(printable, some))}. Run locks why ID for details. Send them again, then "
         f"delete the key {store.keyspace.lost}"
     )
     return Check("lost", Health.FAIL, told)
@@ -261,10 +287,10 @@ _OF_STORE: Final[dict[str, Callable[[RedisAdminStore], Check]]] = {
 
 
 def threads_check(reports: Mapping[str, Mapping[str, Any]]) -> Check:
-    """Return whether the background threads of all workers make their rounds.
+    """Check that the background threads of all workers are running.
 
     Args:
-        reports: of each worker that has answered, by its name; as ``inspect locks`` shows it.
+        reports: worker name -> report of the worker, as ``inspect locks`` shows it.
     """
     rounds = [
         (worker, thread, seconds)
@@ -272,11 +298,11 @@ def threads_check(reports: Mapping[str, Mapping[str, Any]]) -> Check:
         for thread, seconds in (report.get("threads") or {}).items()
     ]
     if not rounds:
-        told = "no worker has answered: those of a busy solo pool do not"
+        told = "no worker answered; a worker with a busy solo pool does not answer"
         return Check("threads", Health.UNKNOWN, told)
     stuck = [each for each in rounds if (each[2] or 0.0) > STUCK]
     if not stuck:
-        told = f"all {len(rounds)} threads of {number_of(len(reports), 'worker')} make their rounds"
+        told = f"all {len(rounds)} threads of {number_of(len(reports), 'worker')} are running"
         return Check("threads", Health.OK, told)
     named = "; ".join(
         f"{thread} of {worker}: last round {seconds:.0f} s ago"
@@ -286,18 +312,22 @@ def threads_check(reports: Mapping[str, Mapping[str, Any]]) -> Check:
 
 
 def _drift(store: RedisAdminStore) -> Check:
-    """Compare each lock's views of itself."""
-    locks, wrong = 0, list[str]()
-    for lock in store.glances(holders=0):
+    """Search all locks for contradictions between their keys."""
+    locks, wrong, remedy = 0, list[str](), ""
+    for lock in store.summarise_locks(holders=0):
         locks += 1
         if lock.broken:
-            wrong.append(f"{lock.name!r} holds another program's data")
+            wrong.append(
+                f"{lock.name!r}: its key has another program's data (delete that key, or set "
+                "singleton_lock_prefix to a prefix that no other program uses)"
+            )
         elif not lock.is_idle:
-            found = islice(store.drift(lock.name), NAMED)
-            wrong += [f"{lock.name!r}: {token}: {what}" for token, what in found]
+            found = islice(store.find_contradictions(lock.name), NAMED)
+            told = [f"{lock.name!r}: {token}: {what}" for token, what in found]
+            wrong += told
+            remedy = ". Run sweep, or drop that token" if told else remedy
         if len(wrong) >= NAMED:
             break
     if wrong:
-        told = "; ".join(wrong[:NAMED])
-        return Check("drift", Health.FAIL, f"{told}. Kick the lock (sweep), or drop that token")
-    return Check("drift", Health.OK, f"{locks:,} locks agree with their records")
+        return Check("drift", Health.FAIL, "; ".join(wrong[:NAMED]) + remedy)
+    return Check("drift", Health.OK, f"{locks:,} locks are consistent")

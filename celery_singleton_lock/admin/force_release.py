@@ -1,107 +1,124 @@
-"""Forced release: the last resort for a stuck key."""
+"""Forced release: take a lock from a holder that does not release it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Final
 
+from celery_singleton_lock.core.lock_view import HELD_AFTER, Holder
+from celery_singleton_lock.core.model import Reply, Verdict
 from celery_singleton_lock.errors import LockError
-from celery_singleton_lock.core.model import HELD_AFTER, Holder, Reply, Verdict
 from celery_singleton_lock.store.operator.base import AdminStore, Operator
 
 
 class Refused(LockError):
-    """An operator's step was not taken; the message says what to do instead."""
+    """An operator's action was refused. The message says what to do instead."""
 
 
 def force_release(
     store: AdminStore, name: str, token: str, by: Operator, *, keep: bool = True
 ) -> Reply:
-    """Take the lock from one holder, and grant it to who is next; audited.
+    """Take the lock from one holder and grant it to the next waiter. Writes an audit entry.
 
-    The holder's task is not ended: it runs on without the lock, and what it writes is only kept
-    from doing harm by its fencing token. End it first where that is possible.
+    The holder's task does not stop. It continues without the lock, and only a resource that checks
+    fencing tokens refuses its writes. Terminate it first if possible: :func:`end_holder`.
 
     Args:
-        store: where.
+        store: the store of the locks.
         name: the lock's name.
-        token: owner token of the holder, as :func:`show_lock` tells it: the guard against taking
-            the lock from somebody who got it meanwhile.
-        by: who does it.
-        keep: a message that is kept of the task goes to the end of the line, so that it runs again;
-            else it is dropped.
+        token: owner token of the holder, from :func:`show_lock`. If another holder has the lock by
+            now, nothing changes.
+        by: the operator, for the audit.
+        keep: True: if the message of the task is stored in Redis, it goes to the end of the queue,
+            and the task runs again. False: the message is dropped.
 
     Returns:
-        RELEASED.
+        A reply with the verdict RELEASED.
 
     Raises:
-        Refused: that token does not hold the lock (any more).
-        BackendError: Redis did not answer, or refused. Asking again is safe.
+        Refused: the token does not hold the lock.
+        BackendError: Redis did not answer, or refused the command. The call may be repeated.
     """
     reply = store.force_release(name, token, by, keep=keep)
-    if reply.verdict is not Verdict.RELEASED:
+    if reply.verdict is Verdict.RELEASED:
+        return reply
+    if not _has_released(store, name, by):
         raise Refused(why_not(store, name, token), name)
-    return reply
+    return reply._replace(verdict=Verdict.RELEASED)
+
+
+def _has_released(store: AdminStore, name: str, by: Operator) -> bool:
+    """Return whether an earlier attempt of the same call, whose reply was lost, has released."""
+    return any(
+        (entry.get("op"), entry.get("lock")) == (by.op, name) for entry in store.audit(LATEST)
+    )
+
+
+LATEST: Final = 100
+"""Number of audit entries that are searched for an earlier attempt of a call."""
 
 
 def end_holder(
     store: AdminStore, name: str, token: str, by: Operator, terminate: Callable[[str], object]
 ) -> Holder:
-    """Have the task that holds the lock ended; audited. The lock is given back when it is gone.
+    """Terminate the task that holds the lock. Writes an audit entry.
+
+    The lock is released when the task has ended.
 
     Args:
-        store: where.
+        store: the store of the locks.
         name: the lock's name.
-        token: owner token of the holder, as :func:`show_lock` tells it.
-        by: who does it.
-        terminate: has the worker that runs a task end it; given its id.
+        token: owner token of the holder, from :func:`show_lock`.
+        by: the operator, for the audit.
+        terminate: called with the task id; tells the task's worker to terminate it.
 
     Returns:
-        Who was told to end; they may not have ended yet.
+        The holder. Its task may still be running.
 
     Raises:
-        Refused: that token does not hold the lock (any more), or its holder is no task.
-        BackendError: Redis did not answer, or refused.
-        Exception: what ``terminate`` raises.
+        Refused: the token does not hold the lock, or the holder is not a task.
+        BackendError: Redis did not answer, or refused the command.
+        Exception: any error of ``terminate``.
     """
     holders = store.inspect(name, waiters=0).holders
     holder = next((each for each in holders if each.token == token), None)
     if holder is None:
         raise Refused(why_not(store, name, token), name)
     if not holder.task_id:
-        msg = f"{holder} is a client, not a task: it cannot be ended from here."
+        msg = f"{holder} is a client, not a task: it cannot be terminated from here."
         raise Refused(msg, name)
     terminate(holder.task_id)
-    store.remark(name, replace(by, action="terminate"), token=token)
+    store.write_audit_entry(name, replace(by, action="terminate"), token=token)
     return holder
 
 
 def why_not(store: AdminStore, name: str, token: str) -> str:
     """Return why a token cannot be released, and who holds the lock."""
-    if store.look(name, token).waiting is not None:
-        return f"{token} waits for the lock {name!r}, it does not hold it: drop it instead."
+    if store.locate_token(name, token).waiting is not None:
+        return f"{token} waits for the lock {name!r} and does not hold it: drop it instead."
     holders = store.inspect(name, waiters=0).holders
     held = " It is held by " + ", ".join(f"{h} (token {h.token})" for h in holders) + "."
     return (
-        f"{token} does not hold the lock {name!r}: it has ended, or its lease has."
+        f"{token} does not hold the lock {name!r}: it has released it, or its lease has expired."
         f"{held if holders else ' Nobody holds it now.'}"
     )
 
 
 def forced_release_warning(name: str, who: str, state: str = "running") -> str:
-    """Return what a forced release risks, as people are asked before it.
+    """Return the warning that is shown before a forced release.
 
     Args:
         name: the lock's name.
-        who: the holder, as shown to people.
-        state: of the holder.
+        who: display text of the holder.
+        state: record state of the holder.
     """
     if state == HELD_AFTER:
         return (
-            f"{who} has succeeded, and does not run. The next task of {name!r} starts before its "
+            f"{who} has succeeded and does not run. The next task of {name!r} will start before "
             "lock_hold_for is over."
         )
     return (
-        f"{who} may still be running. It will not be stopped, and the next task of {name!r} starts "
-        "beside it: two at once, unless what they write to refuses lower fencing tokens."
+        f"{who} may still be running. It will not be stopped. The next task of {name!r} will run "
+        "at the same time. Only a resource that refuses lower fencing tokens is safe."
     )

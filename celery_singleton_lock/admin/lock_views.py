@@ -1,4 +1,4 @@
-"""All locks in short, and one lock in full."""
+"""List locks, and show one lock in full."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, Final
 
 from celery_singleton_lock.admin.multi_lock_views import parked_elsewhere
 from celery_singleton_lock.admin.signs_of_life import in_glances, in_view
-from celery_singleton_lock.core.model import LockView
-from celery_singleton_lock.store.operator.base import PARTS, AdminStore, Glance, Waiting
-from celery_singleton_lock.store.message_operations import PROBE
+from celery_singleton_lock.core.lock_view import LockView
 from celery_singleton_lock.message_text import natural
+from celery_singleton_lock.store.operations import PROBE
+from celery_singleton_lock.store.operator.base import PARTS, AdminStore, Glance, Waiting
 
 ASKED: Final = 10
-"""Most holders of a lock of which it is asked whether they wait for another."""
+"""Number of holders for which another lock that they wait for is searched."""
 
 ORDERS: Final[Mapping[str, Callable[[Glance], Any]]] = {
     "name": lambda lock: natural(lock.name),
@@ -28,17 +28,17 @@ ORDERS: Final[Mapping[str, Callable[[Glance], Any]]] = {
         natural(lock.name),
     ),
 }
-"""By what locks are sorted: most, or longest, first; ``lease`` by what ends first."""
+"""Sort orders: the largest first, except ``name`` (alphabetical) and ``lease`` (first to end)."""
 
 
 def order_of(name: str) -> Callable[[Glance], Any]:
-    """Return the key by which locks are sorted.
+    """Return the sort key of an order.
 
     Args:
         name: one of :data:`ORDERS`.
 
     Raises:
-        ValueError: there is no such order.
+        ValueError: no order has that name.
     """
     if name not in ORDERS:
         msg = f"order is {name!r}: use one of {', '.join(ORDERS)}."
@@ -55,26 +55,27 @@ def list_locks(
     idle: bool = False,
     holders: int = 1,
 ) -> list[Glance]:
-    """Return the locks that there are, without keeping Redis for more than a moment at a time.
+    """Return the locks. Reads them in small batches, so that Redis is not blocked.
 
     Args:
-        store: where.
-        pattern: part of the name; a pattern for all of it if it has one of ``*?[``; empty for all.
+        store: the store of the locks.
+        pattern: part of the name. With one of ``*?[``: a pattern for the whole name. Empty: all.
         order: one of :data:`ORDERS`.
-        most: how many of them, the first in that order; None for all.
-        idle: also those that nobody holds or waits for (they are forgotten after a minute); not
-            what is left of a probe.
-        holders: most holders of each that are shown.
+        most: largest number of locks; None for all.
+        idle: include locks without holder or waiter. Redis keeps them for a minute. Locks that only
+            a connection check has used are left out. A lock whose keys hold another program's data
+            is always included.
+        holders: largest number of holders of each lock.
 
     Raises:
-        ValueError: there is no such order.
-        BackendError: Redis did not answer, or refused.
+        ValueError: no order has that name.
+        BackendError: Redis did not answer, or refused the command.
     """
     key = order_of(order)
     found = (
         lock
-        for lock in store.glances(pattern, holders=holders)
-        if not lock.is_idle or (idle and not lock.name.startswith(PROBE))
+        for lock in store.summarise_locks(pattern, holders=holders)
+        if lock.broken or not lock.is_idle or (idle and not lock.name.startswith(PROBE))
     )
     chosen = sorted(found, key=key) if most is None else heapq.nsmallest(most, found, key=key)
     return in_glances(store, chosen)
@@ -86,8 +87,10 @@ class Detail:
 
     Args:
         view: holders and counts.
-        waiting: the first that wait: in line, then adrift, then with a verdict.
-        elsewhere: for which lock those of the first holders wait that keep this one: by token.
+        waiting: the first waiters: the queue, then adrift messages, then messages that a worker has
+            to end.
+        elsewhere: owner token -> name of the other lock for which that holder waits while it holds
+            this one.
     """
 
     view: LockView
@@ -96,15 +99,15 @@ class Detail:
 
 
 def show_lock(store: AdminStore, name: str, *, waiters: int = 20) -> Detail:
-    """Return a lock as it stands.
+    """Return the present state of a lock.
 
     Args:
-        store: where.
+        store: the store of the locks.
         name: the lock's name.
-        waiters: most that are shown of who waits.
+        waiters: largest number of waiters.
 
     Raises:
-        BackendError: Redis did not answer, or refused.
+        BackendError: Redis did not answer, or refused the command.
     """
     view = in_view(store, store.inspect(name, waiters=0))
     elsewhere = parked_elsewhere(store, name, view.holders[:ASKED])
@@ -112,20 +115,24 @@ def show_lock(store: AdminStore, name: str, *, waiters: int = 20) -> Detail:
 
 
 def is_known(view: LockView) -> bool:
-    """Return whether a lock of that name is there: in use, stepped in, or used a minute ago."""
+    """Return whether Redis has data of the lock.
+
+    It has data while the lock is held, waited for, paused or limited by an operator, and for a
+    minute after its last use.
+    """
     used = view.fencing_token or view.holders or view.waiting or view.adrift or view.bodies
     return bool(used or view.paused or view.limit_set)
 
 
 def waiting_in(store: AdminStore, name: str, most: int = 100) -> Iterator[Waiting]:
-    """Yield all that wait for a lock: in line, then adrift, then with a verdict; page by page.
+    """Yield all waiters of a lock: the queue, adrift messages, messages that a worker has to end.
 
-    What moves from one to the other meanwhile may be passed by, or come twice.
+    Reads page by page. A waiter that changes its state meanwhile may be missing or appear twice.
     """
     for part in PARTS:
         after = ""
         while True:
-            page = store.page(name, part, after, most)
+            page = store.list_waiters(name, part, after, most)
             yield from page.waiting
             after = page.end
             if not after:

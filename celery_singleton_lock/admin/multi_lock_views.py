@@ -1,13 +1,14 @@
-"""Who keeps a lock while it waits for another: tasks with several locks, told to people."""
+"""Tasks with several locks: the locks that a task holds while it waits for another one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
 
-from celery_singleton_lock.core.lock_set import bundle_in
+from celery_singleton_lock.core.lock_set import lock_set_in
+from celery_singleton_lock.core.lock_view import Holder
+from celery_singleton_lock.core.model import Ending
 from celery_singleton_lock.errors import BackendError
-from celery_singleton_lock.core.model import Ending, Holder
 from celery_singleton_lock.store.operator.base import AdminStore, Waiting
 
 WAITS = frozenset(
@@ -16,84 +17,117 @@ WAITS = frozenset(
         *("overdue", "replaced", "revoked", "rejected", "leaving"),
     }
 )
-"""States of one who does not hold the lock."""
+"""Record states of a waiter."""
 
 
 def standing_of(store: AdminStore, task_id: str) -> tuple[str, Waiting, int] | None:
-    """Return where a task stands: the lock, its record and its rank there.
+    """Return the lock name, the record and the rank of a task, or None.
 
-    Of several locks it is the one that it waits for.
+    If the task has several locks, this is the lock for which it waits. If several messages have the
+    id, this is the first one that waits.
 
     Args:
-        store: where.
+        store: the store of the locks.
         task_id: the task's id.
 
     Raises:
-        BackendError: Redis did not answer, or refused.
+        BackendError: Redis did not answer, or refused the command.
     """
-    holds: tuple[str, Waiting, int] | None = None
-    for name, token in store.find([task_id]):
-        standing = store.look(name, token)
-        if standing.waiting is None:
-            continue
-        found = (name, standing.waiting, standing.rank)
-        if standing.waiting.state in WAITS:
-            return found
-        holds = holds or found
-    return holds
+    return next(iter(standings_of(store, task_id)), None)
+
+
+def standings_of(store: AdminStore, task_id: str) -> list[tuple[str, Waiting, int]]:
+    """Return lock name, record and rank of each message of a task id; waiting messages first.
+
+    A message that got its lock at once is not included.
+
+    Args:
+        store: the store of the locks.
+        task_id: the task's id.
+
+    Raises:
+        BackendError: Redis did not answer, or refused the command.
+    """
+    looks = [
+        (name, store.locate_token(name, token)) for name, token in store.locate_tasks([task_id])
+    ]
+    found = [(name, each.waiting, each.rank) for name, each in looks if each.waiting is not None]
+    waits = [each for each in found if each[1].state in WAITS]
+    holds = [each for each in found if each[1].state not in WAITS]
+    if len(found) > 1:
+        kept = {token for name, me, _ in waits for token in _tokens_of(store, name, me.token)}
+        holds = _one_a_message([each for each in holds if each[1].token not in kept])
+    return [*waits, *holds]
+
+
+def _tokens_of(store: AdminStore, name: str, token: str) -> tuple[str, ...]:
+    """Return the owner tokens of a parked message at all its locks."""
+    lock_set = lock_set_in(store.body(name, token))
+    return () if lock_set is None else tuple(part.token for part in lock_set.parts)
+
+
+def _one_a_message(holds: list[tuple[str, Waiting, int]]) -> list[tuple[str, Waiting, int]]:
+    """Keep one lock of each message that holds several."""
+    first = {me.attempt: name for name, me, _ in reversed(holds)}
+    return [each for each in holds if first[each[1].attempt] == each[0]]
 
 
 def kept_by(store: AdminStore, name: str, token: str) -> tuple[str, ...]:
-    """Return the names of the locks that a parked task keeps while it waits.
+    """Return the names of the locks that a parked task holds while it waits for another one.
 
     Args:
-        store: where.
-        name: of the lock for which it waits.
-        token: its token there.
+        store: the store of the locks.
+        name: name of the lock for which it waits.
+        token: its owner token at that lock.
 
     Raises:
-        BackendError: Redis did not answer, or refused.
+        BackendError: Redis did not answer, or refused the command.
     """
-    bundle = bundle_in(store.body(name, token))
-    if bundle is None:
+    lock_set = lock_set_in(store.body(name, token))
+    if lock_set is None:
         return ()
     return tuple(
-        part.name for part in bundle.kept if store.look(part.name, part.token).expires_in > 0
+        part.name
+        for part in lock_set.kept
+        if store.locate_token(part.name, part.token).expires_in > 0
     )
 
 
 def give_back(store: AdminStore, gone: Waiting) -> None:
-    """Release what a task kept that was taken out of its line, if its message was asked for.
+    """Release the locks that a dropped task held while it waited.
 
-    Else, and if Redis does not answer, its leases end.
+    If the record has no message, or Redis does not answer, their leases expire.
 
     Args:
-        store: where.
-        gone: the task, with its message.
+        store: the store of the locks.
+        gone: record of the dropped task, with its message.
     """
-    bundle = bundle_in(gone.message)
-    if bundle is None or bundle.here.token != gone.token:  # else what it kept is not its own
+    lock_set = lock_set_in(gone.message)
+    if lock_set is None or lock_set.here.token != gone.token:  # the locks belong to another run
         return
     with suppress(BackendError):
-        for part in bundle.kept:
+        for part in lock_set.kept:
             store.release(part.name, part.token, Ending.AGAIN)
 
 
 def parked_elsewhere(store: AdminStore, name: str, holders: Iterable[Holder]) -> dict[str, str]:
-    """Return for which lock those wait that keep this one: by token.
+    """Find the holders of a lock that wait for another lock.
 
     Args:
-        store: where.
-        name: of the lock that they hold.
-        holders: who holds it.
+        store: the store of the locks.
+        name: name of the lock that they hold.
+        holders: its holders.
+
+    Returns:
+        Owner token -> name of the other lock.
 
     Raises:
-        BackendError: Redis did not answer, or refused.
+        BackendError: Redis did not answer, or refused the command.
     """
     by_task = {holder.task_id: holder.token for holder in holders if holder.task_id}
     found: dict[str, str] = {}
-    for other, token in store.find(list(by_task)):
-        waiting = None if other == name else store.look(other, token).waiting
+    for other, token in store.locate_tasks(list(by_task)):
+        waiting = None if other == name else store.locate_token(other, token).waiting
         if waiting is None or waiting.state not in WAITS:
             continue
         if waiting.task_id in by_task and name in kept_by(store, other, token):

@@ -1,28 +1,31 @@
-"""The report of ``observe``, for people: which locks would have blocked, whom, and how long."""
+"""The report of the mode ``observe``: which tasks would have been blocked, and for how long."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from celery_singleton_lock.core.model import Observations, Observed
+from celery_singleton_lock.core.lock_view import Observations, Observed
 
 NOTHING = (
-    "Nothing was observed. Set singleton_lock_mode (or lock_mode of a task) to observe, or switch "
-    "it while workers run, and ask again when some tasks have run."
+    "No runs were observed. Set singleton_lock_mode (or lock_mode of a task) to observe, or run "
+    "locks mode observe. Run this command again after some tasks have run."
 )
 
 
 def report_lines(report: Observations, *, most: int = 20) -> list[str]:
-    """Return the report as lines: by task, then by lock; the longest waits first.
+    """Return the lines of the report: a table of tasks, then of locks; the longest waits first.
 
     Args:
-        report: what the store keeps.
-        most: most tasks, and most locks, that are shown.
+        report: the observations in the store.
+        most: largest number of rows of each table.
     """
     if not report.tasks:
         return [NOTHING]
     runs, blocked = (sum(getattr(t, what) for t in report.tasks) for what in ("runs", "blocked"))
-    lines = [f"Of {runs} runs {blocked} would have been blocked.", "", _HEAD.format("task")]
+    paused = sum(task.paused for task in report.tasks)
+    by_pause = f", {paused} of them by an operator's pause" if paused else ""
+    first = f"Of {runs} runs {blocked} would have been blocked{by_pause}."
+    lines = [first, "", _HEAD.format("task")]
     lines += [_line(each, str(each.runs)) for each in report.tasks[:most]]
     lines += _left_out(report.tasks, most)
     if report.locks:
@@ -32,7 +35,7 @@ def report_lines(report: Observations, *, most: int = 20) -> list[str]:
     return lines
 
 
-_HEAD = "   runs  blocked  would have waited, s: in sum   on average   longest  {}"
+_HEAD = "   runs  blocked  would have waited, s:  total      average   longest  {}"
 
 
 def _line(each: Observed, runs: str) -> str:

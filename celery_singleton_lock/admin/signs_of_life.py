@@ -1,4 +1,7 @@
-"""Which holders have shown no sign of life: a dead worker's lease says "running" to its end."""
+"""Find holders whose workers are silent.
+
+The record of a dead worker's task says "running" until its lease ends.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,23 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from celery_singleton_lock.core.model import ALIVE, Holder, LockView
+from celery_singleton_lock.core.lock_view import Holder, LockView
+from celery_singleton_lock.core.model import ALIVE
 from celery_singleton_lock.store.operator.base import AdminStore, Glance
 
 RENEWED: Final = 1 / 3
-"""Age, as a share of itself, at which a worker that lives renews a lease."""
+"""Share of a lease after which a live worker renews it."""
 
 
 def in_view(store: AdminStore, view: LockView) -> LockView:
-    """Return a lock of which those holders are marked whose workers are silent.
+    """Return a lock with :attr:`Holder.silent` set for holders whose workers are silent.
 
     Args:
-        store: where.
-        view: the lock as it stands.
+        store: the store of the locks.
+        view: the lock.
 
     Raises:
-        BackendError: Redis did not answer, or refused.
+        BackendError: Redis did not answer, or refused the command.
     """
     workers = _workers(view.holders)
     if not workers:
@@ -30,20 +34,20 @@ def in_view(store: AdminStore, view: LockView) -> LockView:
 
 
 def in_glances(store: AdminStore, locks: Iterable[Glance]) -> list[Glance]:
-    """Return locks of which those holders are marked whose workers are silent.
+    """Return locks with :attr:`Holder.silent` set for holders whose workers are silent.
 
     Args:
-        store: where.
-        locks: in short.
+        store: the store of the locks.
+        locks: the locks.
 
     Raises:
-        BackendError: Redis did not answer, or refused.
+        BackendError: Redis did not answer, or refused the command.
     """
     found = list(locks)
     workers = {each.worker for lock in found for each in lock.holders if _is_asked_of(each)}
     beats = store.silences(workers) if workers else {}
     if all(silence <= ALIVE for silence in beats.values()):
-        return found  # the usual case, of up to 100,000 locks
+        return found  # fast path: a list may have 100,000 locks
     return [lock._replace(holders=_marked(lock.holders, beats)) for lock in found]
 
 
@@ -60,14 +64,14 @@ def _marked(holders: tuple[Holder, ...], beats: Mapping[str, float]) -> tuple[Ho
 
 
 def silent_for(holder: Holder, beats: Mapping[str, float]) -> float:
-    """Return the seconds for which a holder has shown no sign of life; 0 if it has lately.
+    """Return the seconds since a holder's last sign of life; 0 if that is recent.
 
-    A renewal is a sign of life, too: a worker that is told to end sends no more heartbeats, and
-    renews the leases of the tasks that it still runs.
+    A renewal is a sign of life too: a worker that shuts down sends no heartbeats, but still renews
+    the leases of the tasks that it runs.
 
     Args:
-        holder: who.
-        beats: seconds since the last heartbeat, by worker; infinite if none is known.
+        holder: the holder.
+        beats: worker -> seconds since its last heartbeat; infinity if none is known.
     """
     silence = beats.get(holder.worker, 0.0) if holder.state == "running" else 0.0
     if silence <= ALIVE:

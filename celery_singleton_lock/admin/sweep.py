@@ -1,4 +1,4 @@
-"""One sweep by hand: for a cron job, where all workers may be gone."""
+"""Sweep all locks once. For a cron job, if at times no worker runs."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
 
-from celery_singleton_lock.core.model import Stray
+from celery_singleton_lock.core.parked_message import Stray
 from celery_singleton_lock.store.operator.base import AdminStore, Operator
 
 ALL_LOCKS = "(all locks)"
-"""Stands in the audit for the name of a lock."""
+"""Lock name of the sweep's audit entry."""
 
 
 @dataclass(slots=True)
 class Swept:
-    """What a sweep found.
+    """The result of a sweep.
 
     Args:
-        locks: how many wanted a look.
-        published: parked messages that were sent to the broker.
-        adrift: parked messages that no live worker takes, and that were not sent.
+        locks: number of locks that were swept.
+        published: number of parked messages that were sent to the broker.
+        adrift: number of parked messages that no live worker consumes and that were not sent.
     """
 
     locks: int = 0
@@ -35,31 +35,31 @@ def sweep_once(
     realm: str = "",
     publish: Callable[[Stray], None] | None = None,
 ) -> Swept:
-    """Look at all locks that want it: lapsed leases end, and who is next is granted.
+    """Sweep all locks that are due: remove expired holders, and grant to the next waiters.
 
-    Messages that no live worker takes go to the broker, at most 100 of a lock: an autoscaler sees
-    that there is work.
+    Sends messages that no live worker consumes to the broker, at most 100 of each lock, so that an
+    autoscaler sees the work.
 
     Args:
-        store: where.
-        by: who does it. In the audit the sweeps of one, as of a cron job, are one entry, as long as
-            nobody else steps in.
-        realm: of the broker.
-        publish: sends a message to its queue; None: none is sent.
+        store: the store of the locks.
+        by: the operator. Successive sweeps by one operator share an audit entry, so that a cron job
+            does not fill the audit.
+        realm: the realm of the broker.
+        publish: sends a message to its queue. None: no message is sent.
 
     Raises:
-        BackendError: Redis did not answer, or refused.
-        Exception: what ``publish`` raises; what was not sent queues again.
+        BackendError: Redis did not answer, or refused the command.
+        Exception: any error of ``publish``. Messages that were not sent are parked again.
     """
-    store.remark(ALL_LOCKS, replace(by, action="sweep", op=f"sweep:{by.who}@{by.host}"))
+    store.write_audit_entry(ALL_LOCKS, replace(by, action="sweep", op=f"sweep:{by.who}@{by.host}"))
     swept = Swept()
     seen: set[str] = set()
-    while fresh := [name for name in store.take_due() if name not in seen]:
+    while fresh := [name for name in store.take_due_locks() if name not in seen]:
         seen.update(fresh)
         if publish is None:
-            store.kick_many(fresh)
+            store.sweep_and_grant_many(fresh)
         else:
-            strays = store.kick_many(fresh, realm=realm)
+            strays = store.sweep_and_grant_many(fresh, realm=realm)
             for _, group in groupby(strays, attrgetter("name")):
                 swept.published += _send_on(store, list(group), publish)
         swept.adrift += sum(store.inspect(name, waiters=0).adrift for name in fresh)
@@ -68,7 +68,7 @@ def sweep_once(
 
 
 def _send_on(store: AdminStore, strays: list[Stray], publish: Callable[[Stray], None]) -> int:
-    """Send messages of one lock to the broker; return how many."""
+    """Send messages of one lock to the broker, and return their number."""
     first, sent = strays[0], list[str]()
     try:
         for stray in strays:
@@ -78,5 +78,5 @@ def _send_on(store: AdminStore, strays: list[Stray], publish: Callable[[Stray], 
         unsent = [stray.token for stray in strays[len(sent) :]]
         for tokens, are_sent in ((sent, True), (unsent, False)):
             if tokens:
-                store.left(first.name, first.seal, tokens, sent=are_sent)
+                store.record_publish_result(first.name, first.seal, tokens, sent=are_sent)
     return len(sent)

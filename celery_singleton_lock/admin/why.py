@@ -1,51 +1,59 @@
-"""Why does this task not run? Answered in one sentence, whatever is known of it."""
+"""Explain in one sentence why a task does not run."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from types import MappingProxyType
 from typing import Final, Protocol
 
-from celery_singleton_lock.admin.multi_lock_views import WAITS, kept_by, parked_elsewhere, standing_of
+from celery_singleton_lock.admin.multi_lock_views import (
+    WAITS,
+    kept_by,
+    parked_elsewhere,
+    standings_of,
+)
 from celery_singleton_lock.admin.signs_of_life import in_view
-from celery_singleton_lock.core.model import HELD_AFTER, Holder, LockView
+from celery_singleton_lock.admin.why_sentences import (
+    NAMED,
+    of_holder,
+    of_waiter,
+    without_worker,
+    worker_name,
+)
+from celery_singleton_lock.core.lock_view import Holder, LockView
+from celery_singleton_lock.message_text import printable
 from celery_singleton_lock.store.operator.base import AdminStore, Waiting
-from celery_singleton_lock.message_text import nth, printable
-
-NAMED: Final = 3
-"""Most holders that are named."""
 
 SHORTEST_START: Final = 6
-"""Fewest characters of a task id by which a task is looked for."""
+"""Smallest number of characters of a shortened task id."""
 
 LENGTH: Final = 36
-"""Characters of an id as Celery makes them: one of them is no beginning of another."""
+"""Number of characters of a task id from Celery. A shorter text may be a shortened id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Where a task is.
+    """The position of a task.
 
     Args:
         task_id: its whole id.
-        state: ``parked``, ``waiting``, ``adrift``, ``granted``, ``reserved``, ``running``,
-            ``held_after`` (its lock stays taken), ``silent`` (it ran, and its worker shows no sign
-            of life), ``eta``, ``received``, ``finished``, ``delayed``, ``leaving``, or a verdict
-            (``overdue``, ``replaced``, ``revoked``, ``rejected``) that awaits a worker; ``lost``:
-            it was parked, and Redis has
-            lost it; ``ambiguous``: only longer ids are known; ``unseen``: no worker, no lock and no
-            result knows it.
-        sentence: for people; says what to do if something can be done.
+        state: a record state (``parked``, ``waiting``, ``adrift``, ``granted``, ``reserved``,
+            ``running``, ``held_after``, ``delayed``, ``leaving``, ``overdue``, ``replaced``,
+            ``revoked``, ``rejected``), or one of: ``silent``: it ran, and its worker shows no sign
+            of life; ``eta``, ``received``, ``finished``: as the app reports; ``lost``: it was
+            parked, and Redis has lost its message; ``ambiguous``: several ids begin with the given
+            text; ``unseen``: no worker, lock or result has the id.
+        sentence: the explanation, with what to do if something can be done.
         lock: name of its lock, if known.
         token: its owner token, if known.
-        rank: place in the queue, 1 is next; 0 if it does not stand there.
+        rank: rank in the queue; 1 is next; 0 if it is not in the queue.
         waited: seconds since it arrived; 0 if it does not wait.
-        holders: who holds its lock.
-        paused: why its lock is paused; empty if it is not.
-        keeps: other locks that it keeps while it waits for this one.
+        holders: the holders of its lock.
+        paused: why its lock is paused; empty if it is not paused.
+        keeps: other locks that it holds while it waits for this one.
+        others: the answers for further messages with the same id.
     """
 
     task_id: str
@@ -58,40 +66,43 @@ class Answer:
     holders: tuple[Holder, ...] = ()
     paused: str = ""
     keeps: tuple[str, ...] = ()
+    others: tuple[Answer, ...] = ()
 
 
 class Witness(Protocol):
-    """What an app knows of tasks that no lock knows."""
+    """What an app knows about tasks that have no record at a lock."""
 
     def seen(self, task_id: str) -> tuple[str, str] | None:
-        """Return a state (``running``, ``eta``, ``received``, ``finished``) and a clause, or None.
+        """Return a state and a clause, or None if the app does not know the task.
 
-        The clause follows "it", such as ``ended with SUCCESS`` or ``runs on worker-2``.
+        The state is ``running``, ``eta``, ``received`` or ``finished``. The clause follows "it",
+        such as ``ended with SUCCESS`` or ``runs on worker-2``.
         """
         ...
 
     def queues(self) -> str:
-        """Return how many messages the queues hold, as a clause; empty if that is not known."""
+        """Return the lengths of the broker's queues as a clause; empty if they are not known."""
         ...
 
 
 def why(store: AdminStore, task_id: str, witness: Witness | None = None) -> Answer:
-    """Return where a task is, and what it waits for.
+    """Return the position of a task, and what it waits for.
 
-    The locks' index knows who waits, or waited. Who got its lock at once is looked for among all
-    holders; for all others the witness is asked. If nobody knows the id, a task that waits for a
-    lock or holds one is looked for by the beginning of its id.
+    The index in Redis has the tasks that wait or have waited. A task that got its lock at once is
+    searched among the holders of all locks. If no lock has the task, the witness answers. If the
+    witness does not know it either, tasks whose ids begin with ``task_id`` are searched.
 
     Args:
-        store: where the locks are.
-        task_id: the task's id, or at least six characters with which it begins.
-        witness: what an app knows; without one, less can be said.
+        store: the store of the locks.
+        task_id: the task's id, or at least its first six characters.
+        witness: the app; None if there is no app.
 
     Raises:
-        BackendError: Redis did not answer, or refused.
+        BackendError: Redis did not answer, or refused the command.
     """
     answer = _answer(store, task_id, witness)
-    return replace(answer, sentence=printable(answer.sentence))
+    others = tuple(replace(each, sentence=printable(each.sentence)) for each in answer.others)
+    return replace(answer, sentence=printable(answer.sentence), others=others)
 
 
 def _answer(store: AdminStore, task_id: str, witness: Witness | None) -> Answer:
@@ -100,9 +111,10 @@ def _answer(store: AdminStore, task_id: str, witness: Witness | None) -> Answer:
 
 
 def _known(store: AdminStore, task_id: str, witness: Witness | None) -> Answer | None:
-    found = standing_of(store, task_id)
-    if found is not None:
-        return _found(store, task_id, *found)
+    found = standings_of(store, task_id)
+    if found:
+        first, *others = [_found(store, task_id, *each) for each in found]
+        return replace(first, others=(*others, *_not_in_index(store, task_id, found)))
     seen = witness.seen(task_id) if witness else None
     if seen is None or seen[0] != "finished":
         held = _among_holders(store, task_id)
@@ -113,11 +125,25 @@ def _known(store: AdminStore, task_id: str, witness: Witness | None) -> Answer |
     return _lost(store, task_id)
 
 
+def _not_in_index(
+    store: AdminStore, task_id: str, found: Sequence[tuple[str, Waiting, int]]
+) -> Iterator[Answer]:
+    """Yield an answer for each message with this id that got one of these locks at once."""
+    known = {me.token for _, me, _ in found}
+    for name in dict.fromkeys(name for name, _, _ in found):
+        view = in_view(store, store.inspect(name, waiters=0))
+        own = [h for h in view.holders if h.task_id == task_id and h.token not in known]
+        elsewhere = parked_elsewhere(store, name, own)
+        for holder in own:
+            if holder.token not in elsewhere:
+                yield _holding(task_id, view, holder)
+
+
 def _by_start(store: AdminStore, start: str, witness: Witness | None) -> Answer | None:
-    """Answer for the task whose id begins so, as commands and logs shorten ids."""
+    """Return the answer for a shortened id, as commands and logs show it; None if none fits."""
     if not SHORTEST_START <= len(start) < LENGTH:
         return None
-    holders = (h.task_id for lock in store.glances(holders=1000) for h in lock.holders)
+    holders = (h.task_id for lock in store.summarise_locks(holders=1000) for h in lock.holders)
     ids = {*store.task_ids(start), *(each for each in holders if each.startswith(start))} - {start}
     if len(ids) == 1 and _OF_CELERY.fullmatch(start):
         return _known(store, ids.pop(), witness)
@@ -125,14 +151,14 @@ def _by_start(store: AdminStore, start: str, witness: Witness | None) -> Answer 
 
 
 _OF_CELERY: Final = re.compile("[0-9a-f-]+")
-"""The beginning of an id as Celery makes them. Another one may be the whole id of a user's own."""
+"""Beginning of a task id from Celery. Any other text may be an id that the user chose."""
 
 
 def _ambiguous(start: str, ids: Sequence[str]) -> Answer:
     more = f" and {len(ids) - NAMED} more" if len(ids) > NAMED else ""
     told = (
-        f"No task with the id {start!r} is known. Of those that begin so are known: "
-        f"{', '.join(ids[:NAMED])}{more}. Give the whole id of the one that is meant."
+        f"No task has the id {start!r}. These ids begin with it: "
+        f"{', '.join(ids[:NAMED])}{more}. Give one whole id."
     )
     return Answer(start, "ambiguous", told)
 
@@ -142,11 +168,11 @@ def _found(store: AdminStore, task_id: str, name: str, me: Waiting, rank: int) -
     elsewhere = parked_elsewhere(store, name, view.holders[:NAMED])
     answer = _at_its_lock(task_id, view, me, rank, elsewhere)
     if me.state == "parked" and not (view.holders or view.paused or _is_consumed(store, me)):
-        answer = replace(answer, sentence=_without_worker(view, me, rank))
+        answer = replace(answer, sentence=without_worker(view, me, rank))
     keeps = kept_by(store, name, me.token) if me.state in WAITS else ()
     if not keeps:
         return answer
-    sentence = f"{answer.sentence}; keeps {', '.join(map(repr, keeps))} meanwhile"
+    sentence = f"{answer.sentence}; holds {', '.join(map(repr, keeps))} meanwhile"
     return replace(answer, sentence=sentence, keeps=keeps)
 
 
@@ -156,16 +182,9 @@ def _is_consumed(store: AdminStore, me: Waiting) -> bool:
     return any(each["realm"] == me.realm and me.queue in each["queues"] for each in live)
 
 
-def _without_worker(view: LockView, me: Waiting, rank: int) -> str:
-    return (
-        f"waits for {seconds(me.age)}; {view.name!r} is free, {ordinal(rank)}: no live worker "
-        f"consumes the queue {me.queue!r}, start one (celery worker -Q {me.queue})"
-    )
-
-
 def _among_holders(store: AdminStore, task_id: str) -> Answer | None:
-    """Look through all locks: who never waited is in no index."""
-    for lock in store.glances(holders=1000):
+    """Search the holders of all locks. A task that never waited is not in the index."""
+    for lock in store.summarise_locks(holders=1000):
         for holder in lock.holders:
             if holder.task_id == task_id:
                 view = in_view(store, store.inspect(lock.name, waiters=0))
@@ -180,39 +199,45 @@ def _seen(task_id: str, seen: tuple[str, str]) -> Answer:
 
 
 def _lost(store: AdminStore, task_id: str) -> Answer | None:
-    """Tell of a parked task that a worker misses since the locks' Redis has lost data."""
+    """Return the answer for a parked task whose message Redis has lost."""
     note = store.lost(task_id)
     if note is None:
         return None
     when = datetime.fromtimestamp(note["at"], timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     told = (
-        f"Lost: {worker_name(note['worker'])} had parked it for {note['lock']!r}, and its message "
-        f"was gone when the locks' Redis had lost data ({when}). It does not run unless it is sent "
-        "again."
+        f"Lost: {worker_name(note['worker'])} parked it for {note['lock']!r}, and the locks' Redis "
+        f"lost its message (noticed {when}). It will not run unless you send it again."
     )
     return Answer(task_id, "lost", told, note["lock"])
+
+
+_GONE: Final = (
+    "or its worker died (if it is acknowledged early, it is lost with its worker: send it again; "
+    "if late, the broker redelivers it, a Redis broker after the visibility timeout), or an "
+    "operator has dropped it (locks audit)"
+)
 
 
 def _unseen(task_id: str, witness: Witness | None) -> Answer:
     if witness is None:
         told = (
-            "No lock knows it: it is still in the broker's queue, or takes no lock, or has "
-            "finished. Ask with the app (celery -A app locks why), which also knows workers, "
-            "queues and results."
+            "No lock has a record of it: it is still in the broker's queue, takes no lock, has "
+            f"finished, {_GONE}. Run the command with the app (celery -A app locks why), which "
+            "also asks workers, queues and results."
         )
     else:
         queues = witness.queues()
         told = (
-            "No worker that answers, no lock and no result knows it: it never reached a worker "
-            f"(see the queue{f': {queues}' if queues else ''}; was it sent to one that a worker "
-            "consumes?), or its worker has died and the broker delivers it again (Redis after its "
-            "visibility time-out), or it has finished and its result was not kept."
+            "No worker, lock or result has a record of it. Either it has not reached a worker "
+            f"(look at the queue{f': {queues}' if queues else ''}; does a worker consume it?), or "
+            "it has finished and its result was not stored, "
+            f"{_GONE}."
         )
     if len(task_id) < LENGTH:
         told += (
-            f" If {task_id!r} is only the beginning of an id, give all of it: a shorter one is "
-            f"looked for among tasks that wait for a lock or hold one, from {SHORTEST_START} "
-            "characters on."
+            f" If {task_id!r} is only the beginning of an id, give the whole id: a shortened one, "
+            f"of {SHORTEST_START} characters or more, finds only tasks that wait for a lock or "
+            "hold one."
         )
     return Answer(task_id, "unseen", told)
 
@@ -227,7 +252,7 @@ def _at_its_lock(
     return Answer(
         task_id,
         me.state,
-        _clause(view, me, rank, elsewhere),
+        of_waiter(view, me, rank, elsewhere),
         view.name,
         me.token,
         rank,
@@ -238,129 +263,7 @@ def _at_its_lock(
 
 
 def _holding(task_id: str, view: LockView, holder: Holder) -> Answer:
-    left = f"lease {seconds(holder.expires_in)} left"
-    sentences = {
-        "granted": f"granted, on its way to {worker_name(holder.worker) or 'its client'}, {left}",
-        "reserved": f"between two tries: {view.name!r} is kept for its retry, {left}",
-        HELD_AFTER: f"has succeeded; {view.name!r} stays taken {_for_another(holder)}",
-        "running": f"runs{_on(holder)}, holds {view.name!r}, {left}",
-        "silent": (
-            f"ran{_on(holder)}, which has shown no sign of life for {seconds(holder.silent)}; if "
-            f"it is dead, {view.name!r} is free in {seconds(holder.expires_in)} at the latest"
-        ),
-    }
-    state = "silent" if holder.silent else holder.state
-    state = state if state in sentences else "running"
+    state, sentence = of_holder(view, holder)
     return Answer(
-        task_id, state, sentences[state], view.name, holder.token, 0, 0.0, view.holders, view.paused
+        task_id, state, sentence, view.name, holder.token, 0, 0.0, view.holders, view.paused
     )
-
-
-def _clause(view: LockView, me: Waiting, rank: int, elsewhere: Mapping[str, str]) -> str:
-    for_long = seconds(me.age)
-    match me.state:
-        case "delayed":
-            times = "time" if me.returns == 1 else "times"
-            again = "others pass, and it queues again within a minute"
-            return f"has come back {me.returns} {times}: {again}"
-        case "overdue" | "replaced" | "revoked" | "rejected":
-            return (
-                f"{_VERDICTS[me.state]} after {for_long}; a worker that consumes the queue "
-                f"{me.queue!r} has to end it"
-            )
-        case "leaving":
-            return f"on its way back to the broker's queue {me.queue!r}: it is being drained"
-        case "adrift":
-            return (
-                f"waits for {for_long}; its turn has come, and no live worker consumes the queue "
-                f"{me.queue!r}: start one (celery worker -Q {me.queue})"
-            )
-        case _:
-            return _in_line(view, me, rank, elsewhere)
-
-
-def _in_line(view: LockView, me: Waiting, rank: int, elsewhere: Mapping[str, str]) -> str:
-    for_long = seconds(me.age)
-    if view.paused:
-        return f"waits for {for_long}; {view.name!r} is paused ({view.paused}), {ordinal(rank)}"
-    if not view.holders:
-        return f"waits for {for_long}; {view.name!r} is free, {ordinal(rank)}: a sweep grants it"
-    return f"blocked {for_long} by {named(view.holders, elsewhere)}, {ordinal(rank)}"
-
-
-_VERDICTS = {
-    "overdue": "out of time (lock_wait_timeout)",
-    "replaced": "replaced by a later task",
-    "revoked": "revoked",
-    "rejected": "rejected by its task",
-}
-
-
-def _for_another(holder: Holder) -> str:
-    return f"for another {seconds(holder.expires_in)} (lock_hold_for)"
-
-
-def _on(holder: Holder) -> str:
-    return f" on {worker_name(holder.worker)}" if holder.worker else ""
-
-
-def named(holders: tuple[Holder, ...], elsewhere: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Return who holds, each with what is left of its lease.
-
-    Args:
-        holders: of a lock.
-        elsewhere: for which other lock those wait that only keep this one: by token.
-    """
-    told = []
-    for holder in holders[:NAMED]:
-        other = elsewhere.get(holder.token)
-        kept = "" if other is None else f" (which waits for {other!r})"
-        told.append(f"{short(holder)}{kept}{_lease(holder)}")
-    more = len(holders) - NAMED
-    return "; ".join(told) + (f" and {more} more" if more > 0 else "")
-
-
-def _lease(holder: Holder) -> str:
-    left = seconds(holder.expires_in)
-    if holder.state == HELD_AFTER:
-        return f", which has succeeded; taken {_for_another(holder)}"
-    if not holder.silent:
-        return f", lease {left} left"
-    silence = seconds(holder.silent)
-    return f" (no sign of life for {silence}; if it is dead, free in {left} at the latest)"
-
-
-def short(holder: Holder) -> str:
-    """Return ``settle[3f2a91c0] on worker-2``, printable.
-
-    Without the module, and without what makes ids unique.
-    """
-    if not holder.task_id:  # a client, or one that a test plays
-        return str(holder)
-    return printable(f"{holder.task.rpartition('.')[2]}[{holder.task_id[:8]}]{_on(holder)}")
-
-
-def worker_name(worker: str) -> str:
-    """Return a worker's node name, of its id."""
-    return worker.rpartition("#")[0] or worker
-
-
-def ordinal(rank: int) -> str:
-    """Return ``you are 3rd``; 0 is not in line."""
-    if rank < 1:
-        return "not in line"
-    return "you are next" if rank == 1 else f"you are {nth(rank)}"
-
-
-def seconds(duration: float) -> str:
-    """Return a duration as people say it: ``0.4 s``, ``41 s``, ``7 min 3 s``, ``5 h 2 min``."""
-    if duration < 10:  # noqa: PLR2004  # tenths are told below it
-        return f"{duration:.1f} s"
-    whole = round(duration)
-    for unit, name, below in ((86_400, "d", "h"), (3600, "h", "min"), (60, "min", "s")):
-        if whole >= 2 * unit or (unit > 60 and whole >= unit):  # noqa: PLR2004
-            return f"{whole // unit} {name} {whole % unit // _UNITS[below]} {below}"
-    return f"{whole} s"
-
-
-_UNITS = {"h": 3600, "min": 60, "s": 1}

@@ -6,7 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from celery_singleton_lock.admin.bulk_parked import STEP, Filter, Pace, steps
+from celery_singleton_lock.admin.bulk_parked import Pace
+from celery_singleton_lock.admin.select_parked import STEP, Filter, steps
 from celery_singleton_lock.store.operator.base import Waiting
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from celery_singleton_lock.admin.observe_report import NOTHING, report_lines
-from celery_singleton_lock.core.model import Observations, Observed
+from celery_singleton_lock.core.lock_view import Observations, Observed
 
 TASKS = (
     Observed("app.settle", runs=20, blocked=4, waited=10.0, longest=6.25),
@@ -17,13 +17,20 @@ def test_runs_blocked_and_waits_stand_below_their_headings():
     assert lines == [
         "Of 23 runs 4 would have been blocked.",
         "",
-        "   runs  blocked  would have waited, s: in sum   on average   longest  task",
+        "   runs  blocked  would have waited, s:  total      average   longest  task",
         "     20        4                          10.0          2.5       6.2  app.settle",
         "      3        0                           0.0          0.0       0.0  app.send",
         "",
-        "   runs  blocked  would have waited, s: in sum   on average   longest  lock",
+        "   runs  blocked  would have waited, s:  total      average   longest  lock",
         "               2                           3.0          1.5       2.0  account:0",
     ]
+
+
+def test_what_a_pause_would_have_held_back_is_told():
+    """It says nothing of how the locks are declared."""
+    tasks = (Observed("app.settle", runs=20, blocked=4, paused=3),)
+    first, *_ = report_lines(Observations(tasks))
+    assert first == "Of 20 runs 4 would have been blocked, 3 of them by an operator's pause."
 
 
 def test_where_nothing_blocks_no_lock_is_listed():
@@ -43,5 +50,5 @@ def test_a_long_report_shows_twenty_of_each():
     assert report_lines(Observations(many)).count("… and 5 more") == 1
 
 
-def test_where_nothing_was_observed_it_is_told_how_to_begin():
+def test_an_empty_report_explains_how_to_start():
     assert report_lines(Observations()) == [NOTHING]

@@ -1,4 +1,4 @@
-"""The words in which it is told why a task does not run."""
+"""The sentences that say why a task does not run."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import pytest
 
 from celery_singleton_lock.admin.lock_views import Detail
 from celery_singleton_lock.admin.signs_of_life import silent_for
-from celery_singleton_lock.admin.why import named, ordinal, seconds, short, worker_name
+from celery_singleton_lock.admin.why_sentences import named, ordinal, seconds, short, worker_name
 from celery_singleton_lock.cli.render import detail, lock_rows
-from celery_singleton_lock.core.model import ALIVE, Holder, LockView
+from celery_singleton_lock.core.lock_view import Holder, LockView, WaitsFor
+from celery_singleton_lock.core.model import ALIVE
 from celery_singleton_lock.store.operator.base import Glance
 
 INF = float("inf")
 SETTLE = Holder("token", "shop.orders.settle", "3f2a91c0-58ab", "w2@host#1#7f3a", expires_in=41.0)
 
 
-def test_a_holder_is_told_by_the_last_part_of_its_task_the_start_of_its_id_and_its_worker():
+def test_a_holder_is_shown_by_its_short_task_name_short_id_and_worker():
     """What follows the last ``#`` of a worker's id is no part of its name."""
     assert short(SETTLE) == "settle[3f2a91c0] on w2@host#1"
     assert short(SETTLE._replace(worker="")) == "settle[3f2a91c0]"
@@ -29,7 +30,15 @@ def test_a_holder_is_told_by_the_last_part_of_its_task_the_start_of_its_id_and_i
 )
 def test_messages_that_are_kept_are_counted(bodies, told):
     view = LockView("account:42", waiting=bodies, bodies=bodies)
-    assert f"waiting  {bodies:,} in line; {told} kept" in detail(Detail(view, ()))
+    assert f"waiting  {bodies:,} in the queue; {told} stored" in detail(Detail(view, ()))
+
+
+def test_a_lock_on_a_server_in_quarantine_is_not_shown_as_granted_as_usual():
+    view = LockView("a", waiting=1, waits_for=WaitsFor.REDIS, next_look=7.25)
+    (state,) = [line for line in detail(Detail(view, ())) if line.startswith("state")]
+    assert state == (
+        "state    granted to nobody for 7.2 s: Redis was replaced or restarted (quarantine)"
+    )
 
 
 def test_three_holders_are_named_and_the_others_counted():
@@ -44,7 +53,7 @@ def test_three_holders_are_named_and_the_others_counted():
 @pytest.mark.parametrize(
     ("rank", "told"),
     [
-        (0, "not in line"),
+        (0, "not in the queue"),
         (1, "you are next"),
         *((rank, f"you are {rank}nd") for rank in (2, 22, 102)),
         *((rank, f"you are {rank}rd") for rank in (3, 23, 103)),
@@ -54,7 +63,7 @@ def test_three_holders_are_named_and_the_others_counted():
         (1_212, "you are 1,212th"),
     ],
 )
-def test_a_place_in_line_is_told_as_an_ordinal_number(rank, told):
+def test_a_rank_is_an_ordinal_number(rank, told):
     """Also from 11 to 13, and beyond a hundred."""
     assert ordinal(rank) == told
 
@@ -76,7 +85,7 @@ def test_a_place_in_line_is_told_as_an_ordinal_number(rank, told):
         (180_000, "2 d 2 h"),
     ],
 )
-def test_a_duration_is_told_in_its_two_largest_units(duration, told):
+def test_a_duration_has_its_two_largest_units(duration, told):
     """Tenths below ten seconds; minutes from two on."""
     assert seconds(duration) == told
 
@@ -107,7 +116,7 @@ def test_a_client_gives_no_signs_of_life():
     assert silent_for(RUNS._replace(worker=""), {}) == 0
 
 
-def test_a_silent_holder_is_told_with_the_time_until_which_the_lock_is_free():
+def test_a_silent_holder_is_shown_with_the_time_until_the_lock_is_free():
     """Not as one that runs."""
     silent = RUNS._replace(silent=14.2, expires_in=16.0)
     told = "no sign of life for 14 s; if it is dead, free in 16 s at the latest"
