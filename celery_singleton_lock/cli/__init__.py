@@ -1,7 +1,7 @@
-"""The commands of operators.
+"""The commands for operators.
 
-``celery -A app locks …`` by the entry point ``celery.commands``; ``celery-singleton-lock …`` where
-there is no app.
+``celery -A app locks …`` is registered by the entry point ``celery.commands``.
+``celery-singleton-lock …`` needs no app.
 """
 
 from __future__ import annotations
@@ -15,6 +15,6 @@ from celery_singleton_lock.cli.main import main
 __all__ = ["locks", "main"]
 
 if "celery.worker.control" in sys.modules:
-    # In the program `celery`, which loads us before it looks for the commands of `celery inspect`;
-    # the app may not have made its tasks by then, and so not have told of them.
+    # The program `celery` imports this package before it lists the commands of `celery inspect`.
+    # The app may not have loaded its tasks yet, so they are registered here.
     importlib.import_module("celery_singleton_lock.worker.remote_control")

@@ -10,23 +10,25 @@ from typing import Any, Final, TextIO
 
 import click
 
-from celery_singleton_lock.admin.bulk_parked import (
-    Pace,
-    Tally,
-    count,
-    drain,
-    export,
-    purge,
-    restore,
-)
+from celery_singleton_lock.admin.bulk_parked import Pace, drain, purge
+from celery_singleton_lock.admin.export_parked import export, restore, would_restore
+from celery_singleton_lock.admin.select_parked import Tally, count
 from celery_singleton_lock.cli import render
-from celery_singleton_lock.cli.options import agreed, as_json, chosen, dry, filters, reason
-from celery_singleton_lock.cli.target import Place, with_place
 from celery_singleton_lock.cli.app_context import sent
+from celery_singleton_lock.cli.options import (
+    FiniteRange,
+    agreed,
+    as_json,
+    chosen,
+    dry,
+    filters,
+    reason,
+)
+from celery_singleton_lock.cli.target import Target, with_target
 from celery_singleton_lock.message_text import printable
 
 SEVERAL: Final = "(several locks)"
-"""Stands in an event for the name of a lock."""
+"""Lock name of an event about several locks."""
 
 
 @click.command("purge")
@@ -35,36 +37,36 @@ SEVERAL: Final = "(several locks)"
 @agreed
 @dry
 @as_json
-@with_place
-def purge_command(place: Place, **how: Any) -> None:
-    """Drop parked tasks for good, by lock, task, age, queue or state."""
+@with_target
+def purge_command(target: Target, **how: Any) -> None:
+    """Drop parked tasks permanently, selected by lock, task, age, queue or state."""
     wanted = chosen(how)
     if how["dry_run"] or not how["yes"]:
-        tally = count(place.store, wanted)
+        tally = count(target.store, wanted)
         if how["dry_run"] or not tally.total:
             return tell_tally(tally, "would be dropped", how["machine"])
         locks = f"{len(tally.done):,} lock{'s' * (len(tally.done) > 1)}"
         question = f"Drop {tally.total:,} parked tasks of {locks}? They will not run."
         render.ask(question)
-    by = place.operator("purge", how["why_text"])
-    app = place.app
+    by = target.operator("purge", how["why_text"])
+    app = target.app
     tell = (lambda each: app.tell_dropped(each, by)) if app else None
-    tally = purge(place.store, wanted, by, dropped=tell)
-    place.announce(by, tally.done, "purge")
-    return tell_dropped(place, tally, how["machine"])
+    tally = purge(target.store, wanted, by, dropped=tell)
+    target.announce(by, tally.done, "purge")
+    return tell_dropped(target, tally, how["machine"])
 
 
-def tell_dropped(place: Place, tally: Tally, machine: bool) -> None:
-    """Tell what was dropped, and what became of the results."""
+def tell_dropped(target: Target, tally: Tally, machine: bool) -> None:
+    """Print the dropped tasks by lock, and the number of results that were not stored."""
     tell_tally(tally, "dropped", machine)
-    if place.app is None and tally.total:
-        render.say("Their results were not touched: no app was given.", err=True)
-    elif place.app is not None and place.app.untold:
-        render.say(f"{place.app.untold:,} results could not be stored as REVOKED.", err=True)
+    if target.app is None and tally.total:
+        render.say("No results were stored, since no app was given.", err=True)
+    elif target.app is not None and target.app.untold:
+        render.say(f"{target.app.untold:,} results could not be stored as REVOKED.", err=True)
 
 
 def tell_tally(tally: Tally, done: str, machine: bool) -> None:
-    """Tell how many, of which locks, and what was left."""
+    """Print the number of tasks by lock, and the number of skipped tasks by reason."""
     left = {why_not: number for why_not, number in tally.skipped.items() if number}
     if machine:
         return render.as_json(
@@ -84,41 +86,41 @@ def tell_tally(tally: Tally, done: str, machine: bool) -> None:
 @filters
 @click.option(
     "--rate",
-    type=click.FloatRange(0),
+    type=FiniteRange(0),
     default=100.0,
     show_default=True,
-    help="Messages a second; 0 for no bound.",
+    help="Messages per second; 0 for no limit.",
 )
 @reason
 @agreed
 @dry
 @as_json
-@with_place
-def drain_command(place: Place, rate: float, **how: Any) -> None:
-    """Send parked tasks back to the broker, in their order: before this library is uninstalled.
+@with_target
+def drain_command(target: Target, rate: float, **how: Any) -> None:
+    """Send parked tasks back to the broker, in their order, before this library is uninstalled.
 
-    Workers that still lock park them again: roll out those without locks first.
+    Workers that still have this library park them again: first replace these workers.
     """
-    app = place.need_app("drain")
+    app = target.need_app("drain")
     wanted = chosen(how)
     if how["dry_run"] or not how["yes"]:
-        tally = count(place.store, wanted)
+        tally = count(target.store, wanted)
         if how["dry_run"] or not tally.total:
             return tell_tally(tally, "would be sent to the broker", how["machine"])
         render.ask(f"Send {tally.total:,} parked tasks back to the broker?")
-    by = place.operator("drain", how["why_text"])
+    by = target.operator("drain", how["why_text"])
     with app.publisher() as publisher:
         tally = drain(
-            place.store,
+            target.store,
             wanted,
             by,
             realm=app.realm,
             publish=lambda each: sent(
-                publisher.send_back, each.message, each.queue, each.attempt, each.place
+                publisher.send_back, each.message, each.queue, each.attempt, each.place, each.token
             ),
             pace=Pace(rate),
         )
-    place.announce(by, tally.done, "drain")
+    target.announce(by, tally.done, "drain")
     return tell_tally(tally, "sent to the broker", how["machine"])
 
 
@@ -127,20 +129,20 @@ def drain_command(place: Place, rate: float, **how: Any) -> None:
 @click.option(
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="A file; else standard output.",
+    help="File to create. Default: standard output.",
 )
 @reason
-@with_place
-def export_command(place: Place, output: Path | None, **how: Any) -> None:
-    """Write parked tasks as lines of JSON, with their arguments; takes nothing away."""
+@with_target
+def export_command(target: Target, output: Path | None, **how: Any) -> None:
+    """Write parked tasks as lines of JSON, with their arguments. Changes no task."""
     wanted = chosen(how)
-    by = place.operator("export", how["why_text"])
+    by = target.operator("export", how["why_text"])
     written = 0
     with _opened(output) as file:
-        for line in export(place.store, wanted, by):
+        for line in export(target.store, wanted, by):
             file.write(f"{line}\n")
             written += 1
-    place.announce(
+    target.announce(
         by, {wanted.lock if wanted.exact else SEVERAL: written} if written else {}, "export"
     )
     render.say(f"{written:,} parked tasks written", err=True)
@@ -148,14 +150,14 @@ def export_command(place: Place, output: Path | None, **how: Any) -> None:
 
 @contextmanager
 def _opened(output: Path | None) -> Iterator[TextIO]:
-    """Give a file that only its owner reads: arguments of tasks may be secrets."""
+    """Open a new file that only its owner can read: arguments of tasks may be secret."""
     if output is None:
         yield sys.stdout
         return
     try:
         output.touch(0o600, exist_ok=False)
     except OSError as error:
-        msg = f"{output} cannot be written ({error.strerror}): give a new file"
+        msg = f"{output} cannot be created ({error.strerror}): give a new file"
         raise click.UsageError(msg) from None
     with output.open("w", encoding="utf-8") as file:
         yield file
@@ -163,19 +165,20 @@ def _opened(output: Path | None) -> Iterator[TextIO]:
 
 @click.command("import")
 @click.argument("file", type=click.File(encoding="utf-8"))
-@click.option("--adopt", is_flag=True, help="The app's broker takes the place of theirs.")
-@click.option("--again", is_flag=True, help="Also what was purged or has run; twice is twice.")
+@click.option("--adopt", is_flag=True, help="Assign the tasks to the app's broker.")
+@click.option(
+    "--again", is_flag=True, help="Also park tasks that were purged or have run, at each import."
+)
 @reason
 @dry
 @as_json
-@with_place
-def import_command(place: Place, file: TextIO, **how: Any) -> None:
-    """Park what export wrote, each at its place; twice is once."""
-    realm = place.need_app("--adopt").realm if how["adopt"] else ""
+@with_target
+def import_command(target: Target, file: TextIO, **how: Any) -> None:
+    """Park the tasks that export wrote, at their old places. Importing twice changes nothing."""
+    realm = target.need_app("--adopt").realm if how["adopt"] else ""
     if how["dry_run"]:
-        number = sum(1 for line in file if line.strip())
-        return render.say(f"{number:>9,}  would be parked")
-    by = place.operator("import", how["why_text"])
-    tally = restore(place.store, file, by, realm=realm, again=how["again"])
-    place.announce(by, tally.done, "import")
+        return tell_tally(would_restore(file), "would be parked", how["machine"])
+    by = target.operator("import", how["why_text"])
+    tally = restore(target.store, file, by, realm=realm, again=how["again"])
+    target.announce(by, tally.done, "import")
     return tell_tally(tally, "parked", how["machine"])

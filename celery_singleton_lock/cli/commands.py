@@ -1,7 +1,7 @@
-"""All commands, and the group that Celery takes them from.
+"""All commands, and the group for ``celery locks``.
 
-Exit status: 0 done; 1 not done, or not there; 2 wrong usage; 3 the locks' Redis, or the broker, did
-not answer or refused; 4 (``doctor``) nothing is broken, but something is unknown or wants a look.
+Exit status: 0: done. 1: not done, or not found. 2: wrong usage. 3: the locks' Redis or the broker
+did not answer, or refused a command. 4 (``doctor``): no check failed, but one is unknown or warns.
 """
 
 from __future__ import annotations
@@ -10,10 +10,6 @@ from typing import Final
 
 import click
 
-from celery_singleton_lock.cli.maintenance_commands import doctor, sweep
-from celery_singleton_lock.cli.show_commands import audit, list_command, show, watch_command, why_command
-from celery_singleton_lock.cli.mode_commands import mode, report
-from celery_singleton_lock.cli.options import Commands
 from celery_singleton_lock.cli.bulk_commands import (
     drain_command,
     export_command,
@@ -21,6 +17,16 @@ from celery_singleton_lock.cli.bulk_commands import (
     purge_command,
 )
 from celery_singleton_lock.cli.change_commands import drop, limit, pause, promote, release, resume
+from celery_singleton_lock.cli.maintenance_commands import doctor, sweep
+from celery_singleton_lock.cli.mode_commands import mode, report
+from celery_singleton_lock.cli.options import Commands
+from celery_singleton_lock.cli.show_commands import (
+    audit,
+    list_command,
+    show,
+    watch_command,
+    why_command,
+)
 
 COMMANDS: Final = (
     list_command,
@@ -49,4 +55,4 @@ COMMANDS: Final = (
     cls=Commands, commands=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]}
 )
 def locks() -> None:
-    """See and mend the locks of this app's tasks."""
+    """Show and change the locks of this app's tasks."""

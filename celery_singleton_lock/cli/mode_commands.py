@@ -1,66 +1,90 @@
-"""Commands for modes: report what was observed, and switch."""
+"""Commands for lock modes: report, mode."""
 
 from __future__ import annotations
 
 import click
 
+from celery_singleton_lock.admin.force_release import Refused
 from celery_singleton_lock.admin.observe_report import report_lines
 from celery_singleton_lock.cli import render
 from celery_singleton_lock.cli.options import agreed, as_json, reason
-from celery_singleton_lock.cli.target import Place, with_place
+from celery_singleton_lock.cli.target import Target, with_target
+from celery_singleton_lock.config.limits import MAX_COUNT
 from celery_singleton_lock.core.lock_mode import ALL, MODES
+from celery_singleton_lock.message_text import meant
 
 DECLARED = "declared"
-"""Stands for a mode where the switch is to be taken away."""
+"""Argument that removes a switch."""
 
 OBSERVED = "(report of what was observed)"
-"""Stands in the audit for the name of a lock."""
+"""Lock name of the audit entry."""
 
 
 @click.command()
-@click.option("--limit", "most", type=click.IntRange(1), default=20, show_default=True)
-@click.option("--reset", is_flag=True, help="Begin anew, after this report.")
+@click.option("--limit", "most", type=click.IntRange(1, MAX_COUNT), default=20, show_default=True)
+@click.option("--reset", is_flag=True, help="Delete the observations after this report.")
 @agreed
 @as_json
-@with_place
-def report(place: Place, most: int, *, reset: bool, yes: bool, machine: bool) -> None:
-    """What locks would have blocked, of tasks whose mode is observe."""
-    found = place.store.observed()
+@with_target
+def report(target: Target, most: int, *, reset: bool, yes: bool, machine: bool) -> None:
+    """Show which tasks in mode observe would have been blocked, and how long."""
+    found = target.store.observations()
     if machine:
         render.as_json(found)
     else:
         render.show(report_lines(found, most=most))
     if reset:
         if not yes:
-            render.ask("Forget what was observed so far?")
-        place.store.forget_observed()
-        by = place.operator("reset")
-        place.store.remark(OBSERVED, by)
-        place.announce(by, {OBSERVED: 1}, "reset")
+            render.ask("Delete the observations?")
+        target.store.clear_observations()
+        by = target.operator("reset")
+        target.store.write_audit_entry(OBSERVED, by)
+        target.announce(by, {OBSERVED: 1}, "reset")
 
 
 @click.command()
 @click.argument("mode", required=False, type=click.Choice([*MODES, DECLARED]))
-@click.option("--task", default=ALL, help="Name of one task; else all of them.")
+@click.option("--task", default=ALL, help="Name of one task. Default: all tasks.")
+@click.option("--force", is_flag=True, help="Accept a name that no known locked task has.")
 @reason
 @as_json
-@with_place
-def mode(place: Place, mode: str | None, task: str, *, why_text: str, machine: bool) -> None:
-    """Show the switches; or switch the MODE of all tasks, or of one, while workers run.
+@with_target
+def mode(
+    target: Target, mode: str | None, task: str, *, force: bool, why_text: str, machine: bool
+) -> None:
+    """Show or switch the lock MODE of all tasks, or of one task, while workers run.
 
-    "declared" takes a switch away. The switch for all only relaxes. Workers hear of it within
-    about a second, if the locks' Redis answers; else: celery -A YOUR_APP control lock_mode MODE.
+    "declared" removes a switch. The switch for all tasks can only relax the declared mode. Workers
+    follow within about a second. If the locks' Redis does not answer, use: celery -A YOUR_APP
+    control lock_mode MODE.
     """
     if mode is not None:
-        place.store.switch(task, None if mode == DECLARED else mode)
+        if not force:
+            _refuse_unknown_task(target, task)
+        target.store.switch(task, None if mode == DECLARED else mode)
         shown = f"(all tasks: {mode})" if task == ALL else f"(task {task}: {mode})"
-        by = place.operator("mode", why_text)
-        place.store.remark(shown, by)
-        place.announce(by, {shown: 1}, "mode")
-    switches = dict(place.store.switches())
+        by = target.operator("mode", why_text)
+        target.store.write_audit_entry(shown, by)
+        target.announce(by, {shown: 1}, "mode")
+    switches = dict(target.store.switches())
     if machine:
         return render.as_json(switches)
     if not switches:
-        return render.say("No switch is set: each task has the mode that it declares.")
+        return render.say("No switch is set: each task uses its declared mode.")
     rows = [("all tasks" if name == ALL else name, switches[name]) for name in sorted(switches)]
     return render.show(render.table(("TASK", "MODE"), rows))
+
+
+def _refuse_unknown_task(target: Target, task: str) -> None:
+    """Refuse a name that no locked task has, since a mistyped name would have no effect."""
+    if task == ALL or task in target.store.switches():
+        return
+    known = set(target.store.locked_tasks())
+    if target.app is not None:
+        known |= target.app.extension.declared()
+    if task not in known:
+        msg = (
+            f"no live worker{' and not the app' * (target.app is not None)} has a LockedTask "
+            f"{task!r}.{meant(task, known)} To switch its mode nevertheless: --force"
+        )
+        raise Refused(msg)

@@ -1,26 +1,31 @@
-"""Options that several commands take."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any, Final
 
 import click
 
-from celery_singleton_lock.admin.bulk_parked import Filter
+from celery_singleton_lock.admin.multi_lock_views import WAITS
+from celery_singleton_lock.admin.select_parked import Filter
 
 Command = Callable[..., Any]
 
+STATES: Final = WAITS - {"waiting"}
+"""States of parked tasks."""
+
 LONG: Final = 1000
-"""Characters of a summary; click would cut it where the line ends."""
+"""Largest length of a command's summary in characters. click's default is one line."""
 
 
 class Commands(click.Group):
-    """A group of which the help shows each command's first sentence, wrapped and not cut."""
+    """A command group whose help shows the whole first sentence of each command."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the names of the commands, and what each does."""
+        """Write the name and the summary of each command."""
         rows = [
             (name, self.commands[name].get_short_help_str(LONG)) for name in self.list_commands(ctx)
         ]
@@ -28,31 +33,44 @@ class Commands(click.Group):
             formatter.write_dl(rows)
 
 
+class FiniteRange(click.FloatRange):
+    """A number in a range. click's FloatRange accepts ``nan`` in each range."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number. Fail if it is not a finite number in the range."""
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def duration(text: str) -> float:
-    """Return seconds, of a number with or without a unit: ``90``, ``10m``, ``2h``, ``3d``.
+    """Parse a duration such as ``90``, ``10m``, ``2h`` or ``3d``, and return it in seconds.
 
     Raises:
-        click.BadParameter: it is none.
+        click.BadParameter: the text is not a duration.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text)
     if match is None:
-        msg = f"{text!r}: write 90, 10m, 2h or 3d"
+        msg = f"{text!r} is not a duration: give 90, 10m, 2h or 3d"
         raise click.BadParameter(msg)
     return float(match[1]) * _UNITS[match[2]]
 
 
-as_json = click.option("--json", "machine", is_flag=True, help="One document of JSON.")
-dry = click.option("--dry-run", is_flag=True, help="Count what would be done, and do nothing.")
-agreed = click.option("--yes", is_flag=True, help="Do not ask.")
+as_json = click.option("--json", "machine", is_flag=True, help="Print one JSON document.")
+dry = click.option("--dry-run", is_flag=True, help="Count the tasks, and change nothing.")
+agreed = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 reason = click.option("--why", "why_text", default="", help="Reason, for the audit.")
 lock_name = click.argument("name")
 
 
 def filters(command: Command) -> Command:
-    """Give a command the options by which parked tasks are chosen, as one :class:`Filter`."""
+    """Add the options that select parked tasks to a command; see :func:`chosen`."""
     for option in (
         click.option("--lock", default="", help="Whole name of a lock."),
         click.option("--match", default="", help="Part of a lock's name, or a pattern (*?[)."),
@@ -63,29 +81,30 @@ def filters(command: Command) -> Command:
             type=duration,
             default="0",
             metavar="AGE",
-            help="90, 10m, 2h, 3d.",
+            help="Least time that the task has waited: 90, 10m, 2h, 3d.",
         ),
-        click.option("--queue", default="", help="Queue from which it came."),
-        click.option("--state", default="", help="parked, adrift, overdue, replaced or revoked."),
-        click.option("--all", "everything", is_flag=True, help="All that is parked."),
+        click.option("--queue", default="", help="Broker queue from which the task came."),
+        click.option("--state", type=click.Choice(sorted(STATES)), help="State of the task."),
+        click.option("--all", "everything", is_flag=True, help="All parked tasks."),
     ):
         command = option(command)
     return command
 
 
 def chosen(options: dict[str, Any]) -> Filter:
-    """Return the filter of these options, and take them out.
+    """Remove the filter options from ``options``, and return them as a filter.
 
     Raises:
-        click.UsageError: none is given, which could be a slip.
+        click.UsageError: no filter is given, or both --lock and --match.
     """
     lock, match = options.pop("lock"), options.pop("match")
     rest = {name: options.pop(name) for name in ("task", "older", "queue", "state")}
+    rest["state"] = rest["state"] or ""
     everything = options.pop("everything")
     if lock and match:
         msg = "give --lock or --match, not both"
         raise click.UsageError(msg)
     if not (lock or match or any(rest.values()) or everything):
-        msg = "say which: --lock, --match, --task, --older-than, --queue, --state, or --all"
+        msg = "select the tasks: --lock, --match, --task, --older-than, --queue, --state, or --all"
         raise click.UsageError(msg)
     return Filter(lock=lock or match, exact=bool(lock), **rest)

@@ -1,4 +1,4 @@
-"""Text for people, JSON for programs. The commands print here alone: see :func:`printable`."""
+"""Text and JSON output. Commands print only with this module, which escapes control characters."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from typing import Any, Final
 import click
 
 from celery_singleton_lock.admin.lock_views import Detail
-from celery_singleton_lock.admin.why import named, seconds, short
-from celery_singleton_lock.core.model import Holder
-from celery_singleton_lock.store.operator.base import Glance, Waiting
+from celery_singleton_lock.admin.why_sentences import named, seconds, short
+from celery_singleton_lock.core.lock_view import Holder, LockView, WaitsFor
 from celery_singleton_lock.message_text import number_of, printable
+from celery_singleton_lock.store.operator.base import Glance, Waiting
 
 _GAP: Final = "  "
 
 NARROWEST: Final = 12
-"""Characters of a column that are shown however narrow the terminal is."""
+"""Least width of a column, in characters, on a narrow terminal."""
 
 WIDEST: Final = 60
-"""Signs of a name that a table shows."""
+"""Largest number of characters of a name in a table."""
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print a line, with nothing in it that a terminal would obey."""
+    """Print a line, with control characters escaped."""
     click.echo(printable(text), err=err)
 
 
 def show(lines: Iterable[str]) -> None:
-    """Print lines, likewise."""
+    """Print lines, with control characters escaped."""
     click.echo("\n".join(map(printable, lines)))
 
 
 def ask(question: str) -> None:
-    """Ask a person, likewise.
+    """Ask for confirmation.
 
     Raises:
-        click.Abort: they do not agree.
+        click.Abort: the answer is no.
     """
     click.confirm(printable(question), abort=True, err=True)
 
 
 def as_json(value: Any) -> None:
-    """Print a value as one document of JSON."""
+    """Print a value as one JSON document."""
     click.echo(json.dumps(_plain(value), default=str))
 
 
@@ -58,7 +58,7 @@ def _plain(value: Any) -> Any:
         }
     if hasattr(value, "_asdict"):
         fields = value._asdict()
-        fields.pop("message", None)  # bytes, and somebody's arguments
+        fields.pop("message", None)  # bytes with the arguments of the task
         return {name: _plain(each) for name, each in fields.items()}
     if isinstance(value, dict):
         return {name: _plain(each) for name, each in value.items()}
@@ -68,7 +68,7 @@ def _plain(value: Any) -> Any:
 
 
 def width() -> int | None:
-    """Return the width of the terminal; None if a program reads, which wants whole names."""
+    """Return the width of the terminal; None if the output is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
@@ -78,9 +78,9 @@ def table(
     """Return the lines of a table.
 
     Args:
-        headings: of the columns.
-        rows: their cells.
-        most: characters of a line; None for as many as it takes.
+        headings: one for each column.
+        rows: the cells of each row.
+        most: largest length of a line in characters; None for no limit.
     """
     lines = [tuple(headings), *map(_cells, rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -95,7 +95,7 @@ def table(
 
 
 def _narrowed(widths: Sequence[int], most: int) -> list[int]:
-    """Take from the widest columns what does not fit into a line."""
+    """Shrink the widest columns until a line fits."""
     narrowed = list(widths)
     over = sum(narrowed) + len(_GAP) * (len(narrowed) - 1) - most
     while over > 0 and max(narrowed) > NARROWEST:
@@ -124,11 +124,11 @@ def lock_rows(locks: Iterable[Glance]) -> Iterable[Sequence[object]]:
 
 
 def summary(locks: Sequence[Glance], shown: int) -> str:
-    """Return how many locks there are, and in which states.
+    """Return the number of locks by state.
 
     Args:
-        locks: all that were found.
-        shown: how many of them are in the table.
+        locks: all locks that were found.
+        shown: number of locks in the table.
     """
     counts = {
         "held": sum(lock.held > 0 for lock in locks),
@@ -137,7 +137,7 @@ def summary(locks: Sequence[Glance], shown: int) -> str:
     }
     told = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
     waiting = sum(lock.waiting + lock.adrift for lock in locks)
-    line = f"{number_of(len(locks), 'lock')}{f', {told}' if told else ''}; {waiting:,} in line"
+    line = f"{number_of(len(locks), 'lock')}{f', {told}' if told else ''}; {waiting:,} waiting"
     return line if shown == len(locks) else f"{line}; the first {shown:,} are shown"
 
 
@@ -158,28 +158,36 @@ def _silence(holder: Holder) -> str:
 
 
 def detail(found: Detail) -> list[str]:
-    """Return the lines that tell of one lock in full."""
+    """Return the lines of ``show``."""
     view = found.view
     set_by = ", set by an operator" if view.limit_set else ""
-    waiting = f"{view.waiting:,} in line"
+    waiting = f"{view.waiting:,} in the queue"
     if view.adrift:
         waiting += f", {view.adrift:,} for which no live worker consumes the queue"
-    state = f"PAUSED ({view.paused})" if view.paused else "granted as usual"
     lines = [
         f"lock     {view.name}",
-        f"state    {state}",
+        f"state    {_state(view)}",
         f"limit    {view.limit or 'as its tasks declare'}{set_by}",
         f"fence    {view.fencing_token}",
-        f"waiting  {waiting}; {number_of(view.bodies, 'message')} kept",
+        f"waiting  {waiting}; {number_of(view.bodies, 'message')} stored",
     ]
     for holder in view.holders:
         state = "silent" if holder.silent else holder.state
         state = "kept" if holder.token in found.elsewhere else state
         lines.append(f"holder   {named((holder,), found.elsewhere)}, {state}")
         lines.append(f"token    {holder.token}")
+        if holder.pid:
+            lines.append(f"process  pid {holder.pid} on {holder.host}")
     if found.waiting:
         lines += ["", *table(_WAITING, _line(found.waiting))]
     return lines
+
+
+def _state(view: LockView) -> str:
+    if view.waits_for is WaitsFor.REDIS:
+        left = seconds(view.next_look)
+        return f"granted to nobody for {left}: Redis was replaced or restarted (quarantine)"
+    return f"PAUSED ({view.paused})" if view.paused else "granted as usual"
 
 
 _WAITING: Final = ("RANK", "AGE", "STATE", "TASK", "QUEUE", "TOKEN")
@@ -193,7 +201,7 @@ def _line(waiting: Sequence[Waiting]) -> Iterable[Sequence[object]]:
 
 
 def audit_rows(entries: Iterable[dict[str, Any]]) -> Iterable[Sequence[object]]:
-    """Yield a row for each entry of the audit."""
+    """Yield a row for each audit entry."""
     for entry in entries:
         when = datetime.fromtimestamp(entry["at"], timezone.utc).isoformat(" ", "seconds")
         who = f"{entry.get('who', '?')}@{entry.get('host', '?')} ({entry.get('via', '?')})"

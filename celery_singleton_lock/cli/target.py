@@ -1,4 +1,4 @@
-"""Where a command works: the store, who asks, and the app if there is one."""
+"""The target of a command: the store, the operator, and the app if there is one."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from celery_singleton_lock.cli.app_context import AppSide, BrokerError
+from celery_singleton_lock.config.app_settings import parse_settings
 from celery_singleton_lock.config.limits import PREFIX
 from celery_singleton_lock.config.option_checks import ConfigurationWarning
-from celery_singleton_lock.cli.app_context import AppSide, BrokerError
+from celery_singleton_lock.config.settings import Settings
 from celery_singleton_lock.errors import (
     BackendError,
     ConfigurationError,
     SingletonLockError,
 )
-from celery_singleton_lock.worker.extension import install
-from celery_singleton_lock.config.settings import Settings, parse_settings
-from celery_singleton_lock.store.operator.base import Operator
+from celery_singleton_lock.message_text import is_encodable, printable
 from celery_singleton_lock.store.connect import is_elsewhere
 from celery_singleton_lock.store.factory import open_admin_store
+from celery_singleton_lock.store.operator.base import Operator
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
-from celery_singleton_lock.message_text import printable
+from celery_singleton_lock.worker.install import install
 
 PATIENCE: Final = 5.0
-"""Seconds within which Redis must answer a person."""
+"""Seconds to wait for a reply of Redis."""
 
 REFUSED: Final = 1
-"""Exit status: what was asked for was not done, or is not there."""
+"""Exit status: not done, or not found."""
 
 UNREACHABLE: Final = 3
-"""Exit status: the locks' Redis, or the broker, did not answer, or refused."""
+"""Exit status: the locks' Redis or the broker did not answer, or refused a command."""
 
 NAMED: Final = 20
-"""Most locks that the events of one operation name."""
+"""Largest number of locks that the events of one operation name."""
 
 UNSURE: Final = 4
-"""Exit status of ``doctor``: nothing is broken, but something is unknown, or wants a look."""
-
+"""Exit status of ``doctor``: no check failed, but one is unknown or warns."""
 
 _AS_OPTIONS: Final = {
     rf'Set {PREFIX}backend_options = \{{"(\w+)": "(\w+)"\}}': r"Give --option \1=\2",
@@ -54,29 +54,29 @@ _AS_OPTIONS: Final = {
     rf"{PREFIX}backend_options": "--option",
     rf"{PREFIX}(backend|prefix)": r"--\1",
 }
-"""What settings are called where there are none, in this order."""
+"""Names of settings -> names of command line options, applied in this order."""
 
 
 class NotDone(click.ClickException):
-    """What was asked for was not done."""
+    """The command was not done. Exit status 1."""
 
     exit_code = REFUSED
 
 
 class NoAnswer(click.ClickException):
-    """Redis, or the broker, did not answer, or refused."""
+    """Redis or the broker did not answer, or refused a command. Exit status 3."""
 
     exit_code = UNREACHABLE
 
 
 @dataclass
-class Place:
-    """What a command is given.
+class Target:
+    """The target of a command.
 
     Args:
-        settings: where the locks live.
-        source: where its address was given.
-        app: what the app knows; None without one.
+        settings: the settings, with the address of the locks' Redis.
+        source: name of the setting or option that gave the address.
+        app: the app; None if there is none.
     """
 
     settings: Settings
@@ -86,26 +86,27 @@ class Place:
 
     @property
     def store(self) -> RedisAdminStore:
-        """The store; made when it is first used.
+        """The store of the locks. The first access creates it.
 
         Raises:
-            ConfigurationError: the locks are in the memory of another process.
+            ConfigurationError: no address is known, or the locks are in the memory of another
+                process.
         """
         if self._store is None:
             settings = self.settings
             if settings.backend is None:
                 msg = (
-                    f"It is not known which Redis has the locks: {settings.backend_source}. Give "
-                    "the app (celery -A YOUR_APP locks …), set singleton_lock_backend in it, or "
-                    "give the URL (celery-singleton-lock --backend URL …)."
+                    f"The locks' Redis is not known: {settings.backend_source}. Give the app "
+                    "(celery -A YOUR_APP locks …), set singleton_lock_backend in it, or give the "
+                    "URL (celery-singleton-lock --backend URL …)."
                 )
                 raise ConfigurationError(msg)
             address = settings.address()
             if is_elsewhere(address):
                 msg = (
-                    f"{self.source} is {address!s}: these locks live in the memory of the process "
-                    "that uses them, a test's, and no other can see them. Ask in the test: the "
-                    "fixture singleton_locks shows who holds and waits."
+                    f"{self.source} is {address!s}: these locks are in the memory of a test's "
+                    "process, and no other process can see them. Use the fixture singleton_locks "
+                    "in that test: it shows holders and waiters."
                 )
                 raise ConfigurationError(msg)
             self._store = open_admin_store(
@@ -113,12 +114,12 @@ class Place:
                 settings.backend_options,
                 settings.prefix,
                 patience=PATIENCE,
-                quarantine=settings.quarantine,
+                quarantine=settings.quarantine or None,  # a URL does not tell it
             )
         return self._store
 
     def witness(self) -> AppSide | None:
-        """Return the app's side, if there is one, with the queues that live workers consume."""
+        """Return the app, if there is one, with the broker queues that live workers consume."""
         app = self.app
         if app is not None:
             app.consumed = lambda: {
@@ -130,18 +131,18 @@ class Place:
         return app
 
     def close(self) -> None:
-        """Close what was opened."""
+        """Close the store."""
         if self._store is not None:
             self._store.hang_up()
 
     def operator(self, action: str = "", why: str = "") -> Operator:
-        """Return who asks."""
+        """Return the operator of this command, for the audit."""
         return Operator(login(), socket.gethostname(), "cli", why, action)
 
     def announce(self, by: Operator, done: Mapping[str, int], action: str) -> None:
-        """Send the events of what was done, where there is an app: one for each lock.
+        """Send one event ``lock-admin`` for each lock, if there is an app.
 
-        Of many locks the first twenty are named, as in the audit.
+        If there are more than twenty, only the first twenty are named, as in the audit.
         """
         if self.app is None:
             return
@@ -153,10 +154,10 @@ class Place:
             self.app.announce(by, name, action, number)
 
     def need_app(self, what: str) -> AppSide:
-        """Return the app's side.
+        """Return the app.
 
         Raises:
-            click.UsageError: there is no app.
+            click.UsageError: there is none.
         """
         if self.app is None:
             msg = f"{what} needs the app: celery -A YOUR_APP locks …"
@@ -164,79 +165,79 @@ class Place:
         return self.app
 
     @contextmanager
-    def errors_told(self) -> Iterator[None]:
-        """Show our errors as one line that says where, and with the status that scripts go by."""
+    def errors_as_lines(self) -> Iterator[None]:
+        """Raise this package's errors as click's errors of one line, with the exit status."""
         try:
-            with told():
+            with package_errors_as_lines():
                 yield
         except BackendError as error:
-            hint = " Check that it runs, and its address." * ("did not answer" in str(error))
+            hint = " Check the address, and that Redis runs." * ("did not answer" in str(error))
             where = f"{self.source} is {self.settings.address()}"
             raise NoAnswer(_line(f"{where}: {error}{hint}")) from None
 
 
 def login() -> str:
-    """Return who is logged in; who became root by sudo, as who they were."""
+    """Return the login name; under sudo, the name of the user who called it."""
     try:
         return os.environ.get("SUDO_USER") or getpass.getuser()
     except (KeyError, OSError):  # a container without an entry for this user
         return f"uid {os.getuid()}"
 
 
-def of_app(app: Any) -> Place:
-    """Return the place of an app.
+def of_app(app: Any) -> Target:
+    """Return the target of a command with an app.
 
     Raises:
-        ConfigurationError: a setting is wrong.
+        ConfigurationError: a setting is invalid.
     """
     extension = install(app)
     settings = extension.settings
-    return Place(settings, settings.backend_source, AppSide(app, extension))
+    return Target(settings, settings.backend_source, AppSide(app, extension))
 
 
-def of_url(url: str, prefix: str, options: Mapping[str, str]) -> Place:
-    """Return the place of a URL.
+def of_url(url: str, prefix: str, options: Mapping[str, str]) -> Target:
+    """Return the target of a command with a URL.
 
     Raises:
-        click.UsageError: it cannot be used, or an option cannot.
+        click.UsageError: the URL, the prefix or an option is invalid.
     """
-    with told_as_options():
-        place = _of_url(url, prefix, options)
-        if not place.settings.in_memory:  # of which is said later where they are
-            _ = place.store  # its options are looked at; nothing is sent yet
-        return place
+    with setting_errors_as_usage():
+        target = _of_url(url, prefix, options)
+        if not target.settings.in_memory:  # Target.store refuses that later, with the address
+            _ = target.store  # checks the options; sends nothing
+        return target
 
 
-def _of_url(url: str, prefix: str, options: Mapping[str, str]) -> Place:
+def _of_url(url: str, prefix: str, options: Mapping[str, str]) -> Target:
     given: dict[str, Any] = {
         "singleton_lock_backend": url,
         "singleton_lock_prefix": prefix,
         "singleton_lock_backend_options": dict(options),
     }
-    return Place(parse_settings(given.get), "--backend")
+    return Target(parse_settings(given.get), "--backend")
 
 
 @contextmanager
-def told_as_options() -> Iterator[None]:
-    """Show an error of a setting as wrong usage of the option in which its value was given."""
+def setting_errors_as_usage() -> Iterator[None]:
+    """Raise an invalid setting as a usage error of the command line option."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", ConfigurationWarning)
             yield
     except (ConfigurationError, ConfigurationWarning) as error:
-        raise click.UsageError(_line(_spelled(str(error)))) from None
+        raise click.UsageError(_line(_with_option_names(str(error)))) from None
 
 
-def _spelled(text: str) -> str:
-    """Return a sentence on settings as one on options."""
+def _with_option_names(text: str) -> str:
+    """Replace names of settings by names of command line options."""
     for setting, option in _AS_OPTIONS.items():
         text = re.sub(setting, option, text)
     return text
 
 
 @contextmanager
-def told() -> Iterator[None]:
-    """Show errors that are no outage as one line; an outage of the broker, too."""
+def package_errors_as_lines() -> Iterator[None]:
+    """Raise errors of this package as click's errors of one line, except BackendError."""
     try:
         yield
     except BackendError:
@@ -254,22 +255,43 @@ def _line(text: str) -> str:
 R = TypeVar("R")
 
 
-def with_place(command: Callable[..., R]) -> Callable[..., R]:
-    """Give a command its :class:`Place` first, and show its errors in one line."""
+def with_target(command: Callable[..., R]) -> Callable[..., R]:
+    """Pass a :class:`Target` to a command as first argument, and print its errors as one line."""
 
     @click.pass_context
     @wraps(command)
     def run(context: click.Context, /, *args: Any, **kwargs: Any) -> R:
-        with told():
-            place = place_of(context)
-        context.call_on_close(place.close)
-        with place.errors_told():
-            return command(place, *args, **kwargs)
+        refuse_undecodable(context)
+        with package_errors_as_lines():
+            target = target_of(context)
+        context.call_on_close(target.close)
+        with target.errors_as_lines():
+            return command(target, *args, **kwargs)
 
     return run
 
 
-def place_of(context: click.Context) -> Place:
-    """Return the place of an invocation: our own group has made it; Celery's carries the app."""
-    found = context.find_object(Place)
+def refuse_undecodable(context: click.Context) -> None:
+    """Refuse arguments that are not valid UTF-8.
+
+    Raises:
+        click.UsageError: an argument is not valid UTF-8.
+    """
+    for name, given in context.params.items():
+        for each in given if isinstance(given, tuple) else (given,):
+            if isinstance(each, str) and not is_encodable(each):
+                msg = f"{name} is not valid UTF-8: {printable(each, LONGEST_SHOWN)}"
+                raise click.UsageError(msg)
+
+
+LONGEST_SHOWN: Final = 200
+"""Largest number of characters of an invalid argument in an error text."""
+
+
+def target_of(context: click.Context) -> Target:
+    """Return the target of an invocation.
+
+    ``celery-singleton-lock`` has put it into the context. ``celery`` has put the app there.
+    """
+    found = context.find_object(Target)
     return of_app(context.find_root().obj.app) if found is None else found

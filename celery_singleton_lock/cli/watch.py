@@ -1,4 +1,4 @@
-"""Locks as they change: in place with rich, line by line without it or in a pipe."""
+"""Show a text repeatedly: in place if rich is installed, else one below the other."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from celery_singleton_lock.message_text import printable
 
 
 def watch(look: Callable[[], str], interval: float, times: int | None) -> None:
-    """Show what ``look`` returns, again and again; an outage of Redis is shown, and outlived.
+    """Show the result of ``look`` repeatedly. If Redis does not answer, show the error.
 
     Args:
         look: returns the text to show.
-        interval: seconds between two looks.
-        times: how often; None until Ctrl-C.
+        interval: seconds between two refreshes.
+        times: number of refreshes; None: until Ctrl-C.
     """
     shown = 0
     with suppress(KeyboardInterrupt), _screen() as show:

@@ -10,7 +10,7 @@ import pytest
 from celery_singleton_lock.cli.commands import COMMANDS
 from celery_singleton_lock.cli.main import main
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 PAGES = {page: (DOCS / page).read_text(encoding="utf-8") for page in ("cli.md", "runbook.md")}
 NAMES = {command.name for command in COMMANDS}
 OPTIONS = {
@@ -36,7 +36,7 @@ def test_pages_name_commands_and_options_that_there_are(page):
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
-def test_every_command_says_what_it_does(command):
+def test_every_command_has_a_help_text(command):
     assert command.help
     for parameter in command.params:
         assert parameter.name

@@ -16,7 +16,7 @@ SENTINEL = "sentinel://localhost:1"
 
 
 def said(url, *options):
-    """What is said of wrong usage, which is told by the exit status."""
+    """Return the error text of wrong usage, and check the exit status."""
     given = [each for option in options for each in ("--option", option)]
     ran = CliRunner().invoke(main, ["--backend", url, *given, "list"])
     assert ran.exit_code == 2, ran.output
@@ -28,15 +28,19 @@ def said(url, *options):
     [
         (NOBODY, "socket_timeout=abc", "--option socket_timeout is 'abc': it must be a number"),
         (NOBODY, "socket_timout=1", "--option has 'socket_timout', which redis-py does not take"),
+        (NOBODY, "db=5", "--option has 'db', which has no effect: the URL of the locks has it"),
+        (NOBODY, "retry=3", "--option retry is '3': it must be an object as redis-py takes it"),
+        (f"{NOBODY}?socket_timeout=soon", "client_name=me", "Invalid value for 'socket_timeout'"),
+        (f"{NOBODY}?auth=s3cret", "client_name=me", "?auth=***': its option 'auth' is unknown"),
         (NOBODY, "master_name=m", "--option has 'master_name', which has no effect"),
         (SENTINEL, "master_nam=m", "did you mean 'master_name'?"),
         (SENTINEL, "client_name=me", "Give --option master_name=mymaster"),
         ("redis://localhost:17x/0", "client_name=me", "--backend is 'redis://***': its port is"),
-        ("amqp://localhost", "client_name=me", "--backend is 'amqp://localhost': locks live in"),
+        ("amqp://localhost", "client_name=me", "--backend is 'amqp://localhost': locks need a"),
     ],
 )
 def test_what_cannot_be_used_is_wrong_usage_of_an_option_of_the_command_line(url, option, says):
-    """Settings have other names, which nobody wrote here."""
+    """The names of settings were not used on this command line."""
     told = said(url, option)
     assert says in told
     assert "singleton_lock_" not in told
@@ -57,8 +61,8 @@ def test_a_number_on_the_command_line_is_read_as_one():
     assert "did not answer (ConnectionError: Connection refused)" in ran.output
 
 
-def test_without_an_app_it_is_said_how_to_give_one():
-    """And not that there are locked tasks, of which nothing is known."""
+def test_without_an_app_the_error_says_how_to_give_one():
+    """It does not say that there are locked tasks, since it cannot know."""
     with Celery(set_as_current=False) as app:
         app.conf.broker_url = "memory://"
         ran = CliRunner().invoke(locks, ["list"], obj=SimpleNamespace(app=app))
@@ -88,3 +92,17 @@ def test_the_widest_columns_of_a_table_give_way(most, shown):
     cells = [["a" * 8, "b" * 40, "c" * 60]]
     _, line = render.table(("A", "B", "C"), cells, most)
     assert [len(cell) for cell in line.split("  ")] == shown
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "0", "-1"])
+def test_watch_refuses_an_interval_that_it_cannot_wait_for(value):
+    ran = CliRunner().invoke(main, ["--backend", NOBODY, "watch", "--interval", value])
+    assert ran.exit_code == 2
+    assert "Invalid value for '--interval'" in ran.output
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-1"])
+def test_drain_refuses_a_rate_that_it_cannot_keep(value):
+    ran = CliRunner().invoke(main, ["--backend", NOBODY, "drain", "--rate", value, "--all"])
+    assert ran.exit_code == 2
+    assert "Invalid value for '--rate'" in ran.output
