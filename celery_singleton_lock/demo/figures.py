@@ -1,4 +1,4 @@
-"""What came of a run: stock against orders, overlaps, losses, recoveries (pure)."""
+"""The figures of a run: sales, overlaps, lost orders, recovery after kills."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from celery_singleton_lock.demo.workload import STOCK, Order
 from celery_singleton_lock.demo.history import History, Hold
+from celery_singleton_lock.demo.workload import STOCK, Order
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +17,8 @@ class Recovery:
     """Seconds from a kill to the next start on the same product.
 
     Args:
-        median: over all kills.
-        longest: of all kills.
+        median: median of all kills.
+        longest: longest of all kills.
     """
 
     median: float
@@ -30,17 +30,17 @@ class Figures:
     """The figures of one run.
 
     Args:
-        orders: published.
-        units_sold: by the orders that were recorded.
-        stock_left: on the shelves at the end.
-        oversold: units sold that were not there.
-        mismatch: units by which stock and orders disagree.
-        overlaps: tasks that began while another of the same product was at work.
-        out_of_order: tasks whose fencing token is not above those of earlier ones.
-        lost: orders that never reached a final state.
-        kills: processes killed in mid-task.
-        recovery: after these kills; None without any.
-        seconds: the run took.
+        orders: published orders.
+        units_sold: units in the recorded orders.
+        stock_left: units in stock at the end.
+        oversold: units sold that were not in stock.
+        mismatch: units by which stock and recorded orders differ.
+        overlaps: tasks that started while another task of the same product ran.
+        out_of_order: tasks whose fencing token is not greater than those of earlier tasks.
+        lost: orders that did not reach a final state.
+        kills: killed processes.
+        recovery: time until the next task after a kill; None without kills.
+        seconds: duration of the run.
     """
 
     orders: int
@@ -57,12 +57,12 @@ class Figures:
 
     @property
     def is_exact(self) -> bool:
-        """Whether a run with locks is what was promised."""
+        """Whether a run with locks has no error."""
         wrong = (self.oversold, self.mismatch, self.overlaps, self.out_of_order, self.lost)
         return not any(wrong) and (self.kills == 0 or self.recovery is not None)
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain values, without what does not apply."""
+        """Return the values for JSON, without those that do not apply."""
         values = asdict(self)
         values["seconds"] = round(self.seconds, 2)
         del values["recovery"]
@@ -74,21 +74,21 @@ class Figures:
         return values
 
 
-def judge(
+def figures_of(
     orders: Iterable[Order],
     served: Mapping[int, int],
     left: Mapping[str, int],
     history: History,
     seconds: float,
 ) -> Figures:
-    """Judge a run.
+    """Return the figures of a run.
 
     Args:
-        orders: what was published.
-        served: order -> units sold, as the shop has recorded.
-        left: product -> units on the shelf.
-        history: who worked on what, and when.
-        seconds: the run took.
+        orders: the published orders.
+        served: order -> units sold, as recorded by the shop.
+        left: product -> units in stock.
+        history: the task runs.
+        seconds: duration of the run.
     """
     published = list(orders)
     sold = dict.fromkeys(STOCK, 0)
@@ -112,10 +112,10 @@ def judge(
 
 
 def overlapping(lane: Iterable[Hold]) -> Iterator[tuple[float, float]]:
-    """Yield for each hold that began before an earlier one's end the time they had in common.
+    """Yield the start and end of each overlap with an earlier task.
 
     Args:
-        lane: the holds of one product, in order of start.
+        lane: the task runs of one product, in order of start.
     """
     busy_until = -math.inf
     for hold in lane:
@@ -126,7 +126,7 @@ def overlapping(lane: Iterable[Hold]) -> Iterator[tuple[float, float]]:
 
 
 def count_inversions(lane: Iterable[Hold]) -> int:
-    """Return how many holds have a fencing token not above all earlier ones; 0 without locks."""
+    """Count the tasks whose fencing token is not greater than all earlier ones; 0 without locks."""
     count, highest = 0, 0
     for hold in lane:
         count += bool(hold.fence) and hold.fence <= highest
@@ -135,7 +135,7 @@ def count_inversions(lane: Iterable[Hold]) -> int:
 
 
 def recovery_of(history: History) -> Recovery | None:
-    """Return how long products stood still after kills; None if one still does, or none did."""
+    """Return the times from kills to the next tasks; None without kills, or if one has none."""
     times = [kill.recovery for kill in history.kills]
     known = [time for time in times if time is not None]
     if not known or len(known) < len(times):

@@ -1,4 +1,4 @@
-"""Who held which product, from when to when: the marks of the tasks, put together."""
+"""A record of which task worked on which product, and when, from the tasks' events."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 @dataclass(slots=True)
 class Hold:
-    """One task at work.
+    """One run of a task.
 
     Args:
-        product: on what.
-        order: for which order.
-        pid: in which process.
-        fence: with which fencing token; 0 without a lock.
-        start: when it began, in seconds of the machine's clock.
-        end: when it ended, or was killed; None while it works.
-        killed: whether it was killed.
+        product: product of the order.
+        order: number of the order.
+        pid: process id.
+        fence: fencing token; 0 without a lock.
+        start: monotonic time of its start.
+        end: monotonic time of its end; None while it runs.
+        killed: whether its process was killed.
     """
 
     product: str
@@ -32,12 +32,12 @@ class Hold:
 
 @dataclass(slots=True)
 class Kill:
-    """One process killed in mid-task.
+    """A process killed while it ran a task.
 
     Args:
-        hold: what it was doing.
-        at: when.
-        next_start: when the next task of that product began; None before.
+        hold: the task.
+        at: monotonic time of the kill.
+        next_start: monotonic time at which the next task of that product started; None before that.
     """
 
     hold: Hold
@@ -46,48 +46,48 @@ class Kill:
 
     @property
     def recovery(self) -> float | None:
-        """Seconds until the next task of that product began."""
+        """Seconds until the next task of that product started."""
         return None if self.next_start is None else self.next_start - self.at
 
 
 @dataclass
 class History:
-    """All holds and kills of a run, fed with marks."""
+    """All task runs and kills of a run."""
 
     holds: list[Hold] = field(default_factory=list)
     kills: list[Kill] = field(default_factory=list)
-    at_work: dict[int, Hold] = field(default_factory=dict)
-    """By process."""
+    running: dict[int, Hold] = field(default_factory=dict)
+    """Process id -> the task that it runs."""
 
-    def add(self, marks: Iterable[list[Any]]) -> int:
-        """Take in new marks; return how many there were."""
+    def add(self, events: Iterable[list[Any]]) -> int:
+        """Add new events of tasks; return their number."""
         count = 0
-        for kind, at, pid, order, product, fence in marks:
+        for kind, at, pid, order, product, fence in events:
             count += 1
             if kind == "start":
                 self._begin(Hold(product, order, pid, fence, at))
             else:
-                self.at_work.pop(pid).end = at
+                self.running.pop(pid).end = at
         return count
 
     def kill(self, pid: int, at: float) -> Kill:
-        """Note that a process was killed at its work."""
-        hold = self.at_work.pop(pid)
+        """Record that a process was killed."""
+        hold = self.running.pop(pid)
         hold.end, hold.killed = at, True
         kill = Kill(hold, at)
         self.kills.append(kill)
         return kill
 
     def finished(self) -> set[int]:
-        """Return the orders of which a task has ended by itself."""
+        """Return the orders whose task has ended without a kill."""
         return {hold.order for hold in self.holds if hold.end is not None and not hold.killed}
 
     def holding(self, product: str) -> list[Hold]:
-        """Return who works on a product now."""
-        return [hold for hold in self.at_work.values() if hold.product == product]
+        """Return the tasks that work on a product now."""
+        return [hold for hold in self.running.values() if hold.product == product]
 
     def lanes(self) -> dict[str, list[Hold]]:
-        """Return the holds of each product, in order of start."""
+        """Return the task runs of each product, in order of start."""
         lanes: dict[str, list[Hold]] = {}
         for hold in sorted(self.holds, key=lambda hold: hold.start):
             lanes.setdefault(hold.product, []).append(hold)
@@ -95,7 +95,7 @@ class History:
 
     def _begin(self, hold: Hold) -> None:
         self.holds.append(hold)
-        self.at_work[hold.pid] = hold
+        self.running[hold.pid] = hold
         for kill in self.kills:
             if kill.next_start is None and kill.hold.product == hold.product:
                 kill.next_start = hold.start

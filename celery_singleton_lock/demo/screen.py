@@ -1,8 +1,4 @@
-# it talks to a person at a terminal, now and then
-"""Shows a run while it is played, and the three runs at the end.
-
-Only this file needs ``rich``.
-"""
+"""Shows a run in progress, and the table of the three runs. Only this module needs ``rich``."""
 
 from __future__ import annotations
 
@@ -17,13 +13,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from celery_singleton_lock.demo.workload import STOCK
-from celery_singleton_lock.demo.history import Hold, Kill
-from celery_singleton_lock.demo.shop import LOCK_KEY
-from celery_singleton_lock.demo.worker import Run
+from celery_singleton_lock.core.lock_view import LockView
 from celery_singleton_lock.demo.figures import Figures
+from celery_singleton_lock.demo.history import Hold, Kill
+from celery_singleton_lock.demo.run import Run
+from celery_singleton_lock.demo.shop import LOCK_KEY
+from celery_singleton_lock.demo.workload import STOCK
 from celery_singleton_lock.errors import SingletonLockError
-from celery_singleton_lock.core.model import LockView
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -33,11 +29,11 @@ LINE: Final = 2.0
 BAR: Final = 24
 
 Inspect = Callable[[str], LockView]
-"""Asks the lock's Redis: ``RedisStore.inspect``."""
+"""Reads a lock: ``RedisStore.inspect``."""
 
 
 def views(inspect: Inspect) -> dict[str, LockView]:
-    """Return the lock of each product as it stands; nothing while Redis does not answer."""
+    """Return the lock of each product; nothing if Redis does not answer."""
     try:
         return {product: inspect(LOCK_KEY.format(product=product)) for product in STOCK}
     except SingletonLockError:
@@ -48,53 +44,53 @@ def views(inspect: Inspect) -> dict[str, LockView]:
 
 
 class Lines:
-    """For a pipe or a log: a line now and then.
+    """Prints lines, for a pipe or a log.
 
     Args:
-        inspect: asks the lock's Redis.
+        inspect: reads a lock.
     """
 
     def __init__(self, inspect: Inspect) -> None:
-        """Say nothing yet."""
+        """Create it. Nothing is printed yet."""
         self._inspect = inspect
         self._next = 0.0
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
 
     def __enter__(self) -> Self:
-        """Need no preparation."""
+        """Return itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave nothing to restore."""
+        """Do nothing."""
 
     def say(self, text: str) -> None:
         """Print a line."""
         print(text, flush=True)
 
     def begin(self, run: Run) -> None:
-        """Announce a run."""
+        """Print the title of a run."""
         self._next = time.monotonic() + LINE
-        self.say(f"\n{run.scene.title}")
+        self.say(f"\n{run.variant.title}")
 
     def watch(self, run: Run) -> None:
-        """Print the kills as they are mended, and how it stands."""
+        """Print each kill once the next task has started, and the state every two seconds."""
         for kill in run.history.kills:
-            if kill.recovery is not None and id(kill) not in self._told:
-                self._told.add(id(kill))
-                self.say(f"  {told(kill)}")
+            if kill.recovery is not None and id(kill) not in self._reported:
+                self._reported.add(id(kill))
+                self.say(f"  {kill_text(kill)}")
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + LINE
-            self.say(f"  {run.seconds:4.1f} s  {self._standing(run)}")
+            self.say(f"  {run.seconds:4.1f} s  {self._state(run)}")
 
     def end(self, run: Run, figures: Figures) -> None:
-        """Print what came of it."""
+        """Print the result."""
         self.watch(run)
         self.say(f"  {figures.seconds:4.1f} s  {summary(figures)}")
 
-    def _standing(self, run: Run) -> str:
+    def _state(self, run: Run) -> str:
         served = f"{len(run.history.finished())} of {len(run.orders)} orders served"
-        if not run.scene.is_locked:
-            return f"{served}, {len(run.history.at_work)} at work"
+        if not run.variant.is_locked:
+            return f"{served}, {len(run.history.running)} running"
         locks = views(self._inspect)
         held = sum(len(lock.holders) for lock in locks.values())
         waiting = {product: lock.waiting for product, lock in locks.items() if lock.waiting}
@@ -106,14 +102,14 @@ class Lines:
 
 
 class Screen(Lines):
-    """For a terminal: the shelves, who holds, who waits, and the kills, several times a second.
+    """A live table for a terminal: sales, holders, waiters and kills.
 
     Args:
-        inspect: asks the lock's Redis.
+        inspect: reads a lock.
     """
 
     def __init__(self, inspect: Inspect) -> None:
-        """Take the whole width."""
+        """Create it. :meth:`__enter__` starts the display."""
         super().__init__(inspect)
         self._console = Console(highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
@@ -124,61 +120,61 @@ class Screen(Lines):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give the terminal back."""
+        """Restore the terminal."""
         self._live.stop()
 
     def say(self, text: str) -> None:
-        """Print a line above the picture."""
+        """Print a line above the table."""
         self._console.print(text, markup=False)
 
     def begin(self, run: Run) -> None:
-        """Draw at once."""
+        """Draw the table at once."""
         self._next = 0.0
         self.watch(run)
 
     def watch(self, run: Run) -> None:
-        """Draw a new frame, if it is time."""
+        """Redraw the table if the last frame is old enough."""
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + FRAME
             self._live.update(self._frame(run), refresh=True)
 
     def end(self, run: Run, figures: Figures) -> None:
-        """Leave a line for the run."""
+        """Replace the table by one line with the result."""
         self._live.update(Text(), refresh=True)
-        self.say(f"{run.scene.title}\n   {figures.seconds:4.1f} s  {summary(figures)}")
+        self.say(f"{run.variant.title}\n   {figures.seconds:4.1f} s  {summary(figures)}")
 
     def _frame(self, run: Run) -> RenderableType:
-        parts: list[RenderableType] = [self._shelves(run)]
-        if run.scene.kills:
+        parts: list[RenderableType] = [self._products(run)]
+        if run.variant.kills:
             parts.append(_kills(run.history.kills))
         done = f"{len(run.history.finished())} of {len(run.orders)} orders · {run.seconds:.1f} s"
-        return Panel(Group(*parts), title=run.scene.title, subtitle=done, border_style="cyan")
+        return Panel(Group(*parts), title=run.variant.title, subtitle=done, border_style="cyan")
 
-    def _shelves(self, run: Run) -> Table:
+    def _products(self, run: Run) -> Table:
         table = Table(box=None, expand=True, padding=(0, 1))
-        for heading in ("product", "sold", "", "who holds it", "waiting"):
+        for heading in ("product", "sold", "", "held by", "waiting"):
             right = heading in ("sold", "waiting")
             table.add_column(heading, justify="right" if right else "left", no_wrap=True)
         sold = run.shop.sold()
-        locks = views(self._inspect) if run.scene.is_locked else {}
+        locks = views(self._inspect) if run.variant.is_locked else {}
         for product in STOCK:
-            table.add_row(*_shelf(run, product, sold.get(product, 0), locks.get(product)))
+            table.add_row(*_product_row(run, product, sold.get(product, 0), locks.get(product)))
         return table
 
 
-def _shelf(run: Run, product: str, sold: int, lock: LockView | None) -> list[RenderableType]:
+def _product_row(run: Run, product: str, sold: int, lock: LockView | None) -> list[RenderableType]:
     stock = STOCK[product]
     style = "red" if sold > stock else "green" if sold == stock else "cyan"
     return [
         product,
         Text(f"{sold}/{stock}", style=style),
         ProgressBar(stock, min(sold, stock), BAR, complete_style=style, finished_style=style),
-        _at_work(run.history.holding(product)) if lock is None else _holders(lock, run),
+        _running(run.history.holding(product)) if lock is None else _holders(lock, run),
         "" if lock is None else f"{lock.waiting} parked",
     ]
 
 
-def _at_work(holds: Iterable[Hold]) -> Text:
+def _running(holds: Iterable[Hold]) -> Text:
     pids = [str(hold.pid) for hold in holds]
     crowded = len(pids) > 1
     text = f"{len(pids)} at once: {' '.join(pids)}" if crowded else " ".join(pids)
@@ -186,39 +182,39 @@ def _at_work(holds: Iterable[Hold]) -> Text:
 
 
 def _holders(lock: LockView, run: Run) -> Text:
-    """Show who holds by the lock's Redis, and which order it is by the task's mark."""
+    """Return the holders from Redis, with the orders from the tasks' events."""
     names = []
     for holder in lock.holders:
-        hold = run.history.at_work.get(holder.pid)
+        hold = run.history.running.get(holder.pid)
         order = f", order {hold.order}" if hold else ""
-        names.append(f"process {holder.pid}{order}" if holder.pid else "granted, on its way")
+        names.append(f"process {holder.pid}{order}" if holder.pid else "granted, not started")
     return Text(" ".join(names), style="green")
 
 
 def _kills(kills: list[Kill]) -> RenderableType:
-    lines = [Text(""), *(Text(f"✕ {told(kill)}", style="yellow") for kill in kills[-5:])]
+    lines = [Text(""), *(Text(f"✕ {kill_text(kill)}", style="yellow") for kill in kills[-5:])]
     return Group(*lines, *(Text("") for _ in range(6 - len(lines))))
 
 
-# --- words ----------------------------------------------------------------------------------------
+# --- texts ----------------------------------------------------------------------------------------
 
 
-def told(kill: Kill) -> str:
-    """Return a kill as a sentence."""
+def kill_text(kill: Kill) -> str:
+    """Return a sentence about a kill."""
     hold = kill.hold
-    what = f"killed process {hold.pid} in the middle of order {hold.order} ({hold.product})"
+    what = f"killed process {hold.pid} during order {hold.order} ({hold.product})"
     if kill.recovery is None:
-        return f"{what}; waiting for the next …"
-    return f"{what}; the next one began after {kill.recovery:.2f} s"
+        return f"{what}; waiting for the next task …"
+    return f"{what}; the next task started after {kill.recovery:.2f} s"
 
 
 def summary(figures: Figures) -> str:
-    """Return what came of a run, in one line."""
+    """Return the result of a run as one line."""
     units = f"{figures.units_sold} units sold of {sum(STOCK.values())}"
     if figures.oversold:
         return f"{units}: OVERSOLD by {figures.oversold}"
     if figures.mismatch:
-        return f"{units}: stock and orders disagree by {figures.mismatch}"
+        return f"{units}: stock and orders differ by {figures.mismatch}"
     return f"{units}: exact to the unit"
 
 
@@ -243,7 +239,7 @@ def _seconds(run: Figures, name: str) -> str:
 
 
 def show_table(runs: Mapping[str, Figures]) -> None:
-    """Print the runs side by side."""
+    """Print a table of the runs."""
     stock = sum(STOCK.values())
     table = Table(title=f"\nThe flash sale: a stock of {stock:,} items", title_style="bold")
     table.add_column("")

@@ -1,8 +1,7 @@
-# it plays work by sleeping; no lock decision is made here
-"""The flash sale's Celery app: a shop that can oversell, and the two tasks that buy in it.
+"""The demo's Celery app: a shop that can oversell, and two tasks that sell.
 
-The worker is started with ``celery -A celery_singleton_lock.demo.shop worker``; it finds its broker
-in CELERY_BROKER_URL, and the shops in the directory CSL_DEMO_DIR.
+``celery -A celery_singleton_lock.demo.shop worker`` starts the worker. CELERY_BROKER_URL is the URL
+of its broker, CSL_DEMO_DIR the directory of the shops.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ DIRECTORY: Final = "CSL_DEMO_DIR"
 LOCK_KEY: Final = "product:{product}"
 READY: Final = "worker.ready"
 PATIENCE: Final = 10.0
-"""Seconds that a writer waits for another; SQLite has one at a time."""
+"""Seconds that a writer waits for another. SQLite allows one at a time."""
 
 AFTER_THE_SALE: Final = 0.4
-"""Share of an order's work that follows the sale, so that kills strike there as well."""
+"""Share of an order's work that follows the sale, so that some kills happen after the sale."""
 
 app = Celery("flash-sale")
 app.conf.update(
@@ -48,62 +47,61 @@ app.conf.update(
 
 @app.task  # type: ignore[untyped-decorator]  # celery is untyped
 def buy(*, run: str, order: int, product: str, units: int, work: float) -> None:
-    """Buy as most first versions do: look at the stock, work, write the stock back."""
+    """Sell without a lock: read the stock, work, write the stock."""
     sell(run, order, product, units, work, fence=0)
 
 
 @app.task(base=LockedTask, lock_key=LOCK_KEY, bind=True)  # type: ignore[untyped-decorator]
 def buy_locked(self: Any, *, run: str, order: int, product: str, units: int, work: float) -> None:
-    """Buy, one order at a time per product. That line above is the whole difference."""
+    """Sell, one order per product at a time. The decorator is the only difference."""
     sell(run, order, product, units, work, fence=self.lock.fencing_token)
 
 
 def sell(run: str, order: int, product: str, units: int, work: float, *, fence: int) -> None:
-    """Serve one order: the same code, with and without the lock.
+    """Serve one order. The code is the same with and without the lock.
 
-    The lock keeps two orders of a product apart. It cannot undo what a killed process has half
-    done, and its message comes again; that is the task's part, and takes three things:
+    The lock serializes the orders of a product. It cannot undo the work of a killed process, whose
+    message is delivered again. The task must handle that:
 
-    * the sale is one step: the order and the new stock are written in one transaction, so a kill
-      leaves both or neither;
-    * it is idempotent by order number: what was killed after that step finds its order, and does
-      not buy again;
-    * that step is fenced: it carries the number of the grant, and the shop refuses a lower one than
-      it has seen, so a holder that was only believed dead (paused, cut off) cannot write later.
+    * The sale is atomic: order and stock are written in one transaction.
+    * It is idempotent by order number: if the process is killed after the transaction, the next
+      delivery finds the order and does not sell again.
+    * It is fenced: the transaction carries the fencing token, and the shop refuses a lower token
+      than it has seen. So a former holder, which was paused or cut off, cannot write later.
     """
     directory = Path(os.environ[DIRECTORY])
-    shop, marks = Shop(directory, run), Marks(directory, run)
-    marks.write("start", order, product, fence)
+    shop, events = Shop(directory, run), EventFile(directory, run)
+    events.write("start", order, product, fence)
     if not shop.has(order):
         stock = shop.stock(product)
-        time.sleep(work * (1 - AFTER_THE_SALE))  # ask the bank, print the label …
+        time.sleep(work * (1 - AFTER_THE_SALE))  # payment, label …
         sold = min(units, stock)
         shop.record(order, product, sold, stock - sold, fence)
         time.sleep(work * AFTER_THE_SALE)
-    marks.write("end", order, product, fence)
+    events.write("end", order, product, fence)
 
 
 # --- the shop: a store with a race ----------------------------------------------------------------
 
 
 class StaleFenceError(RuntimeError):
-    """Somebody with a later grant has written already."""
+    """A task with a later grant has written already."""
 
 
 class Shop:
-    """Stock and orders of one run, in SQLite. What lies between a read and a write is a race.
+    """Stock and orders of one run, in SQLite. A read followed by a write is a race.
 
     Args:
-        directory: where the shops are.
-        run: name of the run, which has a shop of its own.
+        directory: directory of the shops.
+        run: name of the run. Each run has its own shop.
     """
 
     def __init__(self, directory: Path, run: str) -> None:
-        """Know the place; each call opens the file anew."""
+        """Set the path. Each call opens the file."""
         self._path = directory / f"{run}.sqlite"
 
-    def open_doors(self, stock: Mapping[str, int]) -> None:
-        """Make the tables, and fill the shelves."""
+    def create(self, stock: Mapping[str, int]) -> None:
+        """Create the tables, with a stock."""
         with self._transaction() as tables:
             tables.execute("CREATE TABLE stock (product TEXT PRIMARY KEY, units INT, fence INT)")
             tables.execute("CREATE TABLE orders (id INT PRIMARY KEY, product TEXT, units INT)")
@@ -114,14 +112,14 @@ class Shop:
         return bool(self._rows("SELECT 1 FROM orders WHERE id = ?", order))
 
     def stock(self, product: str) -> int:
-        """Return how many units are on the shelf."""
+        """Return the units in stock."""
         return int(self._rows("SELECT units FROM stock WHERE product = ?", product)[0][0])
 
     def record(self, order: int, product: str, sold: int, left: int, fence: int) -> None:
         """Write the order (0 units: sold out) and the new stock, in one transaction.
 
         Raises:
-            StaleFenceError: a later grant has written; nothing was changed.
+            StaleFenceError: a task with a later grant has written. Nothing was changed.
         """
         with self._transaction() as tables:
             written = tables.execute(
@@ -138,11 +136,11 @@ class Shop:
         return dict(self._rows("SELECT product, units FROM stock"))
 
     def orders(self) -> dict[int, int]:
-        """Return the units sold to each order that was served."""
+        """Return the units sold to each served order."""
         return dict(self._rows("SELECT id, units FROM orders"))
 
     def sold(self) -> dict[str, int]:
-        """Return the units of each product that were sold, by the orders."""
+        """Return the units sold of each product."""
         return dict(self._rows("SELECT product, SUM(units) FROM orders GROUP BY product"))
 
     def _rows(self, query: str, *values: object) -> list[Any]:
@@ -152,53 +150,53 @@ class Shop:
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         with closing(sqlite3.connect(self._path, timeout=PATIENCE)) as tables, tables:
-            # A crash of this machine would lose the shop, a killed process does not.
+            # Without fsync: only a crash of the machine loses data, not the kill of a process.
             tables.execute("PRAGMA synchronous = OFF")
             yield tables
 
 
-class Marks:
-    """A run's journal: one line when a task has begun, one when it has ended.
+class EventFile:
+    """A file with one line for each start and each end of a task.
 
     Each line is one write to a file opened for appending, so lines of several processes do not mix,
-    and what a killed process has written stays.
+    and the lines of a killed process stay.
     """
 
     def __init__(self, directory: Path, run: str) -> None:
-        """Know the place."""
-        self._path = directory / f"{run}.marks"
+        """Set the path."""
+        self._path = directory / f"{run}.events"
         self._offset = 0
 
     def write(self, kind: str, order: int, product: str, fence: int) -> None:
-        """Append a mark of this process, now."""
-        mark = [kind, time.monotonic(), os.getpid(), order, product, fence]
-        line = json.dumps(mark).encode() + b"\n"
-        journal = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        """Append an event of this process, with the present time."""
+        event = [kind, time.monotonic(), os.getpid(), order, product, fence]
+        line = json.dumps(event).encode() + b"\n"
+        file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
-            os.write(journal, line)
+            os.write(file, line)
         finally:
-            os.close(journal)
+            os.close(file)
 
     def read(self) -> Iterable[list[Any]]:
-        """Return the marks that were written since the last call."""
+        """Return the events that were written since the last call."""
         try:
-            with self._path.open("rb") as journal:
-                journal.seek(self._offset)
-                whole, newline, _ = journal.read().rpartition(b"\n")
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                whole, newline, _ = file.read().rpartition(b"\n")
         except FileNotFoundError:
             return []
         self._offset += len(whole) + len(newline)
         return [json.loads(line) for line in whole.splitlines()]
 
 
-# --- the worker's life ----------------------------------------------------------------------------
+# --- start and end of the worker ------------------------------------------------------------------
 
 
 @signals.worker_init.connect  # type: ignore[untyped-decorator]  # celery is untyped
 def end_with_the_demo(**_: object) -> None:
-    """End when standard input ends: the demo holds its other side, and has been killed itself."""
+    """End the worker when its standard input is closed, which means that the demo was killed."""
     if DIRECTORY in os.environ and os.getpgrp() == os.getpid():
-        threading.Thread(target=_await_the_end, name="demo-lifeline", daemon=True).start()
+        threading.Thread(target=_await_the_end, name="demo-await-end", daemon=True).start()
 
 
 def _await_the_end() -> None:
@@ -209,6 +207,6 @@ def _await_the_end() -> None:
 
 
 @signals.worker_ready.connect  # type: ignore[untyped-decorator]  # celery is untyped
-def tell_ready(**_: object) -> None:
-    """Tell the demo that orders are taken."""
+def report_ready(**_: object) -> None:
+    """Create the file that shows the demo that the worker is ready."""
     Path(os.environ[DIRECTORY], READY).touch()

@@ -1,94 +1,108 @@
-# it waits in seconds of the real clock
-"""How the demo ends when somebody wants it to: it unwinds, whatever it is at, and once."""
+"""Signals that end the demo. They raise an exception in the main thread, so that it cleans up."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import time
 from collections.abc import Iterator
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 TICK: Final = 0.02
-"""Seconds between two looks at what the demo waits for."""
+"""Seconds between two checks of a condition."""
 
 ENDING: Final = [
     number for number in signal.Signals if number.name in {"SIGINT", "SIGTERM", "SIGHUP"}
 ]
-"""Signals on which the demo cleans up and ends; all those of them that this system has."""
+"""Signals on which the demo cleans up and ends, as far as this system has them."""
 
-_heard: list[int] = []
-"""The signal that is to be heeded."""
+_received: list[int] = []
+"""The signal that ends the demo."""
 
 
 class Interrupted(BaseException):
-    """Somebody wants the demo to end.
+    """A signal has ended the demo.
 
     Args:
-        number: the signal.
+        number: number of the signal.
     """
 
     def __init__(self, number: int) -> None:
-        """Keep the number, which the exit code tells."""
+        """Store the number, for the exit status."""
         super().__init__(number)
         self.number = number
 
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Unwind on the first SIGINT, SIGTERM or SIGHUP, and ignore those that follow.
+    """Raise :class:`Interrupted` on the first SIGINT, SIGTERM or SIGHUP, and ignore further ones.
 
-    The second Ctrl-C of an impatient person would otherwise strike while processes are being ended.
-    A signal that was ignored before (``nohup``) stays so.
+    Otherwise a second Ctrl-C would interrupt the clean-up. A signal that was ignored before
+    (``nohup``) stays ignored.
     """
     before = {number: signal.getsignal(number) for number in ENDING}
-    heeded = [number for number in ENDING if before[number] != signal.SIG_IGN]
+    handled = [number for number in ENDING if before[number] != signal.SIG_IGN]
 
-    def unwind(number: int, _frame: object) -> NoReturn:
-        for each in heeded:
+    def interrupt(number: int, _frame: object) -> NoReturn:
+        for each in handled:
             signal.signal(each, signal.SIG_IGN)
-        _heard.append(number)
+        _received.append(number)
         raise Interrupted(number)
 
-    _heard.clear()
-    for number in heeded:
-        signal.signal(number, unwind)
+    _received.clear()
+    show = sys.unraisablehook
+    sys.unraisablehook = lambda lost: _show_unless_interrupted(lost, show)
+    for number in handled:
+        signal.signal(number, interrupt)
     try:
         yield
     finally:
-        for number in heeded:
+        for number in handled:
             signal.signal(number, before[number])
+        sys.unraisablehook = show
+
+
+def _show_unless_interrupted(
+    lost: sys.UnraisableHookArgs, show: Callable[[sys.UnraisableHookArgs], object]
+) -> None:
+    """Print a lost exception, but not that of the handler: :func:`tick` raises it again."""
+    if not isinstance(lost.exc_value, Interrupted):
+        show(lost)
 
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Keep signals until the end of the block: a process that starts now must not get out of sight.
+    """Delay signals until the end of the block, in which a process is started.
 
-    ``subprocess.Popen`` that is interrupted has made a child that nobody knows. Masks would not do:
-    the child inherits them.
+    If ``subprocess.Popen`` is interrupted, it may have started a child that is never ended. Signal
+    masks are no solution, since the child inherits them.
     """
     kept: list[int] = []
     before = {number: signal.getsignal(number) for number in ENDING}
-    heeded = [number for number in ENDING if callable(before[number])]
-    for each in heeded:
+    handled = [number for number in ENDING if callable(before[number])]
+    for each in handled:
         signal.signal(each, lambda number, _frame: kept.append(number))
     try:
         yield
     finally:
-        for each in heeded:
+        for each in handled:
             signal.signal(each, before[each])
         for number in kept:
             signal.raise_signal(number)
 
 
 def tick() -> None:
-    """Pause between two looks.
+    """Pause between two checks.
 
     Raises:
-        Interrupted: there was a signal, and its exception has got lost. A handler runs between any
-            two steps of the main thread. If that is in a finalizer or a callback of a weak
-            reference, Python prints what it raises, and goes on.
+        Interrupted: a signal was received, and its exception was lost. If the handler runs during
+            a finalizer or a callback of a weak reference, such as those of an import, Python does
+            not pass the exception on.
     """
-    if _heard:
-        raise Interrupted(_heard[0])
+    if _received:
+        raise Interrupted(_received[0])
     time.sleep(TICK)

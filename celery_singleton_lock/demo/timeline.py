@@ -1,8 +1,8 @@
-"""Draws who held which product, and when: an SVG, written by hand.
+"""Draws which task worked on which product, and when, as SVG.
 
-One panel per run, one lane per product, all on the same scale of seconds. A task is a bar in the
-colour of its process; tasks that share a lane at the same time share its height, and are underlined
-in red. The picture brings its own background, so it can be read on a white page and on a dark one.
+The image has a panel for each run, and a lane for each product, all on the same time scale. A task
+is a bar in the colour of its process. Tasks of a lane that overlap share its height, and are
+underlined in red. The image has its own background, so it is readable on light and dark pages.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Final
 from xml.sax.saxutils import escape
 
-from celery_singleton_lock.demo.workload import STOCK
-from celery_singleton_lock.demo.history import History, Hold, Kill
-from celery_singleton_lock.demo.worker import PROCESSES, Run
 from celery_singleton_lock.demo.figures import Figures, overlapping
+from celery_singleton_lock.demo.history import History, Hold, Kill
+from celery_singleton_lock.demo.run import Run
+from celery_singleton_lock.demo.worker import PROCESSES
+from celery_singleton_lock.demo.workload import STOCK
 
 WIDTH: Final = 1200
 MARGIN: Final = 36
-LEFT: Final = 150  # where the lanes begin
+LEFT: Final = 150  # left end of the lanes
 RIGHT: Final = WIDTH - MARGIN
 HEAD: Final = 118  # title and legend
 LANE: Final = 26
@@ -31,7 +32,7 @@ CAPTION: Final = 40  # above the lanes of a panel
 FOOT: Final = 46  # below them: the axis
 MOST_TICKS: Final = 16
 
-# Okabe and Ito's, which people who cannot tell red from green can tell apart.
+# By Okabe and Ito: distinguishable with a colour vision deficiency.
 COLOURS: Final = ("#0072b2", "#e69f00", "#009e73", "#a56cc1")
 RED: Final = "#d7263d"
 
@@ -46,12 +47,12 @@ STYLE: Final = """
 
 
 def write(path: Path, runs: Mapping[Run, Figures], redis: str) -> None:
-    """Write the picture of all runs."""
+    """Write the image of all runs."""
     path.write_text(draw(runs, redis), encoding="utf-8")
 
 
 def draw(runs: Mapping[Run, Figures], redis: str) -> str:
-    """Return the picture as SVG."""
+    """Return the image as SVG."""
     scale = Scale(max(run.seconds for run in runs))
     slots = slots_of(run.history for run in runs)
     panel = CAPTION + LANE * len(STOCK) + FOOT
@@ -65,38 +66,38 @@ def draw(runs: Mapping[Run, Figures], redis: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Seconds to pixels.
+    """Converts seconds to pixels.
 
     Args:
-        seconds: of the longest run.
+        seconds: duration of the longest run.
     """
 
     seconds: float
 
     def x(self, seconds: float) -> float:
-        """Return where a moment is."""
+        """Return the horizontal position of a time."""
         share = min(max(seconds, 0.0), self.seconds) / self.seconds
         return round(LEFT + share * (RIGHT - LEFT), 2)
 
     def ticks(self) -> Iterable[int]:
-        """Return whole seconds to write at the axis, not too many."""
+        """Return the whole seconds that are labelled on the axis."""
         step = math.ceil(self.seconds / MOST_TICKS)
         return range(0, math.floor(self.seconds) + 1, step)
 
 
 def slots_of(histories: Iterable[History]) -> dict[int, int]:
-    """Return the place of each process in the pool: a new one takes that of one that was killed."""
+    """Return the slot of each process. A new process takes the slot of a killed one."""
     slots: dict[int, int] = {}
     free: list[int] = []
     new = count()
     for history in histories:
-        deaths = sorted((kill.at, kill.hold.pid) for kill in history.kills)
+        killed = sorted((kill.at, kill.hold.pid) for kill in history.kills)
         for hold in sorted(history.holds, key=lambda hold: hold.start):
-            while deaths and deaths[0][0] <= hold.start:
-                free.append(slots[deaths.pop(0)[1]])
+            while killed and killed[0][0] <= hold.start:
+                free.append(slots[killed.pop(0)[1]])
             if hold.pid not in slots:
                 slots[hold.pid] = free.pop(0) if free else next(new)
-        free += [slots[pid] for _, pid in deaths]
+        free += [slots[pid] for _, pid in killed]
     return slots
 
 
@@ -107,7 +108,7 @@ def _canvas(height: int) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
         f'width="{WIDTH}" height="{height}" role="img">\n'
-        "<title>Flash sale: who held which product, when</title>\n"
+        "<title>Flash sale: which task worked on which product</title>\n"
         f"<style>{STYLE}</style>\n"
         f'<rect width="{WIDTH}" height="{height}" rx="14" fill="#fbfcfe" stroke="#cbd5e1"/>'
     )
@@ -115,7 +116,7 @@ def _canvas(height: int) -> str:
 
 def _head(redis: str) -> Iterator[str]:
     stock = sum(STOCK.values())
-    yield _text(MARGIN, 46, "Flash sale: who held which product, when", "title")
+    yield _text(MARGIN, 46, "Flash sale: which task worked on which product", "title")
     about = f"{stock:,} items, {PROCESSES} Celery processes, {redis}"
     yield _text(MARGIN, 68, about, "small")
     x = MARGIN
@@ -125,21 +126,21 @@ def _head(redis: str) -> Iterator[str]:
         x += 100
     x += 10
     yield f'<rect x="{x}" y="93" width="22" height="4" fill="{RED}"/>'
-    yield _text(x + 30, 96, "more than one at the same stock")
+    yield _text(x + 30, 96, "several tasks at the same stock")
     x += 270
     yield _cross(x + 8, 91)
     yield _text(x + 22, 96, "killed with SIGKILL")
     x += 175
     yield f'<rect x="{x}" y="84" width="22" height="14" fill="{RED}" opacity=".18"/>'
-    yield _text(x + 30, 96, "until the next one began")
+    yield _text(x + 30, 96, "until the next task started")
 
 
 def _caption(run: Run, figures: Figures) -> Iterator[str]:
-    yield _text(MARGIN, 22, run.scene.title, "caption")
+    yield _text(MARGIN, 22, run.variant.title, "caption")
     good = not (figures.oversold or figures.mismatch or figures.overlaps or figures.lost)
     verdict = "exact to the unit" if good else f"oversold by {figures.oversold}"
     facts = f"{figures.units_sold:,} sold: {verdict} · {_plural(figures.overlaps, 'overlap')}"
-    facts += f" · {figures.lost} lost" if run.scene.is_locked else ""
+    facts += f" · {figures.lost} lost" if run.variant.is_locked else ""
     if figures.recovery is not None:
         facts += f" · {figures.kills} killed, next start after {figures.recovery.median:.2f} s"
         facts += f" (median; longest {figures.recovery.longest:.2f} s)"
@@ -176,7 +177,7 @@ def _lanes(run: Run, scale: Scale, slots: Mapping[int, int]) -> Iterator[str]:
 def _lane(
     holds: list[Hold], began: float, scale: Scale, slots: Mapping[int, int], top: float
 ) -> Iterator[str]:
-    for hold, row, rows in bricks(holds):
+    for hold, row, rows in rows_of(holds):
         left, right = scale.x(hold.start - began), scale.x(_end(hold) - began)
         height = BAR / rows
         colour = COLOURS[slots[hold.pid] % len(COLOURS)]
@@ -192,29 +193,29 @@ def _lane(
         yield f'<rect x="{left}" y="{top + 22}" width="{width:.2f}" height="3" fill="{RED}"/>'
 
 
-def bricks(holds: Iterable[Hold]) -> Iterator[tuple[Hold, int, int]]:
-    """Yield each hold with its row, and the number of rows of the wall of which it is a part.
+def rows_of(holds: Iterable[Hold]) -> Iterator[tuple[Hold, int, int]]:
+    """Yield each task run with its row, and the number of rows of its group of overlapping runs.
 
     Args:
-        holds: of one lane, in order of start.
+        holds: the task runs of one lane, in order of start.
     """
-    wall: list[tuple[Hold, int]] = []
+    group: list[tuple[Hold, int]] = []
     ends: list[float] = []
     for hold in holds:
         if all(end <= hold.start for end in ends):
-            yield from ((brick, row, len(ends)) for brick, row in wall)
-            wall, ends = [], []
+            yield from ((hold, row, len(ends)) for hold, row in group)
+            group, ends = [], []
         row = next((row for row, end in enumerate(ends) if end <= hold.start), len(ends))
         ends[row : row + 1] = [_end(hold)]
-        wall.append((hold, row))
-    yield from ((brick, row, len(ends)) for brick, row in wall)
+        group.append((hold, row))
+    yield from ((hold, row, len(ends)) for hold, row in group)
 
 
 def _kill(kill: Kill, began: float, scale: Scale, top: float) -> Iterator[str]:
     at = scale.x(kill.at - began)
     until = scale.x((kill.next_start or math.inf) - began)
     what = f"process {kill.hold.pid} killed in order {kill.hold.order}"
-    then = "" if kill.recovery is None else f"; the next began after {kill.recovery:.3f} s"
+    then = "" if kill.recovery is None else f"; the next task started after {kill.recovery:.3f} s"
     yield (
         f'<rect x="{at}" y="{top}" width="{max(1.0, until - at):.2f}" height="{BAR + 2}" '
         f'fill="{RED}" opacity=".18"/>'

