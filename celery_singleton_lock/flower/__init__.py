@@ -1,10 +1,10 @@
-"""Locks in Flower: one line in ``flowerconfig.py``.
+"""Locks in Flower: one line in ``flowerconfig.py`` adds them.
 
 ::
 
     import celery_singleton_lock.flower
 
-adds a **Locks** page, ``/api/locks``, and the lock of a task and of a worker to their pages. See
+This adds a **Locks** page and ``/api/locks``. The pages of tasks and workers show their locks. See
 docs/flower.md.
 """
 

@@ -1,4 +1,4 @@
-"""Adds our pages to Flower: its list of handlers, and one hook of its templates."""
+"""Add the pages to Flower: to its list of handlers and, as a template module, to its navigation."""
 
 from __future__ import annotations
 
@@ -11,47 +11,48 @@ import flower
 from flower import urls
 from tornado.web import TemplateModule, url
 
-from celery_singleton_lock.flower.handlers import Assets, LocksApi, LocksPage, PageData, ReleaseApi
+from celery_singleton_lock.flower.handlers import Assets, LocksApi, LocksPage, PageData
+from celery_singleton_lock.flower.release_handler import ReleaseApi
 
 logger = logging.getLogger(__name__)
 
 TESTED: Final = ("2.0", "2.1", "2.2")
-"""Versions of Flower with which the tests are run."""
+"""Versions of Flower with which this package is tested."""
 
 STATIC: Final = Path(__file__).parent / "static"
 SCRIPT: Final = "locks.js"
 STYLE: Final = "locks.css"
 PAGE: Final = "locks"
-"""Name of our page's URL."""
+"""Name of the page's URL."""
 
 _SECTION: Final = '<li class="nav-item"><a class="nav-link{active}" href="{href}">Locks</a></li>'
 
 
 class Template(TemplateModule):
-    """Flower's navigation bar, with a link to our page; and our script and style on every page.
+    """Adds a link to Flower's navigation bar, and the script and style to each page.
 
-    Flower's templates draw the bar with ``{% module Template(…) %}``, for which tornado lets an
-    application name a class of its own. No template of Flower's is replaced.
+    Flower's templates render the bar with ``{% module Template(…) %}``. Tornado lets an application
+    replace that class (``ui_modules``), so no template of Flower is replaced.
     """
 
     handler: Any
 
     def render(self, path: str, **kwargs: Any) -> bytes:
-        """Render a part of a page; the bar gets one entry more, after Flower's own."""
-        drawn = super().render(path, **kwargs)
-        text = drawn.decode() if isinstance(drawn, bytes) else str(drawn)
+        """Render a template. The navigation bar gets one more entry after Flower's."""
+        rendered = super().render(path, **kwargs)
+        text = rendered.decode() if isinstance(rendered, bytes) else str(rendered)
         if path != "navbar.html" or "</ul>" not in text:
-            return drawn
+            return rendered
         active = " active" if kwargs.get("active_tab") == PAGE else ""
         entry = _SECTION.format(active=active, href=escape(self.handler.reverse_url(PAGE)))
         return text.replace("</ul>", entry + "</ul>", 1).encode()
 
     def javascript_files(self) -> list[str]:
-        """Return our script, after those that templates ask for."""
+        """Return the scripts of the template, then the script of the pages."""
         return [*super().javascript_files(), self._asset(SCRIPT)]
 
     def css_files(self) -> list[str]:
-        """Return our style, likewise."""
+        """Return the styles of the template, then the style of the pages."""
         return [*super().css_files(), self._asset(STYLE)]
 
     def _asset(self, name: str) -> str:
@@ -60,7 +61,7 @@ class Template(TemplateModule):
 
 
 def handlers() -> list[url]:
-    """Return what is added to Flower's handlers."""
+    """Return the handlers that are added to Flower's."""
     return [
         url(r"/locks", LocksPage, name=PAGE),
         url(r"/locks/data", PageData, name="locks_data"),
@@ -71,19 +72,19 @@ def handlers() -> list[url]:
 
 
 def mount() -> None:
-    """Add the pages to this process' Flower, before it is made. Harmless if they are there."""
+    """Add the pages to Flower in this process, before its app is created. May be called again."""
     version = str(flower.__version__)
     if not version.startswith(tuple(f"{tested}." for tested in TESTED)):
         logger.warning(
-            "celery_singleton_lock.flower is tested with Flower %s, and this is %s: its pages are "
-            "offered, and may look wrong, or miss the lock of a task or worker. If they do not "
-            "work, remove the import from flowerconfig.py, or use one of these versions.",
+            "celery_singleton_lock.flower is tested with Flower %s; this is Flower %s. The Locks "
+            "page may look wrong, or the pages of tasks and workers may not show their locks. If "
+            "so, use one of the tested versions, or remove the import from flowerconfig.py.",
             ", ".join(TESTED),
             version,
         )
     if any(getattr(rule, "name", None) == PAGE for rule in urls.handlers):
         return
-    # In front of all, since the last of Flower's takes whatever nobody else has.
+    # First in the list: the last handler of Flower matches every path.
     urls.handlers[:0] = handlers()
     given = urls.settings.get("ui_modules")
     urls.settings["ui_modules"] = [*([given] if given else []), {"Template": Template}]

@@ -1,4 +1,4 @@
-"""A real Flower, as a process, and a browser that looks at it."""
+"""A Flower process, and a headless browser."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ START_TIMEOUT = 30
 
 
 class Flower:
-    """``celery flower``, with our page in it; behind basic authentication unless told otherwise.
+    """``celery flower`` with the Locks page; by default behind basic authentication.
 
     Args:
         app: what ``celery -A`` takes.
-        environment: of the process: a worker's.
-        folder: for its configuration and its log.
-        args: further arguments, instead of a login.
-        config: its flowerconfig.py.
+        environment: environment variables of the process, such as those of a worker.
+        folder: folder of its configuration and its log.
+        args: further arguments; the default asks for a login.
+        config: text of flowerconfig.py.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Flower:
         assert self._process is not None
         assert self._process.poll() is None, self.log()
         try:
-            return self.get("/healthcheck")[0] in (200, 404)  # another one, below a prefix
+            return self.get("/healthcheck")[0] in (200, 404)  # 404: below a URL prefix
         except OSError:
             return False
 
@@ -90,7 +90,7 @@ class Flower:
             self._process.wait(60)
 
     def log(self) -> str:
-        """What it has printed."""
+        """Return what it has printed."""
         return self.log_file.read_text(errors="replace")
 
     def get(
@@ -122,13 +122,13 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def needs_flower() -> None:
-    """Skip on a laptop, fail in CI, where Flower is not installed."""
+    """Skip the test if Flower is not installed; in CI, fail."""
     if find_spec("flower") is None:
         skip_or_fail("Flower is not installed: pip install 'celery-singleton-lock[flower]'")
 
 
 def find_chromium() -> str | None:
-    """Return a Chromium or Chrome of this machine."""
+    """Return the path of a Chromium or Chrome, or None."""
     asked = os.environ.get("CSL_TEST_CHROMIUM")
     names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
     return asked or next(filter(None, map(shutil.which, names)), None)
@@ -136,7 +136,7 @@ def find_chromium() -> str | None:
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    """Start a headless browser; skip on a laptop, fail in CI, where there is none."""
+    """Start a headless browser. If there is none, skip the test; in CI, fail."""
     if find_spec("playwright") is None:
         skip_or_fail("playwright is not installed: pip install playwright")
     chromium = find_chromium()

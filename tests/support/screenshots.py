@@ -1,7 +1,4 @@
-"""The pictures in docs/images: a shop with a few busy accounts, in a real Flower.
-
-``PYTHONPATH=tests python -m support.screenshots`` makes them.
-"""
+"""Make the screenshots in docs/images: ``PYTHONPATH=tests python -m support.screenshots``."""
 
 from __future__ import annotations
 
@@ -10,18 +7,19 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
-from celery_singleton_lock.demo.redis_server import RedisServer, find_provider
+from celery_singleton_lock.demo.redis_provider import find_provider
+from celery_singleton_lock.demo.redis_server import RedisServer
 from integration.book import Book
 from support.flower import PASSWORD, USER, Flower, browser
 from support.waiting import eventually
 
 IMAGES: Final = Path(__file__).parents[2] / "docs" / "images"
 BUSY: Final = {"account:42": 4, "account:7": 1, "report:eu": 0, "stock:lamp": 2}
-"""How many wait for each lock."""
+"""Lock -> number of waiters."""
 
 
 def main() -> None:
-    """Make all pictures."""
+    """Make all screenshots."""
     IMAGES.mkdir(exist_ok=True)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -30,15 +28,15 @@ def main() -> None:
         worker = stack.enter_context(book.worker(name="worker-1", concurrency=4, args=("-E",)))
         env = worker.environment
         flower = stack.enter_context(Flower("integration.worker_app", env, folder))
-        ids = crowd(book)
+        ids = start_tasks(book)
         eventually(lambda: flower.get(f"/api/task/info/{ids[0]}")[0] == 200, 20)
         started = stack.enter_context(browser())
         for scheme in ("light", "dark"):
             shoot(started, flower, ids, scheme)
 
 
-def crowd(book: Book) -> list[str]:
-    """Have tasks hold locks, and others wait for them; return the ids of those that wait."""
+def start_tasks(book: Book) -> list[str]:
+    """Start tasks that hold locks and tasks that wait for them; return the ids of the latter."""
     waiting: list[str] = []
     for key, count in BUSY.items():
         book.started(book.send("act", key, 0, hold="end"))
@@ -48,7 +46,7 @@ def crowd(book: Book) -> list[str]:
 
 
 def shoot(started: Any, flower: Flower, ids: list[str], scheme: str) -> None:
-    """Take the pictures of one colour scheme."""
+    """Make the screenshots of one colour scheme."""
     context = started.new_context(
         base_url=flower.url,
         color_scheme=scheme,

@@ -1,9 +1,9 @@
-/* Locks in Flower: the Locks page, and what the pages of tasks and workers tell of locks.
-   What comes from outside is only ever set as text; no HTML is put together here. */
+/* Locks in Flower: the Locks page, and the panels on the pages of tasks and workers.
+   All values are set as text. No HTML is built from strings. */
 (function () {
   "use strict";
 
-  var PERIOD = 1000; // ms from one answer to the next question
+  var PERIOD = 1000; // ms from an answer to the next request
   var prefixField = document.getElementById("url_prefix");
   var prefix = prefixField && prefixField.value ? "/" + prefixField.value.replace(/^\/+|\/+$/g, "") : "";
 
@@ -18,7 +18,7 @@
     if (node.textContent !== text) node.textContent = text;
   }
 
-  // A name of anybody's: it may be written from right to left, and must not turn what is around it.
+  // A name may contain right-to-left text, which must not change the order of the text around it.
   function name(text) {
     return el("bdi", "csl-name", text);
   }
@@ -73,35 +73,35 @@
     if (lock.held > lock.holders.length) {
       node.appendChild(el("span", "csl-small", "and " + (lock.held - lock.holders.length) + " more"));
     }
-    if (!lock.held) node.appendChild(el("span", "csl-small", lock.paused ? "paused" : "nobody"));
+    if (!lock.held) node.appendChild(el("span", "csl-small", lock.paused ? "paused" : "not held"));
     else if (lock.limit > 1) node.appendChild(el("span", "csl-small", lock.held + " of " + lock.limit + " permits"));
     return node;
   }
 
-  // Ask, show, and ask again, one question at a time; not while nobody looks.
+  // Send a request, show the answer, and repeat. One request at a time; none while the page is hidden.
   function poll(address, show, fail) {
-    var timer = null, running = 0, stopped = false;
+    var timer = null, latest = 0, stopped = false;
     function ask() {
       clearTimeout(timer);
-      var turn = ++running;
+      var request = ++latest;
       return fetch(address(), {credentials: "same-origin", headers: {Accept: "application/json"}})
         .then(function (response) {
           if (response.redirected || !/json/.test(response.headers.get("Content-Type") || "")) {
-            throw new Error(response.status === 200 ? "You are logged out. Load the page again." :
+            throw new Error(response.status === 200 ? "You are logged out. Reload the page." :
               "Flower answers with status " + response.status + ".");
           }
           return response.json();
         })
         .then(function (answer) {
-          if (turn !== running) return;
+          if (request !== latest) return;
           if (answer.error) throw new Error(answer.error);
           show(answer);
         })
         .catch(function (error) {
-          if (turn === running) fail(error.message || String(error));
+          if (request === latest) fail(error.message || String(error));
         })
         .then(function () {
-          if (turn === running && !stopped) timer = setTimeout(again, PERIOD);
+          if (request === latest && !stopped) timer = setTimeout(again, PERIOD);
         });
     }
     function again() {
@@ -137,7 +137,7 @@
       return asked;
     }
 
-    var feed = poll(function () { return prefix + "/locks/data?" + query(); }, show, function (text) {
+    var polling = poll(function () { return prefix + "/locks/data?" + query(); }, show, function (text) {
       error.hidden = false;
       setText(error, text);
       root.dataset.state = "error";
@@ -146,7 +146,7 @@
     function changed() {
       var text = query().toString();
       history.replaceState(null, "", location.pathname + (text ? "?" + text : ""));
-      feed.now();
+      polling.now();
     }
 
     function show(answer) {
@@ -175,15 +175,15 @@
       });
       details(answer.open);
       if (focus && focus !== document.activeElement && document.contains(focus)) focus.focus();
-      tell(answer);
+      summary(answer);
     }
 
-    function tell(answer) {
+    function summary(answer) {
       var first = answer.locks.length ? answer.offset + 1 : 0, last = answer.offset + answer.locks.length;
       var text = answer.total + (answer.total === 1 ? " lock" : " locks") + ", " + answer.waiting + " waiting";
-      if (answer.listed < answer.total) text += "; the first " + answer.listed + " are listed, a filter narrows";
-      if (answer.broken) text += "; " + answer.broken + " keys hold something else";
-      if (answer.age > 2) text += "; as of " + duration(answer.age) + " ago";
+      if (answer.listed < answer.total) text += "; only the first " + answer.listed + " are listed: use the filter to find others";
+      if (answer.broken) text += "; " + answer.broken + " keys with names of locks hold other data";
+      if (answer.age > 2) text += "; read " + duration(answer.age) + " ago";
       setText(document.getElementById("csl-summary"), text);
       setText(document.getElementById("csl-place"), first + "–" + last + " of " + answer.listed);
       back.disabled = answer.offset === 0;
@@ -191,8 +191,8 @@
       back.onclick = function () { offset = Math.max(0, answer.offset - 50); changed(); };
       next.onclick = function () { offset = last; changed(); };
       empty.hidden = answer.locks.length > 0;
-      setText(empty, search.value ? "No lock that is held or waited for fits the filter." :
-        "No lock is held or waited for. They appear here as soon as one is.");
+      setText(empty, search.value ? "No lock that is held or waited for matches the filter." :
+        "No lock is held or waited for. A lock appears here when a task takes it.");
       root.dataset.state = "shown";
     }
 
@@ -220,7 +220,7 @@
       var waiting = row.cells[2], bars = row.cells[3].firstChild.children;
       row.cells[0].firstChild.setAttribute("aria-expanded", String(opened === lock.id));
       replaceUnlessFocused(row.cells[1], holdersNode(lock));
-      var text = lock.waiting + (lock.adrift ? " + " + lock.adrift + " that no worker consumes" : "");
+      var text = lock.waiting + (lock.adrift ? " + " + lock.adrift + " whose queue no worker consumes" : "");
       setText(waiting, text + (lock.paused && lock.held ? " (paused)" : ""));
       [lock.held_for, lock.oldest].forEach(function (value, i) {
         bars[2 * i].firstChild.style.width = value ? Math.max(1, 100 * value / longest) + "%" : "0";
@@ -228,7 +228,7 @@
       });
     }
 
-    // Who stands on a link with the keyboard keeps it.
+    // Keeps the keyboard focus: a cell is not replaced while a link in it has the focus.
     function replaceUnlessFocused(cell, node) {
       if (!(document.activeElement && document.activeElement !== cell && cell.contains(document.activeElement))) {
         cell.replaceChildren(node);
@@ -263,14 +263,14 @@
             name(holder.worker), stateOf(holder), duration(holder.held_for), duration(holder.left),
             holder.fence, root.dataset.readOnly ? "" : button];
         });
-      table(node, "Queue", ["Rank", "Task", "State", "Waits for", "Broker's queue"],
+      table(node, "Queue", ["Rank", "Task", "State", "Has waited", "Broker queue"],
         lock.queue, function (waiter) {
           return [waiter.rank ? String(waiter.rank) : "–",
             waiter.task_id ? taskLink(waiter.task_id, waiter.task) : "a client", waiter.state,
             duration(waiter.age), name(waiter.queue)];
         });
       var left = lock.waiting + lock.adrift - lock.queue.length;
-      if (left > 0) node.appendChild(el("p", "csl-small", "and " + left + " more wait"));
+      if (left > 0) node.appendChild(el("p", "csl-small", "and " + left + " more waiters"));
       return node;
     }
 
@@ -287,15 +287,15 @@
       });
     }
 
-    // Asked twice: what is to be done, then what that risks, which the server says.
+    // Two questions: what to do, then whether to accept the risk, which the server names.
     function release(lock, holder) {
       var dialog = document.getElementById("csl-dialog"), yes = document.getElementById("csl-dialog-yes");
       var title = document.getElementById("csl-dialog-title"), text = document.getElementById("csl-dialog-text");
       var end = document.getElementById("csl-dialog-end");
       var why = document.getElementById("csl-dialog-why"), reason = document.getElementById("csl-dialog-reason");
       setText(document.getElementById("csl-dialog-name"), lock.name);
-      setText(title, "Take this lock from its holder?");
-      setText(text, "Its holder is " + (holder.task_id ? holder.task + "[" + holder.task_id + "]" : holder.client) +
+      setText(title, "Take the lock from this holder?");
+      setText(text, "The holder is " + (holder.task_id ? holder.task + "[" + holder.task_id + "]" : holder.client) +
         (holder.worker ? " on " + holder.worker : "") + ".");
       setText(yes, "Continue");
       why.value = "";
@@ -306,24 +306,24 @@
         send({sure: false}).then(function (answer) {
           if (!answer.risk) throw new Error("It does not hold the lock any more.");
           setText(title, "Are you sure?");
-          setText(text, answer.risk + (holder.task_id ? " Or end the task: its worker stops it, what it does is lost, " +
-            "and the lock goes to the next one once it is gone." : ""));
-          setText(yes, "Release it");
+          setText(text, answer.risk + (holder.task_id ? " Or end the task: its worker stops it, its work is lost, " +
+            "and the next waiter gets the lock when the task has ended." : ""));
+          setText(yes, "Release");
           end.hidden = !holder.task_id;
-          yes.onclick = function () { order({sure: true}); };
-          end.onclick = function () { order({sure: true, terminate: true}); };
+          yes.onclick = function () { submit({sure: true}); };
+          end.onclick = function () { submit({sure: true, terminate: true}); };
         }).catch(failed);
       };
       function failed(problem) {
-        setText(title, "It was not done");
+        setText(title, "Not done");
         setText(text, problem.message || String(problem));
         yes.hidden = end.hidden = reason.hidden = true;
-        feed.now();
+        polling.now();
       }
-      function order(what) {
+      function submit(what) {
         send(what).then(function () {
           dialog.close();
-          feed.now();
+          polling.now();
         }).catch(failed);
       }
       function send(what) {
@@ -361,10 +361,10 @@
       var on = live.getAttribute("aria-pressed") !== "true";
       live.setAttribute("aria-pressed", String(on));
       setText(document.getElementById("csl-live-text"), on ? "Live" : "Paused");
-      if (on) feed.go();
-      else feed.stop();
+      if (on) polling.go();
+      else polling.stop();
     });
-    feed.now();
+    polling.now();
   }
 
   // -- Flower's own pages -----------------------------------------------------------------------
@@ -382,7 +382,7 @@
     var node = panel(header, "Lock"), badge = stateBadge();
     node.id = "csl-task";
     var ended = false;
-    var feed = poll(function () {
+    var polling = poll(function () {
       return prefix + "/locks/data?task=" + encodeURIComponent(id);
     }, function (answer) {
       node.hidden = !answer.lock;
@@ -390,14 +390,14 @@
       else node.lastChild.replaceChildren();
       if (badge && answer.state) paint(badge, answer.state);
       if (!answer.lock && /^(SUCCESS|FAILURE|REVOKED)$/.test(answer.state)) {
-        if (ended) feed.stop(); // seen twice: it does not come back
+        if (ended) polling.stop(); // seen twice: it will not change any more
         ended = true;
       }
     }, function (text) {
       node.hidden = false;
       node.lastChild.replaceChildren(el("p", "text-danger", text));
     });
-    feed.now();
+    polling.now();
   }
 
   function lockOfTask(lock, id) {
@@ -412,13 +412,13 @@
     if (waits) {
       add("Held by", holdersNode(lock));
       add("Rank", lock.rank ? lock.rank + " of " + lock.waiting + (lock.rank === 1 ? " (next)" : "") :
-        "not in line (" + lock.state + ")");
-      add("Waits for", duration(lock.waited));
+        "not in the queue (" + lock.state + ")");
+      add("Has waited", duration(lock.waited));
     } else {
       var own = lock.holders[0];
       add("State", own.state === "running" ? "held by this task" : stateOf(own));
       add("Held for", duration(own.held_for) + ", lease " + duration(own.left) + " left");
-      add("Behind it", lock.waiting + (lock.waiting === 1 ? " waits" : " wait"));
+      add("Waiters", String(lock.waiting));
     }
     return node;
   }
@@ -443,11 +443,11 @@
       var list = el("dl");
       answer.locks.forEach(function (lock) {
         list.appendChild(el("dt")).appendChild(lockLink(lock));
-        var told = list.appendChild(el("dd"));
-        told.appendChild(holdersNode(lock));
-        if (lock.waiting) told.appendChild(el("span", "csl-small", lock.waiting + " waiting"));
+        var entry = list.appendChild(el("dd"));
+        entry.appendChild(holdersNode(lock));
+        if (lock.waiting) entry.appendChild(el("span", "csl-small", lock.waiting + " waiting"));
       });
-      if (!answer.locks.length) list = el("p", "csl-small", "None now.");
+      if (!answer.locks.length) list = el("p", "csl-small", "None.");
       node.lastChild.replaceChildren(list);
       node.hidden = false;
     }, function (text) {
@@ -456,9 +456,9 @@
     }).now();
   }
 
-  // The list of tasks: a filter beside Flower's own, and badges that differ from what is unknown.
+  // The list of tasks: one more filter, and badges in colour for the states BLOCKED and DELIVERED.
   function tasksPage(table) {
-    // DataTables may have moved the head into a table of its own.
+    // DataTables may have moved the head into a separate table.
     function column() {
       var head = table.tHead && table.tHead.rows.length ? table.tHead :
         document.querySelector(".dataTables_scrollHead thead");
@@ -472,7 +472,7 @@
         var cell = row.cells[index], badge = cell && cell.querySelector(".badge");
         var state = cell ? cell.textContent.trim() : "";
         if (cell && !badge && (state === "BLOCKED" || state === "DELIVERED")) {
-          badge = el("span", "badge"); // an older Flower shows a state as mere text
+          badge = el("span", "badge"); // an older Flower shows a state as plain text
           cell.replaceChildren(badge);
         }
         if (badge) paint(badge, state);

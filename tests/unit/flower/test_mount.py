@@ -1,4 +1,4 @@
-"""The line in flowerconfig.py: what it adds to Flower, and which Flowers it knows."""
+"""``import celery_singleton_lock.flower``: what it adds to Flower, and to which versions."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from support.flower import needs_flower
 
 @pytest.fixture
 def mounting():
-    """The module that adds our pages; importing it adds them to this process' Flower."""
+    """The module that adds the pages. Importing it adds them to Flower in this process."""
     needs_flower()
     from celery_singleton_lock.flower import mount  # noqa: PLC0415  # Flower may be missing
 
     return mount
 
 
-def test_the_pages_are_added_once_before_the_one_that_takes_the_rest(mounting):
-    """However often it is imported, and whatever is configured besides."""
+def test_the_pages_are_added_once_and_before_the_handler_that_matches_every_path(mounting):
     from flower import urls  # noqa: PLC0415
 
     mounting.mount()
@@ -35,10 +34,10 @@ def test_the_pages_are_added_once_before_the_one_that_takes_the_rest(mounting):
 @pytest.mark.parametrize(
     ("version", "known"), [("2.0.1", True), ("2.2.0", True), ("2.9.0", False), ("3.0.0", False)]
 )
-def test_a_flower_that_was_not_tested_is_warned_of_and_used(
+def test_an_untested_version_of_flower_gets_the_pages_with_a_warning(
     mounting, monkeypatch, caplog, version, known
 ):
-    """The warning says what may be wrong, and what to do then."""
+    """The warning says what may be wrong, and what to do."""
     monkeypatch.setattr("flower.__version__", version)
     with caplog.at_level(logging.WARNING):
         mounting.mount()
@@ -47,7 +46,6 @@ def test_a_flower_that_was_not_tested_is_warned_of_and_used(
 
 
 def test_without_flower_the_error_says_what_to_install():
-    """Where the package is there without its extra."""
     script = (
         "import sys, importlib.util as u; find = u.find_spec\n"
         "u.find_spec = lambda name, *rest: None if name == 'flower' else find(name, *rest)\n"

@@ -1,4 +1,4 @@
-"""What Flower's pages are told: bounded, shared, and never more often than Redis can bear."""
+"""The data of Flower's pages: bounded, shared by all viewers, read at a bounded rate."""
 
 from __future__ import annotations
 
@@ -7,21 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from celery_singleton_lock.flower.rows import (
-    KEPT,
-    LISTS,
-    MOST_ROWS,
-    REST,
-    Feed,
-    UnknownLock,
-    locks_in,
-    visible,
-)
+from celery_singleton_lock.flower.list_cache import AGE_FACTOR, LISTS, LOCKS
+from celery_singleton_lock.flower.rows import MAX_ROWS, LockRows, UnknownLock
+from celery_singleton_lock.flower.values import locks_in, visible
 from celery_singleton_lock.store.operator.base import Glance
 
 
-class HandClock:
-    """Time that a test moves."""
+class ManualClock:
+    """A clock that the test moves."""
 
     def __init__(self):
         self.now = 100.0
@@ -30,21 +23,21 @@ class HandClock:
         return self.now
 
 
-class PaperStore:
-    """Has as many locks as it is told, and takes its time to list them."""
+class FakeStore:
+    """Has the given locks. Listing them takes ``takes`` seconds of the clock."""
 
     def __init__(self, clock, names=(), takes=0.0):
         self.clock, self.names, self.takes = clock, list(names), takes
         self.listed = []
-        self.gate = None
+        self.may_list = None
 
     def time(self):
         return 1e9
 
-    def glances(self, pattern="", *, holders=1):
+    def summarise_locks(self, pattern="", *, holders=1):
         self.listed.append(pattern)
-        if self.gate is not None:
-            self.gate.wait(10)
+        if self.may_list is not None:
+            self.may_list.wait(60)
         self.clock.now += self.takes
         for n, name in enumerate(self.names):
             if pattern in name:
@@ -53,53 +46,52 @@ class PaperStore:
 
 @pytest.fixture
 def clock():
-    return HandClock()
+    return ManualClock()
 
 
-def test_who_looks_at_the_same_list_shares_one_reading(clock):
-    """Also those who come while it is read."""
-    store = PaperStore(clock, ["a"])
-    feed, store.gate = Feed(store, clock), threading.Event()
+def test_viewers_of_the_same_list_share_one_read(clock):
+    """Also viewers who ask while the list is read."""
+    store = FakeStore(clock, ["a"])
+    rows, store.may_list = LockRows(store, clock), threading.Event()
     with ThreadPoolExecutor(5) as pool:
-        looks = [pool.submit(feed.page) for _ in range(5)]
-        store.gate.set()
-        assert [look.result(10)["total"] for look in looks] == [1] * 5
+        answers = [pool.submit(rows.page) for _ in range(5)]
+        store.may_list.set()
+        assert [answer.result(60)["total"] for answer in answers] == [1] * 5
     assert store.listed == [""]
 
 
-def test_a_list_that_took_long_is_left_alone_for_long(clock):
-    """Reading takes a small part of the time, and the answer says how old it is."""
-    store = PaperStore(clock, ["a"], takes=2.0)
-    feed = Feed(store, clock)
-    feed.page()
-    clock.now += REST * 2.0 - 0.1
-    assert feed.page()["age"] == pytest.approx(REST * 2.0 - 0.1)
+def test_a_list_that_takes_long_to_read_is_read_less_often(clock):
+    """The answer says how old it is."""
+    store = FakeStore(clock, ["a"], takes=2.0)
+    rows = LockRows(store, clock)
+    rows.page()
+    clock.now += AGE_FACTOR * 2.0 - 0.1
+    assert rows.page()["age"] == pytest.approx(AGE_FACTOR * 2.0 - 0.1)
     assert len(store.listed) == 1
     clock.now += 0.2
-    assert feed.page()["age"] == 0
+    assert rows.page()["age"] == 0
     assert len(store.listed) == 2
 
 
-def test_no_more_lists_and_rows_are_kept_than_said(clock):
-    """However many filters are asked for, and however many locks there are."""
-    feed = Feed(PaperStore(clock, map(str, range(KEPT + 5))), clock)
+def test_the_number_of_lists_and_rows_in_memory_is_bounded(clock):
+    """For any number of filters and locks."""
+    rows = LockRows(FakeStore(clock, map(str, range(LOCKS + 5))), clock)
     for n in range(3 * LISTS):
-        feed.page(f"no such {n}")
-    assert len(feed._lists) == LISTS
-    found = feed.page(limit=10**6)
-    assert (found["total"], found["listed"]) == (KEPT + 5, KEPT)
-    assert len(found["locks"]) == MOST_ROWS
-    assert found["locks"][0]["waiting"] == KEPT + 4  # the first in the order are those kept
-    assert feed.page(offset=10**9)["locks"] == []
+        rows.page(f"no such {n}")
+    assert len(rows._lists) == LISTS
+    found = rows.page(limit=10**6)
+    assert (found["total"], found["listed"]) == (LOCKS + 5, LOCKS)
+    assert len(found["locks"]) == MAX_ROWS
+    assert found["locks"][0]["waiting"] == LOCKS + 4  # the first of the order stay in memory
+    assert rows.page(offset=10**9)["locks"] == []
 
 
 def test_an_unknown_order_or_lock_is_refused(clock):
-    """With a sentence for people."""
-    feed = Feed(PaperStore(clock), clock)
+    rows = LockRows(FakeStore(clock), clock)
     with pytest.raises(ValueError, match="use one of name, waiting"):
-        feed.page(order="sideways")
-    with pytest.raises(UnknownLock, match="Look at the list again"):
-        feed.details("0" * 32)
+        rows.page(order="sideways")
+    with pytest.raises(UnknownLock, match="Reload the list"):
+        rows.details("0" * 32)
 
 
 @pytest.mark.parametrize(
@@ -111,14 +103,13 @@ def test_an_unknown_order_or_lock_is_refused(clock):
         ("x" * 30, "x" * 19 + "…"),
     ],
 )
-def test_what_a_page_cannot_show_is_made_visible(text, shown):
-    """Control characters, halves of characters, and lengths."""
+def test_text_is_cut_and_made_printable_for_a_page(text, shown):
+    """Control characters and unpaired surrogates are replaced."""
     assert visible(text, 20) == shown
 
 
 @pytest.mark.parametrize(
     "stats", [{}, {"singleton_lock": None}, {"singleton_lock": {}}, {"singleton_lock": "odd"}]
 )
-def test_a_worker_without_locks_or_of_an_older_version_has_none(stats):
-    """Its statistics lack what newer ones have."""
+def test_statistics_without_locks_or_of_an_older_worker_have_no_locks(stats):
     assert locks_in(stats) == []
