@@ -1,7 +1,7 @@
 """Locks in a Django project: put ``celery_singleton_lock.django`` into ``INSTALLED_APPS``.
 
-That adds system checks of ``CELERY_SINGLETON_LOCK_…`` and the command ``manage.py locks``. Besides
-there are :class:`CacheLock` and its decorator, which need only Django's caches::
+This adds system checks of ``CELERY_SINGLETON_LOCK_…`` and the command ``manage.py locks``.
+:class:`CacheLock` and its decorator also work without the app; they need only Django's caches::
 
     @cache_locked("report:{month}", lease=60, wait_timeout=5)
     def build(month): ...

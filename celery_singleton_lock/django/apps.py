@@ -1,4 +1,4 @@
-"""The Django app: checks of its settings, and ``manage.py locks``."""
+"""The Django app. It registers the system checks."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""System checks: ``CELERY_SINGLETON_LOCK_…`` is checked by ``manage.py check`` as by a worker.
+"""System checks: ``manage.py check`` checks ``CELERY_SINGLETON_LOCK_…`` as a worker does.
 
 ============================  =====================================================================
 ``celery_singleton_lock.…``
 ============================  =====================================================================
-``E001``                      there is no such setting
-``E002``                      it cannot have this value
-``E003``                      no Redis for the locks: wrong alias, or no URL that can be used
-``W001``                      it works, and does not do what its author probably expects
-``W002``                      locks and parked tasks share a database with a cache's values
+``E001``                      unknown setting
+``E002``                      invalid value
+``E003``                      no Redis for the locks: unknown alias, or invalid URL
+``W001``                      valid value with an effect that is probably not intended
+``W002``                      locks and parked tasks share a database with the values of a cache
 ============================  =====================================================================
 """
 
@@ -20,26 +20,23 @@ from typing import Any, Final
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register  # noqa: A004  # Django's
 
-from celery_singleton_lock.config.limits import PREFIX
+from celery_singleton_lock.config.app_settings import parse_settings
 from celery_singleton_lock.config.django_cache_alias import is_alias
+from celery_singleton_lock.config.limits import PREFIX
 from celery_singleton_lock.config.option_checks import OPTIONS, ConfigurationWarning, Place
+from celery_singleton_lock.config.settings import Settings
+from celery_singleton_lock.config.unknown_names import check_unknown_settings, spelled_as
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.config.settings import (
-    Settings,
-    check_unknown_settings,
-    parse_settings,
-    spelled_as,
-)
 
 TAG: Final = "celery_singleton_lock"
 NAMESPACE: Final = "CELERY_"
 NAMES: Final = NAMESPACE + PREFIX.upper()
-"""How all settings of ours begin in Django's settings."""
+"""Prefix of this library's settings in Django's settings."""
 
 
 @register(TAG)
 def check_settings(**_: Any) -> list[CheckMessage]:
-    """Return what is wrong with the settings of the locks in Django's settings."""
+    """Return errors and warnings about the settings of the locks."""
     given = {name: getattr(settings, name) for name in dir(settings) if _is_ours(name)}
     wrong = [*_unknown(given), *_values(given)]
     return wrong or list(_backend(given))
@@ -72,7 +69,7 @@ def _values(given: dict[str, Any]) -> Iterator[CheckMessage]:
 
 
 def _backend(given: dict[str, Any]) -> Iterator[CheckMessage]:
-    """Look for the Redis, if one is named: a project without locked tasks needs none."""
+    """Check the address of the locks' Redis, if there is one."""
     url = given.get(f"{NAMES}BACKEND")
     if url is None:
         return
@@ -88,22 +85,22 @@ def _backend(given: dict[str, Any]) -> Iterator[CheckMessage]:
 
 
 def _shared(alias: str, ours: Settings) -> Iterator[CheckMessage]:
-    """Warn of a database in which a cache keeps its values: ``clear()`` empties all of it."""
+    """Warn if a cache uses the same database: its ``clear()`` would delete the locks."""
     here = str(ours.address())
     others = [each for each in settings.CACHES if each != alias and _address(each) == here]
     sharing = ["default"] if alias == "default" else others
     if sharing:
         yield Warning(
-            f"Locks and parked tasks live in the database of the cache {sharing[0]!r}: its clear() "
-            "would delete them, and tasks that wait there would be lost.",
-            hint='Add an alias of their own to CACHES, with another database (".../2"), and name '
-            f'it in {NAMES}BACKEND = "django-cache://locks".',
+            f"Locks and parked tasks are in the database of the cache {sharing[0]!r}: its clear() "
+            "would delete them, and parked tasks would be lost.",
+            hint='Add an alias for locks to CACHES, with another database (".../2"), and set '
+            f'{NAMES}BACKEND = "django-cache://locks".',
             id=f"{TAG}.W002",
         )
 
 
 def _address(alias: str) -> str:
-    """Return where a cache keeps its values; empty if that is no Redis, or is not understood."""
+    """Return the Redis address of a cache; empty if it has none, or an invalid one."""
     try:
         return str(parse_settings({f"{PREFIX}backend": f"django-cache://{alias}"}.get).address())
     except ConfigurationError:

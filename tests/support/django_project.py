@@ -1,4 +1,4 @@
-"""Django in the process of the tests, which share it: settings are put in place for a while."""
+"""A Django project in the test process, with temporary settings."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MEMORY = "django.core.cache.backends.locmem.LocMemCache"
 
 @contextlib.contextmanager
 def project(database: str = ":memory:", **changed: Any) -> Iterator[None]:
-    """Have a Django project with these settings, and a database of SQLite."""
-    if not settings.configured:  # other tests may have
+    """Set up a Django project with these settings and an SQLite database."""
+    if not settings.configured:  # another test may have done so
         settings.configure(LOGGING_CONFIG=None)
     django.setup()
     default = {"ENGINE": "django.db.backends.sqlite3", "NAME": database, "OPTIONS": {"timeout": 10}}
@@ -35,7 +35,7 @@ def project(database: str = ":memory:", **changed: Any) -> Iterator[None]:
 
 
 def close() -> None:
-    """Close what this thread has opened."""
+    """Close the caches and connections of this thread."""
     caches.close_all()
     connections.close_all()
     for alias in connections:

@@ -1,4 +1,4 @@
-"""``manage.py locks``: what it hands to the commands, and what comes back."""
+"""``manage.py locks``: arguments, output and exit status."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from django.core.management import CommandError, call_command
 
 from celery_singleton_lock import Lock, LockedTask
 from celery_singleton_lock.django.management.commands.locks import Command
-from support import django_project as djangos
+from support import django_project
 
 
 @pytest.fixture(autouse=True)
 def app(redis_url):
     """The project's app, with one locked task."""
     before = getattr(_state._tls, "current_app", None)
-    with Celery("shop", broker=redis_url, set_as_current=False) as app, djangos.project():
+    with Celery("shop", broker=redis_url, set_as_current=False) as app, django_project.project():
         task = app.task(name="shop.settle", shared=False, base=LockedTask, lock_key="account:1")
         task(lambda: None)
         _state._set_current_app(app)
@@ -31,27 +31,27 @@ def app(redis_url):
 
 @pytest.fixture
 def held(redis_client):
-    """The lock that is shown."""
+    """A held lock."""
     with Lock(redis_client, "account:1"):
         yield
 
 
 def manage(*arguments):
-    """Run it as the program; return its exit status."""
+    """Run it from the command line; return its exit status."""
     with pytest.raises(SystemExit) as ended:
         Command().run_from_argv(["manage.py", "locks", *arguments])
     return ended.value.code
 
 
 def called(*arguments):
-    """Run it from code; return what it prints."""
+    """Run it with ``call_command``; return its output."""
     out = io.StringIO()
     call_command(Command(), *arguments, stdout=out)
     return out.getvalue()
 
 
-def test_it_is_the_command_line_of_the_projects_app(held, capsys):
-    """With the options of each command, and of manage.py before them."""
+def test_it_runs_the_commands_for_the_projects_app(held, capsys):
+    """With the options of each command and those of manage.py."""
     assert manage("list", "--json") == 0
     (lock,) = json.loads(capsys.readouterr().out)
     assert lock["name"] == "account:1"
@@ -61,9 +61,9 @@ def test_it_is_the_command_line_of_the_projects_app(held, capsys):
 
 def test_help_names_the_commands(capsys):
     assert manage("--help") == 0
-    told = capsys.readouterr().out
-    assert "Usage: manage.py locks" in told
-    assert all(name in told for name in ("doctor", "release", "watch", "--app", "--settings"))
+    shown = capsys.readouterr().out
+    assert "Usage: manage.py locks" in shown
+    assert all(name in shown for name in ("doctor", "release", "watch", "--app", "--settings"))
 
 
 @pytest.mark.parametrize(
@@ -71,11 +71,11 @@ def test_help_names_the_commands(capsys):
     [
         (["show", "account:7"], 1, "account:7"),
         (["shwo"], 2, "No such command 'shwo'"),
-        (["purge"], 2, "say which"),
+        (["purge"], 2, "select the tasks: "),
     ],
 )
 def test_the_exit_status_is_kept(arguments, status, says, capsys):
-    """From code, it is the error's ``returncode``."""
+    """With ``call_command`` it is the error's ``returncode``."""
     assert manage(*arguments) == status
     assert says in capsys.readouterr().err
     with pytest.raises(CommandError) as caught:
@@ -85,25 +85,25 @@ def test_the_exit_status_is_kept(arguments, status, says, capsys):
 
 
 def test_an_app_may_be_named(capsys):
-    """As ``celery -A`` takes it."""
+    """By the same rules as for ``celery -A``."""
     assert manage("--app", "no.such.project", "list") == 2
     assert "--app no.such.project: No module named 'no'" in capsys.readouterr().err
 
 
-def test_a_redis_that_is_away_has_a_status_of_its_own(app, capsys):
+def test_an_unreachable_redis_has_its_own_exit_status(app, capsys):
     app.conf.singleton_lock_backend = "redis://127.0.0.1:1"
     assert manage("list") == 3
     assert "127.0.0.1:1" in capsys.readouterr().err
 
 
-def test_from_code_it_prints_to_stdout(held):
+def test_call_command_prints_to_stdout(held):
     (lock,) = json.loads(called("list", "--json"))
     assert lock["name"] == "account:1"
 
 
-def test_a_project_without_an_app_is_asked_for_it(capsys, monkeypatch):
-    """A Celery of its own that knows nothing would show nothing, and be believed."""
+def test_without_an_app_of_the_project_it_fails(capsys, monkeypatch):
+    """Celery's default app would show no locks, which would be misleading."""
     _state._set_current_app(None)
-    monkeypatch.setattr(_state, "default_app", None)  # a worker in a thread has made its app this
+    monkeypatch.setattr(_state, "default_app", None)  # a worker in a thread may have set it
     assert manage("list") == 2
-    assert "the project has made no Celery app by now" in capsys.readouterr().err
+    assert "the project has not created a Celery app" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""``delay_on_commit`` of locked tasks: whichever way a project names its base class."""
+"""``delay_on_commit`` of locked tasks, with each kind of base class."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from celery.contrib.django.task import DjangoTask
 from django.db import transaction
 
 from celery_singleton_lock import LockedTask
-from support import django_project as djangos
+from support import django_project
 
 
 class LockedFirst(LockedTask, DjangoTask):
-    """As docs/calls.md has it."""
+    """As in docs/calls.md."""
 
 
 class LockedLast(DjangoTask, LockedTask):
-    """The other way round."""
+    """With the bases in reverse order."""
 
 
 class Counted(Task):
@@ -27,18 +27,18 @@ class Counted(Task):
 
 
 class LockedOwn(LockedTask, Counted):
-    """Locked, and of the project."""
+    """Locked, and derived from the project's base class."""
 
 
 @pytest.fixture
 def in_a_project():
-    with djangos.project():
+    with django_project.project():
         yield
 
 
 @pytest.fixture
 def make():
-    """Make an app with a locked task: ``make(LockedTask)``; messages stay in memory."""
+    """A function that makes an app with a locked task. Messages stay in memory."""
     apps = []
 
     def make(base=None, **options):
@@ -59,7 +59,7 @@ def make():
 
 
 def sent(task):
-    """How many messages are in the queue."""
+    """Return the number of messages in the queue."""
     with task.app.connection_for_read() as connection, connection.channel() as channel:
         return channel.queue_declare(queue="celery", passive=False).message_count
 
@@ -69,7 +69,7 @@ BASES = [LockedTask, LockedFirst, LockedLast, LockedOwn]
 
 @pytest.mark.parametrize("base", BASES, ids=lambda base: base.__name__)
 def test_t19_a_locked_task_is_sent_on_commit(in_a_project, make, base):
-    """Not before, and not if it is rolled back."""
+    """Not before the commit, and not after a rollback."""
     task = make(base)
     before = sent(task)
     with transaction.atomic():
@@ -84,8 +84,8 @@ def test_t19_a_locked_task_is_sent_on_commit(in_a_project, make, base):
 
 
 @pytest.mark.parametrize("base", [LockedTask, LockedFirst], ids=lambda base: base.__name__)
-def test_t19_so_is_one_of_an_app_of_which_all_tasks_are_locked(in_a_project, make, base):
-    """``Celery(task_cls=…)``: Celery leaves such an app's task class alone."""
+def test_t19_a_task_of_an_app_with_a_locked_task_class_is_sent_on_commit(in_a_project, make, base):
+    """``Celery(task_cls=…)``: Celery does not replace the task class of such an app."""
     task = make(task_cls=base)
     before = sent(task)
     with transaction.atomic():
@@ -94,8 +94,8 @@ def test_t19_so_is_one_of_an_app_of_which_all_tasks_are_locked(in_a_project, mak
     assert sent(task) == before + 1
 
 
-def test_without_a_django_project_there_are_no_such_methods(make, monkeypatch):
-    """The error says what is missing; other names fail as ever."""
+def test_without_a_django_project_the_task_has_no_on_commit_methods(make, monkeypatch):
+    """The error says what to set. Other unknown names raise the usual error."""
     from django.conf import LazySettings  # noqa: PLC0415
 
     monkeypatch.delenv("DJANGO_SETTINGS_MODULE", raising=False)

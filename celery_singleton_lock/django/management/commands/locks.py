@@ -16,11 +16,11 @@ from celery_singleton_lock.cli import locks
 from celery_singleton_lock.cli.options import Commands
 
 _HANDLED: Final = ("--settings", "--pythonpath")
-"""Options that manage.py itself has read before it comes here."""
+"""Options that manage.py has already read."""
 
 
 def _chosen_app(app: str | None) -> Celery:
-    """Return the app that is named, or the one that the project has made."""
+    """Return the named app, or the app that the project has created."""
     if app:
         try:
             return find_app(app)
@@ -30,7 +30,7 @@ def _chosen_app(app: str | None) -> Celery:
     current = _state.get_current_app()
     if current.main == "default" and current is _state.default_app:
         msg = (
-            "the project has made no Celery app by now: import it in the project's __init__.py "
+            "the project has not created a Celery app: import it in the project's __init__.py "
             "(from .celery import app), or name it: manage.py locks --app PROJECT …"
         )
         raise click.UsageError(msg)
@@ -38,15 +38,15 @@ def _chosen_app(app: str | None) -> Celery:
 
 
 def _group() -> click.Group:
-    """Return the group of commands, with the options of manage.py before them."""
+    """Return the commands, with the options of manage.py."""
 
     def remember(context: click.Context, _: Any, app: str | None) -> None:
         context.obj = SimpleNamespace(app=None if context.resilient_parsing else _chosen_app(app))
 
-    about = "The Celery app, as celery -A takes it; the one that the project has made, if left out."
+    about = "The Celery app, as for celery -A. Default: the app that the project has created."
     params: list[click.Parameter] = [
         click.Option(["-A", "--app"], expose_value=False, callback=remember, help=about),
-        *(click.Option([name], expose_value=False, help="As manage.py's.") for name in _HANDLED),
+        *(click.Option([name], expose_value=False, help="See manage.py.") for name in _HANDLED),
     ]
     return Commands(
         "locks",
@@ -58,24 +58,24 @@ def _group() -> click.Group:
 
 
 class Command(BaseCommand):
-    """Hand all arguments to the commands of ``celery -A app locks``; their exit status counts."""
+    """Runs the commands of ``celery -A app locks``, with their exit status."""
 
-    help = "See and mend the locks of this project's tasks: manage.py locks --help."
-    requires_system_checks: tuple[str, ...] = ()  # it has to work where something is wrong
+    help = "Show and change the locks of this project's tasks: manage.py locks --help."
+    requires_system_checks: tuple[str, ...] = ()  # the command must run even if a check fails
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """Run as the program manage.py does."""
+        """Run from the command line."""
         sys.exit(_group().main(argv[2:], prog_name=f"{argv[0]} {argv[1]}"))
 
     def add_arguments(self, parser: Any) -> None:
-        """Take whatever comes, for ``call_command("locks", "list", "--json")``."""
+        """Accept all arguments, for ``call_command("locks", "list", "--json")``."""
         parser.add_argument("args", nargs="...")
 
     def handle(self, *args: str, **options: Any) -> None:
-        """Run as ``call_command`` does.
+        """Run from ``call_command``.
 
         Raises:
-            CommandError: it was not done; its ``returncode`` is the exit status.
+            CommandError: the command failed. ``returncode`` is the exit status.
         """
         out = options.get("stdout") or sys.stdout
         with contextlib.redirect_stdout(out):
