@@ -1,7 +1,7 @@
-"""For tests of projects that use this library: locks in memory, their time, and assertions.
+"""For tests of projects that use this library: locks in memory, control of their time, assertions.
 
-pytest's fixtures are made of these, see :mod:`celery_singleton_lock.pytest_plugin`; any other test
-runner can use them as they are::
+The pytest fixtures in :mod:`celery_singleton_lock.pytest_plugin` use this package. With another
+test runner use it directly::
 
     with SingletonLocks(app) as locks, locks.worker():
         with locks.hold("account:42"):
@@ -13,9 +13,9 @@ runner can use them as they are::
 from __future__ import annotations
 
 from celery_singleton_lock.testing.client import memory_client
-from celery_singleton_lock.testing.fake_holder import Hold
-from celery_singleton_lock.testing.assertions import SingletonLocks
 from celery_singleton_lock.testing.clock_control import LockTime
+from celery_singleton_lock.testing.fake_holder import Hold
+from celery_singleton_lock.testing.fixture import SingletonLocks
 from celery_singleton_lock.testing.worker import worker_in_thread
 
 __all__ = ["Hold", "LockTime", "SingletonLocks", "memory_client", "worker_in_thread"]

@@ -8,12 +8,15 @@ from celery_singleton_lock.store.connect import in_memory
 
 
 def memory_client(name: str = "") -> redis.Redis:
-    """Return a redis-py client of the Redis in this process' memory that locks of a name live in.
+    """Return a redis-py client for a Redis in the memory of this process.
 
-    ``Lock(memory_client(), "account:42")`` is a lock among the threads of this process.
+    ``Lock(memory_client(), "account:42")`` is a lock between the threads of this process.
 
     Args:
-        name: what stands behind ``memory://``. The same name is the same Redis.
+        name: the part of the URL after ``memory://``. Clients with the same name share the data.
+
+    Returns:
+        The client.
 
     Raises:
         ConfigurationError: the extra ``testing`` is not installed.

@@ -1,4 +1,4 @@
-"""What the tasks of an app have done in this process, as far as locks are concerned."""
+"""A log of the runs of an app's tasks in this process, and of the events of their locks."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from celery_singleton_lock.events import (
     TaskEvent,
     TaskReplaced,
 )
-from celery_singleton_lock.worker.extension import Extension
-from celery_singleton_lock.worker.execution.tracer import current_lock
 from celery_singleton_lock.message_text import a_kind
+from celery_singleton_lock.worker.execution.task_lock import current_lock
+from celery_singleton_lock.worker.extension import Extension
 
 
 @dataclass(eq=False)
@@ -30,14 +30,14 @@ class Run:
     """One run of a task's body.
 
     Args:
-        task_id: whose.
+        task_id: id of the task.
         task: name of the task.
-        lock: name of the lock that it should hold; empty if it is no ``LockedTask``.
-        held: whether it held that lock when it began.
-        limit: how many may hold it at once.
-        began: monotonic time.
-        ended: likewise; None while it runs.
-        lost: whether the lock was lost meanwhile.
+        lock: name of the lock that it should hold; empty if it is not a ``LockedTask``.
+        held: whether it held that lock when it started.
+        limit: number of permits of the lock.
+        began: monotonic time of the start, in seconds.
+        ended: monotonic time of the end; None while it runs.
+        lost: whether it lost the lock while it ran.
     """
 
     task_id: str
@@ -58,22 +58,22 @@ class Run:
         return f"{self.task}[{self.task_id}]"
 
 
-class Journal:
-    """Hears Celery's signals and the events of locks, and keeps what they say.
+class EventLog:
+    """Records Celery's signals and the events of locks.
 
     Args:
         extension: the app's locks.
 
     Attributes:
-        runs: in the order in which they began.
-        events: what happened to tasks and their locks.
+        runs: the runs of tasks, in the order of their start.
+        events: the events about tasks and their locks.
     """
 
     def __init__(self, extension: Extension) -> None:
-        """Begin to hear."""
+        """Connect to the signals and events."""
         self.runs: list[Run] = []
         self.events: list[TaskEvent] = []
-        self._told: list[tuple[float, str, str]] = []
+        self._lines: list[tuple[float, str, str]] = []
         self._extension = extension
         self._clock = SystemClock()
         self._open: dict[int, Run] = {}
@@ -89,62 +89,62 @@ class Journal:
         extension.eager.noted = self._eager
 
     def close(self) -> None:
-        """Hear no more."""
+        """Disconnect."""
         for signal, receiver in self._signals.items():
             signal.disconnect(receiver)
         self._extension.observers.remove(self)
         self._extension.eager.noted = self._noted_before
 
     def forget(self) -> None:
-        """Begin anew; what runs now is not known any more."""
-        for kept in (self.runs, self.events, self._told):
+        """Delete all records, also those of running tasks."""
+        for kept in (self.runs, self.events, self._lines):
             kept.clear()
 
-    # -- what is asked ----------------------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------------------------
 
     def runs_of(self, task_id: str) -> list[Run]:
-        """Return the runs of a task: several, if it was retried."""
+        """Return the runs of a task. A retried task has several."""
         return [run for run in self.runs if run.task_id == task_id]
 
     def runs_for(self, lock: str) -> list[Run]:
         """Return the runs that should have held a lock."""
         return [run for run in self.runs if run.lock == lock]
 
-    def crowd(self, run: Run) -> list[Run]:
-        """Return the other runs for its lock, at the moment when most of them ran at once."""
+    def overlapping(self, run: Run) -> list[Run]:
+        """Return the largest group of other runs for the same lock that overlapped at one time."""
         others = [
             other for other in self.runs_for(run.lock) if other is not run and run.overlaps(other)
         ]
         moments = [run.began, *(other.began for other in others if other.began >= run.began)]
-        crowds = [
+        groups = [
             [o for o in others if o.began <= at and (o.ended is None or o.ended > at)]
             for at in moments
         ]
-        return max(crowds, key=len)
+        return max(groups, key=len)
 
     def refusals(self, task_id: str) -> list[LockRefused]:
-        """Return how often, and why, a task did not get its lock."""
+        """Return the ``LockRefused`` events of a task."""
         return [e for e in self.events if isinstance(e, LockRefused) and e.task_id == task_id]
 
-    def story(self, task_id: str) -> str:
-        """Return what happened to a task, one line each."""
-        told = [(at, sentence) for at, whose, sentence in self._told if whose == task_id]
-        lines = [f"  {at - told[0][0]:+7.3f} s: {sentence}" for at, sentence in told]
+    def history(self, task_id: str) -> str:
+        """Return what happened to a task, one line for each step."""
+        entries = [(at, sentence) for at, whose, sentence in self._lines if whose == task_id]
+        lines = [f"  {at - entries[0][0]:+7.3f} s: {sentence}" for at, sentence in entries]
         return "\n".join(lines or ["  No worker in this process has received it."])
 
-    # -- what is heard ----------------------------------------------------------------------------
+    # -- recording --------------------------------------------------------------------------------
 
     def notify(self, event: Any) -> None:
-        """Hear of a lock."""
+        """Record an event of a lock."""
         if isinstance(event, TaskEvent):
             self.events.append(event)
             sentence = _SENTENCES.get(type(event))
             if sentence is not None:
-                self._tell(event.task_id, sentence.format_map(asdict(event)))
+                self._add_line(event.task_id, sentence.format_map(asdict(event)))
 
     def _received(self, request: Any = None, **_: Any) -> None:
         if request is not None and request.app is self._extension.app:
-            self._tell(request.id, "a worker received it")
+            self._add_line(request.id, "a worker received it")
 
     def _begins(self, sender: Any = None, **_: Any) -> None:
         if sender.app is not self._extension.app or self._is_noted(sender):
@@ -167,7 +167,7 @@ class Journal:
             self._end(run, "its body")
 
     def _is_noted(self, task: Any) -> bool:
-        """Whether :meth:`_eager` hears of it, which knows when it has its lock."""
+        """Return whether :meth:`_eager` records this run, after the lock was acquired."""
         locked = task.name in self._extension.declared()
         return bool(locked and task.request.is_eager and self._extension.locks_eager(task))
 
@@ -179,43 +179,43 @@ class Journal:
         run = Run(task.request.id, task.name, name, held, limit, self._clock.monotonic())
         self.runs.append(run)
         shown = f"under the lock {name!r}" if held else "without a lock"
-        self._tell(run.task_id, f"it began to run {shown}")
+        self._add_line(run.task_id, f"it started {shown}")
         return run
 
     def _end(self, run: Run, state: str) -> None:
         run.lost = run.held and not current_lock().held
         run.ended = self._clock.monotonic()
         lost = ", without the lock, which it had lost" if run.lost else ""
-        self._tell(run.task_id, f"it ended{lost} ({state})")
+        self._add_line(run.task_id, f"it ended{lost} ({state})")
 
     def _lock_of(self, task: Any, args: Any, kwargs: Any) -> str:
         if task.name not in self._extension.declared():
             return ""
         try:
             return self._extension.name_of(task, args or (), kwargs or {})
-        except Exception:  # noqa: BLE001  # the task has no lock, and fails with that
+        except Exception:  # noqa: BLE001  # the task has no lock name, and fails with this error
             return ""
 
-    def _tell(self, task_id: str, sentence: str) -> None:
-        self._told.append((self._clock.monotonic(), task_id, sentence))
+    def _add_line(self, task_id: str, sentence: str) -> None:
+        self._lines.append((self._clock.monotonic(), task_id, sentence))
 
 
 _SENTENCES: Final[dict[type[TaskEvent], str]] = {
-    TaskBlocked: "its lock {lock!r} was busy ({policy}): held by {holder}; it had rank {rank}",
-    TaskDelivered: "its turn came ({verdict}), after {waited:.3f} s",
-    TaskReplaced: "{by} took its place in the queue",
-    LockRefused: "its policy ({policy}) refused it: the lock {lock!r} was busy",
+    TaskBlocked: "it was blocked ({policy}): {holder} held the lock {lock!r}; it had rank {rank}",
+    TaskDelivered: "it was delivered to the pool ({verdict}), after {waited:.3f} s",
+    TaskReplaced: "{by} replaced it in the queue",
+    LockRefused: "it was refused the lock {lock!r} and did not run ({policy})",
     LeaseLost: "it lost the lock {lock!r}: {reason}",
-    TaskDuplicate: "another copy of it came ({verdict})",
+    TaskDuplicate: "a duplicate of it was delivered ({verdict})",
 }
-"""What is told of events; of the others the runs tell."""
+"""Sentences for events. Other events need none: the runs show them."""
 
 
 def id_of(result: Any) -> str:
-    """Return the id of a task, of which the result or the id is given.
+    """Return the id of a task, given its result or the id itself.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: ``result`` is neither a result nor a text.
     """
     found = result if isinstance(result, str) else getattr(result, "id", None)
     if not isinstance(found, str):
@@ -225,7 +225,7 @@ def id_of(result: Any) -> str:
 
 
 def state_of(app: Any, result: Any) -> str:
-    """Return a task's state as its result backend has it, with what it says of it; or why not."""
+    """Return a task's state and result in the result backend, or why they are not known."""
     found = AsyncResult(result, app=app) if isinstance(result, str) else result
     try:
         return f"{found.state}: {found.result}" if found.result is not None else str(found.state)

@@ -1,43 +1,43 @@
-"""A lock that somebody else holds, as far as the tasks under test can see."""
+"""A holder that the test controls. The tasks under test see it as another client."""
 
 from __future__ import annotations
 
 import os
 import platform
-from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
-from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict, new_token
-from celery_singleton_lock.store.base import Store
+from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
+from celery_singleton_lock.core.owner_token import new_token
+from celery_singleton_lock.store.base import LockStore
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 SOMEBODY: Final = "the test's hold()"
-"""What holders are called that a test plays."""
+"""Name that the holder has in messages."""
 
 ANY: Final = 2**31 - 1
-"""A limit that leaves that of the tasks in force."""
+"""A limit so high that the lower limit of the tasks applies."""
 
 
 class Hold:
-    """A permit of a lock, until :meth:`release`; a context manager.
+    """A permit of a lock, held until :meth:`release`; a context manager.
 
     Args:
-        store: where.
+        store: the store of the locks.
         name: the lock's name.
-        lease: seconds after which it ends if it is not released. Nobody renews it.
-        limit: permits of the lock; :data:`ANY` leaves that to others.
+        lease: seconds until it expires if it is not released. It is not renewed.
+        limit: number of permits of the lock; :data:`ANY`: that of the tasks.
 
     Attributes:
-        fencing_token: number of the grant.
+        fencing_token: the fencing token.
 
     Raises:
         AssertionError: the lock is not free.
     """
 
-    def __init__(self, store: Store, name: str, lease: float, limit: int = ANY) -> None:
-        """Take a permit."""
+    def __init__(self, store: LockStore, name: str, lease: float, limit: int = ANY) -> None:
+        """Acquire a permit."""
         self.name: Final = name
         self._store = store
         self._token = new_token()
@@ -45,33 +45,28 @@ class Hold:
         reply = store.acquire(owner, Claim(name, lease, limit))
         if reply.verdict is not Verdict.GRANTED:
             holder = reply.holder or "another client"
-            msg = f"hold({name!r}) found the lock busy: it is held by {holder}."
+            msg = f"hold({name!r}) could not acquire the lock: it is held by {holder}."
             raise AssertionError(msg)
         self.fencing_token = reply.fencing_token
 
     @property
     def held(self) -> bool:
-        """Whether it is held: not released, nor has its lease ended, nor was it taken away."""
+        """Whether it is still held: not released, expired or taken away."""
         return self._token in {each.token for each in self._store.inspect(self.name).holders}
 
     def release(self) -> bool:
-        """Give the permit back, and hand it to who is next. Twice is once.
+        """Release the permit, and grant it to the next waiter. A second call has no effect.
 
         Returns:
-            Whether it was held until now; False if its lease had ended, or it was taken away.
+            True if it was held until now; False if it had expired or was taken away.
         """
         reply = self._store.release(self.name, self._token, Ending.FINAL)
         return reply.verdict is not Verdict.ABSENT
 
     def __enter__(self) -> Self:
-        """Return this; the permit is held already."""
+        """Return this object. The permit is held since its creation."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Release."""
+    def __exit__(self, *_: object) -> None:
+        """Release the permit."""
         self.release()

@@ -1,4 +1,4 @@
-"""A worker in a thread of this process, as quick as tests want it."""
+"""A worker in a thread of this process, without the delays of kombu and Celery."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Any, Final
 from celery.contrib.testing.worker import start_worker
 
 POLL: Final = 0.01
-"""Seconds between two looks for messages at a broker in memory; kombu looks once a second."""
+"""Seconds between two polls of a broker in memory; kombu's default is 1 s."""
 
 
 @contextmanager
 def worker_in_thread(
     app: Any, *, pool: str = "threads", concurrency: int = 4, **options: Any
 ) -> Iterator[Any]:
-    """Run a worker of an app in a thread of this process, within a ``with`` block.
+    """Run a worker in a thread of this process, within a ``with`` block.
 
-    The app needs a broker that this process can reach: ``broker_url = "memory://"`` will do.
+    The app needs a broker that this process can reach, such as ``broker_url = "memory://"``.
 
     Args:
         app: the Celery app.
-        pool: ``threads``; or ``solo``, one task at a time, where each parked task begins up to 2 s
-            after its turn has come, when Celery's main loop goes round.
-        concurrency: how many tasks run at once.
-        options: as of ``celery.contrib.testing.worker.start_worker``.
+        pool: ``threads``, or ``solo``: one task at a time. With ``solo`` a granted task starts up
+            to 2 s later, at the next iteration of Celery's event loop.
+        concurrency: number of tasks that run at the same time.
+        options: those of ``celery.contrib.testing.worker.start_worker``.
 
     Yields:
         Celery's worker.
@@ -39,13 +39,14 @@ def worker_in_thread(
         start_worker(app, pool=pool, concurrency=concurrency, **options) as worker,
     ):
         yield worker
-        # It is told to end behind this line, and would look for that in up to 2 s.
+        # After this line, start_worker() requests the worker to stop. Without the broadcast, the
+        # worker would notice that up to 2 s later.
         Timer(POLL, _rouse, [app]).start()
 
 
 @contextmanager
 def _logging_kept() -> Iterator[None]:
-    """Undo what a worker does to the root logger: tests behind it would see no warnings."""
+    """Restore the root logger, which a worker changes: later tests would see no warnings."""
     root = logging.getLogger()
     level, handlers = root.level, root.handlers[:]
     try:
@@ -66,5 +67,5 @@ def _quick_broker(app: Any) -> Iterator[None]:
 
 
 def _rouse(app: Any) -> None:
-    """Have the main loops of workers go round."""
+    """Wake the event loops of the workers."""
     app.control.broadcast("ping")
