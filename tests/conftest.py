@@ -8,21 +8,44 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from _pytest.runner import runtestprotocol
+from hypothesis import HealthCheck, settings
 
-from celery_singleton_lock.demo.redis_server import EmbeddedRedisError, Provider, RedisServer, find_provider
-from support.ci import skip_or_fail
+from celery_singleton_lock.demo.redis_provider import EmbeddedRedisError, Provider, find_provider
+from celery_singleton_lock.demo.redis_server import RedisServer
+from celery_singleton_lock.worker import message_stage
+from support.ci import FailuresAtOnce, in_ci, skip_or_fail
 from support.rabbitmq import RabbitMQ, VirtualHost, find_server
 from support.redis_cluster import RedisCluster
-from support.waiting import Late
+from support.variants import Shard, left_out, words_of_no_test
 from support.workers import CeleryWorker
 
+os.environ[message_stage.STRICT] = "1"  # here, and in all workers that tests start
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")  # an example may take seconds on a busy machine
 PROVIDER = "CSL_TEST_REDIS"  # e.g. CSL_TEST_REDIS=fakeredis pytest: that kind and no other
 
 
 def pytest_addoption(parser):
-    """Offer the tests of other projects; here, since pytest asks no folder below in time."""
+    """Offer what a run may play besides; here, since pytest asks no folder below in time."""
     parser.addoption("--foreign", action="store_true", help="run tests/foreign as well")
+    parser.addoption("--full", action="store_true", help="play all pools, brokers and stores")
+    parser.addoption(
+        "--shard", metavar="K/N", help="with --full: all variants of one in N files, e.g. 2/3"
+    )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config):
+    """Print failures at once in CI."""
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if in_ci() and terminal is not None:
+        config.pluginmanager.register(FailuresAtOnce(terminal))
+
+
+@pytest.fixture(scope="session")
+def full(request) -> bool:
+    """Whether this run plays all."""
+    return request.config.getoption("full")
 
 
 @pytest.fixture(scope="session")
@@ -81,7 +104,7 @@ def redis_cluster(redis_provider) -> Iterator[RedisCluster]:
 
 @pytest.fixture(scope="session")
 def replicated_cluster(redis_provider) -> Iterator[RedisCluster]:
-    """One of which each master has a replica; tests may let the two swap places."""
+    """A Cluster whose masters have a replica each; tests may let the two swap places."""
     if not redis_provider.is_real:
         skip_or_fail(f"a Cluster needs a real Redis, and this run has {redis_provider}")
     with RedisCluster(redis_provider, replicas=1) as cluster:
@@ -143,67 +166,12 @@ def _no_worker_stays() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    """Show the workers' logs with a failure, and note whether it is one of time."""
+    """Show the workers' logs with a failure."""
     report = yield
-    report.late = bool(report.failed and call.excinfo and call.excinfo.errisinstance(Late))
     if report.failed:
         for worker in CeleryWorker.started:
             report.sections.append((f"log of {worker!r}", worker.log_tail()))
     return report
-
-
-PLAYS = 3
-"""How often a test is played, at most, of which the only failure is that it was late."""
-
-LATE = "late"
-
-
-def pytest_runtest_protocol(item, nextitem):
-    """Play a test; again, if it was late, and nothing else: see `support.waiting.in_time`."""
-    about = {"nodeid": item.nodeid, "location": item.location}
-    item.ihook.pytest_runtest_logstart(**about)
-    late = []
-    for _ in range(PLAYS):
-        reports = runtestprotocol(item, log=False, nextitem=nextitem)
-        found = [report.longrepr.reprcrash.message for report in reports if report.late]
-        if not found or any(report.failed and not report.late for report in reports):
-            break
-        late += found
-    for report in reports:
-        report.user_properties += [(LATE, text.partition("Late: ")[2]) for text in late]
-        item.ihook.pytest_runtest_logreport(report=report)
-    item.ihook.pytest_runtest_logfinish(**about)
-    return True
-
-
-def pytest_terminal_summary(terminalreporter):
-    """Tell which tests were in time only when they were played again."""
-    passed = terminalreporter.getreports("passed")
-    late = {
-        report.nodeid: [text for name, text in report.user_properties if name == LATE]
-        for report in passed
-        if report.when == "call"
-    }
-    late = {test: texts for test, texts in late.items() if texts}
-    if late:
-        terminalreporter.section("in time when played again")
-        for test, texts in late.items():
-            terminalreporter.line(f"LATE {test}: {'; '.join(texts)}")
-
-
-FULL = "CSL_TEST_FULL"  # CSL_TEST_FULL=1 pytest: also the second pool or queue type of slow scenes
-
-ONE_POOL = frozenset(
-    {
-        "test_brokers",
-        "test_events",
-        "test_rabbitmq",
-        "test_redelivery",
-        "test_outages",
-        "test_sentinel",
-    }
-)
-"""Files that play scenes of 10 s and more: the usual run leaves their threads to the full one."""
 
 
 LONGEST = (
@@ -214,23 +182,29 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(config, items):
-    """Begin with the longest; leave out what only the full run plays (pytest: deselected)."""
+    """Begin with the longest; deselect what this run does not play, unless a test is named."""
     items.sort(key=lambda item: _rank(item.path))
-    if os.environ.get(FULL):
+    if any("::" in argument for argument in config.args):
         return
-    left = [item for item in items if _for_the_full_run(item)]
-    if left:
-        config.hook.pytest_deselected(items=left)
-        items[:] = [item for item in items if item not in left]
+    if unknown := words_of_no_test(items):
+        raise pytest.UsageError("\n".join(unknown))
+    ids = left_out(items, full=config.getoption("full"), shard=_shard(config))
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in ids])
+    items[:] = [item for item in items if item.nodeid not in ids]
+
+
+def _shard(config) -> Shard | None:
+    text = config.getoption("shard")
+    if text is None:
+        return None
+    if not config.getoption("full"):
+        raise pytest.UsageError(f"--shard {text} is a part of the full run: add --full")
+    try:
+        return Shard.of(text)
+    except ValueError:
+        raise pytest.UsageError(f"--shard {text}: write K/N, such as 2/3") from None
 
 
 def _rank(path: Path) -> int:
     ranks = (LONGEST.index(name) for name in (path.stem, path.parent.name) if name in LONGEST)
     return next(ranks, len(LONGEST))
-
-
-def _for_the_full_run(item) -> bool:
-    variants = {word for mark in item.iter_markers("full_run_plays") for word in mark.args}
-    if item.path.stem in ONE_POOL:
-        variants.add("threads")
-    return any(variant in item.name for variant in variants)
