@@ -1,7 +1,7 @@
-"""Look anew for the holes that were found once, and keep their shortest programs.
+"""Search again for the defects that were found once, and record the shortest program for each.
 
-``python -m tests.property.record_examples``; wanted when the moves have changed. Each hole is opened again by
-a mutant for that, and the real scripts are shown to have closed it.
+Run ``python -m tests.property.record_examples`` when the moves have changed. A mutant brings each
+defect back, and the real scripts must pass its program.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from celery_singleton_lock.demo.redis_server import RedisServer, find_provider
+from celery_singleton_lock.demo.redis_provider import find_provider
+from celery_singleton_lock.demo.redis_server import RedisServer
 from support.script_model.kept_examples import HOLES, breaks, keep
 
 

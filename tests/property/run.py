@@ -14,7 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from hypothesis import HealthCheck, Phase, settings
 
-from celery_singleton_lock.demo.redis_server import RedisServer, find_provider
+from celery_singleton_lock.demo.redis_provider import find_provider
+from celery_singleton_lock.demo.redis_server import RedisServer
 from support.script_model import outcomes
 from support.script_model.invariants import InvariantBroken, check
 from support.script_model.kept_examples import FOLDER, shrunk, write

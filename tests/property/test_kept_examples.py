@@ -1,4 +1,4 @@
-"""The holes that were found stay closed: each is shown by its shortest program."""
+"""Defects that were found stay fixed: each has its shortest program."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_a_hole_that_was_found_stays_closed(hole, redis_client):
 
 @pytest.mark.parametrize("hole", HOLES, ids=lambda hole: hole.file)
 def test_its_program_would_show_it_again(hole, redis_client):
-    """On scripts with that hole; if the moves have changed: python -m tests.property.record_examples."""
+    """On scripts with that defect. If the moves have changed: tests.property.record_examples."""
     kept = hole.load()
     assert breaks(redis_client, kept["moves"], mutant(hole.mutant).scripts()) == kept["breaks"]
 

@@ -1,6 +1,6 @@
-"""Random histories, made and shrunk by Hypothesis, on the real scripts on a real Redis.
+"""Random histories, generated and shrunk by Hypothesis, on the real scripts in a real Redis.
 
-A found history is printed as calls of the verbs, and shrunk. Longer:
+A failing history is shrunk, and printed as calls of the store. For longer runs:
 ``python -m tests.property.run --steps 200000``.
 """
 
@@ -16,18 +16,19 @@ from support.script_model.outcomes import ALL, unseen
 
 pytestmark = [pytest.mark.property, pytest.mark.needs_real_redis("the invariants are the scripts'")]
 
-EXAMPLES = 100
+EXAMPLES, USUAL_EXAMPLES = 100, 25
 STEPS = 60
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_machine_keeps_the_invariants(redis_client):
+def test_machine_keeps_the_invariants(redis_client, full):
     """No sequence of calls, losses and deaths breaks an invariant."""
     tally: Counter[str] = Counter()
+    examples = EXAMPLES if full else USUAL_EXAMPLES
     run = machine_on(redis_client, tally)
     run_settings = settings(
-        max_examples=EXAMPLES,
+        max_examples=examples,
         stateful_step_count=STEPS,
         deadline=None,
         derandomize=True,
@@ -36,5 +37,5 @@ def test_machine_keeps_the_invariants(redis_client):
         suppress_health_check=list(HealthCheck),
     )
     steps = run(run_settings, None)
-    assert steps > EXAMPLES, "the machine did not move"
-    assert len(unseen(tally)) < len(ALL) / 2, "the machine plays the same over and over"
+    assert steps > examples, "the machine did not move"
+    assert len(unseen(tally)) < len(ALL) * 3 / 4, "the machine plays the same over and over"

@@ -1,4 +1,4 @@
-"""With a quarantine nobody is granted what a lost server has granted; wrong scripts are found."""
+"""With a quarantine no lock is granted twice after a loss of data; mutants are found."""
 
 from __future__ import annotations
 

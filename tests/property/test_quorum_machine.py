@@ -1,11 +1,9 @@
-"""A state machine over simulated servers: partitions, restarts, drifting clocks, late arrivals.
+"""A state machine over simulated servers: partitions, restarts, drifting clocks, late messages.
 
-Each hand-made fault below must be found by the same machine.
+The same machine must find each of the hand-made defects below.
 """
 
 from __future__ import annotations
-
-import os
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -19,17 +17,17 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from celery_singleton_lock.store.quorum.votes import Ballot, Each, Elected
+from celery_singleton_lock.store.quorum.values import Each, Elected
+from celery_singleton_lock.store.quorum.votes import Votes
 from support.quorum_simulation import LEASE, TIMEOUT, Server, Vote, World
 
-FULL = bool(os.environ.get("CSL_TEST_FULL"))
 NUMBER = st.integers(0, 30)
 
 
 class Quorum(RuleBasedStateMachine):
     """Clients that try, renew, release and crash; a network and servers that do their worst."""
 
-    ballot, server = Ballot, Server
+    ballot, server = Votes, Server
 
     @initialize(size=st.sampled_from([3, 5]))
     def begin(self, size):
@@ -134,16 +132,16 @@ def examples(number, steps=30, *, seek=False):
     )
 
 
-@pytest.mark.timeout(600 if FULL else 60)
-def test_l32_a_quorum_has_one_owner_and_leaves_nothing_behind():
+@pytest.mark.timeout(600)
+def test_l32_a_quorum_has_one_owner_and_leaves_nothing_behind(full):
     """Never two owners; fences grow; who has ended keeps no vote; with a majority it can be had."""
-    run_state_machine_as_test(Quorum, settings=examples(2000 if FULL else 150))
+    run_state_machine_as_test(Quorum, settings=examples(2000 if full else 100))
 
 
 # --- faults ---------------------------------------------------------------------------------------
 
 
-class HalfIsEnough(Ballot):
+class HalfIsEnough(Votes):
     """majority = n/2."""
 
     def __init__(self, count, *args, **options):
@@ -151,14 +149,14 @@ class HalfIsEnough(Ballot):
         self.majority = count // 2
 
 
-class NoDrift(Ballot):
+class NoDrift(Votes):
     """Servers keep votes for no longer than their owners believe in them."""
 
     def kept(self, lease):
         return lease
 
 
-class CountsFromTheEnd(Ballot):
+class CountsFromTheEnd(Votes):
     """The lease is counted from when the votes have come."""
 
     def elect(self, *args):
@@ -168,7 +166,7 @@ class CountsFromTheEnd(Ballot):
         return result
 
 
-class ReleasesWhereItWon(Ballot):
+class ReleasesWhereItWon(Votes):
     """Only servers that are known to have voted for us hear of the end."""
 
     def elect(self, *args):
@@ -187,14 +185,14 @@ class ReleasesWhereItWon(Ballot):
         return (yield Each(calls, wish.enough, wish.about))
 
 
-class OneRound(Ballot):
+class OneRound(Votes):
     """Rounds are not told apart: the late end of one try takes the next one's votes away."""
 
     def _next_round(self):
         return 10**9
 
 
-class FirstNumber(Ballot):
+class FirstNumber(Votes):
     """The number of a grant is not agreed on."""
 
     def _agreed(self, voices, number):
@@ -376,7 +374,7 @@ ONLY_IN_SCENES = [CountsFromTheEnd, FirstNumber, OneRound]
 FOUND = [(part, fault) for _, _, part, fault in SCENES if fault not in ONLY_IN_SCENES]
 
 
-@pytest.mark.skipif(not FULL, reason="takes minutes; the scenes are played in every run")
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("part", "fault"), FOUND, ids=[fault.__name__ for _, fault in FOUND])
 def test_the_machine_finds_by_itself(part, fault):

@@ -1,6 +1,6 @@
-"""The scripts of a server of a quorum do what the simulated servers do; wrong ones do not.
+"""The scripts of a quorum's server give the replies of the simulated servers; mutants do not.
 
-What the state machine shows of simulated servers holds for real ones as far as they agree.
+The results of the state machine hold for real servers as far as the two agree.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.property, pytest.mark.needs_real_redis("run ids in scr
 WALKS = 20
 
 
+@pytest.mark.full
 def test_the_scripts_do_what_the_simulated_servers_do(redis_client):
     """In every answer, whatever is asked; and all that is kept ends."""
     twin = Twin(redis_client)

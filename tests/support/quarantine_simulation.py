@@ -1,20 +1,22 @@
-"""Clients of a lock whose server is replaced by one that has forgotten the last moments.
+"""Clients of a lock whose server is replaced by one without its last writes.
 
-The scripts are the real ones with the gate of ``singleton_lock_quarantine``, on a real Redis whose
-clock the tests set. A copy of its keys is the replica; who is promoted has what it had then.
+The scripts are the real ones with ``singleton_lock_quarantine``, on a real Redis whose clock the
+tests set. A copy of its keys is the replica. After a promotion only that copy is left.
 """
 
 from __future__ import annotations
 
 import random
 
+from celery_singleton_lock.core.model import Claim, Ending, Owner, Reservation, Verdict
+from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.core.redis_keys import Keyspace
-from celery_singleton_lock.core.model import Claim, Ending, Owner, Reservation, Verdict, new_token
 from celery_singleton_lock.store.redis.sync import RedisStore
 from celery_singleton_lock.store.scripts import (
     VERBS,
     Script,
     assemble,
+    file_of,
     load_scripts,
     read,
     read_shared,
@@ -24,7 +26,7 @@ from support.script_model.mutants import Mutant
 CLOCK = "local function server_time() return redis.call('GET', 'clock') end"
 NAME = "a"
 KEYS = Keyspace().lock(NAME)
-GATE = f"{KEYS.fleet}:server"
+SERVER = f"{KEYS.fleet}:server"
 LEASES = (2.0, 5.0, 8.0)
 LONGEST = max(LEASES)
 
@@ -57,7 +59,7 @@ class World:
         """Let the server have served for a while, and have met a lease of that length."""
         run = self.client.info("server")["run_id"]
         noted = {"run": run, "since": 0, "till": 0, "longest": round(longest * 1000)}
-        self.client.hset(GATE, mapping=noted)
+        self.client.hset(SERVER, mapping=noted)
 
     def replicate(self) -> None:
         """From now on, what is written is lost when this server is."""
@@ -69,8 +71,8 @@ class World:
         self.client.flushdb()
         for key, (kept, left) in self.replica.items():
             self.client.restore(key, max(0, left), kept)
-        if self.client.exists(GATE):
-            self.client.hset(GATE, "run", "another")
+        if self.client.exists(SERVER):
+            self.client.hset(SERVER, "run", "another")
         self.advance(0.001)
 
     # -- clients ----------------------------------------------------------------------------------
@@ -121,24 +123,24 @@ class World:
     # -- what must hold ---------------------------------------------------------------------------
 
     def check(self) -> None:
-        """One believes, at most; and who waits is looked at when the gate opens."""
+        """One believes, at most; and who waits is looked at when the quarantine opens."""
         self.beliefs = {t: till for t, till in self.beliefs.items() if till > self.time}
         if len(self.beliefs) > 1:
             msg = f"{len(self.beliefs)} hold the lock at once"
             raise Broken(msg)
-        opens = float(self.client.hget(GATE, "till") or 0) / 1000
+        opens = float(self.client.hget(SERVER, "till") or 0) / 1000
         looks = self.client.zscore(KEYS.due, NAME)
         if opens > self.time and self.client.zcard(KEYS.queue) and (looks or 1e18) / 1000 > opens:
-            msg = "nobody looks at the line when the gate opens"
+            msg = "nobody looks at the line when the quarantine opens"
             raise Broken(msg)
 
     def settle(self) -> None:
         """One longest lease after a script has met the server, a lock can be had."""
-        self.store.kick(NAME)
+        self.store.sweep_and_grant(NAME)
         self.advance(LONGEST + 0.001)
         nobodys = self.store.acquire(Owner(new_token()), Claim("b", 1.0))
         if nobodys.verdict is not Verdict.GRANTED:
-            msg = "the gate does not open"
+            msg = "the quarantine does not open"
             raise Broken(msg)
 
 
@@ -163,7 +165,7 @@ def a_move(world: World, chance: random.Random) -> None:
         lambda: world.claim(chance.randrange(9), lease) if world.waiters else None,
         lambda: world.extend(holder, lease) if holder else None,
         lambda: world.release(holder) if holder else None,
-        lambda: world.store.kick(NAME),
+        lambda: world.store.sweep_and_grant(NAME),
         lambda: world.advance(chance.choice([0.1, 1.0, 2.5])),
     ]
     chance.choices(moves, [4, 3, 5, 2, 3, 2, 3])[0]()
@@ -195,8 +197,25 @@ def lost_hand_over(world: World) -> None:
     world.fail_over()
     for _ in range(2):
         world.advance(2.1)
-        world.store.kick(NAME)
+        world.store.sweep_and_grant(NAME)
     world.waiters = [second]
+    world.claim(0, LONGEST)
+
+
+def lost_hand_over_beside_a_retry(world: World) -> None:
+    """Who was first in line has the lock; the new server hears that its task is retried instead."""
+    world.serve()
+    holder = world.hold(LONGEST)
+    world.acquire(LONGEST, wait=30.0)
+    world.acquire(LONGEST, wait=30.0, attempt="id/1/0")
+    world.replicate()
+    retry = world.waiters[1]
+    world.release(holder)
+    world.claim(0, LONGEST)
+    world.fail_over()
+    world.beliefs[holder] = 0.0
+    world.release(holder, keep_for="id/1/0")
+    world.waiters = [retry]
     world.claim(0, LONGEST)
 
 
@@ -236,18 +255,26 @@ def empty_server(world: World) -> None:
         raise Broken(msg)
 
 
-HISTORIES = (lost_reservation, lost_hand_over, longer_lease, long_lease, empty_server)
+HISTORIES = (
+    lost_reservation,
+    lost_hand_over,
+    lost_hand_over_beside_a_retry,
+    longer_lease,
+    long_lease,
+    empty_server,
+)
 
 SHARED = "_lock.lua with _quarantine.lua"
 MUTANTS = (
     Mutant("a promotion is not seen", SHARED, "noted[1] ~= run", "not noted[1]"),
-    Mutant("an empty server grants", SHARED, "(noted[4] and gate.longest or UNKNOWN_MS)",
-           "gate.longest"),
-    Mutant("the gate is open at once", SHARED, "now + (noted[4] and gate.longest or UNKNOWN_MS)",
+    Mutant("an empty server grants", SHARED, "(noted[4] and quarantine.longest or UNKNOWN_MS)",
+           "quarantine.longest"),
+    Mutant("the quarantine ends at once", SHARED,
+           "now + (noted[4] and quarantine.longest or UNKNOWN_MS)",
            "now"),
-    Mutant("the gate stays closed", SHARED, "found.till > now and found.till", "found.till"),
-    Mutant("each script meets the server", SHARED, "redis.call('HSET', key, 'run', run,",
-           "redis.call('HSET', key, 'run', '',"),
+    Mutant("the quarantine stays closed", SHARED, "found.till > now and found.till", "found.till"),
+    Mutant("each script meets the server", SHARED, "redis.pcall('HSET', key, 'run', run,",
+           "redis.pcall('HSET', key, 'run', '',"),
     Mutant("no lease is noted", SHARED, "redis.call('HSET', found.key, 'longest', digits(lease),",
            "redis.call('HSET', found.key,"),
     Mutant("a longer lease changes nothing", SHARED,
@@ -255,21 +282,30 @@ MUTANTS = (
     Mutant("a longer lease begins now", SHARED,
            "found.till = math.max(found.till, found.since + lease)",
            "found.till = now + 2 * lease"),
-    Mutant("the usual case passes", "acquire.lua", "copy == '0' and not closed_until()",
+    Mutant("the usual case passes", "lock/acquire.lua", "copy == '0' and not closed_until()",
            "copy == '0'"),
-    Mutant("permits are free", SHARED, "not paused and not closed_until() and redis",
-           "not paused and redis"),
-    Mutant("the line is granted", SHARED, "if paused or closed_until() then return end",
-           "if paused then return end"),
-    Mutant("reservations pass", SHARED, "< limit and not closed_until()", "< limit"),
-    Mutant("nobody looks when it opens", SHARED,
-           "look = math.min(look, closed_until() or look)", "local _ = look"),
-    Mutant("leases that are asked for are not noted", "acquire.lua", "note_lease(lease_ms)\n", ""),
+    Mutant("whoever is next starts", SHARED, "if opens then return 'redis', opens end",
+           "if false then return end"),
+    Mutant("permits are free", "lock/acquire.lua", "if not waits_for() then",
+           "if redis.call('ZCARD', holders) < limit then"),
+    Mutant("the line is granted", SHARED, "while not waits_for() do",
+           "while redis.call('ZCARD', holders) < limit do",
+           (("elseif waiter_waits_for(rec, own) then",
+             "elseif rec.parked and not worker_for(rec, own) then"),)),
+    Mutant("reservations pass", SHARED,
+           "local reason = waits_for(redis.call('ZCARD', holders) - 1)",
+           "local reason = redis.call('ZCARD', holders) > limit and 'holder' or nil"),
+    Mutant("a retry that waits passes", SHARED, "local reason = waiter_waits_for(waits, own)",
+           "local reason"),
+    Mutant("nobody looks when it opens", SHARED, "look = math.min(look, till or look)",
+           "if reason ~= 'redis' then look = math.min(look, till or look) end"),
+    Mutant("leases that are asked for are not noted", "lock/acquire.lua",
+           "note_lease(lease_ms)\n", ""),
 )  # fmt: skip
 
 
 def scripts_of(mutant: Mutant) -> dict[str, Script]:
-    """All verbs with the gate, one line of them wrong."""
-    texts = {SHARED: read_shared(quarantine=True), **{f"{v}.lua": read(f"{v}.lua") for v in VERBS}}
+    """All verbs with the quarantine, one line of them wrong."""
+    texts = {SHARED: read_shared(quarantine=True), **{file_of(v): read(file_of(v)) for v in VERBS}}
     texts[mutant.file] = mutant.patch(texts[mutant.file])
-    return {verb: assemble(verb, CLOCK, texts[SHARED], texts[f"{verb}.lua"]) for verb in VERBS}
+    return {verb: assemble(verb, CLOCK, texts[SHARED], texts[file_of(verb)]) for verb in VERBS}

@@ -1,8 +1,8 @@
-"""A simulated quorum: servers, clocks that drift, and a network that loses and delays.
+"""A simulated quorum: servers, clocks that drift, and a network that loses and delays messages.
 
-The plans are the library's (:mod:`celery_singleton_lock.store.quorum.votes`); what is simulated is what
-carries them out. A server here does in Python what the scripts do in Redis; that both do the same
-is tested in tests/contract/test_quorum_scripts.py.
+The steps are the library's (:mod:`celery_singleton_lock.store.quorum.votes`); the servers and the
+network are simulated. A simulated server does in Python what the scripts do in Redis.
+tests/contract/test_quorum_scripts.py checks that both do the same.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
-from celery_singleton_lock.store.quorum.votes import Ballot, Bid, Each, Elected, Greeting, Voice
+from celery_singleton_lock.store.quorum.values import Bid, Each, Elected, ServerState, VoteReply
+from celery_singleton_lock.store.quorum.votes import Votes
 
 NAME = "a"
 LEASE = 10.0
@@ -59,7 +60,7 @@ class Server:
         if lose:
             self.votes, self.gone, self.mark = {}, {}, None
 
-    def admit(self) -> str:
+    def admit_voter(self) -> str:
         self.mark = (self.run, 0.0)
         return self.run
 
@@ -76,7 +77,7 @@ class Server:
             return Vote(fence=remembered, till=0.0)
         return vote
 
-    def vote(self, bid: Bid) -> Voice:
+    def vote(self, bid: Bid) -> VoteReply:
         new_for, vote = self.newness(bid.new_for), self.read(bid.name)
         gone, until = self.gone.get((bid.name, bid.token), (-1, 0.0))
         left = vote.till - self.now
@@ -102,10 +103,10 @@ class Server:
         for bid in bids:
             self.vote(bid)
 
-    def _say(self, verdict: str, number: int = 0, left: float = 0.0) -> Voice:
-        return Voice(verdict, number, left, self.now, self.run)
+    def _say(self, verdict: str, number: int = 0, left: float = 0.0) -> VoteReply:
+        return VoteReply(verdict, number, left, self.now, self.run)
 
-    def withdraw(self, name: str, token: str, round_: int, keep: float) -> bool:
+    def withdraw_vote(self, name: str, token: str, round_: int, keep: float) -> bool:
         vote = self.read(name)
         gone, until = self.gone.get((name, token), (0, 0.0))
         last = max(round_, gone) if until > self.now else round_
@@ -115,7 +116,7 @@ class Server:
         self.votes[name] = Vote(fence=vote.fence, till=self.now)
         return True
 
-    def prolong(self, leases) -> list[tuple[bool, int]]:
+    def renew_votes(self, leases) -> list[tuple[bool, int]]:
         return [self._renew(*each) for each in leases]
 
     def _renew(self, name: str, token: str, lease: float) -> tuple[bool, int]:
@@ -125,10 +126,10 @@ class Server:
         vote.till = max(vote.till, self.now + lease)
         return True, vote.fence
 
-    def greet(self, name: str, new_for: float) -> Greeting:
+    def server_state(self, name: str, new_for: float) -> ServerState:
         fresh, vote = self.newness(new_for), self.read(name)
         left = max(0.0, vote.till - self.now)
-        return Greeting(vote.token, vote.fence, left, self.now, self.run, fresh)
+        return ServerState(vote.token, vote.fence, left, self.now, self.run, fresh)
 
 
 class ClientClock:
@@ -168,7 +169,7 @@ class Client:
 
     name: str
     clock: ClientClock
-    ballot: Ballot
+    ballot: Votes
     plan: Any = None
     doing: str = ""
     wish: Each | None = None
@@ -200,7 +201,7 @@ class World:
     """
 
     def __init__(
-        self, count: int, *, ballot=Ballot, server=Server, clients: int = 3, spread: float = 0.0045
+        self, count: int, *, ballot=Votes, server=Server, clients: int = 3, spread: float = 0.0045
     ) -> None:
         self.true = 100.0
         rates = itertools.cycle((1.0 + spread, 1.0, 1.0 - spread))
@@ -209,7 +210,7 @@ class World:
             server(self.now, next(rates), next(offsets), f"server{n}-0") for n in range(count)
         ]
         for each in self.servers:
-            each.admit()
+            each.admit_voter()
         rates = itertools.cycle((1.0 - spread, 1.0 + spread, 1.0))
         self.clients: list[Client] = []
         for n in range(clients):
@@ -350,7 +351,7 @@ class World:
     def meet(self) -> None:
         """All clients know all servers' clocks."""
         for client in self.clients:
-            self._begin(client, "meet", client.ballot.greet(NAME))
+            self._begin(client, "meet", client.ballot.server_states(NAME))
             self.finish(client)
 
     def _end_meet(self, client: Client, _result) -> None:

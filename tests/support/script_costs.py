@@ -1,7 +1,7 @@
-"""What a call of each verb costs while many wait: commands, counted by Redis itself.
+"""The cost of each method of the store with many waiters: commands, counted by Redis.
 
-A crowd waits for one lock: every other one a parked message, the others clients. It is made by one
-script, as copies of a waiter that the verbs have made, so that 100,000 take a second.
+Half of the waiters are parked messages, half are clients. One script creates them as copies of real
+waiters, so that 100,000 of them take a second.
 """
 
 from __future__ import annotations
@@ -10,17 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from celery_singleton_lock.core.model import Claim, Ending, Owner, Reservation, Verdict
+from celery_singleton_lock.core.owner_token import new_token
+from celery_singleton_lock.core.parked_message import Parcel, ParkedMessage
 from celery_singleton_lock.core.redis_keys import Keyspace
-from celery_singleton_lock.core.model import (
-    Claim,
-    Ending,
-    Owner,
-    Parcel,
-    ParkedMessage,
-    Reservation,
-    Verdict,
-    new_token,
-)
 from celery_singleton_lock.store.redis.sync import RedisStore
 
 SIZES: Final = (10, 1_000, 100_000)
@@ -76,7 +69,7 @@ class Cost:
 def crowd(store: RedisStore, client: Any, size: int) -> Owner:
     """Let one hold the lock and ``size`` wait for it; return who holds it."""
     holder, waits, parked = Owner(new_token(), "h/0/0"), Owner(new_token()), Owner("m.0", "m/0/0")
-    store.beat("w", "R", ["q"], 600.0)
+    store.worker_heartbeat("w", "R", ["q"], 600.0)
     store.acquire(holder, Claim(NAME, 600.0))
     store.park(parked, Claim(NAME), Parcel(b"body", "R", "q"))
     store.acquire(waits, Claim(NAME), wait=10_000.0)
@@ -113,16 +106,22 @@ def calls(store: RedisStore, holder: Owner) -> Mapping[str, Callable[[], Any]]:
         "claim": lambda: store.claim(holder, NAME, 600.0),
         "claim, and wait on": lambda: store.claim(client, NAME, 600.0),
         "extend": lambda: store.extend([(NAME, holder.token, 600.0)]),
-        "kick": lambda: store.kick(NAME, worker="w", realm="R"),
-        "kick_many, two": lambda: store.kick_many([NAME, OTHER], worker="w", realm="R"),
-        "left": lambda: store.left(NAME, "seal", [message.token], sent=True, worker="w"),
-        "take_due": store.take_due,
-        "neglected": lambda: store.neglected(60.0),
+        "sweep_and_grant": lambda: store.sweep_and_grant(NAME, worker="w", realm="R"),
+        "sweep_and_grant_many, two": lambda: store.sweep_and_grant_many(
+            [NAME, OTHER], worker="w", realm="R"
+        ),
+        "record_publish_result": lambda: store.record_publish_result(
+            NAME, "seal", [message.token], sent=True, worker="w"
+        ),
+        "take_due_locks": store.take_due_locks,
+        "unswept_locks": lambda: store.unswept_locks(60.0),
         "inspect": lambda: store.inspect(NAME),
-        "find": lambda: store.find(["new"]),
+        "locate_tasks": lambda: store.locate_tasks(["new"]),
         "body": lambda: store.body(NAME, message.token),
         "release: cancel": lambda: store.release(NAME, client.token, Ending.CANCEL),
-        "revoke": lambda: store.revoke(NAME, message.token, realm="R", worker="w"),
+        "deliver_revoked": lambda: store.deliver_revoked(
+            NAME, message.token, realm="R", worker="w"
+        ),
         "release: keep": lambda: store.release(
             NAME, holder.token, Ending.KEEP, worker="w", reserve=follows
         ),
@@ -138,19 +137,21 @@ def calls(store: RedisStore, holder: Owner) -> Mapping[str, Callable[[], Any]]:
             NAME, _held(store), Ending.AGAIN, worker="w"
         ),
         "wait": lambda: store.wait(NAME, client.token, 0.01),
-        "beat": lambda: store.beat("w", "R", ["q"], 600.0),
+        "worker_heartbeat": lambda: store.worker_heartbeat("w", "R", ["q"], 600.0),
         "leave": lambda: store.leave("w2", "R", ["q"]),
         "parked": lambda: store.parked("R"),
         "waited_for": store.waited_for,
-        "let_run": lambda: store.let_run([NAME], [""], 1, worker="w", realm="R"),
+        "deliver_unlocked": lambda: store.deliver_unlocked([NAME], [""], 1, worker="w", realm="R"),
         "switch": lambda: store.switch(task, "observe"),
         "switches": store.switches,
-        "observe": lambda: store.observe(Owner("o", "o/0/0", task), usual, waits=True),
-        "observed": store.observed,
-        "forget_observed": store.forget_observed,
+        "record_observation": lambda: store.record_observation(
+            Owner("o", "o/0/0", task), usual, waits=True
+        ),
+        "observations": store.observations,
+        "clear_observations": store.clear_observations,
         "identify": store.identify,
-        "kept, two": lambda: store.kept(messages),
-        "traced, two": lambda: store.traced(messages),
+        "has_messages, two": lambda: store.has_messages(messages),
+        "has_traces, two": lambda: store.has_traces(messages),
         "vouch, two": lambda: store.vouch(["p0", "p1"]),
         "note_lost, two": lambda: store.note_lost({"p0": "{}", "p1": "{}"}),
         "confirm": lambda: store.confirm([NAME]),

@@ -1,1 +1,1 @@
-"""A world of clients and workers around one store, whose clock moves only when told to."""
+"""Clients and workers around one store whose clock moves only when a test moves it."""

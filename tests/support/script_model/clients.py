@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from celery_singleton_lock.core.model import Ending, Reply
-from celery_singleton_lock.lock.wait_for_turn import Step, Turn
+from celery_singleton_lock.lock.wait_for_turn import LockWait, Step
 from support.script_model.world import Asker, World
 
 AFTER_THE_END = 3
@@ -42,7 +42,7 @@ class Patient:
     ) -> None:
         self.world, self.lock, self.lease, self.limit = world, lock, lease, limit
         self.asker = self._asker()
-        self.turn = Turn(
+        self.turn = LockWait(
             WorldClock(world),
             self.asker.token,
             blocking=True,

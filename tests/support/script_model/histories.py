@@ -1,7 +1,7 @@
-"""Short directed histories: what went wrong elsewhere, or here, as a few moves each.
+"""Short directed histories: defects of other systems or of this one, in a few moves each.
 
-Each is run with all invariants checked after every step: on the real scripts nothing may break, and
-of each mutant at least one must break.
+All invariants are checked after every step of each history. The real scripts must break none, and
+each mutant must break at least one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
-from celery_singleton_lock.core.model import Ending, Reservation, Verdict, base_of
+from celery_singleton_lock.core.model import Ending, Reservation, Verdict
+from celery_singleton_lock.core.owner_token import base_of
 from celery_singleton_lock.lock.wait_for_turn import Step
 from support.script_model.clients import Patient
 from support.script_model.moves import everybody_dies
@@ -673,6 +674,41 @@ def the_next_attempt_arrives_before_the_first_has_released(world):
 
 
 @history
+def a_retry_of_a_paused_lock_keeps_no_permit_that_is_not_there(world):
+    first, other = (world.new_asker(TWO, attempt=f"{name}/0/0") for name in "rs")
+    world.acquire(first)
+    world.acquire(other)
+    world.set_limit(TWO, 1)
+    world.pause(TWO)
+    world.release(TWO, first.token, Ending.KEEP, reserve=Reservation("r/1/0", 25.0), lost=True)
+    world.resume(TWO)
+
+
+@history
+def a_retry_that_meets_a_pause_is_the_next(world):
+    world.beat("w1")
+    for way in ("park", "wait", "early"):
+        first, waits = world.new_asker(ONE, attempt=f"{way}/0/0"), world.new_asker(ONE)
+        again = world.new_asker(ONE, attempt=f"{way}/1/0", max_waiting=1)
+        world.acquire(first)
+        if way == "early":
+            world.park(again)
+        world.park(waits)
+        world.pause(ONE, lost=True)
+        world.release(ONE, first.token, Ending.KEEP, reserve=Reservation(f"{way}/1/0", 25.0))
+        if way != "early":
+            world.acquire(again, lost=True)
+        if way == "park":
+            world.park(again, lost=True)
+        if way == "wait":
+            world.acquire(again, 20.0, lost=True)
+        world.resume(ONE, lost=True)
+        assert again.token in world.state(ONE).holders
+        world.release(ONE, again.token)
+        world.release(ONE, waits.token)
+
+
+@history
 def a_copy_of_the_next_attempt_takes_the_reservation_once(world):
     first = world.new_asker(ONE, attempt="r/0/0")
     world.acquire(first)
@@ -940,12 +976,12 @@ def a_message_that_has_just_lost_its_worker_does_not_leave_yet(world):
 
 @history
 def a_worker_that_locks_gets_a_message_back_before_it_is_forgotten(world):
-    for first in (world.acquire, world.park):
+    for first, verdict in ((world.acquire, Verdict.TWIN), (world.park, Verdict.WAITING)):
         asker = world.new_asker(ONE)
         (stray,) = leaves(world, asker)
         message = world.moved(stray)
-        assert first(message).verdict is Verdict.TWIN
-        assert world.park(message).verdict is Verdict.TWIN
+        assert first(message).verdict is verdict
+        assert world.park(message).verdict is Verdict.WAITING
         world.acknowledged.add((stray.seal, stray.token))
         assert world.left(stray, sent=True) == 0
         assert asker.token in world.state(ONE).standing
@@ -1302,3 +1338,52 @@ def a_second_delivery_that_is_not_marked_is_known_by_its_message(world):
     world.park(again, lost=True)
     world.release(TWO, first.token, Ending.AGAIN)
     assert world.receive("w1").body == again.parcel.body
+
+
+@history
+def a_waiter_in_its_slot_dies_and_its_message_is_stored(world):
+    """The message may wait as long as it was stored for, not as long as the waiter asked."""
+    world.beat("w1")
+    holder = world.new_asker(ONE, lease=30.0)
+    world.acquire(holder)
+    first = world.new_asker(ONE)
+    world.acquire(first, wait=2.0)
+    world.park(world.new_asker(ONE, attempt=first.owner.attempt, base=first.base))
+    world.advance(4.0)
+    world.beat("w1")
+    world.kick(ONE, "w1")
+    world.kick(ONE, "w1")
+    world.release(ONE, holder.token)
+    assert world.receive("w1").verdict == "granted"
+
+
+@history
+def a_task_that_waits_in_its_slot_comes_a_second_time_without_a_mark(world):
+    world.acquire(world.new_asker(ONE))
+    first = world.new_asker(ONE)
+    assert world.acquire(first, wait=10.0).verdict is Verdict.WAITING
+    again = world.new_asker(ONE, attempt=first.owner.attempt, base=first.base)
+    assert world.acquire(again, wait=10.0).verdict is Verdict.TWIN
+
+
+@history
+def a_message_comes_back_before_it_is_forgotten_beside_another_with_its_task_id(world):
+    """It is known as the copy of its own message, which then stays."""
+    first = world.new_asker(ONE, queue="r")
+    world.park(first)
+    world.park(world.new_asker(ONE, queue="r", attempt=first.owner.attempt))
+    for stray in world.kick(ONE, "w2"):
+        world.published.add((stray.seal, stray.token))
+        world.park(world.moved(stray))
+        world.acknowledged.add((stray.seal, stray.token))
+        world.left(stray, sent=True)
+    assert len(world.state(ONE).bodies) == 2
+
+
+@history
+def a_message_that_stays_has_waited_for_too_long_meanwhile(world):
+    world.park(world.new_asker(ONE, queue="r", deadline=3.0))
+    (stray,) = world.kick(ONE, "w2")
+    world.acquire(world.new_asker(ONE, attempt=""))
+    world.advance(4.0)
+    world.left(stray, sent=False)

@@ -1,7 +1,7 @@
-"""The invariants of the design, section 3: one function each, checked after every step.
+"""The invariants: one function each, checked after every step.
 
-A function takes the world (with its ledgers: what is known independently of the keys) and the step
-(the keys before and after), and raises :class:`InvariantBroken`, naming itself.
+A function takes the world (with its records, which do not depend on the keys) and the step (the
+keys before and after it). It raises :class:`InvariantBroken` with its name.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
-from celery_singleton_lock.core.model import Ending, Verdict, base_of
-from celery_singleton_lock.store.message_operations import DEFER as DEFER_SECONDS
+from celery_singleton_lock.core.model import CLAIM_UNANSWERED, Ending, Verdict
+from celery_singleton_lock.core.owner_token import base_of
+from celery_singleton_lock.store.worker_operations import DEFER as DEFER_SECONDS
 from support.script_model.snapshot import LockState, Snapshot
 from support.script_model.world import Asker, Ledger, Step, World
 
 GRACE = 60_000
 ADRIFT = 5_000
 DEFER = round(1000 * DEFER_SECONDS)
-GRANTING = {"acquire", "park", "claim", "release", "kick", "left", "reset", "revoke"}
+OPERATORS = {"reset", "pause", "resume", "set_limit"}
+GRANTING = {"acquire", "park", "claim", "release", "kick", "left", "revoke"} | OPERATORS
 QUEUED = {"waiting", "parked"}
 HOLDING = {"running", "granted", "reserved", "held_after"}
 OVER = {"overdue", "replaced", "revoked", "rejected", "leaving"}
@@ -58,6 +60,18 @@ def grants(before: LockState, after: LockState) -> list[str]:
 
 def reservations(state: LockState) -> set[str]:
     return {token for token in state.holders if token.startswith(("keep:", "held:"))}
+
+
+def ends_unanswered(world: World, step: Step, before: LockState) -> bool:
+    """Whether this step ends a delivery whose claim was not answered. It has not begun."""
+    told = step.asker is not None and step.asker.claim.copy == CLAIM_UNANSWERED
+    return told and verb(step) == "park" and step.token in before.valid(world.now)
+
+
+def comes_unanswered(step: Step, before: LockState, after: LockState) -> bool:
+    """Whether this step stores a message whose delivery with the unanswered claim is gone."""
+    told = step.asker is not None and step.asker.claim.copy == CLAIM_UNANSWERED
+    return told and verb(step) == "park" and step.asker.base in after.bodies.keys() - before.bodies
 
 
 def place_in_line(world: World, name: str, token: str) -> tuple[int, str]:
@@ -108,7 +122,7 @@ def i4_full_or_no_live_waiter(world: World, step: Step) -> None:
     if verb(step) not in GRANTING:
         return
     for name, ledger, _, after in touched(world, step):
-        if len(after.valid(world.now)) >= ledger.limit:
+        if len(after.valid(world.now)) >= ledger.limit or ledger.paused:
             continue
         for token in list(after.queue) + list(after.adrift):
             if step.after.live(name, token, world.now):
@@ -151,7 +165,7 @@ def i6_nobody_holds_and_waits(world: World, step: Step) -> None:
             broken("I6", f"a token stands twice at {name}: {rows}")
         bases = [base_of(token) for row in rows for token in row]
         twice = {base for base in bases if bases.count(base) > 1}
-        if twice & set(after.bodies):
+        if twice:
             broken("I6", f"one message stands twice at {name}: {twice}")
 
 
@@ -221,8 +235,14 @@ def _index_matches(world: World, name: str, state: LockState) -> None:
             broken("I7", f"{token} of {name} waits and is not in the index")
 
 
-def _keys_live_as_long_as_the_lock(world: World, name: str, state: LockState) -> None:
+def _keys_live_as_long_as_the_lock(  # noqa: C901  # a list of facts
+    world: World, name: str, state: LockState
+) -> None:
     keys = state.parts - {"bodies", "done"}
+    if world.ledgers[name].paused or world.ledgers[name].ruled:
+        if "meta" in state.ends:
+            broken("I7", f"what operators have set of {name} would expire: {state.ends}")
+        keys -= {"meta"}
     if state.bodies:
         if state.ends.keys() & keys:
             broken("I7", f"keys of {name} would expire beside a body: {state.ends}")
@@ -335,7 +355,7 @@ def i12_somebody_looks_again_in_time(  # noqa: C901, PLR0912  # a list of facts
         if after.adrift and verb(step) != "kick":
             new = after.adrift.keys() - before.adrift.keys()
             ends.append(world.now if new or before.due is None else before.due)
-        if after.queue and len(after.holders) < ledger.limit:
+        if after.queue and len(after.holders) < ledger.limit and not ledger.paused:
             ends.append(world.now)
         if after.due is None or after.due > min(ends, default=world.now + ADRIFT):
             broken("I12", f"{name} is looked at at {after.due}, too late for {sorted(ends)}")
@@ -364,7 +384,8 @@ def settled_attempts_do_not_come_back(world: World, step: Step) -> None:
         if step.token in before.standing:
             continue
         done = ledger.settled.get(base, 0) > world.now or (
-            step.asker.claim.copy == 1 and ledger.settled.get(attempt, 0) > world.now
+            step.asker.claim.copy in {1, CLAIM_UNANSWERED}
+            and ledger.settled.get(attempt, 0) > world.now
         )
         if done != (step.reply.verdict is Verdict.DONE):
             broken("I8", f"{step.token} of {attempt} at {name} was told {step.reply.verdict}")
@@ -389,7 +410,9 @@ def an_attempt_is_here_once(world: World, step: Step) -> None:
                 broken("T14", f"{attempt} stands at {name} as {tokens}, of which {marked}")
 
 
-def a_reservation_is_kept_for_its_attempt(world: World, step: Step) -> None:
+def a_reservation_is_kept_for_its_attempt(  # noqa: C901  # a list of facts
+    world: World, step: Step
+) -> None:
     """Nobody gets a permit that a retried task keeps; its next attempt gets it at once (T42)."""
     for name, ledger, before, after in touched(world, step):
         for attempt, until in ledger.reserved.items():
@@ -397,10 +420,28 @@ def a_reservation_is_kept_for_its_attempt(world: World, step: Step) -> None:
                 broken("T42", f"{name} was kept for {attempt} until {until}, and is not")
         if step.asker is None or step.asker.owner.attempt not in ledger.passing:
             continue
+        if ledger.paused:
+            if step.token != _first(after):
+                broken("T42", f"{step.token} found {name} reserved and paused, and is not next")
+            continue
         if verb(step) == "park" and not _consumed(world, step, after, step.token):
             continue  # it has come, and nobody is there to run it
         if len(before.valid(world.now)) <= ledger.limit and step.token not in after.holders:
             broken("T42", f"{step.token} found {name} reserved, and was told {step.reply.verdict}")
+
+
+def _first(state: LockState) -> str:
+    return min(state.queue, key=lambda token: (state.queue[token], token), default="")
+
+
+def a_paused_lock_is_granted_to_nobody(world: World, step: Step) -> None:
+    """Nor does any of its messages leave for the broker."""
+    for name, ledger, before, after in touched(world, step):
+        new = [token for token in grants(before, after) if token not in reservations(after)]
+        if ledger.paused and new:
+            broken("pause", f"{new} were granted {name}, which is paused")
+        if ledger.paused and verb(step) == "kick" and step.reply:
+            broken("pause", f"{step.reply} leave {name}, which is paused")
 
 
 def a_lock_stays_taken_after_a_success(world: World, step: Step) -> None:
@@ -463,6 +504,8 @@ def _waits_as_a_message(world: World, step: Step, state: LockState) -> bool:
     if step.token in state.delayed:
         return rec["realm"] == step.asked[0]
     in_time = state.deadlines.get(step.token, world.now + 1) > world.now
+    if rec.get("state") == "leaving" and not in_time:  # nobody told what became of it
+        return rec["realm"] == step.asked[0]
     return waits and in_time and rec["realm"] == step.asked[0]
 
 
@@ -516,19 +559,26 @@ def who_is_rejected_does_not_run(world: World, step: Step) -> None:
                 broken("reject", f"{token} of {name} is rejected, and its task has not done that")
 
 
-def who_keeps_coming_back_lets_others_pass(world: World, step: Step) -> None:
+def who_keeps_coming_back_lets_others_pass(  # noqa: C901  # a list of facts
+    world: World, step: Step
+) -> None:
     """Returns are counted; the first keeps its place, and each later one waits out a delay."""
     if verb(step) == "reset":
         return  # an operator's
     for name, _, before, after in touched(world, step):
-        for token in after.standing - before.standing:
+        arrived = {step.token} if verb(step) == "park" else set()  # from the broker, not back
+        for token in after.standing - before.standing - arrived:
+            if comes_unanswered(step, before, after) and base_of(token) == step.asker.base:
+                continue  # from the broker
             former = [t for t in before.record if base_of(t) == base_of(token)]
             if not former or not after.record[token].get("parked"):
                 continue
             was, rec = before.record[former[0]], after.record[token]
             unread = step.ending is Ending.UNREAD and step.token == former[0]
             counts = was["state"] == "running" or unread
-            if step.ending is Ending.REJECT and step.token == former[0]:
+            if step.token == former[0] and (
+                step.ending is Ending.REJECT or ends_unanswered(world, step, before)
+            ):
                 counts = False
             returns = int(was.get("returns", 0)) + counts
             if int(rec.get("returns", 0)) != returns:
@@ -562,16 +612,23 @@ def a_wait_lasts_as_long_as_was_asked(world: World, step: Step) -> None:
 
 
 def _carry_waits_over(world: World, ledger: Ledger, before: LockState, after: LockState) -> None:
-    """A message that goes back waits on, under its next token; one that ran waits anew."""
+    """A message that goes back waits on, under its next token; one that ran waits anew.
+
+    So does one that was stored beside its waiter in a slot.
+    """
     for token, (until, seconds) in list(ledger.waits.items()):
         following = [t for t in after.standing - {token} if base_of(t) == base_of(token)]
         if token in after.standing or not following or token not in before.record:
             continue
         del ledger.waits[token]
         rec = before.record[token]
-        anew = world.now + seconds if rec["state"] == "running" else until
+        wait, anew = seconds, rec["state"] == "running"
+        if rec.get("twin") and not rec.get("parked"):
+            if not rec.get("wait"):
+                continue  # its message may wait for ever
+            wait, anew = int(rec["wait"]), True
         if not any(rec.get(end) for end in ("by", "revoked")):
-            ledger.waits[following[0]] = (anew, seconds)
+            ledger.waits[following[0]] = (world.now + wait if anew else until, wait)
     for token in (before.delayed - after.delayed) & ledger.waits.keys():
         seconds = ledger.waits[token][1]
         ledger.waits[token] = (world.now + seconds, seconds)
@@ -691,7 +748,7 @@ def messages_leave_for_their_own_broker(  # noqa: C901  # a list of facts
         for token, route in after.adrift.items():
             rec = after.record[token]
             refused = base_of(token) in ledger.refused
-            waits = int(rec["since"]) + patience * 1000 > world.now
+            waits = int(rec["since"]) + patience * 1000 > world.now or ledger.paused
             if route.startswith(f"{realm}:") and not (waits or refused):
                 broken("T38", f"nobody takes {token} of {name}, and it does not leave")
 
@@ -756,9 +813,12 @@ def answers_tell_what_the_keys_say(  # noqa: C901, PLR0912  # a list of facts
             broken("I2", f"{token} held {name} and was told that it is absent")
         if verdict is Verdict.RELEASED and token not in before.standing:
             broken("I2", f"{token} did not stand at {name} and was told that it was released")
+        stored = token
+        if comes_unanswered(step, before, after):  # under another number
+            stored = next(t for t in after.standing if base_of(t) == base_of(token))
         if step.reply.rank and step.reply.rank != 1 + sorted(
             after.queue, key=lambda t: (after.queue[t], t)
-        ).index(token):
+        ).index(stored):
             broken("I2", f"{token} was told rank {step.reply.rank}")
 
 
@@ -779,6 +839,7 @@ ALL: tuple[Callable[[World, Step], None], ...] = (
     settled_attempts_do_not_come_back,
     an_attempt_is_here_once,
     a_reservation_is_kept_for_its_attempt,
+    a_paused_lock_is_granted_to_nobody,
     a_lock_stays_taken_after_a_success,
     who_is_replaced_makes_room_and_does_not_run,
     who_is_revoked_does_not_run,
@@ -870,6 +931,8 @@ def _note_asked(world: World, step: Step, ledger: Ledger, before: LockState) -> 
     }
     attempt = step.asker.owner.attempt
     arrives = arrives and base not in before.bodies
+    if ledger.paused and step.reply.verdict is Verdict.BLOCKED:
+        arrives = False  # its reservation stays until it queues
     if arrives and ledger.reserved.pop(attempt, 0) > world.now:
         ledger.passing.add(attempt)
     if _stands(world, step, before) or base in before.bodies:
@@ -880,13 +943,16 @@ def _note_asked(world: World, step: Step, ledger: Ledger, before: LockState) -> 
     ledger.places.pop(base, None)
     if step.reply.verdict in {Verdict.DONE, Verdict.TWIN}:
         return
-    if claim.place and step.reply.verdict in {Verdict.GRANTED, Verdict.WAITING}:
+    if ledger.paused and attempt in ledger.passing:
+        ledger.places[base] = step.after.locks[step.lock].queue.get(step.token, 0)
+    elif claim.place and step.reply.verdict in {Verdict.GRANTED, Verdict.WAITING}:
         ledger.places[base] = min(claim.place, world.now_us)
     clients = [
         t for t in before.queue if t not in before.bodies and before.deadlines.get(t, 0) > world.now
     ]
     idle = not before.valid(world.now) and not clients and not before.bodies
-    ledger.limit = claim.limit if idle or not ledger.limit else min(claim.limit, ledger.limit)
+    lowest = min(claim.limit, ledger.declared or claim.limit)
+    ledger.declared = claim.limit if idle else lowest
 
 
 def _note_copy(step: Step, after: LockState) -> None:
@@ -915,8 +981,13 @@ def _note_wait(world, ledger, token, seconds) -> None:
         ledger.waits[token] = world.now + round(1000 * seconds), round(1000 * seconds)
 
 
-def _note_park(world, step, ledger, before, after) -> None:
+def _note_park(world, step, ledger, before, after) -> None:  # noqa: C901  # a list of facts
     base, attempt = step.asker.base, step.asker.owner.attempt
+    if ends_unanswered(world, step, before):
+        ledger.beliefs.pop(step.token, None)
+        ledger.accepted.discard(base)
+    elif comes_unanswered(step, before, after):
+        ledger.places[base] = min(step.asker.claim.place, world.now_us)
     _note_asked(world, step, ledger, before)
     _note_replaced(world, step, ledger, after)
     runs = {base_of(t) for t in before.valid(world.now)} & ledger.accepted
@@ -945,11 +1016,11 @@ def _note_left(world, step, ledger, before, after) -> None:
     """A message is forgotten once the broker has it, unless a worker has told it a twin."""
     seal, sent = step.asked
     rec, base = before.record.get(step.token, {}), base_of(step.token)
+    leaves = rec.get("state") == "leaving" and rec.get("seal") == seal
+    if not leaves:
+        return
     if not sent:
         ledger.refused[base] = world.now
-    leaves = rec.get("state") == "leaving" and rec.get("seal") == seal
-    if not leaves or before.deadlines[step.token] <= world.now:
-        return
     message = (seal, step.token)
     if sent and message in world.published - world.acknowledged and not rec.get("copied"):
         _is_settled(ledger, base)
@@ -1013,7 +1084,7 @@ def _note_release(world, step, ledger, before, after) -> None:
         return
     _is_settled(ledger, base)
     if step.ending is Ending.KEEP and held:
-        _note_reservation(world, ledger, before, token, reserve)
+        _note_reservation(world, ledger, before, after, token, reserve)
     if step.ending is Ending.HOLD and held:
         ledger.held_after[f"held:{token}"] = world.now + round(reserve.seconds * 1000)
     if twin:
@@ -1036,10 +1107,15 @@ def _note_rejected(ledger, before, *bases) -> None:
         _is_settled(ledger, bases[0])
 
 
-def _note_reservation(world, ledger, before, token, reserve) -> None:
+def _note_reservation(  # a step, taken apart
+    world, ledger, before, after, token, reserve
+) -> None:
     others = {t: rec for t, rec in before.record.items() if t not in (token, reserve.token)}
     if any(rec["attempt"] == reserve.attempt for rec in others.values()):
         ledger.passing.add(reserve.attempt)  # it is here already, and gets its turn at once
+        first = _first(after)
+        if ledger.paused and after.record.get(first, {}).get("attempt") == reserve.attempt:
+            ledger.places[base_of(first)] = after.queue[first]  # or it is the next
     elif len(before.holders) - 1 < ledger.limit:
         until = world.now + round(reserve.seconds * 1000)
         ledger.reserved[reserve.attempt] = until
@@ -1061,6 +1137,14 @@ def _note_extend(world, step, ledger, before, after) -> None:
 def _note_revoke(world, step, ledger, before, after) -> None:
     if step.reply.verdict is Verdict.RELEASED:
         ledger.revoked.add(base_of(step.token))
+
+
+def _note_pause(world, step, ledger, before, after) -> None:
+    ledger.paused = verb(step) == "pause"
+
+
+def _note_limit(world, step, ledger, before, after) -> None:
+    (ledger.ruled,) = step.asked
 
 
 def _note_reset(world, step, ledger, before, after) -> None:
@@ -1087,6 +1171,9 @@ _NOTES = {
     "release": _note_release,
     "extend": _note_extend,
     "reset": _note_reset,
+    "pause": _note_pause,
+    "resume": _note_pause,
+    "set_limit": _note_limit,
     "revoke": _note_revoke,
     "left": _note_left,
 }

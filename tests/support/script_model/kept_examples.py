@@ -1,6 +1,6 @@
-"""The holes that searches have found: for each the shortest program of moves that shows it.
+"""The defects that searches have found, each with its shortest program of moves.
 
-A mutant opens each hole again. So a program is known to show what it says, and can be found anew
+A mutant brings each defect back. So a program is known to show its defect, and can be found again
 when the moves have changed: ``python -m tests.property.record_examples``.
 """
 

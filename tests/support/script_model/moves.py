@@ -1,7 +1,7 @@
-"""What can happen in a world: moves with small arguments, for Hypothesis and random walks.
+"""The possible moves, with small arguments, for Hypothesis and random walks.
 
-A move picks its token by number among those that stand, were delivered, or asked lately, whatever
-their state: so late, double and mistaken calls are as frequent as right ones.
+A move picks a recent token by its number, in any state. So late, repeated and wrong calls are as
+frequent as correct ones.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from celery_singleton_lock.core.model import Ending, Reservation, Verdict, base_of
+from celery_singleton_lock.core.model import Ending, Reservation, Verdict
+from celery_singleton_lock.core.owner_token import base_of
 from support.script_model.clients import Patient
 from support.script_model.world import LIMITS, MIXED, ONE, TWO, WORKERS, Asker, World
 
@@ -273,7 +274,7 @@ def next_attempt_arrives(world, lock, who, first, copy, max_waiting, queue, lost
 
 
 @move(
-    3,
+    4,
     lock=LOCKS,
     who=WHO,
     place=PLACES,
@@ -326,31 +327,61 @@ def worker_receives(world, worker, then, who):
         world.park(world.first_of[base_of(got.token)])
 
 
+@move(
+    4,
+    lock=LOCKS,
+    who=(0, 0, 0, *WHO),
+    reached=(True, True, False),
+    later=(0.0, 11.0),
+    lost=LOST,
+)
+def claim_is_not_answered(world, lock, who, reached, later, lost):
+    """A worker that has not heard of its claim parks the message again; a copy may follow later."""
+    token = token_of(world, lock, who)
+    first, rec = world.first_of.get(base_of(token)), world.state(lock).record.get(token, {})
+    if first is None or not rec.get("parked") or rec["state"] not in {"granted", "running"}:
+        return
+    if reached:
+        world.claim(lock, token, settle=True)
+    if later:
+        world.advance(later)
+    world.park(world.unanswered(first, token, int(rec["place"])), lost=lost)
+
+
 @move(2, lock=LOCKS, worker=tuple(WORKERS), patience=(0.0, 3.0, 60.0), lost=LOST)
 def kick(world, lock, worker, lost, patience=0.0):
     world.kick(lock, worker, patience=patience, lost=lost)
 
 
-@move(3, number=(0, 1, 2), sent=(True, True, True, False))
-def message_is_published(world, number, sent):
+def _leaving(world, strays=None):
+    """Those that are still out of the line, under the seal with which they were taken out."""
+    records = {name: world.state(name).record for name in LIMITS}
+    return [
+        stray
+        for stray in (world.strays if strays is None else strays)
+        if records[stray.name].get(stray.token, {}).get("state") == "leaving"
+        and records[stray.name][stray.token].get("seal") == stray.seal
+    ]
+
+
+@move(8, number=(0, 1, 2), sent=(True, True, False), told=(False, True))
+def message_is_published(world, number, sent, told):
     """A message that was taken out of the line goes to the broker, or the broker refuses it."""
-    if not world.strays:
+    leaving = _leaving(world) or world.strays
+    if not leaving:
         return
-    stray = world.strays[-1 - number % len(world.strays)]
+    stray = leaving[-1 - number % len(leaving)]
     if sent:
         world.published.add((stray.seal, stray.token))
+        if told:
+            world.left(stray, sent=True)
     else:
         world.strays.remove(stray)
         world.left(stray, sent=False)
 
 
-@move(4, number=(0, 1, 2), first=("acquire", "park"), lost=LOST)
-def moved_message_arrives(world, number, first, lost):
-    """A worker that locks gets it from the broker, before or after it was forgotten here."""
-    known = [s for s in world.strays if (s.seal, s.token) in world.published]
-    if not known:
-        return
-    stray = known[-1 - number % len(known)]
+def _comes_from_the_broker(world, stray, first, lost):
+    """A worker that locks gets a moved message; it acknowledges what is TWIN or parked."""
     message = (stray.seal, stray.token)
     if message in world.acknowledged:
         return
@@ -362,18 +393,42 @@ def moved_message_arrives(world, number, first, lost):
         world.acknowledged.add(message)
 
 
+@move(4, number=(0, 1, 2), first=("acquire", "park"), lost=LOST)
+def moved_message_arrives(world, number, first, lost):
+    """A worker that locks gets it from the broker, before or after it was forgotten here."""
+    known = [s for s in world.strays if (s.seal, s.token) in world.published]
+    if known:
+        _comes_from_the_broker(world, known[-1 - number % len(known)], first, lost)
+
+
+@move(3, number=(0, 1, 2), first=("acquire", "park"), told=(True, True, False), lost=LOST)
+def moved_message_arrives_early(world, number, first, told, lost):
+    """A worker that locks gets it between its publishing and the call that forgets it here."""
+    leaving = _leaving(world)
+    if not leaving:
+        return
+    stray = leaving[-1 - number % len(leaving)]
+    world.published.add((stray.seal, stray.token))
+    _comes_from_the_broker(world, stray, first, lost)
+    if told:
+        world.left(stray, sent=True, lost=lost)
+
+
 @move(3, number=(0, 1, 2), lost=LOST)
 def moved_message_is_forgotten(world, number, lost):
     """Who published it tells Redis; or dies before, and never does."""
-    known = [s for s in world.strays if (s.seal, s.token) in world.published]
+    sent = [s for s in world.strays if (s.seal, s.token) in world.published]
+    known = _leaving(world, sent) or sent
     if known:
         world.left(known[-1 - number % len(known)], sent=True, lost=lost)
 
 
-@move(3, lock=LOCKS, who=WHO, worker=tuple(WORKERS), lost=LOST)
-def is_revoked(world, lock, who, worker, lost):
+@move(3, lock=LOCKS, who=WHO, worker=tuple(WORKERS), delayed=(False, True), lost=LOST)
+def is_revoked(world, lock, who, worker, lost, delayed=False):
     """Its task was revoked; whoever it is, and whatever it does just then."""
-    world.revoke(lock, token_of(world, lock, who), worker, lost=lost)
+    found = sorted(world.state(lock).delayed) if delayed else []
+    token = found[who % len(found)] if found else token_of(world, lock, who)
+    world.revoke(lock, token, worker, lost=lost)
 
 
 @move(2, worker=tuple(WORKERS), lost=LOST)
@@ -467,6 +522,38 @@ def is_reset(world, lock):
     world.reset(lock)
 
 
+@move(1, lock=LOCKS, lost=LOST)
+def is_paused(world, lock, lost):
+    world.pause(lock, lost=lost)
+
+
+@move(5, lock=LOCKS, lost=LOST)
+def is_resumed(world, lock, lost):
+    if world.ledgers[lock].paused:
+        world.resume(lock, lost=lost)
+
+
+@move(1, lock=LOCKS, limit=(None, None, 1, 2, 3))
+def limit_is_set(world, lock, limit):
+    world.set_limit(lock, limit)
+
+
+@move(2, lock=(TWO, MIXED), who=WHO, limit=(1, 2), early=("", "", "park"), lost=LOST)
+def is_slowed_down(world, lock, who, limit, early, lost):
+    """An operator lowers the limit and pauses the lock; one of those who hold it retries."""
+    world.set_limit(lock, limit)
+    world.pause(lock)
+    retries(world, lock, who, 8.0, early, "", lost)
+
+
+@move(2, lock=LOCKS, who=WHO, first=("acquire", "park", "wait"), lost=LOST)
+def next_attempt_meets_a_pause(world, lock, who, first, lost):
+    """What the operator has paused between two attempts is resumed after the second has come."""
+    world.pause(lock)
+    next_attempt_arrives(world, lock, who, first, False, 1, "q", lost)  # noqa: FBT003
+    world.resume(lock)
+
+
 def everybody_dies(world: World) -> None:
     """The last move: all die; each lock must be free within its longest lease (I9)."""
     from support.script_model.invariants import broken  # noqa: PLC0415  # the invariants know the world
@@ -474,6 +561,11 @@ def everybody_dies(world: World) -> None:
     world.fill(full=False)
     for worker in WORKERS:
         world.leave(worker)
+    for lock, ledger in world.ledgers.items():
+        if ledger.paused:
+            world.resume(lock)
+        if ledger.ruled:
+            world.set_limit(lock, None)
     world.advance(31.0)
     for lock, limit in LIMITS.items():
         for permit in range(limit + 1):

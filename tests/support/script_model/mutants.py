@@ -1,4 +1,4 @@
-"""Script mutants: each takes one guarantee away, and must be noticed by an invariant.
+"""Script mutants: each removes one guarantee, and an invariant must detect it.
 
 (name, file, old text, new text): a patch that does not apply is an error, so the list cannot rot.
 """
@@ -8,10 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from celery_singleton_lock.store.scripts import VERBS, Script, assemble, read
+from celery_singleton_lock.store.scripts import VERBS, Script, assemble, file_of, read
 from support.script_model.world import CLOCK
 
 LIBRARY = "_lock.lua"
+OPERATORS_VERBS = ("pause", "set_limit")
+"""Those that the moves call."""
 _assembled = cache(assemble)  # most scripts of most mutants are those of the next one
 
 
@@ -45,16 +47,44 @@ class Mutant:
         return text
 
     def scripts(self) -> dict[str, Script]:
-        texts = {f: read(f) for f in (LIBRARY, *(f"{verb}.lua" for verb in VERBS))}
+        verbs = (*VERBS, *OPERATORS_VERBS)
+        texts = {f: read(f) for f in (LIBRARY, *(file_of(verb) for verb in verbs))}
         texts[self.file] = self.patched()
-        return {v: _assembled(v, CLOCK, texts[LIBRARY], texts[f"{v}.lua"]) for v in VERBS}
+        shared = dict.fromkeys(VERBS, texts[LIBRARY])
+        shared |= dict.fromkeys(OPERATORS_VERBS, f"{texts[LIBRARY]}\n\n{read('_operator.lua')}")
+        return {v: _assembled(v, CLOCK, shared[v], texts[file_of(v)]) for v in verbs}
 
 
 MUTANTS = (
+    Mutant("a paused lock is granted", LIBRARY, "if paused then return 'pause' end\n", ""),
+    Mutant(
+        "a retry keeps a permit that is not there",
+        LIBRARY,
+        "if redis.call('ZCARD', holders) >= limit then return end -- no permit",
+        "if waits_for() == 'holder' then return end -- no permit",
+    ),
+    Mutant(
+        "a retry loses its turn while its lock is paused",
+        LIBRARY,
+        "local place = later and place_before_all(load(token)) or nil",
+        "local place",
+    ),
+    Mutant(
+        "a retry of a paused lock needs room",
+        "lock/park.lua",
+        "local room = reserved or first or not",
+        "local room = reserved or not",
+    ),
+    Mutant(
+        "messages of a paused lock leave",
+        "lock/sweep_and_grant.lua",
+        "(not reason or reason == 'holder')",
+        "true",
+    ),
     Mutant("no sweep of lapsed holders", LIBRARY, "do lapse(token) end", "do local _ = token end"),
     Mutant(
         "a newcomer barges in",
-        "acquire.lua",
+        "lock/acquire.lua",
         "if alone then\n",
         "if alone or redis.call('ZCARD', holders) < limit then\n",
     ),
@@ -66,7 +96,7 @@ MUTANTS = (
     ),
     Mutant(
         "release does not look whose it is",
-        "release.lua",
+        "lock/release_and_grant_next.lua",
         "local where = standing(token, rec)",
         "local first = redis.call('ZRANGE', holders, 0, 0)[1]\n"
         "if not rec and first then token = first; rec = load(token) end\n"
@@ -74,19 +104,19 @@ MUTANTS = (
     ),
     Mutant(
         "extend revives a lapsed lease",
-        "extend.lua",
+        "lock/extend_leases.lua",
         "local held = till and till > now",
         "local held = till",
     ),
     Mutant(
         "extend creates a lease",
-        "extend.lua",
+        "lock/extend_leases.lua",
         "local held = till and till > now",
         "local held = true; till = till or 0",
     ),
     Mutant(
         "extend shortens",
-        "extend.lua",
+        "lock/extend_leases.lua",
         "math.max(till, now + lease_ms)",
         "now + math.min(lease_ms, 500)",
     ),
@@ -110,17 +140,17 @@ MUTANTS = (
     ),
     Mutant(
         "a grant that has begun is passed on",
-        "release.lua",
+        "lock/release_and_grant_next.lua",
         "held_it and not (rec.state == 'granted' and rec.parked)",
         "held_it and not rec.parked",
     ),
     Mutant(
         "a grant is passed on though nobody has a slot",
-        "release.lua",
+        "lock/release_and_grant_next.lua",
         "not begun and idle_worker(rec, own)",
         "not begun",
     ),
-    Mutant("no grant on release", "release.lua", "grant_waiters(own)\n", ""),
+    Mutant("no grant on release", "lock/release_and_grant_next.lua", "grant_waiters(own)\n", ""),
     Mutant(
         "a dead waiter is granted",
         LIBRARY,
@@ -142,8 +172,8 @@ MUTANTS = (
     Mutant(
         "back to the tail",
         LIBRARY,
-        "  return next_token(kept), not own\n",
-        "  rec.place = digits(now_us)\n  return next_token(kept), not own\n",
+        "  return next_token(stored), not own\n",
+        "  rec.place = digits(now_us)\n  return next_token(stored), not own\n",
     ),
     Mutant(
         "a record is leaked",
@@ -165,13 +195,13 @@ MUTANTS = (
     ),
     Mutant(
         "a waiter claims without a grant",
-        "claim.lua",
+        "lock/claim.lua",
         "if where == 'holder' then start(token, rec) end",
         "rec.fence = rec.fence or digits(last_fence); start(token, rec)",
     ),
     Mutant(
         "the body is dropped at the claim",
-        "claim.lua",
+        "lock/claim.lua",
         "and settle ~= '0' then redis",
         "then redis",
     ),
@@ -191,86 +221,86 @@ MUTANTS = (
     ),
     Mutant(
         "the end of a copied attempt is not remembered",
-        "acquire.lua",
+        "lock/acquire.lua",
         "save(other, others)\n",
         "",
     ),
     Mutant(
         "the token is used again",
         LIBRARY,
-        "  return next_token(kept), not own\n",
-        "  return kept, not own\n",
+        "  return next_token(stored), not own\n",
+        "  return stored, not own\n",
     ),
     Mutant(
         "one permit too many",
         LIBRARY,
-        "local free = limit - redis",
-        "local free = limit + 1 - redis",
+        "  while not waits_for() do",
+        "  while not waits_for() or redis.call('ZCARD', holders) == limit do",
     ),
     Mutant(
         "one permit too many for newcomers",
-        "acquire.lua",
-        "if has_permit() then",
-        "if has_permit() or redis.call('ZCARD', holders) == limit then",
+        "lock/acquire.lua",
+        "if not waits_for() then",
+        "if not waits_for() or redis.call('ZCARD', holders) == limit then",
     ),
     Mutant(
         "an overdue message is dropped",
         LIBRARY,
-        "if not rec.parked then return go_back(token, rec) end",
+        "if not rec.parked then return end_delivery(token, rec) end",
         "redis.call('HDEL', bodies, base_of(token))\n  redis.call('HDEL', record, token)\n"
         "  if true then return end",
     ),
     Mutant(
         "a cancel drops the grant",
-        "release.lua",
+        "lock/release_and_grant_next.lua",
         "if held_it and (ending == 'cancel' or",
         "if held_it and (",
     ),
     Mutant(
         "an acquire without wait stays in the queue",
-        "acquire.lua",
+        "lock/acquire.lua",
         "    redis.call('ZREM', queue, token)\n",
         "    local _ = token\n",
     ),
     Mutant(
         "the usual holder stays for ever",
-        "acquire.lua",
+        "lock/acquire.lua",
         "  redis.call('PEXPIRE', holders, life)\n",
         "",
     ),
     Mutant(
         "the usual record stays for ever",
-        "acquire.lua",
+        "lock/acquire.lua",
         "  redis.call('PEXPIRE', record, life)\n",
         "",
     ),
     Mutant(
         "the usual memory stays for ever",
-        "acquire.lua",
+        "lock/acquire.lua",
         "  redis.call('PEXPIRE', meta, life)\n",
         "",
     ),
     Mutant(
         "the usual release passes by who waits",
-        "release.lua",
+        "lock/release_and_grant_next.lua",
         "redis.call('EXISTS', queue, bodies, deadlines, adrift) == 0",
         "true",
     ),
     Mutant(
         "the usual release leaves its record",
-        "release.lua",
+        "lock/release_and_grant_next.lua",
         "    redis.call('HDEL', record, token)\n",
         "",
     ),
     Mutant(
         "the usual grant repeats a fence",
-        "acquire.lua",
+        "lock/acquire.lua",
         "last_fence < now_us and now_text or digits(last_fence + 1)",
         "now_text",
     ),
     Mutant(
         "the usual grant keeps a place in the future",
-        "acquire.lua",
+        "lock/acquire.lua",
         "tonumber(place_us) <= now_us and place_us or now_text",
         "place_us or now_text",
     ),
@@ -282,25 +312,29 @@ MUTANTS = (
     ),
     Mutant(
         "a reset gives the lock back to whom it was taken from",
-        "reset.lua",
+        "operator/reset.lua",
         "    rec.place = place_of(0)",
         "    rec.place = rec.place",
     ),
-    Mutant("asking again takes a new place", "acquire.lua", "if not rec then\n", "if true then\n"),
+    Mutant(
+        "asking again takes a new place", "lock/acquire.lua", "if not rec then\n", "if true then\n"
+    ),
     Mutant(
         "parking twice enqueues twice",
-        "park.lua",
-        "elseif is_kept(token, attempt) then",
+        "lock/park.lua",
+        "elseif is_stored(token, attempt) then",
         "elseif false then",
     ),
-    Mutant("park does not grant", "park.lua", "grant_waiters(worker)\n", ""),
+    Mutant("park does not grant", "lock/park.lua", "grant_waiters(worker)\n", ""),
     Mutant("messages adrift are not recalled", LIBRARY, "  recall(own)\nend", "end"),
-    Mutant("what goes adrift is looked at late", LIBRARY, "strayed and now or redis", "redis"),
+    Mutant(
+        "what goes adrift is looked at late", LIBRARY, "became_adrift and now or redis", "redis"
+    ),
     Mutant(
         "who comes by puts the look off",
         LIBRARY,
         "tonumber(not sweeping and planned or now",
-        "tonumber(strayed and planned or now",
+        "tonumber(became_adrift and planned or now",
     ),
     Mutant(
         "nobody looks again",
@@ -337,34 +371,35 @@ MUTANTS = (
     ),
     Mutant(
         "a claim keeps the short lease",
-        "claim.lua",
+        "lock/claim.lua",
         "if where == 'holder' then start(token, rec) end",
         "if where == 'holder' then rec.state = 'running' end",
     ),
     Mutant(
         "anybody takes a reservation",
         LIBRARY,
-        "  local free = limit - redis.call('ZCARD', holders)\n",
-        "  local free = limit - redis.call('ZCARD', holders)\n"
+        "  if (held or redis.call('ZCARD', holders)) < limit then return nil end\n",
+        "  held = held or redis.call('ZCARD', holders)\n"
         "  for _, t in ipairs(redis.call('ZRANGE', holders, 0, -1)) do\n"
-        "    if string.sub(t, 1, 5) == 'keep:' then free = free + 1 end\n  end\n",
+        "    if string.sub(t, 1, 5) == 'keep:' then held = held - 1 end\n  end\n"
+        "  if held < limit then return nil end\n",
     ),
     Mutant(
         "a lock does not stay taken after a success",
-        "release.lua",
-        "  write_in('held:' .. token, held, 'held_after', ms)\n  save('held:' .. token, held)\n",
+        "lock/release_and_grant_next.lua",
+        "  add_holder('held:' .. token, held, 'held_after', ms)\n  save('held:' .. token, held)\n",
         "",
     ),
     Mutant(
         "the next attempt does not take its reservation",
-        "acquire.lua",
-        "if not where and take_reservation(attempt) then",
+        "lock/acquire.lua",
+        "if reserved then",
         "if false then",
     ),
     Mutant(
         "nothing is reserved",
         LIBRARY,
-        "  write_in(token, reserved, 'reserved', ms)\n  save(token, reserved)\n",
+        "  add_holder(token, reserved, 'reserved', ms)\n  save(token, reserved)\n",
         "",
     ),
     Mutant(
@@ -394,7 +429,7 @@ MUTANTS = (
     ),
     Mutant(
         "a revoked message is told that it is late",
-        "revoke.lua",
+        "lock/deliver_revoked.lua",
         "rec.revoked, rec.delayed, rec.state = '1', nil, 'parked'",
         "rec.delayed, rec.state = nil, 'parked'",
     ),
@@ -406,21 +441,21 @@ MUTANTS = (
     ),
     Mutant(
         "a revoked message is dropped",
-        "revoke.lua",
+        "lock/deliver_revoked.lua",
         "  expire(token, worker)",
         "  forget(token, rec)",
     ),
     Mutant(
         "a revoke ends a client's wait",
-        "revoke.lua",
+        "lock/deliver_revoked.lua",
         "waits = waits and rec.parked and rec.realm == realm",
         "waits = waits and (rec.realm or realm) == realm",
     ),
     Mutant(
         "others wait for who keeps coming back",
         LIBRARY,
-        "go_back(token, rec, before >= 0 and",
-        "go_back(token, rec, false and",
+        "end_delivery(token, rec, before >= 0 and",
+        "end_delivery(token, rec, false and",
     ),
     Mutant(
         "the first return loses its place",
@@ -443,7 +478,7 @@ MUTANTS = (
     Mutant("returns are not counted", LIBRARY, "  rec.returns = digits(times)\n", ""),
     Mutant(
         "a rejected message is dropped",
-        "release.lua",
+        "lock/release_and_grant_next.lua",
         "elseif not have_rejected(token, rec, own) then",
         "else",
     ),
@@ -462,20 +497,44 @@ MUTANTS = (
     Mutant(
         "a marked delivery runs beside its message",
         LIBRARY,
-        "return copy ~= '0' or rec.copy or",
-        "return rec.copy or",
+        "if copy ~= '0' or attempt == '' then return find(attempt) end\n",
+        "if attempt == '' then return nil end\n",
     ),
     Mutant(
         "an unmarked delivery runs beside a marked one",
         LIBRARY,
-        "return copy ~= '0' or rec.copy or",
-        "return copy ~= '0' or",
+        "return rec.copy or base_of(other) == base end)",
+        "return base_of(other) == base end)",
+    ),
+    Mutant(
+        "a stored message has the deadline of its waiter in a slot",
+        LIBRARY,
+        "if is_duplicate or not was_parked or rec.state",
+        "if is_duplicate or rec.state",
+    ),
+    Mutant(
+        "a copy that is granted at once is not in the index",
+        LIBRARY,
+        "if rec.copy and not rec.indexed then put_in_index(token, rec) end\n",
+        "",
+    ),
+    Mutant(
+        "a lock with a new entry in the index is not swept",
+        LIBRARY,
+        "rec.indexed, index_changed = '1', true",
+        "rec.indexed = '1'",
     ),
     Mutant(
         "a delivery that the broker does not mark runs beside its message",
         LIBRARY,
-        " or base_of(other) == base_of(token)\n",
-        "\n",
+        "string.find(token, start, 1, true) == 1",
+        "false",
+    ),
+    Mutant(
+        "a delivery that the broker does not mark is queued beside its message",
+        LIBRARY,
+        "return rec.copy or base_of(other) == base end)",
+        "return rec.copy end)",
     ),
     Mutant(
         "the index knows the last of two calls with one id",
@@ -483,67 +542,85 @@ MUTANTS = (
         "redis.call('HSETNX', index, known, mine) == 0",
         "redis.call('HSET', index, known, mine) == 2",
     ),
-    Mutant("another broker's message is revoked", "revoke.lua", " and rec.realm == realm", ""),
-    Mutant("a revoke takes who holds the lock", "revoke.lua", "where == 'adrift' or", "where or"),
+    Mutant(
+        "another broker's message is revoked",
+        "lock/deliver_revoked.lua",
+        " and rec.realm == realm",
+        "",
+    ),
+    Mutant(
+        "a revoke takes who holds the lock",
+        "lock/deliver_revoked.lua",
+        "where == 'adrift' or",
+        "where or",
+    ),
     Mutant(
         "a delayed message is not revoked",
-        "revoke.lua",
+        "lock/deliver_revoked.lua",
         " or where == 'overdue' and rec.delayed",
         "",
     ),
-    Mutant("no grant on revoke", "revoke.lua", "grant_waiters(worker)\n", ""),
+    Mutant("no grant on revoke", "lock/deliver_revoked.lua", "grant_waiters(worker)\n", ""),
     Mutant(
         "a reset drops the parked",
-        "reset.lua",
-        "    go_back(token, rec)\n",
+        "operator/reset.lua",
+        "    end_delivery(token, rec)\n",
         "    redis.call('HDEL', record, token)\n",
     ),
     Mutant(
         "a newcomer is queued on a full server",
-        "acquire.lua",
+        "lock/acquire.lua",
         "check()\nrefuse_if_full()\n",
         "check()\nwrite_though_full()\n",
     ),
     Mutant(
         "a message is kept on a full server",
-        "park.lua",
+        "lock/park.lua",
         "check()\nrefuse_if_full()\n",
         "check()\nwrite_though_full()\n",
     ),
     Mutant(
         "a newcomer is refused when half of its script has run",
-        "acquire.lua",
+        "lock/acquire.lua",
         "check()\nrefuse_if_full()\nsweep(worker)\n",
         "check()\nlocal written = redis.pcall('HSET', meta, 'name', lock, 'schema', '1')\n"
         "sweep(worker)\nif type(written) == 'table' then return written end\n",
     ),
     Mutant(
         "a message is kept on a full server if there is something to sweep",
-        "park.lua",
+        "lock/park.lua",
         "check()\nrefuse_if_full()\nsweep(worker)\n",
         "check()\nsweep(worker)\nrefuse_if_full()\n",
     ),
-    Mutant("a full server ends leases", "extend.lua", "  write_though_full()\n", ""),
-    Mutant("a full server takes no claim", "claim.lua", "write_though_full()\n", ""),
+    Mutant("a full server ends leases", "lock/extend_leases.lua", "  write_though_full()\n", ""),
+    Mutant("a full server takes no claim", "lock/claim.lua", "write_though_full()\n", ""),
     Mutant(
         "a full server cannot be swept",
-        "take_due.lua",
+        "fleet/take_due_locks.lua",
         "    if #names == 0 then redis.call('PERSIST', key) end",
         "    --",
     ),
-    Mutant("a full server is swept and does not grant", "kick.lua", "write_though_full()\n", ""),
     Mutant(
-        "a full server cannot be reset", "reset.lua", "write_though_full()\n", "count('resets')\n"
+        "a full server is swept and does not grant",
+        "lock/sweep_and_grant.lua",
+        "write_though_full()\n",
+        "",
+    ),
+    Mutant(
+        "a full server cannot be reset",
+        "operator/reset.lua",
+        "write_though_full()\n",
+        "count('resets')\n",
     ),
     Mutant(
         "a full server keeps what is revoked",
-        "revoke.lua",
+        "lock/deliver_revoked.lua",
         "check()\nwrite_though_full()\n",
         "check()\nrefuse_if_full()\n",
     ),
     Mutant(
         "a full server takes nothing back",
-        "release.lua",
+        "lock/release_and_grant_next.lua",
         "check()\nwrite_though_full()\n",
         "check()\nrefuse_if_full()\n",
     ),
@@ -568,25 +645,25 @@ MUTANTS = (
     Mutant(
         "a kept permit is kept for ever",
         LIBRARY,
-        "  write_in(token, reserved, 'reserved', ms)\n",
-        "  write_in(token, reserved, 'reserved', ms * 1000)\n",
+        "  add_holder(token, reserved, 'reserved', ms)\n",
+        "  add_holder(token, reserved, 'reserved', ms * 1000)\n",
     ),
     Mutant(
         "a kept permit stays beside its attempt",
         LIBRARY,
         "  redis.call('ZREM', holders, token)\n  redis.call('HDEL', record, token)\n"
-        "  return redis.call('ZCARD', holders) < limit and",
-        "  return redis.call('ZCARD', holders) <= limit and",
+        "  return not reason, place\n",
+        "  return not reason or reason == 'holder', place\n",
     ),
     Mutant(
         "the record of a kept permit leaks",
         LIBRARY,
-        "  redis.call('HDEL', record, token)\n  return redis.call('ZCARD', holders) < limit and",
-        "  return redis.call('ZCARD', holders) < limit and",
+        "  redis.call('HDEL', record, token)\n  return not reason, place\n",
+        "  return not reason, place\n",
     ),
     Mutant(
         "a kept permit is given to a message that nobody can run",
-        "park.lua",
+        "lock/park.lua",
         "elseif reserved and worker_for(rec, worker) then",
         "elseif reserved then",
     ),
@@ -610,21 +687,21 @@ MUTANTS = (
     ),
     Mutant(
         "a message's deadline is ignored",
-        "park.lua",
+        "lock/park.lua",
         "rec.deadline = rec.wait and digits(now + tonumber(wait_ms)) or nil",
         "rec.deadline = nil",
     ),
     Mutant(
         "a client's deadline is ignored",
-        "acquire.lua",
+        "lock/acquire.lua",
         "rec.deadline = digits(now + tonumber(wait_ms))",
         "rec.deadline = digits(now + tonumber(wait_ms) + 60000)",
     ),
     Mutant(
         "a wait begins anew whenever a worker dies",
         LIBRARY,
-        "  if is_twin or rec.state == 'running' then -- its wait",
-        "  if true then -- its wait",
+        "if is_duplicate or not was_parked or rec.state == 'running' then",
+        "if true then",
     ),
     Mutant(
         "a wait is over at once",
@@ -668,30 +745,57 @@ MUTANTS = (
         "fleet .. ':route:' .. route, '+inf', '(' .. now, 'LIMIT', skip, PAGE)",
         "fleet .. ':route:' .. route, '+inf', '-inf', 'LIMIT', skip, PAGE)",
     ),
-    Mutant("another broker gets a message", "kick.lua", "rec.realm ~= realm or ", ""),
+    Mutant(
+        "another broker gets a message", "lock/sweep_and_grant.lua", "rec.realm ~= realm or ", ""
+    ),
+    Mutant(
+        "a copy that came back is not noted on the message that leaves",
+        LIBRARY,
+        "if rec and rec.state == 'leaving' and not rec.copied then",
+        "if false then",
+    ),
+    Mutant(
+        "what queues again is not swept",
+        "lock/record_publish_result.lua",
+        "sweep(worker) -- after the above",
+        "-- not before",
+    ),
     Mutant(
         "a message leaves at once",
-        "kick.lua",
+        "lock/sweep_and_grant.lua",
         "since + tonumber(patience_ms) > now",
         "since > now",
     ),
-    Mutant("a message that was refused leaves again at once", "kick.lua", " or at > now", ""),
     Mutant(
-        "no message leaves", "kick.lua", "local leave = seal ~= ''", "local leave = seal == 'no'"
+        "a message that was refused leaves again at once",
+        "lock/sweep_and_grant.lua",
+        " or at > now",
+        "",
+    ),
+    Mutant(
+        "no message leaves",
+        "lock/sweep_and_grant.lua",
+        "local leave = seal ~= ''",
+        "local leave = seal == 'no'",
     ),
     Mutant(
         "a message that came back is forgotten",
-        "left.lua",
+        "lock/record_publish_result.lua",
         "sent == '1' and not rec.copied",
         "true",
     ),
     Mutant(
         "a message that the broker refused is forgotten",
-        "left.lua",
+        "lock/record_publish_result.lua",
         "sent == '1' and not rec.copied",
         "not rec.copied",
     ),
-    Mutant("a message that has left stays", "left.lua", "sent == '1' and not rec.copied", "false"),
+    Mutant(
+        "a message that has left stays",
+        "lock/record_publish_result.lua",
+        "sent == '1' and not rec.copied",
+        "false",
+    ),
     Mutant(
         "a message that nobody published is gone",
         LIBRARY,
@@ -705,11 +809,14 @@ MUTANTS = (
         "rec.state == 'leaving' end",
     ),
     Mutant(
-        "what began is kept a second time", "park.lua", "if not others.settled and not", "if not"
+        "what began is kept a second time",
+        "lock/park.lua",
+        "if not others.settled and not",
+        "if not",
     ),
     Mutant(
         "what began keeps its twin",
-        "claim.lua",
+        "lock/claim.lua",
         "and twin then redis.call('HDEL', bodies, base_of(twin)) end",
         "and false then end",
     ),
@@ -734,42 +841,42 @@ MUTANTS = (
     Mutant(
         "a twin inherits the deadline of a client that died",
         LIBRARY,
-        "  if is_twin or rec.state == 'running' then -- its wait",
-        "  if rec.state == 'running' then -- its wait",
+        "if is_duplicate or not was_parked or rec.state == 'running' then",
+        "if rec.state == 'running' then",
     ),
     Mutant(
         "a message adrift asks, and nobody else is granted",
-        "acquire.lua",
+        "lock/acquire.lua",
         "elseif where == 'adrift' or where == 'overdue' then\n  grant_waiters(worker)\n",
         "elseif where == 'adrift' or where == 'overdue' then\n",
     ),
     Mutant(
         "a message that was acknowledged at its start is kept again",
-        "park.lua",
-        "elseif is_kept(token, attempt) then",
+        "lock/park.lua",
+        "elseif is_stored(token, attempt) then",
         "elseif has_body(base) then",
     ),
     Mutant(
         "a copy that holds the lock is the twin of another that does",
-        "park.lua",
+        "lock/park.lua",
         "elseif not where then",
         "else",
     ),
     Mutant(
         "only a marked copy is looked up",
-        "acquire.lua",
+        "lock/acquire.lua",
         "  else\n    local other",
         "  elseif copy == '1' then\n    local other",
     ),
     Mutant(
         "only a marked copy is looked up when it is parked",
-        "park.lua",
+        "lock/park.lua",
         "elseif not where then",
         "elseif copy == '1' and not where then",
     ),
     Mutant(
         "who claims in its turn gets its own delivery",
-        "claim.lua",
+        "lock/claim.lua",
         "grant_waiters(worker, token, rec)\n",
         "grant_waiters(worker)\nrec = load(token) or rec\n",
     ),

@@ -1,4 +1,4 @@
-"""What must have happened in a search for it to have looked: each outcome is counted.
+"""Outcomes that a search must have seen, otherwise it has not searched: each is counted.
 
 A search that never met a case has said nothing about it. So what the verbs can lead to is listed
 here, and a run whose moves never led there fails (``python -m tests.property.run`` prints how often
@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from celery_singleton_lock.core.model import Ending, Verdict, base_of
-from support.script_model.invariants import grants, reservations, verb
+from celery_singleton_lock.core.model import CLAIM_UNANSWERED, Ending, Verdict
+from celery_singleton_lock.core.owner_token import base_of
+from support.script_model.invariants import ends_unanswered, grants, reservations, verb
 from support.script_model.snapshot import LockState
 from support.script_model.world import Ledger, Step, World
 
@@ -132,6 +133,23 @@ OUTCOMES: dict[str, Callable[[Seen], Any]] = {
     "a twin goes with its attempt": lambda s: (
         s.rec.get("twin") and s.before.bodies.keys() - s.after.bodies.keys()
     ),
+    # claims that were not answered
+    "a delivery ends whose claim was not answered": lambda s: (
+        ends_unanswered(s.world, s.step, s.before) and s.rec.get("settled")
+    ),
+    "a message with an unanswered claim is there already": lambda s: (
+        s.step.asker
+        and s.step.asker.claim.copy == CLAIM_UNANSWERED
+        and s.step.token not in s.before.standing
+        and s.verdict is Verdict.WAITING
+        and s.step.asker.base in s.before.bodies
+    ),
+    "a message with an unanswered claim comes when its delivery is gone": lambda s: (
+        s.step.asker
+        and s.step.asker.claim.copy == CLAIM_UNANSWERED
+        and s.step.asker.base in s.after.bodies.keys() - s.before.bodies.keys()
+        and s.step.token not in s.before.valid(s.world.now)
+    ),
     # bounded queues
     "a queue is full": lambda s: s.verdict is Verdict.FULL,
     "a message makes room": lambda s: s.became("replaced"),
@@ -218,6 +236,26 @@ OUTCOMES: dict[str, Callable[[Seen], Any]] = {
         and int(s.after.meta.get("limit", 0)) > int(s.before.meta.get("limit", 9))
     ),
     "several are granted at once": lambda s: len(s.granted) > 1,
+    # operators
+    "a paused lock refuses": lambda s: s.ledger.paused and s.verdict is Verdict.BLOCKED,
+    "a lock that was paused is granted": lambda s: s.verb == "resume" and s.granted,
+    "an operator's limit is granted": lambda s: s.verb == "set_limit" and s.granted,
+    "an operator's limit is lower than the number of holders": lambda s: (
+        s.verb == "set_limit" and len(s.after.valid(s.world.now)) > s.ledger.limit
+    ),
+    "a permit is kept on a paused lock": lambda s: (
+        s.ledger.paused
+        and s.step.ending is Ending.KEEP
+        and reservations(s.after) - reservations(s.before)
+    ),
+    "no permit is left to keep on a paused lock": lambda s: (
+        s.ledger.paused
+        and s.step.ending is Ending.KEEP
+        and len(s.before.valid(s.world.now)) > max(1, s.ledger.limit)
+    ),
+    "a kept permit's attempt comes to a paused lock": lambda s: (
+        s.ledger.paused and s.step.asker and s.step.asker.owner.attempt in s.ledger.passing
+    ),
     # revokes, leases, resets
     "a revoked message leaves the line": lambda s: s.became("revoked"),
     "a revoked message is told again": lambda s: s.told_again("revoked"),

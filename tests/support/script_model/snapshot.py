@@ -1,4 +1,4 @@
-"""What lies in Redis, read at one instant, and nothing of it believed without a look."""
+"""The data in Redis at one instant, checked while it is read."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ class Reader:
             snap.parked_routes = set(value)
         elif key.startswith(f"{fleet}:free:"):
             snap.free[key.removeprefix(f"{fleet}:free:")] = int(value)
-        elif key.startswith(f"{fleet}:worker:"):
+        elif key.startswith(f"{fleet}:worker:") or key in {f"{fleet}:routes", f"{fleet}:audit"}:
             pass
         else:
             for start, name in self._wakes.items():

@@ -1,4 +1,4 @@
-"""Clients, workers and messages around one store, and what each of them believes.
+"""Clients, workers and messages around one store, and what each of them assumes.
 
 The scripts are the real ones on a real Redis; only their clock is replaced by one that reads a key,
 so time passes when :meth:`World.advance` says so. Keys expire by the same clock (the world deletes
@@ -11,23 +11,23 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from celery_singleton_lock.errors import BackendRefused
-from celery_singleton_lock.core.redis_keys import Keyspace, bucket_of
 from celery_singleton_lock.core.model import (
+    CLAIM_UNANSWERED,
     Claim,
-    Delivery,
     Ending,
     Owner,
-    Parcel,
     Reply,
     Reservation,
-    Stray,
     Verdict,
-    base_of,
 )
-from celery_singleton_lock.store.redis.sync import RedisStore
-from celery_singleton_lock.store.scripts import Script, load_scripts
-from celery_singleton_lock.store.message_operations import Verb
+from celery_singleton_lock.core.owner_token import base_of
+from celery_singleton_lock.core.parked_message import Delivery, Parcel, Stray
+from celery_singleton_lock.core.redis_keys import Keyspace, bucket_of
+from celery_singleton_lock.errors import BackendRefused
+from celery_singleton_lock.store.operator.base import Operator
+from celery_singleton_lock.store.operator.redis import RedisAdminStore
+from celery_singleton_lock.store.requests import Steps
+from celery_singleton_lock.store.scripts import Script, load_admin_scripts, load_scripts
 from support.script_model.snapshot import ENDS_KEY, LockState, Reader, Snapshot
 
 CLOCK_KEY = "clock-of-the-tests"
@@ -49,6 +49,7 @@ local function by_this_clock(call)
 end
 local redis = {{call = by_this_clock(server.call), pcall = by_this_clock(server.pcall)}}
 """
+JANE = Operator("jane")
 START_US = 1_763_712_000_000_000
 CLAIM_LEASE = 5.0
 
@@ -125,18 +126,29 @@ class Ledger:
         default_factory=dict
     )  # token -> till, of how long, ms
     refused: dict[str, int] = field(default_factory=dict)  # base -> ms of the last failed publish
-    limit: int = 0
+    declared: int = 0  # the lowest limit of those who hold or wait
+    ruled: int | None = None  # an operator's, which goes before it
+    paused: bool = False
     last_fence: int = 0
 
+    @property
+    def limit(self) -> int:
+        """The limit in force."""
+        return self.ruled or self.declared
 
-class Clockwork(RedisStore):
+
+class Clockwork(RedisAdminStore):
     """A store whose own clock is the scripts' one."""
 
+    def __init__(self, client: Any, keyspace: Keyspace, scripts: Mapping[str, Script]) -> None:
+        super().__init__(client, keyspace, scripts=scripts, claim_lease=CLAIM_LEASE)
+        self.operations.scripts.update(scripts)  # those of operators, too
+
     def tell_time_by(self, world: World) -> None:
-        self.verbs.time = lambda: told(world.now_us / 1_000_000)
+        self.operations.time = lambda: told(world.now_us / 1_000_000)
 
 
-def told(answer: float) -> Verb[float]:
+def told(answer: float) -> Steps[float]:
     """Return a plan that asks nothing."""
     yield from ()
     return answer
@@ -156,9 +168,8 @@ class World:
         self.check = check
         self.watch = watch
         self.keyspace = Keyspace()
-        self.store = Clockwork(
-            client, self.keyspace, scripts=scripts or load_scripts(CLOCK), claim_lease=CLAIM_LEASE
-        )
+        real = {**load_scripts(CLOCK), **load_admin_scripts(CLOCK)}
+        self.store = Clockwork(client, self.keyspace, scripts or real)
         self.store.tell_time_by(self)
         self.reader = Reader(client, self.keyspace, list(LIMITS))
         self.now_us = START_US
@@ -291,7 +302,7 @@ class World:
     ) -> Asker:
         """Make a client (no attempt) or a message; `place` is relative to now, 0 none.
 
-        `base` is of the message of which this is a second delivery that the broker does not mark.
+        `base` is that of a message. This is its second delivery, which the broker does not mark.
         """
         self.numbers += 1
         number = self.numbers
@@ -330,11 +341,23 @@ class World:
             attempt=stray.attempt,
             place=min(stray.place - self.now_us, -1),
             limit=first.claim.limit,
-            copy=True,
+            base=first.base,
             realm=first.parcel.realm,
             queue=first.parcel.queue,
             task=first.owner.task,
         )
+
+    def unanswered(self, first: Asker, token: str, place: int) -> Asker:
+        """Make what parks a message again whose delivery `token` was claimed without an answer."""
+        again = Asker(
+            first.owner._replace(token=token),
+            first.claim._replace(
+                copy=CLAIM_UNANSWERED, place=place, max_waiting=None, replace=False
+            ),
+            first.parcel,
+        )
+        self.askers.append(again)
+        return again
 
     def copy_of(self, stray: Stray) -> Asker:
         """What comes back of a copy that a worker of an older version has published."""
@@ -437,7 +460,7 @@ class World:
         found = self._twice(
             "kick",
             lock,
-            lambda: self.store.kick(lock, worker=worker, realm=realm, patience=patience),
+            lambda: self.store.sweep_and_grant(lock, worker=worker, realm=realm, patience=patience),
             lost,
             asked=(worker, realm, patience),
             note=worker,
@@ -451,7 +474,9 @@ class World:
         return self._twice(
             "left",
             stray.name,
-            lambda: self.store.left(stray.name, stray.seal, [stray.token], sent=sent),
+            lambda: self.store.record_publish_result(
+                stray.name, stray.seal, [stray.token], sent=sent
+            ),
             lost,
             token=stray.token,
             asked=(stray.seal, sent),
@@ -466,26 +491,39 @@ class World:
         return self._twice(
             "revoke",
             lock,
-            lambda: self.store.revoke(lock, token, realm=own, worker=worker),
+            lambda: self.store.deliver_revoked(lock, token, realm=own, worker=worker),
             lost,
             token=token,
             asked=(own,),
             note=f"{worker} {own}",
         )
 
+    def pause(self, lock: str, *, lost: bool = False) -> Any:
+        """What an operator does, so that nobody is granted the lock."""
+        return self._twice("pause", lock, lambda: self.store.pause(lock, JANE), lost)
+
+    def resume(self, lock: str, *, lost: bool = False) -> Any:
+        """What an operator does, so that the lock is granted again."""
+        return self._twice("resume", lock, lambda: self.store.resume(lock, JANE), lost)
+
+    def set_limit(self, lock: str, limit: int | None) -> Any:
+        """What an operator does, whatever the tasks declare; None: those count again."""
+        call = lambda: self.store.set_limit(lock, limit, JANE)  # noqa: E731
+        return self._step("set_limit", lock, call, asked=(limit,), note=str(limit))
+
     def reset(self, lock: str) -> Any:
         return self._step("reset", lock, lambda: self.store.reset(lock))
 
     def sweep(self, worker: str = "w1", *, lost: bool = False) -> list[str]:
         """What an agent does about once a second."""
-        names = self._twice("take_due", "", self.store.take_due, lost)
+        names = self._twice("take_due", "", self.store.take_due_locks, lost)
         for name in names or ():
             self.kick(name, worker, patience=3.0)
         return list(names or ())
 
     def neglected(self, seconds: float) -> list[str]:
         """What a worker asks that tells of locks nobody sweeps."""
-        call = lambda: self.store.neglected(seconds)  # noqa: E731
+        call = lambda: self.store.unswept_locks(seconds)  # noqa: E731
         return list(self._step("neglected", "", call, asked=(seconds,), note=str(seconds)))
 
     def hears(self, lock: str, token: str) -> bool:
@@ -500,7 +538,9 @@ class World:
         self._step(
             "beat",
             "",
-            lambda: self.store.beat(worker, realm, queues, 3.0, free, tasks=DECLARED.get(worker)),
+            lambda: self.store.worker_heartbeat(
+                worker, realm, queues, 3.0, free, tasks=DECLARED.get(worker)
+            ),
             note=f"{worker} free={free}",
         )
 
@@ -538,7 +578,7 @@ class World:
             ledger.rejected.clear()
             ledger.waits.clear()
             ledger.refused.clear()
-            ledger.limit = 0
+            ledger.declared, ledger.ruled, ledger.paused = 0, None, False
         self.snap = self._look()
 
     def state(self, lock: str) -> LockState:
