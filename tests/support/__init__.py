@@ -1,1 +1,1 @@
-"""What tests share: waiting, real workers."""
+"""Helpers that tests share: waiting, real workers, servers."""

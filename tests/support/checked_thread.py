@@ -1,4 +1,4 @@
-"""A thread that does not die in silence."""
+"""A thread whose error is raised by ``join()``."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable
 
 
-class CandidThread(threading.Thread):
-    """Runs a job; who joins it hears of its error: what a dead thread did not see proves nothing.
+class CheckedThread(threading.Thread):
+    """Runs a function. ``join()`` raises if the function has failed: its results are incomplete.
 
     Args:
-        job: what to run.
+        job: the function.
     """
 
     def __init__(self, job: Callable[[], None]) -> None:
@@ -21,16 +21,16 @@ class CandidThread(threading.Thread):
     def run(self) -> None:
         try:
             self._job()
-        except BaseException as error:  # noqa: BLE001  # raised by who joins
+        except BaseException as error:  # noqa: BLE001  # raised by join()
             self._error = error
 
     def join(self, timeout: float | None = None) -> None:
         """Wait for its end.
 
         Raises:
-            RuntimeError: its job has failed.
+            RuntimeError: the function has raised an error.
         """
         super().join(timeout)
         if self._error is not None:
-            text = f"{self.name} ended by itself"
+            text = f"{self.name} ended with an error"
             raise RuntimeError(text) from self._error

@@ -1,4 +1,4 @@
-"""The commands as an installed package has them, also where it is run from its checkout."""
+"""The entry points of the commands, also if the package runs from its checkout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
 def metadata_path(folder: Path) -> list[str]:
-    """Return what must stand before all on PYTHONPATH for ``celery`` to find our commands."""
+    """Return the folders to put first on PYTHONPATH so that ``celery`` finds the commands."""
     if entry_points(group="celery.commands", name="locks"):
         return []
     section = re.search(

@@ -1,15 +1,14 @@
-"""Starts workers that need not import Celery anew: they are forks of a process that has.
+"""A fork server: it has imported Celery, and forks a process for each worker under test.
 
-Two thirds of the processor time of a worker's start are imports of Celery, kombu and redis-py, and
-the suite starts some hundreds of workers. So each process of the test run has one nursery::
+Two thirds of the CPU time of a worker's start are imports of Celery, kombu and redis-py, and the
+suite starts some hundreds of workers. So each process of the test run has one fork server::
 
-    pytest ── socket ──> nursery (this file; has imported third parties) ── fork ──> worker
+    pytest ── socket ──> fork server (this file) ── fork ──> worker
 
-What is born there is a worker like any other: a process of its own in a session of its own, with
-its command line, environment and working directory, that imports the app and this library itself,
-and ends as the interpreter ends. It differs in what is imported already, in its parent, and in a
-hash seed that it shares with its siblings. ``CSL_TEST_FULL=1`` starts all workers by their command
-instead; so does whatever a fork could not be: see :func:`fits`.
+A forked worker is a process in a session of its own, with its command line, environment and working
+directory. It imports the app and this library itself. It differs from a started one in the modules
+that are imported already, in its parent, and in the hash seed, which all forks share. A worker that
+cannot be forked is started by its command: see :func:`fits`.
 """
 
 from __future__ import annotations
@@ -36,16 +35,16 @@ from pathlib import Path
 from typing import Any, Final
 
 POOLS: Final = ("prefork", "threads", "solo")
-"""Gevent and eventlet patch the standard library before anything else is imported."""
+"""Pools whose workers can be forked. Gevent and eventlet must patch modules before any import."""
 OURS: Final = re.compile(
     r"(BOOK|CHAOS|PYTEST|FLASH_SALE|LEDGER|QUORUM|REPORT|README|SITE)_\w+|BAD|BREAK"
     r"|CELERY_(BROKER_URL|RESULT_BACKEND)|C_FORCE_ROOT|DJANGO_SETTINGS_MODULE"
-    r"|_MP_FORK_LOG\w+|CELERY_LOG_\w+"  # a worker that ran in a thread here leaves them behind
+    r"|_MP_FORK_LOG\w+|CELERY_LOG_\w+"  # left by a worker in a thread of this process
 )
-"""Variables that nobody reads while third parties are imported."""
+"""Environment variables that no import of Celery reads."""
 MEASURED: Final = bool({"COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG"} & set(os.environ))
 """Whether coverage is measured in all processes."""
-LIMIT: Final = 1 << 20  # of a message
+LIMIT: Final = 1 << 20  # bytes of a message
 MODULES: Final = """
 celery.app.amqp celery.app.builtins celery.app.control celery.app.events celery.app.log
 celery.apps.worker celery.backends.redis celery.backends.rpc
@@ -58,7 +57,7 @@ celery.worker.strategy dateutil.parser kombu.transport.pyamqp kombu.transport.re
 psutil
 asyncio ctypes dataclasses importlib.metadata inspect secrets sqlite3 typing uuid
 """
-"""Not celery.bin.celery: it loads the commands of installed packages, which may be this library."""
+"""Modules to import first. Not celery.bin.celery, which may load this library's commands."""
 
 
 TESTS: Final = Path(__file__).parents[1]
@@ -67,20 +66,20 @@ TESTS: Final = Path(__file__).parents[1]
 def path() -> str:
     """Return the PYTHONPATH of all workers under test."""
     given = os.environ.get("PYTHONPATH")
-    return os.pathsep.join([str(TESTS), str(TESTS / "support/light"), *filter(None, [given])])
+    return os.pathsep.join([str(TESTS), str(TESTS / "support/stubs"), *filter(None, [given])])
 
 
-class Born:
-    """A worker of the nursery, to the test: what of :class:`subprocess.Popen` is used here."""
+class ForkedWorker:
+    """A forked worker, with the methods of :class:`subprocess.Popen` that the tests use."""
 
-    def __init__(self, nursery: Nursery, pid: int) -> None:
+    def __init__(self, server: ForkServer, pid: int) -> None:
         self.pid, self.returncode = pid, None
-        self._nursery = nursery
+        self._server = server
 
     def poll(self) -> int | None:
         """Return its exit code, None while it runs."""
         if self.returncode is None:
-            self.returncode = self._nursery.exit_code(self.pid)
+            self.returncode = self._server.exit_code(self.pid)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -90,7 +89,7 @@ class Born:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 raise subprocess.TimeoutExpired(f"worker {self.pid}", timeout)
-            self._nursery.listen(0.1 if left is None else min(left, 0.1))
+            self._server.listen(0.1 if left is None else min(left, 0.1))
         return self.returncode
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -100,22 +99,22 @@ class Born:
                 os.kill(self.pid, number)
 
 
-class Nursery:
-    """The test's end: the nursery ends with its process, since the socket closes then."""
+class ForkServer:
+    """The test's side of the socket. The fork server ends when the socket is closed."""
 
     def __init__(self) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._codes: dict[int, int] = {}
         self._pids: list[int] = []
         self._lock = threading.RLock()
         self._environment = dict(os.environ)
-        with theirs:
+        with other_end:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno())],
+                [sys.executable, __file__, str(other_end.fileno())],
                 env={**os.environ, "PYTHONPATH": path(), "PYTHONUNBUFFERED": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[other_end.fileno()],
                 start_new_session=True,
             )
         atexit.register(self._close)
@@ -125,19 +124,21 @@ class Nursery:
         self._process.wait()
 
     def fits(self, env: Mapping[str, str]) -> bool:
-        """Return whether what is imported already would be the same with this environment."""
+        """Return whether the imports would be the same with this environment."""
         then = {**self._environment, "PYTHONPATH": path(), "PYTHONUNBUFFERED": "1"}
         changed = {name for name in {*then, *env} if then.get(name) != env.get(name)}
         return all(OURS.fullmatch(name) for name in changed)
 
-    def bear(self, arguments: list[str], env: Mapping[str, str], cwd: str, log: int) -> Born:
-        """Start a worker: the arguments are those of ``python -m celery``."""
-        order = json.dumps({"arguments": arguments, "env": dict(env), "cwd": cwd}).encode()
+    def start(
+        self, arguments: list[str], env: Mapping[str, str], cwd: str, log: int
+    ) -> ForkedWorker:
+        """Start a worker with the arguments of ``python -m celery``."""
+        request = json.dumps({"arguments": arguments, "env": dict(env), "cwd": cwd}).encode()
         with self._lock:
-            socket.send_fds(self._socket, [order], [log])
+            socket.send_fds(self._socket, [request], [log])
             while not self._pids:
                 self.listen(None)
-            return Born(self, self._pids.pop())
+            return ForkedWorker(self, self._pids.pop())
 
     def exit_code(self, pid: int) -> int | None:
         """Return the exit code of a worker, None while it runs."""
@@ -145,44 +146,44 @@ class Nursery:
         return self._codes.get(pid)
 
     def listen(self, timeout: float | None) -> None:
-        """Hear what the nursery says within so many seconds; None: until it says something."""
+        """Read messages of the fork server for some seconds; None: until the first message."""
         with self._lock:
             while select.select([self._socket], [], [], timeout)[0]:
-                said = self._socket.recv(LIMIT)
-                if not said:
-                    raise AssertionError("the nursery of workers has ended; see stderr")
-                told = json.loads(said)
-                if "born" in told:
-                    self._pids.append(told["born"])
-                    self._codes.pop(told["born"], None)  # of an earlier process with this number
+                received = self._socket.recv(LIMIT)
+                if not received:
+                    raise AssertionError("the fork server has ended; see stderr")
+                message = json.loads(received)
+                if "started" in message:
+                    self._pids.append(message["started"])
+                    self._codes.pop(message["started"], None)  # of an earlier process with this id
                 else:
-                    self._codes[told["ended"]] = told["code"]
+                    self._codes[message["ended"]] = message["code"]
                 timeout = 0
 
 
 @functools.cache
-def nursery() -> Nursery:
-    """Return the nursery of this process."""
-    return Nursery()
+def fork_server() -> ForkServer:
+    """Return the fork server of this process."""
+    return ForkServer()
 
 
 def fits(pool: str, env: Mapping[str, str]) -> bool:
-    """Return whether a worker may come from the nursery.
+    """Return whether a worker may be forked.
 
-    Not if its pool patches what has been imported, nor if its environment could change what is
-    imported; nor where coverage is measured, which begins with an interpreter.
+    Not if its pool patches imported modules, nor if its environment could change imports, nor if
+    coverage is measured, which starts with the interpreter.
     """
-    cold = MEASURED or "CSL_TEST_FULL" in os.environ or sys.platform != "linux"
-    return pool in POOLS and not cold and nursery().fits(env)
+    unusable = MEASURED or sys.platform != "linux"
+    return pool in POOLS and not unusable and fork_server().fits(env)
 
 
-# --- the nursery's end ----------------------------------------------------------------------------
+# --- the fork server's side -----------------------------------------------------------------------
 
 _SAFE: Final = getattr(sys.flags, "safe_path", False)  # Python 3.11: nothing before PYTHONPATH
 
 
 def main(channel: socket.socket) -> None:
-    """Fork workers as told, and tell of their ends. Only a worker returns from here."""
+    """Fork workers on request, and report their ends. Only a forked worker returns from here."""
     if not _SAFE:
         del sys.path[0]  # this folder
     rest = sys.path[len(os.environ["PYTHONPATH"].split(os.pathsep)) :]
@@ -191,31 +192,31 @@ def main(channel: socket.socket) -> None:
             importlib.import_module(name)
     gc.collect()
     gc.freeze()
-    ear, mouth = os.pipe()
-    os.set_blocking(mouth, False)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     while True:
-        heard, _, _ = select.select([channel, ear], [], [])
-        if ear in heard:
-            os.read(ear, 4096)
-            tell_of_ends(channel)
-        if channel in heard:
-            order, fds, _, _ = socket.recv_fds(channel, LIMIT, 1)
-            if not order:
+        readable, _, _ = select.select([channel, reader], [], [])
+        if reader in readable:
+            os.read(reader, 4096)
+            report_ends(channel)
+        if channel in readable:
+            request, fds, _, _ = socket.recv_fds(channel, LIMIT, 1)
+            if not request:
                 os._exit(0)
             pid = os.fork()
             if not pid:
-                os.close(ear)
-                os.close(mouth)
+                os.close(reader)
+                os.close(writer)
                 channel.close()
-                become(json.loads(order), fds[0], rest)
+                become_worker(json.loads(request), fds[0], rest)
                 return
             os.close(fds[0])
-            channel.send(json.dumps({"born": pid}).encode())
+            channel.send(json.dumps({"started": pid}).encode())
 
 
-def tell_of_ends(channel: socket.socket) -> None:
+def report_ends(channel: socket.socket) -> None:
     with contextlib.suppress(ChildProcessError, BrokenPipeError):
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -226,14 +227,14 @@ def tell_of_ends(channel: socket.socket) -> None:
 
 
 def end_with_parent() -> None:
-    """Have the kernel kill this process when its parent is gone: a test run that was killed."""
+    """Make the kernel kill this process when its parent ends, such as a killed test run."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGKILL))
 
 
-def become(order: dict[str, Any], log: int, rest: list[str]) -> None:
-    """Turn this fork into what ``python -m celery …`` would be at its first line."""
+def become_worker(request: dict[str, Any], log: int, rest: list[str]) -> None:
+    """Set up this fork as ``python -m celery …`` would be at its first line."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     end_with_parent()
@@ -241,12 +242,12 @@ def become(order: dict[str, Any], log: int, rest: list[str]) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    os.chdir(order["cwd"])
+    os.chdir(request["cwd"])
     os.environ.clear()
-    os.environ.update(order["env"])
-    here = [] if _SAFE else [order["cwd"]]
-    sys.path[:] = [*here, *order["env"]["PYTHONPATH"].split(os.pathsep), *rest]
-    sys.argv[:] = ["celery", *order["arguments"]]
+    os.environ.update(request["env"])
+    here = [] if _SAFE else [request["cwd"]]
+    sys.path[:] = [*here, *request["env"]["PYTHONPATH"].split(os.pathsep), *rest]
+    sys.argv[:] = ["celery", *request["arguments"]]
     importlib.invalidate_caches()
 
 

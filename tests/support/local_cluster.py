@@ -1,4 +1,4 @@
-r"""Local processes in place of pytest-celery's containers.
+r"""Local processes instead of pytest-celery's containers.
 
 pytest-celery drives its brokers, backends and workers through a handle: docker-py's ``Container``,
 inside one of its own wrappers. Here the handle is a process of this machine, so the wrappers,
@@ -30,7 +30,7 @@ from celery_singleton_lock.demo.redis_server import HOST, RedisServer
 from support.waiting import eventually
 from support.workers import START_TIMEOUT, TESTS, CeleryWorker
 
-EXEC_TIMEOUT = 20.0
+EXEC_TIMEOUT = 120.0
 
 
 class ExecResult(NamedTuple):

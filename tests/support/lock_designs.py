@@ -1,7 +1,7 @@
-"""Short models of lock designs that are in use, and ours, under one interface.
+"""Short models of known lock designs and of this library's, with the same interface.
 
-Each model has the steps of its design that matter for a hole, and none of its comforts. They show
-that a test which ours passes can see the hole that it is about.
+Each model has only the steps of its design that matter for a defect. The models show that a test
+which this library passes can detect the defect.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An event loop in a thread, through which code for threads drives what is written for asyncio."""
+"""An event loop in a thread, with which synchronous tests call asyncio code."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import Any
 
 
 class LoopThread:
-    """A running loop; each thread that calls gets a task of its own there, and keeps it."""
+    """A running event loop. Each calling thread has its own asyncio task in it."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="loop", daemon=True)
         self._mine = threading.local()
-        self._serving: set[asyncio.Task[None]] = set()  # a loop holds its tasks weakly
+        self._serving: set[asyncio.Task[None]] = set()  # a loop keeps only weak references to tasks
 
     def __enter__(self):
         self._thread.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._end(), self.loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._end(), self.loop).result(60)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()
 
     async def _end(self) -> None:
-        """End all tasks, as ``asyncio.run`` does; renewals of locks that a test left, too."""
+        """Cancel all tasks, as ``asyncio.run`` does; also renewals of locks that are still held."""
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()
@@ -39,7 +39,7 @@ class LoopThread:
     def run(self, call: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine in this thread's task, and return what it returns."""
         done: Future[Any] = Future()
-        self.loop.call_soon_threadsafe(self._orders().put_nowait, (call, done))
+        self.loop.call_soon_threadsafe(self._calls().put_nowait, (call, done))
         return done.result()
 
     def call(self, function: Any, *args: Any) -> Any:
@@ -50,34 +50,34 @@ class LoopThread:
 
         return self.run(called())
 
-    def _orders(self) -> asyncio.Queue[Any]:
-        if not hasattr(self._mine, "orders"):
-            self._mine.orders = asyncio.run_coroutine_threadsafe(self._serve(), self.loop).result()
-        return self._mine.orders
+    def _calls(self) -> asyncio.Queue[Any]:
+        if not hasattr(self._mine, "calls"):
+            self._mine.calls = asyncio.run_coroutine_threadsafe(self._serve(), self.loop).result()
+        return self._mine.calls
 
     async def _serve(self) -> asyncio.Queue[Any]:
-        orders: asyncio.Queue[Any] = asyncio.Queue()
+        calls: asyncio.Queue[Any] = asyncio.Queue()
 
         async def serve() -> None:
             while True:
-                call, done = await orders.get()
+                call, done = await calls.get()
                 try:
                     done.set_result(await call)
                 except asyncio.CancelledError:
                     done.cancel()
                     raise
-                except BaseException as error:  # noqa: BLE001  # raised where it was called
+                except BaseException as error:  # noqa: BLE001  # raised in the calling thread
                     done.set_exception(error)
                 del call, done
 
         self._serving.add(asyncio.get_running_loop().create_task(serve()))
-        return orders
+        return calls
 
 
 class Driven:
-    """Something written for asyncio as its twin for threads: coroutines return what they return.
+    """Wraps an asyncio object for synchronous tests: methods return the results of coroutines.
 
-    Attributes are read and set as they are; what is called runs in the caller's task.
+    Attributes are passed through. Calls run in the asyncio task of the calling thread.
     """
 
     def __init__(self, thread: LoopThread, real: Any) -> None:

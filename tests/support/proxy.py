@@ -1,6 +1,6 @@
-"""A TCP proxy that a test can slow down, stall, cut, point elsewhere, or have lose a reply.
+"""A TCP proxy that a test can delay, stall, cut, redirect, or make lose a reply.
 
-The outage is made, the servers on both ends are real (the habit of hibiken/asynq's test broker).
+The outage is simulated; the client and the server are real.
 """
 
 from __future__ import annotations
@@ -19,9 +19,15 @@ CHUNK = 65536
 TICK = 0.005
 
 
+def free_port() -> int:
+    """Return a free port of this machine."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
 @dataclass
 class _Pipe:
-    """One direction of one connection: what was read, and when it may be written."""
+    """One direction of a connection: data that was read, and when it may be written."""
 
     source: socket.socket
     sink: socket.socket
@@ -30,21 +36,21 @@ class _Pipe:
 
 
 class Proxy:
-    """Forwards connections to a port of this machine, as the test says.
+    """Forwards connections to a port of this machine, with faults on request.
 
     Args:
-        port: where the server listens.
+        port: port of the server.
 
     Attributes:
         target: port to which new connections go.
-        delay: seconds by which everything is delayed, in each direction.
-        stalled: nothing is passed on; connections are accepted and stay open.
-        stall_after: so many replies are passed on before it stalls; None: it does not count.
-        stall_at: bytes of a request after which it stalls: the server does what it is asked, and
-            nobody hears of it.
-        lose_reply: the number of a reply, 1 is the next, that is thrown away, and its connection
-            closed: the server has done what it was asked, and who asked does not hear of it.
-        lose_reply_to: bytes of a request of which the reply is lost in this way.
+        delay: delay of all data in each direction, in seconds.
+        stalled: forward no data; connections are accepted and stay open.
+        stall_after: number of replies to forward before it stalls; None: it does not count.
+        stall_at: stall after a request with these bytes: the server executes it, and no client gets
+            the reply.
+        lose_reply: number of the reply to drop, 1 is the next, and close its connection: the server
+            has executed the request, and the client does not know it.
+        lose_reply_to: drop the reply to a request with these bytes in the same way.
     """
 
     def __init__(self, port: int) -> None:
@@ -55,7 +61,7 @@ class Proxy:
         self.stall_at: bytes | None = None
         self.lose_reply: int | None = None
         self.lose_reply_to: bytes | None = None
-        self._asked_in_vain: socket.socket | None = None
+        self._losing_reply_to: socket.socket | None = None
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(0)
         self.port = int(self._listener.getsockname()[1])
@@ -80,7 +86,7 @@ class Proxy:
         self._thread.join(5)
 
     def cut(self) -> None:
-        """Close all connections; new ones are accepted."""
+        """Close all connections. New ones are accepted."""
         self._cut.set()
         while self._cut.is_set() and self._thread.is_alive():
             time.sleep(TICK)
@@ -118,7 +124,7 @@ class Proxy:
                 self._selector.register(source, selectors.EVENT_READ, pipe)
 
     def _read(self) -> None:
-        """Wait for input a moment, and note what came."""
+        """Wait a moment for input, and read it."""
         for key, _ in self._selector.select(TICK):
             if key.data is not None:
                 self._take(key.data)
@@ -137,24 +143,24 @@ class Proxy:
         for pipe in list(self._pipes):
             while pipe.waiting and pipe.waiting[0][0] <= now and not self.stalled:
                 _, data = pipe.waiting.popleft()
-                self._look_at(pipe, data)
-                if not data or self._loses(pipe) or not self._sent(pipe.sink, data):
+                self._match(pipe, data)
+                if not data or self._drops(pipe) or not self._sent(pipe.sink, data):
                     self._close([p for p in self._pipes if pipe.source in (p.source, p.sink)])
                     break
 
-    def _look_at(self, pipe: _Pipe, data: bytes) -> None:
-        """Note a request that is waited for; it is itself passed on."""
+    def _match(self, pipe: _Pipe, data: bytes) -> None:
+        """Check for the request that triggers a fault. The request itself is forwarded."""
         if self.lose_reply_to is not None and not pipe.replies and self.lose_reply_to in data:
-            self.lose_reply_to, self._asked_in_vain = None, pipe.sink
+            self.lose_reply_to, self._losing_reply_to = None, pipe.sink
         if self.stall_at is not None and not pipe.replies and self.stall_at in data:
             self.stall_at, self.stalled = None, True
 
-    def _loses(self, pipe: _Pipe) -> bool:
-        """Count a reply; return whether it is the one to be lost."""
+    def _drops(self, pipe: _Pipe) -> bool:
+        """Count a reply; return whether to drop it."""
         if not pipe.replies:
             return False
-        if pipe.source is self._asked_in_vain:
-            self._asked_in_vain = None
+        if pipe.source is self._losing_reply_to:
+            self._losing_reply_to = None
             return True
         if self.stall_after is not None:
             self.stall_after -= 1
@@ -177,7 +183,7 @@ class Proxy:
 
     def _close(self, pipes: list[_Pipe]) -> None:
         for pipe in pipes:
-            with contextlib.suppress(KeyError, ValueError):  # it has ended, or was closed before
+            with contextlib.suppress(KeyError, ValueError):  # it was closed before
                 self._selector.unregister(pipe.source)
             self._pipes.remove(pipe)
         for pipe in pipes:

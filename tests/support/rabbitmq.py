@@ -1,4 +1,4 @@
-"""One RabbitMQ for a whole run, shared by all of its test processes.
+"""One RabbitMQ for a whole run, shared by all test processes.
 
 The first process that asks starts a *keeper* (this file, as a script), which starts the server, and
 an epmd of its own, in a folder of the run. Every process that uses the server holds a shared lock
@@ -116,6 +116,16 @@ class RabbitMQ:
             time.sleep(0.05)
         return facts
 
+    # -- restarts ---------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Stop the broker for all who use it: connections are closed, and new ones refused."""
+        self.ask("rabbit:stop()")
+
+    def start(self) -> None:
+        """Start the broker again, with its durable queues and messages, on the same port."""
+        self.ask("rabbit:start()")
+
     # -- virtual hosts ----------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -165,6 +175,13 @@ class VirtualHost:
         return self.server.ask(
             "[{element(4, amqqueue:get_name(Q)), amqqueue:get_type(Q)}"
             f' || Q <- rabbit_amqqueue:list(<<"{self.name}">>)]'
+        )
+
+    def delete(self, queue: str) -> None:
+        """Delete a queue with all its messages; the broker cancels its consumers."""
+        self.server.ask(
+            f'{{ok, Q}} = rabbit_amqqueue:lookup({{resource, <<"{self.name}">>, queue, '
+            f'<<"{queue}">>}}), element(1, rabbit_amqqueue:delete(Q, false, false, <<"tests">>))'
         )
 
     def cut(self) -> int:

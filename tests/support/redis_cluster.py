@@ -1,22 +1,27 @@
-"""A Redis Cluster of three masters (and replicas, if asked for), as processes on this machine."""
+"""A Redis Cluster with three masters, and replicas if asked for, as processes on this machine."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import time
+from collections.abc import Iterator
 
 import redis
 from redis.cluster import ClusterNode
 from typing_extensions import Self
 
-from celery_singleton_lock.demo.redis_server import Provider, RedisServer
+from celery_singleton_lock.demo.redis_provider import Provider
+from celery_singleton_lock.demo.redis_server import RedisServer
 from support.waiting import eventually
 
 MASTERS = 3
 SLOTS = 16384
-DOWN_AFTER = 1000
-"""Milliseconds of silence after which the others call a node down."""
+DOWN_AFTER = 6000
+"""Milliseconds of silence after which the others call a node down; longer than any pause."""
+
+VOTES_AFTER = 1000
+"""The same during a failover: a master votes again for the same replica after twice as long."""
 
 GIVEN_UP = 6.0
 """Seconds after which a replica that found no majority has given up, and may be asked again: five,
@@ -33,8 +38,9 @@ class RedisCluster:
     """
 
     def __init__(self, provider: Provider, replicas: int = 0, args: tuple[str, ...] = ()) -> None:
-        patience = DOWN_AFTER if replicas else 15 * DOWN_AFTER  # nobody could take over
-        mode = ("--cluster-enabled", "yes", "--cluster-node-timeout", str(patience))
+        self._down_after = DOWN_AFTER if replicas else 5 * DOWN_AFTER  # nobody could take over
+        patience = str(self._down_after)
+        mode = ("--cluster-enabled", "yes", "--cluster-node-timeout", patience)
         more = ("--repl-diskless-sync-delay", "0", "--cluster-replica-validity-factor", "0")
         count = MASTERS * (1 + replicas)
         self.servers = [RedisServer(provider, args=(*mode, *more, *args)) for _ in range(count)]
@@ -65,7 +71,7 @@ class RedisCluster:
     def client(self) -> redis.RedisCluster:
         """Return redis-py's client."""
         nodes = [ClusterNode("127.0.0.1", server.port) for server in self.servers]
-        return redis.RedisCluster(startup_nodes=nodes, socket_timeout=2)
+        return redis.RedisCluster(startup_nodes=nodes, socket_timeout=10)
 
     @staticmethod
     def flush(client: redis.RedisCluster) -> None:
@@ -93,7 +99,7 @@ class RedisCluster:
     def failover(self, old: RedisServer) -> None:
         """Have the replica of a master take its place, in order; return when it has."""
         new = self.partner(old)
-        with new.client(decode_responses=True) as client:
+        with new.client(decode_responses=True) as client, self._quick_votes():
             eventually(lambda: client.info()["master_link_status"] == "up", 10, "it follows")
             asked = -math.inf
 
@@ -107,6 +113,21 @@ class RedisCluster:
                 return False
 
             eventually(is_promoted, 20, "it is promoted")
+
+    @contextlib.contextmanager
+    def _quick_votes(self) -> Iterator[None]:
+        """Let masters vote again soon after their last vote."""
+        self.set_patience(VOTES_AFTER)
+        try:
+            yield
+        finally:
+            self.set_patience(self._down_after)
+
+    def set_patience(self, milliseconds: int = DOWN_AFTER) -> None:
+        """Set the time of silence after which the others call a node down."""
+        for server in self.servers:
+            with server.client() as client:
+                client.config_set("cluster-node-timeout", milliseconds)
 
     def move(self, slot: int, old: RedisServer, new: RedisServer) -> None:
         """Move a slot, with its keys."""

@@ -1,4 +1,4 @@
-"""Hear what a Redis server is asked, as it is asked."""
+"""The commands that a Redis server receives, by its command MONITOR."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class Monitor:
-    """All commands of clients, while this is open; not those inside scripts.
+class RedisMonitor:
+    """Records the commands of clients, without those inside scripts.
 
     Args:
-        url: a real Redis.
+        url: URL of a real Redis.
     """
 
     def __init__(self, url: str) -> None:
-        self._client = redis.Redis.from_url(url)
+        # Without a time-out: it may receive nothing for as long as the machine is busy.
+        self._client = redis.Redis.from_url(url, socket_timeout=None)
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._verbs = {script.sha: verb for verb, script in load_scripts().items()}
         self.commands: list[str] = []
 
     def __enter__(self) -> Self:
         self._thread.start()
-        eventually(lambda: self._client.ping() and self.commands, 10, "MONITOR hears a PING")
+        eventually(lambda: self._client.ping() and self.commands, 10, "MONITOR shows a PING")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -39,9 +40,9 @@ class Monitor:
     def _listen(self) -> None:
         try:
             with self._client.monitor() as monitor:
-                for heard in monitor.listen():
-                    if heard["client_type"] != "lua" and heard["command"] != "PING":
-                        self.commands.append(heard["command"])
+                for entry in monitor.listen():
+                    if entry["client_type"] != "lua" and entry["command"] != "PING":
+                        self.commands.append(entry["command"])
                     elif not self.commands:
                         self.commands.append("CLIENT")
         except (redis.RedisError, OSError, ValueError, AttributeError):
@@ -56,7 +57,7 @@ class Monitor:
         return [c for c in list(self.commands) if self._kind(c) == f"EVALSHA {verb}"]
 
     def kinds(self, without: str = "\0") -> set[str]:
-        """Return the different commands, scripts by their verb; those with a word left out."""
+        """Return the names of the commands, without those that contain a word."""
         return {self._kind(c) for c in list(self.commands) if without not in c}
 
     def _kind(self, command: str) -> str:

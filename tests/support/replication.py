@@ -1,18 +1,18 @@
-"""Whether a replica has what its master has."""
+"""Check whether a replica has the data of its master."""
 
 from __future__ import annotations
 
 import redis
 
 
-def is_replicated(client: redis.Redis, key: str = "mark-of-the-tests") -> bool:
-    """Whether one replica has all that was written to this server, on whatever connection.
+def is_replicated(client: redis.Redis, key: str = "replication-check") -> bool:
+    """Return whether one replica has all writes of all connections to this server.
 
-    Since Redis 7.2 WAIT asks for what its own connection has written: so that writes something.
+    Since Redis 7.2, WAIT covers only the writes of its own connection, so this writes a key.
 
     Args:
-        client: of the master.
-        key: what may be written; on a Cluster one that this master has.
+        client: client of the master.
+        key: a key to write; on a Cluster, one that this master serves.
     """
     with client.pipeline(transaction=False) as pipe:
         pipe.set(key, 1, px=1000)

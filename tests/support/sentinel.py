@@ -13,8 +13,8 @@ from pathlib import Path
 import redis
 from typing_extensions import Self
 
-from celery_singleton_lock.demo import redis_server as embedded
-from celery_singleton_lock.demo.redis_server import RedisServer, _free_ports
+from celery_singleton_lock.demo import redis_supervisor
+from celery_singleton_lock.demo.redis_server import RedisServer, free_ports
 from support.replication import is_replicated
 from support.waiting import eventually
 
@@ -30,15 +30,24 @@ class SentinelSet:
         make: starts a Redis: ``make("--replicaof", …)``.
         folder: for the Sentinel's configuration, which it rewrites.
         password: of the servers; the Sentinel has none.
+        down_after: seconds of silence after which the Sentinel calls a server down.
     """
 
-    def __init__(self, make: Callable[..., RedisServer], folder: Path, password: str = "") -> None:
+    def __init__(
+        self,
+        make: Callable[..., RedisServer],
+        folder: Path,
+        password: str = "",
+        *,
+        down_after: float = DOWN_AFTER,
+    ) -> None:
+        self._down_after = down_after
         auth = ("--masterauth", password) if password else ()
         self.password = password
         self.servers = [make(*auth, "--repl-diskless-sync-delay", "0", password=password or None)]
         replica = ("--replicaof", f"127.0.0.1 {self.servers[0].port}")
         self.servers.append(make(*auth, *replica, password=password or None))
-        self.port, self.dead_port = _free_ports(2)
+        self.port, self.dead_port = free_ports(2)
         self._config = folder / f"sentinel-{self.port}.conf"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -48,15 +57,15 @@ class SentinelSet:
         self._config.write_text(
             f"port {self.port}\nbind 127.0.0.1\ndir {self._config.parent}\n"
             f"sentinel monitor {NAME} 127.0.0.1 {self.servers[0].port} 1\n{auth}"
-            f"sentinel down-after-milliseconds {NAME} {DOWN_AFTER * 1000:.0f}\n"
+            f"sentinel down-after-milliseconds {NAME} {self._down_after * 1000:.0f}\n"
             f"sentinel failover-timeout {NAME} 3000\n"
         )
         with self._config.with_suffix(".log").open("wb") as log:
             # Below a supervisor, as the servers: it ends with this process, whatever ends that.
-            supervise = [sys.executable, "-I", "-S", embedded.__file__, "--supervise"]
+            supervise = [sys.executable, "-I", "-S", redis_supervisor.__file__]
             server = [str(self.servers[0].provider.path), str(self._config), "--sentinel"]
             self._process = subprocess.Popen(
-                [*supervise, str(os.getpid()), "--", *server],
+                [*supervise, "--owner", str(os.getpid()), "--", *server],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
@@ -68,7 +77,7 @@ class SentinelSet:
     def __exit__(self, *_: object) -> None:
         if self._process is not None:
             self._process.stdin.close()
-            self._process.wait(5)
+            self._process.wait(60)
 
     @property
     def url(self) -> str:
@@ -84,7 +93,7 @@ class SentinelSet:
 
     def sentinel(self) -> redis.Redis:
         """Return a client of the Sentinel."""
-        return redis.Redis(port=self.port, decode_responses=True, socket_timeout=2)
+        return redis.Redis(port=self.port, decode_responses=True, socket_timeout=10)
 
     def master(self) -> RedisServer:
         """Return the server that the Sentinel calls the master."""

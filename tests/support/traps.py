@@ -1,4 +1,4 @@
-"""The traps that comparable systems fell into, and which tests show that we do not.
+"""The known defects of comparable systems ("traps"), and the tests that this library avoids them.
 
 A test that is about a trap carries its number in its name: ``test_T5_…``, ``test_t24_l29_…``.
 ``PYTHONPATH=tests python -m support.traps`` writes the table into docs/traps.md.

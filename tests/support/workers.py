@@ -1,4 +1,4 @@
-"""Real Celery workers, as subprocesses.
+"""Real Celery workers as processes.
 
 ::
 
@@ -6,8 +6,8 @@
         ...
         worker.kill()
 
-All that such a worker has started ends with the test. Its log is attached to the report of a test
-that fails (see ``pytest_runtest_makereport`` in conftest.py).
+All processes of a worker end with the test. Its log is attached to the report of a failing test
+(``pytest_runtest_makereport`` in conftest.py).
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from typing import ClassVar
 
 import psutil
 
-from support import fork_server as nursery
+from support import fork_server
 from support.waiting import eventually
 
-TESTS = nursery.TESTS
+TESTS = fork_server.TESTS
 START_TIMEOUT = 30
-STOP_TIMEOUT = 60
+STOP_TIMEOUT = 120
 
 
 class CeleryWorker:
     """One worker process with its pool.
 
     Args:
-        app: what ``celery -A`` takes; modules in tests/ can be imported.
-        broker: URL, given to the app as CELERY_BROKER_URL.
-        backend: URL, as CELERY_RESULT_BACKEND; the broker's by default.
+        app: argument of ``celery -A``; modules in tests/ can be imported.
+        broker: URL of the broker, passed as CELERY_BROKER_URL.
+        backend: URL of the result backend, passed as CELERY_RESULT_BACKEND; default: the broker.
         pool: prefork, threads, solo, gevent, eventlet.
-        concurrency: slots of the pool.
-        name: node name before the ``@``; a new one by default.
+        concurrency: number of slots of the pool.
+        name: node name before the ``@``; default: a new one.
         queues: names, for ``-Q``.
         args: further arguments of ``celery worker``.
-        env: further environment.
-        loglevel: of the worker's log.
-        cwd: working directory; where the test runs by default.
+        env: further environment variables.
+        loglevel: level of the worker's log.
+        cwd: working directory; default: that of the test.
     """
 
     started: ClassVar[list[CeleryWorker]] = []
@@ -78,12 +78,12 @@ class CeleryWorker:
             **os.environ,
             "CELERY_BROKER_URL": broker,
             "CELERY_RESULT_BACKEND": backend or broker,
-            "PYTHONPATH": nursery.path(),
+            "PYTHONPATH": fork_server.path(),
             "PYTHONUNBUFFERED": "1",
             **(env or {}),
         }
         self._log_file = Path(tempfile.gettempdir(), f"csl-{self.name}-{token_hex(8)}.log")
-        self._process: subprocess.Popen[bytes] | nursery.Born | None = None
+        self._process: subprocess.Popen[bytes] | fork_server.ForkedWorker | None = None
         self._family: list[psutil.Process] = []
 
     def __repr__(self):
@@ -126,8 +126,8 @@ class CeleryWorker:
         return self._process is not None and self._process.poll() is None
 
     def start(self, *, wait: bool = True) -> CeleryWorker:
-        """Start it, and return when it says that it is ready."""
-        assert not self.is_running, "it runs already: a second start would leave it behind"
+        """Start it, and return when its log says that it is ready."""
+        assert not self.is_running, "it is running already"
         with self._log_file.open("ab") as log:
             self._process = self._launch(log.fileno())
         self.started.append(self)
@@ -167,7 +167,7 @@ class CeleryWorker:
         self.signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill the main process alone (SIGKILL), and wait until it is gone."""
+        """Kill only the main process (SIGKILL), and wait for its end."""
         self.signal(signal.SIGKILL)
         self._main.wait(STOP_TIMEOUT)
 
@@ -184,7 +184,7 @@ class CeleryWorker:
         self.end()
 
     def end(self) -> None:
-        """Kill the whole process tree, and wait until it is gone. Twice is once."""
+        """Kill the whole process tree, and wait for its end. May be called again."""
         self._remember()
         for process in self._family:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -196,22 +196,24 @@ class CeleryWorker:
 
     def log(self) -> str:
         """What it has printed so far."""
-        return "" if self._process is None else self._log_file.read_text(errors="replace")
+        return self._log_file.read_text(errors="replace") if self._log_file.exists() else ""
 
     def log_tail(self, lines: int = 60) -> str:
         """The last lines of the log."""
         return "\n".join(self.log().splitlines()[-lines:])
 
     def forget(self) -> None:
-        """End, and remove the log."""
+        """End, and remove the log. An illegal move of a message in it is a failure."""
         self.end()
+        illegal = [line for line in self.log().splitlines() if "illegal move: " in line]
         self._log_file.unlink(missing_ok=True)
+        assert not illegal
 
-    def _launch(self, log: int) -> subprocess.Popen[bytes] | nursery.Born:
-        """Start the main process: by its command, or from the nursery, which is cheaper."""
-        if nursery.fits(self.pool, self._env):
+    def _launch(self, log: int) -> subprocess.Popen[bytes] | fork_server.ForkedWorker:
+        """Start the main process: forked if possible, which is cheaper, else by its command."""
+        if fork_server.fits(self.pool, self._env):
             cwd = str(Path(self._cwd or "").resolve())
-            return nursery.nursery().bear(self.command[3:], self._env, cwd, log)
+            return fork_server.fork_server().start(self.command[3:], self._env, cwd, log)
         return subprocess.Popen(
             self.command,
             env=self._env,
@@ -220,19 +222,19 @@ class CeleryWorker:
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            # The kernel means the thread: where another one starts it, it may outlive a killed run.
-            preexec_fn=nursery.end_with_parent if _in_main_thread() else None,  # noqa: PLW1509  # it calls the kernel alone
+            # The kernel ties this to the thread: another one may outlive a killed test run.
+            preexec_fn=fork_server.end_with_parent if _in_main_thread() else None,  # noqa: PLW1509  # it only makes a system call
         )
 
     @property
-    def _main(self) -> subprocess.Popen[bytes] | nursery.Born:
+    def _main(self) -> subprocess.Popen[bytes] | fork_server.ForkedWorker:
         if self._process is None:
             text = f"{self} has not been started"
             raise AssertionError(text)
         return self._process
 
     def _remember(self) -> None:
-        """Note the tree while its root is there: orphans of a dead root cannot be found."""
+        """Record the process tree while its root runs: later, orphans cannot be found."""
         if self.is_running:
             with contextlib.suppress(psutil.NoSuchProcess):
                 root = psutil.Process(self.pid)

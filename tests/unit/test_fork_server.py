@@ -1,4 +1,4 @@
-"""A worker from the nursery begins and ends as one that is started by its command."""
+"""A forked worker starts and ends like one that is started by its command."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support import fork_server as nursery
+from support import fork_server
 from support.workers import CeleryWorker
 
 APP = """
@@ -33,14 +33,16 @@ sys.exit(7)
 """
 
 pytestmark = pytest.mark.skipif(
-    not nursery.fits("solo", {**os.environ, "PYTHONPATH": nursery.path(), "PYTHONUNBUFFERED": "1"}),
+    not fork_server.fits(
+        "solo", {**os.environ, "PYTHONPATH": fork_server.path(), "PYTHONUNBUFFERED": "1"}
+    ),
     reason="this run starts all workers by their command",
 )
 
 
 @pytest.fixture
 def start(tmp_path):
-    """Start a worker that shows what it finds, and exits."""
+    """A function that starts a worker, which prints its surroundings and exits."""
     (tmp_path / "shows.py").write_text(APP)
 
     def started(**options) -> CeleryWorker:
@@ -59,27 +61,27 @@ def shown(worker: CeleryWorker) -> dict:
     return json.loads(worker.log().replace(log, "its log").splitlines()[0])
 
 
-def test_it_finds_what_a_started_one_finds(start, monkeypatch):
-    """Arguments, environment, paths, open files, signals: nothing tells them apart."""
-    born = start()
-    monkeypatch.setattr(nursery, "fits", lambda *_: False)
+def test_a_forked_worker_has_the_same_surroundings_as_a_started_one(start, monkeypatch):
+    """Arguments, environment, paths, open files, signals."""
+    forked = start()
+    monkeypatch.setattr(fork_server, "fits", lambda *_: False)
     started = start()
-    assert isinstance(born._main, nursery.Born)
-    assert not isinstance(started._main, nursery.Born)
-    assert shown(born) == shown(started)
+    assert isinstance(forked._main, fork_server.ForkedWorker)
+    assert not isinstance(started._main, fork_server.ForkedWorker)
+    assert shown(forked) == shown(started)
 
 
 def test_a_signal_that_kills_it_is_its_exit_code(start):
-    """As subprocess tells it."""
+    """As with subprocess."""
     worker = start()
     worker.kill()
     assert worker.returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("name", ["TMPDIR", "REMAP_SIGTERM", "AUTOSCALE_KEEPALIVE", "PYTHONPATH"])
-def test_an_environment_that_imports_may_read_starts_it_by_its_command(name):
-    """What was imported before with another environment might behave in another way."""
-    env = {**os.environ, "PYTHONPATH": nursery.path(), "PYTHONUNBUFFERED": "1"}
-    assert nursery.fits("prefork", env | {"BOOK_FOLDER": str(Path.cwd())})
-    assert not nursery.fits("prefork", env | {name: "other"})
-    assert not nursery.fits("gevent", env)
+def test_a_worker_whose_environment_may_change_imports_is_not_forked(name):
+    """A module imported with another environment may behave differently."""
+    env = {**os.environ, "PYTHONPATH": fork_server.path(), "PYTHONUNBUFFERED": "1"}
+    assert fork_server.fits("prefork", env | {"BOOK_FOLDER": str(Path.cwd())})
+    assert not fork_server.fits("prefork", env | {name: "other"})
+    assert not fork_server.fits("gevent", env)

@@ -1,9 +1,9 @@
-"""Stands in for click_repl in workers under test, of which none opens the shell of ``celery amqp``.
+"""A stub of click_repl for workers under test, which never open the shell of ``celery amqp``.
 
-Celery's command line imports it at every start, and with it prompt_toolkit, which took a third of
-the processor time of a start; the suite starts some hundreds of workers.
+Celery's command line imports click_repl, and with it prompt_toolkit, at every start. That took a
+third of the CPU time of a start, and the suite starts some hundreds of workers.
 """
 
 
 def register_repl(group, name="repl"):
-    """Offer no shell."""
+    """Do nothing."""
