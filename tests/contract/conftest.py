@@ -1,29 +1,40 @@
-"""The stores that have to keep the contract, and the servers on which they live."""
+"""The stores that must fulfil the contract, and their servers."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
-from functools import partial
 
 import pytest
 import redis.asyncio
 
-from celery_singleton_lock.demo.redis_server import RedisServer
+from celery_singleton_lock.core.clock import MovableClock
 from celery_singleton_lock.core.redis_keys import Keyspace
-from celery_singleton_lock.store.redis.aio import AsyncRedisStore
-from celery_singleton_lock.store.quorum.sync import RedisNode
-from celery_singleton_lock.store.quorum.worker_store import TaskQuorum
+from celery_singleton_lock.demo.redis_server import RedisServer
+from celery_singleton_lock.lock import lease as lease_module
+from celery_singleton_lock.lock import wait_for_turn
 from celery_singleton_lock.store.operator.redis import ClusterAdminStore, RedisAdminStore
+from celery_singleton_lock.store.quorum.aio import AsyncQuorumStore
+from celery_singleton_lock.store.quorum.sync import QuorumStore, RedisNode
+from celery_singleton_lock.store.quorum.worker_store import TaskQuorum
+from celery_singleton_lock.store.redis import aio
 from celery_singleton_lock.testing import memory_client
+from support.async_client import close_client
 from support.ci import skip_or_fail
 from support.loop_thread import Driven, LoopThread
 
 MEMORY = "in_memory"
 
-STORES = {
-    "cluster": ClusterAdminStore,
-    "quorum": partial(TaskQuorum, timeout=1.0, longest_lease=3600.0),
-}
+PATIENCE = 10.0
+"""Seconds within which a server must answer, on a busy machine too."""
+
+
+def quorum(clients, **options):
+    """Make a quorum whose time can pass; see :mod:`support.passing_time`."""
+    times = {"timeout": PATIENCE, "longest_lease": 3600.0, "clock": MovableClock()}
+    return TaskQuorum(clients, **times, **options)
+
+
+STORES = {"cluster": ClusterAdminStore, "quorum": quorum}
 
 
 @pytest.fixture(params=["redis", MEMORY])
@@ -49,7 +60,31 @@ def lock_client(request, kind):
         pytest.skip(unfit.args[0])
     client = memory_client("contract")
     client.flushall()
+    client.server.clock.go()  # an earlier test may have stopped it
     return client
+
+
+@pytest.fixture
+def renew_often(monkeypatch):
+    """Leases are renewed after a twentieth of their length.
+
+    So a test sees renewals soon, of a lease that is longer than any pause of a busy machine.
+    """
+    monkeypatch.setattr(lease_module, "RENEW_AT", 1 / 20)
+    monkeypatch.setattr(lease_module, "JOIN_AT", 1 / 40)
+
+
+@pytest.fixture
+def no_heartbeat(monkeypatch):
+    """Waiters ask again only when they are woken, or when a lease or their wait ends."""
+    monkeypatch.setattr(wait_for_turn, "HEARTBEAT", 60.0)
+
+
+@pytest.fixture
+def patient_quorums(monkeypatch):
+    """Quorums wait for answers longer than the default, which is a quarter of a second."""
+    for kind in (QuorumStore, AsyncQuorumStore):
+        monkeypatch.setitem(kind.__init__.__kwdefaults__, "timeout", PATIENCE)
 
 
 @pytest.fixture
@@ -69,7 +104,7 @@ def async_client(loop_thread, redis_server, redis_url):
 
 @pytest.fixture
 def async_backend(request, kind, loop_thread):
-    """What an AsyncLock takes, of that kind: a client, or several."""
+    """The client, or clients, of an AsyncLock for that kind of store."""
     if kind == "redis":
         yield request.getfixturevalue("async_client")
         return
@@ -97,22 +132,22 @@ def three_servers(redis_provider):
 
 @pytest.fixture
 def quorum_clients(three_servers):
-    """Clients of them, empty; nobody has forgotten a lock."""
+    """Clients of these servers, which are empty and admitted as voters."""
     with ExitStack() as stack:
         clients = [stack.enter_context(server.client()) for server in three_servers]
         for client in clients:
             client.flushall()
-            RedisNode(client).admit()
+            RedisNode(client).admit_voter()
         yield clients
 
 
 @pytest.fixture
 def new_prefix(kind, each_client):
-    """Say that no lock is held below a prefix: a quorum waits, where it meets one."""
+    """A function that admits the servers of a quorum for a new prefix, so that it need not wait."""
 
     def met(prefix):
         for client in each_client if kind == "quorum" else ():
-            RedisNode(client, Keyspace(prefix)).admit()
+            RedisNode(client, Keyspace(prefix)).admit_voter()
         return prefix
 
     return met
@@ -127,7 +162,7 @@ def all_keys(kind, lock_client):
 
 @pytest.fixture
 def key_clients(kind, lock_client):
-    """Clients that find a key wherever it may be: several, of which each may have it, or one."""
+    """The clients that may have a key: several, or one."""
     return lock_client if kind == "quorum" else [lock_client]
 
 
@@ -142,13 +177,13 @@ def each_client(kind, lock_client, key_clients):
 
 @pytest.fixture
 def lose_data(kind, each_client):
-    """Have all servers lose their data; those of a quorum are told that no lock is held."""
+    """A function that deletes the data of all servers; those of a quorum are admitted again."""
 
     def lose():
         for client in each_client:
             client.flushall()
             if kind == "quorum":
-                RedisNode(client).admit()
+                RedisNode(client).admit_voter()
 
     return lose
 
@@ -162,8 +197,10 @@ def make_store(request, kind, lock_client):
     with ExitStack() as stack:
 
         def make_one(**options):
+            options = {"claim_lease": 60.0, **options}  # no grant lapses on a busy machine
             if kind == "asyncio":
-                store = AsyncRedisStore(request.getfixturevalue("async_client"), **options)
+                request.getfixturevalue("monkeypatch").setattr(aio, "SLACK", PATIENCE)
+                store = aio.AsyncRedisStore(request.getfixturevalue("async_client"), **options)
                 return Driven(request.getfixturevalue("loop_thread"), store)
             store = STORES.get(kind, RedisAdminStore)(lock_client, **options)
             stack.callback(store.close)

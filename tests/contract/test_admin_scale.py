@@ -1,4 +1,4 @@
-"""Many locks, and many parked tasks: Redis is never kept for 5 ms, and memory is bounded."""
+"""Many locks and parked tasks: no script blocks Redis for 5 ms, and memory is bounded."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from contextlib import contextmanager
 import pytest
 
 from celery_singleton_lock.admin.lock_views import list_locks
-from celery_singleton_lock.core.model import Claim, Owner, Parcel, new_token
-from celery_singleton_lock.worker.publisher import pack
+from celery_singleton_lock.core.lock_steps import carry_out
+from celery_singleton_lock.core.model import Claim, Owner
+from celery_singleton_lock.core.owner_token import new_token
+from celery_singleton_lock.core.parked_message import Parcel
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
+from celery_singleton_lock.worker.message_codec import pack
 
 pytestmark = [
     pytest.mark.contract,
     pytest.mark.needs_real_redis("SLOWLOG"),
     pytest.mark.timeout(900),
-    pytest.mark.full_run_plays("100000", "200000"),
+    pytest.mark.long("100000", "200000"),
 ]
 
 SLOW_US = 5000
@@ -54,7 +57,8 @@ def store(server):
 def in_batches(store, number, call):
     """Run a script for each number, 500 in one round trip."""
     for start in range(0, number, 500):
-        store._run_many([call(n) for n in range(start, min(start + 500, number))])
+        calls = [call(n) for n in range(start, min(start + 500, number))]
+        carry_out(store.operations.run_many(calls), store.do)
 
 
 def hold_many(store, number):
@@ -65,7 +69,7 @@ def hold_many(store, number):
             "lease_ms": 600_000, "limit_arg": 1, "max_waiting": "", "wait_ms": "",
             "worker": "w1#ab", "claim_ms": 5000, "about": about,
         }  # fmt: skip
-        return store.verbs.lock_call("acquire", f"account:{n}", **arguments)
+        return store.operations.lock_call("acquire", f"account:{n}", **arguments)
 
     in_batches(store, number, call)
 
@@ -74,7 +78,7 @@ def park_many(store, number, body, realm="R", after=0):
     def call(i):
         n = after + i
         owner = Owner(new_token(), f"id{n}/0/0", f"bank.settle{n % 2}")
-        return store.verbs.park_call(owner, Claim("hot"), Parcel(body, realm, "q"))
+        return store.operations.park_call(owner, Claim("hot"), Parcel(body, realm, "q"))
 
     in_batches(store, number, call)
 
@@ -166,7 +170,7 @@ def test_parked_tasks_are_drained_within_bounded_memory(server, store, number):
     """To a real broker, on the same Redis."""
     from celery import Celery  # noqa: PLC0415
 
-    from celery_singleton_lock.worker.extension import install  # noqa: PLC0415
+    from celery_singleton_lock.worker.install import install  # noqa: PLC0415
 
     app = Celery(broker=server.url)
     with app.connection_for_read() as connection, connection.SimpleQueue("q") as queue:

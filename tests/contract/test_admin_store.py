@@ -1,4 +1,4 @@
-"""What every store promises to its operators: a look at all, and steps that move the line on."""
+"""The operator's view of every store: reading, and actions that grant the next waiter."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ import re
 
 import pytest
 
-from celery_singleton_lock.errors import BackendRefused
-from celery_singleton_lock.core.model import (
-    Claim,
-    Ending,
-    Owner,
-    Parcel,
-    Verdict,
-    base_of,
-    new_token,
-)
+from celery_singleton_lock import Lock, locked
+from celery_singleton_lock.core.lock_view import WaitsFor
+from celery_singleton_lock.core.model import Claim, Ending, Owner, Reservation, Verdict
+from celery_singleton_lock.core.owner_token import base_of, new_token
+from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.errors import BackendRefused, LockConflict, LockTimeout
 from celery_singleton_lock.store.operator.base import PARTS, Operator
+from support.passing_time import let_pass
 
 pytestmark = pytest.mark.contract
 
@@ -31,7 +28,7 @@ def kind(request):
 
 @pytest.fixture
 def store(make_store):
-    return make_store(claim_lease=0.25)
+    return make_store(claim_lease=20.0)
 
 
 def by(**more):
@@ -61,7 +58,7 @@ def park(store, task_id="t", name=NAME, queue="q", body=b"body \xff\n", **more):
 
 
 def live_worker(store, worker="w", queues=("q",)):
-    store.beat(worker, "R", queues, 30)
+    store.worker_heartbeat(worker, "R", queues, 3000)
 
 
 def tokens(store, name=NAME):
@@ -69,10 +66,10 @@ def tokens(store, name=NAME):
 
 
 def line(store, name=NAME, part="queue", most=100):
-    """Tokens of who waits, page by page."""
+    """The tokens of the waiters, page by page."""
     found, after = [], ""
     while True:
-        page = store.page(name, part, after, most)
+        page = store.list_waiters(name, part, after, most)
         found += [each.token for each in page.waiting]
         after = page.end
         if not after:
@@ -87,13 +84,13 @@ def test_all_locks_are_listed_with_holder_lease_and_queue(store):
     wait(store)
     hold(store, "b\nc" + "x" * 300)
     store.release("gone", hold(store, "gone").token, Ending.FINAL)
-    found = {lock.name: lock for lock in store.glances()}
+    found = {lock.name: lock for lock in store.summarise_locks()}
     assert set(found) == {NAME, "b\nc" + "x" * 300, "gone"}
     lock = found[NAME]
     assert (lock.held, lock.waiting, lock.adrift, lock.bodies, lock.limit) == (1, 1, 0, 0, 1)
     assert lock.holders[0].token == holder.token
     assert lock.holders[0].worker == "w1#ab"
-    assert 29 < lock.holders[0].expires_in <= 30
+    assert 15 < lock.holders[0].expires_in <= 30
     assert not lock.is_idle
     assert found["gone"].is_idle
 
@@ -102,48 +99,48 @@ def test_a_list_is_filtered_by_part_or_pattern_of_the_name_long_ones_too(store):
     long = "long:" + "x" * 300
     for name in ("account:1", "account:2", "bill:1", long):
         hold(store, name)
-    assert {lock.name for lock in store.glances("account")} == {"account:1", "account:2"}
-    assert {lock.name for lock in store.glances("*:1")} == {"account:1", "bill:1"}
-    assert {lock.name for lock in store.glances("long:xx")} == {long}
+    assert {lock.name for lock in store.summarise_locks("account")} == {"account:1", "account:2"}
+    assert {lock.name for lock in store.summarise_locks("*:1")} == {"account:1", "bill:1"}
+    assert {lock.name for lock in store.summarise_locks("long:xx")} == {long}
 
 
-def test_a_lock_whose_keys_hold_something_else_hides_no_other(store, lock_client):
+def test_a_lock_whose_keys_hold_other_data_hides_no_other_lock(store, lock_client):
     hold(store)
     other = store.keyspace.lock("other")
     hold(store, "other")
     lock_client.delete(other.holders)
     lock_client.set(other.holders, "x")
-    found = {lock.name: lock.broken for lock in store.glances()}
+    found = {lock.name: lock.broken for lock in store.summarise_locks()}
     assert found == {NAME: False, other.meta: True}
 
 
 @pytest.mark.parametrize("junk", ["no JSON", "[1]", '{"pid": [1]}', "{\n"])
-def test_a_lock_whose_record_is_none_hides_no_other(store, lock_client, junk):
+def test_a_lock_with_an_invalid_record_hides_no_other_lock(store, lock_client, junk):
     hold(store)
     other = store.keyspace.lock("other")
     token = hold(store, "other").token
     lock_client.hset(other.record, token, junk)
-    found = {lock.name: lock.broken for lock in store.glances()}
+    found = {lock.name: lock.broken for lock in store.summarise_locks()}
     assert found == {NAME: False, other.meta: True}
 
 
-def test_looking_changes_nothing(store, lock_client):
+def test_reading_changes_nothing(store, lock_client):
     hold(store)
     waiter = wait(store)
     before = {key: lock_client.dump(key) for key in lock_client.scan_iter()}
-    list(store.glances())
-    store.look(NAME, waiter.token)
+    list(store.summarise_locks())
+    store.locate_token(NAME, waiter.token)
     for part in PARTS:
         line(store, part=part)
     assert {key: lock_client.dump(key) for key in lock_client.scan_iter()} == before
 
 
-def test_who_waits_is_paged_in_order(store):
+def test_waiters_are_listed_page_by_page_in_order(store):
     live_worker(store)
     hold(store)
     parked = [park(store, f"t{i}").token for i in range(7)]
     assert line(store, most=3) == parked
-    page = store.page(NAME, "queue", most=2)
+    page = store.list_waiters(NAME, "queue", most=2)
     assert [each.task_id for each in page.waiting] == ["t0", "t1"]
     first = page.waiting[0]
     assert (first.state, first.task, first.queue, first.realm) == ("parked", "app.task", "q", "R")
@@ -161,29 +158,29 @@ def test_a_page_ends_between_two_places_not_between_two_tokens_of_one(store):
     assert len(line(store, most=2)) == 6
 
 
-def test_messages_that_nobody_consumes_are_paged_too(store):
+def test_messages_without_a_consumer_are_listed_page_by_page_too(store):
     parked = [park(store, f"t{i}").token for i in range(5)]
     assert line(store, part="adrift", most=2) == parked
     assert line(store) == []
 
 
-def test_a_token_is_told_where_it_stands(store):
+def test_the_position_of_a_token_is_reported(store):
     holder = hold(store)
     waiter = park(store, "abc")
-    assert store.look(NAME, holder.token).expires_in > 29
-    standing = store.look(NAME, waiter.token)
+    assert store.locate_token(NAME, holder.token).expires_in > 15
+    standing = store.locate_token(NAME, waiter.token)
     assert (standing.rank, standing.waiting.task_id, standing.ended) == (1, "abc", False)
     live_worker(store)
     store.release(NAME, holder.token, Ending.FINAL)
     store.release(NAME, waiter.token, Ending.FINAL)
-    assert store.look(NAME, waiter.token).waiting is None
-    assert store.look(NAME, waiter.token).ended
+    assert store.locate_token(NAME, waiter.token).waiting is None
+    assert store.locate_token(NAME, waiter.token).ended
 
 
 # -- forced release --------------------------------------------------------------------------------
 
 
-def test_t28_a_forced_release_needs_the_token_of_who_holds_it(store):
+def test_t28_a_forced_release_needs_the_holders_token(store):
     holder, waiter = hold(store), wait(store)
     for wrong in (waiter.token, "nobody.0"):
         assert store.force_release(NAME, wrong, by()).verdict is Verdict.ABSENT
@@ -211,11 +208,11 @@ def test_t28_a_forced_release_is_fenced_audited_and_grants_to_the_next(store):
         "why": "stuck",
         "count": 1,
     }
-    assert abs(entry["at"] - store.time()) < 5
+    assert abs(entry["at"] - store.time()) < 30
     assert (entry["task"], entry["attempt"], entry["token"]) == ("app.task", "id1/0/0", first.token)
 
 
-def test_t28_what_is_kept_of_a_released_holder_goes_to_the_end_of_the_line(store):
+def test_t28_the_message_of_a_released_holder_goes_to_the_end_of_the_queue(store):
     live_worker(store)
     stuck, following = park(store, "stuck"), park(store, "following")
     assert tokens(store) == [stuck.token]
@@ -226,7 +223,7 @@ def test_t28_what_is_kept_of_a_released_holder_goes_to_the_end_of_the_line(store
     assert store.body(NAME, back) == b"body \xff\n"
 
 
-def test_t28_or_it_is_dropped_and_late_copies_end_quietly(store):
+def test_t28_a_dropped_message_and_its_late_copies_do_not_run(store):
     live_worker(store)
     stuck = park(store, "stuck")
     store.force_release(NAME, stuck.token, by(), keep=False)
@@ -235,20 +232,31 @@ def test_t28_or_it_is_dropped_and_late_copies_end_quietly(store):
     assert store.acquire(copy, Claim(NAME, copy=True)).verdict is Verdict.DONE
 
 
+def test_a_retry_runs_though_the_permit_that_was_kept_for_it_is_released(store):
+    """Also if the broker has marked it as redelivered."""
+    first = owner("again/0/0")
+    store.acquire(first, Claim(NAME))
+    reserve = Reservation("again/1/0", 30.0)
+    store.release(NAME, first.token, Ending.KEEP, reserve=reserve)
+    (permit,) = tokens(store)
+    store.force_release(NAME, permit, by(), keep=False)
+    assert store.acquire(owner("again/1/0"), Claim(NAME, copy=True)).verdict is Verdict.GRANTED
+
+
 # -- drop, promote ---------------------------------------------------------------------------------
 
 
-def test_dropped_waiters_are_gone_and_returned_and_the_line_goes_on(store):
+def test_dropped_waiters_are_returned_and_the_next_waiter_is_granted(store):
     live_worker(store)
     holder = hold(store)
     parked = [park(store, f"t{i}").token for i in range(3)]
-    dropped = store.drop(NAME, [*parked[:2], holder.token, "nobody.0"], by(), whole=True)
+    dropped = store.drop_waiters(NAME, [*parked[:2], holder.token, "nobody.0"], by(), whole=True)
     assert [each.task_id for each in dropped] == ["t0", "t1"]
     assert dropped[0].message == b"body \xff\n"
     assert line(store) == parked[2:]
     assert tokens(store) == [holder.token]
     assert store.body(NAME, parked[0]) is None
-    assert store.find(["t0"]) == []
+    assert store.locate_tasks(["t0"]) == []
     (entry,) = store.audit()
     assert (entry["action"], entry["count"]) == ("drop", 2)
     assert "body" not in str(entry)
@@ -259,24 +267,24 @@ def test_a_copy_of_a_dropped_message_ends_quietly_unless_it_may_run(store):
     park(store, "gone")
     kept = park(store, "kept")
     first = line(store)[0]
-    store.drop(NAME, [first], by())
-    store.drop(NAME, [kept.token], by(), done_for=None)
+    store.drop_waiters(NAME, [first], by())
+    store.drop_waiters(NAME, [kept.token], by(), done_for=None)
     copies = [owner(f"{task}/0/0") for task in ("gone", "kept")]
     answers = [store.acquire(copy, Claim(NAME, copy=True)).verdict for copy in copies]
     assert answers == [Verdict.DONE, Verdict.BLOCKED]
 
 
-def test_the_steps_of_one_purge_are_one_entry_of_the_audit(store):
+def test_one_purge_is_one_audit_entry(store):
     hold(store)
     parked = [park(store, f"t{i}").token for i in range(4)]
     purge = by(action="purge")
-    store.drop(NAME, parked[:2], purge)
-    store.drop(NAME, parked[2:], purge)
-    store.drop(NAME, [wait(store).token], by())
+    store.drop_waiters(NAME, parked[:2], purge)
+    store.drop_waiters(NAME, parked[2:], purge)
+    store.drop_waiters(NAME, [wait(store).token], by())
     assert [(e["action"], e["count"]) for e in store.audit()] == [("drop", 1), ("purge", 4)]
 
 
-def test_a_promoted_waiter_is_next_wherever_it_stood(store):
+def test_a_promoted_waiter_is_next_from_any_rank(store):
     holder = hold(store)
     parked = [park(store, f"t{i}") for i in range(3)]
     nobodys = park(store, "n", queue="nobody's")
@@ -301,31 +309,31 @@ def test_a_sealed_message_is_not_granted_and_comes_back_to_its_place(store):
     live_worker(store)
     holder = hold(store)
     parked = [park(store, f"t{i}").token for i in range(3)]
-    (sealed,) = store.seal(NAME, [parked[0], holder.token], 0.2, "s")
+    (sealed,) = store.take_out_messages(NAME, [parked[0], holder.token], 20, "s")
     assert (sealed.task_id, sealed.message) == ("t0", b"body \xff\n")
     store.release(NAME, holder.token, Ending.FINAL)
     assert tokens(store) == [parked[1]]
-    store.claim(Owner(parked[1]), NAME, 30.0)
-    store.wait(NAME, "nobody", 0.3)
-    store.kick(NAME)
+    store.claim(Owner(parked[1]), NAME, 3000.0)
+    let_pass(store, 25)
+    store.sweep_and_grant(NAME)
     assert line(store)[0] == parked[0]
     assert store.body(NAME, parked[0]) == b"body \xff\n"
 
 
-def test_a_message_that_nobody_consumes_is_sealed_and_comes_back_too(store):
+def test_a_message_without_a_consumer_can_be_taken_out_and_parked_again(store):
     parked = park(store)
-    assert len(store.seal(NAME, [parked.token], 0.1, "s")) == 1
+    assert len(store.take_out_messages(NAME, [parked.token], 20, "s")) == 1
     assert line(store, part="overdue") == [parked.token]
-    store.wait(NAME, "nobody", 0.2)
+    let_pass(store, 25)
     live_worker(store)
-    store.kick(NAME)
+    store.sweep_and_grant(NAME)
     assert tokens(store) == [parked.token]
 
 
 # -- pause, limit ----------------------------------------------------------------------------------
 
 
-def test_a_paused_lock_is_granted_to_nobody_and_its_holder_goes_on(store):
+def test_a_paused_lock_is_not_granted_and_its_holder_keeps_running(store):
     live_worker(store)
     holder = hold(store)
     parked = park(store)
@@ -340,8 +348,9 @@ def test_a_paused_lock_is_granted_to_nobody_and_its_holder_goes_on(store):
     assert store.release(NAME, holder.token, Ending.FINAL).verdict is Verdict.RELEASED
     blocked = store.acquire(owner(), Claim(NAME))
     assert (blocked.verdict, blocked.holder) == (Verdict.BLOCKED, None)
+    assert blocked.waits_for is store.inspect(NAME).waits_for is WaitsFor.PAUSE
     assert blocked.paused == store.inspect(NAME).paused
-    store.kick(NAME)
+    store.sweep_and_grant(NAME)
     assert store.claim(parked, NAME, 30.0).verdict is Verdict.WAITING
     assert tokens(store) == []
     assert store.resume(NAME, by())
@@ -350,28 +359,121 @@ def test_a_paused_lock_is_granted_to_nobody_and_its_holder_goes_on(store):
     assert [entry["action"] for entry in store.audit()] == ["resume", "pause"]
 
 
-def test_a_lock_stays_paused_while_nobody_uses_it(store, lock_client):
-    """Its keys would go after a minute; this one outlives the lock until it is resumed."""
+def test_the_reason_of_a_wait_is_in_the_refusal_and_in_the_view(store):
+    """Both are the result of the decision, with the earliest time at which it can change."""
+    holder = hold(store, lease=20.0)
+    refused = store.acquire(owner(), Claim(NAME))
+    assert refused.waits_for is store.inspect(NAME).waits_for is WaitsFor.HOLDER
+    for told in (refused, store.inspect(NAME)):
+        assert 10.0 < told.next_look <= 20.0
+    park(store)
+    store.release(NAME, holder.token, Ending.FINAL)
+    assert store.inspect(NAME).waits_for is None
+    adrift = store.park(
+        Owner(line(store, part="adrift")[0], "t/0/0"), Claim(NAME), Parcel(b"", "R", "q")
+    )
+    assert adrift.waits_for is WaitsFor.WORKER
+
+
+def test_code_that_did_not_get_a_paused_lock_hears_that_it_is_paused(store, lock_client):
+    """And by whom: only that operator knows when it will be resumed."""
+    store.pause(NAME, by())
+    with pytest.raises(LockTimeout, match=r"is paused \(jane@desk-1, .*: stuck\)") as raised:
+        Lock(lock_client, NAME, blocking=False).__enter__()
+    assert (raised.value.waits_for, raised.value.holder) == (WaitsFor.PAUSE, "")
+
+    @locked(NAME, lock_client, on_conflict="fail")
+    def settle():
+        """Never run."""
+
+    with pytest.raises(LockConflict) as refused:
+        settle()
+    assert refused.value.waits_for == WaitsFor.PAUSE
+
+
+@pytest.mark.parametrize("comes", ["before the release", "after it"])
+def test_a_retry_does_not_start_on_a_paused_lock(store, comes):
+    """Neither one that is parked already, nor one for which the permit was kept."""
+    live_worker(store)
+    first = hold(store, attempt="task/0/0")
+    retry = Owner(new_token(), "task/1/0", "app.task")
+    if comes == "before the release":
+        store.park(retry, Claim(NAME), Parcel(b"body", "R", "q"))
+    store.pause(NAME, by())
+    store.release(NAME, first.token, Ending.KEEP, reserve=Reservation("task/1/0", 30.0))
+    if comes == "after it":
+        assert store.acquire(retry, Claim(NAME)).verdict is Verdict.BLOCKED
+        store.park(retry, Claim(NAME), Parcel(b"body", "R", "q"))
+    assert tokens(store) == []
+    store.resume(NAME, by())
+    assert tokens(store) == [retry.token]
+
+
+@pytest.mark.parametrize("comes", ["before the release", "after it", "and waits in its slot"])
+def test_nobody_passes_a_retry_whose_permit_was_kept_when_its_lock_is_resumed(store, comes):
+    """A pause begins and ends between two attempts: those who wait are behind the second one."""
+    live_worker(store)
+    first, other = hold(store, attempt="task/0/0"), park(store)
+    retry, parcel = Owner(new_token(), "task/1/0", "app.task"), Parcel(b"body", "R", "q")
+    if comes == "before the release":
+        store.park(retry, Claim(NAME), parcel)
+    store.pause(NAME, by())
+    store.release(NAME, first.token, Ending.KEEP, reserve=Reservation("task/1/0", 30.0))
+    if comes == "after it":
+        for _ in range(2):  # as after a lost reply
+            assert store.acquire(retry, Claim(NAME)).verdict is Verdict.BLOCKED
+        store.park(retry, Claim(NAME, max_waiting=1), parcel)
+    if comes == "and waits in its slot":
+        waits = store.acquire(retry, Claim(NAME, max_waiting=1), wait=30.0)
+        assert (waits.verdict, waits.rank) == (Verdict.WAITING, 1)
+    assert (tokens(store), line(store)) == ([], [retry.token, other.token])
+    store.resume(NAME, by())
+    assert tokens(store) == [retry.token]
+
+
+def test_no_message_of_a_paused_lock_starts_because_its_task_keeps_no_lock(store):
+    """The mode of the task is ``off`` or ``observe`` now; what was parked before waits on."""
+    live_worker(store)
+    holder = hold(store)
+    parked = park(store)
+    store.pause(NAME, by())
+    assert store.deliver_unlocked([NAME], ["app.task"], 9, worker="w", realm="R") == 0
+    store.resume(NAME, by())
+    assert store.deliver_unlocked([NAME], ["app.task"], 9, worker="w", realm="R") == 1
+    assert set(tokens(store)) == {holder.token, parked.token}
+
+
+def test_no_message_of_a_paused_lock_leaves_for_the_broker(store):
+    """A worker that does not lock its task would run it there."""
+    parked = park(store)
+    store.pause(NAME, by())
+    assert store.sweep_and_grant(NAME, realm="R") == []
+    store.resume(NAME, by())
+    assert [each.token for each in store.sweep_and_grant(NAME, realm="R")] == [parked.token]
+
+
+def test_an_unused_lock_stays_paused(store, lock_client):
+    """Other keys expire after a minute; this one stays until the lock is resumed."""
     store.release(NAME, hold(store).token, Ending.FINAL)
     store.pause(NAME, by())
     meta = store.keyspace.lock(NAME).meta
     assert lock_client.ttl(meta) == -1
     assert store.acquire(owner(), Claim(NAME)).verdict is Verdict.BLOCKED
     assert lock_client.ttl(meta) == -1
-    assert [lock.paused for lock in store.glances()] == [True]
+    assert [lock.paused for lock in store.summarise_locks()] == [True]
     store.resume(NAME, by())
     assert store.acquire(owner(), Claim(NAME)).verdict is Verdict.GRANTED
     assert lock_client.ttl(meta) > 0
 
 
-def test_a_paused_lock_wants_no_look_for_its_free_permit(store):
+def test_a_paused_lock_with_a_free_permit_is_not_due_for_a_sweep(store):
     live_worker(store)
     store.pause(NAME, by())
     park(store)
-    assert store.take_due() == []
+    assert store.take_due_locks() == []
 
 
-def test_an_operators_limit_goes_before_the_declared_ones(store):
+def test_an_operators_limit_overrides_the_declared_ones(store):
     live_worker(store)
     first = hold(store)
     parked = [park(store, f"t{i}").token for i in range(3)]
@@ -389,6 +491,21 @@ def test_an_operators_limit_goes_before_the_declared_ones(store):
     assert tokens(store) == [parked[2]]
     assert store.set_limit(NAME, None, by()) == 1
     assert [entry["action"] for entry in store.audit()] == ["limit"] * 3
+
+
+def test_a_limit_for_a_whole_queue_does_not_stop_redis_until_all_are_granted(store):
+    """20,000 grants in one script stopped it for 2.3 s: heartbeats and renewals came too late."""
+    live_worker(store)
+    hold(store)
+    parked = {park(store, f"t{i}").token for i in range(250)}
+    store.set_limit(NAME, 1000, by())
+    assert len(tokens(store)) == 101
+    sweeps = 0
+    while not parked <= set(tokens(store)):
+        assert NAME in store.take_due_locks() or sweeps
+        store.sweep_and_grant(NAME)
+        sweeps += 1
+    assert sweeps == 2
 
 
 def test_the_declared_limit_counts_again_after_an_operators(store):
@@ -410,13 +527,22 @@ def test_the_audit_keeps_the_last_thousand(store):
     assert len(store.audit(3)) == 3
 
 
-def test_nothing_is_changed_where_it_cannot_be_audited(store, lock_client):
-    """Another program's key in that place: the step is refused before it writes."""
+def test_a_lock_expires_with_a_dead_holder_that_an_operator_has_terminated(store, lock_client):
+    """Its task is audited, and does not end: no key of the lock stays for ever."""
+    who = hold(store)
+    store.write_audit_entry(NAME, by(action="terminate"), token=who.token)
+    keys = store.keyspace.lock(NAME)
+    for key in (keys.holders, keys.record, keys.meta):
+        assert 0 < lock_client.pttl(key) <= 90_000, key
+
+
+def test_nothing_is_changed_if_the_audit_cannot_be_written(store, lock_client):
+    """The key holds other data: the action is refused before a write."""
     lock_client.set(f"{store.keyspace.fleet_of(NAME)}:audit", "x")
     holder, waiter = hold(store), wait(store)
     for step in (
         lambda: store.force_release(NAME, holder.token, by()),
-        lambda: store.drop(NAME, [waiter.token], by()),
+        lambda: store.drop_waiters(NAME, [waiter.token], by()),
         lambda: store.promote(NAME, waiter.token, by()),
         lambda: store.pause(NAME, by()),
         lambda: store.set_limit(NAME, 2, by()),

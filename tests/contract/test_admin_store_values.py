@@ -1,4 +1,4 @@
-"""What operators' verbs ask and read, word by word: names, numbers, and what is usual."""
+"""Arguments and results of the operator's calls: names, numbers and defaults."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.core.lock_view import Holder
+from celery_singleton_lock.core.model import ALIVE, Claim, Owner
+from celery_singleton_lock.core.owner_token import new_token
+from celery_singleton_lock.core.parked_message import Parcel
 from celery_singleton_lock.core.redis_keys import Keyspace
-from celery_singleton_lock.core.model import ALIVE, Claim, Holder, Owner, Parcel, new_token
+from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.store.operator import listing
 from celery_singleton_lock.store.operator import redis as redis_admin
 from celery_singleton_lock.store.operator.base import Glance, Operator, Waiting
 from celery_singleton_lock.store.operator.redis import (
@@ -48,11 +52,11 @@ def park(store, task_id="t", name=NAME, **claim):
 # -- signs of life ---------------------------------------------------------------------------------
 
 
-def test_it_is_known_how_long_ago_a_worker_has_told_that_it_lives(store):
-    """For half a minute; not of one that has left, or never was there."""
+def test_the_age_of_a_workers_last_heartbeat_is_reported(store):
+    """For half a minute; not for a stopped or unknown worker."""
     for worker in ("here", "gone"):
-        store.beat(worker, "R", ["q"], ALIVE)
-    store.beat("gone", "R", ["q"], 0)
+        store.worker_heartbeat(worker, "R", ["q"], ALIVE)
+    store.worker_heartbeat("gone", "R", ["q"], 0)
     told = store.silences(["here", "gone", "never"])
     assert 0 <= told.pop("here") < ALIVE
     assert told == {"gone": float("inf"), "never": float("inf")}
@@ -80,20 +84,20 @@ def test_a_prefix_that_looks_like_a_pattern_finds_its_own_locks_alone(redis_clie
     other = RedisAdminStore(redis_client, Keyspace("axb"))
     hold(ours, "mine")
     hold(other, "theirs")
-    assert [lock.name for lock in ours.glances()] == ["mine"]
-    ours.beat("w", "R", ["q"], 30)
-    other.beat("v", "R", ["q"], 30)
+    assert [lock.name for lock in ours.summarise_locks()] == ["mine"]
+    ours.worker_heartbeat("w", "R", ["q"], 30)
+    other.worker_heartbeat("v", "R", ["q"], 30)
     assert set(ours.workers()) == {"w"}
 
 
 def test_many_locks_are_found_in_many_short_steps(store, monkeypatch):
     """However few keys one SCAN looks at, and however few locks one script."""
     monkeypatch.setattr(redis_admin, "SCANNED", 5)
-    monkeypatch.setattr(redis_admin, "GLANCED", 3)
+    monkeypatch.setattr(listing, "GLANCED", 3)
     names = {f"a{number}" for number in range(40)}
     for name in names:
         hold(store, name)
-    found = [lock.name for lock in store.glances()]
+    found = [lock.name for lock in store.summarise_locks()]
     assert len(found) == 40
     assert set(found) == names
 
@@ -120,11 +124,11 @@ def test_the_age_of_the_line_is_that_of_its_first(store):
     hold(store)
     park(store, "first", place=int((store.time() - 100) * 1_000_000))
     park(store, "second")
-    (lock,) = store.glances()
+    (lock,) = store.summarise_locks()
     assert lock.oldest == pytest.approx(100, abs=10)
 
 
-def test_who_waits_is_read_with_all_that_its_record_says():
+def test_a_waiter_has_all_fields_of_its_record():
     record = {
         "state": "parked", "task": "t", "attempt": "a/0/0", "place": 4_000_000, "since": 7_000,
         "realm": "R", "queue": "q", "worker": "w", "lease": 30_000, "wait": 60_000, "copied": 1,
@@ -142,7 +146,7 @@ def test_what_a_record_leaves_out_is_empty():
     )
 
 
-def test_no_age_is_told_without_the_time_nor_one_below_nothing():
+def test_an_age_needs_a_time_and_is_never_negative():
     record = json.dumps({"place": 20_000_000, "since": 20_000})
     ahead = waiting_of("lock", 10_000.0, b"x.0", record, 0)
     assert (ahead.age, ahead.since) == (0.0, 0.0)
@@ -161,17 +165,17 @@ def remembered(store, task_id):
 
 def test_what_is_dropped_is_remembered_for_an_hour(store):
     hold(store)
-    store.drop(NAME, [park(store)], JANE)
-    assert remembered(store, "t") == pytest.approx(3600, abs=0.9)
+    store.drop_waiters(NAME, [park(store)], JANE)
+    assert remembered(store, "t") == pytest.approx(3600, abs=60)
 
 
 def test_what_is_released_for_good_is_remembered_for_an_hour(store):
     token = hold(store)
     store.force_release(NAME, token, JANE, keep=False)
-    assert remembered(store, "h") == pytest.approx(3600, abs=0.9)
+    assert remembered(store, "h") == pytest.approx(3600, abs=60)
 
 
-@pytest.mark.parametrize("verb", ["force_release", "drop"])
+@pytest.mark.parametrize("verb", ["force_release", "drop_waiters"])
 def test_a_time_that_is_none_is_refused_by_its_name(store, verb):
     tokens = hold(store) if verb == "force_release" else [hold(store)]
     with pytest.raises(ConfigurationError, match=r"^done_for"):
@@ -180,21 +184,21 @@ def test_a_time_that_is_none_is_refused_by_its_name(store, verb):
 
 def test_messages_come_with_what_was_dropped_when_they_are_asked_for(store):
     hold(store)
-    (quiet,) = store.drop(NAME, [park(store, "a")], JANE)
-    (whole,) = store.drop(NAME, [park(store, "b")], JANE, whole=True)
+    (quiet,) = store.drop_waiters(NAME, [park(store, "a")], JANE)
+    (whole,) = store.drop_waiters(NAME, [park(store, "b")], JANE, whole=True)
     assert (quiet.message, whole.message) == (b"", b"body")
 
 
 def test_each_step_is_audited_by_its_name(store):
-    """Also if one operator takes them all: only the same step again is of one entry."""
+    """Also if one operator takes them all: only repeated calls of one action share an entry."""
     hold(store)
     token = park(store)
     store.promote(NAME, token, JANE)
     store.pause(NAME, JANE)
     store.resume(NAME, JANE)
     store.set_limit(NAME, 2, JANE)
-    store.remark(NAME, JANE)
-    store.remark(NAME, replace(JANE, action="terminate"), token=token)
+    store.write_audit_entry(NAME, JANE)
+    store.write_audit_entry(NAME, replace(JANE, action="terminate"), token=token)
     assert [each["action"] for each in reversed(store.audit())] == [
         "promote", "pause", "resume", "limit", "remark", "terminate",
     ]  # fmt: skip
@@ -215,7 +219,7 @@ def test_each_step_is_audited_by_its_name(store):
         (Operator("jane", why="x" * 600), "jane, DAY: x+"),
     ],
 )
-def test_a_pause_says_by_whom_and_why(store, by, told):
+def test_a_pause_has_its_operator_and_reason(store, by, told):
     assert store.pause(NAME, by)
     assert not store.pause(NAME, by)
     day = r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2} UTC"
@@ -237,20 +241,20 @@ def test_an_operators_limit_is_taken_back_without_a_trace(store):
     assert store.inspect(NAME).limit_set
     assert store.set_limit(NAME, None, JANE) == 2
     assert not store.inspect(NAME).limit_set
-    assert [lock.limit for lock in store.glances()] == [2]
+    assert [lock.limit for lock in store.summarise_locks()] == [2]
 
 
 def test_without_tokens_nothing_is_asked(store):
     """Nor is anything audited."""
-    assert store.drop(NAME, [], JANE) == []
-    assert store.seal(NAME, [], 60, "seal") == []
+    assert store.drop_waiters(NAME, [], JANE) == []
+    assert store.take_out_messages(NAME, [], 60, "seal") == []
     assert store.messages(NAME, []) == []
     assert store.audit() == []
 
 
 def test_a_worker_that_is_silent_is_not_live(store):
-    store.beat("w", "R", ["q"], 30)
-    store.beat("silent", "R", ["q"], 30)
+    store.worker_heartbeat("w", "R", ["q"], 30)
+    store.worker_heartbeat("silent", "R", ["q"], 30)
     store.client.zadd(f"{store.keyspace.fleet}:route:R:q", {"silent": store.time() * 1000 - 1})
     assert store.workers() == {"w": {"realm": "R", "queues": ["q"]}}
 

@@ -1,4 +1,4 @@
-"""Many parked tasks at once: which are meant, what is done to them, and that none is lost."""
+"""Operations on many parked tasks: which are selected, what is done, and that none is lost."""
 
 from __future__ import annotations
 
@@ -7,45 +7,27 @@ import time
 
 import pytest
 
-from celery_singleton_lock.admin import bulk_parked as parked
-from celery_singleton_lock.admin.bulk_parked import (
-    Filter,
-    Pace,
-    count,
-    drain,
-    export,
-    names_of,
-    purge,
-    restore,
-    select,
-    steps,
-)
+from celery_singleton_lock.admin import export_parked
+from celery_singleton_lock.admin.bulk_parked import Pace, drain, purge
+from celery_singleton_lock.admin.export_parked import export, restore
+from celery_singleton_lock.admin.select_parked import Filter, count, names_of, select, steps
+from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
+from celery_singleton_lock.core.owner_token import new_token
+from celery_singleton_lock.core.parked_message import Parcel
 from celery_singleton_lock.errors import BackendError, ConfigurationError
-from celery_singleton_lock.core.model import Claim, Ending, Owner, Parcel, Verdict, new_token
 from celery_singleton_lock.store.operator.base import Operator, Waiting
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
+from support.waiters import hold, park
 
 pytestmark = pytest.mark.contract
 
 
 @pytest.fixture
 def store(redis_client):
-    store = RedisAdminStore(redis_client)
-    store.beat("w", "R", ["q"], 30)
+    store = RedisAdminStore(redis_client, claim_lease=60.0)
+    store.worker_heartbeat("w", "R", ["q"], 600)
     yield store
     store.close()
-
-
-def hold(store, name, limit=1):
-    who = Owner(new_token(), task="app.task")
-    store.acquire(who, Claim(name, limit=limit))
-    return who
-
-
-def park(store, name, task_id, *, realm="R", queue="q", body=b"body", **claim):
-    who = Owner(new_token(), f"{task_id}/0/0", "app.task")
-    store.park(who, Claim(name, **claim), Parcel(body, realm, queue, 900.0))
-    return who.token
 
 
 def by(action):
@@ -59,7 +41,7 @@ def ids(found):
 # -- how many, and for how long --------------------------------------------------------------------
 
 
-def test_the_messages_of_each_queue_are_counted_and_the_age_of_its_oldest_told_in_seconds(store):
+def test_messages_are_counted_by_queue_with_the_age_of_the_oldest_in_seconds(store):
     """Of one broker; a queue in which none is left does not count."""
     hold(store, "a")
     began = time.monotonic()
@@ -77,7 +59,7 @@ def test_the_messages_of_each_queue_are_counted_and_the_age_of_its_oldest_told_i
 # -- which are meant -------------------------------------------------------------------------------
 
 
-def test_locks_where_nothing_waits_are_passed_by(store):
+def test_locks_without_waiters_are_skipped(store):
     """A lock that is only held, idle, or whose keys are another program's, has nothing to give."""
     for name in ("held", "waited", "adrift"):
         hold(store, name)
@@ -121,7 +103,7 @@ def test_a_group_holds_twenty_and_eight_mebibytes_at_most():
 # -- purge -----------------------------------------------------------------------------------------
 
 
-def test_what_is_purged_is_gone_told_and_audited_once_per_lock(store):
+def test_purged_tasks_are_reported_and_audited_once_per_lock(store):
     hold(store, "a")
     for number in range(45):
         park(store, "a", f"t{number}", body=b"message %d" % number)
@@ -135,7 +117,7 @@ def test_what_is_purged_is_gone_told_and_audited_once_per_lock(store):
     assert (entry["action"], entry["who"], entry["count"]) == ("purge", "jane", 45)
 
 
-def test_copies_of_what_was_purged_end_quietly_for_an_hour_or_as_long_as_said(store):
+def test_duplicates_of_purged_tasks_are_discarded_for_an_hour_or_as_configured(store):
     hold(store, "a")
     park(store, "a", "usual")
     purge(store, Filter(), by("purge"))
@@ -150,7 +132,7 @@ def seconds_remembered(store, task_id):
     return until / 1000 - store.time()
 
 
-def test_who_got_the_lock_meanwhile_is_not_purged(store):
+def test_a_task_that_was_granted_the_lock_meanwhile_is_not_purged(store):
     holder = hold(store, "a")
     token, other = park(store, "a", "first"), park(store, "a", "second")
     found = list(select(store, Filter()))
@@ -158,10 +140,10 @@ def test_who_got_the_lock_meanwhile_is_not_purged(store):
     assert [each.token for each in found] == [token, other]
 
     class Late(RedisAdminStore):
-        """The lock is given back between the look at the line and the step."""
+        """The lock is released between the read of the queue and the operation."""
 
-        def page(self, name, part, after="", most=100):
-            page = super().page(name, part, after, most)
+        def list_waiters(self, name, part, after="", most=100):
+            page = super().list_waiters(name, part, after, most)
             self.release("b", held.token, Ending.FINAL)
             return page
 
@@ -175,8 +157,8 @@ def test_who_got_the_lock_meanwhile_is_not_purged(store):
     assert [h.task_id for h in store.inspect("b").holders] == ["first"]
 
 
-def test_what_is_purged_is_told_though_the_answer_was_lost(store):
-    """The client asks again by itself, and hears what the first call has dropped."""
+def test_purged_tasks_are_reported_although_the_reply_was_lost(store):
+    """The client repeats the call, and gets what the first call has dropped."""
     hold(store, "a")
     for number in range(3):
         park(store, "a", f"t{number}", body=b"message %d" % number)
@@ -198,7 +180,7 @@ def test_what_is_purged_is_told_though_the_answer_was_lost(store):
 # -- drain -----------------------------------------------------------------------------------------
 
 
-def test_drained_messages_are_published_in_their_order_and_forgotten(store):
+def test_drained_messages_are_published_in_order_and_dropped(store):
     hold(store, "a")
     for number in range(45):
         park(store, "a", f"t{number}", body=b"message %d" % number)
@@ -220,8 +202,8 @@ def test_what_stays_in_a_drain_is_counted_by_reason(store):
     hold(store, "a", limit=2)
     hold(store, "a", limit=2)
     park(store, "a", "other", realm="S", limit=2)
-    store.revoke("a", park(store, "a", "revoked", limit=2), realm="R")
-    store.seal("a", [park(store, "a", "leaving", limit=2)], 60, "s")
+    store.deliver_revoked("a", park(store, "a", "revoked", limit=2), realm="R")
+    store.take_out_messages("a", [park(store, "a", "leaving", limit=2)], 60, "s")
     park(store, "a", "goes", limit=2)
     sent = []
     tally = drain(store, Filter(), by("drain"), realm="R", publish=sent.append, pace=Pace(0))
@@ -234,14 +216,14 @@ def test_what_stays_in_a_drain_is_counted_by_reason(store):
 
 
 def test_what_is_parked_after_the_drain_began_is_left(store):
-    """Else a worker that parks again what was sent would keep the drain busy for ever."""
+    """Otherwise a worker that parks sent messages again would keep the drain running for ever."""
     hold(store, "a")
     park(store, "a", "goes")
 
     class Late(RedisAdminStore):
-        def page(self, name, part, after="", most=100):
+        def list_waiters(self, name, part, after="", most=100):
             park(store, "a", "later")
-            return super().page(name, part, after, most)
+            return super().list_waiters(name, part, after, most)
 
     sent, late = [], Late(store.client)
     tally = drain(late, Filter(), by("drain"), realm="R", publish=sent.append, pace=Pace(0))
@@ -249,15 +231,15 @@ def test_what_is_parked_after_the_drain_began_is_left(store):
     assert set(+tally.skipped) == {"parked since"}
 
 
-def test_who_got_the_lock_meanwhile_is_not_drained(store):
+def test_a_task_that_was_granted_the_lock_meanwhile_is_not_drained(store):
     held = hold(store, "a")
     park(store, "a", "first")
     park(store, "a", "second")
 
     class Late(RedisAdminStore):
-        def seal(self, name, tokens, seconds, seal):
+        def take_out_messages(self, name, tokens, seconds, seal):
             self.release("a", held.token, Ending.FINAL)
-            return super().seal(name, tokens, seconds, seal)
+            return super().take_out_messages(name, tokens, seconds, seal)
 
     sent = []
     late = Late(store.client)
@@ -267,7 +249,7 @@ def test_who_got_the_lock_meanwhile_is_not_drained(store):
 
 
 def test_a_drain_that_the_broker_refuses_keeps_what_was_not_sent(store):
-    """It is in line again, at its place."""
+    """It is in the queue again, at its place."""
     hold(store, "a")
     tokens = [park(store, "a", f"t{number}") for number in range(3)]
     sent = []
@@ -282,11 +264,11 @@ def test_a_drain_that_the_broker_refuses_keeps_what_was_not_sent(store):
     assert ids(sent) == ["t0"]
     assert [each.token for each in select(store, Filter())] == tokens[1:]
     assert {each.state for each in select(store, Filter())} == {"parked"}
-    assert store.look("a", tokens[0]).waiting is None
+    assert store.locate_token("a", tokens[0]).waiting is None
 
 
 def test_a_worker_that_locks_and_receives_a_drained_message_keeps_it(store):
-    """It is told that the message is here, and acknowledges it: then the drain drops nothing."""
+    """It learns that the message is parked, and acknowledges it: then the drain drops nothing."""
     hold(store, "a")
     tokens = [park(store, "a", f"t{number}") for number in range(3)]
 
@@ -303,13 +285,32 @@ def test_a_worker_that_locks_and_receives_a_drained_message_keeps_it(store):
     assert store.messages("a", tokens) == [b"body"] * 3
 
 
+def test_a_drain_whose_redis_loses_its_data_counts_what_it_has_sent(store):
+    """No worker has parked them again, and what was lost before it was sent was not granted."""
+    hold(store, "a")
+    for number in range(4):
+        park(store, "a", f"t{number}")
+    sent = []
+
+    def publish(each):
+        sent.append(each)
+        if len(sent) == 2:
+            store.client.flushall()
+
+    pace = Pace(0.2, sleep=lambda _seconds: None)  # two messages in a step
+    tally = drain(store, Filter(), by("drain"), realm="R", publish=publish, pace=pace)
+    assert ids(sent) == ["t0", "t1"]
+    assert tally.total == 2
+    assert +tally.skipped == {"ended, dropped or lost by Redis meanwhile": 2}
+
+
 def test_a_drain_that_dies_before_it_drops_leaves_the_messages_in_line(store):
-    """They are out of line for a minute at most, and may then run a second time."""
+    """They are out of the queue for a minute at most, and may then run a second time."""
     hold(store, "a")
     tokens = [park(store, "a", f"t{number}") for number in range(2)]
 
     class Dying(RedisAdminStore):
-        def drop(self, *_args, **_how):
+        def drop_waiters(self, *_args, **_how):
             raise BackendError("killed")
 
     with pytest.raises(BackendError):
@@ -333,9 +334,9 @@ def test_a_slow_drain_takes_no_more_at_once_than_it_sends_in_ten_seconds(store):
     sealed = []
 
     class Counting(RedisAdminStore):
-        def seal(self, name, tokens, seconds, seal):
+        def take_out_messages(self, name, tokens, seconds, seal):
             sealed.append(len(tokens))
-            return super().seal(name, tokens, seconds, seal)
+            return super().take_out_messages(name, tokens, seconds, seal)
 
     class Time:
         now = 0.0
@@ -359,22 +360,29 @@ def test_a_slow_drain_takes_no_more_at_once_than_it_sends_in_ten_seconds(store):
 
 
 def test_what_is_exported_is_parked_again_as_it_was(store):
-    """At its place, under its token, of its broker and queue: only the age goes on."""
+    """With its place, token, broker and queue; only the age changes."""
     for name, limit in (("a", 1), ("b", 2)):
         for _ in range(limit):
-            hold(store, name, limit)
+            hold(store, name, limit=limit)
         for number in range(3):
-            park(store, name, f"{name}{number}", body=b"\0\xff %d" % number, limit=limit)
+            park(
+                store,
+                name,
+                f"{name}{number}",
+                body=b"\0\xff %d" % number,
+                timeout=900.0,
+                limit=limit,
+            )
     before = sorted(each._replace(age=0.0, since=0.0) for each in select(store, Filter()))
     lines = list(export(store, Filter(), by("export")))
     assert count(store, Filter()).total == 6, "an export changes nothing"
     store.client.flushall()
-    store.beat("w", "R", ["q"], 30)
+    store.worker_heartbeat("w", "R", ["q"], 30)
     told = {json.loads(line)["lock"]: json.loads(line)["limit"] for line in lines}
     assert told == {"a": 1, "b": 2}
     for name, limit in told.items():
         for _ in range(limit):
-            hold(store, name, limit)
+            hold(store, name, limit=limit)
     tally = restore(store, [*lines, "", "  \n"], by("import"))
     assert tally.done == {"a": 3, "b": 3}
     assert not +tally.skipped
@@ -384,7 +392,7 @@ def test_what_is_exported_is_parked_again_as_it_was(store):
     assert store.messages("a", tokens) == [b"\0\xff 0", b"\0\xff 1", b"\0\xff 2"]
 
 
-def test_to_import_twice_is_to_import_once_unless_it_is_to_run_again(store):
+def test_a_second_import_parks_nothing_unless_again_is_given(store):
     hold(store, "a")
     park(store, "a", "t")
     lines = list(export(store, Filter(), by("export")))
@@ -422,9 +430,11 @@ GOOD = {
         json.dumps({key: value for key, value in GOOD.items() if key != left}) for left in GOOD
     )],
 )  # fmt: skip
-def test_a_line_that_is_none_of_ours_is_named_and_what_came_before_is_parked(store, line):
+def test_an_invalid_line_is_named_and_the_lines_before_it_are_parked(store, line):
     hold(store, "a")
-    with pytest.raises(ConfigurationError, match=r"^line 3 is no parked task .* export wrote\.$"):
+    with pytest.raises(
+        ConfigurationError, match=r"^line 3 is not a parked task .* export wrote\.$"
+    ):
         restore(
             store,
             [
@@ -439,7 +449,7 @@ def test_a_line_that_is_none_of_ours_is_named_and_what_came_before_is_parked(sto
 
 
 def test_all_that_came_before_a_bad_line_is_parked(store):
-    """Also what would have been sent with it: who goes on behind that line must lose nothing."""
+    """Also those in the same group: an import that continues after the line must lose nothing."""
     hold(store, "a")
     good = [
         json.dumps({**GOOD, "token": f"{number:032x}.0", "attempt": f"{number}/0/0"})
@@ -453,14 +463,14 @@ def test_all_that_came_before_a_bad_line_is_parked(store):
 def test_an_import_goes_in_steps_of_twenty_and_of_eight_mebibytes():
     def groups(*sizes):
         parcels = [(Owner(""), Claim(""), Parcel(b"x" * size, "", "")) for size in sizes]
-        return [len(group) for group in parked._batches(iter(parcels))]
+        return [len(group) for group in export_parked._batches(iter(parcels))]
 
     assert groups(*[1] * 41) == [20, 20, 1]
     assert groups(4 * 2**20, 4 * 2**20, 1, 9 * 2**20, 1) == [2, 1, 1, 1]
     assert groups() == []
 
 
-def test_an_import_that_redis_refuses_says_so(make_redis):
+def test_an_import_that_redis_refuses_raises_the_error(make_redis):
     """A full Redis keeps what it has, and takes no more."""
     server = make_redis("--maxmemory", "3mb")
     with server.client(decode_responses=False) as client:

@@ -1,4 +1,4 @@
-"""What concerns Redis Cluster alone; that it keeps the contract is in the tests of all stores."""
+"""Only for Redis Cluster. The contract of all stores is tested in test_store.py."""
 
 from __future__ import annotations
 
@@ -19,18 +19,22 @@ from redis.crc import key_slot
 from redis.credentials import CredentialProvider
 
 from celery_singleton_lock import AsyncLock, Lock
-from celery_singleton_lock.config.redis_url import parse_backend_url
 from celery_singleton_lock.admin.doctor import Health, examine
 from celery_singleton_lock.cli.main import main
-from celery_singleton_lock.errors import BackendRefused, BackendUnreachable
+from celery_singleton_lock.config.redis_url import parse_backend_url
+from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
+from celery_singleton_lock.core.owner_token import new_token
+from celery_singleton_lock.core.parked_message import Parcel
 from celery_singleton_lock.core.redis_keys import BUCKETS, Keyspace, bucket_of
-from celery_singleton_lock.core.model import Claim, Ending, Owner, Parcel, Verdict, new_token
+from celery_singleton_lock.errors import BackendRefused, BackendUnreachable
+from celery_singleton_lock.lock.lease_watchdog import Watchdog
 from celery_singleton_lock.lock.reset import async_reset_all, reset_all
-from celery_singleton_lock.store.cluster.sync import sync as module
-from celery_singleton_lock.store.operator.base import Operator
+from celery_singleton_lock.store.cluster import inboxes as module
 from celery_singleton_lock.store.cluster.sync import ClusterStore
 from celery_singleton_lock.store.factory import admin_of, open_store
+from celery_singleton_lock.store.operator.base import Operator
 from support.redis_cluster import RedisCluster
+from support.renewals import await_renewals
 from support.replication import is_replicated
 from support.waiting import eventually
 
@@ -42,20 +46,20 @@ REDIS_PAGE = Path(__file__).parents[2] / "docs" / "redis.md"
 
 @pytest.fixture
 def store(cluster_client):
-    store = ClusterStore(cluster_client, claim_lease=0.5)
+    store = ClusterStore(cluster_client, claim_lease=30)
     yield store
     store.close()
 
 
-def opened(url, **options):
-    return open_store(parse_backend_url(url), options, "csl", patience=1.0)
+def opened(url, patience=10.0, **options):
+    return open_store(parse_backend_url(url), options, "csl", patience=patience)
 
 
 def owner(attempt="", **more):
     return Owner(new_token(), attempt, "app.task", **more)
 
 
-def hold(store, name=NAME, lease=30.0):
+def hold(store, name=NAME, lease=120.0):
     who = owner()
     assert store.acquire(who, Claim(name, lease)).verdict is Verdict.GRANTED
     return who
@@ -76,16 +80,16 @@ def names_of_all_masters(store, like="lock {}"):
 # -- one slot --------------------------------------------------------------------------------------
 
 
-def test_all_that_scripts_write_lies_in_the_slot_of_the_lock(store, cluster_client):
+def test_scripts_write_only_in_the_slot_of_the_lock(store, cluster_client):
     """Whatever a worker, a waiter or an operator does; only the schema and the switches do not."""
     admin = admin_of(store)
     store.schema()
     store.switch("*", "observe")
-    store.beat("w", "R", ["q"], 30.0)
+    store.worker_heartbeat("w", "R", ["q"], 300.0)
     for name in names_of_all_masters(store):
         holder, token = hold(store, name), park(store, "id1/0/0", name)
         store.acquire(owner(), Claim(name), wait=5.0)
-        store.observe(owner(), Claim(name), waits=True)
+        store.record_observation(owner(), Claim(name), waits=True)
         admin.force_release(name, holder.token, Operator("jane"))
         assert store.receive("w", 5.0).token == token
     keys = cluster_client.keys("*", target_nodes="primaries")
@@ -97,36 +101,37 @@ def test_all_that_scripts_write_lies_in_the_slot_of_the_lock(store, cluster_clie
 # -- all masters at once ---------------------------------------------------------------------------
 
 
-def test_grants_come_from_every_master_at_once(store):
-    """The bell wakes the worker, wherever the lock lives: none waits for a look around."""
-    store.beat("w", "R", ["q"], 30.0)
+def test_grants_come_from_every_master_at_once(store, monkeypatch):
+    """Any master wakes the worker that waits: no grant is found by a later look only."""
+    monkeypatch.setattr(module, "LOOK", 120.0)
+    store.worker_heartbeat("w", "R", ["q"], 300.0)
     assert store.receive("w", 0.01) is None
     for name in names_of_all_masters(store):
         holder = hold(store, name)
         token = park(store, f"{name}/0/0", name)
-        began = time.monotonic()
-        threading.Timer(0.1, store.release, (name, holder.token, Ending.FINAL)).start()
-        assert store.receive("w", 10.0).token == token
-        assert time.monotonic() - began < module.LOOK / 2
+        later = threading.Timer(0.1, store.release, (name, holder.token, Ending.FINAL))
+        later.start()
+        assert store.receive("w", 60.0).token == token
+        later.join()
 
 
-def test_a_bell_that_was_lost_is_made_up_for(store, cluster_client, monkeypatch):
+def test_a_message_whose_wake_up_was_lost_is_found(store, cluster_client, monkeypatch):
     monkeypatch.setattr(module, "LOOK", 0.3)
-    store.beat("w", "R", ["q"], 30.0)
+    store.worker_heartbeat("w", "R", ["q"], 300.0)
     assert store.receive("w", 0.01) is None
     head = (
         '{"lock":"account:42","token":"t","fence":"1","verdict":"granted","whole":"1","waited":"0"}'
     )
     cluster_client.rpush(store.keyspace.inbox("w", bucket_of(NAME)), f"{head}\nbody")
-    assert store.receive("w", 3.0).token == "t"
+    assert store.receive("w", 60.0).token == "t"
 
 
 def test_two_grants_of_one_bucket_come_one_after_the_other(store):
-    store.beat("w", "R", ["q"], 30.0)
+    store.worker_heartbeat("w", "R", ["q"], 300.0)
     tokens = {park(store, f"id{n}/0/0") for n in range(2)}
-    first = store.receive("w", 3.0).token
+    first = store.receive("w", 60.0).token
     store.release(NAME, first, Ending.FINAL)
-    assert {first, store.receive("w", 3.0).token} == tokens
+    assert {first, store.receive("w", 60.0).token} == tokens
 
 
 def test_what_concerns_all_locks_is_asked_of_all_masters(store, cluster_client):
@@ -137,10 +142,10 @@ def test_what_concerns_all_locks_is_asked_of_all_masters(store, cluster_client):
     for name in names:
         hold(store, name)
         park(store, f"{name}/0/0", name)
-    assert {found.name for found in admin.glances()} == set(names)
+    assert {found.name for found in admin.summarise_locks()} == set(names)
     assert store.parked("R")["q"].waiting == 3
     assert set(store.waited_for()) == set(names)
-    assert len(store.find(names)) == 3
+    assert len(store.locate_tasks(names)) == 3
     assert (
         store.extend([(n, h.token, 30.0) for n in names for h in store.inspect(n).holders])
         == [True] * 3
@@ -160,7 +165,7 @@ def test_the_doctor_looks_at_every_master(store, redis_cluster):
     assert store.describe()["eviction"] == "noeviction"
 
 
-def test_operators_see_and_mend_a_cluster_from_the_shell(store, redis_cluster):
+def test_operators_show_and_change_locks_of_a_cluster_by_the_commands(store, redis_cluster):
     """The same commands, with the URL of a Cluster."""
     for name in names_of_all_masters(store):
         hold(store, name)
@@ -180,12 +185,13 @@ def run(cluster, *args):
 # -- locks for threads -----------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("no_heartbeat")
 def test_threads_take_turns_without_polling(cluster_client):
-    """Sixteen threads, one lock: never two at once, and each is woken by the one before."""
+    """Sixteen threads, one lock: never two at once, and each release grants the next."""
     inside, most, total = [0], [0], [0]
 
     def work(_):
-        with Lock(cluster_client, "turn", lease=10):
+        with Lock(cluster_client, "turn", lease=120):
             inside[0] += 1
             most[0] = max(most[0], inside[0])
             total[0] += 1
@@ -195,7 +201,7 @@ def test_threads_take_turns_without_polling(cluster_client):
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(work, range(48)))
     assert (most[0], total[0]) == (1, 48)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60, "less than one wait without being woken"
 
 
 # -- a Cluster that changes ------------------------------------------------------------------------
@@ -210,9 +216,9 @@ def changing(replicated_cluster):
 
 
 def test_a_lock_outlives_the_move_of_its_slot(changing):
-    """Holder, line and parked message move along; the lock is held at every moment."""
+    """Holder, queue and parked message move too; the lock is held at every moment."""
     cluster, store = changing
-    store.beat("w", "R", ["q"], 30.0)
+    store.worker_heartbeat("w", "R", ["q"], 300.0)
     holder, token = hold(store), park(store, "id1/0/0")
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(store.wait, NAME, "somebody", 1.0)
@@ -224,8 +230,53 @@ def test_a_lock_outlives_the_move_of_its_slot(changing):
     assert store.extend([(NAME, holder.token, 30.0)]) == [True]
     assert store.acquire(owner(), Claim(NAME)).verdict is Verdict.BLOCKED
     assert store.release(NAME, holder.token, Ending.FINAL).verdict is Verdict.RELEASED
-    assert store.receive("w", 10.0).token == token
+    assert store.receive("w", 60.0).token == token
     cluster.move(key_slot(key.encode()), new, old)
+
+
+@pytest.fixture
+def moving_to_new_node(make_redis):
+    """Make a Cluster whose slot of a key is moving to a node without slots; and end the move."""
+    new = make_redis("--cluster-enabled", "yes", "--cluster-node-timeout", "15000")
+    with contextlib.ExitStack() as stack:
+
+        def move(cluster, key):
+            old = cluster.owner(key)
+            clients = [each.client(decode_responses=True) for each in (old, new)]
+            one, other = map(stack.enter_context, clients)
+            old_id, new_id = (each.execute_command("CLUSTER", "MYID") for each in clients)
+            other.execute_command("CLUSTER", "MEET", "127.0.0.1", old.port)
+            eventually(lambda: new_id in str(one.execute_command("CLUSTER NODES")), 10)
+            eventually(lambda: old_id in str(other.execute_command("CLUSTER NODES")), 10)
+            slot = key_slot(key.encode())
+            other.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", old_id)
+            one.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", new_id)
+
+        yield move
+
+
+@pytest.mark.needs_real_redis("a Cluster")
+def test_locks_whose_slot_moves_to_a_new_node_wait_and_others_are_renewed(
+    moving_to_new_node, redis_provider
+):
+    """redis-py followed to a node that it did not know: tasks failed with an AttributeError."""
+    with RedisCluster(redis_provider) as cluster:
+        store = opened(cluster.url)
+        names = names_of_all_masters(store)
+        owners = [hold(store, name) for name in names[1:]]
+        moving_to_new_node(cluster, store.keyspace.lock(names[0]).meta)
+        with pytest.raises(BackendUnreachable, match="TryAgainError"):
+            store.acquire(owner(), Claim(names[0]))
+        leases = [(name, who.token, 30.0) for name, who in zip(names[1:], owners, strict=True)]
+        assert store.extend([(names[0], "nobody", 30.0), *leases]) == [None, True, True]
+
+        async def scene():
+            async with redis.asyncio.RedisCluster("127.0.0.1", cluster.masters[0].port) as client:
+                await AsyncLock(client, names[0]).acquire()
+
+        with pytest.raises(BackendUnreachable, match="TryAgainError"):
+            asyncio.run(scene())
+        store.hang_up()
 
 
 def test_all_locks_of_a_cluster_are_reset_by_threads_and_by_asyncio(store, redis_cluster):
@@ -249,7 +300,7 @@ def test_all_locks_of_a_cluster_are_reset_by_threads_and_by_asyncio(store, redis
 
 
 def test_a_task_that_waits_follows_its_slot(changing):
-    """AsyncLock: its wait ends where the slot was, and goes on where it is."""
+    """AsyncLock: its wait moves to the new master of the slot."""
     cluster, store = changing
     key = store.keyspace.lock(NAME).meta
     old = cluster.owner(key)
@@ -257,7 +308,7 @@ def test_a_task_that_waits_follows_its_slot(changing):
 
     async def scene():
         async with redis.asyncio.RedisCluster("127.0.0.1", new.port) as client:
-            holder, other = AsyncLock(client, NAME), AsyncLock(client, NAME, blocking_timeout=20)
+            holder, other = AsyncLock(client, NAME), AsyncLock(client, NAME, blocking_timeout=60)
             async with holder:
                 waits = asyncio.ensure_future(other.acquire())
                 await asyncio.to_thread(eventually, lambda: store.inspect(NAME).waiting == 1)
@@ -272,7 +323,7 @@ def test_a_task_that_waits_follows_its_slot(changing):
 
 
 def test_a_batch_that_is_sent_again_follows_a_slot_that_moved(changing):
-    """Connections were closed, so it is sent once more: every lease is renewed where it is now."""
+    """Connections were closed, so it is sent again: each lease is renewed at its present server."""
     cluster, store = changing
     key = store.keyspace.lock(NAME).meta
     old = cluster.owner(key)
@@ -293,7 +344,10 @@ def test_a_batch_that_is_sent_again_follows_a_slot_that_moved(changing):
 
 
 def test_while_its_slot_moves_a_lock_is_out_of_reach_and_others_are_not(changing):
-    """Half of its keys here, half there: it says so, and nothing is granted twice."""
+    """During the move half of its keys are on each server.
+
+    Calls fail, and nothing is granted twice.
+    """
     cluster, store = changing
     holder = hold(store)
     other = next(n for n in names_of_all_masters(store) if bucket_of(n) != bucket_of(NAME))
@@ -318,13 +372,13 @@ def test_t24_a_failover_of_one_master_loses_nothing_that_was_replicated(changing
     """The holder keeps its lock, fences grow, and who waits is woken by the new master."""
     cluster, store = changing
     first, second = owner(), owner()
-    fence = store.acquire(first, Claim(NAME)).fencing_token
-    store.acquire(second, Claim(NAME), wait=30.0)
+    fence = store.acquire(first, Claim(NAME, 120.0)).fencing_token
+    store.acquire(second, Claim(NAME), wait=120.0)
     old = cluster.owner(store.keyspace.lock(NAME).meta)
     with old.client() as client:
         eventually(lambda: is_replicated(client, store.keyspace.waited(NAME)), 5)
     with ThreadPoolExecutor(1) as pool:
-        woken = pool.submit(Waiter(store, second.token).wait, 10.0)
+        woken = pool.submit(Waiter(store, second.token).wait, 60.0)
         cluster.failover(old)
         assert store.extend([(NAME, first.token, 30.0)]) == [True]
         assert store.release(NAME, first.token, Ending.FINAL).verdict is Verdict.RELEASED
@@ -333,7 +387,7 @@ def test_t24_a_failover_of_one_master_loses_nothing_that_was_replicated(changing
 
 
 def test_t24_a_task_keeps_its_lock_through_a_failover(changing):
-    """AsyncLock: it is still held at the new master, and given back there."""
+    """AsyncLock: it is still held at the new master, and released there."""
     cluster, store = changing
     old = cluster.owner(store.keyspace.lock(NAME).meta)
     mark = store.keyspace.waited(NAME)
@@ -354,7 +408,7 @@ def test_t24_a_task_keeps_its_lock_through_a_failover(changing):
 
 
 class Waiter:
-    """Waits on through the failover: a call that the old master ended is made again."""
+    """The wait survives the failover: a call that the old master ended is repeated."""
 
     def __init__(self, store, token):
         self.store, self.token = store, token
@@ -369,12 +423,12 @@ class Waiter:
 
 
 def test_one_dead_master_ends_no_lease_on_the_others(redis_provider):
-    """Renewals go on where a master answers; where none does, that is told apart from a loss."""
+    """Masters that answer renew leases; a missing reply is not a loss."""
     args = ("--cluster-require-full-coverage", "no")
     with RedisCluster(redis_provider, args=args) as cluster:
         store = opened(cluster.url)
         names = names_of_all_masters(store)
-        leases = [(name, hold(store, name).token, 30.0) for name in names]
+        leases = [(name, hold(store, name).token, 60.0) for name in names]
         assert store.extend(leases) == [True] * 3
         cluster.owner(store.keyspace.lock(names[1]).meta).kill()
         assert store.extend(leases) == [True, None, True]
@@ -386,22 +440,28 @@ def test_one_dead_master_ends_no_lease_on_the_others(redis_provider):
         store.hang_up()
 
 
-def test_a_master_that_stands_still_ends_no_lease_on_the_others(store, redis_cluster):
+@pytest.mark.full
+@pytest.mark.usefixtures("renew_often")
+def test_a_stopped_master_ends_no_lease_on_the_others(store, redis_cluster):
     """Of threads and of asyncio, although their clients wait for an answer longer than a lease."""
     threads, tasks = names_of_all_masters(store), names_of_all_masters(store, "task's lock {}")
     owners = [redis_cluster.owner(store.keyspace.lock(n).meta) for n in (*threads, *tasks)]
     silent, first = owners[0], redis_cluster.masters[0].port
+    leases = [3 if owner is silent else 12 for owner in owners]
 
     async def scene(locks):
         async with redis.asyncio.RedisCluster("127.0.0.1", first) as client:
-            later = [AsyncLock(client, name, lease=2) for name in tasks]
+            pairs = zip(tasks, leases[len(threads) :], strict=True)
+            later = [AsyncLock(client, name, lease=lease) for name, lease in pairs]
             for lock in later:
                 assert await lock.acquire()
             silent.pause()
             try:
                 await until_lost(later)
                 await until_lost(locks)
-                await asyncio.sleep(1.5)  # by now the others would have ended, too
+                for name, owner in zip((*threads, *tasks), owners, strict=True):
+                    if owner is not silent:
+                        await asyncio.to_thread(await_renewals, store, name)
                 held = [lock.held for lock in (*locks, *later)]
             finally:
                 silent.resume()
@@ -410,16 +470,71 @@ def test_a_master_that_stands_still_ends_no_lease_on_the_others(store, redis_clu
             return held
 
     with redis.RedisCluster("127.0.0.1", first) as client:
-        locks = [Lock(client, name, lease=2) for name in threads]
+        pairs = zip(threads, leases[: len(threads)], strict=True)
+        locks = [Lock(client, name, lease=lease) for name, lease in pairs]
         assert all(lock.acquire() for lock in locks)
         assert asyncio.run(scene(locks)) == [owner is not silent for owner in owners]
         for lock in locks[1:]:
             lock.release()
 
 
+@pytest.mark.full
+@pytest.mark.usefixtures("renew_often")
+def test_a_master_that_stands_still_ends_no_lease_of_a_worker_on_the_others(store, redis_cluster):
+    """A worker's store waits 2 s for an answer, and then asks for the layout of the Cluster."""
+    patient, store = store, opened(redis_cluster.url, patience=2.0)
+    names, dog, lost = names_of_all_masters(store), Watchdog(store), []
+    silent = redis_cluster.owner(store.keyspace.lock(names[0]).meta)
+    leases = [
+        (name, new_token(), lease) for name, lease in zip(names, (4.0, 12.0, 12.0), strict=True)
+    ]
+    for name, token, lease in leases:
+        assert patient.acquire(Owner(token), Claim(name, lease)).verdict is Verdict.GRANTED
+        dog.watch(name, token, lease, on_lost=lambda name, _token: lost.append(name))
+    eventually(lambda: dog.renewed >= 6, message="it is connected to each master")
+    silent.pause()
+    try:
+        eventually(lambda: lost, 10)
+        for name in names[1:]:
+            await_renewals(patient, name)
+    finally:
+        silent.resume()
+        dog.stop()
+        store.hang_up()
+    assert lost == [names[0]]
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["held by then", "acquired later"])
+@pytest.mark.usefixtures("cluster_client")
+def test_a_long_lease_on_a_silent_master_ends_no_short_one_on_another(redis_cluster, store, late):
+    """Although the watchdog waits for the silent master, for a sixth of the long lease."""
+    patient, store = store, opened(redis_cluster.url, patience=30.0)
+    (silent, other, _), dog, lost = names_of_all_masters(store), Watchdog(store), []
+    master, token = redis_cluster.owner(store.keyspace.lock(silent).meta), hold(store, silent).token
+
+    def watch_short():
+        short = hold(patient, other, 8.0).token
+        dog.watch(other, short, 8.0, on_lost=lambda name, _token: lost.append(name))
+
+    master.pause()
+    try:
+        if not late:
+            watch_short()
+        dog.watch(silent, token, 60.0, valid_until=time.monotonic() + 40.0)  # due at once
+        if late:
+            eventually(lambda: dog.failed and dog._in_flight, 10, "the master is asked again")
+            watch_short()
+        await_renewals(patient, other)
+        assert not lost
+    finally:
+        master.resume()
+        dog.stop()
+        store.hang_up()
+
+
 async def until_lost(locks):
     """Return when the lease of one of them has ended; only this task and thread see that."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while not any(lock.lost for lock in locks):  # locks have no event
         assert time.monotonic() < until
         await asyncio.sleep(0.05)
@@ -428,24 +543,30 @@ async def until_lost(locks):
 def test_a_lock_on_a_client_of_the_callers_does_not_wait_for_redis_py_to_give_up(
     redis_cluster, cluster_client
 ):
-    """While a master stands still redis-py's own eleven tries, with pauses, would take a minute."""
+    """With a stopped master redis-py's own eleven attempts would take a minute."""
     nodes = [ClusterNode("127.0.0.1", server.port) for server in redis_cluster.masters]
     with redis.RedisCluster(startup_nodes=nodes, socket_timeout=0.3) as client:
         lock = Lock(client, NAME, blocking_timeout=0.5)
-        with lock:
-            pass
+        eventually(lambda: is_used(lock), message="it is connected")
         master = redis_cluster.owner(Keyspace(spread=True).lock(NAME).meta)
         master.pause()
         try:
             began = time.monotonic()
             with pytest.raises(BackendUnreachable):
                 lock.acquire()
-            assert time.monotonic() - began < 3.0
+            assert time.monotonic() - began < 20
         finally:
             master.resume()
 
 
-# -- who may -------------------------------------------------------------------------------------
+def is_used(lock):
+    """Acquire and release a lock; return whether its impatient client got all answers."""
+    with contextlib.suppress(BackendUnreachable), lock:
+        return True
+    return False
+
+
+# -- who may ---------------------------------------------------------------------------------------
 
 
 RULES = (
@@ -456,7 +577,7 @@ RULES = (
 
 
 class Jane(CredentialProvider):
-    """As a vault would be asked."""
+    """As from a secret store."""
 
     def get_credentials(self):
         return ("jane", "s3cret")
@@ -475,23 +596,22 @@ def jane(redis_cluster, cluster_client):
 
 
 def test_a_user_with_the_documented_rights_can_do_all_with_a_credential_provider(
-    jane, redis_cluster, cluster_client
+    jane, redis_cluster, cluster_client, monkeypatch
 ):
     """The provider is asked by every connection: of commands, blocking calls, and the bell."""
     assert RULES in re.sub(r"\s+", " ", REDIS_PAGE.read_text(encoding="utf-8"))
+    monkeypatch.setattr(module, "LOOK", 120.0)
     store = opened(redis_cluster.url, credential_provider=Jane())
     try:
         store.probe()
         assert store.describe()["eviction"] == "noeviction"
-        store.beat("w", "R", ["q"], 30.0)
+        store.worker_heartbeat("w", "R", ["q"], 300.0)
         assert store.receive("w", 0.01) is None
         holder, token = hold(store), park(store, "id1/0/0")
         assert store.wait(NAME, "nobody", 0.05) is False
-        began = time.monotonic()
         store.release(NAME, holder.token, Ending.FINAL)
-        assert store.receive("w", 10.0).token == token
-        assert time.monotonic() - began < module.LOOK / 2
-        assert [found.name for found in admin_of(store).glances(NAME)] == [NAME]
+        assert store.receive("w", 60.0).token == token
+        assert [found.name for found in admin_of(store).summarise_locks(NAME)] == [NAME]
         clients = (cluster_client.get_redis_connection(n) for n in cluster_client.get_primaries())
         users = [each["user"] for client in clients for each in client.client_list()]
         assert users.count("jane") >= 5

@@ -1,4 +1,4 @@
-"""What a store tells of data that was lost, and of what is left."""
+"""What a store reports about lost data and remaining data."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import pytest
 
 from celery_singleton_lock.admin.doctor import Health, examine
 from celery_singleton_lock.admin.why import why
-from celery_singleton_lock.core.model import Claim, Ending, Identity, Owner, Parcel, ParkedMessage
-from celery_singleton_lock.store import message_operations as verbs
+from celery_singleton_lock.core.model import Claim, Ending, Identity, Owner
+from celery_singleton_lock.core.parked_message import Parcel, ParkedMessage
+from celery_singleton_lock.store import message_operations
 
 pytestmark = pytest.mark.contract
 
@@ -32,7 +33,7 @@ def park(store, name, number):
     store.acquire(Owner("holder.0"), Claim(name))
     message = ParkedMessage(name, f"t{number}.0", "app.task", f"id{number}")
     owner = Owner(message.token, f"{message.task_id}/0/0", message.task)
-    store.beat("w", "r", ["q"], 60)
+    store.worker_heartbeat("w", "r", ["q"], 600)
     store.park(owner, Claim(name), Parcel(b"body", "r", "q", None))
     return message
 
@@ -63,32 +64,32 @@ def test_another_run_id_may_be_another_server_with_all_data():
 
 def test_a_message_is_kept_until_its_task_has_ended_and_leaves_a_trace_then(store, lose_data):
     first, second = (park(store, name, number) for number, name in enumerate(NAMES))
-    assert list(store.kept([first, second])) == [True, True]
-    assert list(store.kept([])) == list(store.traced([])) == []
+    assert list(store.has_messages([first, second])) == [True, True]
+    assert list(store.has_messages([])) == list(store.has_traces([])) == []
     store.release("a", "holder.0", Ending.FINAL)
     store.claim(Owner(first.token), "a", 30)
     store.release("a", first.token, Ending.FINAL)
-    assert list(store.kept([first, second])) == [False, True]
-    assert list(store.traced([first, second])) == [True, True]
+    assert list(store.has_messages([first, second])) == [False, True]
+    assert list(store.has_traces([first, second])) == [True, True]
     lose_data()
-    assert list(store.traced([first, second])) == [False, False]
+    assert list(store.has_traces([first, second])) == [False, False]
     store.vouch(["t1"])
-    assert list(store.traced([first, second])) == [False, True]
+    assert list(store.has_traces([first, second])) == [False, True]
 
 
 def test_a_task_that_counts_as_acknowledged_from_its_start_leaves_a_trace_while_it_runs(store):
     message = park(store, "a", 1)
     store.release("a", "holder.0", Ending.FINAL)
     store.claim(Owner(message.token), "a", 30, settle=True)
-    assert list(store.kept([message])) == [False]
-    assert list(store.traced([message])) == [True]
+    assert list(store.has_messages([message])) == [False]
+    assert list(store.has_traces([message])) == [True]
 
 
 def lost_check(store):
     return next(check for check in examine(store, deep=False) if check.name == "lost")
 
 
-def test_what_is_lost_is_told_by_the_doctor_and_by_why(store):
+def test_lost_tasks_are_reported_by_doctor_and_why(store):
     assert lost_check(store).health is Health.OK
     note = {"lock": "a", "task": "app.task", "worker": "celery@host#1", "at": 1_700_000_000}
     store.note_lost({"id1": json.dumps(note), "id\x1b2": json.dumps(note)})
@@ -99,13 +100,13 @@ def test_what_is_lost_is_told_by_the_doctor_and_by_why(store):
     assert "\x1b" not in check.told
     answer = why(store, "id1")
     assert answer.state == "lost"
-    assert "celery@host had parked it for 'a'" in answer.sentence
+    assert "celery@host parked it for 'a'" in answer.sentence
     assert "2023-11-14 22:13 UTC" in answer.sentence
     assert why(store, "id3").state == "unseen"
 
 
 def test_only_so_many_losses_are_noted(store, monkeypatch):
-    monkeypatch.setattr(verbs, "MOST_LOST", 3)
+    monkeypatch.setattr(message_operations, "MOST_LOST", 3)
     store.note_lost({f"id{number}": "{}" for number in range(2)})
     store.note_lost({f"id{number}": "{}" for number in range(2, 9)})
     assert store.losses(10) == (3, ["id0", "id1", "id2"])

@@ -1,4 +1,4 @@
-"""The short way to Redis does what the client's options say."""
+"""The fast path to Redis follows the options of the client."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from redis.backoff import DecorrelatedJitterBackoff, NoBackoff
 from redis.retry import Retry
 
 from celery_singleton_lock.core.redis_keys import Keyspace
+from celery_singleton_lock.store.redis.fast_path import FastPath, is_plain, packed
 from celery_singleton_lock.store.scripts import Script
-from celery_singleton_lock.store.redis.fast_path import Wire, is_plain, packed
 
 ECHO = Script("echo", "return ARGV[1]", "lock", ("said",))
 KEYS = Script("keys", "return table.concat(KEYS, ' ')", "lock", ())
@@ -42,25 +42,25 @@ def cut_all(client):
 @pytest.mark.parametrize("prefix", ["csl", "other:app"])
 def test_the_keys_are_those_below_the_prefix(client, prefix):
     """In the scripts' order."""
-    told = Wire(client).ask(packed(KEYS, prefix, "lock", (), ()))
+    told = FastPath(client).ask(packed(KEYS, prefix, "lock", (), ()))
     assert told.decode().split() == list(Keyspace(prefix).lock("lock"))
 
 
 def test_a_lost_connection_is_opened_again_as_often_as_the_client_would(client):
     """By the client's own rule; without one, once."""
     rule = Retry(NoBackoff(), 2)
-    assert Wire(copy_of(client, retry=rule))._retry is rule
-    wire = Wire(copy_of(client))
+    assert FastPath(copy_of(client, retry=rule))._retry is rule
+    wire = FastPath(copy_of(client))
     assert wire._retry._retries == 1
     assert wire.ask(said("0")) == b"0"
     cut_all(client)
     assert wire.ask(said("1")) == b"1"
 
 
-def test_who_cannot_connect_is_told_so_however_often_it_was_tried(client):
+def test_a_failed_connection_is_reported_after_any_number_of_attempts(client):
     """The rule is the client's, its progress each call's own: two threads may try at once."""
     rule = Retry(DecorrelatedJitterBackoff(cap=0.002, base=0.001), 2)
-    wire = Wire(redis.Redis(port=1, retry=rule))
+    wire = FastPath(redis.Redis(port=1, retry=rule))
     with pytest.raises(redis.ConnectionError):
         wire.ask(said("0"))
     assert wire._retry._backoff._previous_backoff == 0
@@ -68,7 +68,7 @@ def test_who_cannot_connect_is_told_so_however_often_it_was_tried(client):
 
 def test_what_ended_one_connection_closes_the_idle_ones(client):
     """They lead to the same server, and would each fail once."""
-    wire = Wire(copy_of(client))
+    wire = FastPath(copy_of(client))
     first, second, third = (wire._connect() for _ in range(3))
     wire._idle += [first, second, third]
     cut_all(client)
@@ -95,5 +95,5 @@ def test_only_a_connection_that_is_a_socket_and_no_more_is_read_past_redis_py(cl
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_the_server_sends_nothing_between_the_answers(client, protocol):
     """Which the newer protocol allows; the client's choice does not count here."""
-    wire = Wire(copy_of(client, protocol=protocol))
+    wire = FastPath(copy_of(client, protocol=protocol))
     assert wire._connect().protocol == 2

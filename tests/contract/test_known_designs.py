@@ -1,7 +1,7 @@
-"""The holes of known lock designs, each staged on a real server through a proxy of TCP.
+"""The defects of known lock designs, reproduced on a real server behind a TCP proxy.
 
-Every scene is played by ours, which must pass, and by a short model of a design that has the hole,
-which must fail: so the scene is known to see it.
+Each test runs with this library's lock, which must pass, and with a short model of a design that
+has the defect, which must fail. So the test is known to detect the defect.
 """
 
 from __future__ import annotations
@@ -13,29 +13,31 @@ from contextlib import ExitStack, suppress
 import pytest
 import redis
 
-from celery_singleton_lock.lock.sync import wait_for_turn as turn_module
 from celery_singleton_lock.errors import LockNotOwned
+from celery_singleton_lock.lock import wait_for_turn as turn_module
 from support.lock_designs import Baton, Heartbeat, OneOwnerPerHost, Ours, SetIfAbsent, Signal
 from support.proxy import Proxy
 from support.waiting import eventually, never
 
 pytestmark = [pytest.mark.contract, pytest.mark.needs_real_redis("connections that are cut")]
 
-LEASE = 1.0
+LEASE = 4.0
+"""Seconds; longer than any pause of a busy machine, and not too long to wait for its end."""
+
 SOON = 2.0
 """Seconds in which a free lock must be had: a claim, or a lease, and then some."""
 
-SLACK = 4
+SLACK = 10
 """How much longer ours may take, beside whatever else runs on this machine."""
 
 
 def played_by(*models):
-    """Play a scene with ours, which passes, and with models, which fail."""
+    """Run a test with this library's lock, which passes, and with models, which fail."""
     return pytest.mark.parametrize("design", [Ours, *map(failing, models)])
 
 
 def failing(model):
-    """Expect a model to fail at a fact of the scene, not at an error of its own."""
+    """A model must fail at an assertion of the test, not at an error in the model."""
     why = f"{model.__name__} has this hole"
     return pytest.param(
         model, marks=pytest.mark.xfail(reason=why, strict=True, raises=AssertionError)
@@ -44,7 +46,7 @@ def failing(model):
 
 @pytest.fixture(autouse=True)
 def _brisk(monkeypatch):
-    """Our waiters look every 0.2 s, not every 3.3 s: the scenes need not wait for that."""
+    """Waiters of this library poll every 0.2 s instead of 3.3 s, to shorten the tests."""
     monkeypatch.setattr(turn_module, "HEARTBEAT", 0.2)
 
 
@@ -70,14 +72,14 @@ class Client:
         return self.inside
 
     def take_insistently(self):
-        """Take it; once more if the reply was lost, as any client would."""
+        """Acquire the lock; repeat the call if the reply was lost."""
         try:
             return self.take()
         except redis.ConnectionError:
             return self.take()
 
-    def wait(self, timeout=10.0) -> Future[bool]:
-        """Wait in a thread; who is in, is inside."""
+    def wait(self, timeout=60.0) -> Future[bool]:
+        """Wait for the lock in a thread, and record when it is held."""
         begun = threading.Event()
 
         def waits():
@@ -134,6 +136,10 @@ class Stage(ExitStack):
     def inside(self):
         return sum(client.inside for client in self.clients)
 
+    def excludes(self):
+        """Check that no two come to be inside: models with the hole have all the time they need."""
+        never(lambda: self.inside() > 1, during=0.5 if self.ours else 30)
+
 
 @pytest.fixture
 def stage(redis_server, redis_client, design):
@@ -162,17 +168,17 @@ def test_L1_a_release_that_is_repeated_lets_one_in(stage, design):
         holder.give_back_insistently()
     stage.comes(stage.inside, SOON)
     slow.proxy.stalled = False
-    never(lambda: stage.inside() > 1, during=0.5)
+    stage.excludes()
 
 
 def lose_the_last_reply(holder):
-    """Lose that of the command which wakes the waiter: the model's third one, our only one."""
+    """Lose the reply to the command that grants: the model's third one, this library's only one."""
     holder.proxy.lose_reply = 3 if isinstance(holder._lock, Baton) else 1
 
 
 @played_by(Baton)
-def test_L2_a_releaser_that_is_paused_past_its_lease_lets_nobody_in(stage, design):
-    """It has seen that the lock is its own, stops, and hands over what is another's meanwhile."""
+def test_L2_a_release_after_a_pause_longer_than_the_lease_admits_nobody(stage, design):
+    """It checks that it holds the lock, is paused, and then deletes the key of the next holder."""
     holder, waiter, other = (stage.client(design) for _ in range(3))
     assert holder.take()
     waiter.wait()
@@ -181,13 +187,14 @@ def test_L2_a_releaser_that_is_paused_past_its_lease_lets_nobody_in(stage, desig
     release = holder.give_back_in_thread()
     eventually(lambda: stage.inside() or other.take())
     holder.proxy.stalled = False
-    release.result(60)
-    never(lambda: stage.inside() > 1, during=0.3)
+    with suppress(LockNotOwned):  # its lease had ended before the release
+        release.result(60)
+    stage.excludes()
 
 
 @played_by(Baton, Signal)
 def test_L3_L9_a_waiter_that_dies_with_what_it_was_handed_delays_the_next_a_moment(stage, design):
-    """It has been woken and is never heard of again: the next one is in soon."""
+    """A granted waiter dies: the next one soon gets the lock."""
     holder, dead, behind = (stage.client(design, lease=30) for _ in range(3))
     assert holder.take()
     dead.wait()
@@ -201,26 +208,29 @@ def test_L3_L9_a_waiter_that_dies_with_what_it_was_handed_delays_the_next_a_mome
 
 @played_by(Baton)
 def test_L4_a_slow_waiter_does_not_overwrite_the_new_owner(stage, design):
-    """It was woken, stood still for longer than a lease, and another one has the lock meanwhile."""
-    holder, slow, other = (stage.client(design) for _ in range(3))
+    """It was granted the lock and paused for longer than a lease: another client has it now."""
+    holder, slow = (stage.client(design) for _ in range(2))
+    other = stage.client(design, lease=30)
     assert holder.take()
-    waiting = slow.wait(timeout=LEASE + 1.5)
+    waiting = slow.wait()
     asleep(stage, 1)
     slow.proxy.stall_after = 1
-    holder.give_back()
+    with suppress(LockNotOwned):  # its lease had ended before the release
+        holder.give_back()
     eventually(other.take)
     slow.proxy.stalled = False
-    never(lambda: stage.inside() > 1, during=0.3)
+    stage.excludes()
     other.give_back()
     waiting.result(60)
 
 
+@pytest.mark.full
 @played_by(Baton)
-def test_L7_who_gives_up_as_it_is_handed_over_leaves_no_dead_lock(stage, design):
-    """The wait is over, and the hand-over comes before its end is known: somebody has the lock."""
+def test_L7_a_waiter_that_gives_up_during_the_handover_leaves_no_stuck_lock(stage, design):
+    """The wait ends at the moment of the grant: some client has the lock."""
     holder, late, other = (stage.client(design, lease=30) for _ in range(3))
     assert holder.take()
-    waiting = late.wait(timeout=0.3)
+    waiting = late.wait(timeout=4)
     asleep(stage, 1)
     late.proxy.stall_after = 1
     eventually(lambda: late.proxy.stalled, message="its wait is over")
@@ -230,9 +240,10 @@ def test_L7_who_gives_up_as_it_is_handed_over_leaves_no_dead_lock(stage, design)
     stage.comes(lambda: late.inside or other.take(), SOON)
 
 
+@pytest.mark.full
 @played_by(Signal)
 def test_L8_L11_the_crash_of_a_holder_costs_its_lease_and_not_the_whole_wait(stage, design):
-    """Nobody tells the waiter: it looks when the lease of the holder has ended."""
+    """Without a notification the waiter checks when the holder's lease has ended."""
     holder, waiter = (stage.client(design) for _ in range(2))
     assert holder.take()
     waiter.wait(timeout=SLACK * (LEASE + SOON))
@@ -254,15 +265,15 @@ def test_L10_a_wake_up_that_expired_before_it_was_waited_for_is_not_needed(stage
 
 
 @played_by(SetIfAbsent)
-def test_L13_an_acquire_of_which_the_reply_was_lost_is_ours(stage, design):
-    """It was applied: who asks again with the same token has the lock."""
+def test_L13_an_acquire_with_a_lost_reply_succeeds(stage, design):
+    """It was applied: a repeated call with the same token has the lock."""
     client = stage.client(design, lease=30)
     client.proxy.lose_reply = 1
     assert client.take_insistently()
 
 
 @played_by(OneOwnerPerHost)
-def test_L14_nobody_frees_what_another_client_of_its_host_holds(stage, design):
+def test_L14_no_client_releases_the_lock_of_another_on_its_host(stage, design):
     """A release by who never had it changes nothing."""
     holder, clumsy, other = (stage.client(design, lease=30) for _ in range(3))
     assert holder.take()

@@ -1,29 +1,24 @@
-"""What Lock and AsyncLock promise, on a real server; the numbers are those of others' traps."""
+"""Lock and AsyncLock on a real server. The numbers are those of docs/traps.md."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import linecache
 import os
 import signal
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 
 import pytest
 import redis
+from celery.exceptions import SoftTimeLimitExceeded
 
-from celery_singleton_lock.lock.sync import base as hold_module
-from celery_singleton_lock.lock.sync import sync as lock_module
 from celery_singleton_lock.core import lock_steps as plans_module
-from celery_singleton_lock.lock.sync import wait_for_turn as turn_module
-from celery_singleton_lock.lock.sync import renewals as watchdog_module
-from celery_singleton_lock.lock.aio import AsyncLock
+from celery_singleton_lock.core.model import Claim, Ending, Owner
+from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.errors import (
     BackendRefused,
     BackendUnreachable,
@@ -32,16 +27,25 @@ from celery_singleton_lock.errors import (
     LockReentered,
     LockWaitTimeout,
 )
+from celery_singleton_lock.lock import base as hold_module
+from celery_singleton_lock.lock import lease_watchdog as watchdog_module
+from celery_singleton_lock.lock import sync as lock_module
+from celery_singleton_lock.lock import wait_for_turn as turn_module
+from celery_singleton_lock.lock.aio import AsyncLock
 from celery_singleton_lock.lock.sync import Lock
-from celery_singleton_lock.core.model import Claim, Ending, Owner, new_token
 from celery_singleton_lock.store.cluster.aio import AsyncClusterStore
 from celery_singleton_lock.store.quorum.aio import AsyncQuorumStore
 from celery_singleton_lock.store.redis.aio import AsyncRedisStore
+from support.granted_tokens import granted_tokens
+from support.interruption import Injected
 from support.loop_thread import Driven
-from support.granted_tokens import turns
-from support.waiting import eventually, in_time, never
+from support.renewals import await_renewals
+from support.waiting import eventually, never
 
-pytestmark = [pytest.mark.contract, pytest.mark.full_run_plays("in_memory")]
+pytestmark = [pytest.mark.contract, pytest.mark.usefixtures("patient_quorums")]
+
+FAR = 20
+"""Seconds after which a call has missed what it waits for; the next chance comes even later."""
 
 IN_THREAD = pytest.mark.not_in_memory(
     "that server runs in the caller's thread, where the exception could strike it as well"
@@ -50,7 +54,7 @@ IN_THREAD = pytest.mark.not_in_memory(
 ASYNC_STORES = {
     "redis": AsyncRedisStore,
     "cluster": AsyncClusterStore,
-    "quorum": partial(AsyncQuorumStore, timeout=1.0, longest_lease=3600.0),
+    "quorum": partial(AsyncQuorumStore, timeout=10.0, longest_lease=3600.0),
 }
 
 VERBS = {"acquire", "claim", "release", "extend", "wait", "inspect"}
@@ -61,8 +65,8 @@ class Troubled:
 
     def __init__(self, store):
         self._store = store
-        self.lost = []  # verbs of which the next reply is lost after the server has done it
-        self.cut = []  # verbs of which the next call does not get there
+        self.lost = []  # the next reply of these methods is lost; the server has run the script
+        self.cut = []  # the next call of these methods does not reach the server
         self.before = {}  # verb -> what happens once, just before it
         self.calls = []
 
@@ -92,9 +96,19 @@ def kind(request):
 
 
 @pytest.fixture
-def store(make_store):
-    """The store; grants must be claimed within half a second, so that tests need not wait long."""
-    return make_store(claim_lease=0.5)
+def grants_lapse():
+    """Grants must be claimed within half a second: for tests in which nobody claims one."""
+
+
+@pytest.fixture
+def claim_lease(request):
+    """Seconds in which grants must be claimed: more than any pause of a busy machine."""
+    return 0.5 if "grants_lapse" in request.fixturenames else 10.0
+
+
+@pytest.fixture
+def store(make_store, claim_lease):
+    return make_store(claim_lease=claim_lease)
 
 
 @pytest.fixture
@@ -127,7 +141,7 @@ class AsyncTroubled:
 
 @pytest.fixture
 def make_thread_lock(store):
-    """Make locks for threads; at the end no thread of theirs stays."""
+    """A function that makes locks for threads; at the end none of their threads may remain."""
     made = []
 
     def make(name="lock", backend=store, **options):
@@ -140,14 +154,14 @@ def make_thread_lock(store):
 
 
 @pytest.fixture(params=["Lock", "AsyncLock"])
-def make_lock(request, kind, store):
+def make_lock(request, kind, store, claim_lease):
     """Make locks of each kind; those for asyncio are driven through a loop thread."""
     if request.param == "Lock":
         return request.getfixturevalue("make_thread_lock")
     if kind == "in_memory":
         pytest.skip("no AsyncLock lives in memory")
     thread, client = (request.getfixturevalue(name) for name in ("loop_thread", "async_backend"))
-    own = ASYNC_STORES[kind](client, claim_lease=0.5)
+    own = ASYNC_STORES[kind](client, claim_lease=claim_lease)
 
     def for_asyncio(backend):
         if backend is store:
@@ -171,6 +185,12 @@ def pool():
 
 
 @pytest.fixture
+def waiters_stay(monkeypatch):
+    """A waiter stays queued although its wait is over, until it leaves."""
+    monkeypatch.setattr(turn_module.LockWait, "liveness", turn_module.LIVENESS)
+
+
+@pytest.fixture
 def brisk(monkeypatch):
     """Waiters look every 0.2 s, where a test is about a wake-up that does not come."""
     monkeypatch.setattr(turn_module, "HEARTBEAT", 0.2)
@@ -190,14 +210,14 @@ def acquire_in(pool, lock, **options):
 
 
 def take_elsewhere(store, name="lock", lease=30.0):
-    """Somebody else, without a Lock: takes it at once; returns the token."""
+    """Acquire the lock without a Lock object; return the token."""
     owner = Owner(new_token())
     assert store.acquire(owner, Claim(name, lease=lease)).verdict == "granted"
     return owner.token
 
 
 def queue_elsewhere(store, name="lock"):
-    """Somebody else queues, and is not heard of again."""
+    """Another client waits, and dies."""
     owner = Owner(new_token())
     assert store.acquire(owner, Claim(name), wait=30).verdict == "waiting"
     return owner.token
@@ -210,7 +230,7 @@ def give_back(store, token, name="lock"):
 # --- the interface --------------------------------------------------------------------------------
 
 
-def test_a_lock_is_taken_and_given_back(make_lock, store):
+def test_a_lock_is_acquired_and_released(make_lock, store):
     lock = make_lock()
     assert lock.acquire()
     assert (lock.held, lock.lost, lock.locked(), lock.owned()) == (True, False, True, True)
@@ -229,18 +249,18 @@ def test_a_busy_lock_is_refused_at_once_without_blocking(make_lock):
         assert not make_lock(blocking=False).acquire()
 
 
+@pytest.mark.usefixtures("no_heartbeat")
 def test_a_busy_lock_is_waited_for_no_longer_than_allowed(make_lock, store):
     with make_lock():
         began = time.monotonic()
         assert not make_lock().acquire(blocking_timeout=0.3)
         assert not make_lock(blocking_timeout=0.3).acquire()
         took = time.monotonic() - began
-    assert took >= 0.6
+    assert 0.6 <= took < FAR
     assert store.inspect("lock").waiting == 0
-    in_time(took, 1.5)
 
 
-def test_a_with_statement_raises_when_the_lock_is_not_to_be_had(make_lock):
+def test_a_with_statement_raises_if_the_lock_is_not_acquired(make_lock):
     holder, other = make_lock(), make_lock(blocking_timeout=0.05)
     holder.acquire()
     with pytest.raises(LockWaitTimeout, match="'lock' is busy") as caught, other:
@@ -249,7 +269,7 @@ def test_a_with_statement_raises_when_the_lock_is_not_to_be_had(make_lock):
 
 
 def test_an_error_of_the_body_is_not_replaced_by_one_of_the_release(make_lock, store, caplog):
-    """But without an error in the body, a lock that was lost is told."""
+    """Without an error in the body, a lost lock raises."""
 
     def fail_after_the_loss():
         with make_lock():
@@ -282,7 +302,7 @@ def test_threads_that_share_one_object_exclude_each_other(make_lock, pool):
     assert counter == [200]
 
 
-def test_waiters_are_served_in_the_order_of_their_arrival(make_lock, pool, store):
+def test_waiters_get_the_lock_in_the_order_of_arrival(make_lock, pool, store):
     served, first = [], make_lock()
     first.acquire()
 
@@ -306,7 +326,7 @@ def test_a_newcomer_does_not_pass_a_waiter(make_lock, store):
     waiter = queue_elsewhere(store)
     first.release()
     assert not make_lock().acquire(blocking=False)
-    assert turns(store, "lock") == [waiter]
+    assert granted_tokens(store, "lock") == [waiter]
 
 
 def test_the_fencing_token_grows_with_every_grant(make_lock, lose_data, store):
@@ -333,7 +353,7 @@ def test_a_semaphore_admits_its_limit(make_lock, store):
     assert third.acquire(blocking=False)
 
 
-def test_the_holder_who_asks_again_hears_so(make_lock):
+def test_a_second_acquire_by_the_holder_is_refused(make_lock):
     """Instead of waiting for itself."""
     lock = make_lock()
     with lock:
@@ -360,7 +380,9 @@ def test_one_thread_may_release_for_another_if_the_lock_says_so(make_lock, pool)
     assert not lock.locked()
 
 
-def test_prefixes_are_worlds_of_their_own(lock_client, each_client, new_prefix, make_lock):
+def test_locks_with_different_prefixes_are_independent(
+    lock_client, each_client, new_prefix, make_lock
+):
     one, other = (make_lock(backend=lock_client, prefix=new_prefix(each)) for each in ("a", "b"))
     with one, other:
         keys = {key for client in each_client for key in client.scan_iter()}
@@ -379,14 +401,14 @@ def test_a_client_that_decodes_replies_will_do(redis_server, redis_url, make_thr
         lock._store.close()
 
 
-def test_nothing_stays_in_redis_for_ever(make_lock, each_client, store):
+def test_every_key_in_redis_expires(make_lock, each_client, store):
     """Every key has an expiry, also while held, and after a waiter came and went.
 
     But for the mark by which a server of a quorum knows that it was not restarted.
     """
 
     def endless():
-        found = {key for each in each_client for key in each.scan_iter() if each.ttl(key) < 0}
+        found = {key for each in each_client for key in each.scan_iter() if each.ttl(key) == -1}
         return found - {store.keyspace.quorum.encode()}
 
     with make_lock():
@@ -398,10 +420,11 @@ def test_nothing_stays_in_redis_for_ever(make_lock, each_client, store):
 # --- leases ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.full_run_plays("AsyncLock-quorum", "AsyncLock-cluster")
+@pytest.mark.usefixtures("renew_often")
 def test_a_held_lock_is_renewed_for_as_long_as_it_is_held(make_lock, store):
-    with make_lock(lease=0.6) as lock:
-        never(lambda: lock.lost or holders(store) == [], during=2)
+    with make_lock(lease=10) as lock:
+        await_renewals(store, times=3)
+        assert not lock.lost
         assert lock.owned()
 
 
@@ -415,7 +438,7 @@ def test_without_renewal_the_lease_ends(make_lock, store):
 
 
 def test_a_lock_object_that_is_dropped_is_not_renewed(make_thread_lock, store):
-    """Nobody is left who could release it: the lease ends as it would with a dead process."""
+    """Nothing could release it: the lease expires as with a dead process."""
     lock = Lock(store, "lock", lease=0.6)
     lock.acquire()
     dog = lock._watchdog
@@ -434,35 +457,38 @@ def test_a_thread_that_ends_without_release_is_not_renewed(make_thread_lock, sto
 
 
 def test_extend_adds_to_what_is_left(make_lock, store):
-    lock = make_lock(lease=10, renew=False)
+    lock = make_lock(lease=30, renew=False)
     began = time.monotonic()
 
     def left(seconds):
         """Whether so much is left, but for the time that a busy machine has taken."""
+        found = lock.expires_in
         took = time.monotonic() - began
-        return seconds - took - 0.1 < lock.expires_in <= seconds
+        return seconds - took - 0.1 < found <= seconds
 
     lock.acquire()
-    assert lock.extend(5)
-    assert left(15)
+    assert lock.extend(30)
+    assert left(60)
     kept = store.inspect("lock").holders[0].expires_in
     assert lock.expires_in <= kept + 0.01
-    assert lock.extend(20, replace_ttl=True)
-    assert left(20)
+    assert lock.extend(90, replace_ttl=True)
+    assert left(90)
     assert lock.reacquire()
-    assert left(20)  # never shortened
+    assert left(90)  # never shortened
 
 
-def test_what_the_client_believes_the_server_keeps_for_at_least_as_long(make_lock, troubled, store):
+def test_the_server_keeps_a_lease_at_least_as_long_as_the_client_assumes(
+    make_lock, troubled, store
+):
     """Validity counts from before the request was sent, however slow the reply."""
-    lock = make_lock(backend=troubled, lease=10, renew=False)
+    lock = make_lock(backend=troubled, lease=30, renew=False)
     pause = threading.Event()
     for verb, call in [("acquire", lock.acquire), ("extend", lock.reacquire)]:
         troubled.before[verb] = lambda: pause.wait(0.2)
         call()
-        left = lock.expires_in
-        assert left <= 9.8 + 0.01
-        assert left <= store.inspect("lock").holders[0].expires_in
+        assert lock.expires_in <= 29.8 + 0.01
+        kept = store.inspect("lock").holders[0].expires_in
+        assert lock.expires_in <= kept
 
 
 def test_ensure_held_asks_the_store(make_lock, store):
@@ -479,10 +505,11 @@ def test_ensure_held_asks_the_store(make_lock, store):
     assert lock.lost
 
 
-def test_T10_a_holder_hears_of_its_loss_within_one_renewal(make_lock, store):
+@pytest.mark.usefixtures("renew_often")
+def test_T10_a_holder_is_notified_of_its_loss_within_one_renewal(make_lock, store):
     """The flag is set, and the callback called once, from another thread."""
     heard = []
-    lock = make_lock(lease=0.9, on_lost=lambda name, token: heard.append((name, token)))
+    lock = make_lock(lease=30, on_lost=lambda name, token: heard.append((name, token)))
     lock.acquire()
     (token,) = holders(store)
     store.reset("lock")
@@ -495,26 +522,26 @@ def test_T10_a_holder_hears_of_its_loss_within_one_renewal(make_lock, store):
         lock.release()
     assert not lock.lost
     assert lock.acquire(blocking=False)
-    in_time(took, 1)
+    assert took < FAR, "and not at the end of its lease"
 
 
-@pytest.mark.full_run_plays("AsyncLock-quorum", "AsyncLock-cluster")
 @pytest.mark.needs_real_redis("CLIENT KILL")
+@pytest.mark.not_in_memory("it has no connections to cut")
+@pytest.mark.usefixtures("renew_often")
 def test_T8_a_dropped_connection_costs_no_lease(make_lock, each_client, store):
-    """All connections are cut again and again for three leases."""
-    with make_lock(lease=0.9) as lock:
-        ended = time.monotonic() + 2.7
-        while time.monotonic() < ended:
+    """All connections are cut, the lease is renewed, and again."""
+    with make_lock(lease=10) as lock:
+        for _ in range(3):
             for client in each_client:
                 client.client_kill_filter(_type="normal", skipme=True)
+            await_renewals(store, times=1)
             assert not lock.lost
-            threading.Event().wait(0.3)  # a busy machine takes a while to connect anew, and ask
         assert lock.owned()
 
 
-@pytest.mark.full_run_plays("quorum", "cluster")
-def test_T9_no_lease_is_extended_after_its_release(make_thread_lock, troubled, pool):
-    """Many short locks beside a busy watchdog: a renewal never speaks of a released token."""
+def test_T9_no_lease_is_extended_after_its_release(make_thread_lock, troubled, pool, monkeypatch):
+    """Many short locks and a busy watchdog: a renewal never has a released token."""
+    monkeypatch.setattr(watchdog_module.Watchdog.forget, "__defaults__", (60.0,))
     released, late = set(), []
     extend = troubled._store.extend
 
@@ -533,7 +560,8 @@ def test_T9_no_lease_is_extended_after_its_release(make_thread_lock, troubled, p
             lock.acquire()
             token = lock._hold.lease.token
             threading.Event().wait(0.04 if turn % 10 == 0 else 0)
-            lock.release()
+            with suppress(LockNotOwned):  # a lease this short lapses on a busy machine
+                lock.release()
             released.add(token)
 
     for done in [pool.submit(work, f"lock-{number}") for number in range(4)]:
@@ -545,9 +573,7 @@ def test_T9_no_lease_is_extended_after_its_release(make_thread_lock, troubled, p
 # --- lost replies ---------------------------------------------------------------------------------
 
 
-def test_L1_a_release_of_which_the_reply_was_lost_wakes_one_waiter(
-    make_lock, troubled, store, pool
-):
+def test_L1_a_release_with_a_lost_reply_grants_one_waiter(make_lock, troubled, store, pool):
     """The second release finds it done, says so, and hands over nothing more."""
     lock = make_lock(backend=troubled)
     lock.acquire()
@@ -556,13 +582,13 @@ def test_L1_a_release_of_which_the_reply_was_lost_wakes_one_waiter(
     troubled.lost = ["release"]
     lock.release()
     assert troubled.calls.count("release") == 2
-    assert turns(store, "lock") == [first]
+    assert granted_tokens(store, "lock") == [first]
     assert store.inspect("lock").waiting == 1
 
 
 @pytest.mark.parametrize("trouble", ["lost", "cut"])
 @pytest.mark.parametrize("verb", ["acquire", "release", "extend", "inspect"])
-def test_L1_one_bad_moment_changes_no_outcome(make_lock, troubled, store, verb, trouble):
+def test_L1_one_connection_fault_changes_no_outcome(make_lock, troubled, store, verb, trouble):
     lock = make_lock(backend=troubled)
     getattr(troubled, trouble).append(verb)
     assert lock.acquire()
@@ -575,7 +601,7 @@ def test_L1_one_bad_moment_changes_no_outcome(make_lock, troubled, store, verb, 
 
 @pytest.mark.parametrize("trouble", ["lost", "cut"])
 @pytest.mark.parametrize("verb", ["claim", "acquire", "wait"])
-def test_L1_one_bad_moment_in_the_queue_changes_no_outcome(
+def test_L1_one_connection_fault_in_the_queue_changes_no_outcome(
     make_lock, troubled, store, pool, verb, trouble, brisk
 ):
     """Also a wake-up whose reply was lost: the grant is in the holder record."""
@@ -593,9 +619,7 @@ def test_L1_one_bad_moment_in_the_queue_changes_no_outcome(
 
 
 @pytest.mark.parametrize("trouble", ["lost", "cut"])
-def test_L1_one_bad_moment_in_a_cancel_leaves_no_place_in_the_queue(
-    make_lock, troubled, store, trouble
-):
+def test_L1_one_connection_fault_in_a_cancel_leaves_no_waiter(make_lock, troubled, store, trouble):
     take_elsewhere(store)
     getattr(troubled, trouble).append("release")
     assert not make_lock(backend=troubled).acquire(blocking_timeout=0.1)
@@ -603,7 +627,7 @@ def test_L1_one_bad_moment_in_a_cancel_leaves_no_place_in_the_queue(
     assert store.inspect("lock").waiting == 0
 
 
-def test_L13_an_acquire_of_which_the_reply_was_lost_is_ours(make_lock, troubled, store):
+def test_L13_an_acquire_with_a_lost_reply_succeeds(make_lock, troubled, store):
     """It is asked again with the same token, and is one grant."""
     lock = make_lock(backend=troubled)
     troubled.lost = ["acquire"]
@@ -612,7 +636,7 @@ def test_L13_an_acquire_of_which_the_reply_was_lost_is_ours(make_lock, troubled,
     assert store.inspect("lock").counters["grants"] == 1
 
 
-def test_L13_who_gives_up_leaves_nothing_behind(make_lock, troubled, store):
+def test_L13_a_waiter_that_gives_up_leaves_nothing_behind(make_lock, troubled, store):
     """No answer twice: an error, not "not acquired", and the lock is free for others."""
     lock = make_lock(backend=troubled)
     troubled.lost = ["acquire", "acquire"]
@@ -623,7 +647,7 @@ def test_L13_who_gives_up_leaves_nothing_behind(make_lock, troubled, store):
     assert lock.acquire(blocking=False)
 
 
-def test_L13_who_gives_up_in_the_queue_leaves_it(make_lock, troubled, store, pool):
+def test_L13_a_waiter_that_gives_up_leaves_the_queue(make_lock, troubled, store, pool):
     take_elsewhere(store)
     troubled.lost = ["acquire", "acquire"]
     with pytest.raises(BackendUnreachable):
@@ -661,7 +685,7 @@ def test_L19_a_release_that_failed_can_be_tried_again(make_lock, troubled, store
 
 
 def test_L19_a_lock_of_which_the_release_failed_is_not_renewed(make_lock, troubled, store):
-    """Its lease ends by itself, if nobody tries again."""
+    """Its lease expires if the release is not repeated."""
     lock = make_lock(backend=troubled, lease=0.6)
     lock.acquire()
     troubled.cut = ["release", "release"]
@@ -670,9 +694,10 @@ def test_L19_a_lock_of_which_the_release_failed_is_not_renewed(make_lock, troubl
     eventually(lambda: holders(store) == [])
 
 
-@pytest.mark.full_run_plays("AsyncLock-quorum", "AsyncLock-cluster")
-def test_a_lapsed_lease_is_told_by_the_release_though_nobody_else_was_in(make_lock, store, caplog):
-    """Redis may still keep the token then; another may also have come, and gone."""
+def test_a_release_reports_a_lapsed_lease_even_if_nobody_else_held_the_lock(
+    make_lock, store, caplog
+):
+    """Redis may still have the token; another holder may also have had the lock in between."""
     lock = make_lock(lease=0.2, renew=False)
     lock.acquire()
     eventually(lambda: lock.lost)
@@ -713,7 +738,7 @@ def test_an_error_of_a_body_that_outlived_its_lease_comes_first(make_lock):
 # --- hand-over ------------------------------------------------------------------------------------
 
 
-def test_L2_a_late_release_hands_over_nothing(make_lock, store):
+def test_L2_a_late_release_grants_nothing(make_lock, store):
     """The lease ended and another is in: comparison and hand-over are one script."""
     lock = make_lock(lease=0.2, renew=False)
     lock.acquire()
@@ -726,8 +751,9 @@ def test_L2_a_late_release_hands_over_nothing(make_lock, store):
     assert store.inspect("lock").waiting == 1
 
 
+@pytest.mark.usefixtures("grants_lapse", "brisk")
 def test_L3_L9_a_waiter_that_dies_with_its_grant_delays_the_next_by_the_claim_lease(
-    make_lock, store, pool, brisk
+    make_lock, store, pool
 ):
     """The grant lives in the holder record and lapses; the element in the list only wakes."""
     token = take_elsewhere(store)
@@ -739,11 +765,11 @@ def test_L3_L9_a_waiter_that_dies_with_its_grant_delays_the_next_by_the_claim_le
     give_back(store, token)
     assert waiting.result(60)
     took = time.monotonic() - began
-    assert took > 0.4
-    in_time(took, 1.5)
+    assert 0.4 < took < FAR, "and not when the dead waiter leaves the queue"
 
 
-def test_L4_a_slow_waiter_does_not_overwrite_the_new_owner(make_lock, troubled, store, pool, brisk):
+@pytest.mark.usefixtures("grants_lapse", "brisk")
+def test_L4_a_slow_waiter_does_not_overwrite_the_new_owner(make_lock, troubled, store, pool):
     """Woken, it sleeps past its grant; another is in when it claims. It queues again."""
     token = take_elsewhere(store)
     lock = make_lock(backend=troubled)
@@ -753,7 +779,7 @@ def test_L4_a_slow_waiter_does_not_overwrite_the_new_owner(make_lock, troubled, 
     await_waiting(store, 1)
     give_back(store, token)
     assert woken.wait(60)
-    eventually(lambda: turns(store, "lock") == [])
+    eventually(lambda: granted_tokens(store, "lock") == [])
     successor = take_elsewhere(store)
     go_on.set()
     await_waiting(store, 1)
@@ -763,9 +789,9 @@ def test_L4_a_slow_waiter_does_not_overwrite_the_new_owner(make_lock, troubled, 
     assert waiting.result(60)
 
 
-@pytest.mark.full_run_plays("quorum-0.9", "cluster-0.9")
+@pytest.mark.full("quorum-0.9", "cluster-0.9")
 @pytest.mark.parametrize("lease", [0.3, 0.9])
-def test_L5_L6_a_lapsed_lease_leaves_neither_two_holders_nor_a_dead_lock(
+def test_L5_L6_an_expired_lease_leaves_neither_two_holders_nor_a_stuck_lock(
     make_lock, store, pool, lease
 ):
     """Holder and queue expire as data of one script, not as two keys."""
@@ -774,11 +800,12 @@ def test_L5_L6_a_lapsed_lease_leaves_neither_two_holders_nor_a_dead_lock(
     seen = []
     eventually(lambda: seen.append(len(holders(store))) or all(w.done() for w in waiting))
     assert [w.result() for w in waiting] == [True] * 3
-    assert max(seen) == 1
+    assert max(seen) <= 1
     eventually(lambda: make_lock().acquire(blocking=False))
 
 
 @pytest.mark.not_on_quorum("who cancels gives its turn up, which is not yet the lock")
+@pytest.mark.usefixtures("waiters_stay")
 def test_L7_a_grant_that_comes_just_before_the_cancel_is_kept(make_lock, troubled, store):
     """The waiter's time is up, and the releaser is quicker: not "busy" on a free lock."""
     token = take_elsewhere(store)
@@ -786,25 +813,25 @@ def test_L7_a_grant_that_comes_just_before_the_cancel_is_kept(make_lock, trouble
     troubled.before["release"] = lambda: give_back(store, token)
     assert lock.acquire(blocking_timeout=0.1)
     assert lock.owned()
-    assert lock.expires_in > 25  # claimed: a full lease, not that of the grant
+    assert lock.expires_in > 15  # claimed: a full lease, not that of the grant
 
 
-def test_L8_L11_a_waiter_looks_when_the_crashed_holders_lease_ends(make_lock, store):
-    """It does not sleep its own time-out, which is far away."""
-    take_elsewhere(store, lease=0.5)
+@pytest.mark.usefixtures("no_heartbeat")
+def test_L8_L11_a_waiter_checks_when_the_crashed_holders_lease_ends(make_lock, store):
+    """It does not wait for its own timeout, which is much longer."""
     began = time.monotonic()
-    assert make_lock().acquire(blocking_timeout=30)
-    took = time.monotonic() - began
-    assert took > 0.4
-    in_time(took, 1)
+    take_elsewhere(store, lease=0.5)
+    assert make_lock().acquire(blocking_timeout=60)
+    assert 0.4 < time.monotonic() - began < FAR
 
 
-def test_L10_a_release_between_busy_and_wait_is_not_slept_through(make_lock, troubled, store):
+@pytest.mark.usefixtures("no_heartbeat")
+def test_L10_a_release_between_refusal_and_wait_is_not_missed(make_lock, troubled, store):
     token = take_elsewhere(store)
     troubled.before["wait"] = lambda: give_back(store, token)
     began = time.monotonic()
     assert make_lock(backend=troubled).acquire()
-    in_time(time.monotonic() - began, 1)
+    assert time.monotonic() - began < FAR, "and not when the first lease would have ended"
 
 
 def test_L10_a_wake_up_that_has_expired_is_not_missed(
@@ -815,7 +842,7 @@ def test_L10_a_wake_up_that_has_expired_is_not_missed(
 
     def hand_over_and_lose_the_wake_up():
         give_back(store, token)
-        (waiter,) = turns(store, "lock")
+        (waiter,) = granted_tokens(store, "lock")
         wake = store.keyspace.wake("lock", waiter)
         assert sum(client.delete(wake) for client in key_clients) == 1
 
@@ -837,9 +864,9 @@ def test_L14_every_attempt_has_a_token_of_its_own(make_lock, store):
     assert len(tokens) == 10
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.needs_real_redis("socket time-outs")
-@pytest.mark.full_run_plays("cluster")
 @pytest.mark.not_on_quorum("it is about one client")
 def test_L16_a_long_wait_with_a_default_client_is_no_error(redis_url, make_thread_lock, pool):
     """redis-py 8's defaults turned blpop(key, 7) into a TimeoutError after 58.9 s."""
@@ -849,23 +876,22 @@ def test_L16_a_long_wait_with_a_default_client_is_no_error(redis_url, make_threa
             began = time.monotonic()
             blocked = pool.submit(lock._store.wait, "lock", new_token(), 8)
             assert waiter.acquire(blocking_timeout=12) is False
-            took = time.monotonic() - began
-            assert took >= 12
+            assert time.monotonic() - began >= 12
             assert blocked.result() is False
         lock._store.close()
-    in_time(took, 13)
 
 
-def test_L28_client_clocks_play_no_part(make_lock, store, pool, monkeypatch):
-    """Each look at the wall clock is hours from the last: order and leases stay as they are."""
+@pytest.mark.usefixtures("renew_often")
+def test_L28_client_clocks_do_not_matter(make_lock, store, pool, monkeypatch):
+    """The wall clock jumps by hours at each read: order and leases do not change."""
     offsets = iter(range(0, 10**9, 7200))
     monkeypatch.setattr(time, "time", lambda: float(next(offsets)))
     token, served = take_elsewhere(store), []
 
     def enter(number):
-        with make_lock(lease=0.9) as lock:
+        with make_lock(lease=8) as lock:
             served.append(number)
-            never(lambda: lock.lost, during=0.4)
+            never(lambda: lock.lost, during=0.5)  # it is renewed after 0.4 s
 
     entering = []
     for number in range(4):
@@ -878,7 +904,7 @@ def test_L28_client_clocks_play_no_part(make_lock, store, pool, monkeypatch):
 
 
 def test_L23_a_lapsed_lease_is_not_created_again(make_lock, lose_data, store):
-    """Neither while nobody else is in, nor after the server has lost its data."""
+    """Neither while the lock is free, nor after a loss of data."""
     for lose in (lambda: eventually(lambda: holders(store) == []), lose_data):
         lock = make_lock(lease=0.2, renew=False)
         lock.acquire()
@@ -891,7 +917,7 @@ def test_L23_a_lapsed_lease_is_not_created_again(make_lock, lose_data, store):
             lock.ensure_held()
 
 
-def test_L24_what_is_refused_changes_nothing(make_lock, store):
+def test_L24_a_refused_call_changes_nothing(make_lock, store):
     """redis-py's extend(0) deletes the key."""
     lock = make_lock()
     lock.acquire()
@@ -912,9 +938,10 @@ def test_a_key_of_another_program_is_named(make_lock, key_clients, store):
 
 @pytest.mark.not_in_memory("a forked child is refused its copy of it")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.usefixtures("renew_often")
 def test_L21_a_forked_child_owns_nothing(make_thread_lock, store):
-    """Its release frees nothing of its parent's, and it can take locks of its own."""
-    lock = make_thread_lock(lease=0.9)
+    """Its release does not affect its parent's lock, and it can acquire its own locks."""
+    lock = make_thread_lock(lease=10)
     lock.acquire()
     child = os.fork()
     if child == 0:
@@ -926,8 +953,9 @@ def test_L21_a_forked_child_owns_nothing(make_thread_lock, store):
                 lock.release()
             assert not lock.acquire(blocking=False)
             assert not lock.acquire(blocking_timeout=0.2)
-            with make_thread_lock("other", lease=0.9) as other:
-                never(lambda: other.lost, during=1.2)
+            with make_thread_lock("other", lease=10) as other:
+                eventually(lambda: other._watchdog.renewed >= 2)
+                assert other.owned()
             code = 0
         finally:
             os._exit(code)
@@ -936,17 +964,14 @@ def test_L21_a_forked_child_owns_nothing(make_thread_lock, store):
     lock.release()
 
 
-class SoftTimeLimit(Exception):
-    """As Celery raises it from a signal handler, anywhere."""
-
-
 @IN_THREAD
 @pytest.mark.needs_real_redis("INFO tells who blocks")
+@pytest.mark.usefixtures("no_heartbeat")
 def test_L18_an_interrupted_wait_leaves_the_queue(make_thread_lock, store, pool, each_client):
     """Ctrl-C or a soft time limit while the thread blocks in the socket."""
 
     def interrupt(number, frame):
-        raise SoftTimeLimit
+        raise SoftTimeLimitExceeded
 
     def interrupt_once_it_waits(main):
         # Not merely queued: interrupted while it connects, redis-py leaves an open socket behind.
@@ -959,7 +984,7 @@ def test_L18_an_interrupted_wait_leaves_the_queue(make_thread_lock, store, pool,
     before = signal.signal(signal.SIGUSR1, interrupt)
     try:
         pool.submit(interrupt_once_it_waits, threading.get_ident())
-        with pytest.raises(SoftTimeLimit):
+        with pytest.raises(SoftTimeLimitExceeded):
             make_thread_lock().acquire(blocking_timeout=20)
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -967,41 +992,8 @@ def test_L18_an_interrupted_wait_leaves_the_queue(make_thread_lock, store, pool,
     assert not make_thread_lock().acquire(blocking_timeout=0.1)
 
 
-class Injected:
-    """Raises at the n-th line that this thread executes on the way to a lock and back.
-
-    Not where a `with` block begins or ends: tracing sees a line there, but the interpreter lets no
-    asynchronous exception in between `__enter__` and the block, nor the block and `__exit__`.
-    """
-
-    FILES = frozenset(
-        Path(module.__file__)
-        for module in (hold_module, lock_module, plans_module, turn_module, watchdog_module)
-    )
-
-    def __init__(self, at):
-        self.left = at
-        self.where = None
-
-    def __enter__(self):
-        self._before = sys.gettrace()
-        sys.settrace(self._enter_frame)
-        return self
-
-    def __exit__(self, *exc):
-        sys.settrace(self._before)
-
-    def _enter_frame(self, frame, event, arg):
-        return self._in_frame if Path(frame.f_code.co_filename) in self.FILES else None
-
-    def _in_frame(self, frame, event, arg):
-        source = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-        if event == "line" and not source.lstrip().startswith("with "):
-            self.left -= 1
-            if self.left == 0:
-                self.where = f"{frame.f_code.co_name}:{frame.f_lineno}"
-                raise SoftTimeLimit(self.where)
-        return self._in_frame
+MODULES = (hold_module, lock_module, plans_module, turn_module, watchdog_module)
+"""Those that a thread passes on the way to a lock and back."""
 
 
 def just_acquire(lock):
@@ -1018,7 +1010,7 @@ def use_with(lock):
         pass
 
 
-@pytest.mark.full_run_plays("quorum-acquire", "quorum-use", "cluster-acquire", "cluster-use")
+@pytest.mark.full
 @IN_THREAD
 @pytest.mark.parametrize("contended", [False, True], ids=["free", "handed over"])
 @pytest.mark.parametrize("work", [just_acquire, acquire_and_release, use_with])
@@ -1033,7 +1025,7 @@ def test_L18_an_asynchronous_exception_at_any_line_leaks_nothing(
         if contended:
             token = take_elsewhere(store)
             troubled.before["wait"] = lambda token=token: give_back(store, token)
-        with Injected(at) as injected, suppress(SoftTimeLimit):
+        with Injected(at, *MODULES) as injected, suppress(SoftTimeLimitExceeded):
             work(lock)
         interrupted = injected.where is not None
         if contended:  # perhaps it was interrupted itself

@@ -1,40 +1,30 @@
-"""Lists of locks, and of who waits: what comes first, what is left out, what Redis is asked."""
+"""Lists of locks and waiters: order, omissions, and commands at Redis."""
 
 from __future__ import annotations
 
 import pytest
 
-from celery_singleton_lock.admin.lock_views import ORDERS, list_locks, show_lock, waiting_in
 from celery_singleton_lock.admin.force_release import (
     Refused,
     force_release,
     forced_release_warning,
     why_not,
 )
-from celery_singleton_lock.core.model import Claim, Ending, Holder, Owner, Parcel, new_token
+from celery_singleton_lock.admin.lock_views import ORDERS, list_locks, show_lock, waiting_in
+from celery_singleton_lock.core.lock_view import Holder
+from celery_singleton_lock.core.model import Ending
 from celery_singleton_lock.store.operator.base import PARTS, Glance, Operator
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
+from support.waiters import hold, park
 
 pytestmark = pytest.mark.contract
 
 
 @pytest.fixture
 def store(redis_client):
-    store = RedisAdminStore(redis_client)
+    store = RedisAdminStore(redis_client, claim_lease=30)
     yield store
     store.close()
-
-
-def hold(store, name, limit=1, lease=30.0):
-    who = Owner(token := new_token(), f"{token[:4]}/0/0", "app.task")
-    store.acquire(who, Claim(name, lease, limit))
-    return who
-
-
-def park(store, name, task_id, queue="q"):
-    who = Owner(new_token(), f"{task_id}/0/0", "app.task")
-    store.park(who, Claim(name), Parcel(b"body", "R", queue))
-    return who.token
 
 
 FEW = Glance("c", held=1, waiting=1, oldest=2.0, holders=(Holder("t", expires_in=5.0),))
@@ -89,6 +79,13 @@ def test_idle_locks_are_listed_when_they_are_asked_for(store):
     assert [lock.name for lock in list_locks(store, idle=True)] == ["idle"]
 
 
+def test_a_lock_with_another_programs_data_is_always_listed(store):
+    """Its tasks wait, so "no lock is held or waited for" would mislead."""
+    store.client.set(store.keyspace.lock("taken").meta, "of another program")
+    (found,) = list_locks(store)
+    assert found.broken
+
+
 def test_one_holder_is_listed_unless_more_are_asked_for(store):
     for _ in range(3):
         hold(store, "a", limit=3)
@@ -97,16 +94,16 @@ def test_one_holder_is_listed_unless_more_are_asked_for(store):
 
 
 class Counting(RedisAdminStore):
-    """Knows which pages were asked for."""
+    """Records the requested pages."""
 
-    def page(self, name, part, after="", most=100):
+    def list_waiters(self, name, part, after="", most=100):
         self.asked.append((part, bool(after), most))
-        return super().page(name, part, after, most)
+        return super().list_waiters(name, part, after, most)
 
 
-def test_who_waits_is_read_in_pages_and_no_further_than_wanted(store):
+def test_waiters_are_read_in_pages_and_only_as_many_as_asked_for(store):
     hold(store, "a")
-    store.beat("w", "R", ["q"], 30)
+    store.worker_heartbeat("w", "R", ["q"], 30)
     tokens = [park(store, "a", f"t{number}") for number in range(5)]
     tokens.append(park(store, "a", "adrift", queue="nobody"))
     counting = Counting(store.client)
@@ -121,7 +118,7 @@ def test_who_waits_is_read_in_pages_and_no_further_than_wanted(store):
 
 def test_twenty_waiters_are_shown_and_those_once(store):
     hold(store, "a")
-    store.beat("w", "R", ["q"], 30)
+    store.worker_heartbeat("w", "R", ["q"], 30)
     for number in range(22):
         park(store, "a", f"t{number}")
     detail = show_lock(store, "a")
@@ -132,20 +129,21 @@ def test_twenty_waiters_are_shown_and_those_once(store):
 
 def test_t28_a_refused_release_names_each_holder_with_its_token(store):
     assert why_not(store, "a", "x.0") == (
-        "x.0 does not hold the lock 'a': it has ended, or its lease has. Nobody holds it now."
+        "x.0 does not hold the lock 'a': it has released it, or its lease has expired. "
+        "Nobody holds it now."
     )
-    holders = [hold(store, "a", 2, lease=20.0), hold(store, "a", 2, lease=30.0)]
+    holders = [hold(store, "a", limit=2, lease=20.0), hold(store, "a", limit=2, lease=30.0)]
     told = why_not(store, "a", "x.0")
     one, two = (f"app.task[{who.token[:4]}] (token {who.token})" for who in holders)
     assert told.endswith(f" It is held by {one}, {two}.")
     waiter = park(store, "a", "t")
-    told = f"{waiter} waits for the lock 'a', it does not hold it: drop it instead."
+    told = f"{waiter} waits for the lock 'a' and does not hold it: drop it instead."
     assert why_not(store, "a", waiter) == told
 
 
 def test_t28_a_released_task_whose_message_is_kept_runs_again_unless_it_is_dropped(store):
-    """And a refusal names the lock, for who catches it."""
-    store.beat("w", "R", ["q"], 30)
+    """The error has the name of the lock."""
+    store.worker_heartbeat("w", "R", ["q"], 30)
     for keep, waiting in ((None, 1), (False, 0)):
         holder = hold(store, f"a{keep}")
         token = park(store, f"a{keep}", f"t{keep}")
@@ -159,8 +157,8 @@ def test_t28_a_released_task_whose_message_is_kept_runs_again_unless_it_is_dropp
     assert caught.value.name == "a"
 
 
-def test_t28_a_forced_release_says_what_it_risks():
+def test_t28_a_forced_release_names_its_risk():
     told = forced_release_warning("a", "settle[3f2a]")
     assert told.startswith("settle[3f2a] may still be running. It will not be stopped")
-    assert "the next task of 'a' starts beside it: two at once" in told
+    assert "The next task of 'a' will run at the same time" in told
     assert "lower fencing tokens" in told

@@ -1,4 +1,4 @@
-"""@locked, get_or_set and reset_all: what they promise, for threads and for asyncio."""
+"""@locked, get_or_set and reset_all, for threads and for asyncio."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ from celery_singleton_lock import (
     reset_all,
 )
 from celery_singleton_lock.config.option_checks import ConfigurationWarning
-from celery_singleton_lock.lock.base import _watchdogs
+from celery_singleton_lock.core import loop_tasks
+from celery_singleton_lock.core.model import Claim, Owner
+from celery_singleton_lock.lock.backends import _watchdogs
 from celery_singleton_lock.store.redis.sync import RedisStore
 from support.waiting import eventually
 
@@ -72,7 +74,7 @@ def play(redis_url, scene):
 
     async def run():
         async with redis.asyncio.Redis.from_url(redis_url) as client:
-            return await asyncio.wait_for(scene(client), 20)
+            return await asyncio.wait_for(scene(client), 120)
 
     return asyncio.run(run())
 
@@ -81,7 +83,7 @@ def play(redis_url, scene):
 
 
 def test_a_function_runs_under_the_lock_that_its_arguments_name(redis_client, store):
-    """Given by place, by name or by default: one lock; and the function stays what it was."""
+    """Positional, keyword or default: one lock; the function keeps its attributes."""
 
     @locked("report:{report_id}:{kind}", redis_client)
     def build(report_id: int, kind: str = "pdf") -> str:
@@ -128,7 +130,7 @@ class Report:
 
 @pytest.mark.parametrize("kind", ["plain", "by_self", "of_class", "static"])
 def test_methods_run_under_their_locks(redis_client, store, kind):
-    """Self and cls are no arguments, but a callable gets them."""
+    """Self and cls are not used for the name, but a callable gets them."""
     assert getattr(Report.make(redis_client, store), kind)(page=5) == 1
 
 
@@ -166,13 +168,13 @@ def test_a_key_that_fits_no_argument_is_refused_when_decorating(key, says):
     assert "task" not in str(caught.value)
 
 
-def test_a_slip_in_the_place_of_the_key_is_told_in_one_line(redis_client):
+def test_a_wrong_key_of_the_decorator_gives_a_one_line_error(redis_client):
     """The client and the key swapped; nothing but the function."""
     with pytest.raises(ConfigurationError) as swapped:
         locked(redis_client, "report:{report_id}")
     assert str(swapped.value) == (
-        "@locked has a redis.Redis as its key and a str as its backend: they are swapped. The key "
-        "comes first: @locked(key, client)."
+        "@locked has a redis.Redis as its key and a str as its backend: they are swapped. Write "
+        "@locked(key, client)."
     )
 
     with pytest.raises(ConfigurationError, match=r'build without .*@locked\("build", client\)'):
@@ -182,7 +184,7 @@ def test_a_slip_in_the_place_of_the_key_is_told_in_one_line(redis_client):
             pytest.fail("never called")
 
     for key in ("report", None, redis_client):
-        with pytest.raises(ConfigurationError, match=r"no backend: write @locked\(key, client\)"):
+        with pytest.raises(ConfigurationError, match=r"no backend\. Write @locked\(key, client\)"):
             locked(key)
 
 
@@ -200,12 +202,12 @@ def test_a_long_lease_of_a_decorated_function_is_warned_of(redis_client):
     ("key", "value", "says"),
     [
         ("report:{report_id}", None, "or use a callable key that says what None means"),
-        ("report:{report_id}", object(), "an object means nothing .* leave it out of the key"),
+        ("report:{report_id}", object(), "an object has no text .* leave it out of the key"),
         (None, object(), "leave it out with a key that names the others"),
         (lambda report_id: 5, 1, "the callable key returned an int"),
     ],
 )
-def test_an_argument_that_makes_no_name_is_told_of_the_function(key, value, says):
+def test_an_argument_without_a_valid_name_gives_an_error_about_the_function(key, value, says):
     """With what its key can do."""
 
     @locked(key, redis.Redis())
@@ -227,7 +229,7 @@ def test_an_argument_that_makes_no_name_is_told_of_the_function(key, value, says
         ({"wait_timeout": 0}, "wait_timeout must be"),
     ],
 )
-def test_options_that_cannot_be_are_refused_when_decorating(options, says):
+def test_invalid_options_are_refused_when_decorating(options, says):
     with pytest.raises(ConfigurationError, match=says):
         locked("report", redis.Redis(), **options)
 
@@ -239,13 +241,13 @@ async def numbers():
 @pytest.mark.parametrize(
     ("thing", "says"),
     [
-        (staticmethod(print), "below @staticmethod"),
-        (classmethod(print), "below @classmethod"),
+        (staticmethod(print), "above @staticmethod"),
+        (classmethod(print), "above @classmethod"),
         (numbers, "generator"),
         (7, "decorates functions"),
     ],
 )
-def test_what_is_no_function_is_refused(thing, says):
+def test_only_functions_can_be_decorated(thing, says):
     with pytest.raises(ConfigurationError, match=says):
         locked("report", redis.Redis())(thing)
 
@@ -277,14 +279,17 @@ async def async_generator():
 def test_a_body_that_runs_after_the_call_is_refused_behind_another_decorator_too(
     redis_client, function
 ):
-    """Three bodies ran at once: each call returned, and gave its lock back, before its body ran."""
+    """Formerly three bodies ran at once.
+
+    Each call returned, and released its lock, before its body ran.
+    """
     for wrapped in (plainly_wrapped(function), contextmanager(function)):
         with pytest.raises(ConfigurationError, match="Put @locked below that decorator"):
             locked("a", redis_client)(wrapped)
 
 
 def test_a_body_below_another_decorator_runs_under_its_lock(redis_url):
-    """It stands where the error says that it should."""
+    """It is at the place that the error names."""
 
     async def play():
         async with redis.asyncio.Redis.from_url(redis_url) as client:
@@ -299,7 +304,7 @@ def test_a_body_below_another_decorator_runs_under_its_lock(redis_url):
     assert asyncio.run(play())
 
 
-def test_work_that_a_function_returns_undone_is_refused(redis_client, redis_url):
+def test_a_function_that_returns_a_coroutine_or_generator_is_refused(redis_client, redis_url):
     """It would run without the lock, and no check of the function could have seen it."""
 
     def later():
@@ -309,7 +314,7 @@ def test_work_that_a_function_returns_undone_is_refused(redis_client, redis_url)
         return (number for number in range(3))
 
     for function, kind in ((later, "coroutine"), (read, "generator")):
-        with pytest.raises(ConfigurationError, match=f"returned a {kind}, of which the work"):
+        with pytest.raises(ConfigurationError, match=f"returned a {kind}, whose work would run"):
             locked("a", redis_client)(function)()
 
     async def play():
@@ -319,13 +324,13 @@ def test_work_that_a_function_returns_undone_is_refused(redis_client, redis_url)
             async def starts_a_task():
                 return asyncio.ensure_future(asyncio.sleep(0))
 
-            with pytest.raises(ConfigurationError, match="returned a Task, of which the work"):
+            with pytest.raises(ConfigurationError, match="returned a Task, whose work would run"):
                 await starts_a_task()
 
     asyncio.run(play())
 
 
-def test_a_call_that_does_not_fit_fails_as_it_would_without(redis_client):
+def test_a_call_with_wrong_arguments_raises_the_usual_type_error(redis_client):
     @locked("report:{report_id}", redis_client)
     def build(report_id):
         pytest.fail("never called")
@@ -350,7 +355,7 @@ def test_a_backend_may_be_made_at_the_first_call(redis_client):
 # --- @locked: conflicts ---------------------------------------------------------------------------
 
 
-def test_who_waits_runs_in_its_turn(redis_client, pool):
+def test_waiting_calls_run_in_order(redis_client, pool):
     """Read, pause, write, without a lost update."""
     counter = [0]
 
@@ -365,7 +370,7 @@ def test_who_waits_runs_in_its_turn(redis_client, pool):
     assert counter == [20]
 
 
-def test_who_waits_too_long_is_told_who_holds_it_and_for_how_long(redis_client):
+def test_a_wait_timeout_names_the_holder_and_the_rest_of_its_lease(redis_client):
     @locked("report", redis_client, wait_timeout=0.05)
     def build():
         pytest.fail("runs beside the holder")
@@ -373,10 +378,10 @@ def test_who_waits_too_long_is_told_who_holds_it_and_for_how_long(redis_client):
     with Lock(redis_client, "report", lease=20), pytest.raises(LockTimeout) as caught:
         build()
     assert caught.value.holder.startswith(f"pid {os.getpid()} on ")
-    assert 15 < caught.value.expires_in <= 20
+    assert 5 < caught.value.expires_in <= 20
 
 
-def test_skip_returns_none_and_fail_tells_the_holder(redis_client):
+def test_skip_returns_none_and_fail_names_the_holder(redis_client):
     @locked("report", redis_client, on_conflict="skip")
     def skipped():
         return "ran"
@@ -391,7 +396,7 @@ def test_skip_returns_none_and_fail_tells_the_holder(redis_client):
         with pytest.raises(LockConflict) as caught:
             failed()
     assert caught.value.holder.startswith(f"pid {os.getpid()} on ")
-    assert 15 < caught.value.expires_in <= 20
+    assert 5 < caught.value.expires_in <= 20
     assert str(caught.value).startswith("Lock 'report' is busy. It is held by pid ")
 
 
@@ -406,7 +411,7 @@ def test_a_time_out_inside_of_the_function_is_its_own(redis_client):
         build()
 
 
-def test_a_function_that_calls_itself_hears_so(redis_client, store):
+def test_a_function_that_calls_itself_gets_an_error(redis_client, store):
     """Instead of waiting for itself; under another name it may."""
 
     @locked("report:{report_id}", redis_client)
@@ -419,38 +424,33 @@ def test_a_function_that_calls_itself_hears_so(redis_client, store):
     assert held(store, "report:1") == 0
 
 
-def test_a_function_that_outlived_its_lease_is_told_so_at_its_end(redis_client, caplog):
-    """Its result may come from work beside another's; the option says that it counts anyway."""
+def test_a_function_longer_than_its_lease_gets_an_error_at_its_end(redis_client, store, caplog):
+    """Its result may come from overlapping work; the option accepts that."""
 
     def outlive():
-        lock_ended.wait(10)
+        eventually(lambda: not store.inspect("a").holders)
         return "result"
 
     options = {"lease": 0.1, "renew": False}
-    lock_ended = threading.Event()
-    threading.Timer(0.3, lock_ended.set).start()
     with pytest.raises(LockNotOwned):
         locked("a", redis_client, **options)(outlive)()
-    lock_ended.clear()
-    threading.Timer(0.3, lock_ended.set).start()
     loose = locked("a", redis_client, **options, raise_on_release_error=False)(outlive)
     assert loose() == "result"
     assert "'a' was lost before the end of its block" in caplog.text
 
 
+@pytest.mark.usefixtures("renew_often")
 def test_options_go_to_the_lock(redis_client, store):
     lost = threading.Event()
 
-    @locked(
-        "report", redis_client, limit=2, lease=0.4, on_lost=lambda *_: lost.set(), prefix="mine"
-    )
+    @locked("report", redis_client, limit=2, lease=10, on_lost=lambda *_: lost.set(), prefix="mine")
     def build():
         (holder,) = (
             RedisStore(redis_client, store.keyspace.__class__("mine")).inspect("report").holders
         )
-        assert holder.expires_in <= 0.4
+        assert holder.expires_in <= 10
         Lock(redis_client, "report", prefix="mine").reset()
-        assert lost.wait(2)
+        assert lost.wait(60)
 
     with pytest.raises(Exception, match="does not hold it"):
         build()
@@ -510,6 +510,8 @@ def test_a_cancelled_coroutine_gives_its_lock_back(redis_url, store):
         task.cancel()
         await asyncio.wait({task})
         assert task.cancelled()
+        while loop_tasks.tasks:  # the release, if Redis is slow
+            await asyncio.wait(loop_tasks.tasks)
 
     play(redis_url, scene)
     assert held(store, "report") == 0
@@ -569,21 +571,24 @@ def test_a_failed_computation_is_the_failure_of_one_and_the_next_computes(redis_
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_killed_computer_blocks_nobody_past_its_lease(redis_server, redis_client, store):
-    """SIGKILL while it computes: who waits computes when the lease has ended."""
+@pytest.mark.usefixtures("renew_often", "no_heartbeat")
+def test_a_killed_computation_blocks_others_only_until_its_lease_expires(
+    redis_server, redis_client, store
+):
+    """SIGKILL during the computation: a waiter computes after the end of the lease."""
     child = os.fork()
     if child == 0:
         with redis_server.client() as own:
-            get_or_set(own, "v", threading.Event().wait, expire=60, lease=0.6)
+            get_or_set(own, "v", threading.Event().wait, expire=60, lease=3)
     eventually(lambda: held(store, "get_or_set:v"))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     began = time.monotonic()
-    assert get_or_set(redis_client, "v", lambda: "computed", expire=60, lease=0.6) == "computed"
-    assert time.monotonic() - began < 1.2
+    assert get_or_set(redis_client, "v", lambda: "computed", expire=60) == "computed"
+    assert time.monotonic() - began < 20, "and not at the next heartbeat"
 
 
-def test_who_lost_the_lock_while_computing_does_not_overwrite(redis_client, store):
+def test_a_computation_that_lost_the_lock_does_not_overwrite_the_value(redis_client, store):
     """Its own value is returned; what the next has computed stays."""
 
     def compute():
@@ -597,7 +602,7 @@ def test_who_lost_the_lock_while_computing_does_not_overwrite(redis_client, stor
 
 
 def test_what_a_task_computed_without_its_lock_is_not_kept(redis_url, redis_client, store):
-    """As with threads; and what the computation raises is its own, whatever it is."""
+    """As with threads; errors of the computation are raised unchanged."""
 
     async def scene(client):
         async def compute():
@@ -616,26 +621,26 @@ def test_what_a_task_computed_without_its_lock_is_not_kept(redis_url, redis_clie
     assert redis_client.get("v") is None
 
 
-def test_values_are_written_and_read_as_the_caller_says(redis_client):
+def test_values_are_written_and_read_by_the_callers_functions(redis_client):
     options = {"expire": 60, "dumps": str.encode, "loads": bytes.decode}
     for _ in range(2):
         assert get_or_set(redis_client, "v", lambda: "väl", **options) == "väl"
     assert redis_client.get("v") == "väl".encode()
 
 
-def test_who_waits_for_a_value_waits_no_longer_than_allowed(redis_client):
+def test_the_wait_for_a_value_is_bounded(redis_client):
     with Lock(redis_client, "get_or_set:v"), pytest.raises(LockTimeout):
         get_or_set(redis_client, "v", lambda: 1, expire=60, wait_timeout=0.05)
     with pytest.raises(ConfigurationError, match="expire"):
         get_or_set(redis_client, "v", lambda: 1, expire=0)
 
 
-def test_errors_about_the_value_are_ours_and_name_its_key(redis_client, redis_url):
+def test_errors_about_the_value_belong_to_this_package_and_name_its_key(redis_client, redis_url):
     """For threads and for asyncio: of another type, unreadable, and without a server."""
     redis_client.set("text", "no JSON")
     redis_client.rpush("list", "x")
     for key, kind, says in (
-        ("text", ConfigurationError, "'text' .JSONDecodeError.*delete that key"),
+        ("text", ConfigurationError, "'text' .JSONDecodeError.*Delete the key"),
         ("list", BackendRefused, "'list' .*WRONGTYPE"),
     ):
         with pytest.raises(kind, match=says):
@@ -651,14 +656,14 @@ def test_errors_about_the_value_are_ours_and_name_its_key(redis_client, redis_ur
 
 
 def test_a_computation_that_asks_for_its_own_value_is_refused_at_once(redis_client, redis_url):
-    """It waited for itself for ever."""
+    """Formerly it waited for itself for ever."""
 
     def ask(key):
         return get_or_set(
-            redis_client, "v", lambda: get_or_set(redis_client, key, dict, expire=9), expire=9
+            redis_client, "v", lambda: get_or_set(redis_client, key, dict, expire=60), expire=60
         )
 
-    with pytest.raises(LockReentered, match="'v' asked for that key itself"):
+    with pytest.raises(LockReentered, match="'v' called get_or_set for the same key"):
         ask("v")
     assert ask("other") == {}
     assert ask("v") == {}  # is there now
@@ -667,12 +672,57 @@ def test_a_computation_that_asks_for_its_own_value_is_refused_at_once(redis_clie
         async with redis.asyncio.Redis.from_url(redis_url) as client:
 
             async def inner():
-                return await async_get_or_set(client, "w", inner, expire=9)
+                return await async_get_or_set(client, "w", inner, expire=60)
 
-            with pytest.raises(LockReentered, match="'w' asked for that key itself"):
+            with pytest.raises(LockReentered, match="'w' called get_or_set for the same key"):
                 await async_get_or_set(client, "w", inner, expire=9)
 
     asyncio.run(play())
+
+
+def _in_a_child(call):
+    """Run a call in a forked child; return the function that returns whether it succeeded."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            call()
+            code = 0
+        finally:
+            os._exit(code)
+    return lambda: os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_child_forked_by_a_computation_waits_and_reads(redis_server, store):
+    """Formerly it was refused with LockReentered, as if it were its parent."""
+
+    def read():
+        with redis_server.client() as own:
+            assert get_or_set(own, "v", lambda: "computed again", expire=60) == "computed"
+
+    def compute():
+        children.append(_in_a_child(read))
+        eventually(lambda: store.inspect("get_or_set:v").waiting)
+        return "computed"
+
+    children = []
+    with redis_server.client() as client:
+        get_or_set(client, "v", compute, expire=60)
+    assert children.pop()()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_child_forked_by_a_locked_function_waits_for_its_lock(redis_server):
+    """Formerly it was refused with LockReentered, as if it were its parent."""
+
+    @locked("x", redis_server.client, wait_timeout=60)
+    def call(inside):
+        inside()
+
+    children = []
+    call(lambda: children.append(_in_a_child(lambda: call(int))))
+    assert children.pop()()
 
 
 def test_a_computation_may_ask_another_server_for_the_same_key(redis_client, make_redis):
@@ -683,17 +733,17 @@ def test_a_computation_may_ask_another_server_for_the_same_key(redis_client, mak
 
 
 def test_a_coroutine_function_is_for_the_other_function(redis_client):
-    """Its coroutine would have been written down."""
+    """Its coroutine would have been stored."""
 
     async def compute():
         return 1
 
-    with pytest.raises(ConfigurationError, match="use async_get_or_set"):
+    with pytest.raises(ConfigurationError, match="Use async_get_or_set"):
         get_or_set(redis_client, "v", compute, expire=60)
 
 
-def test_a_token_of_ones_own_comes_from_the_package(redis_client):
-    """As the error says that refuses any other."""
+def test_a_given_token_must_come_from_the_package(redis_client):
+    """As the error for any other token says."""
     lock = Lock(redis_client, "tokens")
     with pytest.raises(ConfigurationError, match=r"celery_singleton_lock\.new_token\(\)"):
         lock.acquire(token="mine")
@@ -734,3 +784,24 @@ def test_all_locks_are_taken_from_their_holders_and_counted(redis_client, redis_
         assert reset("") == 0
         assert taken[-1].owned()
         taken[-1].release()
+
+
+def test_a_lock_that_scan_returns_twice_is_not_taken_from_the_next_waiter(
+    redis_client, store, monkeypatch
+):
+    """SCAN may return a key again while Redis resizes its table."""
+    holder = Lock(redis_client, "report", renew=False)
+    assert holder.acquire()
+    waiter = Owner(new_token())
+    store.acquire(waiter, Claim("report"), wait=30.0)
+    ask = redis_client.execute_command
+
+    def scanned(*words, **options):
+        if words[0] != "SCAN":
+            return ask(*words, **options)
+        _, keys = ask("SCAN", 0, *words[2:], **options)
+        return (0 if words[1] else 1), keys
+
+    monkeypatch.setattr(redis_client, "execute_command", scanned)
+    assert reset_all(redis_client) == 1
+    assert [each.token for each in store.inspect("report").holders] == [waiter.token]

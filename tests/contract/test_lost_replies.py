@@ -1,4 +1,4 @@
-"""A reply to a release is lost: the client asks again by itself, and no lock was lost."""
+"""The reply to a release is lost: the client repeats it, and the lock does not count as lost."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import ConstantBackoff, NoBackoff
 from redis.retry import Retry
 
-from celery_singleton_lock import AsyncLock, Lock, LockNotOwned
-from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict, new_token
+from celery_singleton_lock import AsyncLock, BackendRefused, Lock, LockNotOwned
+from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
+from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.store.cluster.sync import ClusterStore
 from celery_singleton_lock.store.cluster_routing import Nodes
 from celery_singleton_lock.store.redis.sync import RedisStore
+from support.async_client import close_client
 from support.proxy import Proxy
 from support.waiting import eventually
 
-pytestmark = pytest.mark.contract
+pytestmark = [pytest.mark.contract, pytest.mark.usefixtures("patient_quorums")]
 
 RETRIES = {
     "redis-py's own": {},
@@ -29,8 +31,14 @@ RETRIES = {
 
 
 def make_known(store):
-    """Have the server know the scripts, so that what is lost is no question for their text."""
+    """Load the scripts, so that the lost reply is not the one about a missing script."""
     store.release("lock", take(store), Ending.FINAL)
+
+
+def options_of(client):
+    """Where a client connects to."""
+    options = client.connection_pool.connection_kwargs
+    return {name: options[name] for name in ("host", "port", "db")}
 
 
 def take(store):
@@ -86,8 +94,50 @@ def test_a_lost_reply_does_not_make_a_released_async_lock_a_lost_one(
     assert not loop_thread.run(work())
 
 
-def test_a_lock_that_was_taken_away_is_told_as_ever(client, redis_client):
-    """No reply was lost, so its absence is what it looks like."""
+class Interrupted(BaseException):
+    """Raised in a task from outside, like the error of a soft time limit."""
+
+
+def interrupt_before_the_next_reply(patch):
+    read = redis.Connection.read_response
+
+    def interrupted(*_args, **_options):
+        patch.setattr(redis.Connection, "read_response", read)
+        raise Interrupted
+
+    patch.setattr(redis.Connection, "read_response", interrupted)
+
+
+def test_a_late_reply_to_an_interrupted_call_is_not_taken_for_that_of_another_lock(
+    client, proxy, redis_client, monkeypatch
+):
+    """Otherwise a caller would hold, by the grant of one lock, another one that is busy."""
+    assert Lock(redis_client, "busy", lease=30).acquire()
+    first, free, busy = (
+        Lock(client, name, lease=30, renew=False, blocking=False)
+        for name in ("first", "free", "busy")
+    )
+    proxy.delay = 0.1  # no reply is there yet when the connection is used again
+    interrupt_before_the_next_reply(monkeypatch)
+    with pytest.raises(Interrupted):
+        first.acquire()
+    assert (free.acquire(), busy.acquire()) == (True, False)
+    assert free.owned()
+
+
+def test_after_an_interrupted_wait_the_next_waiter_is_woken_at_once(redis_client, monkeypatch):
+    """It does not read the late reply to the wait before it."""
+    with closing(RedisStore(redis_client)) as store:
+        assert not store.wait("lock", "before", 0.01)
+        interrupt_before_the_next_reply(monkeypatch)
+        with pytest.raises(Interrupted):
+            store.wait("lock", "interrupted", 1.0)
+        redis_client.rpush(store.keyspace.wake("lock", "woken"), 1)
+        assert store.wait("lock", "woken", 1.0)
+
+
+def test_a_lock_that_was_taken_away_is_still_reported(client, redis_client):
+    """No reply was lost, so the lock was really lost."""
     lock = Lock(client, "lock", lease=30)
     assert lock.acquire()
     Lock(redis_client, "lock").reset()
@@ -106,7 +156,7 @@ def test_a_lost_reply_hides_no_lease_that_had_ended_before(client, proxy):
 
 
 @pytest.mark.parametrize("direct", [True, False], ids=["short way", "by redis-py"])
-def test_a_worker_hears_that_its_release_was_repeated(proxy, direct):
+def test_a_worker_gets_the_reply_of_a_repeated_release(proxy, direct):
     client = redis.Redis(port=proxy.port, retry=Retry(NoBackoff(), 1))
     with client, closing(RedisStore(client, direct=direct)) as store:
         token = take(store)
@@ -117,8 +167,50 @@ def test_a_worker_hears_that_its_release_was_repeated(proxy, direct):
         assert (again.verdict, again.repeated) == (Verdict.ABSENT, False)
 
 
+@pytest.fixture
+def one_waits(redis_client):
+    """A lock that is held and waited for, and what tells whether the waiter holds it."""
+    store = RedisStore(redis_client)
+    store.reset("other")  # the server knows the script
+    take(store)
+    waiter = Owner(new_token())
+    assert store.acquire(waiter, Claim("lock", 30), wait=30.0).verdict is Verdict.WAITING
+
+    def holders():
+        return [holder.token for holder in store.inspect("lock").holders]
+
+    yield lambda: holders() == [waiter.token]
+    store.close()
+
+
+def test_a_lost_reply_to_a_reset_does_not_take_the_lock_from_the_next(client, proxy, one_waits):
+    """The repeated call ended the lease of the waiter that the first one had granted."""
+    lock = Lock(client, "lock")
+    proxy.lose_reply_to = b"EVALSHA"
+    assert lock.reset() == 1
+    assert one_waits()
+    assert lock.reset() == 1  # another call
+
+
+def test_a_lost_reply_to_an_async_reset_does_not_take_the_lock_from_the_next(
+    async_client, proxy, loop_thread, one_waits
+):
+    proxy.lose_reply_to = b"EVALSHA"
+    assert loop_thread.run(AsyncLock(async_client, "lock").reset()) == 1
+    assert one_waits()
+
+
+def test_a_lost_reply_to_a_reset_takes_no_lock_that_was_free(redis_client):
+    """Between the two requests somebody may acquire it."""
+    store = RedisStore(redis_client)
+    assert store.reset("lock", call="one") == 0
+    token = take(store)
+    assert store.reset("lock", call="one") == 0
+    assert store.release("lock", token, Ending.FINAL).verdict is Verdict.RELEASED
+
+
 def test_a_refusal_is_no_lost_reply(proxy):
-    """The connection goes on, with its answers in step."""
+    """The connection stays in use, and replies match their commands."""
     with redis.Redis(port=proxy.port) as client, closing(RedisStore(client)) as store:
         client.script_flush()
         token = take(store)
@@ -126,21 +218,44 @@ def test_a_refusal_is_no_lost_reply(proxy):
         reply = store.release("lock", token, Ending.FINAL)
         assert (reply.verdict, reply.repeated) == (Verdict.RELEASED, False)
         client.set(store.keyspace.lock("other").holders, "text")
-        with pytest.raises(Exception, match="WRONGTYPE"):
+        with pytest.raises(BackendRefused, match="WRONGTYPE"):
             store.release("other", token, Ending.FINAL)
         assert client.ping()
 
 
-def test_a_client_with_a_single_connection_releases(proxy):
-    with redis.Redis(port=proxy.port, single_connection_client=True) as client:
+def test_a_lost_reply_loses_no_lock_of_a_client_with_a_single_connection(proxy, retries):
+    """LockNotOwned followed, since such a client was not asked whether it had sent again."""
+    options = {name: Retry(*value) for name, value in retries.items()}
+    with redis.Redis(port=proxy.port, single_connection_client=True, **options) as client:
         with Lock(client, "lock", lease=30) as lock:
-            pass
+            proxy.lose_reply = 1
         assert not lock.locked()
+
+
+def test_a_lost_reply_loses_no_async_lock_of_a_client_with_a_single_connection(
+    proxy, retries, loop_thread
+):
+    async def work():
+        options = {name: AsyncRetry(*value) for name, value in retries.items()}
+        client = redis.asyncio.Redis(port=proxy.port, single_connection_client=True, **options)
+        async with client, AsyncLock(client, "lock", lease=30):
+            proxy.lose_reply = 1
+
+    loop_thread.run(work())
+
+
+def test_a_single_connection_forgets_a_script_and_sends_it_again(redis_client):
+    """The refusal is an answer: the connection stays."""
+    with redis.Redis(**options_of(redis_client), single_connection_client=True) as client:
+        with Lock(client, "lock", lease=30):
+            redis_client.script_flush()
+            number = client.client_id()
+        assert client.client_id() == number
 
 
 @pytest.fixture
 def through_proxies(redis_cluster, cluster_client):
-    """Proxies before the masters of a Cluster, the lock's first, and how a client gets to them."""
+    """Proxies of the masters of a Cluster, the lock's master first, and their address mapping."""
     store = ClusterStore(cluster_client)
     make_known(store)
     of_lock = cluster_client.get_node_from_key(store.keyspace.lock("lock").holders)
@@ -175,7 +290,7 @@ def test_a_lost_reply_loses_no_async_lock_on_a_cluster(through_proxies, loop_thr
     loop_thread.run(work())
 
 
-def test_a_worker_hears_that_its_release_was_repeated_on_a_cluster(through_proxies):
+def test_a_worker_gets_the_reply_of_a_repeated_release_on_a_cluster(through_proxies):
     proxy, remap = through_proxies
     port = proxy.port
     nodes = Nodes(lambda: redis.RedisCluster("127.0.0.1", port, address_remap=remap))

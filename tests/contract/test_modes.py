@@ -1,4 +1,4 @@
-"""What is written down of tasks that run without their locks, and how the parked get their turn."""
+"""Records of tasks that run without their locks, and the delivery of parked ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ import random
 
 import pytest
 
-from celery_singleton_lock.core.model import Claim, Ending, Owner, Parcel, Verdict, new_token
+from celery_singleton_lock.core.lock_view import WaitsFor
+from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
+from celery_singleton_lock.core.owner_token import new_token
+from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.store.operator.base import Operator
+from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from celery_singleton_lock.store.redis.sync import RedisStore
 from celery_singleton_lock.store.scripts import load_scripts
 
@@ -32,20 +37,22 @@ class Line:
         self.client.set("test:clock", 1_700_000_000_000_500 + round(seconds * 1000) * 1000)
 
     def begin(self, who, *, at, limit=1, waits=True, name=NAME):
-        """Begin a run, and return who would have held the lock."""
+        """Start a run; return the tasks that would have held the lock."""
         self.at(at)
         owner = Owner(new_token(), f"{who}/0/0", "settle", "w#1")
         self.begun[who] = (at, owner, Claim(name, limit=limit), waits)
-        return self.store.observe(owner, self.begun[who][2], waits=waits)
+        blocked = self.store.record_observation(owner, self.begun[who][2], waits=waits)
+        self.waits_for = blocked and blocked.waits_for
+        return blocked and blocked.holder
 
     def end(self, who, *, at):
         self.at(at)
         began, owner, claim, waits = self.begun.pop(who)
-        assert self.store.observe(owner, claim, waits=waits, took=at - began) is None
+        assert self.store.record_observation(owner, claim, waits=waits, took=at - began) is None
 
     def sums(self):
         """Return (runs, blocked, seconds waited, longest) of the task."""
-        (task,) = self.store.observed().tasks
+        (task,) = self.store.observations().tasks
         assert task.name == "settle"
         return task.runs, task.blocked, round(task.waited, 3), round(task.longest, 3)
 
@@ -55,13 +62,40 @@ def line(lock_client):
     return Line(lock_client)
 
 
-def test_a_run_that_meets_nobody_would_not_have_waited(line):
-    """And nothing but its sum is kept."""
+def test_what_a_paused_lock_would_have_held_back_is_counted(line):
+    """The end is unknown: until an operator resumes it. Later tasks are not blocked."""
+    operators = RedisAdminStore(line.client, scripts=load_scripts(CLOCK))
+    operators.pause(NAME, Operator("jane"))
+    assert line.begin("a", at=0) is not None
+    assert line.waits_for is WaitsFor.PAUSE
+    line.end("a", at=1)
+    operators.resume(NAME, Operator("jane"))
+    assert line.begin("b", at=2) is None
+    line.end("b", at=3)
+    (task,), (lock,) = line.store.observations().tasks, line.store.observations().locks
+    assert (task.runs, task.blocked, task.paused, task.waited) == (2, 1, 1, 0.0)
+    assert (lock.blocked, lock.paused) == (1, 1)
+
+
+def test_an_operators_limit_counts_for_who_is_observed(line):
+    """Another task holds the lock: with two permits the observed task has no conflict."""
+    operators = RedisAdminStore(line.client, scripts=load_scripts(CLOCK))
+    held = Owner(new_token(), "", "app.task")
+    assert operators.acquire(held, Claim(NAME)).verdict is Verdict.GRANTED
+    assert line.begin("a", at=0) is not None
+    assert line.waits_for is WaitsFor.HOLDER
+    line.end("a", at=0.1)
+    operators.set_limit(NAME, 2, Operator("jane"))
+    assert line.begin("b", at=1) is None
+
+
+def test_a_run_without_overlap_would_not_have_waited(line):
+    """Only its digest is stored."""
     for at in (0, 5):
         assert line.begin("a", at=at) is None
         line.end("a", at=at + 5)
     assert line.sums() == (2, 0, 0.0, 0.0)
-    assert line.store.observed().locks == ()
+    assert line.store.observations().locks == ()
     keys = {key.decode() for key in line.client.scan_iter("csl:*")}
     assert len(keys) == 1, keys
 
@@ -78,7 +112,7 @@ def test_a_short_run_would_have_waited_for_the_long_one_before_it(line):
 
 
 def test_waits_add_up_behind_those_that_would_have_waited_too(line):
-    """Three that begin at once, of 10 s each, would have ended at 10, 20 and 30."""
+    """Three tasks of 10 s that start at once would have ended at 10, 20 and 30 s."""
     for who in "abc":
         line.begin(who, at=0)
     for who in "abc":
@@ -101,7 +135,7 @@ def test_permits_are_as_many_as_the_limit(line):
     assert line.sums() == (3, 1, 3.0, 3.0)
 
 
-def test_who_would_be_left_out_keeps_nobody_waiting(line):
+def test_a_task_that_would_be_skipped_makes_no_other_wait(line):
     """A task that skips or fails is counted as blocked, and not put into the line."""
     line.begin("a", at=0)
     assert line.begin("b", at=1, waits=False) is not None
@@ -112,8 +146,8 @@ def test_who_would_be_left_out_keeps_nobody_waiting(line):
     assert line.sums() == (3, 1, 0.0, 0.0)
 
 
-def test_who_holds_the_lock_indeed_is_met(line):
-    """Tasks of one name may have different modes; who keeps the lock is not disturbed."""
+def test_an_actual_holder_counts_as_an_overlap(line):
+    """Tasks with the same lock may have different modes; the holder is not affected."""
     line.at(0)
     holder = Owner(new_token(), "id/0/0", "keeper", "w#2")
     assert line.store.acquire(holder, Claim(NAME)).verdict is Verdict.GRANTED
@@ -125,8 +159,8 @@ def test_who_holds_the_lock_indeed_is_met(line):
     assert [each.token for each in line.store.inspect(NAME).holders] == [holder.token]
 
 
-def test_one_of_which_no_end_is_heard_counts_as_dead_after_an_hour(line):
-    """It was killed; those behind it are decided then."""
+def test_a_run_without_an_end_counts_as_dead_after_an_hour(line):
+    """It was killed; its waiters are decided then."""
     line.begin("killed", at=0)
     line.begin("b", at=10)
     line.end("b", at=11)
@@ -136,7 +170,7 @@ def test_one_of_which_no_end_is_heard_counts_as_dead_after_an_hour(line):
 
 
 @pytest.mark.parametrize("limit", [1, 3])
-def test_the_waits_are_those_of_the_line_that_there_would_have_been(line, limit):
+def test_the_waits_are_those_of_a_queue_in_order_of_arrival(line, limit):
     """Against a plain calculation, over runs of random starts and lengths."""
     dice = random.Random(limit)
     runs, at = [], 0.0
@@ -160,22 +194,22 @@ def test_the_waits_are_those_of_the_line_that_there_would_have_been(line, limit)
 
 @pytest.mark.not_in_memory("ten thousand calls take minutes there")
 def test_the_report_is_bounded_and_expires(line):
-    """Of very many locks those stay that would have blocked most often; all keys have an end."""
+    """Of very many locks those are kept that would have blocked most often; all keys expire."""
     for name in ("hot", "x" * 5000, *(f"cold{n}" for n in range(2500))):
         for _ in range(3 if name == "hot" else 1):
             line.begin("a", at=line.now, name=name)
             line.begin("b", at=line.now + 0.001, name=name)
             line.end("a", at=line.now + 0.001)
             line.end("b", at=line.now + 0.001)
-    report = line.store.observed()
+    report = line.store.observations()
     assert 1000 < len(report.locks) <= 64 * 32
     assert {lock.name: lock.blocked for lock in report.locks}["hot"] >= 3
     assert max(len(lock.name) for lock in report.locks) <= 200
     assert report.tasks[0].blocked > 2500
     keys = list(line.client.scan_iter("csl:*"))
     assert all(line.client.ttl(key) > 0 for key in keys)
-    line.store.forget_observed()
-    assert line.store.observed().tasks == ()
+    line.store.clear_observations()
+    assert line.store.observations().tasks == ()
 
 
 # -- parked messages of tasks that do not keep their locks any more --------------------------------
@@ -189,15 +223,15 @@ def parked(line, who, task="settle", realm="R", name=NAME):
 
 
 def let_run(line, *tasks, most=10, realm="R", worker="w"):
-    return line.store.let_run([NAME], tasks, most, worker=worker, realm=realm)
+    return line.store.deliver_unlocked([NAME], tasks, most, worker=worker, realm=realm)
 
 
 @pytest.fixture
 def held(line):
-    """A lock that somebody holds, before a worker that lives."""
+    """A held lock, and a live worker."""
     holder = Owner(new_token(), "holder/0/0", "settle", "w")
     line.store.acquire(holder, Claim(NAME, lease=3000))
-    line.store.beat("w", "R", ["q"], 3000.0)
+    line.store.worker_heartbeat("w", "R", ["q"], 3000.0)
     return holder
 
 
@@ -208,7 +242,7 @@ def received(line, worker="w"):
     return bodies
 
 
-def test_parked_messages_of_a_task_get_their_turn_beside_the_holder(line, held):
+def test_parked_messages_of_a_task_are_delivered_beside_the_holder(line, held):
     """In their order, at most as many as asked; each holds, so that it is not lost."""
     owners = [parked(line, who) for who in "abc"]
     assert let_run(line, "settle", most=2) == 2
@@ -228,11 +262,11 @@ def test_parked_messages_of_a_task_get_their_turn_beside_the_holder(line, held):
 
 
 def test_one_that_is_let_run_and_dies_with_its_worker_is_not_lost(line, held):
-    """Its grant lapses, and its message has its old place."""
+    """Its grant expires, and its message returns to its old place."""
     parked(line, "a")
     assert let_run(line, "settle") == 1
     line.at(10)
-    line.store.kick(NAME)
+    line.store.sweep_and_grant(NAME)
     view = line.store.inspect(NAME)
     assert (view.waiting, view.bodies, len(view.holders)) == (1, 1, 1)
 
@@ -244,13 +278,16 @@ def test_others_stay_parked(line, held, case):
     """Of another task, which keeps its lock, or of another broker."""
     parked(line, "a")
     assert (
-        line.store.let_run([NAME], case["tasks"], 5, worker="w", realm=case.get("realm", "R")) == 0
+        line.store.deliver_unlocked(
+            [NAME], case["tasks"], 5, worker="w", realm=case.get("realm", "R")
+        )
+        == 0
     )
     assert line.store.inspect(NAME).waiting == 1
 
 
-def test_a_message_that_nobody_consumes_stays_parked(line):
-    """Until a worker that does lives."""
+def test_a_message_without_a_consumer_stays_parked(line):
+    """Until a live worker consumes the queue."""
     line.store.acquire(Owner(new_token(), "h/0/0"), Claim(NAME, lease=3000))
     parked(line, "a")
     assert let_run(line, "settle") == 0
@@ -258,18 +295,18 @@ def test_a_message_that_nobody_consumes_stays_parked(line):
     assert view.waiting + view.adrift == 1
 
 
-def test_locks_that_somebody_waits_for_are_found(line, held):
-    """And none once nobody does."""
+def test_locks_with_waiters_are_found(line, held):
+    """And none without waiters."""
     assert list(line.store.waited_for()) == []
     parked(line, "a")
     assert list(line.store.waited_for()) == [NAME]
 
 
-def test_switches_are_told_with_each_beat(line):
+def test_mode_switches_are_sent_with_each_heartbeat(line):
     """So that it costs no command of its own."""
-    assert line.store.beat("w", "R", ["q"], 3.0) == {}
+    assert line.store.worker_heartbeat("w", "R", ["q"], 3.0) == {}
     line.store.switch("*", "off")
     line.store.switch("settle", "observe")
-    assert line.store.beat("w", "R", ["q"], 3.0) == {"*": "off", "settle": "observe"}
+    assert line.store.worker_heartbeat("w", "R", ["q"], 3.0) == {"*": "off", "settle": "observe"}
     line.store.switch("*", None)
     assert line.store.switches() == {"settle": "observe"}

@@ -1,14 +1,16 @@
-"""What docs/guarantees.md says is not promised, played: so that it is known, and stays so.
+"""The exceptions in docs/guarantees.md are reproduced here, so that they stay known.
 
-Each scene also shows what is left of the promise: who lost the lock hears of it, and the fencing
-token tells the later holder from the earlier one.
+Each test also shows what is still guaranteed: the holder is notified of the loss, and the later
+holder has a greater fencing token.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from celery_singleton_lock.core.model import Claim, Ending, Owner, Parcel, Verdict, new_token
+from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
+from celery_singleton_lock.core.owner_token import new_token
+from celery_singleton_lock.core.parked_message import Parcel
 from celery_singleton_lock.store.redis.sync import RedisStore
 from celery_singleton_lock.store.scripts import load_scripts
 from support.waiting import eventually
@@ -36,10 +38,10 @@ def clocked(redis_client):
     store.close()
 
 
-def test_a_clock_that_jumps_forward_lets_a_second_one_in_and_the_first_is_told(
+def test_a_clock_that_jumps_forward_admits_a_second_holder_and_notifies_the_first(
     clocked, redis_client
 ):
-    """An hour too far: the lease is over for all; its holder hears so at its next renewal."""
+    """By an hour: the lease has expired; the holder is notified at its next renewal."""
     first, second = owner(), owner()
     before = clocked.acquire(first, Claim(NAME, LEASE))
     redis_client.set("now", NOW + 3600 * SECOND)
@@ -50,7 +52,7 @@ def test_a_clock_that_jumps_forward_lets_a_second_one_in_and_the_first_is_told(
 
 
 def test_a_clock_that_jumps_back_keeps_a_dead_holders_lock_that_much_longer(clocked, redis_client):
-    """An hour back: nobody gets in, until the clock is where the lease ends."""
+    """By an hour: nobody gets the lock until the clock reaches the end of the lease."""
     clocked.acquire(owner(), Claim(NAME, LEASE))
     redis_client.set("now", NOW - 3600 * SECOND)
     assert clocked.acquire(owner(), Claim(NAME, LEASE)).verdict is Verdict.BLOCKED
@@ -60,7 +62,7 @@ def test_a_clock_that_jumps_back_keeps_a_dead_holders_lock_that_much_longer(cloc
 
 @pytest.mark.needs_real_redis("eviction")
 def test_a_redis_that_evicts_forgets_a_lock_and_a_parked_message(make_redis):
-    """Filled up, it drops what was not used lately: a second one gets in, a message is gone."""
+    """When full it evicts keys: a second holder gets the lock, and a message is lost."""
     server = make_redis("--maxmemory", "3mb", "--maxmemory-policy", "allkeys-lru")
     with server.client(decode_responses=False) as client:
         store = RedisStore(client)

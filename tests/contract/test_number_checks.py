@@ -1,11 +1,13 @@
-"""Numbers that a script could only fail on half-way are refused before anything is sent."""
+"""Numbers that would make a script fail half-way are refused before a command is sent."""
 
 from __future__ import annotations
 
 import pytest
 
+from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
+from celery_singleton_lock.core.owner_token import new_token
+from celery_singleton_lock.core.parked_message import Parcel
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.core.model import Claim, Ending, Owner, Parcel, Verdict, new_token
 from celery_singleton_lock.store.redis.sync import RedisStore
 
 pytestmark = pytest.mark.contract
@@ -27,11 +29,14 @@ def refused(call, sentence):
 
 
 @pytest.mark.parametrize("number", WEIRD, ids=repr)
-@pytest.mark.parametrize(("what", "least"), [("place", 0), ("max_waiting", 0), ("limit", 1)])
-def test_what_is_counted_is_a_whole_number(store, what, least, number):
-    """The error says which, and from where on."""
+@pytest.mark.parametrize(
+    ("what", "bounds"),
+    [("place", ", 0 or more"), ("max_waiting", ", 0 or more"), ("limit", ", from 1 to 2147483647")],
+)
+def test_what_is_counted_is_a_whole_number(store, what, bounds, number):
+    """The error says which, and in what range."""
     claim = Claim("a", **{what: number})
-    sentence = f"{what} is {number!r}: give a whole number, {least} or more."
+    sentence = f"{what} is {number!r}: give a whole number{bounds}."
     refused(lambda: store.acquire(Owner(new_token()), claim), sentence)
     refused(lambda: store.park(Owner(new_token()), claim, Parcel(b"b", "R", "q")), sentence)
 
@@ -51,7 +56,7 @@ def test_what_lasts_is_a_number_of_seconds(store, number):
 
 
 def test_the_least_and_the_most_are_taken(store):
-    """Nobody may wait; a place is long ago; a lease is a year."""
+    """A limit of no waiters; an old place in the queue; a lease of a year."""
     store.acquire(Owner(new_token()), Claim("a", lease=366 * 86_400, limit=1.0, place=0))
     full = store.acquire(Owner(new_token()), Claim("a", max_waiting=0, place=1.0), wait=5.0)
     assert full.verdict is Verdict.FULL
@@ -59,7 +64,7 @@ def test_the_least_and_the_most_are_taken(store):
 
 
 def test_the_same_number_is_checked_each_time(store):
-    """What is remembered of a call is no other call's: 1, 1.0 and True are one key in Python."""
+    """Equal but different arguments are not confused: 1, 1.0 and True are one key in Python."""
     for number in (1, 1.0, True):
         reply = store.acquire(Owner(new_token()), Claim(f"a:{number!r}", limit=number))
         assert reply.verdict is Verdict.GRANTED

@@ -1,25 +1,28 @@
-"""Sentences of docs/guarantees.md that no other test holds."""
+"""Sentences of docs/guarantees.md that no other test covers."""
 
 from __future__ import annotations
 
 import pytest
 
-from celery_singleton_lock.core.model import Claim, Ending, Owner, Parcel, Verdict, base_of, new_token
+from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
+from celery_singleton_lock.core.owner_token import base_of, new_token
+from celery_singleton_lock.core.parked_message import Parcel
 from celery_singleton_lock.store.redis.sync import RedisStore
 from celery_singleton_lock.store.scripts import load_scripts
+from support.passing_time import let_pass
 
 pytestmark = pytest.mark.contract
 
 NAME = "account:42"
 LEASE = 30.0
-CLAIM = 0.2
+CLAIM = 20.0
 
 
 @pytest.fixture
 def store(lock_client):
     """A store with one worker, which has to claim a grant at once."""
     store = RedisStore(lock_client, claim_lease=CLAIM)
-    store.beat("w", "R", ["q"], 10.0)
+    store.worker_heartbeat("w", "R", ["q"], 600.0)
     yield store
     store.close()
 
@@ -43,17 +46,17 @@ def test_a_message_that_is_parked_again_is_kept_once(store):
 
 
 def test_a_delivery_that_its_worker_lost_keeps_its_place(store):
-    """Handed out and never claimed: it is handed out again, ahead of those who came later."""
+    """Delivered and never claimed: it is delivered again, before later messages."""
     holder = message("first/0/0")
     store.acquire(holder, Claim(NAME, LEASE))
     second, third = message("second/0/0"), message("third/0/0")
     for who in (second, third):
         park(store, who)
     store.release(NAME, holder.token, Ending.FINAL)
-    assert store.receive("w", 1.0).token == second.token
-    store.wait(NAME, "nobody", CLAIM + 0.05)
-    store.kick(NAME)
-    again = store.receive("w", 1.0)
+    assert store.receive("w", 30.0).token == second.token
+    let_pass(store, 25)
+    store.sweep_and_grant(NAME)
+    again = store.receive("w", 30.0)
     assert base_of(again.token) == base_of(second.token)
     assert again.body == b"body of second/0/0"
     assert store.inspect(NAME).waiting == 1
@@ -61,7 +64,7 @@ def test_a_delivery_that_its_worker_lost_keeps_its_place(store):
 
 @pytest.fixture
 def timed(lock_client):
-    """A store whose server's clock stands at the number of seconds that it is set to."""
+    """A store with a server clock that the test sets."""
     clock = "local function server_time() return redis.call('GET', 'now') end"
     store = RedisStore(lock_client, scripts=load_scripts(clock))
     store.set_clock = lambda seconds: lock_client.set(
@@ -73,21 +76,21 @@ def timed(lock_client):
 
 
 def adrift_beside(store, holder):
-    """Park a message that nobody consumes, beside the holder of one of two permits."""
+    """Park a message without a consumer, while one of two permits is held."""
     store.acquire(holder, Claim(NAME, 12.0, limit=2))
     store.park(message("second/0/0"), Claim(NAME, 12.0, limit=2), Parcel(b"body", "R", "q"))
     assert store.inspect(NAME).adrift == 1
 
 
-def test_what_goes_adrift_is_looked_at_at_once_whoever_comes_by(timed):
-    """As when Redis was away, and no worker has told yet that it lives: the first one takes it."""
+def test_an_adrift_message_is_handled_by_the_next_worker_at_once(timed):
+    """As after an outage of Redis, before any heartbeat: the first worker gets it."""
     adrift_beside(timed, message("first/0/0"))
     timed.acquire(message("third/0/0"), Claim(NAME, 12.0, limit=2))
-    timed.beat("w", "R", ["q"], 10.0)
-    assert timed.take_due(10) == [NAME]
-    timed.kick(NAME, worker="w", realm="R")
+    timed.worker_heartbeat("w", "R", ["q"], 600.0)
+    assert timed.take_due_locks(10) == [NAME]
+    timed.sweep_and_grant(NAME, worker="w", realm="R")
     timed.release(NAME, timed.inspect(NAME).holders[0].token, Ending.FINAL)
-    assert timed.receive("w", 1.0).body == b"body"
+    assert timed.receive("w", 30.0).body == b"body"
 
 
 def test_renewals_beside_it_do_not_keep_a_message_adrift(timed):
@@ -100,10 +103,10 @@ def test_renewals_beside_it_do_not_keep_a_message_adrift(timed):
     for seconds in (0, 4, 8, 12):
         timed.set_clock(seconds)
         assert timed.extend([(NAME, holder.token, 12.0)]) == [True]
-        if NAME in timed.take_due(10):
+        if NAME in timed.take_due_locks(10):
             seen.append(seconds)
-            timed.kick(NAME)
+            timed.sweep_and_grant(NAME)
     assert seen == [0, 8]
-    timed.beat("w", "R", ["q"], 10.0)
-    timed.kick(NAME)
-    assert timed.receive("w", 1.0).body == b"body"
+    timed.worker_heartbeat("w", "R", ["q"], 600.0)
+    timed.sweep_and_grant(NAME)
+    assert timed.receive("w", 30.0).body == b"body"

@@ -1,4 +1,4 @@
-"""WAIT before a parked message counts as kept: what a failover could lose, the broker keeps too."""
+"""WAIT before a parked message is acknowledged: until a replica has it, the broker keeps it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from celery_singleton_lock.errors import BackendUnreachable, ConfigurationError
+from celery_singleton_lock.config.app_settings import parse_settings
+from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
+from celery_singleton_lock.core.owner_token import new_token
+from celery_singleton_lock.core.parked_message import Parcel
 from celery_singleton_lock.core.redis_keys import Keyspace
-from celery_singleton_lock.core.model import Claim, Ending, Owner, Parcel, Verdict, new_token
-from celery_singleton_lock.config.settings import parse_settings
+from celery_singleton_lock.errors import BackendUnreachable, ConfigurationError
 from celery_singleton_lock.store.cluster.sync import ClusterStore
 from celery_singleton_lock.store.redis.sync import RedisStore
-from celery_singleton_lock.store.message_operations import Confirm, Replicas
+from celery_singleton_lock.store.requests import Confirm, Replicas
 from support.replication import is_replicated
 from support.waiting import eventually
 
@@ -44,6 +46,8 @@ def pair(request, make_redis):
             connect, kind = cluster.client, ClusterStore
             client = stack.enter_context(closing(connect()))
             cluster.flush(client)
+            cluster.set_patience(15_000)  # a master that stands still keeps its slots
+            stack.callback(cluster.set_patience)
             replica = cluster.partner(cluster.owner(Keyspace().lock("a").meta))
             stack.callback(replica.resume)  # the next test has the same Cluster
         store = stack.enter_context(closing(kind(client, replicas=ONE)))
@@ -54,7 +58,17 @@ def parcels(*owners):
     return [(who, Claim("a"), Parcel(b"body", "R", "q")) for who in owners]
 
 
-def test_what_no_replica_has_is_not_told_to_be_kept(pair):
+def parked(store, who):
+    """Park a message; return the reply once a replica has the message."""
+
+    def kept():
+        (reply,) = store.park_many(parcels(who))
+        return not isinstance(reply, BackendUnreachable) and reply
+
+    return eventually(kept)
+
+
+def test_a_message_that_no_replica_has_is_not_reported_as_parked(pair):
     """It waits, and is parked once: asked again when the replica follows, it is safe."""
     store = pair.store
     holder, who = Owner(new_token()), Owner(new_token(), "id/0/0")
@@ -65,25 +79,24 @@ def test_what_no_replica_has_is_not_told_to_be_kept(pair):
         assert isinstance(answer, BackendUnreachable)
         assert "singleton_lock_replicas_wait" in str(answer)
     pair.replica.resume()
-    eventually(lambda: not isinstance(store.park_many(parcels(who))[0], BackendUnreachable), 5)
-    assert store.park_many(parcels(who))[0].verdict is Verdict.WAITING
+    assert parked(store, who).verdict is Verdict.WAITING
     assert store.inspect("a").bodies == 1
     store.release("a", holder.token, Ending.FINAL)
     assert store.inspect("a").waiting <= 1
 
 
+@pytest.mark.full
 def test_replicas_are_asked_for_what_another_connection_wrote(pair):
     """From Redis 7.2 on, WAIT on a connection that has written nothing confirms all at once."""
     store = pair.store
-    (kept,) = store.park_many(parcels(Owner(new_token(), "id/0/0")))
-    assert kept.verdict is Verdict.WAITING
-    wish = Confirm([store.keyspace.waited("a")], ONE)
+    assert parked(store, Owner(new_token(), "id/0/0")).verdict is Verdict.WAITING
+    request = Confirm([store.keyspace.waited("a")], ONE)
     pair.replica.pause()
     store.acquire(Owner(new_token()), Claim("a"))
     with closing(pair.another()) as idle:
-        assert idle.do(wish) == [False]
+        assert idle.do(request) == [False]
         pair.replica.resume()
-        eventually(lambda: idle.do(wish) == [True], 5, "the replica follows")
+        eventually(lambda: idle.do(request) == [True], 5, "the replica follows")
 
 
 def test_what_is_not_kept_waits_for_no_replica(pair):

@@ -1,13 +1,15 @@
-"""What every store promises of modes: switches, observing, and letting the parked run.
+"""The contract of every store about modes: switches, observations, delivery of parked tasks.
 
-How the waits of observed tasks add up, on a clock of the test's, is in ``test_modes.py``.
+The sum of the waits of observed tasks, with a clock of the test, is in ``test_modes.py``.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from celery_singleton_lock.core.model import Claim, Owner, Parcel, Verdict, new_token
+from celery_singleton_lock.core.model import Claim, Owner, Verdict
+from celery_singleton_lock.core.owner_token import new_token
+from celery_singleton_lock.core.parked_message import Parcel
 
 pytestmark = pytest.mark.contract
 
@@ -30,11 +32,11 @@ def owner(who, **more):
 
 
 def test_a_switch_is_there_until_it_is_taken_away(store):
-    """Also the beat tells it, so that it costs no command of its own."""
-    assert store.switches() == store.beat("w", "R", ["q"], 3.0) == {}
+    """The heartbeat returns it too, so that it costs no extra command."""
+    assert store.switches() == store.worker_heartbeat("w", "R", ["q"], 3.0) == {}
     store.switch("*", "off")
     store.switch("settle", "observe")
-    assert store.switches() == store.beat("w", "R", ["q"], 3.0)
+    assert store.switches() == store.worker_heartbeat("w", "R", ["q"], 3.0)
     assert store.switches() == {"*": "off", "settle": "observe"}
     for task in ("*", "settle", "nobody"):
         store.switch(task, None)
@@ -43,7 +45,7 @@ def test_a_switch_is_there_until_it_is_taken_away(store):
 
 def test_parked_messages_are_counted_by_queue_and_let_run(store):
     """They count until they are granted; the holder keeps its lock."""
-    store.beat("w", "R", ["q"], 30.0)
+    store.worker_heartbeat("w", "R", ["q"], 30.0)
     holder = owner("holder")
     store.acquire(holder, Claim(NAME))
     for who in "ab":
@@ -53,9 +55,9 @@ def test_parked_messages_are_counted_by_queue_and_let_run(store):
     assert {queue: each.waiting for queue, each in store.parked("R").items()} == {"q": 2}
     assert 0 <= store.parked("R")["q"].oldest < 30
     assert store.parked("S") == {}
-    assert store.let_run([NAME], ["settle"], 1, worker="w", realm="R") == 1
+    assert store.deliver_unlocked([NAME], ["settle"], 1, worker="w", realm="R") == 1
     assert store.parked("R")["q"].waiting == 1
-    assert store.let_run([NAME], ["settle"], 9, worker="w", realm="R") == 1
+    assert store.deliver_unlocked([NAME], ["settle"], 9, worker="w", realm="R") == 1
     assert store.parked("R") == {}
     holders = [each.token for each in store.inspect(NAME).holders]
     assert len(holders) == 3
@@ -63,15 +65,15 @@ def test_parked_messages_are_counted_by_queue_and_let_run(store):
 
 
 def test_observed_runs_hold_nothing_and_are_reported(store):
-    """Who would have been blocked learns by whom; nobody is."""
+    """A task that would have been blocked gets the holder, and is not blocked."""
     first, second = owner("first"), owner("second")
-    assert store.observe(first, Claim(NAME), waits=True) is None
-    assert store.observe(second, Claim(NAME), waits=True).task_id == "first"
+    assert store.record_observation(first, Claim(NAME), waits=True) is None
+    assert store.record_observation(second, Claim(NAME), waits=True).holder.task_id == "first"
     assert store.inspect(NAME).holders == ()
     for who in (first, second):
-        assert store.observe(who, Claim(NAME), waits=True, took=0.5) is None
-    (task,) = store.observed().tasks
+        assert store.record_observation(who, Claim(NAME), waits=True, took=0.5) is None
+    (task,) = store.observations().tasks
     assert (task.name, task.runs, task.blocked) == ("settle", 2, 1)
-    assert [lock.name for lock in store.observed().locks] == [NAME]
-    store.forget_observed()
-    assert (store.observed().tasks, store.observed().locks) == ((), ())
+    assert [lock.name for lock in store.observations().locks] == [NAME]
+    store.clear_observations()
+    assert (store.observations().tasks, store.observations().locks) == ((), ())

@@ -1,13 +1,16 @@
-"""One sweep by hand moves on what nobody looks at, and wakes who could run it."""
+"""A sweep by an operator handles what no worker sweeps, and grants waiters."""
 
 from __future__ import annotations
 
 import pytest
 
 from celery_singleton_lock.admin.sweep import Swept, sweep_once
-from celery_singleton_lock.core.model import Claim, Owner, Parcel, new_token
+from celery_singleton_lock.core.model import Claim, Owner
+from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.store.operator.base import Operator
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
+from support.passing_time import let_pass
+from support.waiters import park
 
 pytestmark = pytest.mark.contract
 
@@ -16,28 +19,22 @@ BY = Operator("jane", "desk")
 
 @pytest.fixture
 def store(redis_client):
-    store = RedisAdminStore(redis_client)
+    store = RedisAdminStore(redis_client, claim_lease=60.0)
     yield store
     store.close()
 
 
-def park(store, name, queue="q"):
-    who = Owner(token := new_token(), f"{token}/0/0", "app.task")
-    store.park(who, Claim(name), Parcel(b"body", "R", queue))
-    return who.token
-
-
 def make_due(store, *names):
-    """As if it was long ago that they wanted a look."""
+    """As if their sweep were long overdue."""
     for name in names:
         store.client.zadd(store.keyspace.lock(name).due, {name: 1})
 
 
 def test_a_sweep_grants_what_the_dead_have_left(store):
-    store.acquire(Owner(new_token()), Claim("a", lease=0.05))
-    store.beat("w", "R", ["q"], 30)
+    store.acquire(Owner(new_token()), Claim("a", lease=20.0))
+    store.worker_heartbeat("w", "R", ["q"], 600)
     token = park(store, "a")
-    store.wait("a", "nobody", 0.1)
+    let_pass(store, 25)
     make_due(store, "a")
     assert sweep_once(store, BY) == Swept(locks=1)
     assert [holder.token for holder in store.inspect("a").holders] == [token]

@@ -1,4 +1,4 @@
-"""What is told of tasks with several locks: for which they wait, and which they keep meanwhile."""
+"""why for tasks with several locks: which they wait for, and which they keep."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import json
 import pytest
 
 from celery_singleton_lock.admin import Operator, why
-from celery_singleton_lock.admin.multi_lock_views import kept_by, parked_elsewhere, standing_of
+from celery_singleton_lock.admin.bulk_parked import Pace, drain, purge
 from celery_singleton_lock.admin.lock_views import show_lock
-from celery_singleton_lock.admin.bulk_parked import Filter, Pace, drain, purge
-from celery_singleton_lock.core.lock_set import Bundle, Part
+from celery_singleton_lock.admin.multi_lock_views import kept_by, parked_elsewhere, standing_of
+from celery_singleton_lock.admin.select_parked import Filter
 from celery_singleton_lock.cli.render import detail
-from celery_singleton_lock.core.model import Claim, Ending, Owner, Parcel, new_token
+from celery_singleton_lock.core.lock_set import LockSet, Part
+from celery_singleton_lock.core.model import Claim, Ending, Owner
+from celery_singleton_lock.core.owner_token import new_token
+from celery_singleton_lock.core.parked_message import Parcel
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
 
 pytestmark = pytest.mark.contract
@@ -22,8 +25,8 @@ A, B = "account:1", "account:2"
 
 @pytest.fixture
 def store(lock_client):
-    store = RedisAdminStore(lock_client)
-    store.beat("worker-2#a1b2c3", "R", ["q"], 30)
+    store = RedisAdminStore(lock_client, claim_lease=60.0)
+    store.worker_heartbeat("worker-2#a1b2c3", "R", ["q"], 600)
     yield store
     store.close()
 
@@ -35,22 +38,22 @@ def task(store):
     store.acquire(Owner(new_token(), "other/0/0", "bank.audit", "worker-3#a1"), Claim(B))
     store.acquire(first, Claim(A))
     second = first._replace(token=new_token(), attempt="3f2a91c0-1/0/77")
-    bundle = Bundle((Part(A, first.token), Part(B, second.token)), at=1)
-    body = json.dumps({"headers": bundle.header()}).encode() + b"\nbody"
+    lock_set = LockSet((Part(A, first.token), Part(B, second.token)), at=1)
+    body = json.dumps({"headers": lock_set.header()}).encode() + b"\nbody"
     store.park(second, Claim(B), Parcel(body, "R", "q"))
     return "3f2a91c0-1", first, second
 
 
-def test_why_says_for_which_lock_a_task_waits_and_what_it_keeps(store, task):
+def test_why_names_the_lock_that_a_task_waits_for_and_those_it_keeps(store, task):
     task_id, _, second = task
     answer = why(store, task_id)
     assert (answer.state, answer.lock, answer.token, answer.rank) == ("parked", B, second.token, 1)
     assert answer.keeps == (A,)
     assert answer.sentence.startswith("blocked ")
-    assert answer.sentence.endswith("you are next; keeps 'account:1' meanwhile")
+    assert answer.sentence.endswith("you are next; holds 'account:1' meanwhile")
 
 
-def test_why_says_so_of_who_was_parked_at_the_first_lock_before(store, task):
+def test_why_names_them_also_for_a_task_that_was_parked_at_the_first_lock(store, task):
     """Then the index knows the task at both."""
     task_id, first, _ = task
     store.release(A, first.token, Ending.AGAIN)
@@ -59,7 +62,7 @@ def test_why_says_so_of_who_was_parked_at_the_first_lock_before(store, task):
     store.park(first, Claim(A), Parcel(b"body", "R", "q"))
     store.release(A, blocker.token, Ending.FINAL)
     store.claim(first, A, 30)
-    assert len(store.find([task_id])) == 2
+    assert len(store.locate_tasks([task_id])) == 2
     assert standing_of(store, task_id)[0] == B
     assert why(store, task_id).keeps == (A,)
 
@@ -71,7 +74,7 @@ def test_a_lock_that_was_lost_is_not_called_kept(store, task):
     assert "keeps" not in why(store, task_id).sentence
 
 
-def test_who_is_behind_one_that_keeps_the_lock_hears_what_that_waits_for(store, task):
+def test_a_waiter_behind_a_kept_lock_is_told_what_its_holder_waits_for(store, task):
     """So the lock that holds up both can be found."""
     store.park(Owner(new_token(), "behind/0/0", "bank.settle"), Claim(A), Parcel(b"b", "R", "q"))
     sentence = why(store, "behind").sentence
@@ -88,7 +91,7 @@ def test_a_kept_lock_is_shown_as_kept_and_by_whom(store, task):
     assert show_lock(store, B).elsewhere == {}
 
 
-def test_who_runs_or_has_one_lock_is_told_as_ever(store, task):
+def test_a_running_task_or_a_task_with_one_lock_is_explained_as_usual(store, task):
     running = store.inspect(B).holders
     assert parked_elsewhere(store, B, running) == {}
     assert standing_of(store, "nobody") is None
@@ -96,18 +99,18 @@ def test_who_runs_or_has_one_lock_is_told_as_ever(store, task):
 
 @pytest.fixture
 def kept(store, task):
-    """Who holds the first lock, as far as it is not given back."""
+    """Return the holder of the first lock, unless it is released."""
     return lambda: [holder.task_id for holder in store.inspect(A).holders]
 
 
 def test_what_a_purged_task_kept_is_given_back_at_once(store, task, kept):
-    """Where its message is asked for, to tell its result."""
+    """If its message is requested, to store its result."""
     purge(store, Filter(B), Operator("jane", action="purge"), dropped=lambda _: None)
     assert kept() == []
 
 
 def test_what_a_drained_task_kept_is_given_back_at_once(store, task, kept):
-    """It comes back from the broker as if it had never been parked."""
+    """It is delivered by the broker as if it had never been parked."""
     sent = []
     by = Operator("jane", action="drain")
     drain(store, Filter(B), by, realm="R", publish=sent.append, pace=Pace(0))
@@ -116,7 +119,7 @@ def test_what_a_drained_task_kept_is_given_back_at_once(store, task, kept):
 
 
 def test_what_another_delivery_may_use_is_left_to_its_lease(store, task, kept):
-    """Granted, and not claimed: who got it may still run, and holds what it keeps."""
+    """Granted but not claimed: the task may still run, and holds its kept locks."""
     _, _, second = task
     store.reset(B)
     store.release(B, second.token, Ending.AGAIN)
