@@ -1,4 +1,4 @@
-"""An app that imports nothing of this package, and yet declares a lock: ``BAD`` says how."""
+"""An app that does not import this package but declares a lock; ``BAD`` selects one."""
 
 from __future__ import annotations
 

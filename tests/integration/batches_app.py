@@ -1,4 +1,4 @@
-"""Tasks of celery-batches that take locks: each batch is one holder."""
+"""Tasks of celery-batches with locks: each batch is one holder."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def declare(name: str, **options: Any) -> None:
 
     @app.task(
         bind=True, base=LockedBatches, name=name, shared=False,
-        **{"lock_key": "batch", "lock_lease": 2, **options},
+        **{"lock_key": "batch", "lock_lease": 10, **options},
     )  # fmt: skip
     def add(self: Any, requests: Any) -> None:
         """Write down the batch, and wait until its gate is opened."""
@@ -52,6 +52,7 @@ def declare(name: str, **options: Any) -> None:
             "held": self.lock.held,
             "names": [lock.name for lock in self.locks],
             "pid": os.getpid(),
+            "at": float("{}.{:06}".format(*client.time())),
         }
         client.rpush("runs", json.dumps(ran))
         while gate and not client.exists(gate):
@@ -69,6 +70,19 @@ declare("patient", lock_wait_timeout=0.5)
 declare("both", lock_key=None, lock_keys=["batch", "other"])
 declare("observe", lock_mode="observe")
 declare("off", lock_mode="off")
+
+
+if os.environ.get("BATCH_SHARED"):
+
+    @app.task(name="usual", base=LockedTask, shared=False, lock_key="batch", lock_wait_timeout=600)
+    def usual(n: int, gate: str = "") -> int:
+        """Wait until its gate is opened; parked where the lock is taken."""
+        client = redis.Redis.from_url(URL)
+        client.rpush("usual", n)
+        while gate and not client.exists(gate):
+            time.sleep(0.02)
+        client.close()
+        return n
 
 
 @observe(app, LockRefused)

@@ -1,4 +1,4 @@
-"""The tests' side of the task book: send tasks, open gates, read the journal, look at locks."""
+"""The tests' side of the app in taskbook.py: send tasks, open gates, read the journal and locks."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import pytest
 import redis
 from celery import states
 from kombu import Connection
 
+from celery_singleton_lock.core.lock_view import LockView
 from celery_singleton_lock.core.redis_keys import Keyspace
-from celery_singleton_lock.core.model import LockView
 from celery_singleton_lock.store.redis.sync import RedisStore
 from integration.taskbook import Journal, build
-from support import fork_server as nursery
+from support import fork_server
 from support.ci import skip_or_fail
 from support.waiting import eventually
 from support.workers import CeleryWorker
@@ -40,11 +40,12 @@ def only(*pools: str) -> pytest.MarkDecorator:
 
 
 def only_kind(*kinds: str) -> pytest.MarkDecorator:
-    """Play a test on these brokers alone, of which it makes its book."""
+    """Run a test with these brokers only."""
     return pytest.mark.parametrize("kind", kinds, indirect=True)
 
 
-POOLS = "CSL_TEST_POOLS"  # e.g. CSL_TEST_POOLS=gevent,solo pytest tests/integration/test_order.py
+POOLS = "CSL_TEST_POOLS"
+"""Environment variable with the pools to test, such as ``gevent,solo``. Needs ``--full``."""
 
 
 def pools(*usual: str) -> list[str]:
@@ -56,6 +57,13 @@ def needs_pool(pool: str) -> None:
     """Skip on a laptop, fail in CI, where the pool's library is not installed."""
     if pool in ("gevent", "eventlet") and find_spec(pool) is None:
         skip_or_fail(f"the pool {pool} is not installed: pip install {pool}")
+
+
+LONG_LEASE: Final = 60.0
+"""Seconds of a lease that does not end within a test."""
+
+SAFE_LEASE: Final = 6.0
+"""Seconds of a lease that does not end while a process stands still for three seconds."""
 
 
 class Book:
@@ -135,7 +143,7 @@ class Book:
                 yield
             finally:
                 beat.kill()
-                beat.wait(10)
+                beat.wait(60)
 
     # -- tasks ------------------------------------------------------------------------------------
 
@@ -143,6 +151,25 @@ class Book:
         """Send a task; what is no argument of it is an option of ``apply_async``. Return its id."""
         kwargs = {k: options.pop(k) for k in ("hold", "end", "extra") if k in options}
         return str(self.app.tasks[task].apply_async((key, n), kwargs, **options).id)
+
+    def start_holder(
+        self, key: Any, n: Any = 0, task: str = "act", *, gate: str = "", **options: Any
+    ) -> str:
+        """Start a task that holds the key's lock until its gate ``<key>-<n>`` opens.
+
+        Args:
+            key: the task's key.
+            n: the task's number.
+            task: name of the task.
+            gate: name of another gate.
+            options: see :meth:`send`.
+
+        Returns:
+            The task's id.
+        """
+        task_id = self.send(task, key, n, hold=gate or f"{key}-{n}", **options)
+        self.started(task_id)
+        return task_id
 
     def put(self, body: Mapping[str, Any]) -> str:
         """Send as clients in other languages do: a JSON object, without headers. Return its id."""
@@ -266,7 +293,7 @@ class Book:
     # -- locks ------------------------------------------------------------------------------------
 
     def view(self, key: Any, lock: str = "k:{}") -> LockView:
-        """Return a key's lock as it stands."""
+        """Return the present state of a key's lock."""
         return self.store.inspect(lock.format(key))
 
     def await_waiting(
@@ -282,7 +309,7 @@ class Book:
         )
 
     def await_free(self, key: Any, timeout: float = 5, lock: str = "k:{}") -> None:
-        """Wait until nobody holds, waits, or is kept."""
+        """Wait until the lock has no holder, no waiter and no parked message."""
 
         def free() -> bool:
             view = self.view(key, lock)
@@ -290,8 +317,61 @@ class Book:
 
         eventually(free, timeout, lambda: f"{key} free: {self.view(key, lock)}")
 
+    def await_arrived(self, result: str, key: Any, timeout: float = 10) -> None:
+        """Wait until a task waits for its lock, or no longer has to."""
+
+        def arrived() -> bool:
+            waiters = [waiter.task_id for waiter in self.view(key).waiters]
+            return result in waiters or bool(self.starts(id=result)) or self.has_ended(result)
+
+        eventually(arrived, timeout, lambda: f"{result} waits: {self.view(key)}")
+
+    def lapses(self, key: Any) -> int:
+        """Return how many leases of a key's lock have ended instead of being released."""
+        return int(self.view(key).counters.get("lapses", 0))
+
+    def has_ended(self, result: str) -> bool:
+        """Return whether a task has a final state."""
+        return self.state(result) in states.READY_STATES
+
+    def await_renewal(self, key: Any, *, lock: str = "k:{}", timeout: float = 20) -> None:
+        """Wait until the lease of each holder has been extended."""
+
+        def ends() -> dict[str, float]:
+            now = self.store.time()  # before the view, whose ends then are rather too late
+            return {each.token: now + each.expires_in for each in self.view(key, lock).holders}
+
+        before = ends()
+        assert before, "somebody holds the lock"
+        eventually(
+            lambda: all(ends().get(token, 0) > end + 0.5 for token, end in before.items()),
+            timeout,
+            lambda: f"renewed: {before}, {ends()}",
+        )
+
+    def consumers(self, queue: str = "celery") -> list[str]:
+        """Return the names of the workers to which Redis gives grants of a queue's messages."""
+        now = self.store.time() * 1000
+        routes = self.client.scan_iter(f"csl:fleet:route:*:{queue}")
+        members = [each for key in routes for each in self.client.zrangebyscore(key, now, "inf")]
+        return sorted(member.decode().partition("@")[0] for member in members)
+
+    def workers_with_a_free_slot(self) -> list[str]:
+        """Return the names of the workers whose last heartbeat told of a free slot."""
+        free = {key: self.client.get(key) for key in self.client.keys("csl:fleet:free:*")}
+        names = [key.decode().split(":")[-1] for key, slots in free.items() if int(slots or 0) > 0]
+        return sorted(name.partition("@")[0] for name in names)
+
+    def await_consumers(self, *workers: CeleryWorker, queue: str = "celery") -> None:
+        """Wait until these workers, and no others, get the grants of a queue's messages."""
+        names = sorted(worker.name for worker in workers)
+        eventually(
+            lambda: self.consumers(queue) == names,
+            message=lambda: f"{names} consume {queue}: {self.consumers(queue)}",
+        )
+
     def unacked(self) -> int:
-        """Return how many messages the broker has given out and not heard of."""
+        """Return the number of unacknowledged messages."""
         return int(self.broker.hlen("unacked"))
 
     def queued(self, queue: str = "celery") -> int:
@@ -339,7 +419,7 @@ class _Standing:
         try:
             worker.await_ready()
             yield worker
-            if nursery.MEASURED:  # what it has covered is written as it ends in order
+            if fork_server.MEASURED:  # what it has covered is written as it ends in order
                 worker.stop()
         finally:
             self.workers.remove(worker)

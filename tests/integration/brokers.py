@@ -1,4 +1,4 @@
-"""A task book on any of the brokers: Redis, RabbitMQ with classic queues, with quorum queues."""
+"""A task book on each broker: Redis, RabbitMQ with classic queues, RabbitMQ with quorum queues."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class BrokerBook(Book):
         )
 
     def unacked(self) -> int:
-        """Return how many messages the broker has given out and not heard of."""
+        """Return the number of unacknowledged messages."""
         if self.vhost is None:
             return super().unacked()
         return sum(depth.unacked for depth in self.vhost.depths().values())

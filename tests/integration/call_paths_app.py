@@ -1,7 +1,7 @@
-"""The task book, and tasks that come in by other doors: shared, pydantic, recorded signals.
+"""The task book, and tasks that are called in other ways: shared, pydantic, recorded signals.
 
-Two apps, as ``celery -A integration.call_paths_app:app`` and ``…:other``: they have one broker and one
-Redis for their locks, and each its own queue.
+Two apps: ``celery -A integration.call_paths_app:app`` and ``…:other``. They use the same broker and
+the same Redis for locks, and different queues.
 """
 
 from __future__ import annotations

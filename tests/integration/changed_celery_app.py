@@ -1,4 +1,4 @@
-"""The task book on a Celery that has moved, or with a Request class of the user's own.
+"""The task book on a Celery with changed internals, or with a user's own Request class.
 
 ``BREAK`` says how, before the worker starts:
 

@@ -1,4 +1,4 @@
-"""Tasks for pytest-celery's workers. They write what they do into the result backend's Redis.
+"""Tasks for pytest-celery's workers. They write to the Redis of the result backend.
 
 A module of its own, without what only the tests' machine has: pytest-celery copies its source into
 the worker's volume.
@@ -13,7 +13,7 @@ from celery import Task, shared_task
 
 from celery_singleton_lock import LockedTask, current_lock
 
-HOLD = 60.0
+HOLD = 120.0
 """Most seconds for which a task waits for its gate."""
 
 

@@ -9,8 +9,12 @@ import pytest
 
 from celery_singleton_lock import Lock
 from celery_singleton_lock.demo.redis_server import RedisServer
-from integration.book import Book, needs_pool, pools, standing
+from celery_singleton_lock.testing import clock_control
+from celery_singleton_lock.testing.assertions import LockAssertions
+from integration.book import SAFE_LEASE, Book, needs_pool, pools, standing
 from integration.brokers import BROKERS, BrokerBook
+from support.versions import QUORUM_QUEUES
+from support.waiting import PATIENCE
 
 _keys = itertools.count(1)
 
@@ -35,11 +39,22 @@ def book_conf():
 
 
 @pytest.fixture(scope="module")
-def book(pool, book_conf, redis_provider, tmp_path_factory):
+def lease(request):
+    """Seconds of the leases in all books; a module may have its own, or name it as ``LEASE``.
+
+    A lease of 3 s ends while a process stands still, so that the next task starts beside it. Where
+    no test waits for the end of a lease, it may be long (:data:`integration.book.LONG_LEASE`).
+    """
+    return getattr(request.module, "LEASE", SAFE_LEASE)
+
+
+@pytest.fixture(scope="module")
+def book(pool, lease, book_conf, redis_provider, tmp_path_factory):
     """A task book on a Redis of its own, for one worker; each test uses keys of its own."""
+    conf = {"singleton_lock_lease": lease, **book_conf}
     with (
         RedisServer(redis_provider) as server,
-        Book(server.url, tmp_path_factory.mktemp("book"), conf=book_conf) as book,
+        Book(server.url, tmp_path_factory.mktemp("book"), conf=conf) as book,
     ):
         yield book
 
@@ -66,7 +81,7 @@ def key():
 @pytest.fixture
 def locked(book, worker, key):
     """The lock of the test's key, which another client holds: tasks are blocked in the pool."""
-    lock = Lock(book.client, f"k:{key}", lease=3, thread_local=False)
+    lock = Lock(book.client, f"k:{key}", lease=60, thread_local=False)
     lock.acquire()
     yield lock
     if lock.held:
@@ -74,10 +89,19 @@ def locked(book, worker, key):
 
 
 @pytest.fixture
-def own_book(redis_url, tmp_path):
+def own_book(redis_url, tmp_path, lease):
     """The task book on the shared Redis, emptied, for tests that start workers of their own."""
-    with Book(redis_url, tmp_path) as book:
+    with Book(redis_url, tmp_path, conf={"singleton_lock_lease": lease}) as book:
         yield book
+
+
+@pytest.fixture(autouse=True)
+def _patient_assertions(monkeypatch):
+    """Let the assertions for users' tests wait as long as :func:`support.waiting.eventually`."""
+    for name in ("assert_parked", "assert_skipped", "assert_ran_alone", "assert_free"):
+        defaults = getattr(LockAssertions, name).__kwdefaults__
+        monkeypatch.setitem(defaults, "timeout", PATIENCE)
+    monkeypatch.setattr(clock_control, "PATIENCE", PATIENCE)
 
 
 @pytest.fixture(params=BROKERS)
@@ -87,13 +111,16 @@ def kind(request):
 
 
 @pytest.fixture
-def make_book(kind, redis_url, tmp_path, request):
+def make_book(kind, redis_url, tmp_path, lease, request):
     """Make task books on the broker of this test: ``make_book("one", "two", conf={...})``."""
+    if kind == "quorum" and not QUORUM_QUEUES:
+        pytest.skip("Celery 5.4 cannot consume quorum queues")
     with ExitStack() as books:
 
         def make(*names: str, **options) -> BrokerBook:
             vhost = None if kind == "redis" else request.getfixturevalue("rabbit_vhost")
             names = names or ("celery",)
+            options["conf"] = {"singleton_lock_lease": lease, **options.get("conf", {})}
             book = BrokerBook(kind, redis_url, tmp_path, vhost=vhost, names=names, **options)
             return books.enter_context(book)
 

@@ -1,12 +1,12 @@
-"""The matrix of the docs: what the tests have measured, endings x pools.
+"""The table in docs/endings.md: the measured times, endings x pools.
 
 ::
 
-    CSL_TEST_MATRIX=/tmp/matrix pytest tests/integration/test_ending_matrix*.py
+    CSL_TEST_MATRIX=/tmp/matrix pytest --full tests/integration/test_ending_matrix*.py
     PYTHONPATH=tests python -m integration.ending_matrix /tmp/matrix
 
-The first command plays every ending in every pool, and notes how long the next task waited for its
-start. The second one writes the worst of what was noted into docs/endings.md, between the marks.
+The first command runs every ending in every pool, and records the time until the next task starts.
+The second one writes the longest times into docs/endings.md, between the marks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from integration.endings import ENDINGS, POOLS, Ending
 
 VARIABLE: Final = "CSL_TEST_MATRIX"
 DOC: Final = Path(__file__).parents[2] / "docs" / "endings.md"
-BEGIN, END = "<!-- matrix: written by tests/integration/matrix.py -->", "<!-- end of matrix -->"
+BEGIN, END = (
+    "<!-- matrix: written by tests/integration/ending_matrix.py -->",
+    "<!-- end of matrix -->",
+)
 
 Measured = dict[tuple[str, str], float]
 """(ending, pool) -> the longest that the next task waited, in seconds."""

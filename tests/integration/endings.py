@@ -1,4 +1,4 @@
-"""Every way in which a task can end: how to bring it about, and how soon its lock must be free.
+"""Every way in which a task can end: how to cause it, and when its lock must be free.
 
 Each ending has a scene: a first task that holds the lock and ends so, a next one that is parked
 behind it, and, as far as the pool has a slot for it, a plain task that ends in the same way beside
@@ -26,12 +26,13 @@ from kombu.exceptions import OperationalError
 
 from celery_singleton_lock.demo.redis_server import RedisServer
 from integration.book import Book, alive
+from support.redelivery import redelivery_after
 from support.waiting import eventually, in_time, never
 from support.workers import CeleryWorker
 
 POOLS: Final = ("prefork", "threads", "gevent", "eventlet", "solo")
 LEASE: Final = 3.0
-"""Seconds: ``singleton_lock_lease`` of the task book."""
+"""Seconds: ``singleton_lock_lease`` of a worker that is killed."""
 
 SOON: Final = 2.0
 """Seconds: bound where a process that lives releases."""
@@ -49,13 +50,7 @@ DEAF: Final = "the worker hears nothing while a task runs, so it takes effect af
 NO_PREFETCH: Final = "the worker fetches nothing while a task runs"
 ONE_SLOT: Final = "one slot, and no other"
 
-IMPATIENT: Final = {
-    "broker_transport_options": {
-        "visibility_timeout": 1,
-        "unacked_restore_interval": 1,
-        "unacked_restore_throttle": 1,
-    }
-}
+IMPATIENT: Final = {"broker_transport_options": redelivery_after(1)}
 """A Redis broker that soon delivers again what was not acknowledged."""
 
 DURABLE: Final = ("--appendonly", "yes", "--appendfsync", "always")
@@ -63,11 +58,7 @@ DURABLE: Final = ("--appendonly", "yes", "--appendfsync", "always")
 
 GREEDY: Final = {
     "worker_prefetch_multiplier": 4,
-    "broker_transport_options": {
-        "visibility_timeout": 2,
-        "unacked_restore_interval": 1,
-        "unacked_restore_throttle": 1,
-    },
+    "broker_transport_options": redelivery_after(2),
 }
 """Workers that fetch more than they run, from a broker that soon delivers it again."""
 
@@ -155,7 +146,7 @@ class Scene:
         """Park the next task."""
         away = self.mortal or self.pool == "solo"
         self.next = self.book.send("act", self.key, 2, queue="keeper" if away else self.queue)
-        self.book.await_waiting(self.key, 1)
+        self.book.await_arrived(self.next, self.key)
 
     def both_begun(self, end: str = "return", **options: Any) -> None:
         """Start the first, and park the next."""
@@ -328,7 +319,7 @@ class Ending:
 
 
 def itself(end: str, **options: Any) -> Play:
-    """Return a play in which the first ends as told, once its gate opens."""
+    """Return a scene in which the first task ends in the given way when its gate opens."""
 
     def play(scene: Scene) -> float:
         scene.both_begun(end, **options)
@@ -345,7 +336,7 @@ def keeps(scene: Scene, end: str, **options: Any) -> None:
 
 
 def retried_and_kept(end: str, extra: Any) -> Play:
-    """Return a play in which the next attempt comes: nobody passes it. Measure from its end."""
+    """Return a scene in which the next attempt runs before others. Measured from its end."""
 
     def play(scene: Scene) -> float:
         keeps(scene, end, extra=extra)
@@ -366,7 +357,7 @@ def revoked_before_its_retry(scene: Scene) -> float:
 
 
 def retry_that_never_comes(scene: Scene) -> float:
-    """Its message is purged from its queue; so the reservation ends by itself, after the ETA."""
+    """Its message is purged from its queue, so the reservation expires after the ETA."""
     astray, countdown = f"astray-{scene.key}", 0.5
     keeps(scene, "retry-elsewhere", extra=[countdown, astray])
     for task_id in scene.both():
@@ -377,7 +368,7 @@ def retry_that_never_comes(scene: Scene) -> float:
 
 
 def out_of_memory(scene: Scene) -> float:
-    """Celery raises it anew in the main process, which a prefork worker does not survive."""
+    """Celery raises it again in the main process, which ends a prefork worker."""
     scene.victim()
     return itself("memory")(scene)
 
@@ -445,7 +436,7 @@ def follow(scene: Scene) -> float:
 
 
 def send_next(scene: Scene) -> float:
-    """Send the next one to a lock that nobody may hold; return the seconds up to its start."""
+    """Send the next task to a free lock; return the seconds until its start."""
     sent = time.monotonic()
     scene.next = scene.book.send("act", scene.key, 2, queue=scene.queue)
     return scene.took(sent)
@@ -458,7 +449,8 @@ def waiting_behind_another(scene: Scene, **options: Any) -> None:
     scene.book.started(holder)
     scene.locked = scene.book.send("act", scene.key, 1, **away, **options)
     scene.next = scene.book.send("act", scene.key, 2, **away)
-    scene.book.await_waiting(scene.key, 2)
+    for task_id in (scene.locked, scene.next):
+        scene.book.await_arrived(task_id, scene.key)
 
 
 def revoked_while_parked(scene: Scene) -> float:
@@ -537,7 +529,7 @@ def shutdown(
             took = scene.took()
         else:
             took = gone(scene, asked)
-        worker.wait(30)
+        worker.wait()
         scene.heir()
         return took
 
@@ -548,7 +540,7 @@ def gone(scene: Scene, asked: float) -> float:
     """The worker ends the processes of its tasks: their runs end with them."""
     for pid in {scene.pid(task_id) for task_id in scene.both()}:
         died = asked
-        while alive(pid) and time.monotonic() < asked + 30:
+        while alive(pid) and time.monotonic() < asked + 90:
             died = time.monotonic()
             time.sleep(0.002)
         scene.book.journal.note("killed", victim=pid, t=died)
@@ -557,7 +549,7 @@ def gone(scene: Scene, asked: float) -> float:
 
 
 def killed_worker(scene: Scene) -> float:
-    worker = scene.victim()
+    worker = scene.victim(conf={"singleton_lock_lease": LEASE})
     scene.both_begun()
     killed = scene.book.kill_worker(worker)
     took = scene.took(killed)
@@ -729,7 +721,7 @@ def wrong_arguments(scene: Scene) -> float:
 
 
 def unpublished(scene: Scene) -> float:
-    """The caller's broker is not there: the caller is told, and nothing is held."""
+    """The caller's broker is away: the call raises, and no lock is held."""
     before = set(scene.book.client.keys("csl:*"))
     nowhere = Connection("redis://127.0.0.1:1/0", transport_options={"max_retries": 0})
     with nowhere, pytest.raises(OperationalError):
@@ -795,7 +787,7 @@ ENDINGS: Final = (
     Ending("warm shutdown (SIGTERM)", shutdown("SIGTERM"), late=states.SUCCESS, own=True,
            part=WORKER),
     Ending("soft shutdown, the task ends in time", shutdown("SIGQUIT",
-           conf={"worker_soft_shutdown_timeout": 10}), own=True, part=WORKER,
+           conf={"worker_soft_shutdown_timeout": 60}), own=True, part=WORKER,
            cannot={"solo": "Celery waits in the task's own thread, so that it cannot end in time"}),
     Ending("soft shutdown, it does not", shutdown("SIGQUIT", within=False,
            conf={"worker_soft_shutdown_timeout": 1}), *_COLD, but=_STOPS_HALFWAY, own=True,
@@ -862,5 +854,7 @@ def check(ending: Ending, scene: Scene) -> float:
         book.await_free(key, LAPSE)
     eventually(lambda: not scene.leftovers(), LAPSE, lambda: f"nothing left: {scene.leftovers()}")
     eventually(lambda: not scene.with_broker(), 10, lambda: f"settled: {scene.with_broker()}")
+    if ending.bound == SOON:
+        assert book.lapses(scene.key) == 0, "its lock is released, and not left to its lease"
     in_time(took, ending.bound)
     return took

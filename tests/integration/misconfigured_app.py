@@ -1,4 +1,4 @@
-"""Apps that are declared or configured wrongly: ``BAD`` says how."""
+"""Apps with wrong declarations or settings; ``BAD`` selects one."""
 
 from __future__ import annotations
 

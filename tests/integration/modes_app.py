@@ -1,4 +1,4 @@
-"""The task book, and tasks that declare a mode of their own."""
+"""The task book, and tasks that declare a mode."""
 
 from __future__ import annotations
 

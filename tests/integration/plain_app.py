@@ -1,4 +1,4 @@
-"""The task book of a deployment that was rolled back: no task takes a lock."""
+"""The task book after a rollback: no task takes a lock."""
 
 from __future__ import annotations
 

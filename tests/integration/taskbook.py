@@ -1,12 +1,13 @@
-"""The app under test: one function in many declarations, and the journal in which it writes.
+"""The app under test: one function in many declarations, and the journal that it writes.
 
-A task does what its arguments say (hold, then end somehow) and notes when it began and ended. The
-journal is a file, so it survives whatever a test does to Redis and to workers.
+The arguments of a task say how long it holds the lock and how it ends. It records its start and its
+end. The journal is a file, so it survives the end of Redis and workers.
 """
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import importlib
 import json
 import os
@@ -17,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from celery import Celery, Task, chain, group
+from celery import Celery, Task, chain, group, states
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 from celery_singleton_lock import LockedTask, current_lock, current_locks
@@ -67,7 +68,7 @@ class Journal:
 
 
 def _leaks(request: Any) -> list[str]:
-    """Return our keys that user code, a retry or a child would see."""
+    """Return this package's headers that user code, a retry or a child would see."""
     seen = [*vars(request), *(request.headers or {}), *request.as_execution_options()]
     seen += list(request.as_execution_options().get("headers") or {})
     return sorted({name for name in seen if any(part in name for part in OURS)})
@@ -96,7 +97,7 @@ def build(  # noqa: C901, PLR0915  # a list of declarations, made anew for each 
         end: str = "return",
         extra: Any = None,
     ) -> Any:
-        """Hold, and end as told."""
+        """Hold the lock, and end in the given way."""
         info, lock = self.request.delivery_info or {}, current_lock()
         facts = {
             "task": self.name,
@@ -122,6 +123,8 @@ def build(  # noqa: C901, PLR0915  # a list of declarations, made anew for each 
         journal.note("start", **facts)
         try:
             _hold(hold)
+            if end in {"retry", "retry-always"}:
+                _await_stored_retry(self)
             return _end(self, end, key, n, extra)
         finally:
             journal.note("end", **facts)
@@ -143,7 +146,7 @@ def build(  # noqa: C901, PLR0915  # a list of declarations, made anew for each 
             "exit": lambda: sys.exit(3),
             "soft": lambda: _outlive_soft_limit(journal, extra),
             "watch": lambda: _watch_lock(journal, key, extra),
-            "hog": lambda: _hog(extra),
+            "hog": lambda: _hog(journal, extra),
             "nest": lambda: self.apply((key, f"{n}-nested")).get(disable_sync_subtasks=False),
             "replace-other": lambda: self.replace(self.signature((f"{key}-other", n))),
             "freeze": lambda: _freeze(extra),
@@ -167,6 +170,14 @@ def build(  # noqa: C901, PLR0915  # a list of declarations, made anew for each 
         if end != "return" and journal.first_time(f"{self.request.id}-{end}"):
             _once(self, end, extra)
         return n
+
+    def _await_stored_retry(self: Task) -> None:
+        """Wait for the state of the attempt before: Celery stores it after it has sent this one."""
+        deadline = time.monotonic() + HOLD
+        is_stored = self.request.is_eager or not self.request.retries
+        while not is_stored and time.monotonic() < deadline:
+            time.sleep(0.01)
+            is_stored = self.backend.get_state(self.request.id) == states.RETRY
 
     def _reject_twice(self: Task, n: Any) -> Any:
         if any(journal.first_time(f"{self.request.id}-{time}") for time in ("one", "two")):
@@ -213,7 +224,7 @@ def build(  # noqa: C901, PLR0915  # a list of declarations, made anew for each 
     wait = {"lock_on_conflict": "wait", "lock_wait_timeout": 30}
     declare("act_wait", **wait)
     declare("act_wait_late", **wait, **late)
-    declare("act_wait_4", **wait | {"lock_wait_timeout": 4.0})
+    declare("act_wait_12", **wait | {"lock_wait_timeout": 12.0})
     declare("act_wait_soft", **wait, soft_time_limit=1)
     declare("act_wait_hard", **wait, time_limit=1)
     declare("act_wait_brief", **wait | {"lock_wait_timeout": 1.0})
@@ -238,6 +249,9 @@ def build(  # noqa: C901, PLR0915  # a list of declarations, made anew for each 
     declare("act_raising", lock_key=_raising_key)
     declare("act_soft", soft_time_limit=1)
     declare("act_hard", time_limit=1)
+    declare("act_hook", time_limit=1, on_failure=_raising_hook)
+    declare("act_hook_fail", lock_on_conflict="fail", on_failure=_raising_hook)
+    declare("act_hook_patient", lock_wait_timeout=1.0, on_failure=_raising_hook)
     declare("act_hard_late", time_limit=1, acks_late=True, acks_on_timeout=False)
     auto = {"autoretry_for": (ValueError,), "max_retries": 1, "default_retry_delay": 0.1}
     declare("act_auto", **auto)
@@ -285,6 +299,11 @@ def _raise(error: BaseException) -> None:
     raise error
 
 
+def _raising_hook(*_: Any) -> None:
+    text = "the hook is broken"
+    raise RuntimeError(text)
+
+
 def _key_of(key: Any = "", n: Any = 0, hold: Any = None, end: Any = None, extra: Any = None) -> str:
     return f"called:{key}"
 
@@ -309,10 +328,10 @@ def _outlive_soft_limit(journal: Journal, extra: Any) -> str:
 
 
 def _watch_lock(journal: Journal, key: str, extra: Any) -> dict[str, Any]:
-    """Look at the lock until it is lost; tell how long that took from the test's signal."""
+    """Check the lock until it is lost; record the time since the test's signal."""
     lock = current_lock()
     journal.await_gate(str(extra))
-    began, deadline = time.monotonic(), time.monotonic() + 15
+    began, deadline = time.monotonic(), time.monotonic() + 60
     while not lock.lost and time.monotonic() < deadline:
         time.sleep(0.02)
     told = time.monotonic() - began
@@ -324,16 +343,25 @@ def _watch_lock(journal: Journal, key: str, extra: Any) -> dict[str, Any]:
     return {"lost": lock.lost, "after": told, "error": None}
 
 
-def _hog(seconds: Any) -> None:
-    """Keep the interpreter busy."""
-    deadline = time.monotonic() + float(seconds)
+def _hog(journal: Journal, until: Any) -> None:
+    """Keep the interpreter busy for so many seconds, or until the test opens a gate."""
+    if isinstance(until, str):
+        gate = journal.folder / f"gate-{until}"
+        while not gate.exists():
+            sum(range(1_000_000))
+        return
+    deadline = time.monotonic() + float(until)
     while time.monotonic() < deadline:
         sum(range(10_000))
 
 
-def _freeze(seconds: Any) -> None:
-    """Keep the interpreter's lock, as C code may."""
-    ctypes.PyDLL(None).poll(None, 0, int(float(seconds) * 1000))
+def _freeze(until: Any) -> None:
+    """Keep the interpreter's lock, as C code may: for seconds, or while a test locks a file."""
+    if isinstance(until, str):
+        with Path(until).open() as file:
+            ctypes.PyDLL(None).flock(file.fileno(), fcntl.LOCK_EX)
+        return
+    ctypes.PyDLL(None).poll(None, 0, int(float(until) * 1000))
 
 
 def _swell(size: int) -> int:

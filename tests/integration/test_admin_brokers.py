@@ -1,4 +1,4 @@
-"""Drain, export and import where the broker is a RabbitMQ; test_cli.py has Redis."""
+"""drain, export and import with RabbitMQ; test_cli.py has Redis."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def kind(request):
     return request.param
 
 
-@pytest.mark.full_run_plays("classic")  # they differ little in this
+@pytest.mark.full
 def test_parked_tasks_go_back_to_rabbitmq_and_come_again_from_a_file(make_book, tmp_path):
-    """As they came: order, arguments, headers, priority; each once; nothing of ours on them."""
+    """Unchanged: order, arguments, headers, priority; each once, without a lock header."""
     book = make_book()
     store = RedisAdminStore(book.client)
     file = tmp_path / "parked.jsonl"
@@ -59,7 +59,7 @@ def test_parked_tasks_go_back_to_rabbitmq_and_come_again_from_a_file(make_book, 
     assert carried == {(3, "acme")}
 
 
-@pytest.mark.full_run_plays("classic")
+@pytest.mark.full
 def test_parked_tasks_move_to_another_broker_with_a_file_and_import_adopt(
     make_book, redis_url, tmp_path
 ):

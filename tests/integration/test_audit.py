@@ -1,4 +1,4 @@
-"""Who steps in leaves a trace: each command one entry of the audit, and one event."""
+"""Each operator action leaves one audit entry and one event."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from celery_singleton_lock.admin.bulk_parked import Filter, export, purge
+from celery_singleton_lock.admin.bulk_parked import purge
+from celery_singleton_lock.admin.export_parked import export
+from celery_singleton_lock.admin.select_parked import Filter
 from celery_singleton_lock.admin.sweep import sweep_once
 from celery_singleton_lock.cli.commands import COMMANDS, locks
+from celery_singleton_lock.core.model import Claim, Owner
+from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.events import LockAdmin
-from celery_singleton_lock.worker.extension import install, observe
-from celery_singleton_lock.core.model import Claim, Owner, Parcel, new_token
-from celery_singleton_lock.worker.publisher import pack
 from celery_singleton_lock.store.operator.base import Operator
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
+from celery_singleton_lock.worker.install import install, observe
+from celery_singleton_lock.worker.message_codec import pack
+from support.waiters import park
 
 NAME = "account:42"
 LOOKS = {"list", "show", "why", "watch", "audit", "doctor"}
@@ -25,13 +29,13 @@ LOOKS = {"list", "show", "why", "watch", "audit", "doctor"}
 
 @pytest.fixture
 def scene(own_book, tmp_path):
-    """A lock that is held and waited for by two messages; what is told of it; a way to step in."""
+    """A held lock with two waiting messages, the events about it, and a way to run commands."""
     app, told = own_book.app, []
     observe(app, LockAdmin)(told.append)
     store = RedisAdminStore(own_book.client)
     holder = Owner(new_token(), "holding/0/0", "app.task")
     store.acquire(holder, Claim(NAME, lease=600))
-    waiting = park(store, NAME, 2, realm=install(app).realm, body=a_message(own_book))
+    waiting = park_several(store, NAME, 2, realm=install(app).realm, body=a_message(own_book))
     file = tmp_path / "parked.jsonl"
 
     def run(*args, code=0):
@@ -49,21 +53,16 @@ def scene(own_book, tmp_path):
     store.close()
 
 
-def park(store, name, number, realm="R", body=b"{}\n"):
+def park_several(store, name, number, **message):
     """Park messages, and return their tokens."""
-    tokens = []
-    for n in range(number):
-        owner = Owner(new_token(), f"{name}-{n}/0/0", "app.task")
-        store.park(owner, Claim(name), Parcel(body, realm, "q"))
-        tokens.append(owner.token)
-    return tokens
+    return [park(store, name, f"{name}-{n}", **message) for n in range(number)]
 
 
 def a_message(book):
     """Return a message as a worker would park it."""
     with book.app.connection_for_read() as connection, connection.SimpleQueue("q") as queue:
         book.send("act", "key", queue="q")
-        message = queue.get(timeout=5)
+        message = queue.get(timeout=60)
         message.ack()
         return pack(message)
 
@@ -90,7 +89,7 @@ def test_every_command_is_tried_here():
 
 
 @pytest.mark.parametrize("command", STEPS)
-def test_each_step_leaves_one_entry_of_who_when_and_from_where_and_one_event(scene, command):
+def test_each_operator_action_leaves_one_audit_entry_and_one_event(scene, command):
     """Also those that only read arguments of tasks (export), or that cron calls (sweep)."""
     args, lock, count = STEPS[command]
     if command == "resume":
@@ -128,18 +127,18 @@ def test_each_step_leaves_one_entry_of_who_when_and_from_where_and_one_event(sce
         ["mode"],
     ],
 )
-def test_what_was_not_done_leaves_nothing(scene, args):
+def test_a_refused_action_leaves_no_audit_entry(scene, args):
     scene.run(*[scene.waiting[0] if arg == "WAITER" else arg for arg in args])
     assert (scene.store.audit(), scene.told) == ([], [])
 
 
-def test_a_pause_of_a_paused_lock_is_no_step(scene):
+def test_a_second_pause_leaves_no_audit_entry(scene):
     scene.run("pause", NAME)
     scene.run("pause", NAME)
     assert len(scene.store.audit()) == len(scene.told) == 1
 
 
-def test_the_audit_says_to_what_a_limit_was_set(scene):
+def test_the_audit_has_the_new_limit(scene):
     scene.run("limit", NAME, "3")
     scene.run("limit", NAME, "--clear")
     told = scene.run("audit")
@@ -148,7 +147,7 @@ def test_the_audit_says_to_what_a_limit_was_set(scene):
 
 
 def test_sweeps_of_a_cron_job_are_one_entry(scene):
-    """Else a day of them would push all others out."""
+    """Otherwise a day of them would displace all other entries."""
     for _ in range(3):
         scene.run("sweep")
     (entry,) = scene.store.audit()
@@ -158,12 +157,12 @@ def test_sweeps_of_a_cron_job_are_one_entry(scene):
     assert (newest["who"], newest["count"]) == ("joe", 1)
 
 
-def test_a_step_over_many_locks_does_not_push_all_other_entries_out(scene):
-    """The first twenty are named; of the others it is told how many, and how many tasks."""
+def test_an_action_on_many_locks_does_not_displace_all_other_entries(scene):
+    """The first twenty are named; of the others the number of locks and tasks is given."""
     store = scene.store
     store.promote(NAME, scene.waiting[1], Operator("jane"))
     for n in range(30):
-        park(store, f"many:{n}", 2)
+        park_several(store, f"many:{n}", 2, body=b"{}\n")
     list(export(store, Filter("many:"), Operator("jane")))
     assert purge(store, Filter("many:"), Operator("jane", action="purge")).total == 60
     entries = store.audit()

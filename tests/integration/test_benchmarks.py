@@ -1,4 +1,4 @@
-"""The benchmarks' rig says at once what is wrong, with the worker's own words."""
+"""Errors of the benchmarks are reported at once, with the worker's log."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ def run(*command, timeout=120):
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("script", "told"),
     [(OF_NOBODY, ["has ended with", "KeyError: 'nobody'"]), (FAILING, ["raised unexpected"])],
@@ -43,9 +44,10 @@ def test_a_worker_that_cannot_work_ends_the_run_with_its_log(script, told):
         assert words in ended.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("benchmark", ["contended", "uncontended"])
 def test_a_peer_that_is_asked_for_and_not_installed_is_an_error(benchmark, tmp_path):
-    """Told at once, with what to install; only who asks for nobody gets the others."""
+    """The error says at once what to install. Without a selection the others run."""
     hidden = "import sys; sys.modules['redis_lock'] = None; sys.argv[0] = 'x'; import runpy; "
     script = f"{hidden}runpy.run_module('benchmarks.{benchmark}', run_name='__main__')"
     ended = run("-c", script, "--peers", "plain", "redis_lock")

@@ -1,4 +1,4 @@
-"""Lock options of one call; and keys that are read in the message."""
+"""Lock options of one call, and keys that use properties of the message."""
 
 from __future__ import annotations
 
@@ -9,17 +9,10 @@ from celery_singleton_lock import ConfigurationError, LockedTask
 from celery_singleton_lock.config.call_options import HEADER
 
 
-def held(book, key, **call):
-    """Let a task hold the key's lock until its gate opens."""
-    first = book.send("act", key, 0, hold=f"{key}-0", **call)
-    book.started(first)
-    return first
-
-
 @pytest.mark.parametrize("door", ["apply_async", "set", "signature", "chain"])
 def test_a_call_is_skipped_where_its_task_would_wait(book, worker, key, door):
     """By each way in which a call can have options; the task's own calls wait."""
-    held(book, key)
+    book.start_holder(key)
     act, option = book.app.tasks["act"], {"lock_on_conflict": "skip"}
     call = {
         "apply_async": lambda: act.apply_async((key, 1), **option),
@@ -34,9 +27,9 @@ def test_a_call_is_skipped_where_its_task_would_wait(book, worker, key, door):
     assert book.order(key) == [0, 2]
 
 
-def test_a_call_fails_or_stops_waiting_as_it_says(book, worker, key):
+def test_the_options_of_a_call_decide_whether_it_fails_or_stops_waiting(book, worker, key):
     """Parked with a deadline of its own; refused at once."""
-    held(book, key)
+    book.start_holder(key)
     fails = book.send("act", key, 1, lock_on_conflict="fail")
     waits = book.send("act", key, 2, lock_wait_timeout=0.5)
     assert "LockConflict" in repr(book.outcome(fails)[1])
@@ -47,7 +40,7 @@ def test_a_call_fails_or_stops_waiting_as_it_says(book, worker, key):
 
 def test_a_call_takes_another_lock(book, worker, key):
     """By a template over the same arguments; also when it was parked there."""
-    held(book, key)
+    book.start_holder(key)
     other = book.send("act", key, 1, hold=f"{key}-1", lock_key="other:{key}")
     assert book.started(other)["lock"] == f"other:{key}"
     behind = book.send("act", key, 2, lock_key="other:{key}")
@@ -60,7 +53,7 @@ def test_a_call_takes_another_lock(book, worker, key):
 
 
 @pytest.mark.parametrize("end", ["retry", "raise"])
-def test_T37_a_retry_has_the_options_of_its_call_and_nobody_sees_them(book, worker, key, end):
+def test_T37_a_retry_keeps_the_options_of_its_call_which_stay_hidden(book, worker, key, end):
     """Of a retry that the task asks for, and of one that Celery makes."""
     task = "act" if end == "retry" else "act_auto"
     first = book.send(task, key, 0, end=end, extra=0.1, lock_key="other:{key}")
@@ -69,8 +62,8 @@ def test_T37_a_retry_has_the_options_of_its_call_and_nobody_sees_them(book, work
     assert [(s["lock"], s["leaks"]) for s in starts] == [(f"other:{key}", [])] * 2
 
 
-def test_a_message_that_says_nonsense_fails_alone(book, worker, key):
-    """Its sender may be anybody: the reason is told, and the worker goes on."""
+def test_a_message_with_invalid_options_fails_without_affecting_others(book, worker, key):
+    """Any sender may have sent it: the error gives the reason, and the worker keeps running."""
     for wrong, reason in (
         ({"lock_on_conflict": "sk1p"}, "lock_on_conflict is 'sk1p'"),
         ({"lock_lease": 9}, "lock_lease cannot be given to one call"),
@@ -90,14 +83,14 @@ def test_a_message_that_says_nonsense_fails_alone(book, worker, key):
     [
         ({"lock_lease": 5}, "lock_lease cannot be given to one call. A call may have lock_key, "),
         ({"lock_on_conflict": "sk1p"}, "lock_on_conflict is 'sk1p'"),
-        ({"lock_on_conflict": "wait"}, "it needs a deadline"),
+        ({"lock_on_conflict": "wait"}, "it needs a time-out"),
         ({"lock_wait_timeout": "5 minutes"}, "use 300"),
         ({"lock_key": len}, "it must be a template, not a callable"),
         ({"lock_key": "{key}"}, "it has no literal text"),
     ],
 )
 @pytest.mark.parametrize("eager", [False, True])
-def test_what_a_call_cannot_have_is_refused_where_it_is_called(option, words, eager):
+def test_options_that_a_call_cannot_have_are_refused_at_the_call(option, words, eager):
     """Before anything is sent."""
     with Celery("calls", broker="memory://", set_as_current=False) as app:
         app.conf.task_always_eager = eager
@@ -112,7 +105,7 @@ def test_what_a_call_cannot_have_is_refused_where_it_is_called(option, words, ea
             assert words in str(caught.value)
 
 
-def test_eager_calls_have_options_and_what_they_call_has_not(redis_url, redis_client):
+def test_options_of_an_eager_call_do_not_apply_to_nested_calls(redis_url, redis_client):
     """Where eager tasks take locks."""
     with Celery(
         "eager", broker="memory://", backend="cache+memory://", set_as_current=False
@@ -146,8 +139,7 @@ def test_a_key_names_queue_and_headers_of_the_message(book, worker, key):
     state, error = book.outcome(book.send("act_sent", key, 1))
     assert state == states.FAILURE
     assert "the message has no header 'tenant'. Send it: apply_async(headers=" in str(error)
-    blocker = book.send("act_sent", key, 2, hold=f"{key}-2", headers=headers)
-    book.started(blocker)
+    book.start_holder(key, 2, task="act_sent", headers=headers)
     parked = book.send("act_sent", key, 3, headers=headers)
     book.await_waiting(f"{key}-t", 1, lock="sent:celery:{}")
     book.open(f"{key}-2")

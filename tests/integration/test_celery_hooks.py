@@ -1,7 +1,7 @@
-"""The worker's self-test of its place in Celery, and what it falls back to, shown by breaking it.
+"""A worker whose hooks into Celery fail detects it and works without them.
 
-Where Celery does not let a message pass our desk, its lock is taken in the pool alone: later, and
-for a slot; with a warning; and never skipped.
+If a message does not pass the dispatcher, its lock is acquired in the pool: later, and it occupies
+a slot. The worker logs a warning. The lock is never skipped.
 """
 
 from __future__ import annotations
@@ -13,34 +13,39 @@ from integration.book import Book
 from integration.test_adrift import adrift
 from support.waiting import eventually, never
 
+UNKNOWN_WAY = "creates request classes in an unknown way"
 BREAKS = ["own", "composed", "unwrapped", "replaced"]
-WARNING = "does not pass this worker's desk"
+MORTAL = {"singleton_lock_lease": 4.0}
+"""Settings of a worker in which a process is killed: its lock is free soon after that."""
+WARNING = "does not pass this worker's dispatcher"
 WHY = {
-    "own": ("integration.changed_celery_app.OwnRequest", "celery_singleton_lock.worker.request.LockedRequest"),
-    "composed": ("makes request classes in an unknown way", "a Celery that this version supports"),
-    "unwrapped": ("makes request classes in an unknown way", "a Celery that this version supports"),
+    "own": (
+        "integration.changed_celery_app.OwnRequest",
+        "celery_singleton_lock.worker.request.LockedRequest",
+    ),
+    "composed": (UNKNOWN_WAY, "a version of Celery that this package supports"),
+    "unwrapped": (UNKNOWN_WAY, "a version of Celery that this package supports"),
     "replaced": ("replaced consumer.on_task_request", "Let that step call"),
 }
 
 
 def broken(book, how, **options):
-    """Return a worker that is broken, not started."""
+    """Return a worker whose hooks fail, not started."""
     return book.worker(app="integration.changed_celery_app", env={"BREAK": how}, **options)
 
 
-@pytest.mark.full_run_plays("threads")
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("how", "pool"),
     [*((how, "prefork") for how in BREAKS), ("own", "threads"), ("unwrapped", "threads")],
 )
-def test_a_broken_wrap_is_told_and_the_lock_taken_in_the_pool(own_book, how, pool):
-    """A warning names task, cause and remedy; tasks of a key never overlap, others go on."""
+def test_a_failed_hook_is_reported_and_the_lock_is_acquired_in_the_pool(own_book, how, pool):
+    """A warning names task, cause and remedy; tasks of a key never overlap, others run."""
     with broken(own_book, how, pool=pool, concurrency=4) as worker:
         log = worker.log()
         for words in (WARNING, "task act does not", *WHY[how]):
             assert words in log
-        first = own_book.send("act", "a", 0, hold="a-0")
-        own_book.started(first)
+        first = own_book.start_holder("a")
         others = [own_book.send("act", "a", n) for n in (1, 2)]
         assert own_book.value(own_book.send("act", "b", 7)) == 7, "a slot is left"
         never(lambda: len(own_book.starts("a")) > 1, during=0.5)
@@ -55,11 +60,10 @@ def test_a_broken_wrap_is_told_and_the_lock_taken_in_the_pool(own_book, how, poo
         assert worker.is_running
 
 
-def test_policies_hold_in_the_pool_alone(own_book):
-    """Fail, skip and lock_wait_timeout end the task as they say; nobody runs without the lock."""
+def test_policies_work_without_hooks_in_the_main_process(own_book):
+    """fail, skip and lock_wait_timeout end the task as declared; no task runs without the lock."""
     with broken(own_book, "own", concurrency=4):
-        first = own_book.send("act", "a", 0, hold="a-0")
-        own_book.started(first)
+        first = own_book.start_holder("a")
         ends = {
             task: own_book.outcome(own_book.send(task, "a", 1))
             for task in ("act_fail", "act_skip", "act_patient")
@@ -78,31 +82,36 @@ def test_policies_hold_in_the_pool_alone(own_book):
         own_book.await_free("a")
 
 
-def test_a_holder_longer_than_its_lease_keeps_its_lock_in_the_pool_alone(own_book):
-    """Two leases long: renewed from the pool, nobody enters."""
+@pytest.mark.full
+def test_a_holder_longer_than_its_lease_keeps_its_lock_without_hooks(own_book):
+    """The pool renews the lease, and no other task gets the lock."""
     with broken(own_book, "composed", concurrency=2):
-        first = own_book.send("act", "a", 0, hold=7)
-        own_book.started(first)
+        first = own_book.start_holder("a")
         second = own_book.send("act", "a", 1)
+        own_book.await_renewal("a")
+        own_book.open("a-0")
         assert [own_book.value(first), own_book.value(second)] == [0, 1]
         assert own_book.peak("a") == 1
 
 
-def test_a_killed_child_frees_its_lock_within_a_lease_in_the_pool_alone(own_book):
-    """The main process does not know of the lock, so its lease has to end; then the next runs."""
-    with broken(own_book, "own", concurrency=2):
+@pytest.mark.full
+def test_without_hooks_the_lock_of_a_killed_child_is_free_within_a_lease(own_book):
+    """The main process does not know the lock, so its lease must expire.
+
+    Then the next task runs.
+    """
+    with broken(own_book, "own", concurrency=2, conf=MORTAL):
         first = own_book.send("act", "a", 0, hold="never")
-        pid = own_book.started(first)["pid"]
+        own_book.kill_child(own_book.started(first)["pid"])
         second = own_book.send("act", "a", 1)
-        own_book.kill_child(pid)
         assert own_book.value(second) == 1
         assert own_book.peak("a") == 1
         own_book.await_free("a")
 
 
 @pytest.mark.needs_real_redis("a server that goes away and comes back")
-def test_an_outage_is_met_as_the_policy_says_in_the_pool_alone(redis_url, make_redis, tmp_path):
-    """Retry waits in its slot and runs when Redis is back; fail fails; run runs, unlocked."""
+def test_without_hooks_the_pool_applies_the_policy_for_outages(redis_url, make_redis, tmp_path):
+    """``retry``: it waits in its slot until Redis is back; ``fail``: it fails; ``run``: it runs."""
     locks = make_redis()
     conf = {"singleton_lock_backend": locks.url}
     with (
@@ -122,12 +131,11 @@ def test_an_outage_is_met_as_the_policy_says_in_the_pool_alone(redis_url, make_r
         assert book.starts("a")[0]["held"]
 
 
-def test_a_request_class_derived_from_ours_passes(own_book):
-    """The remedy of the warning: no warning, and blocked tasks hold no slot."""
+def test_a_request_class_derived_from_LockedRequest_is_accepted(own_book):
+    """The remedy in the warning: no warning, and blocked tasks occupy no slot."""
     with broken(own_book, "derived", concurrency=2) as worker:
         assert WARNING not in worker.log()
-        first = own_book.send("act", "a", 0, hold="a-0")
-        own_book.started(first)
+        first = own_book.start_holder("a")
         rest = [own_book.send("act", "a", n) for n in (1, 2, 3)]
         own_book.await_waiting("a", 3)
         assert own_book.value(own_book.send("act", "b", 7)) == 7
@@ -136,13 +144,12 @@ def test_a_request_class_derived_from_ours_passes(own_book):
         assert own_book.order("a") == [0, 1, 2, 3]
 
 
-@pytest.mark.full_run_plays("own")
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["own", "composed", "replaced"])  # "unwrapped" is told the same
-def test_a_broken_worker_beside_a_whole_one_loses_and_doubles_nothing(own_book, how):
-    """Parked by the whole one, which then ends: they run once each, one at a time."""
+def test_a_worker_without_hooks_beside_a_normal_one_loses_and_doubles_nothing(own_book, how):
+    """The normal worker parks tasks, then ends: each runs once, one at a time."""
     with own_book.worker(name="whole", concurrency=2):
-        first = own_book.send("act", "a", 0, hold="a-0")
-        own_book.started(first)
+        first = own_book.start_holder("a")
         parked = [own_book.send("act", "a", n) for n in (1, 2, 3)]
         own_book.await_waiting("a", 3)
         bad = broken(own_book, how, name="broken", concurrency=2).start()
@@ -158,9 +165,10 @@ def test_a_broken_worker_beside_a_whole_one_loses_and_doubles_nothing(own_book, 
     own_book.await_free("a")
 
 
-def test_messages_that_no_worker_of_the_fleet_can_run_are_told_of(own_book):
-    """An error names their lock; they are kept, and run once a worker passes its self-test."""
-    whole = own_book.worker(name="whole", concurrency=2).start()
+@pytest.mark.full
+def test_messages_that_no_worker_can_run_are_reported(own_book):
+    """An error names their lock. They stay parked, and run when a worker passes its self-test."""
+    whole = own_book.worker(name="whole", concurrency=2, conf=MORTAL).start()
     own_book.started(own_book.send("act", "a", 0, hold="never"))
     left = own_book.send("act", "a", 1)
     own_book.await_waiting("a", 1)
@@ -175,11 +183,11 @@ def test_messages_that_no_worker_of_the_fleet_can_run_are_told_of(own_book):
     assert own_book.order("a") == [0, 1]
 
 
-@pytest.mark.full_run_plays("composed")
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["own", "composed"])
-def test_T34_a_broken_worker_runs_no_copy_beside_its_original(own_book, how):
-    """A parked message that went back to the broker runs there, once, and is kept nowhere else."""
+def test_T34_a_worker_without_hooks_runs_no_copy_beside_its_original(own_book, how):
+    """A republished message runs once, and is no longer parked."""
     holder, first, parked = adrift(own_book)
     own_book.open("a-0")
     own_book.value(first)

@@ -1,8 +1,8 @@
-"""Each ending in each pool: the lock is free in time, the next one runs, and nothing is left.
+"""Each ending in each pool: the lock is free in time, the next task runs, and nothing remains.
 
-By default prefork plays all endings but the longest, and threads those of them that its standing
-worker survives. With CSL_TEST_MATRIX set, every pool plays all, and what was measured is noted: see
-matrix.py.
+By default prefork runs all endings except the longest, and threads those that its worker survives.
+With CSL_TEST_MATRIX every pool runs all endings, and the measured times are written: see
+ending_matrix.py.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import os
 
 import pytest
 
+from integration import endings as table
 from integration.book import needs_pool, standing
-from integration.endings import ENDED, ENDINGS, ITSELF, NEVER, POOLS, WORKER, Scene, check
 from integration.ending_matrix import VARIABLE, note
+from integration.endings import ENDED, ENDINGS, ITSELF, NEVER, POOLS, WORKER, Scene, check
 from support.waiting import never
 
 ALL = VARIABLE in os.environ
+LEASE = table.LEASE if ALL else 10.0
 
 
 @pytest.fixture(scope="module", params=POOLS if ALL else ("prefork", "threads"))
@@ -69,6 +71,7 @@ def test_T17_the_lock_does_not_outlive_its_task(play, ending, late):
     play(ending, late=late)
 
 
+@pytest.mark.full
 @endings(WORKER)
 def test_T7_the_lock_does_not_outlive_its_worker(play, ending, late):
     """Shut down, killed, resized, cut off: the next one starts in time, and not before."""
@@ -76,14 +79,14 @@ def test_T7_the_lock_does_not_outlive_its_worker(play, ending, late):
 
 
 @endings(NEVER)
-def test_T18_what_cannot_be_loaded_takes_no_lock(play, ending, late):
+def test_T18_a_message_that_cannot_be_decoded_takes_no_lock(play, ending, late):
     """The message ends as without locks, and the next one of its key starts at once."""
     play(ending, late=late)
 
 
 @pytest.mark.parametrize("pool", ["threads"], indirect=True, scope="module")
 def test_where_celery_cannot_end_a_task_it_keeps_its_lock(book, worker, pool, keeper, key):
-    """Time limits and terminate do nothing to a thread: it runs on, and nobody else does."""
+    """Time limits and terminate do not affect a thread: it keeps running, and holds the lock."""
     scene = Scene(book, pool, key, late=False, keeper=keeper, worker=worker)
     scene.first(soft_time_limit=0.2, time_limit=0.4)
     scene.behind()

@@ -1,4 +1,4 @@
-"""However a task ends, its lock is free at once and the next one of its key starts."""
+"""After each kind of ending the lock is free at once and the next task of the key starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from support.waiting import eventually, in_time, never
 
 
 def first_and_next(book, key, task="act", end="return", **options):
-    """Send one that ends as told, and one behind it; return both results when both are there."""
+    """Send a task with an ending, and another one of the key.
+
+    Return both when both have arrived.
+    """
     first = book.send(task, key, 1, hold=f"{key}-1", end=end, **options)
     book.started(first)
     following = book.send(task, key, 2)
@@ -25,7 +28,7 @@ def first_and_next(book, key, task="act", end="return", **options):
 
 
 def test_success_frees_the_lock(book, worker, key):
-    """The next task starts when the first has returned; nothing of either stays in Redis."""
+    """The next task starts when the first has returned; Redis keeps nothing of either."""
     first, following = first_and_next(book, key)
     assert book.value(first) == 1
     assert book.value(following) == 2
@@ -43,7 +46,7 @@ def test_failure_frees_the_lock(book, worker, key):
 
 
 def test_T15_retry_lets_others_run_between_the_attempts(book, worker, key):
-    """A retried task gives its lock back, and takes it again when its next attempt comes."""
+    """A retried task releases its lock, and acquires it again for the next attempt."""
     first, following = first_and_next(book, key, end="retry", extra=0.5)
     assert book.value(first) == 1
     assert book.value(following) == 2
@@ -52,8 +55,8 @@ def test_T15_retry_lets_others_run_between_the_attempts(book, worker, key):
     book.await_free(key)
 
 
-def test_T15_a_failing_task_its_retry_and_a_twin_sent_meanwhile_all_run_once(book, worker, key):
-    """The retry neither collides with its own former lock, nor frees the one of the twin."""
+def test_T15_a_failing_task_its_retry_and_an_equal_call_all_run_once(book, worker, key):
+    """The retry neither waits for its own former lock, nor releases that of the other call."""
     first, twin = first_and_next(book, key, end="retry", extra=0.1)
     book.started(twin)
     third = book.send("act", key, 3)
@@ -92,7 +95,7 @@ def test_T17_reject_frees_the_lock(book, worker, key, task):
 
 
 def test_T36_reject_with_requeue_runs_again(book, worker, key):
-    """A late-ack task that has itself requeued comes back, and takes its lock again."""
+    """A late-ack task that requeues itself is redelivered, and acquires its lock again."""
     first, following = first_and_next(book, key, "act_late", end="requeue")
     assert book.value(following) == 2
     assert book.value(first) == 1
@@ -102,9 +105,8 @@ def test_T36_reject_with_requeue_runs_again(book, worker, key):
 
 
 def test_T36_a_delivered_task_that_requeues_itself_runs_again(book, worker, key):
-    """The same for one that was parked: its message is no longer with the broker, but kept."""
-    first = book.send("act_late", key, 1, hold=f"{key}-1")
-    book.started(first)
+    """Also if it was parked: its message is no longer in the broker, but in Redis."""
+    first = book.start_holder(key, 1, task="act_late")
     second = book.send("act_late", key, 2, end="requeue")
     book.await_waiting(key, 1)
     book.open(f"{key}-1")
@@ -123,11 +125,10 @@ def test_an_early_ack_task_that_requeues_itself_is_as_lost_as_with_celery(book, 
 @only("prefork")
 @pytest.mark.parametrize("extra", ["raise", "tidy"])
 def test_soft_time_limit_frees_the_lock(book, worker, key, extra):
-    """Whether the task obeys its soft limit by failing or by tidying up: the next one starts."""
+    """If the task fails at its soft limit or cleans up and returns, the next task starts."""
     first = book.send("act", key, 1, end="soft", extra=extra, soft_time_limit=1)
     book.started(first)
     following = book.send("act", key, 2)
-    book.await_waiting(key, 1)
     assert book.outcome(first)[0] == (states.FAILURE if extra == "raise" else states.SUCCESS)
     assert book.value(following) == 2
     assert book.peak(key) == 1
@@ -137,7 +138,7 @@ def test_soft_time_limit_frees_the_lock(book, worker, key, extra):
 @only("prefork")
 @pytest.mark.parametrize("task", ["act", "act_late"])
 def test_hard_time_limit_frees_the_lock_once_the_process_is_gone(book, worker, key, task):
-    """The next task starts soon after the limit, and not while the first one's process lives."""
+    """The next task starts soon after the limit, but not before the first process has ended."""
     first = book.send(task, key, 1, hold="never", time_limit=1)
     begun = book.started(first)
     following = book.send(task, key, 2)
@@ -146,15 +147,15 @@ def test_hard_time_limit_frees_the_lock_once_the_process_is_gone(book, worker, k
     assert book.value(following) == 2
     assert len(book.starts(key)) == 2
     book.await_free(key)
+    assert book.lapses(key) == 0
     in_time(start["t"] - begun["t"], 1 + 2)
 
 
 @pytest.mark.skipif(not ACKS_ON_TIMEOUT, reason="acks_on_timeout came with Celery 5.7")
 @only("prefork")
 def test_T36_hard_time_limit_with_requeue_runs_again(book, worker, key):
-    """acks_on_timeout=False: the message goes back, and the second run has its turn."""
-    first = book.send("act_hard_late", key, 1, hold=f"{key}-1")
-    book.started(first)
+    """acks_on_timeout=False: the message is requeued, and the task runs again."""
+    first = book.start_holder(key, 1, task="act_hard_late")
     following = book.send("act", key, 2)
     book.started(first, times=2)
     book.open(f"{key}-1")
@@ -174,19 +175,20 @@ def test_a_child_that_ends_in_mid_task_frees_its_lock(book, worker, key, end):
     assert book.value(following) == 2
     assert len(book.starts(key)) == 2
     book.await_free(key)
+    assert book.lapses(key) == 0
     in_time(start["t"] - book.runs(key)[0][1], 2)
 
 
 @only("threads")
 def test_sys_exit_in_a_thread_frees_the_lock(book, worker, key):
-    """The next one starts; Celery itself stores no state for a thread that exits."""
+    """The next task starts. Celery stores no state for a thread that exits."""
     _, following = first_and_next(book, key, end="exit")
     assert book.value(following) == 2
     book.await_free(key)
 
 
 def test_revoked_before_it_arrives_takes_no_lock(book, worker, key):
-    """A task that the worker knows to be revoked is ended, and its key is free."""
+    """A task that was revoked before it arrived is ended, and its lock is free."""
     task_id = str(uuid4())
     book.app.control.revoke(task_id, reply=True, limit=1, timeout=20)
     first = book.send("act", key, 1, task_id=task_id)
@@ -197,9 +199,8 @@ def test_revoked_before_it_arrives_takes_no_lock(book, worker, key):
 
 
 def test_T17_revoked_while_it_is_parked_never_runs(book, worker, key):
-    """A parked task that is revoked ends REVOKED while the holder runs; the one behind it runs."""
-    first = book.send("act", key, 1, hold=f"{key}-1")
-    book.started(first)
+    """A revoked parked task ends as REVOKED while the holder runs; the next waiter runs."""
+    book.start_holder(key, 1)
     second, third = book.send("act", key, 2), book.send("act", key, 3)
     book.await_waiting(key, 2)
     book.app.control.revoke(second, reply=True, limit=1, timeout=20)
@@ -226,6 +227,7 @@ def test_T17_terminated_while_it_runs_frees_the_lock(book, worker, key, task):
     assert book.value(following) == 2
     assert len(book.starts(key)) == 2
     book.await_free(key)
+    assert book.lapses(key) == 0
     in_time(start["t"] - book.runs(key)[0][1], 2)
 
 
@@ -238,27 +240,30 @@ def test_T17_expired_before_it_arrives_takes_no_lock(book, worker, key):
     book.await_free(key)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("why", ["revoked", "expired"])
 @pytest.mark.parametrize("task", ["act", "act_late"])
 def test_T17_a_task_that_ends_on_its_way_to_the_pool_is_acknowledged(book, worker, key, task, why):
-    """Revoked or expired while its ETA is awaited: settled with the broker, and its key is free."""
-    options = {"expires": 0.5} if why == "expired" else {}
-    first = book.send(task, key, 1, countdown=1, **options)
+    """Revoked or expired before its ETA: the message is acknowledged, and the lock is free."""
+    options = {"countdown": 1, "expires": 0.5} if why == "expired" else {"countdown": 6}
+    first = book.send(task, key, 1, **options)
     if why == "revoked":
         book.app.control.revoke(first, reply=True, limit=1, timeout=20)
     assert book.outcome(first)[0] == states.REVOKED
-    eventually(lambda: first.encode() not in b"".join(book.broker.hvals("unacked")), 3, "settled")
+    eventually(
+        lambda: first.encode() not in b"".join(book.broker.hvals("unacked")), message="settled"
+    )
     assert book.value(book.send(task, key, 2)) == 2
     assert book.order(key) == [2]
     book.await_free(key)
 
 
 def test_T17_expired_while_it_is_parked_never_runs(book, worker, key):
-    """A parked task whose ``expires`` passes ends REVOKED when its turn comes."""
-    first = book.send("act", key, 1, hold=f"{key}-1")
-    book.started(first)
+    """A parked task whose ``expires`` passes ends as REVOKED when it is granted the lock."""
+    book.start_holder(key, 1)
     second, third = book.send("act", key, 2, expires=0.5), book.send("act", key, 3)
-    book.await_waiting(key, 2)
+    for result in (second, third):
+        book.await_arrived(result, key)
     never(lambda: book.state(second) == states.SUCCESS, during=0.6)
     book.open(f"{key}-1")
     assert book.outcome(second)[0] == states.REVOKED
@@ -268,8 +273,8 @@ def test_T17_expired_while_it_is_parked_never_runs(book, worker, key):
 
 
 @pytest.mark.parametrize("end", ["retry", "replace", "chain", "children"])
-def test_T37_nothing_of_ours_leaks_into_retries_and_children(book, worker, key, end):
-    """A retry, a replacement, a chain and children are attempts of their own, each locked anew."""
+def test_T37_no_lock_header_leaks_into_retries_and_children(book, worker, key, end):
+    """A retry, a replacement, a chain and children are new attempts, each with its own lock."""
     first = book.send("act", key, 1, end=end, headers={"x-mine": "kept"})
     expected = {"retry": 2, "replace": 2, "chain": 3, "children": 3}[end]
     eventually(lambda: len(book.events("end", key=key)) == expected, 15)
@@ -284,8 +289,7 @@ def test_T37_nothing_of_ours_leaks_into_retries_and_children(book, worker, key, 
 
 def test_T3_the_loser_does_not_free_the_winners_lock(book, worker, key):
     """A third task, sent while the first runs and the second was refused, is still refused."""
-    first = book.send("act_fail", key, 1, hold=f"{key}-1")
-    book.started(first)
+    first = book.start_holder(key, 1, task="act_fail")
     for n in (2, 3, 4):
         state, error = book.outcome(book.send("act_fail", key, n))
         assert (state, type(error)) == (states.FAILURE, LockConflict)
@@ -308,9 +312,8 @@ def test_T30_a_killed_child_of_a_late_ack_task_runs_again_one_at_a_time(book, wo
 
 @only("prefork")
 def test_T30_a_parked_and_delivered_task_survives_its_child_too(book, worker, key):
-    """The same for one that was parked: it goes back to its old place, and runs next."""
-    first = book.send("act_lost", key, 1, hold=f"{key}-1")
-    book.started(first)
+    """Also if it was parked: it returns to its old place in the queue, and runs next."""
+    first = book.start_holder(key, 1, task="act_lost")
     second = book.send("act_lost", key, 2, end="die")
     third = book.send("act_lost", key, 3)
     book.await_waiting(key, 2)
@@ -332,4 +335,5 @@ def test_a_child_killed_from_outside_frees_its_lock(book, worker, key):
     begun = book.started(following)["t"]
     assert book.outcome(first)[0] == states.FAILURE
     book.await_free(key)
+    assert book.lapses(key) == 0
     in_time(begun - killed, 2)

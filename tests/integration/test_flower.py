@@ -1,4 +1,4 @@
-"""Locks in a real Flower, looked at in a real browser, beside a real worker."""
+"""The Locks page in a real Flower, seen by a real browser, with a real worker."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from statistics import median
 
 import pytest
 
+from celery_singleton_lock.core.model import Claim, Ending, Owner
+from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.demo.redis_server import RedisServer
-from celery_singleton_lock.core.model import Claim, Ending, Owner, new_token
 from integration.book import Book, standing
 from support.events import EventLog
 from support.flower import PASSWORD, USER, Flower, browser, needs_flower
@@ -20,12 +21,12 @@ from support.proxy import Proxy
 from support.waiting import eventually, in_time, seconds_until
 
 pytestmark = [
-    pytest.mark.needs_real_redis("Flower's state, and 5,000 locks, are no matter of fakeredis"),
+    pytest.mark.needs_real_redis("fakeredis is too slow for Flower and 5,000 locks"),
     pytest.mark.timeout(240),
 ]
 
 SOON = 2.0
-"""Seconds within which a page shows what is so."""
+"""Seconds within which a page shows a change."""
 
 HOSTILE = [
     "<script>window.hacked = 1</script>",
@@ -39,13 +40,13 @@ HOSTILE = [
 
 @pytest.fixture(scope="module")
 def pool():
-    """One pool is enough for a page."""
+    """One pool is enough: the page does not depend on the pool."""
     return "prefork"
 
 
 @pytest.fixture(scope="module")
 def book(redis_provider, tmp_path_factory):
-    """A task book, its Redis, and a proxy before it for Flower's view of the locks."""
+    """A task book with a Redis of its own."""
     needs_flower()
     with (
         RedisServer(redis_provider) as server,
@@ -56,14 +57,14 @@ def book(redis_provider, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def worker(book):
-    """A worker that sends no events by itself: Flower asks for them."""
+    """A worker without ``-E``: Flower tells it to send events."""
     with standing(book.worker(concurrency=4)) as worker:
         yield worker
 
 
 @pytest.fixture(scope="module")
 def proxy(book):
-    """What lies between Flower and the locks."""
+    """A proxy between Flower and the locks' Redis."""
     port = book.client.connection_pool.connection_kwargs["port"]
     with Proxy(port) as proxy:
         yield proxy
@@ -71,15 +72,15 @@ def proxy(book):
 
 @pytest.fixture(scope="module")
 def flower(book, worker, proxy, tmp_path_factory):
-    """Flower, with our line in its configuration."""
+    """Flower with the line in its configuration."""
     env = book.worker(conf={"singleton_lock_backend": proxy.url}).environment
     with Flower("integration.worker_app", env, tmp_path_factory.mktemp("flower")) as flower:
-        eventually(lambda: task_events(book, flower), 20, "Flower hears of tasks")
+        eventually(lambda: task_events(book, flower), 20, "Flower receives events of tasks")
         yield flower
 
 
 def task_events(book, flower):
-    """Run a task, and return whether Flower has heard of it."""
+    """Run a task, and return whether Flower knows it."""
     task = book.send("plain", "warm-up")
     book.value(task)
     return flower.get(f"/api/task/info/{task}")[0] == 200
@@ -87,14 +88,14 @@ def task_events(book, flower):
 
 @pytest.fixture(scope="module")
 def chromium():
-    """A browser."""
+    """A headless browser."""
     with browser() as started:
         yield started
 
 
 @pytest.fixture
 def view(chromium, flower):
-    """A window, logged in; what goes wrong in its scripts fails the test."""
+    """A page of the browser, logged in. An error in its scripts fails the test."""
     context = chromium.new_context(
         base_url=flower.url, http_credentials={"username": "jane", "password": "s3cret-of-jane"}
     )
@@ -109,7 +110,7 @@ def view(chromium, flower):
 
 @pytest.fixture
 def empty(book):
-    """No lock is there."""
+    """A Redis without locks."""
     book.client.delete(*book.client.keys("csl:{*"), "none")
     return book
 
@@ -117,23 +118,22 @@ def empty(book):
 @pytest.fixture
 def pair(book, worker, key):
     """A task that holds a lock, and one that waits for it."""
-    first = book.send("act", key, 0, hold=f"{key}-0")
-    book.started(first)
+    first = book.start_holder(key)
     second = book.send("act", key, 1, hold=f"{key}-1")
     book.await_waiting(key, 1)
     yield first, second
     for gate in (0, 1):
         book.open(f"{key}-{gate}")
-    book.await_free(key, 12)  # a worker that was starved for 3 s has its messages set adrift for 5
+    book.await_free(key, 12)  # the messages of a worker without CPU time for 3 s are adrift for 5 s
 
 
 def holder_in(page, task):
-    """What names a holder: a link to its page."""
+    """Return the link to the page of a holder's task."""
     return page.locator(f'#csl-locks .csl-holder a[data-task="{task}"]')
 
 
 def take(book, *names, limit=1):
-    """Have a client take locks."""
+    """Acquire locks as a client; return their owner tokens."""
     tokens = {}
     for name in names:
         tokens[name] = new_token()
@@ -143,7 +143,7 @@ def take(book, *names, limit=1):
 
 
 def show_locks(page, query=""):
-    """Open the page, and wait until it shows something."""
+    """Open the page, and wait for its data."""
     page.goto(f"/locks{query}")
     page.wait_for_selector('#csl-locks[data-state="shown"]')
 
@@ -158,22 +158,21 @@ def shown_id(flower, name):
 
 
 def shows(locator, state="visible"):
-    """See that the page shows something, or no longer, in time."""
+    """Check that an element appears, or disappears, in time."""
     began = time.monotonic()
     locator.wait_for(state=state)
     in_time(time.monotonic() - began, SOON)
 
 
-# -- the promise --------------------------------------------------------------------------------
+# -- the promise -----------------------------------------------------------------------------------
 
 
-def test_the_holder_is_on_the_page_within_two_seconds_of_the_block_and_gone_after_the_start(
+def test_a_holder_appears_within_two_seconds_of_its_start_and_disappears_after_its_end(
     flower, view, book, worker, key
 ):
-    """On the Locks page, and on the page of the task that waits, which are not loaded anew."""
+    """On the Locks page and on the page of the waiting task, without a reload."""
     show_locks(view, f"?search=k:{key}")
-    first = book.send("act", key, 0, hold=f"{key}-0")
-    book.started(first)
+    first = book.start_holder(key)
     shows(holder_in(view, first))
     second = book.send("act", key, 1, hold=f"{key}-1")
     book.await_waiting(key, 1)
@@ -184,10 +183,9 @@ def test_the_holder_is_on_the_page_within_two_seconds_of_the_block_and_gone_afte
     shows(shown)
     badge = own.locator("#task-page .badge")
     shows(own.locator("#task-page .badge.csl-blocked"))
-    told = own.locator("#csl-task").inner_text()
-    assert "1 of 1 (next)" in told
+    assert "1 of 1 (next)" in own.locator("#csl-task").inner_text()
     sentence = rf"blocked [\d.]+ s by act\[{first[:8]}\] on \S+, lease [\d.]+ s left, you are next"
-    assert re.search(sentence, told), told
+    eventually(lambda: re.search(sentence, own.locator("#csl-task").inner_text()))
 
     book.open(f"{key}-0")
     book.started(second)
@@ -201,8 +199,8 @@ def test_the_holder_is_on_the_page_within_two_seconds_of_the_block_and_gone_afte
     own.locator("#csl-task").wait_for(state="hidden")
 
 
-def test_the_api_of_flower_tells_that_a_task_is_blocked(flower, pair):
-    """Its own, by state; and ours tells by whom."""
+def test_the_api_lists_blocked_tasks_and_their_holders(flower, pair):
+    """Flower's own API lists tasks by state; ``/api/locks`` names the holder."""
     first, second = pair
     eventually(lambda: second in flower.get("/api/tasks?state=BLOCKED")[1])
     assert first not in flower.get("/api/tasks?state=BLOCKED")[1]
@@ -211,8 +209,8 @@ def test_the_api_of_flower_tells_that_a_task_is_blocked(flower, pair):
     assert [holder["task_id"] for holder in told["lock"]["holders"]] == [first]
 
 
-def test_the_list_of_tasks_has_a_badge_and_a_filter_for_blocked_ones(flower, view, pair):
-    """One click leaves those that wait for a lock."""
+@pytest.mark.full
+def test_the_list_of_tasks_has_a_badge_and_a_filter_for_blocked_tasks(flower, view, pair):
     first, second = pair
     eventually(lambda: second in flower.get("/api/tasks?state=BLOCKED")[1])
     view.goto("/tasks")
@@ -225,8 +223,8 @@ def test_the_list_of_tasks_has_a_badge_and_a_filter_for_blocked_ones(flower, vie
     assert view.locator("#csl-filter").get_attribute("aria-pressed") == "true"
 
 
-def test_the_page_of_a_worker_shows_the_locks_that_its_tasks_hold_now(view, worker, pair, key):
-    """With a link to the Locks page, filtered by that name."""
+def test_the_page_of_a_worker_shows_the_locks_that_its_tasks_hold(view, worker, pair, key):
+    """Each has a link to the Locks page, filtered by its name."""
     first, _ = pair
     view.goto(f"/worker/{worker.name}@" + socket.gethostname())
     link = view.locator("#csl-worker a", has_text=f"k:{key}")
@@ -236,11 +234,10 @@ def test_the_page_of_a_worker_shows_the_locks_that_its_tasks_hold_now(view, work
     holder_in(view, first).wait_for()
 
 
-# -- the list -----------------------------------------------------------------------------------
+# -- the list --------------------------------------------------------------------------------------
 
 
-def test_without_locks_the_page_says_so_and_shows_the_first_by_itself(view, empty):
-    """Nobody has to load it again."""
+def test_an_empty_list_says_so_and_the_first_lock_appears_without_a_reload(view, empty):
     show_locks(view)
     view.locator("#csl-empty", has_text="No lock is held").wait_for()
     take(empty, "first")
@@ -249,14 +246,14 @@ def test_without_locks_the_page_says_so_and_shows_the_first_by_itself(view, empt
 
 
 def test_three_locks_are_shown_with_holders_queues_and_bars(view, empty, pair, key):
-    """What a lock's line says; folded out, it lists who waits, in order."""
+    """The row of a lock; unfolded, it lists the waiters in order."""
     _, second = pair
     take(empty, "one", "two")
     show_locks(view)
     view.locator("#csl-summary", has_text="3 locks, 1 waiting").wait_for()
     line = view.locator("#csl-rows > tr").first  # most waiting first
     assert re.search(r"act\[\w{8}\]\s+on\s+\S+", line.inner_text())
-    assert re.search(r"for [\d.]+ s, lease [\d.]+ s left", line.inner_text())
+    eventually(lambda: re.search(r"for [\d.]+ s, lease [\d.]+ s left", line.inner_text()))
     assert re.search(r"held [\d.]+ s\s+waited [\d.]+ s", line.inner_text())
     assert line.locator(".csl-bar-waited").evaluate("bar => bar.offsetWidth") > 0
     line.locator(".csl-fold").click()
@@ -268,10 +265,10 @@ def test_three_locks_are_shown_with_holders_queues_and_bars(view, empty, pair, k
     view.wait_for_url(f"**/task/{second}")
 
 
+@pytest.mark.full
 def test_five_thousand_locks_come_in_pages_of_fifty(view, flower, empty):
-    """Small answers, quick ones; a filter finds one of them; the next page is another."""
-    pipe = [f"many:{n:04}" for n in range(5000)]
-    take(empty, *pipe)
+    """Answers are small and fast, the filter finds one lock, and the next page has other locks."""
+    take(empty, *[f"many:{n:04}" for n in range(5000)])
     show_locks(view, "?order=name")
     view.locator("#csl-summary", has_text="5000 locks").wait_for()
     assert view.locator("#csl-rows > tr").count() == 50
@@ -292,8 +289,8 @@ def test_five_thousand_locks_come_in_pages_of_fifty(view, flower, empty):
     in_time(min(took), SOON)
 
 
-def test_hostile_names_are_text_and_break_no_page(view, flower, empty):
-    """No script of a name runs; a name cannot turn the text beside it, nor push it away."""
+def test_hostile_names_are_shown_as_text(view, flower, empty):
+    """No script in a name runs, and no name changes the direction or the width of the page."""
     take(empty, *HOSTILE)
     show_locks(view)
     view.locator("#csl-summary", has_text=f"{len(HOSTILE)} locks").wait_for()
@@ -315,7 +312,7 @@ def test_hostile_names_are_text_and_break_no_page(view, flower, empty):
 
 
 def test_a_hostile_filter_is_text(view, empty):
-    """Also where it comes by the page's address."""
+    """Also in the URL of the page."""
     show_locks(view, "?search=%3Cscript%3Ewindow.hacked%3D1%3C%2Fscript%3E&order=nonsense&offset=x")
     assert view.locator("#csl-search").input_value() == "<script>window.hacked=1</script>"
     assert view.evaluate("window.hacked") is None
@@ -326,11 +323,12 @@ def overflows(page):
     return page.evaluate("document.documentElement.scrollWidth > window.innerWidth")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_can_be_read_in_the_light_and_in_the_dark_on_narrow_screens_too(
+def test_the_page_is_readable_in_both_colour_schemes_and_on_a_narrow_screen(
     view, empty, pair, key, scheme
 ):
-    """Text and ground differ enough (WCAG: 4.5), and nothing has to be pushed sideways."""
+    """The contrast is 4.5 or more (WCAG), and the page does not scroll sideways."""
     take(empty, "a-lock-with-a-rather-long-name:" + "part-" * 20)
     view.emulate_media(color_scheme=scheme)
     view.set_viewport_size({"width": 360, "height": 740})
@@ -368,13 +366,14 @@ CONTRAST = """() => {
 }"""
 
 
-def test_everything_can_be_reached_and_done_with_the_keyboard(view, empty, pair, key):
-    """Filter, fold out, and leave a dialog; what has the focus keeps it while the page lives."""
+@pytest.mark.full
+def test_the_page_can_be_used_with_the_keyboard(view, empty, pair, key):
+    """Filter, unfold a lock, leave a dialog. An update does not move the focus."""
     show_locks(view)
     view.locator("#csl-search").focus()
     view.keyboard.type(f"k:{key}")
     fold = view.locator(".csl-fold", has_text=f"k:{key}")
-    fold.wait_for()  # what was there before, in a list that is a second old, is gone then
+    fold.wait_for()  # the list, which may be a second old, no longer has the locks of other tests
     view.locator("#csl-summary", has_text="1 lock,").wait_for()
     view.keyboard.press("Tab")
     assert view.evaluate("document.activeElement.id") == "csl-order"
@@ -397,11 +396,11 @@ def test_everything_can_be_reached_and_done_with_the_keyboard(view, empty, pair,
     assert empty.view(key).holders
 
 
-# -- stepping in --------------------------------------------------------------------------------
+# -- forced release --------------------------------------------------------------------------------
 
 
-def test_a_forced_release_is_asked_twice_then_audited_and_the_next_one_runs(view, book, pair, key):
-    """The second question names the risk; the audit names who did it, and why."""
+def test_a_forced_release_asks_twice_and_is_audited_and_the_next_task_runs(view, book, pair, key):
+    """The second question names the risk; the audit has the operator and the reason."""
     first, second = pair
     (held,) = book.view(key).holders
     show_locks(view, f"?search=k:{key}")
@@ -412,7 +411,7 @@ def test_a_forced_release_is_asked_twice_then_audited_and_the_next_one_runs(view
     view.locator("#csl-dialog-why").fill("it hangs")
     view.locator("#csl-dialog-yes").click()
     dialog.locator("h2", has_text="Are you sure?").wait_for()
-    assert "two at once" in dialog.inner_text()
+    assert "at the same time" in dialog.inner_text()
     assert book.view(key).holders[0].token == held.token
     view.locator("#csl-dialog-yes").click()
     book.started(second)
@@ -422,8 +421,9 @@ def test_a_forced_release_is_asked_twice_then_audited_and_the_next_one_runs(view
     assert entry["host"] == "127.0.0.1"
 
 
-def test_the_holders_task_can_be_ended_instead_and_the_next_one_runs(view, book, pair, key):
-    """What it does is lost, as the page says, but it does not run beside the next one."""
+@pytest.mark.full
+def test_the_holders_task_can_be_ended_instead_and_the_next_task_runs(view, book, pair, key):
+    """Its work is lost, as the page says, but the two tasks do not run at the same time."""
     first, second = pair
     show_locks(view, f"?search=k:{key}")
     view.locator(".csl-fold").click()
@@ -444,10 +444,11 @@ def test_the_holders_task_can_be_ended_instead_and_the_next_one_runs(view, book,
     assert (entry["action"], entry["who"], entry["via"]) == ("terminate", "jane", "flower")
 
 
+@pytest.mark.full
 def test_a_client_that_holds_a_lock_cannot_be_ended_from_the_page(view, flower, empty):
     (token,) = take(empty, "kept").values()
     show_locks(view)
-    view.locator(".csl-fold", has_text="kept").click()  # another test's may still be shown
+    view.locator(".csl-fold", has_text="kept").click()  # a lock of another test may still be listed
     view.locator("#csl-more .btn-outline-danger").click()
     view.locator("#csl-dialog-yes").click()
     view.locator("#csl-dialog h2", has_text="Are you sure?").wait_for()
@@ -459,10 +460,11 @@ def test_a_client_that_holds_a_lock_cannot_be_ended_from_the_page(view, flower, 
     assert empty.store.inspect("kept").holders
 
 
-def test_a_flower_that_is_read_only_offers_no_release_and_refuses_it(
+@pytest.mark.full
+def test_a_read_only_flower_has_no_release_button_and_refuses_the_request(
     book, empty, tmp_path, chromium
 ):
-    """Neither a release nor the end of a task; Flower below 2.2 has no such option."""
+    """Both the release and the end of a task. Flower before 2.2 has no such option."""
     if version("flower") < "2.2":
         pytest.skip("no --read_only")
     (token,) = take(empty, "kept").values()
@@ -487,8 +489,8 @@ def test_a_flower_that_is_read_only_offers_no_release_and_refuses_it(
     assert empty.store.inspect("kept").holders
 
 
-def test_a_release_needs_the_pages_own_token_and_no_other_site(flower, empty):
-    """Without it, with a wrong one, or sent by a page of another site: refused."""
+def test_a_release_needs_the_pages_xsrf_token_and_is_refused_to_other_sites(flower, empty):
+    """Refused without a token, with a wrong token, and from another site."""
     (token,) = take(empty, "kept").values()
     about = {"id": shown_id(flower, "kept"), "token": token, "sure": True}
     order = json.dumps(about).encode()
@@ -512,19 +514,20 @@ def test_a_release_needs_the_pages_own_token_and_no_other_site(flower, empty):
 
 
 @pytest.mark.parametrize("path", ["/locks", "/locks/data", "/api/locks", "/locks/data?task=x"])
-def test_nothing_of_a_lock_is_told_without_the_login(flower, path):
-    """No login, or a wrong one."""
+def test_no_page_answers_without_a_valid_login(flower, path):
+    """Without a login, and with a wrong password."""
     assert flower.get(path)[0] == 200
     assert flower.get(path, user="")[0] == 401
     assert flower.get(path, password="guessed")[0] == 401
     assert flower.get("/api/locks/release", user="", data=b"{}")[0] in (401, 403)
 
 
-# -- when something is away ---------------------------------------------------------------------
+# -- outages ---------------------------------------------------------------------------------------
 
 
-def test_flower_goes_on_while_the_locks_redis_does_not_answer(flower, view, proxy, empty):
-    """Its own pages answer at once; ours says what is wrong, and shows the locks again after it."""
+@pytest.mark.full
+def test_flower_keeps_answering_while_the_locks_redis_does_not(flower, view, proxy, empty):
+    """Flower's pages answer at once. The Locks page shows the error, and later the locks again."""
     take(empty, "seen")
     show_locks(view)
     proxy.stalled = True
@@ -542,8 +545,9 @@ def test_flower_goes_on_while_the_locks_redis_does_not_answer(flower, view, prox
     in_time(median(took), 0.5)
 
 
-def test_the_page_says_when_flower_is_gone_and_stops_when_it_is_told_to(view, empty):
-    """Paused, it asks nothing; live again, it does."""
+@pytest.mark.full
+def test_the_page_says_that_flower_is_away_and_can_be_paused(view, empty):
+    """A paused page sends no requests."""
     show_locks(view)
     view.locator("#csl-live").click()
     asked = []
@@ -559,10 +563,11 @@ def test_the_page_says_when_flower_is_gone_and_stops_when_it_is_told_to(view, em
     view.locator("#csl-error").wait_for(state="hidden")
 
 
-def test_behind_a_prefix_and_a_login_by_others_all_addresses_are_right(
+@pytest.mark.full
+def test_all_addresses_are_right_behind_a_url_prefix_and_an_oauth_login(
     book, worker, tmp_path, chromium
 ):
-    """Who is not logged in is sent to the login; who is sees the page, and may step in."""
+    """Requests without a login are redirected; a user with one sees the page and may release."""
     from tornado.web import create_signed_value  # noqa: PLC0415  # comes with Flower
 
     (token,) = take(book, "prefixed").values()

@@ -1,4 +1,4 @@
-"""A parked task whose turn has come begins where a slot is free, not behind other tasks.
+"""A granted task starts where a slot is free, not behind other tasks.
 
 Two workers consume one queue; long tasks fill the slots of one of them.
 """
@@ -32,10 +32,6 @@ def held(own_book):
         lock.release()
 
 
-def workers_with_a_free_slot(book):
-    return [key for key in book.client.keys("csl:fleet:free:*") if int(book.client.get(key)) > 0]
-
-
 def fill(book, busy):
     """Fill the slots of a worker; where its pool lets it, have as many tasks again wait in it."""
     slots = busy.concurrency
@@ -55,12 +51,18 @@ def ended_well(book, parked, plugs):
     assert book.value(parked) == 1
     book.await_free("a")
     never(lambda: len(book.starts("a")) > 1, 0.5)
-    told = eventually(book.app.control.inspect(timeout=2).stats, 10)
-    for counts in (stats["singleton_lock"] for stats in told.values()):
-        assert (counts["granted"], counts["held"], counts["in_flight"]) == (0, 0, {})
+
+    def nothing_left():
+        told = book.app.control.inspect(timeout=20, limit=2).stats()
+        counts = [stats["singleton_lock"] for stats in told.values()]
+        left = [(each["granted"], each["held"], each["in_flight"]) for each in counts]
+        assert left == [(0, 0, {})] * 2
+        return True
+
+    eventually(nothing_left)
 
 
-@pytest.mark.full_run_plays("threads", "gevent")
+@pytest.mark.full
 def test_a_granted_task_begins_in_the_idle_worker_not_behind_long_tasks(own_book, pool, held):
     book, slots = own_book, 1 if pool == "solo" else 2
     with book.worker(pool=pool, concurrency=slots) as busy:
@@ -68,14 +70,15 @@ def test_a_granted_task_begins_in_the_idle_worker_not_behind_long_tasks(own_book
         book.await_waiting("a", 1)
         plugs = fill(book, busy)
         with book.worker(pool=pool, concurrency=slots) as idle:
-            eventually(lambda: len(workers_with_a_free_slot(book)) == 1, 10)
+            book.await_consumers(busy, idle)
+            eventually(lambda: book.workers_with_a_free_slot() == [idle.name], 10)
             held.release()
             start = book.started(parked, SOON)
             assert start["worker"].startswith(f"{idle.name}@")
             ended_well(book, parked, plugs)
 
 
-@pytest.mark.full_run_plays("threads", "gevent")
+@pytest.mark.full
 def test_a_grant_that_waits_for_a_slot_goes_on_to_a_worker_that_has_one(own_book, pool, held):
     """The other worker comes when the grant has been made; the first has no slot for minutes."""
     book, slots = own_book, 1 if pool == "solo" else 2
@@ -83,14 +86,39 @@ def test_a_grant_that_waits_for_a_slot_goes_on_to_a_worker_that_has_one(own_book
         parked = book.send("act", "a", 1)
         book.await_waiting("a", 1)
         plugs = fill(book, busy)
-        eventually(lambda: workers_with_a_free_slot(book) == [], 5)
+        eventually(lambda: book.workers_with_a_free_slot() == [], 5)
         held.release()
         eventually(lambda: book.view("a").holders, 5, "it is granted")
         with book.worker(pool=pool, concurrency=slots) as idle:
-            (ready,) = eventually(lambda: workers_with_a_free_slot(book), 10)
+            (ready,) = eventually(book.workers_with_a_free_slot, 10)
             began = book.client.time()
             start = book.started(parked, 10)
             after = book.client.time()
             assert start["worker"].startswith(f"{idle.name}@"), ready
             in_time(after[0] - began[0] + (after[1] - began[1]) / 1e6, SOON)
             ended_well(book, parked, plugs)
+
+
+@pytest.mark.full
+def test_a_task_that_waited_in_vain_ends_once_in_a_worker_with_a_free_slot(own_book, pool, held):
+    """The worker that was notified first has no slot to end it in for minutes.
+
+    When it has one it does not end the task again: that would call the errbacks twice, and count
+    twice in a chord.
+    """
+    book, slots = own_book, 1 if pool == "solo" else 2
+    told = book.app.tasks["plain"].si("told", 1)
+    with book.worker(pool=pool, concurrency=slots) as busy:
+        parked = book.send("act_patient", "a", 1, link_error=told)
+        busy.await_log(f"act_patient[{parked}] is parked")
+        plugs = fill(book, busy)
+        eventually(lambda: not book.view("a").waiters, 5, "it is overdue")
+        with book.worker(pool=pool, concurrency=slots):
+            assert book.outcome(parked)[0] == "FAILURE"
+            eventually(lambda: not book.view("a").bodies)  # Redis has its end, too
+            book.open("plug")
+            for result in plugs:
+                book.value(result)
+            eventually(lambda: book.starts("told"), 5)
+            never(lambda: len(book.starts("told")) > 1, 2)
+            assert not book.starts("a")

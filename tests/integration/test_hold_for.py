@@ -1,8 +1,9 @@
-"""lock_hold_for: after a success nothing of the key starts for a while."""
+"""lock_hold_for: after a success no task of the key starts for a while."""
 
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 from celery import Celery, states
@@ -11,8 +12,6 @@ from celery_singleton_lock import LockedTask
 from celery_singleton_lock.store.redis.sync import RedisStore
 from support.waiting import eventually
 
-pytestmark = pytest.mark.full_run_plays("gevent", "eventlet")
-
 
 def kept(book, key):
     """Return what keeps a key after a success."""
@@ -20,11 +19,12 @@ def kept(book, key):
 
 
 def test_the_next_of_a_key_starts_so_long_after_the_start_of_the_last(book, worker, key):
-    """Who is blocked is parked, and runs by itself when the time is over."""
+    """A blocked task is parked, and runs when the time is over."""
+    began = time.monotonic()
     runs = [book.send("act_hold", key, n) for n in range(2)]
     assert [book.value(run) for run in runs] == [0, 1]
-    first, second = book.starts(key)
-    assert second["t"] - first["t"] >= 1.9
+    _, second = book.starts(key)
+    assert second["t"] - began >= 1.9
 
 
 def test_skip_and_fail_say_how_long_the_lock_stays_taken(book, worker, key):
@@ -35,7 +35,7 @@ def test_skip_and_fail_say_how_long_the_lock_stays_taken(book, worker, key):
     state, reason = book.outcome(book.send("act_skip", key, 1))
     assert state == states.REVOKED
     after = rf"after act_hold_long\[{first}\] has succeeded \(lock_hold_for\)"
-    assert re.search(rf"lock 'k:{key}' is kept for another [56]\d\.\d s {after}", str(reason))
+    assert re.search(rf"lock 'k:{key}' stays held for another \d\d\.\d s {after}", str(reason))
     state, error = book.outcome(book.send("act_fail", key, 2))
     assert state == states.FAILURE
     assert "(lock_hold_for)" in str(error)
@@ -43,7 +43,7 @@ def test_skip_and_fail_say_how_long_the_lock_stays_taken(book, worker, key):
 
 
 @pytest.mark.parametrize("end", ["raise", "retry", "ignore", "reject"])
-def test_what_did_not_succeed_keeps_nothing(book, worker, key, end):
+def test_after_a_failure_the_lock_is_not_held(book, worker, key, end):
     """So a failed run is made up for at once."""
     book.started(book.send("act_hold_long", key, 0, end=end, extra=30))
     assert book.value(book.send("act", key, 1)) == 1

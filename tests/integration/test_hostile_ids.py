@@ -1,4 +1,4 @@
-"""Callers choose task ids, arguments and names: nothing of that rules a terminal."""
+"""Task ids, arguments and names come from callers and must not control a terminal."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from click.testing import CliRunner
 import celery_singleton_lock
 from celery_singleton_lock import LockedTask
 from celery_singleton_lock.cli import main
+from celery_singleton_lock.core.model import Claim, Owner
+from celery_singleton_lock.core.owner_token import new_token
+from celery_singleton_lock.core.parked_message import Parcel
 from celery_singleton_lock.errors import LockConflict
-from celery_singleton_lock.core.model import Claim, Owner, Parcel, new_token
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from celery_singleton_lock.testing import SingletonLocks
 from support.waiting import eventually
@@ -58,7 +60,7 @@ def store(redis_client):
 
 
 def test_no_command_prints_a_task_id_raw(alone, store):
-    """Neither what it tells, nor its questions and errors."""
+    """Neither its output nor its questions and errors."""
     holder = Owner(new_token(), f"{SENT}-h/0/0", f"app.{SENT}", f"w@{SENT}#1", SENT, 1)
     waiter = Owner(new_token(), f"{SENT}-w/0/0", f"app.{SENT}")
     lock = f"k:{SENT}"
@@ -98,7 +100,7 @@ def test_an_error_shows_no_task_id_raw():
 
 
 def test_a_worker_logs_no_task_id_raw(caplog):
-    """Of our lines; Celery's own show ids as they are."""
+    """In this package's log lines; Celery's own lines show ids unchanged."""
     app = Celery("ids", broker="memory://", backend="cache+memory://", set_as_current=False)
 
     @app.task(base=LockedTask, lock_key="k", lock_on_conflict="skip", shared=False)
@@ -120,9 +122,9 @@ def test_a_worker_logs_no_task_id_raw(caplog):
             locks.assert_parked(waits)
             left_out = skipped.apply_async(task_id=f"skipped-{SENT}")
             eventually(lambda: any("was skipped" in line for line in ours()))
+            eventually(lambda: left_out.state == "REVOKED")
         locks.assert_ran_alone(waits)
     heard.removeHandler(caplog.handler)
-    assert left_out.state == "REVOKED"
     assert any(line.startswith(f"Task {parked.name}[parked-evil\\x1b") for line in ours())
     assert [line for line in ours() if not line.isprintable()] == []
     app.close()

@@ -1,4 +1,4 @@
-"""What is wrong is refused at declaration or worker start, by name and with a remedy."""
+"""Invalid declarations and settings are refused by name, with what to change."""
 
 from __future__ import annotations
 
@@ -94,7 +94,10 @@ def refused(own_book, bad, *, app="integration.misconfigured_app", pool="solo", 
             ["singleton_lock_backend", "database"],
         ),
         ({"locked": False, "options": {"lock_key": "a"}}, ["settle", "lock_key", "LockedTask"]),
-        ({"batched": True}, ["settle: integration.misconfigured_app.Batched has a Strategy of its own"]),
+        (
+            {"batched": True},
+            ["settle: integration.misconfigured_app.Batched has a Strategy of its own"],
+        ),
     ],
     ids=str,
 )
@@ -117,7 +120,7 @@ def test_a_forgotten_LockedTask_is_refused_by_a_worker_whose_app_imports_nothing
     ) in log
 
 
-def test_a_class_of_the_users_own_may_have_such_options_where_nobody_imports_LockedTask(own_book):
+def test_options_of_a_users_own_class_are_allowed_if_LockedTask_is_not_imported(own_book):
     """They may be meant for that class: the worker says what they do not do, and starts."""
     env = {"BAD": json.dumps({"audited": True, "options": {"lock_key": "a"}})}
     app = "integration.app_without_import"
@@ -125,6 +128,7 @@ def test_a_class_of_the_users_own_may_have_such_options_where_nobody_imports_Loc
         assert "task settle has lock_key, and its class Audited is not derived" in worker.log()
 
 
+@pytest.mark.full
 def test_an_annotation_for_all_tasks_may_have_lock_options(own_book):
     """It goes to Celery's own tasks, and to the user's plain ones, which cannot mean it."""
     conf = {"task_annotations": {"*": {"lock_lease": 12}}}
@@ -142,7 +146,7 @@ def test_a_worker_without_a_redis_for_its_locks_refuses_to_start(own_book):
 
 
 @pytest.mark.needs_real_redis
-def test_L31_an_evicting_redis_is_refused_unless_told(own_book, make_redis):
+def test_L31_a_redis_that_evicts_keys_is_refused_unless_allowed(own_book, make_redis):
     """Parked tasks could be thrown away; ``allow_eviction`` accepts that."""
     server = make_redis("--maxmemory-policy", "allkeys-lru")
     conf = {"singleton_lock_backend": server.url}

@@ -1,4 +1,4 @@
-"""Events of two workers, of which one comes late: the last word is right."""
+"""Events of two workers, one of them late: the final state is right."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ def shown(log, task_id):
     return task.state if task else ""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ends", ["revoked", "waits"])
 def test_a_worker_that_stood_still_does_not_show_a_task_as_blocked_that_was_revoked(
     own_book, key, ends
@@ -54,10 +55,11 @@ def test_a_worker_that_stood_still_does_not_show_a_task_as_blocked_that_was_revo
         lock.release()
 
 
+@pytest.mark.full
 def test_a_late_worker_does_not_show_a_task_as_blocked_that_started_right_after_it_was_parked(
     own_book, key
 ):
-    """It tells that the task is blocked, which was so a moment ago; who runs it tells later."""
+    """It says that the task is blocked, which is out of date; the event of the run comes later."""
     book = own_book
     halts, goes_on, steps_back, parks = (
         book.journal.folder / name for name in ("halts", "goes-on", "steps-back", "parks")
@@ -69,7 +71,8 @@ def test_a_late_worker_does_not_show_a_task_as_blocked_that_started_right_after_
     with book.worker(concurrency=1, conf=late, args=("-E",)), EventLog(book.app) as log:
         task = book.send("act", key, 0, hold="ends")
         eventually(halts.exists, 20, "it halts")
-        with book.worker(concurrency=1, args=("-E",)):
+        with book.worker(concurrency=1, args=("-E",)) as other:
+            book.await_consumers(other)
             parks.touch()
             book.await_waiting(key, 1)
             lock.release()

@@ -1,7 +1,8 @@
-"""A lock that was lost, of which nobody knew before its task had ended."""
+"""A lost lock whose loss is noticed only after the end of its task."""
 
 from __future__ import annotations
 
+import fcntl
 import signal
 
 import pytest
@@ -25,12 +26,14 @@ def loses(book, worker, key):
     while the task keeps the interpreter to itself.
     """
     if worker.pool == "threads":
-        task = book.send("act", key, 1, end="freeze", extra=LEASE + 3)
-        book.started(task)
-        lapse(book, key)
+        frozen = book.journal.folder / f"frozen-{key}"
+        with frozen.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            task = book.send("act", key, 1, end="freeze", extra=str(frozen))
+            book.started(task)
+            lapse(book, key)
     else:
-        task = book.send("act", key, 1, hold=f"{key}-1")
-        book.started(task)
+        task = book.start_holder(key, 1)
         worker.signal(signal.SIGSTOP)
         lapse(book, key)
         book.open(f"{key}-1")
@@ -40,15 +43,14 @@ def loses(book, worker, key):
 
 
 def lapse(book, key):
-    """Let the lease end, and somebody notice."""
+    """Let the lease expire, and another client acquire the lock."""
     eventually(lambda: all(holder.expires_in <= 0 for holder in book.view(key).holders))
-    book.store.kick(f"k:{key}")
+    book.store.sweep_and_grant(f"k:{key}")
     assert not book.view(key).holders
 
 
-def test_a_loss_that_is_noticed_at_the_end_of_the_task_is_counted_and_told_once(
-    own_book, pool, key
-):
+@pytest.mark.full
+def test_a_loss_noticed_at_the_end_of_the_task_is_counted_and_reported_once(own_book, pool, key):
     """One event, with the task's id, and one more in the worker's statistics; the task succeeds."""
     with own_book.worker(pool=pool, args=("-E",)) as worker, EventLog(own_book.app) as events:
         task = loses(own_book, worker, key)
@@ -61,12 +63,11 @@ def test_a_loss_that_is_noticed_at_the_end_of_the_task_is_counted_and_told_once(
         worker.await_log(f"The lock 'k:{key}' was lost")
 
 
-@pytest.mark.full_run_plays("threads")
-def test_a_loss_that_is_noticed_while_the_task_runs_is_told_once(own_book, pool, key):
+@pytest.mark.full
+def test_a_loss_noticed_while_the_task_runs_is_reported_once(own_book, pool, key):
     """By the watchdog, and not a second time at the end of the task."""
     with own_book.worker(pool=pool, args=("-E",)) as worker, EventLog(own_book.app) as events:
-        task = own_book.send("act", key, 1, hold=f"{key}-1")
-        own_book.started(task)
+        task = own_book.start_holder(key, 1)
         assert own_book.store.reset(f"k:{key}") == 1
         worker.await_log(f"The lock 'k:{key}' was lost")
         eventually(lambda: "lock-lost" in events.of(task))

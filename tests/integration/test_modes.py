@@ -1,4 +1,4 @@
-"""Modes: observe and off, as declared and as switched while workers run."""
+"""The modes observe and off: declared, and switched while workers run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _as_declared(request):
 
 
 def await_mode(book, mode, task="act"):
-    """Wait until the worker has heard of it."""
+    """Wait until the worker has applied the mode."""
 
     def told():
         stats = book.app.control.inspect(timeout=20, limit=1).stats() or {}
@@ -50,10 +50,9 @@ def ended(book, results, gate):
 # -- switched while a worker runs ------------------------------------------------------------------
 
 
-def test_off_for_all_runs_what_is_parked_and_what_comes(book, worker, key):
+def test_mode_off_runs_parked_and_new_tasks(book, worker, key):
     """The kill switch: the holder runs on, the parked run beside it, nothing is lost or left."""
-    holder = book.send("act", key, 0, hold=f"{key}-0")
-    book.started(holder)
+    holder = book.start_holder(key)
     parked = [book.send("act", key, n) for n in (1, 2, 3)]
     book.await_waiting(key, 3)
     book.store.switch("*", "off")
@@ -71,14 +70,13 @@ def test_off_for_all_runs_what_is_parked_and_what_comes(book, worker, key):
 
 
 def test_switched_back_tasks_exclude_each_other_again(book, worker, key):
-    """Those that began unlocked end as they began; who comes after the switch keeps the lock."""
+    """Tasks that started unlocked end unlocked; tasks after the switch hold the lock."""
     book.store.switch("*", "off")
     await_mode(book, "off")
     unlocked = both_run(book, "act", key, f"{key}-u")
     book.store.switch("*", None)
     await_mode(book, "enforce")
-    first = book.send("act", key, 3, hold=f"{key}-3")
-    book.started(first)
+    first = book.start_holder(key, 3)
     second = book.send("act", key, 4)
     book.await_waiting(key, 1)
     assert ended(book, unlocked, f"{key}-u") == [(states.SUCCESS, 1), (states.SUCCESS, 2)]
@@ -92,8 +90,7 @@ def test_one_task_can_be_switched_and_others_keep_their_locks(book, worker, key)
     """Of tasks that share a lock, the switched one passes, and the other does not pass it."""
     book.store.switch("act", "off")
     await_mode(book, "off")
-    holder = book.send("act_late", key, 0, hold=f"{key}-0")
-    book.started(holder)
+    book.start_holder(key, task="act_late")
     assert book.value(book.send("act", key, 1)) == 1
     behind = book.send("act_late", key, 2)
     book.await_waiting(key, 1)
@@ -102,19 +99,22 @@ def test_one_task_can_be_switched_and_others_keep_their_locks(book, worker, key)
     book.await_free(key)
 
 
-def test_observe_runs_tasks_and_tells_what_would_have_blocked(book, worker, key):
+def test_observe_runs_tasks_and_reports_what_would_have_blocked(book, worker, key):
     """Both run at once; the report names the task, the lock, and for how long."""
-    book.store.forget_observed()
+    book.store.clear_observations()
     book.store.switch("act", "observe")
     await_mode(book, "observe")
     results = both_run(book, "act", key, f"{key}-o")
     start = book.started(results[0])
     assert (start["held"], start["leaks"]) == (False, [])
     assert ended(book, results, f"{key}-o") == [(states.SUCCESS, 1), (states.SUCCESS, 2)]
-    task = eventually(lambda: next((t for t in book.store.observed().tasks if t.blocked), None), 5)
-    assert (task.name, task.runs, task.blocked) == ("act", 2, 1)
-    assert task.waited > 0
-    (lock,) = book.store.observed().locks
+
+    def observed():
+        (task,) = book.store.observations().tasks or [None]
+        return task if task and (task.name, task.runs, task.blocked) == ("act", 2, 1) else None
+
+    assert eventually(observed).waited > 0
+    (lock,) = book.store.observations().locks
     assert (lock.name, lock.blocked) == (f"k:{key}", 1)
     worker.await_log("would have been blocked")
     book.await_free(key)
@@ -124,7 +124,7 @@ def test_observe_runs_tasks_and_tells_what_would_have_blocked(book, worker, key)
 
 
 def test_off_by_the_settings_needs_no_redis_for_the_locks(redis_url, tmp_path, key):
-    """Not one connection is opened: the URL leads to nobody."""
+    """No connection is opened: nothing listens at the URL."""
     conf = {
         "singleton_lock_mode": "off",
         "singleton_lock_backend": "redis://nobody.invalid:1/0",
@@ -140,7 +140,8 @@ def test_off_by_the_settings_needs_no_redis_for_the_locks(redis_url, tmp_path, k
     assert keys == []
 
 
-def test_what_was_parked_before_off_is_kept_and_runs_in_a_worker_that_locks(own_book, key):
+@pytest.mark.full
+def test_tasks_parked_before_off_stay_parked_and_run_in_a_worker_that_locks(own_book, key):
     """A worker without Redis cannot run it: it says so at its start, and loses nothing."""
     with own_book.worker(pool="threads") as first:
         holder = own_book.send("act_lost", key, 0, hold="gate")
@@ -150,7 +151,7 @@ def test_what_was_parked_before_off_is_kept_and_runs_in_a_worker_that_locks(own_
         own_book.kill_worker(first)
     with own_book.worker(pool="threads", conf={"singleton_lock_mode": "off"}) as second:
         assert own_book.value(own_book.send("act", key, 2)) == 2
-        assert "does not ask the locks' Redis" in second.log()
+        assert "does not use the locks' Redis" in second.log()
         assert own_book.view(key).bodies == 1
     with own_book.worker(pool="threads", conf={"singleton_lock_mode": "observe"}):
         assert own_book.value(parked) == 1
@@ -169,7 +170,7 @@ def test_observing_does_no_harm_when_redis_is_away(redis_url, tmp_path, key):
         assert "are not observed" in worker.log()
 
 
-def test_a_key_that_raises_is_told_and_the_task_runs(redis_url, tmp_path, key):
+def test_a_key_that_raises_is_reported_and_the_task_runs(redis_url, tmp_path, key):
     """With its lock it would fail; observed it does not."""
     conf = {"singleton_lock_mode": "observe"}
     with Book(redis_url, tmp_path, conf=conf) as book, book.worker(pool="threads") as worker:
@@ -205,7 +206,7 @@ def test_tasks_wait_for_redis_no_longer_once_they_are_switched_off(
 def test_a_task_may_declare_its_mode(own_book, key):
     """``lock_mode``: it passes a lock that is held; another task of the same worker does not."""
     with (
-        Lock(own_book.client, f"k:{key}", lease=3),
+        Lock(own_book.client, f"k:{key}", lease=60),
         own_book.worker(app="integration.modes_app", pool="threads"),
     ):
         for task in ("act_observe", "act_off"):

@@ -13,8 +13,6 @@ from celery_singleton_lock.store.factory import admin_of
 from integration.book import needs_pool, only, pools
 from support.waiting import eventually
 
-pytestmark = pytest.mark.full_run_plays("gevent", "eventlet")
-
 
 @pytest.fixture(scope="module", params=pools("prefork", "threads", "gevent", "eventlet"))
 def pool(request):
@@ -31,11 +29,11 @@ def names(key):
 
 @pytest.fixture
 def other(book):
-    """Take a lock as another client; what is still held at the end is given back."""
+    """A function that acquires a lock as another client; held locks are released at the end."""
     taken = []
 
     def take(name):
-        lock = Lock(book.client, f"k:{name}", lease=3, thread_local=False)
+        lock = Lock(book.client, f"k:{name}", lease=60, thread_local=False)
         assert lock.acquire(blocking=False)
         taken.append(lock)
         return lock
@@ -73,7 +71,7 @@ def test_equal_names_are_one_lock(book, worker, names):
 
 
 def test_a_task_that_finds_its_second_lock_busy_keeps_the_first(book, worker, names, other):
-    """It is parked at the second, without a slot, and nobody passes it at the first."""
+    """It is parked at the second lock, without a slot, and no other task gets the first."""
     a, b, _ = names
     busy = other(b)
     task = book.send("pair", a, b)
@@ -92,17 +90,15 @@ def test_a_task_that_finds_its_second_lock_busy_keeps_the_first(book, worker, na
     book.await_free(b)
 
 
-@pytest.mark.full_run_plays("threads")
 def test_a_kept_lock_outlives_its_lease(book, worker, names, other):
-    """While its task is parked elsewhere for longer than the lease, nobody else gets it."""
+    """While its task is parked at the other lock: the lease is renewed."""
     a, b, _ = names
     busy = other(b)
     task = book.send("pair", a, b)
     book.await_waiting(b, 1)
     fence = book.view(a).fencing_token
-    eventually(lambda: book.view(a).holders[0].expires_in > 2.5, 5, "a renewal", exact=True)
-    lapsed = book.store.time() + 3.2
-    eventually(lambda: book.store.time() > lapsed, 10, "a lease has passed")
+    book.await_renewal(a)
+    book.await_renewal(a)
     assert holders(book, a) == [task]
     busy.release()
     book.value(task)
@@ -173,7 +169,9 @@ def overlaps(runs):
 @pytest.mark.parametrize(
     ("task", "state"), [("pair_skip", "REVOKED"), ("pair_fail", "FAILURE")], ids=["skip", "fail"]
 )
-def test_who_does_not_wait_gives_back_what_it_has_taken(book, worker, names, other, task, state):
+def test_a_task_that_does_not_wait_releases_the_locks_that_it_has(
+    book, worker, names, other, task, state
+):
     """The second lock is busy: the task ends as its policy says, and the first is free."""
     a, b, _ = names
     other(b)
@@ -184,15 +182,13 @@ def test_who_does_not_wait_gives_back_what_it_has_taken(book, worker, names, oth
     assert not book.starts(a)
 
 
-@pytest.mark.full_run_plays("threads")
-def test_who_waits_in_its_slot_keeps_the_first_meanwhile(book, worker, names, other):
-    """lock_on_conflict="wait": longer than a lease, and nobody passes it at the first lock."""
+def test_a_task_that_waits_in_its_slot_keeps_the_first_lock(book, worker, names, other):
+    """lock_on_conflict="wait": the lease is renewed, and nobody passes it at the first lock."""
     a, b, _ = names
     busy = other(b)
     task = book.send("pair_wait", a, b)
     eventually(lambda: book.view(b).waiting == 1, 5, "it stands in the second line")
-    lapsed = book.store.time() + 3.2
-    eventually(lambda: book.store.time() > lapsed, 10, "a lease has passed")
+    book.await_renewal(a)
     assert holders(book, a) == [task]
     busy.release()
     book.value(task)
@@ -200,7 +196,7 @@ def test_who_waits_in_its_slot_keeps_the_first_meanwhile(book, worker, names, ot
     book.await_free(b)
 
 
-def test_who_is_requeued_gives_back_what_it_has_taken(book, worker, names, other):
+def test_a_requeued_task_releases_the_locks_that_it_has(book, worker, names, other):
     """lock_on_conflict="requeue": between two tries it holds nothing, and runs in the end."""
     a, b, _ = names
     busy = other(b)
@@ -212,11 +208,12 @@ def test_who_is_requeued_gives_back_what_it_has_taken(book, worker, names, other
     book.await_free(a)
 
 
-def test_a_wait_that_is_over_gives_back_what_was_kept(book, worker, names, other):
+@pytest.mark.full
+def test_a_wait_timeout_releases_the_kept_locks(book, worker, names, other):
     """lock_wait_timeout counts for all locks together; then the first is free at once."""
     a, b, _ = names
     first, _second = other(a), other(b)
-    task = book.send("pair_patient", a, b)
+    task = book.send("pair_patient", a, b, lock_wait_timeout=6)
     book.await_waiting(a, 1)
     first.release()
     ended, why = book.outcome(task)
@@ -226,7 +223,9 @@ def test_a_wait_that_is_over_gives_back_what_was_kept(book, worker, names, other
     assert not book.starts(a)
 
 
-def test_a_second_line_that_is_full_ends_the_task_and_frees_the_first(book, worker, names, other):
+def test_a_full_queue_of_the_second_lock_ends_the_task_and_releases_the_first(
+    book, worker, names, other
+):
     """lock_max_waiting counts at each lock."""
     a, b, _ = names
     other(b)
@@ -235,7 +234,7 @@ def test_a_second_line_that_is_full_ends_the_task_and_frees_the_first(book, work
     book.await_free(a, 2)
 
 
-def test_T17_a_parked_task_that_is_revoked_gives_back_what_it_kept(book, worker, names, other):
+def test_T17_a_revoked_parked_task_releases_the_locks_that_it_keeps(book, worker, names, other):
     """At once, not when its lease ends."""
     a, b, _ = names
     other(b)
@@ -245,14 +244,13 @@ def test_T17_a_parked_task_that_is_revoked_gives_back_what_it_kept(book, worker,
     book.await_waiting(a, 1)
     book.app.control.revoke(task)
     assert book.outcome(task)[0] == "REVOKED"
-    began = book.store.time()
     book.value(behind)
-    assert book.store.time() - began < 2
+    assert book.lapses(a) == 0
     assert [start["id"] for start in book.starts(a)] == [behind]
 
 
-def test_T15_a_retried_task_takes_its_locks_anew(book, worker, names):
-    """Between two attempts all are free; nothing of ours is carried into the retry."""
+def test_T15_a_retried_task_acquires_its_locks_again(book, worker, names):
+    """Between two attempts all are free, and the retry has no lock header."""
     a, b, _ = names
     task = book.send("pair", a, b, end="retry", extra=0.3)
     book.value(task)
@@ -293,8 +291,8 @@ def test_locks_have_limits_of_their_own(book, worker, names):
 
 
 @pytest.mark.parametrize("lost", [0, 1], ids=["the first", "the second"])
-def test_T10_the_loss_of_any_of_its_locks_is_told_to_the_task(book, worker, names, lost):
-    """self.lock stands for all; ensure_held names the one that was lost."""
+def test_T10_the_task_is_notified_of_the_loss_of_any_of_its_locks(book, worker, names, lost):
+    """self.lock represents all; ensure_held names the lost one."""
     a, b, _ = names
     task = book.send("pair", a, b, end="watch", extra=f"{a}-lost")
     book.started(task)
@@ -308,10 +306,10 @@ def test_T10_the_loss_of_any_of_its_locks_is_told_to_the_task(book, worker, name
 
 
 @only("prefork")
-def test_a_task_whose_lock_is_lost_is_interrupted_if_it_wants_that(book, worker, names):
+def test_a_task_whose_lock_is_lost_is_interrupted_if_declared_so(book, worker, names):
     """lock_on_lost="abort", for any of its locks; in a pool of processes."""
     a, b, _ = names
-    task = book.send("pair_abort", a, b, hold=60)
+    task = book.send("pair_abort", a, b, hold=f"{a}-never")
     book.started(task)
     eventually(lambda: len(book.view(b).holders) == 1)
     book.store.reset(f"k:{b}")

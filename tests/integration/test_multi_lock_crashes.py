@@ -1,7 +1,7 @@
-"""Tasks with several locks whose workers die, leave, or get a message twice.
+"""Tasks with several locks whose workers die or stop, or whose message is redelivered.
 
-The locks of a test are named such that ``a`` comes before ``b`` in the global order. Leases last
-3 s.
+The locks of a test are named such that ``a`` comes before ``b`` in the global order. Workers that
+are killed have leases of :data:`KILLED_LEASE` seconds.
 """
 
 from __future__ import annotations
@@ -17,19 +17,43 @@ from integration.book import only
 from support.proxy import Proxy
 from support.waiting import eventually, in_time, never
 
-LEASE = 3.0
+KILLED_LEASE = 3.0
+MORTAL = {"singleton_lock_lease": KILLED_LEASE}
+"""Settings of a worker that is killed: its locks are free soon after that."""
 
-pytestmark = pytest.mark.full_run_plays("threads")
+
+def held_by_another(book, name):
+    """Yield a lock that another client holds."""
+    lock = Lock(book.client, name, lease=60, thread_local=False)
+    lock.acquire()
+    yield lock
+    if lock.held:
+        lock.release()
 
 
 @pytest.fixture
 def busy(own_book):
     """The lock b, which another client holds."""
-    lock = Lock(own_book.client, "k:b", lease=LEASE, thread_local=False)
-    lock.acquire()
-    yield lock
-    if lock.held:
-        lock.release()
+    yield from held_by_another(own_book, "k:b")
+
+
+@pytest.fixture
+def third(own_book):
+    """Likewise the lock c."""
+    yield from held_by_another(own_book, "k:c")
+
+
+THREE = {"task_annotations": {"pair": {"lock_keys": ["k:{key}", "k:{n}", "k:c"]}}}
+"""The task pair takes the lock c, too."""
+
+
+def parked_at_c(book, busy):
+    """Send a task that is parked at b, and then at c, where it keeps a and b; return its id."""
+    task = parked_at_b(book)
+    busy.release()
+    book.await_waiting("c", 1)
+    eventually(lambda: not book.view("b").bodies, message="its message is kept once")
+    return task
 
 
 def parked_at_b(book):
@@ -62,8 +86,7 @@ def test_T30_a_killed_child_of_a_task_with_two_locks_gives_both_back(own_book, p
     book = own_book
     with book.worker(pool=pool, concurrency=3):
         if parked:
-            first = book.send("act", "b", 1, hold="b-1")
-            book.started(first)
+            book.start_holder("b", 1)
         task = book.send("pair_lost", "a", "b", end="die")
         if parked:
             book.await_waiting("b", 1)
@@ -78,6 +101,7 @@ def test_T30_a_killed_child_of_a_task_with_two_locks_gives_both_back(own_book, p
     assert book.peak("a") == 1
 
 
+@pytest.mark.full
 @only("prefork")
 def test_a_task_whose_kept_lock_was_lost_with_its_worker_begins_again(own_book, pool, busy):
     """The parking worker is killed: the kept lock goes to the next one lease later.
@@ -85,12 +109,12 @@ def test_a_task_whose_kept_lock_was_lost_with_its_worker_begins_again(own_book, 
     The task is granted b while that one still runs: it gives b back, and waits for a.
     """
     book = own_book
-    one = book.worker(pool=pool).start()
+    one = book.worker(pool=pool, conf=MORTAL).start()
     task = parked_at_b(book)
     with book.worker(pool=pool):
         killed = book.kill_worker(one)
         behind = book.send("act", "a", 2, hold="a-2")
-        in_time(book.started(behind)["t"] - killed, LEASE + 2)
+        in_time(book.started(behind)["t"] - killed, KILLED_LEASE + 2)
         busy.release()
         book.await_waiting("a", 1)
         assert book.value(book.send("act", "b", 3)) == 3
@@ -103,23 +127,25 @@ def test_a_task_whose_kept_lock_was_lost_with_its_worker_begins_again(own_book, 
     assert book.peak("a") == 1
 
 
+@pytest.mark.full
 @only("prefork")
 def test_a_kept_lock_is_lost_one_lease_after_its_worker_was_killed(own_book, pool, busy):
     """Nobody waits for it: the task takes it again, at the place of its arrival, and runs."""
     book = own_book
-    one = book.worker(pool=pool).start()
+    one = book.worker(pool=pool, conf=MORTAL).start()
     task = parked_at_b(book)
     with book.worker(pool=pool):
         book.kill_worker(one)
-        eventually(lambda: not book.view("a").holders, LEASE + 1)
+        eventually(lambda: not book.view("a").holders, KILLED_LEASE + 1)
         busy.release()
         book.value(task)
         settled(book)
     assert len(book.starts("a")) == 1
 
 
-def test_a_worker_that_leaves_hands_over_what_its_tasks_keep(own_book, pool, busy):
-    """Warm shutdown: nobody waits for a lease, and the task begins again in the other worker."""
+@pytest.mark.full
+def test_a_stopping_worker_hands_over_the_locks_that_its_tasks_keep(own_book, pool, busy):
+    """Warm shutdown: no lease has to expire, and the task starts again in the other worker."""
     book, long = own_book, {"singleton_lock_lease": 60.0}
     one = book.worker(pool=pool, conf=long).start()
     task = parked_at_b(book)
@@ -137,8 +163,7 @@ def test_a_worker_that_leaves_hands_over_what_its_tasks_keep(own_book, pool, bus
     assert len(book.starts("a")) == 1
 
 
-@pytest.mark.full_run_plays("prefork")
-def test_a_last_worker_that_leaves_frees_what_its_tasks_keep(own_book, pool, busy):
+def test_the_last_worker_releases_the_locks_that_its_tasks_keep_when_it_stops(own_book, pool, busy):
     """Nobody else is there: the locks are free at once, and the task waits for a worker."""
     book, long = own_book, {"singleton_lock_lease": 60.0}
     with book.worker(pool=pool, conf=long):
@@ -152,21 +177,34 @@ def test_a_last_worker_that_leaves_frees_what_its_tasks_keep(own_book, pool, bus
     assert len(book.starts("a")) == 1
 
 
-@pytest.mark.full_run_plays("prefork")
+def test_no_task_is_lost_that_waits_for_its_third_lock_when_its_worker_stops(
+    own_book, pool, busy, third
+):
+    """Early acknowledgement. It had been granted the second lock, and found the third busy."""
+    book, conf = own_book, {"singleton_lock_lease": 60.0, **THREE}
+    one = book.worker(pool=pool, conf=conf).start()
+    task = parked_at_c(book, busy)
+    with book.worker(pool=pool, conf=conf):
+        one.stop()
+        third.release()
+        book.value(task)
+        settled(book)
+        book.await_free("c")
+    assert len(book.starts("a")) == 1
+
+
+@pytest.mark.full
 def test_a_task_is_delivered_to_another_worker_with_what_it_keeps(own_book, pool, busy):
-    """The parking worker consumes its queue no more: the other one goes on with the same grant."""
+    """The parking worker no longer consumes its queue: the other one uses the same grant."""
     book = own_book
     with book.worker(pool=pool) as one:
         task = parked_at_b(book)
         fence = book.view("a").fencing_token
         with book.worker(pool=pool) as two:
+            book.await_consumers(one, two)
             node = f"{one.name}@{socket.gethostname()}"
             book.app.control.cancel_consumer("celery", destination=[node])
-            route = "csl:fleet:route:*:celery"
-            eventually(
-                lambda: [book.client.zcard(key) for key in book.client.scan_iter(route)] == [1],
-                message="one worker consumes the queue",
-            )
+            book.await_consumers(two)
             busy.release()
             start = book.started(task)
             assert (start["worker"].split("@")[0], start["locks"][0][1]) == (two.name, fence)
@@ -174,18 +212,19 @@ def test_a_task_is_delivered_to_another_worker_with_what_it_keeps(own_book, pool
             settled(book)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "lapsed"])
 def test_T14_a_copy_of_a_parked_task_does_not_run_beside_it(own_book, pool, busy, kept):
     """The copy finds the task at its first lock; or takes that, and the task then finds it."""
     book = own_book
     task = book.send("pair", "a", "b", hold=0.2)
     (raw,) = book.broker.lrange("celery", 0, -1)
-    one = book.worker(pool=pool).start()
+    one = book.worker(pool=pool, conf={} if kept else MORTAL).start()
     book.await_waiting("b", 1)
     with book.worker(pool=pool):
         if not kept:
             book.kill_worker(one)
-            eventually(lambda: not book.view("a").holders, LEASE + 1)
+            eventually(lambda: not book.view("a").holders, KILLED_LEASE + 1)
         deliver_again(book, raw)
         if kept:
             eventually(lambda: book.view("a").bodies == 1, message="a twin at the first lock")
@@ -201,8 +240,8 @@ def test_T14_a_copy_of_a_parked_task_does_not_run_beside_it(own_book, pool, busy
     one.stop()
 
 
+@pytest.mark.full
 @only("prefork")
-@pytest.mark.full_run_plays("prefork")
 def test_T34_a_task_whose_worker_is_killed_between_two_releases_does_not_run_again(
     own_book, redis_server, pool
 ):
@@ -210,8 +249,7 @@ def test_T34_a_task_whose_worker_is_killed_between_two_releases_does_not_run_aga
     book = own_book
     with Proxy(redis_server.port) as proxy:
         one = book.worker(pool=pool, conf={"singleton_lock_backend": proxy.url}).start()
-        first = book.send("act", "b", 1, hold="b-1")
-        book.started(first)
+        book.start_holder("b", 1)
         task = book.send("pair_lost", "a", "b", hold="a-1")
         book.await_waiting("b", 1)
         book.open("b-1")
@@ -229,6 +267,7 @@ def test_T34_a_task_whose_worker_is_killed_between_two_releases_does_not_run_aga
     assert len(book.starts("a")) == 1
 
 
+@pytest.mark.full
 @only("prefork")
 def test_T14_a_redelivered_copy_of_a_running_task_waits_at_its_first_lock(own_book, pool):
     """Its task dies with its child: then the copy runs."""
@@ -248,13 +287,14 @@ def test_T14_a_redelivered_copy_of_a_running_task_waits_at_its_first_lock(own_bo
     assert len(book.starts("a")) == 2
 
 
+@pytest.mark.full
 @only("prefork")
 def test_an_early_acknowledged_task_with_two_locks_does_not_begin_twice(own_book, pool, busy):
     """A copy is kept at its first lock when it begins; then its worker is killed."""
     book = own_book
     task = book.send("pair", "a", "b", hold="a-1")
     (raw,) = book.broker.lrange("celery", 0, -1)
-    one = book.worker(pool=pool).start()
+    one = book.worker(pool=pool, conf=MORTAL).start()
     book.await_waiting("b", 1)
     deliver_again(book, raw)
     eventually(lambda: book.view("a").bodies == 1, message="a copy at the first lock")
@@ -266,12 +306,13 @@ def test_an_early_acknowledged_task_with_two_locks_does_not_begin_twice(own_book
     assert len(book.starts("a")) == 1
 
 
+@pytest.mark.full
 @only("prefork")
 def test_a_task_that_gets_a_second_lock_while_it_is_parked_takes_both(own_book, pool, busy):
     """It was parked with one lock; the worker that gets it declares ``lock_keys``."""
     book = own_book
     newer = {"task_annotations": {"act": {"lock_key": None, "lock_keys": ["k:{key}", "k:{n}"]}}}
-    one = book.worker(pool=pool).start()
+    one = book.worker(pool=pool, conf=MORTAL).start()
     book.started(book.send("act", "a", 1, hold="a-1"))
     task = book.send("act", "a", "b")
     book.await_waiting("a", 1)

@@ -11,7 +11,7 @@ from support.waiting import eventually, never
 
 pytestmark = pytest.mark.chaos
 
-LEASE = 3.0
+LEASE = 6.0
 
 
 @pytest.fixture
@@ -21,11 +21,12 @@ def locks(make_redis):
 
 @pytest.fixture
 def book(redis_url, locks, tmp_path):
-    conf = {"singleton_lock_backend": locks.url}
+    conf = {"singleton_lock_backend": locks.url, "singleton_lock_lease": LEASE}
     with Book(redis_url, tmp_path, lock_url=locks.url, conf=conf) as book:
         yield book
 
 
+@pytest.mark.full
 def test_tasks_that_come_while_redis_is_away_take_all_locks_when_it_is_back(book, locks):
     """They are held, unacknowledged, and then run one at a time; or do what they declare."""
     locks.kill()
@@ -45,12 +46,12 @@ def test_tasks_that_come_while_redis_is_away_take_all_locks_when_it_is_back(book
         book.await_free("b", LEASE + 3)
 
 
+@pytest.mark.full
 @pytest.mark.needs_real_redis("data over a restart")
 def test_a_task_that_keeps_a_lock_survives_an_outage_longer_than_its_lease(book, locks):
     """What it kept has lapsed: it begins again, after who has got that lock meanwhile."""
     with book.worker(concurrency=3):
-        first = book.send("act", "b", 1, hold="b-1")
-        book.started(first)
+        first = book.start_holder("b", 1)
         pair = book.send("pair", "a", "b")
         book.await_waiting("b", 1)
         eventually(lambda: len(book.view("a").holders) == 1)

@@ -1,4 +1,4 @@
-"""Several locks where tasks do not pass a worker's desk, run where they are called, or unlocked."""
+"""Several locks in eager tasks, in observe mode, and in workers without hooks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def scene(redis_url, redis_client):
     """An app whose eager tasks take their locks, and what they saw of these."""
     app = Celery("eager", broker="memory://", backend="cache+memory://", set_as_current=False)
     app.conf.update(
-        singleton_lock_backend=redis_url, singleton_lock_lease=3, singleton_lock_eager=True
+        singleton_lock_backend=redis_url, singleton_lock_lease=60, singleton_lock_eager=True
     )
     seen = []
 
@@ -56,14 +56,14 @@ def test_an_eager_task_takes_all_of_its_locks(scene):
     assert not any(scene.store.inspect(f"k:{name}").holders for name in "ab")
 
 
-def test_an_eager_task_that_does_not_get_the_second_keeps_none(scene):
+def test_an_eager_task_that_does_not_get_the_second_lock_keeps_none(scene):
     """lock_on_conflict="fail" names the one that is busy; a task that waits has it in the end."""
-    with Lock(scene.client, "k:b", lease=3):
+    with Lock(scene.client, "k:b", lease=60):
         failed = scene.task("fails", lock_on_conflict="fail").apply(("a", "b"))
         assert isinstance(failed.result, LockConflict)
         assert failed.result.name == "k:b"
         assert not scene.store.inspect("k:a").holders
-    with Lock(scene.client, "k:b", lease=3, thread_local=False) as busy:
+    with Lock(scene.client, "k:b", lease=60, thread_local=False) as busy:
         waits = threading.Timer(0.2, busy.release)
         waits.start()
         assert scene.task("waits").apply(("a", "b")).get()
@@ -88,13 +88,13 @@ def test_an_eager_task_that_calls_one_of_its_locks_is_refused(scene):
 # --- a worker's pool alone, and relaxed modes -----------------------------------------------------
 
 
+@pytest.mark.full
 @only("prefork")
-def test_the_pool_alone_takes_all_locks(own_book, pool):
+def test_without_hooks_the_pool_acquires_all_locks(own_book, pool):
     """With a Request class of the user's own: none is skipped, and there is no deadlock."""
     broken = {"app": "integration.changed_celery_app", "env": {"BREAK": "own"}}
     with own_book.worker(pool=pool, concurrency=3, **broken):
-        first = own_book.send("act", "b", 1, hold="b-1")
-        own_book.started(first)
+        own_book.start_holder("b", 1)
         pairs = [own_book.send("pair", *names) for names in ("ab", "ba", "ab", "ba")]
         never(lambda: own_book.starts(task="pair"), 0.5)
         own_book.open("b-1")
@@ -109,34 +109,35 @@ def test_the_pool_alone_takes_all_locks(own_book, pool):
         own_book.await_free("b")
 
 
+@pytest.mark.full
 @only("prefork")
-def test_what_several_locks_would_have_blocked_is_observed(own_book, pool):
+def test_observe_mode_records_waits_for_several_locks(own_book, pool):
     """lock_mode="observe": it runs at once, and the report names the lock that was busy."""
     conf = {"singleton_lock_mode": "observe"}
     with own_book.worker(pool=pool, concurrency=3, conf=conf):
-        first = own_book.send("act", "b", 1, hold="b-1")
-        own_book.started(first)
+        first = own_book.start_holder("b", 1)
         task = own_book.send("pair", "a", "b")
         assert own_book.started(task)["locks"] == []
         own_book.value(task)
         own_book.open("b-1")
         own_book.value(first)
-        report = eventually(lambda: own_book.store.observed().locks, 10)
+        report = eventually(lambda: own_book.store.observations().locks, 10)
     assert [(lock.name, lock.blocked) for lock in report] == [("k:b", 1)]
 
 
 # --- Cluster --------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.needs_real_redis("a Cluster")
 def test_locks_of_a_task_may_live_on_different_masters(
     redis_url, redis_cluster, cluster_client, tmp_path
 ):
     """Each lock is a script of its own: kept while the task is parked at the other, handed on."""
-    conf = {"singleton_lock_backend": redis_cluster.url, "singleton_lock_lease": 5.0}
+    conf = {"singleton_lock_backend": redis_cluster.url, "singleton_lock_lease": 10.0}
     with Book(redis_url, tmp_path, conf=conf) as book, book.worker(concurrency=3):
         book.store = ClusterStore(cluster_client)
-        with Lock(book.store, "k:b", lease=5):
+        with Lock(book.store, "k:b", lease=60):
             first = book.send("pair", "a", "b")
             book.await_waiting("b", 1)
             eventually(lambda: [each.task_id for each in book.view("a").holders] == [first])
@@ -167,7 +168,7 @@ def test_locks_in_memory_keep_the_first_while_the_task_is_parked_at_the_second()
             locks.assert_parked(result, lock="k:2")
             assert [holder.task_id for holder in locks.holders("k:1")] == [result.id]
             assert not seen
-        assert result.get(timeout=10) is None
+        assert result.get(timeout=60) is None
         assert result.state == states.SUCCESS
         locks.assert_free("k:1")
         locks.assert_free("k:2")

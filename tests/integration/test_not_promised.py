@@ -1,4 +1,4 @@
-"""What docs/guarantees.md says is not promised, played on real workers."""
+"""The exceptions in docs/guarantees.md, reproduced with real workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from celery import Celery
 
 from celery_singleton_lock import LockedTask
 from celery_singleton_lock.store.redis.sync import RedisStore
+from integration.book import LONG_LEASE
 from support.waiting import eventually, never
+
+
+@pytest.fixture(scope="module")
+def lease():
+    """No lease ends here, also not while a process stands still."""
+    return LONG_LEASE
 
 
 @pytest.fixture
@@ -29,7 +36,9 @@ def two_workers(own_book):
     return start
 
 
-def test_what_waits_in_a_busy_worker_is_passed_by_what_another_one_receives(own_book, two_workers):
+def test_a_task_received_by_another_worker_may_pass_one_that_waits_for_a_slot(
+    own_book, two_workers
+):
     """The first message is in a worker without a free slot; the second, elsewhere, begins."""
     two_workers()
     busy = own_book.send("plain", "p", 0, hold="p", queue="one")
@@ -47,8 +56,7 @@ def test_what_waits_in_a_busy_worker_is_passed_by_what_another_one_receives(own_
 def test_a_worker_to_which_the_task_is_a_plain_one_runs_it_beside_a_holder(own_book, two_workers):
     """An older deployment takes no lock: roll out to all workers first."""
     two_workers(app_of_two="integration.unlocked_app")
-    first = own_book.send("act", "a", 1, hold="a-1", queue="one")
-    own_book.started(first)
+    first = own_book.start_holder("a", 1, queue="one")
     assert own_book.value(own_book.send("act", "a", 2, queue="two")) == 2
     own_book.open("a-1")
     assert own_book.value(first) == 1
@@ -63,7 +71,7 @@ def test_a_thread_that_the_task_leaves_behind_goes_on_without_the_lock(redis_url
     store, go, seen = RedisStore(redis_client), threading.Event(), []
 
     def write():
-        go.wait(10)
+        go.wait(60)
         seen.append(len(store.inspect("k:a").holders))
 
     @app.task(base=LockedTask, lock_key="k:{key}", shared=False)
@@ -74,7 +82,7 @@ def test_a_thread_that_the_task_leaves_behind_goes_on_without_the_lock(redis_url
 
     thread, during = leave.apply(("a",)).get()
     go.set()
-    thread.join(10)
+    thread.join(60)
     assert (during, seen) == (1, [0])
     app.close()
     store.close()

@@ -1,4 +1,4 @@
-"""Tasks with ``wait`` and with ``park`` that share a lock and a worker."""
+"""Tasks with ``wait`` and with ``park`` for the same lock in one worker."""
 
 from __future__ import annotations
 
@@ -7,10 +7,19 @@ import time
 import pytest
 from celery import states
 
+from celery_singleton_lock import Lock
 from celery_singleton_lock.errors import LockWaitTimeout
+from integration.book import LONG_LEASE
 from support.waiting import eventually, in_time, never
 
 
+@pytest.fixture(scope="module")
+def lease():
+    """No lease ends here, also not while a process stands still."""
+    return LONG_LEASE
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_slots_full_of_waiting_tasks_keep_a_parked_one_for_lock_wait_timeout_at_most(
     own_book, pool, key
@@ -20,13 +29,12 @@ def test_slots_full_of_waiting_tasks_keep_a_parked_one_for_lock_wait_timeout_at_
     The bound that the docs name, and not a promise that it takes so long.
     """
     holder = own_book.worker(concurrency=1, queues="other").start()
-    first = own_book.send("act", key, 0, hold=f"{key}-0", queue="other")
-    own_book.started(first)
+    first = own_book.start_holder(key, queue="other")
     with own_book.worker(pool=pool, concurrency=2):
         parked = own_book.send("act", key, 1)
         own_book.await_waiting(key, 1)
         began = time.monotonic()
-        brief = own_book.send("act_wait_4", key, 2)
+        brief = own_book.send("act_wait_12", key, 2)
         patient = own_book.send("act_wait", key, 3)
         eventually(lambda: own_book.view(key).waiting == 3)
         own_book.open(f"{key}-0")
@@ -41,7 +49,24 @@ def test_slots_full_of_waiting_tasks_keep_a_parked_one_for_lock_wait_timeout_at_
     assert own_book.order(key) == [0, 1, 3]
     assert own_book.peak(key) == 1
     holder.stop()
-    in_time(took, 4 + 2)
+    in_time(took, 12 + 2)
+
+
+@pytest.mark.full
+def test_tasks_behind_one_that_waits_in_its_slot_keep_no_other_from_the_worker(own_book, key):
+    """More than the prefetch count are parked behind it, and a free slot runs plain tasks."""
+    lock = Lock(own_book.client, f"k:{key}", lease=60, thread_local=False)
+    lock.acquire()
+    with own_book.worker(concurrency=2, conf={"worker_prefetch_multiplier": 1}):
+        waiting = own_book.send("act", key, 0, lock_on_conflict="wait", lock_wait_timeout=60)
+        eventually(lambda: own_book.view(key).waiting == 1)
+        behind = [own_book.send("act", key, n) for n in range(1, 5)]
+        assert own_book.value(own_book.send("plain", "p", 1)) == 1
+        eventually(lambda: own_book.view(key).bodies == 4)
+        lock.release()
+        assert [own_book.value(each) for each in (waiting, *behind)] == list(range(5))
+    assert own_book.order(key) == list(range(5))
+    assert own_book.peak(key) == 1
 
 
 def test_a_worker_warns_of_tasks_that_share_a_lock_and_differ_so(own_book):

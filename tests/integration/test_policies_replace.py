@@ -1,24 +1,28 @@
-"""lock_on_full="replace": the newest message takes the room of the oldest that waits."""
+"""lock_on_full="replace": the newest message replaces the oldest waiter."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from celery import chord, states
 
+from integration.book import LONG_LEASE
 from support.waiting import eventually
 
 
-def held(book, key, task="act_latest"):
-    """Let a task hold the key's lock until its gate opens."""
-    first = book.send(task, key, 0, hold=f"{key}-0")
-    book.started(first)
-    return first
+@pytest.fixture(scope="module")
+def lease():
+    """No lease ends here, also not while a process stands still."""
+    return LONG_LEASE
 
 
 def test_one_runs_and_one_waits_with_the_latest_arguments(book, worker, key):
-    """Of five that arrive meanwhile the last runs; the others end REVOKED, and say by whom."""
-    first = held(book, key)
+    """Of five waiting tasks the last one runs.
+
+    The others end as REVOKED and name the task that replaced them.
+    """
+    first = book.start_holder(key, task="act_latest")
     sent = []
     for n in range(1, 6):
         sent.append(book.send("act_latest", key, n))
@@ -39,9 +43,9 @@ def _last(book, key):
     return waiters[-1].task_id if waiters else None
 
 
-def test_with_two_the_oldest_goes_and_the_others_keep_their_order(book, worker, key):
+def test_with_two_waiters_the_oldest_is_replaced_and_the_others_keep_their_order(book, worker, key):
     """lock_max_waiting=2: of four, the last two run, in the order of their arrival."""
-    first = held(book, key, "act_latest_two")
+    first = book.start_holder(key, task="act_latest_two")
     sent = []
     for n in range(1, 5):
         sent.append(book.send("act_latest_two", key, n))
@@ -53,9 +57,9 @@ def test_with_two_the_oldest_goes_and_the_others_keep_their_order(book, worker, 
     book.await_free(key)
 
 
-def test_a_chord_hears_that_its_member_was_replaced(book, worker, key):
+def test_a_chord_is_notified_that_its_member_was_replaced(book, worker, key):
     """It does not wait for ever: its body fails."""
-    first = held(book, key)
+    first = book.start_holder(key, task="act_latest")
     tasks = book.app.tasks
     body = chord([tasks["act"].si(f"{key}-x", 1), tasks["act_latest"].si(key, 1)])(
         tasks["total"].s()
@@ -68,8 +72,8 @@ def test_a_chord_hears_that_its_member_was_replaced(book, worker, key):
 
 
 def test_messages_of_other_tasks_that_share_the_lock_stay(book, worker, key):
-    """Only a message of the same task makes room; here there is none, so the newest fails."""
-    first = held(book, key)
+    """Only a message of the same task is replaced; here there is none, so the newest fails."""
+    first = book.start_holder(key, task="act_latest")
     other = book.send("act", key, 1)
     book.await_waiting(key, 1)
     assert book.outcome(book.send("act_latest", key, 2))[0] == states.FAILURE
@@ -78,15 +82,18 @@ def test_messages_of_other_tasks_that_share_the_lock_stay(book, worker, key):
 
 
 def test_what_was_replaced_outlives_the_worker_that_was_to_end_it(own_book, key):
-    """It is kept until a worker has ended it: here the next one that starts."""
-    worker = own_book.worker(concurrency=1).start()
-    first = held(own_book, key)  # the only slot: nobody is ended while it runs
+    """Its message stays until a worker has ended it: here the next worker."""
+    conf = {"singleton_lock_lease": 3.0}
+    worker = own_book.worker(concurrency=1, conf=conf).start()
+    first = own_book.start_holder(
+        key, task="act_latest"
+    )  # the only slot: nobody is ended while it runs
     old = own_book.send("act_latest", key, 1)
     own_book.await_waiting(key, 1)
     new = own_book.send("act_latest", key, 2)
     eventually(lambda: _last(own_book, key) == new)
     own_book.kill_worker(worker)
-    with own_book.worker(concurrency=1):
+    with own_book.worker(concurrency=1, conf=conf):
         assert own_book.outcome(old, 25)[0] == states.REVOKED
         assert own_book.value(new, 25) == 2
     assert first

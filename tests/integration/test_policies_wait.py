@@ -10,19 +10,21 @@ from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
 
 from celery_singleton_lock.errors import LockQueueFull, LockWaitTimeout
 from celery_singleton_lock.lock.wait_for_turn import LIVENESS
-from integration.book import Book, only
-from support.waiting import eventually, in_time, never, seconds_until
+from integration.book import SAFE_LEASE, Book, only
+from support.redelivery import redelivery_after
+from support.waiting import eventually, in_time, in_time_once, seconds_until
+
+LEASE = SAFE_LEASE
 
 
-def held(book, key, task="act_wait"):
-    """Let a task hold the key's lock until its gate opens."""
-    first = book.send(task, key, 0, hold=f"{key}-0")
-    book.started(first)
-    return first
+@pytest.fixture(scope="module")
+def lease():
+    """It does not end while a process stands still."""
+    return LEASE
 
 
 def await_line(book, key, count):
-    """Wait until so many stand in the queue, with or without a message."""
+    """Wait until the queue has so many waiters, with or without a message."""
     return eventually(
         lambda: (view := book.view(key)).waiting == count and view,
         message=lambda: f"{count} in line: {book.view(key)}",
@@ -30,8 +32,8 @@ def await_line(book, key, count):
 
 
 def test_waiting_tasks_keep_no_message_and_run_in_order(book, worker, key):
-    """Three wait in their slots, as waiters without a body; each runs when its turn has come."""
-    first = held(book, key)
+    """Three tasks wait in their slots, without a parked message; they run in order."""
+    first = book.start_holder(key, task="act_wait")
     waiting = []
     for n in (1, 2, 3):
         waiting.append(book.send("act_wait", key, n))
@@ -47,19 +49,23 @@ def test_waiting_tasks_keep_no_message_and_run_in_order(book, worker, key):
 
 
 def test_a_waiting_task_goes_on_at_once_when_the_lock_is_free(book, worker, key):
-    """Woken, not by polling: from the end of the holder to its start it takes under 0.3 s."""
-    first = held(book, key)
-    second = book.send("act_wait", key, 1)
-    await_line(book, key, 1)
-    book.open(f"{key}-0")
-    begun = book.started(second)["t"]
-    book.value(first)
-    in_time(begun - book.events("end", id=first)[0]["t"], 0.3)
+    """Without polling: it starts less than 0.3 s after the end of the holder."""
+    took = []
+    for n in range(4):
+        each = f"{key}-{n}"
+        first = book.start_holder(each, task="act_wait")
+        second = book.send("act_wait", each, 1)
+        await_line(book, each, 1)
+        book.open(f"{each}-0")
+        begun = book.started(second)["t"]
+        book.value(first)
+        took.append(begun - book.events("end", id=first)[0]["t"])
+    in_time_once(took, 0.3)
 
 
-def test_waiting_and_parked_tasks_share_one_line(book, worker, key):
-    """A parked task that came first goes first; who waits in a slot is next."""
-    first = held(book, key, "act")
+def test_waiting_and_parked_tasks_share_one_queue(book, worker, key):
+    """A parked task that came first runs first, then the task that waits in a slot."""
+    first = book.start_holder(key)
     sent = []
     for n, task in enumerate(("act", "act_wait"), 1):
         sent.append(book.send(task, key, n))
@@ -72,7 +78,7 @@ def test_waiting_and_parked_tasks_share_one_line(book, worker, key):
 
 def test_the_deadline_ends_the_wait_with_an_error(book, worker, key):
     """After lock_wait_timeout (1 s) the task fails with LockWaitTimeout, within half a second."""
-    first = held(book, key)
+    first = book.start_holder(key, task="act_wait")
     began = time.monotonic()
     state, error = book.outcome(book.send("act_wait_brief", key, 1))
     took = time.monotonic() - began
@@ -87,9 +93,9 @@ def test_the_deadline_ends_the_wait_with_an_error(book, worker, key):
     in_time(took, 1.7)
 
 
-def test_a_full_line_ends_as_lock_on_full_says(book, worker, key):
-    """lock_max_waiting counts who waits in a slot too."""
-    first = held(book, key)
+def test_a_full_queue_is_handled_by_lock_on_full(book, worker, key):
+    """lock_max_waiting also counts tasks that wait in a slot."""
+    first = book.start_holder(key, task="act_wait")
     second = book.send("act_wait_bounded", key, 1)
     await_line(book, key, 1)
     assert isinstance(book.outcome(book.send("act_wait_bounded", key, 2))[1], LockQueueFull)
@@ -97,24 +103,23 @@ def test_a_full_line_ends_as_lock_on_full_says(book, worker, key):
     assert [book.value(first), book.value(second)] == [0, 1]
 
 
-@pytest.mark.full_run_plays("threads")
 def test_the_lease_of_one_that_has_waited_is_renewed(book, worker, key):
-    """It runs for two leases after a wait, and holds its lock throughout."""
-    first = held(book, key)
+    """It runs after a wait, and its lease is extended."""
+    first = book.start_holder(key, task="act_wait")
     second = book.send("act_wait", key, 1, hold=f"{key}-1")
     await_line(book, key, 1)
     book.open(f"{key}-0")
-    token = book.started(second) and book.view(key).holders[0].token
-    never(lambda: [h.token for h in book.view(key).holders] != [token], 6)
+    book.started(second)
+    book.await_renewal(key)
     book.open(f"{key}-1")
     assert [book.value(first), book.value(second)] == [0, 1]
     book.await_free(key)
 
 
 @only("prefork")
-def test_a_soft_time_limit_ends_the_wait_and_leaves_nobody_in_line(book, worker, key):
-    """The task fails with SoftTimeLimitExceeded, and the next in line is not behind a ghost."""
-    first = held(book, key)
+def test_a_soft_time_limit_ends_the_wait_and_leaves_no_waiter(book, worker, key):
+    """The task fails with SoftTimeLimitExceeded, and leaves the queue."""
+    first = book.start_holder(key, task="act_wait")
     soft = book.send("act_wait_soft", key, 1)
     state, error = book.outcome(soft)
     assert (state, type(error)) == (states.FAILURE, SoftTimeLimitExceeded)
@@ -126,9 +131,9 @@ def test_a_soft_time_limit_ends_the_wait_and_leaves_nobody_in_line(book, worker,
 
 
 @only("prefork")
-def test_a_hard_time_limit_ends_the_wait_and_leaves_nobody_in_line(book, worker, key):
-    """The child is killed as it waits: its place in line goes within 2 s."""
-    first = held(book, key)
+def test_a_hard_time_limit_ends_the_wait_and_leaves_no_waiter(book, worker, key):
+    """The child is killed while it waits: its waiter is removed within 2 s."""
+    first = book.start_holder(key, task="act_wait")
     state, error = book.outcome(book.send("act_wait_hard", key, 1))
     assert (state, type(error)) == (states.FAILURE, TimeLimitExceeded)
     took = seconds_until(lambda: book.view(key).waiting == 0)
@@ -139,9 +144,9 @@ def test_a_hard_time_limit_ends_the_wait_and_leaves_nobody_in_line(book, worker,
 
 
 @only("prefork")
-def test_T17_terminate_while_it_waits_leaves_nobody_in_line(book, worker, key):
-    """revoke(terminate=True): REVOKED, its place goes within 2 s, and the worker serves on."""
-    first = held(book, key)
+def test_T17_terminate_during_the_wait_leaves_no_waiter(book, worker, key):
+    """It ends as REVOKED, its waiter is removed within 2 s, and the worker keeps running."""
+    first = book.start_holder(key, task="act_wait")
     second = book.send("act_wait", key, 1)
     await_line(book, key, 1)
     book.app.control.revoke(second, terminate=True, signal="SIGKILL")
@@ -154,22 +159,18 @@ def test_T17_terminate_while_it_waits_leaves_nobody_in_line(book, worker, key):
     in_time(took, 2)
 
 
-REDELIVERY = {
-    "visibility_timeout": 3,
-    "unacked_restore_interval": 1,  # kombu looks every 10 s, and each tenth look counts
-    "unacked_restore_throttle": 1,
-}
+REDELIVERY = redelivery_after(3)
 
 
-@pytest.mark.full_run_plays("act_wait]")
+@pytest.mark.full
 @pytest.mark.parametrize("task", ["act_wait", "act_wait_late"])
 def test_a_worker_that_dies_with_a_waiting_task_loses_nothing(redis_url, tmp_path, key, task):
-    """The acknowledgement is withheld until the lock is taken: another worker runs the task."""
-    with Book(redis_url, tmp_path, conf={"broker_transport_options": REDELIVERY}) as book:
+    """The message is acknowledged only with the lock: another worker runs the task."""
+    conf = {"broker_transport_options": REDELIVERY, "singleton_lock_lease": LEASE}
+    with Book(redis_url, tmp_path, conf=conf) as book:
         holder = book.worker(concurrency=1, queues="other").start()
         one = book.worker(concurrency=1).start()
-        first = book.send("act", key, 0, hold=f"{key}-0", queue="other")
-        book.started(first)
+        first = book.start_holder(key, queue="other")
         second = book.send(task, key, 1)
         await_line(book, key, 1)
         book.kill_worker(one)
@@ -181,13 +182,11 @@ def test_a_worker_that_dies_with_a_waiting_task_loses_nothing(redis_url, tmp_pat
         holder.stop()
 
 
-@pytest.mark.full_run_plays("threads")
-def test_a_cold_shutdown_leaves_nobody_in_line(own_book, pool, key):
-    """SIGQUIT to a worker whose tasks wait: the line is empty within the liveness of a waiter."""
+def test_a_cold_shutdown_leaves_no_waiter(own_book, pool, key):
+    """SIGQUIT to a worker with waiting tasks: the queue is empty when the waiters expire."""
     worker = own_book.worker(pool=pool, concurrency=2).start()
     holder = own_book.worker(concurrency=1, queues="other").start()
-    first = own_book.send("act_wait", key, 0, hold=f"{key}-0", queue="other")
-    own_book.started(first)
+    first = own_book.start_holder(key, task="act_wait", queue="other")
     own_book.send("act_wait", key, 1)
     await_line(own_book, key, 1)
     worker.signal(3)
@@ -197,7 +196,10 @@ def test_a_cold_shutdown_leaves_nobody_in_line(own_book, pool, key):
         worker.wait()
     own_book.send("act_wait", f"{key}-x", 1, queue="other")
     eventually(
-        lambda: own_book.store.kick(f"k:{key}") is not None and own_book.view(key).waiting == 0,
+        lambda: (
+            own_book.store.sweep_and_grant(f"k:{key}") is not None
+            and own_book.view(key).waiting == 0
+        ),
         LIVENESS + 2,
     )
     own_book.open(f"{key}-0")
@@ -205,11 +207,10 @@ def test_a_cold_shutdown_leaves_nobody_in_line(own_book, pool, key):
     holder.stop()
 
 
-def test_a_warm_shutdown_lets_who_waits_go_on(own_book, pool, key):
-    """SIGTERM: the waiting task gets its lock and ends, as any task that has begun does."""
+def test_a_warm_shutdown_lets_waiting_tasks_finish(own_book, pool, key):
+    """SIGTERM: the waiting task gets its lock and ends, like any started task."""
     worker = own_book.worker(pool=pool, concurrency=2).start()
-    first = own_book.send("act_wait", key, 0, hold=f"{key}-0")
-    own_book.started(first)
+    first = own_book.start_holder(key, task="act_wait")
     second = own_book.send("act_wait", key, 1)
     await_line(own_book, key, 1)
     worker.terminate()

@@ -1,6 +1,6 @@
-"""Every pool keeps locks: prefork, threads, solo, gevent, eventlet; also without loop or fork.
+"""Locks in every pool: prefork, threads, solo, gevent, eventlet; also without event loop or fork.
 
-Each test starts workers of its own, with leases of :data:`LEASE` seconds.
+Each test starts its own workers, with leases of :data:`LEASE` seconds unless it says otherwise.
 """
 
 from __future__ import annotations
@@ -12,13 +12,18 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
-from integration.book import Book, needs_pool
-from support.waiting import eventually, in_time
+from celery_singleton_lock.lock.lease_watchdog import LINGER
+from integration.book import LONG_LEASE, Book, needs_pool
+from support.waiting import eventually, in_time, never
 from support.workers import TESTS
 
-LEASE = 1.5
+LEASE = 8.0
+"""It does not end while a process stands still: a renewal is due every third of it."""
+SHORT = 1.5
+LONG = {"singleton_lock_lease": LONG_LEASE}
 NEXT = LEASE + 2
 """Seconds within which the next one starts on another worker, after one was killed."""
 
@@ -146,7 +151,6 @@ def test_one_key_runs_in_its_order_and_never_twice_at_once(scene, ground):
     scene.await_free("a")
 
 
-@pytest.mark.full_run_plays("eventlet", "spawn")
 @on(*[ground for ground in ALL if ground not in ONE_AT_A_TIME])
 def test_a_parked_task_holds_no_slot(scene):
     """Two slots, one holds a lock, ten wait for it: another key's task starts all the same.
@@ -154,8 +158,7 @@ def test_a_parked_task_holds_no_slot(scene):
     One more waits that has another lock already, and keeps that.
     """
     scene.start(concurrency=2)
-    first = scene.send("act", "a", 0, hold="a-0")
-    scene.started(first)
+    first = scene.start_holder("a")
     parked = [scene.send("act", "a", n) for n in range(1, 11)]
     scene.await_waiting("a", 10)
     pair = scene.send("pair", "0", "a")
@@ -172,12 +175,11 @@ def test_a_parked_task_holds_no_slot(scene):
 
 
 @on(SOLO)
-def test_a_solo_worker_parks_what_another_holds(scene):
-    """While one holds the lock, the other one parks, serves other keys, and is handed its turn."""
+def test_a_solo_worker_parks_a_task_whose_lock_another_holds(scene):
+    """While one holds the lock, the other one parks its task, runs other keys, and is granted."""
     scene.start(queues="one")
     scene.start(queues="two")
-    first = scene.send("act", "a", 0, hold="a-0", queue="one")
-    scene.started(first)
+    first = scene.start_holder("a", queue="one")
     parked = [scene.send("act", "a", n, queue="two") for n in (1, 2, 3)]
     scene.await_waiting("a", 3)
     assert scene.value(scene.send("act", "b", 1, queue="two")) == 1
@@ -188,7 +190,6 @@ def test_a_solo_worker_parks_what_another_holds(scene):
     scene.await_free("a")
 
 
-@pytest.mark.full_run_plays("eventlet")
 @on(*[ground for ground in ALL if not ground.polling])
 def test_an_early_ack_task_is_acknowledged_when_it_holds_its_lock(scene, ground):
     """Not at its end: for that its process must hear of the lock, also one that was spawned.
@@ -196,8 +197,7 @@ def test_an_early_ack_task_is_acknowledged_when_it_holds_its_lock(scene, ground)
     Solo itself acknowledges after the task, since the task keeps its loop.
     """
     scene.start()
-    first = scene.send("act", "a", 1, hold="a-1")
-    scene.started(first)
+    first = scene.start_holder("a", 1)
     if ground.pool != "solo":
         eventually(lambda: scene.unacked() == 0, 5, "acknowledged while it runs")
     scene.open("a-1")
@@ -205,13 +205,13 @@ def test_an_early_ack_task_is_acknowledged_when_it_holds_its_lock(scene, ground)
     eventually(lambda: scene.unacked() == 0, 5, "acknowledged")
 
 
-@pytest.mark.full_run_plays("[prefork-hog]", "solo-hog", "eventlet-hog", "polling", "spawn")
+@pytest.mark.full("[prefork-hog]", "solo-hog", "eventlet-hog", "gevent-hog")
 @pytest.mark.parametrize("end", ["sleep", "hog"])
 @on(*ALL)
 def test_t11_a_lease_is_renewed_for_as_long_as_its_task_runs(scene, end):
-    """Three leases of sleeping, or of computing in Python: renewed; nobody overtakes, no loss."""
+    """More than a lease of sleeping, or of computing in Python: renewed without a loss."""
     worker = scene.start()
-    span = 3.3 * LEASE
+    span = 1.3 * LEASE
     how = {"hold": span} if end == "sleep" else {"end": end, "extra": span}
     first = scene.send("act", "a", 1, **how)
     scene.started(first)
@@ -223,17 +223,37 @@ def test_t11_a_lease_is_renewed_for_as_long_as_its_task_runs(scene, end):
     assert LOST.format("a") not in worker.log() + other.log()
 
 
-@pytest.mark.full_run_plays("solo", "eventlet", "polling", "spawn")
+@pytest.mark.full
+@on(GEVENT, EVENTLET)
+def test_leases_are_renewed_after_a_pause_without_errors_and_files_left_open(scene):
+    """A thread's connection is of no use to the next thread under gevent, and stays open."""
+    worker = scene.start(conf={"singleton_lock_lease": SHORT})
+    process, files = psutil.Process(worker.pid), []
+    for number in range(5):
+        task = scene.send("act", "a", number, hold=0.8 * SHORT)
+        scene.started(task)
+        assert scene.value(task) == number
+        never(lambda: "renewing 1 leases failed" in worker.log(), during=LINGER + 0.5)
+        files.append(process.num_fds())
+    # A leak grows with each pause. What a garbage collection closes grows and shrinks.
+    assert files != sorted(set(files))
+
+
+@pytest.mark.full
 @on(*ALL)
-def test_t11_c_code_that_keeps_the_interpreter_is_survived_or_its_loss_is_told(scene, ground):
-    """Three leases in C with the GIL: prefork renews; elsewhere nobody can, and the worker says so.
+def test_t11_c_code_that_blocks_the_interpreter_keeps_the_lock_or_its_loss_is_reported(
+    scene, ground
+):
+    """C with the GIL, past the lease: prefork renews; elsewhere nobody can, and the worker says so.
 
     The successor has a higher fencing token in either case.
     """
-    worker = scene.start(queues="one")
-    other = scene.start(queues="two", name="other")
+    lease = SHORT if ground.shares_interpreter else LEASE
+    conf = {"singleton_lock_lease": lease}
+    worker = scene.start(queues="one", conf=conf)
+    other = scene.start(queues="two", name="other", conf=conf)
     scene.value(scene.send("act", "b", 0, queue="two"), 30)  # its children are there
-    first = scene.send("act", "a", 1, end="freeze", extra=3 * LEASE, queue="one")
+    first = scene.send("act", "a", 1, end="freeze", extra=max(3 * SHORT, 1.3 * lease), queue="one")
     fence = scene.started(first, 30)["fence"]
     second = scene.send("act", "a", 2, queue="two")
     assert scene.value(second, 30) == 2
@@ -246,7 +266,7 @@ def test_t11_c_code_that_keeps_the_interpreter_is_survived_or_its_loss_is_told(s
         assert LOST.format("a") not in worker.log() + other.log()
 
 
-@pytest.mark.full_run_plays("[prefork", "threads", "eventlet")  # chaos/test_workers.py has these
+@pytest.mark.full
 @on(*ALL)
 def test_t7_a_killed_workers_parked_tasks_go_to_another(scene):
     """Kill -9 of the worker that holds: the next one starts elsewhere within a lease plus 2 s."""
@@ -254,8 +274,10 @@ def test_t7_a_killed_workers_parked_tasks_go_to_another(scene):
     first = scene.send("act", "a", 1, hold="never", queue="one")
     scene.started(first)
     scene.start(queues=["two", "both"], name="other")
-    parked = [scene.send("act", "a", n, queue="two") for n in (2, 3)]
-    scene.await_waiting("a", 2)
+    parked = []
+    for n in (2, 3):  # one by one: a broker of files may swap two messages of one millisecond
+        parked.append(scene.send("act", "a", n, queue="two"))
+        scene.await_waiting("a", n - 1)
     killed = scene.kill_worker(one)
     assert [scene.value(result) for result in parked] == [2, 3]
     assert scene.order("a") == [1, 2, 3]
@@ -264,13 +286,12 @@ def test_t7_a_killed_workers_parked_tasks_go_to_another(scene):
     in_time(scene.starts("a", n=2)[0]["t"] - killed, NEXT)
 
 
-@pytest.mark.full_run_plays("[prefork]", "threads", "eventlet", "spawn")
+@pytest.mark.full("[prefork]")
 @on(*ALL)
 def test_warm_shutdown_finishes_what_runs_and_loses_nothing(scene, ground):
     """TERM while one runs and two are parked: the one ends here, the others on the next worker."""
     one = scene.start()
-    first = scene.send("act", "a", 1, hold="a-1")
-    scene.started(first)
+    first = scene.start_holder("a", 1)
     rest = [scene.send("act", "a", n) for n in (2, 3)]
     if ground.pool != "solo":  # whose loop stands still
         scene.await_waiting("a", 2)
@@ -287,11 +308,11 @@ def test_warm_shutdown_finishes_what_runs_and_loses_nothing(scene, ground):
     scene.await_free("a")
 
 
-@pytest.mark.full_run_plays("eventlet")
+@pytest.mark.full
 @pytest.mark.needs_real_redis("the speed of a server")
 @on(THREADS, GEVENT, EVENTLET)
 def test_100_blocked_tasks_keep_100_locks(scene):
-    """All at once, for three leases; 100 more wait for them; each runs once, in its turn."""
+    """All at once, for more than a lease; 100 more wait for them; each runs once, in order."""
     worker = scene.start(concurrency=100, args=("--prefetch-multiplier", "1"))
     held = [scene.send("act", f"k{n}", n, hold="go") for n in range(100)]
     for result in held:
@@ -300,8 +321,8 @@ def test_100_blocked_tasks_keep_100_locks(scene):
     for n in range(100):
         scene.await_waiting(f"k{n}", 1)
     eventually(lambda: min(_lease_ends(scene)) > 0, 1)
-    stays = scene.client.time()[0] + 3 * LEASE
-    eventually(lambda: scene.client.time()[0] > stays, 4 * LEASE)
+    stays = scene.client.time()[0] + 1.3 * LEASE
+    eventually(lambda: scene.client.time()[0] > stays)
     assert min(_lease_ends(scene)) > 0
     scene.open("go")
     assert sorted(scene.value(result, 30) for result in (*held, *waiting)) == list(range(200))
@@ -318,7 +339,7 @@ def _lease_ends(scene) -> list[float]:
     ]
 
 
-@pytest.mark.full_run_plays("eventlet")
+@pytest.mark.full
 @pytest.mark.needs_real_redis("INFO stats")
 @on(THREADS, GEVENT, EVENTLET)
 def test_tasks_one_after_another_open_no_connection_each(ground, redis_url, make_redis, tmp_path):
@@ -340,15 +361,15 @@ def test_tasks_one_after_another_open_no_connection_each(ground, redis_url, make
             return int(scene.client.info("stats")["total_connections_received"] - before)
 
         opened_by(10)
-        assert opened_by(100) <= 8
+        assert opened_by(100) <= 30
 
 
-@pytest.mark.full_run_plays("act_late-eventlet")
+@pytest.mark.full
 @on(GEVENT, EVENTLET)
 @pytest.mark.parametrize("task", ["act", "act_late"])
 def test_t17_a_terminated_greenlet_frees_its_lock(scene, task):
     """revoke(terminate=True) ends the greenlet; the next one starts within 2 s."""
-    scene.start()
+    scene.start(conf=LONG)
     first = scene.send(task, "a", 1, hold="never")
     scene.started(first)
     second = scene.send(task, "a", 2)
@@ -363,11 +384,12 @@ def test_t17_a_terminated_greenlet_frees_its_lock(scene, task):
     in_time(took, 2)
 
 
+@pytest.mark.full
 @on(GEVENT)
 @pytest.mark.parametrize("task", ["act", "act_late"])
 def test_t17_a_greenlets_time_limit_frees_its_lock(scene, task):
     """Gevent knows a hard time limit; the next one starts soon after it."""
-    scene.start()
+    scene.start(conf=LONG)
     first = scene.send(task, "a", 1, hold="never", time_limit=1)
     begun = scene.started(first)["t"]
     second = scene.send(task, "a", 2)
@@ -382,7 +404,7 @@ def test_t17_a_greenlets_time_limit_frees_its_lock(scene, task):
 @on(POLLING, SPAWN)
 def test_a_killed_child_frees_its_lock(scene, ground):
     """Kill -9 of the child: within 2 s; without an event loop Celery itself looks after 10 s."""
-    scene.start(concurrency=2)
+    scene.start(concurrency=2, conf=LONG)
     first = scene.send("act", "a", 1, hold="never")
     child = scene.started(first)["pid"]
     second = scene.send("act", "a", 2)
@@ -412,6 +434,7 @@ def _refusal(redis_url, tmp_path, *args: str, **env: str) -> str:
     return ended.stdout + ended.stderr
 
 
+@pytest.mark.full
 def test_an_unknown_pool_is_refused_by_name(redis_url, tmp_path):
     """Nobody knows where an unknown pool runs tasks: the worker names it, and the known ones."""
     said = _refusal(
@@ -424,9 +447,67 @@ def test_an_unknown_pool_is_refused_by_name(redis_url, tmp_path):
     assert "--pool prefork, threads, solo, gevent, eventlet" in said
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("pool", GREEN)
 def test_a_green_pool_without_green_threads_is_refused(redis_url, tmp_path, pool):
     """worker_pool instead of --pool leaves sockets and threads as they are: a lock blocks all."""
     needs_pool(pool)
     said = _refusal(redis_url, tmp_path, BOOK_CONF=f'{{"worker_pool": "{pool}"}}')
     assert f"--pool {pool} on the command line" in said
+
+
+@on(THREADS)
+def test_a_task_that_is_terminated_before_a_thread_begins_it_frees_its_lock(scene):
+    """Celery cannot terminate it: its thread neither runs the task, nor reports an end."""
+    worker = scene.start(concurrency=1)
+    scene.started(scene.send("act", "a", 1, hold="first"))
+    terminated = scene.send("act", "a", 2)
+    scene.await_waiting("a", 1)
+    in_slot = scene.send("plain", "p", hold="slot")
+    eventually(lambda: in_slot in worker.log(), message="it waits for the thread")
+    scene.open("first")
+    scene.started(in_slot)
+    eventually(lambda: scene.view("a").holders[0].task_id == terminated, message="it is granted")
+    scene.app.control.revoke(terminated, terminate=True, reply=True)
+    scene.open("slot")
+    following = scene.send("act", "a", 3)
+    assert scene.value(following) == 3
+    assert scene.state(terminated) == "REVOKED"
+    scene.await_free("a")
+
+
+@on(GEVENT)
+def test_a_hard_time_limit_frees_the_lock_though_the_tasks_hook_fails(scene):
+    """Celery calls ``on_failure`` in the greenlet, before it reports the end."""
+    scene.start()
+    scene.started(scene.send("act_hook", "a", 1, hold="never"))
+    assert scene.value(scene.send("act", "a", 2)) == 2
+    scene.await_free("a")
+
+
+@on(THREADS, GEVENT, EVENTLET)
+def test_a_refused_task_ends_though_its_hook_fails(scene):
+    """Neither its message stays unacknowledged, nor does it stay parked."""
+    scene.start()
+    scene.started(scene.send("act", "a", 1, hold="first"))
+    refused = [scene.send("act_hook_fail", "a", 2), scene.send("act_hook_patient", "a", 3)]
+    assert [scene.outcome(each)[0] for each in refused] == ["FAILURE", "FAILURE"]
+    scene.open("first")
+    scene.await_free("a")
+    scene.await_drained("celery")
+
+
+@on(THREADS, GEVENT, EVENTLET)
+def test_a_failed_task_ends_though_its_hook_fails(scene):
+    """No loss of its lock is reported."""
+    worker = scene.start(conf={"singleton_lock_lease": SHORT})
+    failed = scene.send("act_hook", "a", 1, end="raise")
+    assert scene.outcome(failed)[0] == "FAILURE"
+    assert scene.value(scene.send("act", "a", 2)) == 2
+
+    def in_flight():
+        (told,) = scene.app.control.inspect(timeout=20, limit=1).stats().values()
+        return told["singleton_lock"]["in_flight"]
+
+    eventually(lambda: in_flight() == {})
+    assert LOST.format("a") not in worker.log()

@@ -1,4 +1,4 @@
-"""The plugin for pytest, in a project of its own: that of docs/testing.md, as it stands there."""
+"""The pytest plugin in a separate project: the examples of docs/testing.md."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def run(project, *args):
     return project.runpytest_subprocess(*plugin, "-p", "no:cacheprovider", "-n0", *args)
 
 
-def test_the_page_runs_as_it_stands(project):
+@pytest.mark.full
+def test_the_page_runs_unchanged(project):
     run(project).assert_outcomes(passed=5)
 
 
@@ -48,7 +49,8 @@ def test_locks_without_celery_run_as_they_stand():
     exec(compile(text, "docs/testing.md", "exec"), {})
 
 
-def test_what_failed_is_told_where_the_assertion_stands(project):
+@pytest.mark.full
+def test_a_failure_is_shown_at_the_line_of_the_assertion(project):
     """Not from the inside of the kit."""
     project.makepyfile(
         test_shop="""
@@ -64,14 +66,15 @@ def test_what_failed_is_told_where_the_assertion_stands(project):
         [
             ">*singleton_locks.assert_parked(*",
             "E*AssertionError: Task * is not parked. What happened to it:*",
-            "E*began to run under the lock 'account:42'*",
-            "E*The lock 'account:42': held by nobody; nobody waits.*",
+            "E*it started under the lock 'account:42'*",
+            "E*The lock 'account:42': held by nobody; waiting: nobody.*",
             "test_shop.py:4: AssertionError",
         ]
     )
 
 
-def test_celerys_own_fixtures_will_do(project):
+@pytest.mark.full
+def test_celerys_fixtures_work(project):
     """Their app and worker, which has the pool solo; tasks are declared before it starts."""
     project.makepyfile(
         conftest="""
@@ -111,7 +114,7 @@ def test_celerys_own_fixtures_will_do(project):
     run(project).assert_outcomes(passed=1)
 
 
-def test_a_run_without_locks_hears_nothing_of_it(project, monkeypatch):
+def test_a_run_without_locks_is_not_affected(project, monkeypatch):
     """No fixture asked for, nothing imported; other plugins, which may import Celery, stay away."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     project.makepyfile(

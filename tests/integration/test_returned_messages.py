@@ -1,4 +1,4 @@
-"""What becomes of a parked message that comes back, is rejected, or cannot be received."""
+"""A parked message that is requeued, rejected, or cannot be received."""
 
 from __future__ import annotations
 
@@ -8,17 +8,23 @@ import pytest
 from celery import states
 from kombu import Connection, Exchange, Queue
 
-from celery_singleton_lock.errors import MaxReturnsExceeded
 from celery_singleton_lock.core.redis_keys import Keyspace
-from integration.book import only_kind
+from celery_singleton_lock.errors import MaxReturnsExceeded
+from celery_singleton_lock.worker.redelivery import REJECT, rejection_of
+from integration.book import LONG_LEASE, only_kind
 from integration.brokers import queues
 from support.waiting import eventually
 
 
+@pytest.fixture(scope="module")
+def lease():
+    """No lease ends here, also not while a process stands still."""
+    return LONG_LEASE
+
+
 def blocked(book, task, n=1, **options):
     """Have a task parked behind another one of its key."""
-    first = book.send("act", "a", 0, hold="a-0")
-    book.started(first)
+    book.start_holder("a")
     sent = book.send(task, "a", n, **options)
     book.await_waiting("a", 1)
     return sent
@@ -40,8 +46,8 @@ def take(book, queue):
 
 
 @only_kind("redis")
-def test_a_message_that_is_always_requeued_lets_others_pass_and_fails(make_book, pool):
-    """The next task of its key does not wait for it, and its sender hears how it ended."""
+def test_a_message_that_is_always_requeued_fails_and_does_not_block_others(make_book, pool):
+    """The next task of its key does not wait for it, and its sender gets a result."""
     book = make_book(conf={"singleton_lock_max_returns": 2})
     with book.worker(pool=pool) as worker:
         stubborn = blocked(book, "act_lost", end="requeue-always")
@@ -56,8 +62,9 @@ def test_a_message_that_is_always_requeued_lets_others_pass_and_fails(make_book,
     assert "raised unexpected" in worker.log()
 
 
+@pytest.mark.full
 @only_kind("redis")
-def test_a_message_whose_process_dies_each_time_lets_others_pass_and_fails(make_book):
+def test_a_message_whose_process_always_dies_fails_and_does_not_block_others(make_book):
     """A task that kills its process is started a bounded number of times."""
     book = make_book(conf={"singleton_lock_max_returns": 1})
     with book.worker(pool="prefork"):
@@ -71,6 +78,7 @@ def test_a_message_whose_process_dies_each_time_lets_others_pass_and_fails(make_
     assert len(book.starts(id=deadly)) == 2
 
 
+@pytest.mark.full
 @only_kind("redis")
 @pytest.mark.parametrize("waits_for", ["a", "b"])
 def test_a_task_of_two_locks_that_is_always_requeued_fails_in_the_end(make_book, waits_for):
@@ -90,6 +98,7 @@ def test_a_task_of_two_locks_that_is_always_requeued_fails_in_the_end(make_book,
     assert len(book.starts(id=stubborn)) == 3
 
 
+@pytest.mark.full
 @only_kind("quorum")
 def test_a_message_that_keeps_coming_back_reaches_the_dead_letters_of_its_queue(make_book):
     """The limit that its queue declares counts for a parked message, too."""
@@ -124,6 +133,7 @@ def with_dead_letters(kind, to):
     return {"task_queues": declared, "task_default_queue": "celery"}
 
 
+@pytest.mark.full
 @only_kind("classic", "quorum")
 def test_a_parked_task_that_is_rejected_is_tried_again_by_the_delayed_retry_idiom(
     make_book, kind, pool
@@ -150,6 +160,7 @@ def test_a_parked_task_that_is_rejected_is_tried_again_by_the_delayed_retry_idio
     assert len(starts) == 3
 
 
+@pytest.mark.full
 @only_kind("classic")
 @pytest.mark.parametrize(("task", "end"), [("act_late", "reject"), ("act_unforgiving", "raise")])
 def test_a_parked_task_that_is_rejected_reaches_the_dead_letters(make_book, kind, task, end):
@@ -180,6 +191,21 @@ def test_a_rejected_task_is_dropped_where_the_broker_has_no_dead_letters(make_bo
     assert len(book.starts(id=sent)) == 1
 
 
+@only_kind("redis")
+def test_a_retry_runs_that_carries_the_mark_of_its_rejected_attempt(make_book):
+    """A worker of an older version runs what is to be rejected, and its retry keeps the header."""
+    book = make_book()
+    rejected = {"id": "twice", "retries": 0}
+    marks = {REJECT: rejection_of(rejected)}
+    with book.worker():
+        book.send("act_late", "a", 0, task_id="twice", headers=marks)
+        retried = book.send("act_late", "a", 1, task_id="twice", retries=1, headers=marks)
+        assert book.value(retried) == 1
+        book.await_settled("a")
+    assert book.order("a") == [1]
+    assert not book.starts("a")[0]["leaks"]
+
+
 # -- that cannot be received -----------------------------------------------------------------------
 
 
@@ -192,6 +218,7 @@ def change(book, edit):
     book.client.hset(bodies, base, json.dumps(head).encode() + b"\n" + body)
 
 
+@pytest.mark.full
 @only_kind("redis")
 @pytest.mark.parametrize("wrong", ["content-type", "json"])
 def test_a_parked_task_that_cannot_be_decoded_does_not_block_its_key(make_book, wrong):
@@ -212,9 +239,10 @@ def test_a_parked_task_that_cannot_be_decoded_does_not_block_its_key(make_book, 
     assert book.order("a") == [0, 2]
 
 
+@pytest.mark.full
 @only_kind("redis")
 def test_a_parked_task_of_which_no_request_can_be_made_fails_in_the_end(make_book):
-    """It is tried again while others pass; then its sender hears of the cause."""
+    """It is tried again while others run; then its sender gets the cause."""
     book = make_book(conf={"singleton_lock_max_returns": 1})
     with book.worker() as worker:
         sent = blocked(book, "act_late")
@@ -238,8 +266,7 @@ def test_a_second_call_with_a_task_id_in_use_runs(make_book, pool):
     """As in Celery, be the first running or parked, and even if the arguments are equal."""
     book = make_book()
     with book.worker(pool=pool):
-        first = book.send("act_late", "a", 0, hold="a-0", task_id="mine")
-        book.started(first)
+        first = book.start_holder("a", task="act_late", task_id="mine")
         for _ in range(2):
             book.send("act_late", "a", 1, task_id="mine")
         book.await_waiting("a", 2)
@@ -250,13 +277,13 @@ def test_a_second_call_with_a_task_id_in_use_runs(make_book, pool):
     assert book.peak("a") == 1
 
 
+@pytest.mark.full
 @only_kind("redis")
 def test_a_revoke_reaches_all_calls_with_one_task_id(make_book):
     """Both are parked, and neither runs."""
     book = make_book()
     with book.worker():
-        first = book.send("act_late", "a", 0, hold="a-0")
-        book.started(first)
+        book.start_holder("a", task="act_late")
         for n in (1, 2):
             book.send("act_late", "a", n, task_id="mine")
         book.await_waiting("a", 2)

@@ -1,11 +1,18 @@
-"""Workers of two data schemas never share one Redis: the one that comes second is refused."""
+"""Workers with different data schemas never share one Redis: the second one is refused."""
 
 from __future__ import annotations
 
 import pytest
 
 from celery_singleton_lock.core.model import SCHEMA
+from integration.book import LONG_LEASE
 from support.waiting import eventually
+
+
+@pytest.fixture(scope="module")
+def lease():
+    """No lease ends here, also not while a process stands still."""
+    return LONG_LEASE
 
 
 def other_version(book, schema, **options):
@@ -22,18 +29,18 @@ def refusal(worker):
     return worker.log()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("schema", ["0", "2"], ids=["an-older-worker", "a-newer-worker"])
-def test_a_worker_of_another_schema_is_refused_beside_ours(own_book, schema):
-    """It ends with an error that says both schemas and what to do; ours goes on undisturbed."""
+def test_a_worker_of_another_schema_is_refused(own_book, schema):
+    """It ends with an error that names both schemas and the remedy; the first keeps running."""
     with own_book.worker() as ours:
-        first = own_book.send("act", "a", 0, hold="a-0")
-        own_book.started(first)
+        first = own_book.start_holder("a")
         parked = own_book.send("act", "a", 1)
         own_book.await_waiting("a", 1)
         log = refusal(other_version(own_book, schema))
         for words in (
             f"data of schema {SCHEMA} (key csl:schema)",
-            f"this version works with {schema}",
+            f"this version needs {schema}",
             "Upgrade all workers together",
             "delete that key",
             "singleton_lock_prefix",
@@ -46,7 +53,8 @@ def test_a_worker_of_another_schema_is_refused_beside_ours(own_book, schema):
     assert own_book.peak("a") == 1
 
 
-def test_ours_is_refused_where_another_schema_lives_and_touches_nothing(own_book):
+@pytest.mark.full
+def test_a_worker_is_refused_by_another_schema_and_writes_nothing(own_book):
     """What the other version keeps there is as it was, key by key."""
     with other_version(own_book, "2"):
         assert own_book.value(own_book.send("act", "a", 0)) == 0
@@ -54,11 +62,12 @@ def test_ours_is_refused_where_another_schema_lives_and_touches_nothing(own_book
     assert before[b"csl:schema"] == b"2"
     log = refusal(own_book.worker())
     assert "data of schema 2" in log
-    assert f"this version works with {SCHEMA}" in log
+    assert f"this version needs {SCHEMA}" in log
     assert snapshot(own_book.client).keys() <= before.keys()
     assert own_book.client.get("csl:schema") == b"2"
 
 
+@pytest.mark.full
 def test_the_remedies_of_the_error_work(own_book):
     """A prefix of its own, or the key deleted once the others are gone: the worker starts."""
     own_book.client.set("csl:schema", "99")

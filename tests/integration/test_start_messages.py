@@ -1,4 +1,4 @@
-"""What a worker says of the Redis of its locks when it starts."""
+"""What a worker logs about the locks' Redis at its start."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ import pytest
 from celery import Celery
 
 from celery_singleton_lock import LockedTask, QuorumStore
-from celery_singleton_lock.worker.startup_checks_redis import check_backend
 from celery_singleton_lock.core.clock import ServerClock
 from celery_singleton_lock.errors import BackendError, BackendRefused
-from celery_singleton_lock.worker.extension import install
+from celery_singleton_lock.worker.install import install
+from celery_singleton_lock.worker.startup_checks_redis import check_backend
 from support.waiting import eventually
 from support.workers import CeleryWorker
 
-GOES_ON = ", or do what their lock_on_backend_error says; other tasks run."
+PATIENT = {"server_timeout": 5.0}
+"""Options of a quorum in which a server may stop for a while."""
+
+GOES_ON = ", or do what their lock_on_backend_error says. Other tasks run."
 
 
 @pytest.fixture
@@ -40,7 +43,7 @@ def said(caplog):
 
 @pytest.fixture
 def silent_ports():
-    """Ports that are taken, and at which nobody listens."""
+    """Ports that are in use and never answer."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
         for each in sockets:
@@ -52,7 +55,7 @@ def settle():
     """Never runs."""
 
 
-def test_a_redis_that_does_not_answer_is_named_with_who_waits(said, silent_ports):
+def test_the_log_names_a_silent_redis_and_the_waiting_worker(said, silent_ports):
     """By its address, without the password."""
     port = silent_ports[0]
     (told,) = said(backend=f"redis://:secret@127.0.0.1:{port}/0")
@@ -63,17 +66,17 @@ def test_a_redis_that_does_not_answer_is_named_with_who_waits(said, silent_ports
     )
 
 
-def test_a_slip_in_a_host_name_does_not_look_like_a_redis_that_will_answer(said, caplog):
+def test_a_wrong_host_name_is_reported_differently_from_a_silent_redis(said, caplog):
     """It is an error, with what to correct, and where."""
     (told,) = said(backend="redis://:secret@no-such-host.invalid:6379/0")
     assert caplog.records[0].levelno == logging.ERROR
     assert "ConnectionError: its host name cannot be resolved, " in told
     assert "It is redis://***@no-such-host.invalid:6379/0, from singleton_lock_backend." in told
-    assert "If the host name is a slip, correct it" in told
+    assert "If the host name is misspelt, correct it" in told
 
 
 @pytest.mark.needs_real_redis("a password")
-def test_no_password_is_told_apart_from_a_wrong_one(said, make_redis):
+def test_a_missing_password_and_a_wrong_one_give_different_errors(said, make_redis):
     """One is to be added, the other corrected."""
     server = make_redis(password="other")
     with pytest.raises(BackendRefused, match=r"\(NOAUTH\): no password was given, and the server"):
@@ -83,8 +86,8 @@ def test_no_password_is_told_apart_from_a_wrong_one(said, make_redis):
 
 
 @pytest.mark.needs_real_redis("a password")
-def test_a_refused_worker_ends_with_one_line_that_says_why(make_redis, tmp_path):
-    """And without a traceback, of which the sentence would be the last of thirty lines."""
+def test_a_refused_worker_ends_with_one_line_that_gives_the_reason(make_redis, tmp_path):
+    """There is no traceback, which would hide the sentence below thirty lines."""
     server, locks = make_redis(), make_redis(password="other")
     env = {"BAD": json.dumps({"conf": {"singleton_lock_backend": locks.url.replace("other", "x")}})}
     worker = CeleryWorker("integration.misconfigured_app", server.url, pool="solo", env=env)
@@ -98,8 +101,8 @@ def test_a_refused_worker_ends_with_one_line_that_says_why(make_redis, tmp_path)
     assert "Traceback" not in worker.log()
 
 
-def test_servers_that_do_not_answer_are_named_with_who_waits(said, silent_ports):
-    """Who is wanted, and who waits for what."""
+def test_the_log_names_silent_servers_and_the_waiting_worker(said, silent_ports):
+    """With the address and the reason of the wait."""
     servers = [f"127.0.0.1:{port}" for port in silent_ports]
     (told,) = said(backend=[f"redis://:secret@{each}" for each in servers], on_conflict="requeue")
     assert told == (
@@ -111,16 +114,14 @@ def test_servers_that_do_not_answer_are_named_with_who_waits(said, silent_ports)
 
 
 @pytest.mark.needs_real_redis("a quorum")
-def test_a_server_that_refuses_is_told_apart_from_one_that_is_silent(
-    said, silent_ports, make_redis
-):
-    """A wrong password is mended in the settings, whatever else is out of order."""
+def test_a_refusing_server_and_a_silent_one_give_different_errors(said, silent_ports, make_redis):
+    """A wrong password must be changed in the settings, whatever else is wrong."""
     port, server = silent_ports[0], make_redis(password="other")
     place = f"127.0.0.1:{server.port}"
     urls = [make_redis().url, f"redis://127.0.0.1:{port}", f"redis://:secret@{place}"]
-    (told,) = said(backend=urls, on_conflict="requeue")
+    (told,) = said(backend=urls, on_conflict="requeue", backend_options=PATIENT)
     assert (
-        f"2 of the lock's 3 servers did not answer within 0.25 s (127.0.0.1:{port}) or refused "
+        f"2 of the lock's 3 servers did not answer within 5 s (127.0.0.1:{port}) or refused "
         f"({place}), and 2 are needed. The first refusal: The lock's Redis refused (WRONGPASS)"
     ) in told
     assert "secret" not in told
@@ -138,22 +139,26 @@ def test_a_redis_that_refuses_is_named_with_its_setting(said, make_redis):
     )
     assert "WRONGPASS" in str(caught.value)
     assert "redis/" not in "".join(traceback.format_exception(caught.value)), "what Celery prints"
+    urls = [f"redis://:secret@{place}" for place in places]
     with pytest.raises(BackendRefused) as caught:
-        said(backend=[f"redis://:secret@{place}" for place in places], on_conflict="requeue")
+        said(backend=urls, on_conflict="requeue", backend_options=PATIENT)
     assert f"3 of the lock's 3 servers refused ({', '.join(places)})" in str(caught.value)
     assert str(caught.value).endswith("They are named in singleton_lock_backend.")
 
 
 @pytest.mark.needs_real_redis("a quorum")
 @pytest.mark.parametrize("how", ["silent", "refusing"])
-def test_a_quorum_says_which_of_its_servers_are_out(said, silent_ports, make_redis, how):
-    """It works without them, so nothing else would tell; and what one more would cost."""
+def test_the_log_names_the_missing_servers_of_a_quorum(said, silent_ports, make_redis, how):
+    """The quorum works without them, so nothing else would show it.
+
+    With the effect of one more loss.
+    """
     well = [make_redis().url for _ in range(2)]
     out = f"127.0.0.1:{silent_ports[0] if how == 'silent' else make_redis(password='x').port}"
     urls = [*well, f"redis://:secret@{out}"]
     with closing(QuorumStore(urls, timeout=5.0)) as store, suppress(BackendError):
         store.admit()
-    (told,) = said(backend=urls, on_conflict="requeue")
+    (told,) = said(backend=urls, on_conflict="requeue", backend_options=PATIENT)
     assert told.startswith(f"celery-singleton-lock: 1 of the lock's 3 servers is out ({out}: The")
     assert {"silent": "did not answer (ConnectionError: Conn", "refusing": "WRONGPASS"}[how] in told
     assert told.endswith("The others keep the locks; with one more out, nothing is granted.")
@@ -161,20 +166,20 @@ def test_a_quorum_says_which_of_its_servers_are_out(said, silent_ports, make_red
 
 
 @pytest.mark.needs_real_redis("a quorum")
-def test_servers_that_have_started_anew_are_told_with_who_waits(said, make_redis):
+def test_the_log_names_restarted_servers_and_the_waiting_worker(said, make_redis):
     """They answer, and do not vote yet."""
     servers = [make_redis().url for _ in range(3)]
-    (told,) = said(backend=servers, on_conflict="requeue")
-    assert "too many have started anew" in told
+    (told,) = said(backend=servers, on_conflict="requeue", backend_options=PATIENT)
+    assert "servers were restarted" in told
     assert told.endswith(f"Locked tasks wait until a majority of these servers votes{GOES_ON}")
 
 
-def test_replicas_that_are_waited_for_and_not_there_are_told_once_at_the_start(said, redis_url):
+def test_missing_replicas_are_reported_once_at_the_start(said, redis_url):
     """Not only by each task that is parked."""
     (told,) = said(backend=redis_url, replicas_wait=2)
     assert told == (
         "celery-singleton-lock: singleton_lock_replicas_wait is 2, and the lock's Redis has 0 "
-        "replicas. Until it has as many, messages that are parked stay unacknowledged with the "
-        "broker, too. Connect replicas, or lower the setting."
+        "replicas. Until it has that many, parked messages are not acknowledged to the broker. "
+        "Connect replicas, or lower the setting."
     )
     assert said(backend=redis_url) == []

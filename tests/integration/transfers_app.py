@@ -19,7 +19,7 @@ from celery_singleton_lock import LockedTask
 
 URL = os.environ.get("CELERY_BROKER_URL", "memory://")
 SETTINGS = {
-    "singleton_lock_lease": 3.0,
+    "singleton_lock_lease": 9.0,
     "broker_connection_retry_on_startup": True,
     "worker_cancel_long_running_tasks_on_connection_loss": False,
     "task_ignore_result": True,

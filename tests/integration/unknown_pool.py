@@ -1,4 +1,4 @@
-"""A worker pool that the library cannot know."""
+"""A worker pool that this library does not know."""
 
 from __future__ import annotations
 

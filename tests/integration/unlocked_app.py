@@ -1,4 +1,4 @@
-"""The task book as an older deployment would have it: ``act`` is a plain task there."""
+"""The task book as an older deployment: ``act`` is a plain task."""
 
 from __future__ import annotations
 

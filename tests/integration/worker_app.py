@@ -1,4 +1,4 @@
-"""What ``celery -A integration.worker_app`` loads: the task book, as the test wants it."""
+"""``celery -A integration.worker_app``: the task book with the test's settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ app = build(
 )
 
 broadcast = json.loads(os.environ.get("BOOK_BROADCAST", "{}"))
-"""Task -> a queue of which each worker gets a copy."""
+"""Task -> a queue that gives a copy to each worker."""
 if broadcast:
     declared = app.conf.task_queues
     app.conf.task_queues = [
