@@ -20,14 +20,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from chaos.bounds import measure, table
-from chaos.defects import VARIANTS
 from chaos.broker import BROKERS
+from chaos.defects import VARIANTS
 from chaos.history import History
 from chaos.rules import RULES, Violation, lost_on_the_way
 from chaos.storm import Report, Storm
 
 SHOWN = 3
-"""Violations of which the history is printed."""
+"""Violations whose history is printed."""
 BEFORE, AFTER = 8.0, 2.0
 """Seconds of the history that are printed before and after a violation."""
 PROVED = 60.0

@@ -1,7 +1,7 @@
-"""How long the next one waits after each way in which the one before can vanish, against its bound.
+"""The time until the next task starts after each kind of failure, compared with its bound.
 
-In a storm too much happens at once for a figure; here one thing happens at a time, on the storm's
-servers, with the storm's lease.
+In a storm too much happens at once to measure one failure. Here one failure happens at a time, on
+the storm's servers, with the storm's lease.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from typing import Any
 from celery.utils import uuid
 from typing_extensions import Self
 
-from celery_singleton_lock.core.model import CLAIM_LEASE, Claim, Ending, Owner, new_token
+from celery_singleton_lock.core.model import CLAIM_LEASE, Claim, Ending, Owner
+from celery_singleton_lock.core.owner_token import new_token
+from chaos.fault_plan import LEASE
 from chaos.fleet import Fleet
 from chaos.history import Event, History
-from chaos.fault_plan import LEASE
 from chaos.tasks import LOCK
 from support.waiting import eventually
 
@@ -81,7 +82,7 @@ class Stage:
     """
 
     def __init__(self, folder: Path, *, broken: str = "") -> None:
-        self.fleet = Fleet(folder, broken=broken, crews=CREWS)
+        self.fleet = Fleet(folder, broken=broken, managed_workers=CREWS)
         self._number = 0
         self.key = self.lock = ""
 
@@ -148,11 +149,13 @@ class Stage:
         eventually(
             self.fleet.broker.is_empty, 5, "acknowledged: else it comes again, and runs long"
         )
-        return start, self.crew_of(start)
+        return start, self.managed_worker_of(start)
 
-    def crew_of(self, start: Event) -> Any:
+    def managed_worker_of(self, start: Event) -> Any:
         """Return where the worker of a run is."""
-        return next(crew for crew in self.fleet.crews if crew.worker.pid == start["main"])
+        return next(
+            managed for managed in self.fleet.managed_workers if managed.worker.pid == start["main"]
+        )
 
     def client(self, lease: float, *, wait: float | None = None) -> str:
         """Take the lock, or queue for it, as a client that does nothing after; return its token."""
@@ -163,19 +166,19 @@ class Stage:
 
 @scene("the holder's child process is killed", SWEEP)
 def holder_child(stage: Stage) -> float:
-    start, crew = stage.held()
+    start, managed = stage.held()
     waiting = stage.parked()
     killed = time.monotonic()
-    crew.kill_child(start["pid"])
+    managed.kill_child(start["pid"])
     return stage.begun(waiting)["t"] - killed
 
 
 @scene("the holder's whole worker is killed", LEASE + SWEEP)
 def holder_worker(stage: Stage) -> float:
-    _, crew = stage.held()
+    _, managed = stage.held()
     waiting = stage.parked()
     killed = time.monotonic()
-    crew.kill()
+    managed.kill()
     return stage.begun(waiting)["t"] - killed
 
 
@@ -197,7 +200,7 @@ def lost_wake(stage: Stage) -> float:
     waiting = stage.parked()
     (route,) = store.client.scan_iter(f"{store.keyspace.fleet}:route:*:celery")
     realm = route.decode().split(":")[-2]
-    store.beat("ghost", realm, ["celery"], 1.0)
+    store.worker_heartbeat("ghost", realm, ["celery"], 1.0)
     released = time.monotonic()
     store.release(stage.lock, holder, Ending.FINAL, worker="ghost")
     store.client.delete(store.keyspace.inbox("ghost"))
@@ -216,13 +219,13 @@ def idle_fleet(stage: Stage) -> float:
 def delivered(stage: Stage) -> float:
     """Its main process is stopped, so that the grant stays where it was delivered to."""
     start = stage.begun(stage.send(1.0))
-    crew = stage.crew_of(start)
+    managed = stage.managed_worker_of(start)
     waiting = stage.parked()
-    os.kill(crew.worker.pid, signal.SIGSTOP)
+    os.kill(managed.worker.pid, signal.SIGSTOP)
     granted = lambda: [h.state for h in stage.view().holders] == ["granted"]  # noqa: E731
     eventually(granted, 10, lambda: f"granted: {stage.view()}")
     killed = time.monotonic()
-    crew.kill()
+    managed.kill()
     return stage.begun(waiting)["t"] - killed
 
 
@@ -230,13 +233,13 @@ def delivered(stage: Stage) -> float:
 def nobody_there(stage: Stage) -> float:
     stage.client(1.0)
     waiting = stage.parked()
-    for crew in stage.fleet.crews:
-        crew.kill()
+    for managed in stage.fleet.managed_workers:
+        managed.kill()
     routes = f"{stage.fleet.store.keyspace.fleet}:route:*:celery"
     eventually(lambda: not live_workers(stage, routes), 10, "the fleet knows that nobody lives")
-    crew = stage.fleet.crews[0]
-    crew.start()
-    eventually(lambda: crew.look() or crew.ready, 30, "ready")
+    managed = stage.fleet.managed_workers[0]
+    managed.start()
+    eventually(lambda: managed.look() or managed.ready, 30, "ready")
     ready = time.monotonic()
     return max(0.0, stage.begun(waiting)["t"] - ready)
 

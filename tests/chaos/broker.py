@@ -1,4 +1,4 @@
-"""The broker of a storm's fleet, of which the connections are cut."""
+"""The broker of a storm, with connections that are cut."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Any, Final
 import redis
 from typing_extensions import Self
 
-from celery_singleton_lock.demo.redis_server import RedisServer, find_provider
+from celery_singleton_lock.demo.redis_provider import find_provider
+from celery_singleton_lock.demo.redis_server import RedisServer
 from support.rabbitmq import RabbitMQ
+from support.redelivery import redelivery_after
 
 VISIBILITY: Final = 8.0
 """Seconds after which Redis delivers again what was not acknowledged."""
@@ -20,12 +22,7 @@ VISIBILITY: Final = 8.0
 class RedisBroker:
     """Redis: it loses what is on its way to a worker that is killed, see ``test_broker_gap.py``."""
 
-    options: Final[dict[str, Any]] = {
-        "visibility_timeout": VISIBILITY,
-        "unacked_restore_interval": 1,  # kombu looks every 10 s, and each tenth look counts
-        "unacked_restore_throttle": 1,
-        "unacked_mutex_expire": 5,  # else who is killed while it restores keeps others from it
-    }
+    options: Final[dict[str, Any]] = redelivery_after(VISIBILITY)
 
     def __init__(self, folder: Path) -> None:
         self._server = RedisServer(find_provider(os.environ.get("CSL_TEST_REDIS") or None))

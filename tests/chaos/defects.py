@@ -1,6 +1,6 @@
-"""Wrong variants of the library, made in the worker that runs them: each must be caught.
+"""Defective variants of the library for the storm: the rules must detect each.
 
-They exist in this file only. ``python -m tests.chaos --broken release`` runs one.
+They exist only in this file. ``python -m tests.chaos --broken release`` runs one.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from celery_singleton_lock.worker.execution.multi_lock_tracer import Gathering
-from celery_singleton_lock.worker.partial_lock_sets import Kept
-from celery_singleton_lock.store.scripts import VERBS, assemble, load_scripts, read
-from celery_singleton_lock.lock.renewals import Watchdog
+from celery_singleton_lock.lock.lease_watchdog import Watchdog
+from celery_singleton_lock.store.scripts import VERBS, assemble, file_of, load_scripts, read
+from celery_singleton_lock.worker.execution.multi_lock_tracer import MultiLockTracer
+from celery_singleton_lock.worker.partial_lock_sets import PartialLockSets
 
 LIBRARY = "_lock.lua"
 
@@ -25,7 +25,9 @@ end
 
 def no_token_check() -> None:
     """A release takes the lock from whoever holds it, as ``DEL`` does."""
-    _patch("release.lua", "local where = standing(token, rec)\n", ANYBODY_RELEASES)
+    _patch(
+        "lock/release_and_grant_next.lua", "local where = standing(token, rec)\n", ANYBODY_RELEASES
+    )
 
 
 def no_renewal() -> None:
@@ -40,9 +42,9 @@ def no_sweep() -> None:
 
 def no_keeping() -> None:
     """What a parked task keeps is not renewed, and taken for held when its turn comes."""
-    ask = Gathering._kept
-    Gathering._kept = staticmethod(lambda store, *about: ask(_Credulous(store), *about))
-    Kept.begin = lambda *_: None
+    ask = MultiLockTracer._kept
+    MultiLockTracer._kept = staticmethod(lambda store, *about: ask(_Credulous(store), *about))
+    PartialLockSets.begin = lambda *_: None
 
 
 class _Credulous:
@@ -68,10 +70,10 @@ VARIANTS: dict[str, Callable[[], None]] = {
 
 def _patch(file: str, old: str, new: str) -> None:
     """Exchange a line of a script; the loaded scripts are one mapping per process."""
-    texts = {name: read(name) for name in (LIBRARY, *(f"{verb}.lua" for verb in VERBS))}
+    texts = {name: read(name) for name in (LIBRARY, *(file_of(verb) for verb in VERBS))}
     if texts[file].count(old) != 1:
         raise LookupError(f"{old!r} is {texts[file].count(old)} times in {file}")
     texts[file] = texts[file].replace(old, new)
     clock = read("_clock.lua")
     loaded = load_scripts(quarantine=False)  # as a store asks for them
-    loaded.update({v: assemble(v, clock, texts[LIBRARY], texts[f"{v}.lua"]) for v in VERBS})
+    loaded.update({v: assemble(v, clock, texts[LIBRARY], texts[file_of(v)]) for v in VERBS})

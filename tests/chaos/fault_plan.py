@@ -1,7 +1,7 @@
-"""The plan of a storm: which fault comes when. One seed, one plan.
+"""The plan of a storm: which fault happens when. The same seed gives the same plan.
 
-What the plan cannot know beforehand (who runs a task just then) it names by a number from 0 to 1:
-the storm picks among those who qualify.
+The plan cannot know in advance which process runs a task. It has a number from 0 to 1 instead, by
+which the storm picks one of the candidates.
 """
 
 from __future__ import annotations
@@ -63,27 +63,27 @@ def plan(seed: int, seconds: float, kinds: Sequence[str] = tuple(WEIGHTS)) -> li
         seconds: how long the storm lasts.
         kinds: those that may come.
     """
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     faults: list[Fault] = []
     first = [kind for kind in SURE if kind in kinds]
     at = CALM
     while at < seconds:
-        kind = first.pop(0) if first else dice.choices(kinds, [WEIGHTS[k] for k in kinds])[0]
-        length = _length(kind, dice, past_lease=bool(first))
-        faults.append(Fault(round(at, 3), kind, dice.random(), round(length, 3)))
-        at += dice.uniform(0.2, 2 * MEAN_PAUSE - 0.2)
+        kind = first.pop(0) if first else rng.choices(kinds, [WEIGHTS[k] for k in kinds])[0]
+        length = _length(kind, rng, past_lease=bool(first))
+        faults.append(Fault(round(at, 3), kind, rng.random(), round(length, 3)))
+        at += rng.uniform(0.2, 2 * MEAN_PAUSE - 0.2)
     return faults
 
 
-def _length(kind: str, dice: random.Random, *, past_lease: bool) -> float:
+def _length(kind: str, rng: random.Random, *, past_lease: bool) -> float:
     """Return for how long: past the lease where that is the point, and sometimes within it."""
-    past = LEASE * dice.uniform(1.2, 2.0)
+    past = LEASE * rng.uniform(1.2, 2.0)
     match kind:
         case "stop child" | "stop main" | "stop worker":
-            return past if past_lease else dice.choice([past, LEASE * dice.uniform(0.1, 0.8)])
+            return past if past_lease else rng.choice([past, LEASE * rng.uniform(0.1, 0.8)])
         case "kill locks" | "stop locks":
-            return dice.choice([dice.uniform(0.1, 1.0), dice.uniform(1.0, 1.4 * LEASE)])
+            return rng.choice([rng.uniform(0.1, 1.0), rng.uniform(1.0, 1.4 * LEASE)])
         case "kill worker":
-            return dice.uniform(0.1, 2.0)
+            return rng.uniform(0.1, 2.0)
         case _:
             return 0.0

@@ -1,7 +1,7 @@
-"""What the tasks write to: a register per key that refuses whoever has been succeeded.
+"""The resource that the tasks write to: a register per key that refuses lower fencing tokens.
 
-It is the resource of docs/guarantees.md: it keeps the largest fencing token that it has seen, and
-refuses a lower one. Each attempt to write stays on record, in the order in which SQLite took them.
+It is the resource of docs/guarantees.md: it stores the largest fencing token that it has seen, and
+refuses lower ones. Each attempt to write is recorded, in the order of SQLite's transactions.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Register:
             key: which register.
             fence: the writer's token.
             run: the writer.
-            kind: ``enter`` for its first write, of which later ones of its predecessors must fail.
+            kind: ``enter`` for its first write. Later writes of its predecessors must fail.
         """
         with self._open(key) as base:
             values = (time.monotonic(), kind, run, os.getpid(), fence, fence)

@@ -1,4 +1,4 @@
-"""The servers and workers that a storm strikes."""
+"""The servers and workers of a storm."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from typing import Any
 import redis
 from typing_extensions import Self
 
-from celery_singleton_lock.demo.redis_server import RedisServer, find_provider
 from celery_singleton_lock.core.redis_keys import Keyspace
+from celery_singleton_lock.demo.redis_provider import find_provider
+from celery_singleton_lock.demo.redis_server import RedisServer
 from celery_singleton_lock.store.redis.sync import RedisStore
 from chaos.broker import BROKERS, RedisBroker
 from chaos.fault_plan import LEASE
 from chaos.tasks import build
 from integration.book import QUICK
 from integration.taskbook import Journal
+from support.older_version import OlderVersion
 from support.proxy import Proxy
 from support.waiting import eventually
 from support.workers import CeleryWorker
@@ -57,7 +59,7 @@ def settings(locks: str, transport: Mapping[str, Any] = RedisBroker.options) -> 
     }
 
 
-class Crew:
+class ManagedWorker:
     """One place for a worker, in which one follows the other.
 
     Args:
@@ -149,7 +151,8 @@ class Fleet:
         folder: for the history, the registers and, at the end, the logs.
         broker: one of :data:`chaos.broker.BROKERS`.
         broken: variant of the library that the workers run; see :mod:`chaos.defects`.
-        crews: pool and concurrency of each worker.
+        managed_workers: pool and concurrency of each worker.
+        past: an older version of this repository, which every second worker runs.
     """
 
     def __init__(
@@ -158,7 +161,8 @@ class Fleet:
         *,
         broker: str = "redis",
         broken: str = "",
-        crews: tuple[tuple[str, int], ...] = CREWS,
+        managed_workers: tuple[tuple[str, int], ...] = CREWS,
+        past: OlderVersion | None = None,
     ) -> None:
         self.folder = folder
         self.journal = Journal(folder)
@@ -168,9 +172,11 @@ class Fleet:
         self.broker = BROKERS[broker](folder)
         self._results = RedisServer(provider)
         self.locks = RedisServer(provider, args=DURABLE)
-        self.crews = [
-            Crew(f"c{number}", self._maker(f"c{number}", pool, slots), self.journal)
-            for number, (pool, slots) in enumerate(crews)
+        self.managed_workers = [
+            ManagedWorker(
+                f"c{n}", self._maker(f"c{n}", pool, slots, past if n % 2 else None), self.journal
+            )
+            for n, (pool, slots) in enumerate(managed_workers)
         ]
 
     def __enter__(self) -> Self:
@@ -193,7 +199,9 @@ class Fleet:
     def __exit__(self, *_: object) -> None:
         self._exit.close()
 
-    def worker(self, name: str, pool: str, slots: int, **options: Any) -> CeleryWorker:
+    def worker(
+        self, name: str, pool: str, slots: int, past: OlderVersion | None = None, **options: Any
+    ) -> CeleryWorker:
         """Return a worker of this fleet, not started."""
         return CeleryWorker(
             "chaos.worker_app",
@@ -208,71 +216,79 @@ class Fleet:
                 "CHAOS_CONF": json.dumps(self.conf),
                 "CHAOS_BROKEN": self._broken,
                 "C_FORCE_ROOT": "1",
+                **(past.environment if past else {}),
             },
+            cwd=past.folder if past else None,
             **options,
         )
 
-    def _maker(self, name: str, pool: str, slots: int) -> Callable[[], CeleryWorker]:
-        return lambda: self.worker(name, pool, slots)
+    def _maker(
+        self, name: str, pool: str, slots: int, past: OlderVersion | None
+    ) -> Callable[[], CeleryWorker]:
+        return lambda: self.worker(name, pool, slots, past)
 
     def start(self) -> None:
         """Start all workers, and wait until they are ready."""
-        for crew in self.crews:
-            crew.start()
+        for managed in self.managed_workers:
+            managed.start()
         self.await_ready()
 
     def await_ready(self) -> None:
         """Wait until all workers that are being started are ready."""
 
         def ready() -> bool:
-            for crew in self.crews:
-                crew.look()
-            return all(crew.ready for crew in self.crews)
+            for managed in self.managed_workers:
+                managed.look()
+            return all(managed.ready for managed in self.managed_workers)
 
-        eventually(ready, 60, lambda: "\n".join(c.past[-1].log_tail() for c in self.crews))
+        eventually(
+            ready, 60, lambda: "\n".join(c.past[-1].log_tail() for c in self.managed_workers)
+        )
 
     def heal(self) -> None:
         """End all faults, and have all workers run."""
-        for crew in self.crews:
-            if crew.stopped:
-                crew.go_on()
-        for crew in self.crews:
-            if crew.asked_to_end and crew.worker is not None:
-                eventually(lambda crew=crew: crew.look() or crew.worker is None, 2 * SHUTDOWN)
-            if crew.worker is None:
-                crew.start()
+        for managed in self.managed_workers:
+            if managed.stopped:
+                managed.go_on()
+        for managed in self.managed_workers:
+            if managed.asked_to_end and managed.worker is not None:
+                eventually(
+                    lambda managed=managed: managed.look() or managed.worker is None, 2 * SHUTDOWN
+                )
+            if managed.worker is None:
+                managed.start()
         self.await_ready()
 
     def stop(self) -> None:
         """Shut all workers down, warmly and at once."""
-        for crew in self.crews:
-            if crew.worker is not None:
-                crew.retire()
+        for managed in self.managed_workers:
+            if managed.worker is not None:
+                managed.retire()
         eventually(self._ended, 2 * SHUTDOWN, "all workers have ended")
 
     def _ended(self) -> bool:
-        for crew in self.crews:
-            crew.look()
-        return all(crew.worker is None for crew in self.crews)
+        for managed in self.managed_workers:
+            managed.look()
+        return all(managed.worker is None for managed in self.managed_workers)
 
     def complaints(self) -> Iterator[tuple[str, str]]:
         """Yield (worker, line) of each failure that the library has logged."""
-        for crew in self.crews:
-            for worker in crew.past:
+        for managed in self.managed_workers:
+            for worker in managed.past:
                 for line in worker.log().splitlines():
                     if any(sign in line for sign in FAILURES):
-                        yield crew.name, line[:400]
+                        yield managed.name, line[:400]
 
     def keep_logs(self) -> None:
         """Copy the workers' logs into the folder."""
-        for crew in self.crews:
-            for number, worker in enumerate(crew.past):
-                (self.folder / f"{crew.name}-{number}.log").write_text(worker.log())
+        for managed in self.managed_workers:
+            for number, worker in enumerate(managed.past):
+                (self.folder / f"{managed.name}-{number}.log").write_text(worker.log())
         (self.folder / "locks.log").write_text(self.locks.log)
 
     def _end_workers(self) -> None:
-        for crew in self.crews:
-            for worker in crew.past:
+        for managed in self.managed_workers:
+            for worker in managed.past:
                 worker.forget()
                 if worker in CeleryWorker.started:
                     CeleryWorker.started.remove(worker)
@@ -282,8 +298,8 @@ FAILURES = (
     "celery-singleton-lock could not handle",
     "in the worker's main loop",
     "the agent failed at",
-    "the agent's round failed",
-    "the watchdog goes on after an error",
+    "a step of the agent failed",
+    "the watchdog continues after an error",
     "failed, trying again",
     "on_lost of lock",
 )

@@ -1,4 +1,4 @@
-"""What happened in a storm: events, and the runs of tasks that they tell of.
+"""The history of a storm: events, and the task runs that they describe.
 
 An event is a line of JSON, written in one piece, with ``e`` (what), ``t`` (seconds of the machine's
 monotonic clock, one for all processes) and ``pid`` (who noted it).
@@ -6,9 +6,9 @@ monotonic clock, one for all processes) and ``pid`` (who noted it).
 =========== ============================ ===========================================================
 event       of                           facts
 =========== ============================ ===========================================================
-published   the crowd                    id, key (several: a list), late, after (id of the link
+published   the load                     id, key (several: a list), late, after (id of the link
                                          before)
-final       the crowd                    id, state
+final       the load                     id, state
 received    a worker's main process      id, attempt
 discarded   a worker's main process      id: its task was revoked
 asks, left  a process that has a task    id; in between it may hold the locks; to (process id)
@@ -19,17 +19,18 @@ lost        a body                       run: it has learned that the lock is lo
 end         a body                       run
 again       a body                       id, attempt: it sends itself for that attempt
 kill        the storm                    victim (process id)
-gone        the lookout                  victim, seen: when it was last seen alive
+gone        the observer                 victim, seen: when it was last seen alive
 stop, cont  the storm                    victims (process ids)
 cut         the storm                    nothing: the broker's connections are closed
 revoke      the storm                    id, terminate
 away, back  the storm                    nothing: the locks' Redis does not answer
-slow        the lookout                  since: this machine or the locks' Redis stood still
+slow        the observer                 since: this machine or the locks' Redis was stopped
+stood       a worker's main process      victim (its process id), since: the machine let it stand
 ready       the fleet                    worker, victim (process id of its main process)
 retire      the fleet                    victim: it was asked to shut down
 hung        the fleet                    victim: it did not, and was killed
 died        the fleet                    victim, worker, code: it ended, and nobody had asked it to
-look        the lookout                  free: {lock: so many wait} of locks with a free permit
+look        the observer                 free: {lock: so many wait} of locks with a free permit
 register    after the storm              key, seq, fence, run, kind, accepted, at
 key         after the storm              name, type, ttl, live: a key that is left; what in it is
                                          not over, or of an index, whom it names
@@ -197,7 +198,7 @@ class History:
 
     @cached_property
     def stops(self) -> dict[int, list[Span]]:
-        """Process -> when it stood still: it was stopped, or killed."""
+        """Process -> when it stood still: stopped by the storm or the machine, or killed."""
         found: dict[int, list[Span]] = defaultdict(list)
         begun: dict[int, float] = {}
         for event in sorted(self.of("stop", "cont"), key=lambda e: e["t"]):
@@ -210,6 +211,8 @@ class History:
             found[victim].append((since, math.inf))
         for event in self.of("kill"):
             found[event["victim"]].append((event["t"], math.inf))
+        for event in self.of("stood"):
+            found[event["victim"]].append((event["since"], event["t"]))
         return found
 
     @cached_property

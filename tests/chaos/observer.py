@@ -1,4 +1,4 @@
-"""Looks at locks, processes and clocks many times a second, and notes what it sees."""
+"""Reads locks, processes and clocks many times a second, and records them."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ import redis
 from typing_extensions import Self
 
 from celery_singleton_lock.errors import BackendError
-from chaos.load import LOCKS
 from chaos.fleet import Fleet
+from chaos.load import LOCKS
 from integration.book import alive
-from support.checked_thread import CandidThread
+from support.checked_thread import CheckedThread
 
 PAUSE = 0.2
-"""Seconds between two looks at all locks, each of which is a call of Redis."""
+"""Seconds between two reads of all locks. Each read is a call to Redis."""
 BRIEF = 0.02
-"""Seconds between two looks at processes."""
+"""Seconds between two checks of the processes."""
 SLOW = 0.5
-"""Seconds; a round that takes longer says that this machine, or Redis, stood still."""
+"""Seconds of a round above which this machine, or Redis, counts as stopped."""
 
 
-class Lookout:
-    """Looks until its end.
+class Observer:
+    """Observes a fleet in two threads.
 
     Args:
-        fleet: at what.
+        fleet: the servers and workers.
     """
 
     def __init__(self, fleet: Fleet) -> None:
@@ -37,8 +37,8 @@ class Lookout:
         self._ended = threading.Event()
         self._seen: dict[int, float] = {}
         self._mutex = threading.Lock()
-        jobs = (self._look_at_locks, self._look_at_processes)
-        self._threads = [CandidThread(job) for job in jobs]
+        jobs = (self._observe_locks, self._observe_processes)
+        self._threads = [CheckedThread(job) for job in jobs]
 
     def __enter__(self) -> Self:
         for thread in self._threads:
@@ -50,7 +50,7 @@ class Lookout:
         for thread in self._threads:
             thread.join(10)
 
-    def _look_at_locks(self) -> None:
+    def _observe_locks(self) -> None:
         before = time.monotonic()
         while not self._ended.wait(PAUSE):
             try:
@@ -65,16 +65,16 @@ class Lookout:
             self._fleet.journal.note("look", free=free)
 
     def _idle(self, lock: str) -> int:
-        """Return how many wait although there is room."""
+        """Return the number of waiters of a lock with a free permit; else 0."""
         view = self._fleet.store.inspect(lock, waiters=0)
         waiting = view.waiting + view.adrift
         return waiting if waiting and len(view.holders) < view.limit else 0
 
-    def _look_at_processes(self) -> None:
-        """Note the end of each process of the fleet, and when it was last seen alive."""
+    def _observe_processes(self) -> None:
+        """Record the end of each process of the fleet, and when it was last seen alive."""
         while not self._ended.wait(BRIEF):
-            for crew in self._fleet.crews:
-                worker = crew.worker
+            for managed in self._fleet.managed_workers:
+                worker = managed.worker
                 if worker is not None:
                     for pid in filter(alive, (worker.pid, *children(worker.pid))):
                         self._seen.setdefault(pid, time.monotonic())
@@ -87,12 +87,12 @@ class Lookout:
 
 
 def children(pid: int) -> list[int]:
-    """Return the children of a process; one may be missed while another ends, or it does.
+    """Return the children of a process. One may be missed while a process ends.
 
-    psutil would read about every process of the machine, which took half a core at this pace.
+    psutil would read every process of the machine, which takes half a core at this rate.
     """
     found: list[int] = []
     with contextlib.suppress(OSError):
-        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208  # a pace of 50 Hz
+        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208  # called 50 times a second
             found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
     return found

@@ -1,4 +1,4 @@
-"""The rules of the storm: pure functions from a history to what broke them."""
+"""The rules of the storm: pure functions from a history to violations."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from chaos.history import DYING, Event, History, Run, Span, joined
 READY = frozenset({"SUCCESS", "FAILURE", "REVOKED"})
 
 TICK = 0.005
-"""Seconds by which a belief may outlast its lease: scripts count in whole milliseconds, and the
-server's wall clock may be slewed against our monotonic one."""
+"""Seconds by which a process may assume a lease too long: scripts count in whole milliseconds, and
+the server's wall clock may be slewed against this machine's monotonic clock."""
 
 IDLE = 2.0
-"""Most seconds for which a task waits beside a free permit while a worker could run it."""
+"""Longest wait of a task in seconds while a permit is free and a worker could run it."""
 
 TELLING = 3.0
-"""Seconds that a worker's main loop may take to tell the broker that a task has ended: on an idle
-machine some hundredths."""
+"""Seconds until a worker's main loop acknowledges an ended task: some hundredths on an idle
+machine."""
 
 BLINK = 1.0
-"""Longest pause between two looks at the locks that still counts as looking."""
+"""Longest pause in seconds between two reads of the locks without a gap in observation."""
 
 
 @dataclass(frozen=True)
 class Violation:
-    """A rule that was broken.
+    """A violation of a rule.
 
     Args:
-        rule: its name.
-        at: when, in seconds of the history.
+        rule: name of the rule.
+        at: time in seconds of the history.
         text: what happened.
     """
 
@@ -47,11 +47,11 @@ class Violation:
 Rule = Callable[[History], Iterator[Violation]]
 RULES: dict[str, Rule] = {}
 SAFETY: dict[str, Rule] = {}
-"""Those that hold at any moment of a storm; the others hold at its end."""
+"""Rules that must hold at any moment of a storm; the others must hold at its end."""
 
 
 def rule(name: str, *, always: bool = False) -> Callable[[Rule], Rule]:
-    """Give a rule its name."""
+    """Register a rule by name."""
 
     def register(function: Rule) -> Rule:
         RULES[name] = function
@@ -62,7 +62,7 @@ def rule(name: str, *, always: bool = False) -> Callable[[Rule], Rule]:
     return register
 
 
-def judge(history: History, rules: dict[str, Rule] | None = None) -> list[Violation]:
+def violations_of(history: History, rules: dict[str, Rule] | None = None) -> list[Violation]:
     """Return all that broke a rule, by its time."""
     chosen = RULES if rules is None else rules
     found = [violation for check in chosen.values() for violation in check(history)]
@@ -217,7 +217,7 @@ def overwritten(history: History) -> set[str]:
 
 
 def lost_on_the_way(history: History) -> set[str]:
-    """Return the tasks of which the last attempt reached no worker, although one was to get it.
+    """Return the tasks whose last attempt reached no worker, although one was to get it.
 
     Or reached none any more, once a worker had sent it back to the broker (policy ``requeue``).
 
@@ -323,24 +323,27 @@ def _sent_twice(history: History) -> set[tuple[str, int]]:
 
 
 def _died_in_hands(history: History) -> set[str]:
-    """Return the tasks that were in the hands of a process when that died."""
-    held: dict[tuple[int, str], float] = {}
+    """Return the tasks that were in the hands of a process when that died.
+
+    A process may have two deliveries of a task at once, and give one of them back.
+    """
+    held: dict[tuple[int, str], list[float]] = defaultdict(list)
     doubtful: dict[str, int] = {}
-    lost: set[str] = set()
     for event in sorted(history.of("asks", "left"), key=lambda event: event["t"]):
         who = event["pid"], event["id"]
         if event["e"] == "asks":
             held.pop((doubtful.pop(event["id"], 0), event["id"]), None)
-            held[who] = event["t"]
+            held[who].append(event["t"])
         else:
-            held.pop(who, None)
+            held[who] = held[who][:-1]
             if event.get("to"):  # it may have been given the lock, and has not heard of it
-                held[event["to"], event["id"]] = event["t"]
+                held[event["to"], event["id"]].append(event["t"])
                 doubtful[event["id"]] = event["to"]
-    for (pid, task_id), since in held.items():
-        if not math.isinf(history.death_of(pid, since)):
-            lost.add(task_id)
-    return lost
+    return {
+        task_id
+        for (pid, task_id), since in held.items()
+        if any(not math.isinf(history.death_of(pid, t)) for t in since)
+    }
 
 
 # --- the fleet ------------------------------------------------------------------------------------

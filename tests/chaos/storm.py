@@ -1,4 +1,4 @@
-"""A storm: servers, workers and a crowd of tasks, struck by a plan of faults; then the history."""
+"""A storm: servers, workers, load and a plan of faults; its result is a history."""
 
 from __future__ import annotations
 
@@ -9,32 +9,33 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from celery_singleton_lock.errors import BackendError
+from celery_singleton_lock.core.lock_view import LockView
 from celery_singleton_lock.core.redis_keys import Keyspace
-from celery_singleton_lock.core.model import LockView
-from chaos.load import HOT, LOCKS, Crowd
-from chaos.fleet import CREWS, Crew, Fleet
-from chaos.history import History
-from chaos.rules import SAFETY, Violation, judge, unsettled
-from chaos.observer import Lookout
-from chaos.fenced_register import Register
+from celery_singleton_lock.errors import BackendError
 from chaos.fault_plan import KILLS_AND_STOPS, Fault, plan
+from chaos.fenced_register import Register
+from chaos.fleet import CREWS, Fleet, ManagedWorker
+from chaos.history import History
+from chaos.load import HOT, LOCKS, Load
+from chaos.observer import Observer
+from chaos.rules import SAFETY, Violation, unsettled, violations_of
+from support.older_version import OlderVersion
 from support.waiting import eventually
 
 TICK = 0.02
 DRAIN = 90.0
-"""Most seconds that the rest may take after the storm."""
+"""Longest time in seconds for the remaining tasks after the storm."""
 
 PRESSED = 3
-"""Locks of a stopped worker for which others are sent to wait."""
+"""Number of locks of a stopped worker for which waiters are published."""
 
 EARLY_LOOK = 1.0
-"""Seconds between two judgements while a storm lasts, of one that is to be caught."""
+"""Seconds between two checks of the rules during a storm with a defective variant."""
 
 
 @dataclass
 class Report:
-    """What a storm showed.
+    """The result of a storm.
 
     Attributes:
         history: all that happened.
@@ -50,7 +51,7 @@ class Report:
 
     @property
     def struck(self) -> int:
-        """How many kills and stops."""
+        """Number of kills and stops."""
         return sum(count for kind, count in self.faults.items() if kind in KILLS_AND_STOPS)
 
 
@@ -59,11 +60,12 @@ class Storm:
 
     Args:
         folder: where the history is kept.
-        seed: of the plan and the crowd.
+        seed: of the plan and the load.
         seconds: how long it lasts.
         broker: one of :data:`chaos.broker.BROKERS`.
         broken: a wrong variant of the library, to be caught: the storm ends when it is.
-        crews: pool and concurrency of each worker.
+        managed_workers: pool and concurrency of each worker.
+        past: an older version of this repository, which every second worker runs.
     """
 
     def __init__(
@@ -74,27 +76,30 @@ class Storm:
         *,
         broker: str = "redis",
         broken: str = "",
-        crews: tuple[tuple[str, int], ...] = CREWS,
+        managed_workers: tuple[tuple[str, int], ...] = CREWS,
+        past: OlderVersion | None = None,
     ) -> None:
         self.folder = folder
         self.seed, self.seconds, self.broken = seed, seconds, broken
         self._about = {"seed": seed, "seconds": seconds, "broker": broker, "broken": broken}
-        self.fleet = Fleet(folder, broker=broker, broken=broken, crews=crews)
+        self.fleet = Fleet(
+            folder, broker=broker, broken=broken, managed_workers=managed_workers, past=past
+        )
         self.faults: Counter[str] = Counter()
         self._later: list[tuple[float, Callable[[], None]]] = []
         self._locks_away = False
         self._caught: float | None = None
 
     def run(self) -> Report:
-        """Let it rage, wait for what is left to end, and judge."""
+        """Inject the faults, wait for the remaining tasks, and check the rules."""
         with self.fleet as fleet:
             try:
                 fleet.start()
-                with Lookout(fleet):
-                    with Crowd(fleet, self.seed) as crowd:
-                        self._rage(crowd)
+                with Observer(fleet):
+                    with Load(fleet, self.seed) as load:
+                        self._inject_faults(load)
                         if self._caught is None:
-                            self._settle(crowd)
+                            self._settle(load)
                     if self._caught is None:
                         self._await_quiet()
                 if self._caught is None:
@@ -103,25 +108,25 @@ class Storm:
                 fleet.keep_logs()
         history = self.history()
         rules = SAFETY if self._caught is not None else None
-        return Report(history, judge(history, rules), self.faults, self._caught)
+        return Report(history, violations_of(history, rules), self.faults, self._caught)
 
     def history(self) -> History:
-        """Return what happened so far."""
+        """Return the history so far."""
         return History.read(self.fleet.journal.path)
 
     # -- while it rages ---------------------------------------------------------------------------
 
-    def _rage(self, crowd: Crowd) -> None:
+    def _inject_faults(self, load: Load) -> None:
         began = time.monotonic()
         self.fleet.journal.note("storm", **self._about)
-        crowd.lead()
+        load.start()
         faults, look = plan(self.seed, self.seconds), began + EARLY_LOOK
         while (now := time.monotonic()) < began + self.seconds and self._caught is None:
             while faults and faults[0].at <= now - began:
-                self._strike(faults.pop(0), crowd)
+                self._inject(faults.pop(0), load)
             self._tend(now)
             if self.broken and now >= look:
-                self._caught = now - began if judge(self.history(), SAFETY) else None
+                self._caught = now - began if violations_of(self.history(), SAFETY) else None
                 look = time.monotonic() + EARLY_LOOK
             time.sleep(TICK)  # the plan is one of times
         for _, undo in self._later:
@@ -129,19 +134,19 @@ class Storm:
         self._later = []
 
     def _tend(self, now: float) -> None:
-        """Undo what is due, and start workers that have ended."""
+        """End the faults that are due, and start workers that have ended."""
         due = [undo for at, undo in self._later if at <= now]
         self._later = [(at, undo) for at, undo in self._later if at > now]
         for undo in due:
             undo()
-        for crew in self.fleet.crews:
-            crew.look()
-            if crew.worker is None and not any(crew.start == undo for _, undo in self._later):
-                crew.start()
+        for managed in self.fleet.managed_workers:
+            managed.look()
+            if managed.worker is None and not any(managed.start == undo for _, undo in self._later):
+                managed.start()
 
-    def _strike(self, fault: Fault, crowd: Crowd) -> None:
-        """Strike, if there is somebody to be struck; note what came of it."""
-        worker = partial(self._strike_worker, crowd=crowd)
+    def _inject(self, fault: Fault, load: Load) -> None:
+        """Inject a fault if it has a target; record the result."""
+        worker = partial(self._inject_in_worker, load=load)
         strikes: dict[str, Callable[[Fault], bool]] = {
             "kill child": self._strike_child,
             "stop child": self._strike_child,
@@ -152,8 +157,8 @@ class Storm:
             "kill locks": self._strike_locks,
             "stop locks": self._strike_locks,
             "cut broker": self._cut,
-            "revoke": lambda fault: self._revoke(fault, crowd),
-            "terminate": lambda fault: self._revoke(fault, crowd),
+            "revoke": lambda fault: self._revoke(fault, load),
+            "terminate": lambda fault: self._revoke(fault, load),
         }
         if strikes[fault.kind](fault):
             self.faults[fault.kind] += 1
@@ -163,43 +168,45 @@ class Storm:
         self._later.append((time.monotonic() + seconds, undo))
 
     def _strike_child(self, fault: Fault) -> bool:
-        crews = [crew for crew in self.fleet.crews if crew.strikable]
-        pids = [(crew, pid) for crew in crews for pid in crew.worker.child_pids()]
+        managed_workers = [managed for managed in self.fleet.managed_workers if managed.strikable]
+        pids = [
+            (managed, pid) for managed in managed_workers for pid in managed.worker.child_pids()
+        ]
         holders = self._holders()
         pids = [each for each in pids if each[1] in holders] or pids
         if not pids:
             return False
-        crew, pid = pids[int(fault.where * len(pids))]
+        managed, pid = pids[int(fault.where * len(pids))]
         if fault.kind == "kill child":
-            crew.kill_child(pid)
+            managed.kill_child(pid)
         else:
-            self._stop(crew, [pid], fault)
+            self._stop(managed, [pid], fault)
         return True
 
-    def _strike_worker(self, fault: Fault, crowd: Crowd) -> bool:
-        crews = [crew for crew in self.fleet.crews if crew.strikable]
+    def _inject_in_worker(self, fault: Fault, load: Load) -> bool:
+        managed_workers = [managed for managed in self.fleet.managed_workers if managed.strikable]
         holders = self._holders()
-        busy = [c for c in crews if holders & {c.worker.pid, *c.worker.child_pids()}]
-        crews = busy or crews
-        if not crews:
+        busy = [c for c in managed_workers if holders & {c.worker.pid, *c.worker.child_pids()}]
+        managed_workers = busy or managed_workers
+        if not managed_workers:
             return False
-        crew = crews[int(fault.where * len(crews))]
+        managed = managed_workers[int(fault.where * len(managed_workers))]
         match fault.kind:
             case "stop main":
-                self._stop(crew, [crew.worker.pid], fault)
+                self._stop(managed, [managed.worker.pid], fault)
             case "stop worker":
-                pids = [crew.worker.pid, *crew.worker.child_pids()]
-                self._stop(crew, pids, fault)
-                crowd.press(self._held_by(set(pids))[:PRESSED])
+                pids = [managed.worker.pid, *managed.worker.child_pids()]
+                self._stop(managed, pids, fault)
+                load.add_waiters(self._held_by(set(pids))[:PRESSED])
             case "kill worker":
-                crew.kill()
-                self._undo(fault.length, crew.start)
+                managed.kill()
+                self._undo(fault.length, managed.start)
             case _:
-                crew.retire()
+                managed.retire()
         return True
 
     def _holders(self) -> set[int]:
-        """Return the processes that hold a hot lock: to strike them is to hit somebody behind."""
+        """Return the processes that hold a hot lock, which has waiters."""
         return {holder.pid for view in self._views(HOT) if view.waiting for holder in view.holders}
 
     def _held_by(self, pids: set[int]) -> list[str]:
@@ -213,9 +220,9 @@ class Storm:
         except BackendError:
             return []
 
-    def _stop(self, crew: Crew, pids: list[int], fault: Fault) -> None:
-        crew.stop(pids)
-        self._undo(fault.length, crew.go_on)
+    def _stop(self, managed: ManagedWorker, pids: list[int], fault: Fault) -> None:
+        managed.stop(pids)
+        self._undo(fault.length, managed.go_on)
 
     def _strike_locks(self, fault: Fault) -> bool:
         if self._locks_away:
@@ -240,8 +247,8 @@ class Storm:
         self.fleet.proxy.cut()
         return True
 
-    def _revoke(self, fault: Fault, crowd: Crowd) -> bool:
-        task_id = crowd.somebody(fault.where)
+    def _revoke(self, fault: Fault, load: Load) -> bool:
+        task_id = load.recent_task(fault.where)
         if task_id is None:
             return False
         terminate = fault.kind == "terminate"
@@ -251,9 +258,9 @@ class Storm:
 
     # -- after it ---------------------------------------------------------------------------------
 
-    def _settle(self, crowd: Crowd) -> None:
-        """Publish no more, and let all that was published end."""
-        crowd.hush()
+    def _settle(self, load: Load) -> None:
+        """Stop publishing, and let the published tasks end."""
+        load.stop_publishing()
         self.fleet.heal()
         until = time.monotonic() + DRAIN
         while unsettled(self.history()) and time.monotonic() < until:
@@ -261,11 +268,11 @@ class Storm:
             time.sleep(0.5)  # to read the whole history is dear
 
     def _look_after_workers(self) -> None:
-        for crew in self.fleet.crews:
-            crew.look()
+        for managed in self.fleet.managed_workers:
+            managed.look()
 
     def _await_quiet(self) -> None:
-        """Wait until nobody holds, waits or is named in an index, then shut down."""
+        """Wait until there is no holder, waiter or index entry, then shut down."""
         try:
             eventually(self._is_quiet, 20)
         except AssertionError:
@@ -288,7 +295,7 @@ class Storm:
         return str(view) if live else ""
 
     def _collect(self) -> None:
-        """Add to the history what can be told only at the end."""
+        """Add the facts that are known only at the end to the history."""
         note = self.fleet.journal.note
         for row in Register(self.folder).rows():
             note("register", at=row.pop("t"), writer=row.pop("pid"), **row)

@@ -1,4 +1,4 @@
-"""The tasks of the storm: each notes what it believes of its lock, and writes to a register."""
+"""The tasks of the storm: each records the state of its lock, and writes to a register."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def limits_of(task: str, key: str | list[str]) -> dict[str, int]:
 
 
 class Watched(LockedTask):
-    """A locked task of which the history shows when a process had it in its hands.
+    """A locked task whose history shows when a process had it.
 
     An early-acknowledged task may be lost with a process only if that had asked for its lock.
     """

@@ -1,4 +1,4 @@
-"""The broker's connection is cut while a task waits for a thread: its message comes again."""
+"""The broker's connection is cut while a task waits for a thread: its message is redelivered."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from support.waiting import eventually
 pytestmark = [pytest.mark.chaos, pytest.mark.integration]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("task", ["act", "act_late"])
-def test_T14_what_waits_for_a_thread_when_its_connection_is_cut_runs_once(
+def test_T14_a_task_that_waits_for_a_thread_during_a_connection_loss_runs_once(
     redis_server, redis_url, tmp_path, task
 ):
     """A pool of threads is not flushed, so the message runs, and the copy that comes is one.

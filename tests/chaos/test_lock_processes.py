@@ -1,4 +1,4 @@
-"""Real processes that take one lock, and are stopped or killed in the middle of it."""
+"""Processes that take the same lock, and are paused or killed while they hold it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 import celery_singleton_lock
-from celery_singleton_lock.lock.sync import Lock
 from celery_singleton_lock.core.model import CLAIM_LEASE
+from celery_singleton_lock.lock.sync import Lock
 from celery_singleton_lock.store.redis.sync import RedisStore
 from support.waiting import eventually, in_time
 
@@ -154,9 +154,10 @@ def holding_pids(store):
     return [holder.pid for holder in store.inspect("lock").holders]
 
 
+@pytest.mark.full
 def test_T7_a_killed_holder_blocks_the_next_for_no_longer_than_its_lease(start, store, lock):
-    """SIGKILL in the middle; the waiter is in within the lease and a second, and not before."""
-    holder = start(lease=2)
+    """SIGKILL in the middle; the waiter is in soon after the lease, and not before."""
+    holder = start(lease=10)
     assert holder.ask("acquire").startswith("acquired True")
     holder.signal(signal.SIGKILL)
     holder.process.wait()
@@ -165,12 +166,12 @@ def test_T7_a_killed_holder_blocks_the_next_for_no_longer_than_its_lease(start, 
     assert lock.acquire(blocking_timeout=60)
     took = time.monotonic() - began
     assert took >= left - 0.1
-    in_time(took, 3)
+    in_time(took, left + 1)
     lock.release()
 
 
 def test_T5_a_holder_that_was_paused_past_its_lease_frees_nothing(start, store, lock):
-    """SIGSTOP, a successor comes in, SIGCONT: the late holder is told, and its release is void."""
+    """SIGSTOP, a successor comes in, SIGCONT: the late holder learns it, and frees nothing."""
     holder = start(lease=1)
     assert holder.ask("acquire").startswith("acquired True")
     holder.signal(signal.SIGSTOP)
@@ -198,11 +199,14 @@ def test_T12_a_paused_holder_does_not_come_back_into_a_free_lock(start, store):
     assert holding_pids(store) == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_L9_L17_a_woken_waiter_that_is_no_more_costs_the_claim_lease(start, store, lock, number):
+def test_L9_L17_a_dead_granted_waiter_delays_the_next_by_the_claim_lease(
+    start, store, lock, number
+):
     """The grant goes to it, for its death is not known yet; the next is in when that lapses."""
     assert lock.acquire()
-    dead, alive = start(), start()
+    dead, alive = start(20), start(20)
     dead.say("acquire")
     await_waiting(store, 1)
     alive.say("acquire")
@@ -221,6 +225,7 @@ def test_L9_L17_a_woken_waiter_that_is_no_more_costs_the_claim_lease(start, stor
     in_time(took, CLAIM_LEASE + 1)
 
 
+@pytest.mark.full
 def test_L33_among_dying_and_pausing_writers_fences_only_grow(start, store, redis_client):
     """A resource that refuses lower fences sees every grant in order, whoever is hit meanwhile."""
 
@@ -243,4 +248,4 @@ def test_L33_among_dying_and_pausing_writers_fences_only_grow(start, store, redi
     assert len(set(written)) == len(written)
     # A writer stopped between its look and its write comes late: what a fence is for.
     late = [fence for i, fence in enumerate(written) if fence < max(written[:i], default=0)]
-    assert len(late) <= 4
+    assert len(late) < len(written) / 4  # the machine may stop some too

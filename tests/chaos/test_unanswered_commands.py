@@ -1,19 +1,21 @@
-"""The locks' Redis does what it is asked, and falls silent before it says so."""
+"""The locks' Redis executes a command, and its reply is lost."""
 
 from __future__ import annotations
 
 import pytest
+import redis
 
 from celery_singleton_lock.store.scripts import load_scripts
-from integration.book import Book
+from integration.book import SAFE_LEASE, Book
 from support.proxy import Proxy
 from support.waiting import eventually
 
 pytestmark = [pytest.mark.chaos, pytest.mark.integration]
 
-LEASE = 2.0
+LEASE = SAFE_LEASE
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("task", "verb", "behind"),
     [("act", "claim", 0), ("act", "claim", 2), ("act_late", "claim", 0), ("act", "acquire", 0)],
@@ -56,8 +58,9 @@ def test_L13_a_task_runs_though_its_lock_lapsed_before_it_heard_that_it_had_it(
         book.await_free("a")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("pool", ["threads", "prefork"])
-def test_L13_a_worker_that_shuts_down_in_doubt_leaves_its_task_to_another(
+def test_L13_a_worker_that_stops_without_a_reply_leaves_its_task_to_another(
     redis_server, redis_url, tmp_path, pool
 ):
     """Its claim settled the message, unheard: it is told to go, and then Redis answers.
@@ -88,9 +91,42 @@ def test_L13_a_worker_that_shuts_down_in_doubt_leaves_its_task_to_another(
         book.await_free("a")
 
 
+@pytest.mark.full
+def test_L13_a_task_that_waits_for_a_slot_after_an_outage_outlives_its_worker(
+    redis_server, redis_url, tmp_path
+):
+    """Its claim settled the message, unheard; Redis answers again, and the only slot is taken."""
+    with (
+        Proxy(redis_server.port) as proxy,
+        Book(redis_url, tmp_path, lock_url=redis_url) as book,
+    ):
+        conf = {"singleton_lock_backend": proxy.url, "singleton_lock_lease": LEASE}
+        with book.worker(concurrency=1, conf=conf) as leaving:
+            book.started(book.send("act", "a", 0, hold="a"))
+            after = book.send("act", "a", 1)
+            book.await_waiting("a", 1)
+            silence_at(proxy, "claim")
+            book.open("a")
+            leaving.await_log("Locked tasks wait")
+            book.started(book.send("plain", "p", hold="p"))
+            eventually(lambda: lapsed(book.view("a")), message="the lease has ended")
+            proxy.stalled = False
+            leaving.await_log("the lock's Redis answers again")
+            leaving.terminate()
+            leaving.await_log("Warm shutdown")
+            book.open("p")
+            leaving.wait()
+        with book.worker(conf={"singleton_lock_lease": LEASE}):
+            assert book.value(after) == 1
+        book.await_free("a")
+
+
 def silence_at(proxy: Proxy, verb: str) -> None:
-    """Have Redis fall silent once it has been asked for something."""
-    proxy.stall_at = load_scripts()[verb].sha.encode()
+    """Have Redis fall silent once it has executed a script, which it knows by then."""
+    script = load_scripts()[verb]
+    with redis.Redis(port=proxy.target) as client:
+        client.script_load(script.text)
+    proxy.stall_at = script.sha.encode()
 
 
 def lapsed(view) -> bool:

@@ -1,14 +1,16 @@
-"""What ``celery -A chaos.worker_app`` loads: the storm's tasks, on this library or a wrong one."""
+"""``celery -A chaos.worker_app``: the storm's tasks, with the library or a defective variant."""
 
 from __future__ import annotations
 
 import json
 import os
+import threading
+import time
 from typing import Any
 
-from celery.signals import task_received, task_revoked
+from celery.signals import task_received, task_revoked, worker_init
 
-from celery_singleton_lock.worker.agent.republish import Courier
+from celery_singleton_lock.worker.agent.republish import Republisher
 from celery_singleton_lock.worker.agent_commands import Requeue
 from chaos.defects import VARIANTS
 from chaos.tasks import build
@@ -40,14 +42,37 @@ def _note_end(request: Any, terminated: bool, **_: object) -> None:
         _journal.note("discarded", id=request.id)
 
 
-_requeued = Courier._requeued
+TICK = 0.1
+"""Seconds between two looks at the clock."""
+
+STOOD = 1.0
+"""Seconds of standing still that are noted. A lease is renewed two seconds before its end."""
 
 
-def _note_return(courier: Courier, order: Requeue, error: Exception | None) -> None:
+@worker_init.connect
+def _note_standstills(**_: object) -> None:
+    """Note when the main process stood still though the storm had not stopped it."""
+    threading.Thread(target=_watch_clock, daemon=True).start()
+
+
+def _watch_clock() -> None:
+    before = time.monotonic()
+    while True:
+        time.sleep(TICK)
+        now = time.monotonic()
+        if now - before > STOOD:
+            _journal.note("stood", victim=os.getpid(), since=before)
+        before = now
+
+
+_requeued = Republisher._requeued
+
+
+def _note_return(republisher: Republisher, command: Requeue, error: Exception | None) -> None:
     """Note each message that the broker has taken back."""
     if error is None:
-        _journal.note("returned", id=order.request.id)
-    _requeued(courier, order, error)
+        _journal.note("returned", id=command.request.id)
+    _requeued(republisher, command, error)
 
 
-Courier._requeued = _note_return
+Republisher._requeued = _note_return

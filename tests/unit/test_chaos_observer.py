@@ -1,4 +1,4 @@
-"""What looks at a storm sees its processes, and does not die in silence."""
+"""The observer of a storm finds its processes, and reports its own errors."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import sys
 import pytest
 
 from chaos.observer import children
-from support.checked_thread import CandidThread
+from support.checked_thread import CheckedThread
 
 
 def test_the_children_of_a_process_are_found_until_it_ends():
-    """Then there are none, which is no error: processes end while somebody looks."""
+    """Afterwards there are none, which is not an error."""
     code = "import subprocess; subprocess.Popen(['cat']); print(input(), flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -26,20 +26,20 @@ def test_the_children_of_a_process_are_found_until_it_ends():
     assert children(parent.pid) == []
 
 
-def test_the_error_of_a_thread_is_raised_by_who_joins_it():
+def test_join_raises_the_error_of_a_thread():
     def job():
         raise FileNotFoundError("/proc/1/task")
 
-    thread = CandidThread(job)
+    thread = CheckedThread(job)
     thread.start()
-    with pytest.raises(RuntimeError, match="job ended by itself") as caught:
+    with pytest.raises(RuntimeError, match="job ended with an error") as caught:
         thread.join()
     assert isinstance(caught.value.__cause__, FileNotFoundError)
 
 
-def test_a_thread_without_an_error_is_joined_in_silence():
+def test_join_of_a_thread_without_an_error_raises_nothing():
     done = []
-    thread = CandidThread(lambda: done.append(1))
+    thread = CheckedThread(lambda: done.append(1))
     thread.start()
     thread.join()
     assert done == [1]
