@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mutation.accepted import reason_for
 from mutation.page import table, write
-from mutation.sample import SEED
 from mutation.results import FAILED, MUTANTS, ROOT, SURVIVED, Mutant, mutants, record
+from mutation.sample import SEED
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -47,7 +47,9 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
-    parser.add_argument("modules", nargs="*", help="such as store/redis.py; all, if none is named")
+    parser.add_argument(
+        "modules", nargs="*", help="such as store/redis/sync.py; all, if none is named"
+    )
     parser.add_argument("--report", action="store_true", help="run nothing, write what is known")
     parser.add_argument(
         "--sample",

@@ -1,7 +1,7 @@
-"""Mutants that may live, each with the reason: nobody could tell it from the code as it is.
+"""Mutants that may survive, each with the reason: they do not change the behaviour.
 
-They are in accepted.txt: a line ``# reason``, and below it for each mutant ``@@ module function``,
-the lines as they are (``-``) and what may stand there instead (``+``), as ``mutmut show`` has it.
+They are in accepted.txt: a line ``# reason``, then for each mutant ``@@ module function``,
+the present lines (``-``) and the mutated ones (``+``), as printed by ``mutmut show``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Accepted(NamedTuple):
     """One change that may be made.
 
     Args:
-        module: path below the package: ``store/redis.py``.
+        module: path below the package: ``store/redis/sync.py``.
         function: ``RedisStore.acquire``.
         was: the lines as they are.
         becomes: what may stand there instead.

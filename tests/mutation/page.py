@@ -1,4 +1,4 @@
-"""docs/mutation.md: what became of the mutants, and of which it may be so."""
+"""docs/mutation.md: the results, and the accepted mutants."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from mutation.accepted import accepted, reason_for
-from mutation.sample import SEED, interval, judged
 from mutation.results import ROOT, Mutant
+from mutation.sample import SEED, interval, judged
 
 PAGE: Final = ROOT / "docs" / "mutation.md"
 SCORE: Final = "<!-- score: written by python -m tests.mutation -->"

@@ -1,4 +1,4 @@
-"""What became of each mutant, read from what mutmut has left in ``mutants/``."""
+"""The result of each mutant, read from the files in ``mutants/``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Mutant:
 
     Args:
         name: mutmut's, for ``mutmut show``.
-        module: path below the package: ``store/redis.py``.
+        module: path below the package: ``store/redis/sync.py``.
         function: ``RedisStore.acquire``.
         was: the lines as they are.
         becomes: the lines of the mutant.

@@ -1,11 +1,11 @@
-"""A pytest plugin that plays mutants: each in a fork of the process that has collected the tests.
+"""A pytest plugin that runs mutants: each in a fork of the process that has collected the tests.
 
-To start pytest anew for each mutant, and a Redis for it, took a hundred times as long as the test
-that kills it. A fork has both: it switches its mutant on, plays the tests that call the changed
-function, the quickest first, and ends with the first that fails.
+To start pytest and a Redis for each mutant took a hundred times as long as the test that kills it.
+A fork has both already. It activates its mutant, runs the tests that call the changed function, the
+fastest first, and ends at the first failure.
 
-At first each test is played once like that, to see which functions it calls, and whether it passes
-here at all.
+Before that each test runs once in the same way, to record which functions it calls, and whether it
+passes.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ import pytest
 from mutmut.mutation.trampoline import set_mutant_under_test
 from mutmut.state import state
 
-from celery_singleton_lock.demo.redis_server import Provider, RedisServer, find_provider
+from celery_singleton_lock.demo.redis_provider import Provider, find_provider
+from celery_singleton_lock.demo.redis_server import RedisServer
 from mutation.accepted import reason_for
-from mutation.sample import sampled
 from mutation.results import (
     CRASHED,
     FAILED,
@@ -46,6 +46,7 @@ from mutation.results import (
     mutants,
     record,
 )
+from mutation.sample import sampled
 
 CALLS: Final = Path("calls.json")
 """Which functions each test calls, and how long it takes; pytest runs in ``mutants/``."""

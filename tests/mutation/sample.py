@@ -1,4 +1,4 @@
-"""Mutants in a random order that stays the same: its beginning is a sample, and says how sure."""
+"""A fixed random order of the mutants: the first ones are a sample, with a confidence interval."""
 
 from __future__ import annotations
 

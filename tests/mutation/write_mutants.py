@@ -1,4 +1,4 @@
-"""Have mutmut write the package, with all its mutants, below ``mutants/``; and copy the tests."""
+"""Make mutmut write the package with all mutants below ``mutants/``, and copy the tests."""
 
 from __future__ import annotations
 
