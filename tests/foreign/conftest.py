@@ -1,4 +1,4 @@
-"""The tests of other projects run with ``--foreign`` alone: they are fetched, and take minutes."""
+"""Other projects' tests run only with ``--foreign``: they are downloaded, and take minutes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pytest plugin for the foreign run: it writes one line per report of a test."""
+"""A pytest plugin for the foreign tests: it writes one line per test report."""
 
 from __future__ import annotations
 

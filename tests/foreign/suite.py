@@ -87,7 +87,7 @@ class Results:
     texts: dict[str, str] = field(default_factory=dict)
 
     def add(self, test: str, outcome: str, text: str) -> None:
-        """Add a report. A test of which any part fails has failed; one that is rerun may pass."""
+        """Add a report. A test fails if any part of it fails; one that is rerun may pass."""
         if outcome == "failed" or self.outcomes.get(test) != "failed":
             self.outcomes[test] = outcome
         if text:

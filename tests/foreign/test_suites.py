@@ -1,4 +1,4 @@
-"""Other projects' own tests pass with this package in place of theirs."""
+"""Other projects' tests pass with this package in place of theirs."""
 
 from __future__ import annotations
 
