@@ -1,8 +1,8 @@
-"""What ran when: one slot per task in a file that driver and pool children map.
+"""Start and end of each task: one slot per task in a file that driver and pool processes map.
 
-A task writes its start and its end there, which costs under a microsecond and no connection, so
-that measuring weighs nothing against what is measured. ``time.monotonic`` is one clock for all
-processes of a machine.
+To write its start and end costs a task less than a microsecond and no connection, so the
+measurement does not change the result. ``time.monotonic`` is the same in all processes of a
+machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _POLL = 0.005
 
 @dataclass(frozen=True)
 class Ran:
-    """One task, as the board knows it: when, how often and where its body ran."""
+    """One task: when, how often and in which process its body ran."""
 
     slot: int
     start: float
@@ -91,7 +91,7 @@ class Board:
     def await_all(
         self, count: int, timeout: float, alive: Callable[[], bool] = lambda: True
     ) -> list[Ran]:
-        """Wait until the first ``count`` tasks have ended, or nobody lives who would run them."""
+        """Wait until the first ``count`` tasks have ended, or the worker has."""
         began = time.monotonic()
         while self.complete(count) < count:
             waited = time.monotonic() - began

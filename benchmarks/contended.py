@@ -1,8 +1,8 @@
-"""``python -m benchmarks.contended``: many tasks of one key among others, and what the others feel.
+"""``python -m benchmarks.contended``: many tasks of one key among others, and the delay of others.
 
-Every third task is hot: all hot ones share a key, each of the others has its own. All are in the
-queue before the worker begins. While one hot task runs, the next must wait: the question is where,
-and who pays for it.
+Every third task is hot: the hot tasks share a key, each of the others has its own. All are in the
+queue before the worker starts. The benchmark measures how the waiting of hot tasks delays the other
+tasks.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ EXCLUSIVE = [peer for peer in PEERS if peer != "plain"]
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.contended", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--hot", type=int, default=200, help="tasks that share one key")
-    parser.add_argument("--cold", type=int, default=400, help="tasks with a key of their own")
-    parser.add_argument("--hold", type=float, default=0.01, help="seconds that each task takes")
-    parser.add_argument("--processes", type=int, default=8, help="of each worker")
+    parser.add_argument("--hot", type=int, default=200, help="number of tasks that share one key")
+    parser.add_argument("--cold", type=int, default=400, help="number of tasks with their own keys")
+    parser.add_argument("--hold", type=float, default=0.01, help="duration of each task in seconds")
+    parser.add_argument("--processes", type=int, default=8, help="pool processes of each worker")
     parser.add_argument("--rounds", type=int, default=5)
     add_peers(parser, PEERS)
     asked = parser.parse_args(arguments)
@@ -59,7 +59,7 @@ def mixed(hot: int, cold: int, hold: float) -> list[Job]:
 
 
 def optimum(hot: int, cold: int, hold: float, slots: int) -> float:
-    """Return the shortest makespan: of the hot tasks in a row, or of all in all slots."""
+    """Return the shortest possible makespan: the hot tasks in a row, or all tasks in all slots."""
     return max(hot * hold, (hot + cold) * hold / slots)
 
 
@@ -82,7 +82,7 @@ def measure(
 
 
 def timed(rig: Rig, worker: Worker, batch: list[Job], best: float) -> dict[str, Any]:
-    """Run the tasks; return when they ran, and in which order."""
+    """Run the tasks; return their runs in order of start."""
     rig.settle()
     with rig.locks.client() as locks:
         before = command_counts(locks)
@@ -109,7 +109,7 @@ def timed(rig: Rig, worker: Worker, batch: list[Job], best: float) -> dict[str, 
 
 
 def overlaps(chain: Sequence[Ran]) -> int:
-    """Return how many began before all that had begun earlier had ended."""
+    """Return how many tasks started before an earlier one had ended."""
     found, busy_until = 0, 0.0
     for ran in sorted(chain, key=lambda each: each.start):
         found += ran.start < busy_until
@@ -118,7 +118,7 @@ def overlaps(chain: Sequence[Ran]) -> int:
 
 
 def overtaken(chain: Sequence[Ran]) -> int:
-    """Return how many ran after any that was published later."""
+    """Return how many tasks ran after one that was published later."""
     found, furthest = 0, -1
     for ran in sorted(chain, key=lambda each: each.start):
         found += ran.slot < furthest
@@ -127,7 +127,7 @@ def overtaken(chain: Sequence[Ran]) -> int:
 
 
 def count(rig: Rig, worker: Worker, batch: list[Job]) -> dict[str, Any]:
-    """Run the tasks once more, not timed, and listen to both servers."""
+    """Run the tasks once more, without timing, and record the commands of both servers."""
     rig.settle()
     worker.board.clear()
     with ExitStack() as listening:
@@ -153,7 +153,7 @@ def count(rig: Rig, worker: Worker, batch: list[Job]) -> dict[str, Any]:
 
 
 def summed(laps: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the median of what is timed, and the worst of what must not be."""
+    """Return the median of timed values, and the maximum of error counts."""
     times = ("makespan", "of_optimum", "last_cold", "gap_p50_ms", "gap_p99_ms")
     faults = ("overlaps", "inversions", "overtaken", "not_run_once")
     return {

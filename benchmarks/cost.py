@@ -1,8 +1,8 @@
-"""``python -m benchmarks.cost``: what a call, and a task, costs while many wait for its lock.
+"""``python -m benchmarks.cost``: the cost of a call, and of a task, with many waiters.
 
-Counted by Redis itself (``INFO commandstats``, which counts what scripts run, too): for each verb
-of the store beside 10, 1,000 and 100,000 waiters, and for a task of a real worker from its arrival
-to its end, when 10 and when 1,000 are parked with it.
+Redis counts the commands (``INFO commandstats``, which includes those of scripts): for each method
+of the store with 10, 1,000 and 100,000 waiters, and for a task of a real worker from its arrival to
+its end, with 10 and 1,000 parked tasks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.support.script_costs import SIZES, Cost, costs, grows, warm_up
 
 FEW, MANY = 10, 1_000
 REPEAT = 20
-"""Times that few are parked, so that what the worker does by the clock weighs as little."""
+"""Repetitions with few parked tasks, so that periodic commands have the same small share."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def per_task(processes: int) -> dict[int, dict[str, float]]:
-    """Return what a task that is parked costs the locks' Redis, from its arrival to its end."""
+    """Return the commands at the locks' Redis per parked task, from its arrival to its end."""
     with Rig(["locked"], processes, MANY + 100, store_results=False) as rig:
         lot = Lot(rig)
         lot.park_and_run(100)

@@ -1,9 +1,9 @@
-"""Counts what reaches a Redis server.
+"""Count the commands of a Redis server.
 
-Two ways, since each sees what the other cannot. ``INFO commandstats`` costs nothing, but counts
-what a script calls like what a client calls. ``MONITOR`` tells the two apart and names the client's
-port, so each call is known to come from a worker's main process or from a child; it slows the
-server down, so it runs beside a run that is not timed.
+There are two ways. ``INFO commandstats`` costs nothing, but does not separate the commands of
+clients from those of scripts. ``MONITOR`` does, and shows the client's port, so that a call can be
+assigned to a worker's main process or a pool process. It slows the server down, so it is used only
+in runs that are not timed.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ _OUR_VERBS = {script.sha: f"evalsha {verb}" for verb, script in load_scripts().i
 
 
 def command_counts(client: redis.Redis) -> dict[str, int]:
-    """Return the calls of each command so far, those inside scripts included."""
+    """Return the calls of each command so far, including those inside scripts."""
     stats = client.info("commandstats")
     return {name.removeprefix("cmdstat_"): entry["calls"] for name, entry in stats.items()}
 
 
 def script_cost(client: redis.Redis) -> tuple[int, int]:
-    """Return the calls of scripts so far, and the microseconds that they took in the server."""
+    """Return the calls of scripts so far, and their microseconds in the server."""
     entry = client.info("commandstats").get("cmdstat_evalsha", {"calls": 0, "usec": 0})
     return entry["calls"], entry["usec"]
 
 
 def grown(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
-    """Return by how much each count grew, leaving out our own look."""
+    """Return the increase of each count, without the commands of the measurement."""
     growth = {name: after[name] - before.get(name, 0) for name in after if name != "info"}
     return {name: count for name, count in sorted(growth.items()) if count}
 
 
 @dataclass(frozen=True)
 class Heard:
-    """What one server was asked meanwhile.
+    """The commands of one server during a block.
 
     Args:
         seconds: for how long it was listened to.
@@ -66,7 +66,7 @@ class Heard:
 
 
 class Monitor:
-    """Listens to all that a server is asked. Use :meth:`heard` after the block.
+    """Records the commands of a server. Call :meth:`heard` after the block.
 
     Args:
         server: which.
@@ -87,7 +87,7 @@ class Monitor:
 
     def __exit__(self, *_: object) -> None:
         self._seconds += time.monotonic()
-        time.sleep(0.1)  # what is on its way
+        time.sleep(0.1)  # for commands in transit
         self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._socket.close()
@@ -97,7 +97,7 @@ class Monitor:
             self._chunks.append(chunk)
 
     def heard(self, owners: Mapping[int, str]) -> Heard:
-        """Count the calls; ``owners`` says whose port it is."""
+        """Count the calls. ``owners``: port -> process."""
         by: dict[str, Counter[str]] = {who: Counter() for who in ("main", "child", "other")}
         in_scripts = 0
         for line in b"".join(self._chunks).split(b"\r\n"):

@@ -1,9 +1,9 @@
 """``python -m benchmarks.parked``: ten thousand tasks wait for one lock.
 
-One task holds the lock until it is told to end; all others of its key are parked. Measured at few
-and at many waiters: the memory of the worker's main process, what Redis is asked while they wait,
-how long a task of another key has to wait, what a release costs in Redis, and the time between the
-end of one task and the start of the next.
+One task holds the lock until a gate opens; all other tasks of its key are parked. Measured with few
+and with many waiters: the memory of the worker's main process, the commands at Redis while they
+wait, the delay of a task with another key, the cost of a release in Redis, and the time from the
+end of one task to the start of the next.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KEY = "hot"
 FEW = 10
 LISTEN = 5.0
 SLOW_US = 15
-"""Redis' slow log tells what a verb costs. From here on, so that what scripts call stays out."""
+"""Threshold of the slow log in microseconds. Commands inside scripts are below it."""
 
 _KEYS = Keyspace().lock(f"bench:{KEY}")
 _VERBS = {script.sha: verb for verb, script in load_scripts().items()}
@@ -36,7 +36,7 @@ _VERBS = {script.sha: verb for verb, script in load_scripts().items()}
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.parked", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--tasks", type=int, default=10_000, help="that are parked on one key")
+    parser.add_argument("--tasks", type=int, default=10_000, help="number of tasks to park")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--repeat", type=int, default=30, help=f"times that {FEW} are parked")
     asked = parser.parse_args(arguments)
@@ -58,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 class Lot:
-    """One worker, and tasks that are parked there."""
+    """One worker with parked tasks."""
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
@@ -67,11 +67,11 @@ class Lot:
         self.locks: redis.Redis = rig.locks.client()
 
     def warm_up(self) -> None:
-        """Let the worker's own tables, and the allocator, reach their size."""
+        """Warm up, so that tables and the allocator of the worker have their final size."""
         self.measured(300, 1)
 
     def measured(self, count: int, times: int) -> dict[str, Any]:
-        """Park ``count`` tasks, look, and let them run; several times if they are few."""
+        """Park ``count`` tasks, measure, and let them run; several times if they are few."""
         rounds = [self._round(count, look=number == 0) for number in range(times)]
         first = rounds[0]
         costs: dict[str, list[int]] = defaultdict(list)
@@ -97,7 +97,7 @@ class Lot:
         }
 
     def memory_at(self, steps: list[int]) -> dict[str, Any]:
-        """Return the main process' memory while none, and while more and more are parked."""
+        """Return the memory of the main process for a growing number of parked tasks."""
         self._hold()
         rows = [{"parked": 0, "bytes": self.worker.memory()}]
         for done, step in zip([0, *steps], steps):  # noqa: B905
@@ -112,7 +112,7 @@ class Lot:
         }
 
     def park_and_run(self, count: int) -> None:
-        """Park ``count`` tasks behind one, and let them run; nothing is looked at."""
+        """Park ``count`` tasks behind one, and let them run, without measuring."""
         self._hold()
         self.worker.publish(self._waiters(1, count + 1))
         self._await_parked(count)
@@ -136,7 +136,7 @@ class Lot:
         return {**found, **self._drain(count)}
 
     def _hold(self) -> None:
-        """Clear the board, and let task 0 hold the lock until the gate is opened."""
+        """Clear the board, and start task 0, which holds the lock until the gate opens."""
         self.board.clear()
         self.worker.publish([(0, KEY, -1.0)])
         self.board.await_start(0, 30)
@@ -175,7 +175,7 @@ class Lot:
         }
 
     def _drain(self, count: int) -> dict[str, Any]:
-        """Open the gate, and see the lock go from hand to hand."""
+        """Open the gate, and measure the handovers."""
         self.locks.config_set("slowlog-max-len", 100_000)
         self.locks.slowlog_reset()
         self.locks.config_set("slowlog-log-slower-than", SLOW_US)
@@ -223,7 +223,7 @@ def targets(found: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def grown_mib(found: dict[str, Any]) -> float:
-    """Return by how much the main process grew from none to all that are parked."""
+    """Return the growth of the main process from no parked task to all."""
     rows = found["memory"]["at"]
     return round((rows[-1]["bytes"] - rows[0]["bytes"]) / 2**20, 2)
 

@@ -1,7 +1,7 @@
-"""The app that a benchmark's worker runs: one task, which takes its lock in the peer's way.
+"""The app of a benchmark's worker: one task, which takes its lock with the peer's library.
 
-Only that one task is declared, so that the worker of plain tasks has nothing of ours in it. All
-peers have the same arguments, settings and body.
+Only this task is declared, so the worker of plain tasks does not use this library. All peers have
+the same arguments, settings and body.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RETRY_AFTER = 0.5
 
 @dataclass(frozen=True)
 class Setup:
-    """What the worker must know."""
+    """The configuration of a worker."""
 
     peer: str
     broker: str
@@ -60,7 +60,7 @@ def missing(peer: str) -> str:
 
 
 def add_peers(parser: argparse.ArgumentParser, peers: Sequence[str]) -> None:
-    """Let the caller of a benchmark choose among its peers; by default, all that are installed.
+    """Add the option that selects peers; the default is all that are installed.
 
     Who asks for one that is not installed is told so, and nothing runs.
     """
@@ -77,7 +77,7 @@ def add_peers(parser: argparse.ArgumentParser, peers: Sequence[str]) -> None:
 def taking_part(
     asked: Sequence[str] | None, peers: Sequence[str]
 ) -> tuple[list[str], dict[str, str]]:
-    """Return who takes part, and who does not, with the reason."""
+    """Return the selected peers, and those that cannot run with the reason."""
     skipped = {} if asked else {peer: why for peer in peers if (why := missing(peer))}
     return [peer for peer in asked or peers if peer not in skipped], skipped
 

@@ -1,4 +1,4 @@
-"""Numbers into tables and JSON."""
+"""Format results as tables and JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.board import Ran
 
 
 def machine(server: str) -> dict[str, Any]:
-    """Return on what this runs."""
+    """Return the machine and the versions."""
     return {
         "date": dt.datetime.now(dt.timezone.utc).date().isoformat(),
         "cores": os.cpu_count(),
@@ -57,7 +57,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 def target(
     what: str, value: float | None, *, most: float | None = None, least: float | None = None
 ) -> dict[str, Any]:
-    """Return a target, what was measured, and whether it is met."""
+    """Return a target, the measured value, and whether the target is met."""
     met = value is not None
     met = met and (most is None or value <= most) and (least is None or value >= least)  # type: ignore[operator]
     bound = f"<= {most:g}" if most is not None else f">= {least:g}"
@@ -82,12 +82,12 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def gaps(chain: Sequence[Ran]) -> list[float]:
-    """Return the milliseconds between one end and the next start, in the order of starts."""
+    """Return the milliseconds from each end to the next start, in order of start."""
     ordered = sorted(chain, key=lambda ran: ran.start)
     return [1000 * (after.start - before.end) for before, after in pairwise(ordered)]
 
 
 def inversions(chain: Sequence[Ran]) -> int:
-    """Return how often a task ran right after one that was published later."""
+    """Return how often a task ran directly after one that was published later."""
     order = [ran.slot for ran in sorted(chain, key=lambda ran: ran.start)]
     return sum(after < before for before, after in pairwise(order))

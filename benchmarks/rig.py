@@ -1,4 +1,4 @@
-"""The servers and workers of a benchmark: private, on free ports, gone when it ends."""
+"""The servers and workers of a benchmark: its own, on free ports, stopped at its end."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ START_TIMEOUT = 60.0
 STOP_TIMEOUT = 15.0
 
 Job = tuple[int, str, float]
-"""Arguments of one task: slot on the board, key, seconds to hold (negative: until the gate)."""
+"""Arguments of a task: slot on the board, key, seconds to hold (negative: until the gate opens)."""
 
 
 class Worker:
-    """A real prefork worker that runs one peer's task, from its own queue.
+    """A prefork worker that runs the task of one peer, from its own queue.
 
     Args:
-        setup: the peer, and where things are.
-        processes: size of its pool.
-        folder: for its log.
+        setup: the peer and the addresses.
+        processes: number of pool processes.
+        folder: folder of its log.
     """
 
     def __init__(self, setup: Setup, processes: int, folder: Path) -> None:
@@ -82,7 +82,7 @@ class Worker:
         command += ["--pool", "prefork", "--concurrency", str(self._processes)]
         command += ["--queues", self.peer, "--hostname", f"{self.peer}@bench"]
         command += ["--loglevel", "WARNING"]
-        # What workers tell one another would be counted as commands of the tasks.
+        # Messages between workers would count as commands of the tasks.
         command += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
         environment = {
             **os.environ,
@@ -103,7 +103,7 @@ class Worker:
         self._family = [psutil.Process(self.pid), *self.children()]
 
     def _warm_up(self) -> None:
-        """Have every child run tasks, so that none connects or imports in a measured run.
+        """Make each pool process run tasks, so that none connects or imports in a measured run.
 
         Raises:
             RuntimeError: the worker has ended, or a task or child of it has failed.
@@ -113,12 +113,12 @@ class Worker:
         jobs = [(slot, f"warm{slot}", 0.005) for slot in range(count)]
         self.publish(jobs)
         self.wait(count, START_TIMEOUT, self._is_well)
-        for slot in range(2):  # one behind the other: what only a blocked task imports
+        for slot in range(2):  # the second one is blocked, and imports what only blocked tasks need
             self.publish([(count + slot, "warm", 0.01)])
         self.wait(count + 2, START_TIMEOUT, self._is_well)
 
     def stop(self) -> None:
-        """Warm shutdown, then kill what is left."""
+        """Stop with a warm shutdown, then kill the remaining processes."""
         if self._process is None:
             return
         if self._is_running():
@@ -126,7 +126,7 @@ class Worker:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_TIMEOUT)
-        self._process.kill()  # its children die with it
+        self._process.kill()  # its pool processes end with it
         for process in self._family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -146,7 +146,7 @@ class Worker:
 
     @contextlib.contextmanager
     def held_back(self) -> Iterator[None]:
-        """Stop the main process meanwhile, so that all is there when it begins."""
+        """Pause the main process (SIGSTOP), so that all tasks are queued when it goes on."""
         os.kill(self.pid, signal.SIGSTOP)
         try:
             yield
@@ -154,7 +154,7 @@ class Worker:
             os.kill(self.pid, signal.SIGCONT)
 
     def run(self, jobs: Sequence[Job], timeout: float = 120.0) -> list[Ran]:
-        """Send tasks all at once, and return what became of them when all have ended."""
+        """Send all tasks at once, and return their runs when all have ended."""
         self.board.clear()
         with self.held_back():
             self.publish(jobs)
@@ -179,7 +179,7 @@ class Worker:
         return self._process is not None and self._process.poll() is None
 
     def _is_well(self) -> bool:
-        """Whether it runs and no child of it has died, nor a task failed, as far as it has told."""
+        """Whether it runs, and its log has no dead pool process and no failed task."""
         return self._is_running() and "ERROR/" not in self.log()
 
     def _exit_code(self) -> int | None:
@@ -188,16 +188,16 @@ class Worker:
     # -- its processes ----------------------------------------------------------------------------
 
     def processor_time(self) -> tuple[float, float]:
-        """Return the seconds of CPU that the main process and all children have used so far."""
+        """Return the CPU seconds of the main process and all pool processes so far."""
         main, *children = [sum(process.cpu_times()[:2]) for process in self._family]
         return main, sum(children)
 
     def memory(self) -> int:
-        """Return the bytes that the main process has in memory."""
+        """Return the memory of the main process in bytes."""
         return int(self._family[0].memory_info().rss)
 
     def ports(self) -> dict[int, str]:
-        """Return who owns which local port: ``main`` or ``child``."""
+        """Return local port -> owner: ``main`` or ``child``."""
         owners: dict[int, str] = {}
         for process in self._family:
             role = "main" if process.pid == self.pid else "child"
@@ -260,5 +260,5 @@ class Rig:
         self._exit.close()
 
     def settle(self) -> None:
-        """Let what the last run left behind come to rest."""
+        """Wait until the processes of the last run are idle."""
         time.sleep(0.3)

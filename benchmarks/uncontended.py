@@ -1,11 +1,11 @@
-"""``python -m benchmarks.uncontended``: what a lock costs that nobody else wants.
+"""``python -m benchmarks.uncontended``: the cost of a lock without contention.
 
-No-op tasks, each with a key of its own. Every peer has its own worker, all of the same settings;
-their runs take turns, and each is compared with the plain run of its own round.
+No-op tasks, each with its own key. Each peer has its own worker with the same settings. The peers
+run in turn, and each run is compared with the plain run of the same round.
 
-How a process happens to lie in memory makes it up to 3 % faster or slower for as long as it lives,
-so that the rounds of one pair of workers agree with one another better than with those of the next.
-Hence all are started anew several times.
+The memory layout of a process makes it up to 3 % faster or slower until it ends, so the rounds of
+one pair of workers differ less from each other than from those of another pair. Therefore all
+processes are restarted several times.
 """
 
 from __future__ import annotations
@@ -28,19 +28,21 @@ from benchmarks.rig import Job, Rig, Worker
 PEERS: Final = ("plain", "locked", "redis_py", "redis_lock")
 PARTS: Final = ("main", "children", "broker", "locks")
 CALM: Final = 0.1
-"""Part of the machine that others may use in a round that counts."""
+"""Largest share of the CPU that other processes may use in a valid round."""
 
 COUNTED: Final = 200
-"""Tasks of the run that MONITOR listens to."""
+"""Number of tasks in the run with MONITOR."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.uncontended", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--tasks", type=int, default=1000, help="of each peer in each round")
-    parser.add_argument("--processes", type=int, default=2, help="of each worker")
-    parser.add_argument("--starts", type=int, default=4, help="of all servers and workers")
-    parser.add_argument("--rounds", type=int, default=3, help="after each start")
+    parser.add_argument("--tasks", type=int, default=1000, help="tasks of each peer in each round")
+    parser.add_argument("--processes", type=int, default=2, help="pool processes of each worker")
+    parser.add_argument(
+        "--starts", type=int, default=4, help="number of restarts of all servers and workers"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="rounds after each restart")
     parser.add_argument("--no-results", action="store_true", help="task_ignore_result = True")
     add_peers(parser, PEERS)
     asked = parser.parse_args(arguments)
@@ -67,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def measured(rig: Rig, tasks: int, rounds: int, *, quiet: bool) -> list[dict[str, dict[str, Any]]]:
-    """Return the rounds of one start: what each peer did in each."""
+    """Return the rounds after one start: the result of each peer."""
     laps: list[dict[str, dict[str, Any]]] = []
     for number in range(rounds):
         order = list(rig.workers) if number % 2 == 0 else list(reversed(rig.workers))
@@ -85,7 +87,7 @@ def jobs(tasks: int, number: int) -> list[Job]:
 
 
 def timed(rig: Rig, worker: Worker, batch: list[Job]) -> dict[str, Any]:
-    """Run a batch; return its speed, what it took, and what others took meanwhile."""
+    """Run a batch; return its speed, its CPU time, and the CPU time of other processes."""
     rig.settle()
     worker.board.clear()
     with rig.locks.client() as locks:
@@ -113,7 +115,7 @@ def timed(rig: Rig, worker: Worker, batch: list[Job]) -> dict[str, Any]:
 
 
 def processor_time(rig: Rig, worker: Worker) -> dict[str, float]:
-    """Return the seconds of CPU that each part, and all the machine, has used so far."""
+    """Return the CPU seconds of each part, and of the machine, so far."""
     main, children = worker.processor_time()
     machine = psutil.cpu_times()
     return {
@@ -127,7 +129,7 @@ def processor_time(rig: Rig, worker: Worker) -> dict[str, float]:
 
 
 def count(rig: Rig, worker: Worker) -> dict[str, Heard]:
-    """Listen to both servers during a short run, and for as long while nothing runs."""
+    """Record the commands of both servers in a short run, and for the same time without tasks."""
     rig.settle()
     worker.board.clear()
     with ExitStack() as listening:
@@ -136,7 +138,7 @@ def count(rig: Rig, worker: Worker) -> dict[str, Heard]:
             locks = listening.enter_context(Monitor(rig.locks))
             broker = listening.enter_context(Monitor(rig.broker))
         worker.wait(COUNTED, 60)
-        time.sleep(2)  # long enough to see what goes on anyway
+        time.sleep(2)  # long enough to count periodic commands
     with Monitor(rig.locks) as idle_locks, Monitor(rig.broker) as idle_broker:
         time.sleep(3)
     owners = worker.ports()
@@ -185,7 +187,7 @@ def summed(
 
 
 def calm_laps(laps: list[dict[str, dict[str, Any]]], peer: str) -> list[dict[str, dict[str, Any]]]:
-    """Return the rounds in which the machine was ours, or the calmer half of them."""
+    """Return the rounds without load from other processes, or the half with the least load."""
 
     def noise(lap: dict[str, dict[str, Any]]) -> float:
         return max(lap[name]["others"] for name in {peer, "plain"} & lap.keys())
@@ -195,12 +197,12 @@ def calm_laps(laps: list[dict[str, dict[str, Any]]], peer: str) -> list[dict[str
 
 
 def spent(lap: dict[str, Any]) -> float:
-    """Return the microseconds of CPU per task of the worker and both servers."""
+    """Return the CPU microseconds per task of the worker and both servers."""
     return sum(lap[part] for part in PARTS)
 
 
 def per_task(busy: Heard, idle: Heard, *who: str) -> float:
-    """Return the calls per task, less what the worker's threads ask once a second anyway."""
+    """Return the calls per task, without the periodic calls of the worker's threads."""
     who = who or ("main", "child")
     background = idle.calls(*who) / idle.seconds * busy.seconds
     return max(0.0, busy.calls(*who) - background) / COUNTED

@@ -1,4 +1,4 @@
-"""A report that is built once at a time, by a lock on whatever cache the Django project has."""
+"""A report that is built by one caller at a time, with a lock on a Django cache."""
 
 import os
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from django.conf import settings
 
 from celery_singleton_lock.django import LockTimeout, cache_locked
 
-if not settings.configured:  # a project has this in its settings.py
+if not settings.configured:  # in a project this is in settings.py
     redis = os.environ.get("CACHE_URL", "redis://localhost:6379/1")
     backend = "django.core.cache.backends.redis.RedisCache"
     settings.configure(CACHES={"default": {"BACKEND": backend, "LOCATION": redis}})

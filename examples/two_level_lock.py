@@ -1,4 +1,4 @@
-"""Three want one lock: who comes second waits, and is handed it. Nobody polls."""
+"""Three threads and one lock. Waiters block without polling, and get the lock in order."""
 
 import os
 import threading
@@ -12,7 +12,7 @@ client = redis.Redis.from_url(os.environ.get("CELERY_BROKER_URL", "redis://local
 
 
 def work(name: str) -> None:
-    with Lock(client, "printer", lease=10, blocking_timeout=5) as lock:
+    with Lock(client, "printer", lease=30, blocking_timeout=60) as lock:
         print(f"{name} prints, fence {lock.fencing_token}")
         time.sleep(0.1)
 

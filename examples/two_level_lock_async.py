@@ -1,4 +1,4 @@
-"""The same with asyncio: tasks and threads, of any process, stand in one queue."""
+"""The same with asyncio: tasks and threads of all processes wait in one queue."""
 
 import asyncio
 import os
@@ -9,7 +9,7 @@ from celery_singleton_lock import AsyncLock
 
 
 async def work(client: redis.asyncio.Redis, name: str) -> None:
-    async with AsyncLock(client, "printer", lease=10, blocking_timeout=5) as lock:
+    async with AsyncLock(client, "printer", lease=30, blocking_timeout=60) as lock:
         print(f"{name} prints, fence {lock.fencing_token}")
         await asyncio.sleep(0.1)
 

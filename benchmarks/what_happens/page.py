@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from benchmarks.what_happens.packages import PACKAGES
 from benchmarks.what_happens.scenes import SCENES, Scene
-from celery_singleton_lock.demo.redis_server import find_provider
+from celery_singleton_lock.demo.redis_provider import find_provider
 
 ROOT: Final = Path(__file__).parents[2]
 PAGE: Final = ROOT / "docs" / "what-happens.md"

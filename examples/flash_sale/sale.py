@@ -1,4 +1,4 @@
-"""Sell 50 lamps and 50 chairs to 200 buyers, without the lock and with it: ``python sale.py``."""
+"""Sell 50 lamps and 50 chairs to 200 buyers, first without and then with the lock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BUYERS = 200
 
 
 def sale(task: Task) -> dict[str, int]:
-    """Return, for each product, how many more were sold than there were."""
+    """Return product -> units sold that were not in stock."""
     open_shop(STOCK)
     products = list(STOCK)
     orders = [task.s(products[buyer % len(products)], buyer) for buyer in range(BUYERS)]

@@ -1,4 +1,4 @@
-"""A flash sale: many buyers, one stock number, and time passes between reading and writing it."""
+"""A flash sale: many orders for one stock number, with a delay between read and write."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def open_shop(stock: dict[str, int]) -> None:
 
 
 def sell(product: str, buyer: int) -> bool:
-    """Read, take a while, write: right for one buyer at a time, wrong for two."""
+    """Read, wait, write: correct for one order at a time, wrong for two."""
     with database() as db:
         (items,) = db.execute("SELECT items FROM stock WHERE product = ?", [product]).fetchone()
         if items == 0:
             return False
-        time.sleep(0.01)  # the card is charged
+        time.sleep(0.01)  # payment
         db.execute("UPDATE stock SET items = ? WHERE product = ?", [items - 1, product])
         db.execute("INSERT INTO sales VALUES (?, ?)", [product, buyer])
         return True

@@ -13,7 +13,7 @@ open_ledger()
 before = balance(1)
 client = redis.Redis.from_url(app.conf.broker_url)
 
-paused = Lock(client, "account:1", lease=1, renew=False)  # its whole machine stands still
+paused = Lock(client, "account:1", lease=1, renew=False)  # as if its machine were suspended
 paused.acquire()
 fence = paused.fencing_token
 time.sleep(1.1)

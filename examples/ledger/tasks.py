@@ -1,4 +1,4 @@
-"""A ledger that refuses a writer whose lock has passed to somebody else: the fencing token."""
+"""A ledger that refuses a former lock holder by its fencing token."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ app.conf.singleton_lock_lease = float(os.environ.get("LEDGER_LEASE", "30"))
 
 
 class StaleFence(Exception):
-    """A later holder of the account's lock has written already."""
+    """A later holder of the account's lock has already written."""
 
 
 def open_ledger() -> None:
@@ -55,6 +55,6 @@ def balance(account_id: int) -> int:
 
 @app.task(base=LockedTask, lock_key="account:{account_id}")
 def settle(account_id: int, amount: int, seconds: float = 0.0) -> int:
-    time.sleep(seconds)  # ask the bank; the whole machine could pause here, for minutes
+    time.sleep(seconds)  # a call to the bank; the machine may be suspended here for minutes
     post(account_id, amount, current_lock().fencing_token)
     return balance(account_id)

@@ -1,4 +1,4 @@
-"""Tell what is parked, also when no worker is left: for autoscalers that go to zero.
+"""Export the number of parked tasks even if no worker runs, for autoscalers that scale to zero.
 
 ``python exporter.py`` serves http://localhost:9540/metrics.
 """

@@ -30,11 +30,11 @@ def build(name: str) -> None:
 
 @app.task(base=LockedTask, lock_args=[], lock_on_conflict="skip")
 def report() -> None:
-    """What falls due during a run is left out: it ends as REVOKED, with the reason."""
+    """A run that is due while another one runs is skipped: it ends as REVOKED, with the reason."""
     build("report")
 
 
 @app.task(base=LockedTask, lock_args=[], lock_max_waiting=1, lock_on_full="skip")
 def report_catching_up() -> None:
-    """Whatever falls due during a run makes one run after it, and not more than one."""
+    """If one or more runs are due while another one runs, one more run follows it."""
     build("report_catching_up")

@@ -1,4 +1,4 @@
-"""Transfers between accounts that a plain store keeps: each takes the locks of both."""
+"""Transfers between accounts in a plain store. Each transfer locks both accounts."""
 
 from __future__ import annotations
 
