@@ -1,4 +1,4 @@
-"""The matrix in docs/endings.md is whole: each ending, each pool, no blank, within its bound."""
+"""The table in docs/endings.md is complete: each ending, each pool, each within its bound."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from integration.endings import ENDINGS, POOLS
 from integration.ending_matrix import BEGIN, DOC, END, reasons, states
+from integration.endings import ENDINGS, POOLS
 
 
 def shown():

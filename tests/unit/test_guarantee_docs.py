@@ -1,4 +1,4 @@
-"""docs/guarantees.md: no promise without a test that holds it, no reservation without its scene."""
+"""docs/guarantees.md: each promise names a test, each exception a scene."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCENE = re.compile(r"\]\(what-happens\.md#[\w-]+\)")
 
 
 def part(title):
-    """Return what stands below a heading of the second level, by headings of the third."""
+    """Return the text below a heading of the second level, by headings of the third."""
     _, _, rest = PAGE.read_text(encoding="utf-8").partition(f"\n## {title}\n")
     below = re.split(r"\n## ", rest)[0]
     sections = re.split(r"\n### ", below)[1:]
@@ -52,7 +52,7 @@ def short(value):
 
 @pytest.mark.parametrize(("section", "point"), POINTS, ids=short)
 def test_each_sentence_that_promises_names_the_tests_that_hold_it(section, point):
-    """A point is one sentence, and its tests; what stands outside of points would be without."""
+    """A point is one sentence with its tests; there is no text outside of points."""
     assert point.startswith(("- ", "| ")), f"neither point nor quotation: {point}"
     assert TEST.search(point), f"no test: {point}"
     said = TEST.sub("", point).strip()

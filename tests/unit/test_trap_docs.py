@@ -1,4 +1,4 @@
-"""docs/traps.md answers every trap, and says what the tests say."""
+"""docs/traps.md covers every trap, and is up to date."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def test_a_trap_has_a_test_or_a_reason_why_there_is_none(trap):
 
 
 def test_no_test_names_a_trap_that_is_not_in_the_table():
-    """A number that was mistyped would be a promise that nobody checks."""
+    """A mistyped number would be a promise without a check."""
     assert set(carriers()) <= {trap.number for trap in TRAPS}
 
 
 def test_the_page_is_up_to_date():
-    """Write it anew with ``PYTHONPATH=tests python -m support.traps``."""
+    """Write it again with ``PYTHONPATH=tests python -m support.traps``."""
     text = PAGE.read_text(encoding="utf-8")
     assert text == rendered(text)
