@@ -99,7 +99,7 @@ def async_client(loop_thread, redis_server, redis_url):
     """A client for asyncio of the shared server, empty; it lives in that loop."""
     client = redis.asyncio.Redis.from_url(redis_server.url)
     yield client
-    loop_thread.run(client.aclose())
+    loop_thread.run(close_client(client))
 
 
 @pytest.fixture
@@ -112,13 +112,13 @@ def async_backend(request, kind, loop_thread):
         port = request.getfixturevalue("redis_cluster").masters[0].port
         client = loop_thread.call(redis.asyncio.RedisCluster, "127.0.0.1", port)
         yield client
-        loop_thread.run(client.aclose())
+        loop_thread.run(close_client(client))
         return
     servers = request.getfixturevalue("three_servers")
     clients = [redis.asyncio.Redis.from_url(server.url) for server in servers]
     yield clients
     for client in clients:
-        loop_thread.run(client.aclose())
+        loop_thread.run(close_client(client))
 
 
 @pytest.fixture(scope="session")

@@ -460,7 +460,7 @@ def test_a_loop_that_ends_while_redis_is_silent_leaves_neither_task_nor_connecti
         await AsyncLock(silent, "lock", task_local=False, renew=False).acquire()
         waiting.append(asyncio.create_task(AsyncLock(silent, "lock").acquire()))
         await until(lambda: silent._blocking._waiting)
-        await client.aclose()
+        await close_client(client)
 
     waiting = []
     asyncio.run(main())
@@ -716,7 +716,7 @@ def test_a_loop_that_is_closed_while_a_lock_is_held_leaves_no_task_of_ours(url, 
     lock = AsyncLock(client, "lock", lease=30)
     loop.run_until_complete(lock.acquire())
     assert asyncio.all_tasks(loop) == set()
-    loop.run_until_complete(client.aclose())
+    loop.run_until_complete(close_client(client))
     loop.close()
     del lock, client
     gc.collect()

@@ -507,7 +507,7 @@ def test_a_loop_that_ends_while_a_server_is_silent_leaves_no_task(servers, store
 
     async def close():
         for client in clients:
-            await client.aclose()
+            await close_client(client)
 
     with closing(asyncio.new_event_loop()) as loop:
         clients = loop.run_until_complete(make_clients())
