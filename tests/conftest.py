@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -154,6 +156,23 @@ def needs_real_redis(redis_provider) -> None:
 def _needs_real_redis_mark(request) -> None:
     if request.node.get_closest_marker("needs_real_redis"):
         request.getfixturevalue("needs_real_redis")
+
+
+@pytest.fixture(autouse=True)
+def _no_earlier_test_is_heard(request) -> Iterator[None]:
+    """Keep what the threads of earlier tests log out of ``caplog``; a watchdog may log a loss."""
+    if "caplog" not in request.fixturenames:
+        yield
+        return
+    handler = request.getfixturevalue("caplog").handler
+    earlier = {*threading.enumerate()} - {threading.current_thread()}
+
+    def is_of_this_test(_record: logging.LogRecord) -> bool:
+        return threading.current_thread() not in earlier
+
+    handler.addFilter(is_of_this_test)
+    yield
+    handler.removeFilter(is_of_this_test)
 
 
 @pytest.fixture(autouse=True)

@@ -81,9 +81,10 @@ def test_a_task_interrupted_at_any_line_leaves_no_lock_held_or_renewed(
 
 def _interrupt_at_each_line(work, runs, store):
     """Run this in a context of its own: an interruption may leave a current lock, not held."""
+    others = renewed()  # of earlier tests in this process; these may end at any time
     work()
     assert len(runs) == 1
-    others = renewed()
+    assert renewed() <= others
     at, interrupted = 0, True
     while interrupted:
         at += 1
@@ -94,7 +95,7 @@ def _interrupt_at_each_line(work, runs, store):
         for name in "ab":
             view = store.inspect(name)
             assert (view.holders, view.waiting) == ((), 0), injected.where
-        assert renewed() == others, injected.where
+        assert renewed() <= others, injected.where
         runs.clear()
         work()
         assert len(runs) == 1, injected.where
