@@ -66,12 +66,12 @@ def lock_client(request, kind):
 
 @pytest.fixture
 def renew_often(monkeypatch):
-    """Leases are renewed after a twentieth of their length.
+    """Leases are renewed after a fortieth of their length.
 
     So a test sees renewals soon, of a lease that is longer than any pause of a busy machine.
     """
-    monkeypatch.setattr(lease_module, "RENEW_AT", 1 / 20)
-    monkeypatch.setattr(lease_module, "JOIN_AT", 1 / 40)
+    monkeypatch.setattr(lease_module, "RENEW_AT", 1 / 40)
+    monkeypatch.setattr(lease_module, "JOIN_AT", 1 / 80)
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ from celery_singleton_lock.lock.sync import Lock
 from celery_singleton_lock.store.redis.aio import AsyncRedisStore
 from celery_singleton_lock.store.redis.sync import RedisStore
 from support.async_client import close_client
+from support.garbage import no_earlier_garbage
 from support.renewals import await_renewals
 from support.waiting import eventually
 
@@ -391,7 +392,7 @@ def test_what_a_wait_for_has_acquired_is_held_by_the_object(url, store):
     """Before Python 3.12 it runs in a separate task, which ends with it."""
 
     async def scene(there):
-        lock = AsyncLock(there, "lock", lease=10)
+        lock = AsyncLock(there, "lock", lease=20)
         assert await asyncio.create_task(lock.acquire())
         await asyncio.sleep(0)
         gc.collect()
@@ -452,6 +453,7 @@ def test_a_loop_that_ends_while_redis_is_silent_leaves_neither_task_nor_connecti
     for module in (async_lease_watchdog, uncancelled_calls):
         monkeypatch.setattr(module, "PATIENCE", 0.1)
     monkeypatch.setattr(loop_tasks, "LAST_WAIT", 30)
+    no_earlier_garbage(caplog)
 
     async def main():
         client = redis.asyncio.Redis.from_url(url)
@@ -610,7 +612,7 @@ def test_a_task_that_ends_without_release_is_reported_once_and_not_renewed(url, 
 
     async def scene(there):
         lock = AsyncLock(there, "lock", lease=0.4)
-        other = AsyncLock(there, "other", lease=10)
+        other = AsyncLock(there, "other", lease=30)
         await other.acquire()
         task = asyncio.create_task(just_acquire(lock), name="forgetful")
         await task
@@ -674,7 +676,7 @@ async def use_in_task(store, served):
 @pytest.mark.usefixtures("renew_often")
 def test_a_held_lock_is_renewed_and_the_watchdog_ends_with_it(url, store):
     async def scene(there):
-        async with AsyncLock(there, "lock", lease=10) as lock:
+        async with AsyncLock(there, "lock", lease=20) as lock:
             await renewed(store)
             assert holders(store) == [lock.token]
             assert not lock.lost
@@ -698,7 +700,7 @@ def test_a_lock_is_renewed_although_all_tasks_are_cancelled(url, store):
             return await real(leases)
 
         there.extend = extend
-        async with AsyncLock(there, "lock", lease=10) as lock:
+        async with AsyncLock(there, "lock", lease=20) as lock:
             await until(lambda: asked)
             for task in asyncio.all_tasks():
                 if task.get_name() == "csl-watchdog":
@@ -711,6 +713,7 @@ def test_a_lock_is_renewed_although_all_tasks_are_cancelled(url, store):
 
 def test_a_loop_that_is_closed_while_a_lock_is_held_leaves_no_task_of_ours(url, caplog):
     """``Task was destroyed but it is pending`` stood at the end of the program."""
+    no_earlier_garbage(caplog)
     loop = asyncio.new_event_loop()
     client = redis.asyncio.Redis.from_url(url)
     lock = AsyncLock(client, "lock", lease=30)
@@ -733,7 +736,7 @@ def test_T10_a_holder_is_notified_of_its_loss_and_can_stop_its_work(url, store):
         async def work():
             me = asyncio.current_task()
             lock = AsyncLock(
-                there, "lock", lease=10, on_lost=lambda *lost: (heard.append(lost), me.cancel())
+                there, "lock", lease=20, on_lost=lambda *lost: (heard.append(lost), me.cancel())
             )
             async with lock:
                 heard.append(lock.token)
@@ -763,7 +766,7 @@ def test_T8_L12_no_error_ends_the_watchdog(url, store, caplog):
             return await real(leases)
 
         there.extend = extend
-        async with AsyncLock(there, "lock", lease=10) as lock:
+        async with AsyncLock(there, "lock", lease=20) as lock:
             await until(lambda: not troubles)
             await renewed(store)
             assert await lock.owned()
@@ -798,7 +801,7 @@ def test_T9_a_renewal_on_its_way_ends_before_the_release_is_sent(url, monkeypatc
         there.extend, there.release = extend, release
         other = AsyncLock(there, "other", lease=30)
         await other.acquire()
-        lock = AsyncLock(there, "lock", lease=10, task_local=False)
+        lock = AsyncLock(there, "lock", lease=20, task_local=False)
         await lock.acquire()
         await asked.wait()
         leaving = asyncio.create_task(lock.release())
@@ -835,7 +838,7 @@ def test_a_lock_may_be_made_once_and_used_in_loop_after_loop(url, store):
     locks = []
 
     async def scene(there):
-        locks[:] = locks or [AsyncLock(there, "lock", lease=10)]
+        locks[:] = locks or [AsyncLock(there, "lock", lease=20)]
         async with locks[0]:
             await renewed(store)
         await there.client.connection_pool.disconnect()

@@ -267,7 +267,7 @@ def test_names_of_any_length_and_characters_are_different_locks(cache, name, odd
 @pytest.mark.usefixtures("renew_often")
 def test_on_redis_it_is_renewed_and_has_a_fencing_token(name, redis_client):
     """Its lease grows while it is held, and fencing tokens grow."""
-    lock = CacheLock(name, cache="redis", lease=10)
+    lock = CacheLock(name, cache="redis", lease=20)
     assert lock.atomic
     with lock:
         first = lock.fencing_token

@@ -142,10 +142,12 @@ class Stage(ExitStack):
 
 
 @pytest.fixture
-def stage(redis_server, redis_client, design):
-    with Stage(redis_server.port) as stage:
+def stage(make_redis, design):
+    """On a server of its own: clients of earlier tests may sleep on a list of the shared one."""
+    server = make_redis()
+    with server.client(decode_responses=False) as client, Stage(server.port) as stage:
         stage.ours = design is Ours
-        stage.redis = redis_client
+        stage.redis = client
         yield stage
 
 

@@ -422,7 +422,7 @@ def test_every_key_in_redis_expires(make_lock, each_client, store):
 
 @pytest.mark.usefixtures("renew_often")
 def test_a_held_lock_is_renewed_for_as_long_as_it_is_held(make_lock, store):
-    with make_lock(lease=10) as lock:
+    with make_lock(lease=20) as lock:
         await_renewals(store, times=3)
         assert not lock.lost
         assert lock.owned()
@@ -530,7 +530,7 @@ def test_T10_a_holder_is_notified_of_its_loss_within_one_renewal(make_lock, stor
 @pytest.mark.usefixtures("renew_often")
 def test_T8_a_dropped_connection_costs_no_lease(make_lock, each_client, store):
     """All connections are cut, the lease is renewed, and again."""
-    with make_lock(lease=10) as lock:
+    with make_lock(lease=20) as lock:
         for _ in range(3):
             for client in each_client:
                 client.client_kill_filter(_type="normal", skipme=True)
@@ -889,7 +889,7 @@ def test_L28_client_clocks_do_not_matter(make_lock, store, pool, monkeypatch):
     token, served = take_elsewhere(store), []
 
     def enter(number):
-        with make_lock(lease=8) as lock:
+        with make_lock(lease=16) as lock:
             served.append(number)
             never(lambda: lock.lost, during=0.5)  # it is renewed after 0.4 s
 
@@ -941,7 +941,7 @@ def test_a_key_of_another_program_is_named(make_lock, key_clients, store):
 @pytest.mark.usefixtures("renew_often")
 def test_L21_a_forked_child_owns_nothing(make_thread_lock, store):
     """Its release does not affect its parent's lock, and it can acquire its own locks."""
-    lock = make_thread_lock(lease=10)
+    lock = make_thread_lock(lease=20)
     lock.acquire()
     child = os.fork()
     if child == 0:
@@ -953,7 +953,7 @@ def test_L21_a_forked_child_owns_nothing(make_thread_lock, store):
                 lock.release()
             assert not lock.acquire(blocking=False)
             assert not lock.acquire(blocking_timeout=0.2)
-            with make_thread_lock("other", lease=10) as other:
+            with make_thread_lock("other", lease=20) as other:
                 eventually(lambda: other._watchdog.renewed >= 2)
                 assert other.owned()
             code = 0

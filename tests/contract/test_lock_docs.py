@@ -279,7 +279,7 @@ def test_a_late_owner_does_not_free_its_successors_lock(example):
 @pytest.mark.usefixtures("renew_often")
 def test_the_watchdog_renews_and_reports_a_loss(example):
     """With a longer lease, so that a busy machine renews it in time, and as often."""
-    assert example("watchdog.py", {"lease=0.5": "lease=10"}) == [
+    assert example("watchdog.py", {"lease=0.5": "lease=20"}) == [
         "lost after four leases: False",
         "heard of the loss: True",
     ]

@@ -443,12 +443,12 @@ def test_a_function_longer_than_its_lease_gets_an_error_at_its_end(redis_client,
 def test_options_go_to_the_lock(redis_client, store):
     lost = threading.Event()
 
-    @locked("report", redis_client, limit=2, lease=10, on_lost=lambda *_: lost.set(), prefix="mine")
+    @locked("report", redis_client, limit=2, lease=20, on_lost=lambda *_: lost.set(), prefix="mine")
     def build():
         (holder,) = (
             RedisStore(redis_client, store.keyspace.__class__("mine")).inspect("report").holders
         )
-        assert holder.expires_in <= 10
+        assert holder.expires_in <= 20
         Lock(redis_client, "report", prefix="mine").reset()
         assert lost.wait(60)
 

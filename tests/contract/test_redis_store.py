@@ -44,6 +44,15 @@ def store(redis_client):
     store.close()
 
 
+@pytest.fixture
+def own_store(make_redis):
+    """A store on a server to which threads of earlier tests send no commands."""
+    with make_redis().client(decode_responses=False) as client:
+        store = RedisStore(client, claim_lease=20.0)
+        yield store
+        store.close()
+
+
 def owner(attempt=""):
     return Owner(new_token(), attempt, "app.task", "w", "host", 1)
 
@@ -94,7 +103,8 @@ def test_t24_scripts_that_the_server_forgot_are_sent_again(store, redis_client):
 
 
 @pytest.mark.needs_real_redis("INFO commandstats")
-def test_t24_a_batch_on_a_server_that_knows_no_script_sends_the_text_once(store, redis_client):
+def test_t24_a_batch_on_a_server_that_knows_no_script_sends_the_text_once(own_store):
+    store, redis_client = own_store, own_store.client
     redis_client.script_flush()
     redis_client.config_resetstat()
     askers = [owner(f"{n}/0/0") for n in range(20)]
@@ -121,7 +131,7 @@ def test_t24_l29_after_a_flushall_holders_own_nothing_and_fences_still_grow(stor
 
 
 def test_l29_an_idle_lock_leaves_only_what_expires(store, redis_client):
-    store.worker_heartbeat("w", "R", ["q"], 3.0)
+    store.worker_heartbeat("w", "R", ["q"], 60.0)
     holder, waiter = owner(), owner("id/0/0")
     store.acquire(holder, claim())
     store.acquire(waiter, claim(), wait=30.0)
@@ -162,7 +172,8 @@ def test_a_server_clock_that_steps_back_repeats_no_fence(redis_client):
 
 
 @pytest.mark.needs_real_redis("INFO commandstats")
-def test_an_uncontended_pair_is_two_calls_of_few_commands(store, redis_client):
+def test_an_uncontended_pair_is_two_calls_of_few_commands(own_store):
+    store, redis_client = own_store, own_store.client
     who = owner()
     store.acquire(who, claim())
     store.release(NAME, who.token, Ending.FINAL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 import redis
@@ -149,13 +150,16 @@ def test_a_waiting_task_is_found_by_its_id(store, name):
 
 
 @pytest.mark.needs_real_redis("INFO commandstats")
-def test_many_questions_at_once_are_no_transaction(store, redis_client):
+def test_many_questions_at_once_are_no_transaction(make_redis):
     """On a Cluster they could not be one: each bucket has its own slot."""
-    redis_client.config_resetstat()
-    store.locate_tasks(["id"])
-    store.unswept_locks(1.0)
-    store.park_many([(Owner(new_token(), "id/0/0"), Claim("a"), Parcel(b"b", "R", "q"))])
-    assert "cmdstat_multi" not in redis_client.info("commandstats")
+    with (
+        make_redis().client(decode_responses=False) as client,
+        closing(RedisStore(client)) as store,
+    ):
+        store.locate_tasks(["id"])
+        store.unswept_locks(1.0)
+        store.park_many([(Owner(new_token(), "id/0/0"), Claim("a"), Parcel(b"b", "R", "q"))])
+        assert "cmdstat_multi" not in client.info("commandstats")
 
 
 @pytest.mark.needs_real_redis("CLIENT LIST")

@@ -73,7 +73,7 @@ def holders(store, name="lock"):
 @pytest.mark.usefixtures("renew_often")
 def test_a_lock_is_held_renewed_handed_over_and_released(client, store, redis_client):
     """Clients of both packages wait in the same queue."""
-    lock = Lock(client, "lock", lease=10)
+    lock = Lock(client, "lock", lease=20)
     with ThreadPoolExecutor(1) as pool, lock:
         assert holders(store) == [lock.token]
         waiting = pool.submit(Lock(redis_client, "lock", thread_local=False).acquire)
@@ -176,7 +176,7 @@ def test_tasks_of_a_loop_take_turns(redis_url, store):
         served = []
 
         async def enter(number):
-            async with AsyncLock(client, "lock", lease=10) as lock:
+            async with AsyncLock(client, "lock", lease=20) as lock:
                 assert holders(store) == [lock.token]
                 if number == 0:
                     await asyncio.to_thread(await_renewals, store)
