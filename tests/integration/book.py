@@ -62,8 +62,8 @@ def needs_pool(pool: str) -> None:
 LONG_LEASE: Final = 60.0
 """Seconds of a lease that does not end within a test."""
 
-SAFE_LEASE: Final = 6.0
-"""Seconds of a lease that does not end while a process stands still for three seconds."""
+SAFE_LEASE: Final = 15.0
+"""Seconds of a lease that does not end while a process stands still for ten seconds."""
 
 
 class Book:

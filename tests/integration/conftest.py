@@ -42,7 +42,7 @@ def book_conf():
 def lease(request):
     """Seconds of the leases in all books; a module may have its own, or name it as ``LEASE``.
 
-    A lease of 3 s ends while a process stands still, so that the next task starts beside it. Where
+    A short lease ends while a process stands still, so that the next task starts beside it. Where
     no test waits for the end of a lease, it may be long (:data:`integration.book.LONG_LEASE`).
     """
     return getattr(request.module, "LEASE", SAFE_LEASE)

@@ -19,7 +19,7 @@ from support.waiting import eventually, never
 
 parser = pytest.importorskip("prometheus_client.parser")
 
-LEASE = 10.0
+LEASE = 15.0
 AWAY = 6.0
 """Seconds: longer than a worker waits before it renews a lease."""
 

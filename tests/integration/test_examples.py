@@ -30,7 +30,7 @@ def environment(redis_url, tmp_path):
         "CELERY_RESULT_BACKEND": redis_url,
         "FLASH_SALE_DB": str(tmp_path / "flash_sale.db"),
         "LEDGER_DB": str(tmp_path / "ledger.db"),
-        "LEDGER_LEASE": "4",
+        "LEDGER_LEASE": "10",
         "REPORT_LOG": str(tmp_path / "report.log"),
         "REPORT_EVERY": "0.4",
     }
@@ -108,7 +108,7 @@ def test_L33_the_ledger_refuses_a_worker_that_was_stopped_past_its_lease(
     """SIGSTOP the holder's worker: another worker continues, and the late write is refused."""
     run("ledger", "paused.py", environment)  # makes the ledger
     first = worker("ledger", concurrency=2)
-    late = client.send_task("tasks.settle", [2, -1000, 8.0])
+    late = client.send_task("tasks.settle", [2, -1000, 20.0])
     successor = client.send_task("tasks.settle", [2, 70])
     eventually(lambda: held_and_waited_for("account:2"))
     stopped = [first.pid, *first.child_pids()]

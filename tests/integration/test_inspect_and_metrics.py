@@ -38,7 +38,7 @@ def scene(redis_provider, redis_server, tmp_path_factory):
         conf = {
             "singleton_lock_backend": url,
             "singleton_lock_metrics_port": port,
-            "singleton_lock_lease": 10.0,
+            "singleton_lock_lease": 15.0,
         }
         folder = tmp_path_factory.mktemp("sight")
         with Book(redis_server.url, folder, lock_url=url, conf=conf) as book:

@@ -9,7 +9,7 @@ import pytest
 from integration.book import only
 from support.waiting import eventually, in_time
 
-LEASE = 10.0
+LEASE = 15.0
 
 
 def watching(book, key):

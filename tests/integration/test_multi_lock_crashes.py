@@ -17,7 +17,7 @@ from integration.book import only
 from support.proxy import Proxy
 from support.waiting import eventually, in_time, never
 
-KILLED_LEASE = 3.0
+KILLED_LEASE = 10.0
 MORTAL = {"singleton_lock_lease": KILLED_LEASE}
 """Settings of a worker that is killed: its locks are free soon after that."""
 

@@ -11,7 +11,7 @@ from support.waiting import eventually, never
 
 pytestmark = pytest.mark.chaos
 
-LEASE = 6.0
+LEASE = 15.0
 
 
 @pytest.fixture

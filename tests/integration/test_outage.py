@@ -224,7 +224,7 @@ def test_a_burst_for_a_busy_lock_in_an_outage_stalls_no_other_task(book, locks, 
 
 def test_a_short_outage_costs_no_lease(book, locks):
     """Redis hangs while a task runs: it keeps its lock, and renews it afterwards (T8)."""
-    with book.worker(conf={"singleton_lock_lease": 15.0}):
+    with book.worker(conf={"singleton_lock_lease": 30.0}):
         first = book.send("act", "a", 1, hold="a-1")
         fence = book.started(first)["fence"]
         locks.pause()

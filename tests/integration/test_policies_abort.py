@@ -11,7 +11,7 @@ from celery_singleton_lock.errors import LockLost
 from integration.book import only
 from support.waiting import in_time
 
-LEASE = 12.0
+LEASE = 15.0
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 
 from support.waiting import eventually
 
-LEASE = 10.0
+LEASE = 15.0
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from integration.book import LONG_LEASE, Book, needs_pool
 from support.waiting import eventually, in_time, never
 from support.workers import TESTS
 
-LEASE = 8.0
+LEASE = 12.0
 """It does not end while a process stands still: a renewal is due every third of it."""
 SHORT = 1.5
 LONG = {"singleton_lock_lease": LONG_LEASE}

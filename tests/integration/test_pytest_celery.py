@@ -31,7 +31,7 @@ from celery_singleton_lock.store.redis.sync import RedisStore
 from support.local_cluster import LocalRedis, LocalWorker, RedisHandle, WorkerHandle, number_of
 from support.waiting import eventually
 
-LEASE = 9.0
+LEASE = 15.0
 TASKS = Path(__file__).with_name("cluster_tasks.py")
 
 
