@@ -63,13 +63,27 @@ def marked(claim):
 )
 def test_a_task_whose_claim_was_not_answered_runs_once(app, options, busy, number, stops):
     """At once, not after the lease of its claim, which nobody renews. Redis has executed it."""
+    failure = Failure("claim", number, Moment.AFTER, "connection")
+    play(app, options, busy, FailingStores(failure, then_silent=stops), stops=stops)
+
+
+@pytest.mark.parametrize("number", [1, 2], ids=["the one it waited for", "its first one"])
+@pytest.mark.parametrize("stops", [False, True], ids=["its worker goes on", "its worker stops"])
+def test_a_task_with_a_lock_that_is_refused_as_it_begins_runs_later(app, number, stops):
+    """The claim of the other lock has deleted its message, so its worker has the only one."""
+    options = {"lock_keys": ["a", "b"]}
+    failure = Failure("claim", number, Moment.BEFORE, "WRONGTYPE")
+    play(app, options, "b", FailingStores(failure), stops=stops)
+
+
+def play(app, options, busy, stores, *, stops):
+    """Run a task that waits for a lock, and whose claim fails; then a second worker."""
     runs: list[str] = []
 
     @app.task(base=LockedTask, shared=False, name="work", **options)
     def work() -> None:
         runs.append("run")
 
-    stores = FailingStores(Failure("claim", number, Moment.AFTER, "connection"), then_silent=stops)
     with SingletonLocks(app) as locks:
         stores.spare(locks.store.client)
         hold = locks.hold(busy)

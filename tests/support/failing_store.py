@@ -68,10 +68,11 @@ KINDS: dict[str, Callable[[], Exception]] = {
     "OOM": lambda: failures.OutOfMemoryError("command not allowed when used memory > 'maxmemory'."),
     "MOVED": lambda: failures.MovedError("3999 127.0.0.1:6381"),
     "NOPERM": lambda: failures.NoPermissionError("this user has no permissions"),
+    "WRONGTYPE": lambda: failures.ResponseError("WRONGTYPE Operation against a wrong kind of key"),
 }
 """What the server, or the way to it, answers."""
 
-REFUSALS = frozenset({"OOM", "MOVED", "NOPERM"})
+REFUSALS = frozenset({"OOM", "MOVED", "NOPERM", "WRONGTYPE"})
 """Answers that do not pass by themselves."""
 
 

@@ -271,10 +271,14 @@ def _settled(store: LockStore, first: LockHeader, options: LockOptions) -> bool:
     could not start again there.
 
     Returns:
-        Whether the first lock is still held.
+        Whether the first lock is still held. Not if Redis refuses it: the message is no longer
+        stored, so this worker must park it again.
     """
     owner = owner_of(first)
-    reply = store.claim(owner, first.name, options.lease, settle=True)
+    try:
+        reply = store.claim(owner, first.name, options.lease, settle=True)
+    except LockUnusable:
+        return False
     return reply.verdict is Verdict.GRANTED
 
 
