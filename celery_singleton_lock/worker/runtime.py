@@ -95,6 +95,7 @@ class Runtime:
             modes=self.modes,
             identify=identity_of if identities(transport) else lambda _message: "",
             most_returns=self._most_returns,
+            keeps_messages=not extension.settings.is_quorum,
         )
         store = extension.new_store(PATIENCE)
         self.commands = AgentQueue(store.clock)

@@ -59,6 +59,7 @@ class HeaderFactory:
         identify: message -> a text that is the same for each delivery of it; empty if the broker
             marks redelivered messages.
         most_returns: queue -> how often a message of it may be returned.
+        keeps_messages: whether messages can be parked: not with a quorum of servers.
     """
 
     broadcast: frozenset[str] = frozenset()
@@ -78,9 +79,11 @@ class HeaderFactory:
         modes: Modes,
         identify: Callable[[Any], str] = lambda _message: "",
         most_returns: Callable[[str], float] = lambda _queue: math.inf,
+        keeps_messages: bool = True,
     ) -> None:
         self._identify = identify
         self._most_returns = most_returns
+        self._keeps_messages = keeps_messages
         self._of_call = of_call
         self._worker = worker
         self._place = place
@@ -106,7 +109,7 @@ class HeaderFactory:
                 copy_of is not None,
                 requeues,
                 first_place=first_place,
-                claim=_claim_in(request, claim),
+                claim=_claim_in(request, claim) if self._keeps_messages else None,
             )
         if wrong is not None:
             header = request.lock_header = self.unlocked(request, wrong)

@@ -100,5 +100,5 @@ def parts(app):
     return SimpleNamespace(
         dispatcher=dispatcher, agent=agent, sent=sent, prefetch=prefetch, message=message,
         acked=acked,
-        rejected=rejected, place=place, notifier=notifier,
+        rejected=rejected, place=place, notifier=notifier, header_factory=header_factory,
     )  # fmt: skip

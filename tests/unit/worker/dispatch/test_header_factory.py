@@ -130,6 +130,16 @@ def test_a_retry_with_the_header_of_another_attempt_goes_to_the_pool(parts):
     assert UNANSWERED not in request.request_dict
 
 
+def test_a_message_with_an_unanswered_claim_goes_to_the_pool_of_a_worker_that_cannot_park(parts):
+    """Its locks are on several servers by now. They have no record of the claim."""
+    parts.header_factory._keeps_messages = False
+    request = parts.message("early", "a", request_id="x", **CLAIM)
+    parts.dispatcher(request)
+    assert (parts.sent, parts.agent.parked()) == ([request], [])
+    assert request.lock_header.copy
+    assert UNANSWERED not in request.request_dict
+
+
 def test_a_message_with_an_unanswered_claim_stays_with_the_broker_in_an_outage(parts):
     """The connection to the broker is lost meanwhile: it delivers the message again."""
     parts.dispatcher.backend_down()
