@@ -462,6 +462,16 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
             return not (future.running() or future.done())
         return self.job is not None and getattr(self.job, "_write_to", self.job) is None
 
+    def keep_job(self) -> None:
+        """Let the pool report about the task if a child has received it, although it was flushed.
+
+        Celery flushes its pool of processes after it has lost the connection. The pool then forgets
+        each job whose acceptance it has not read, although the child may run the task.
+        """
+        job, self.job = self.job, None
+        if getattr(job, "_write_to", None) is not None:
+            job._cache.setdefault(job._job, job)  # noqa: SLF001  # undoes its discard()
+
     @property
     def first_place(self) -> int:
         """Server microseconds at which the message arrived first; 0 if it has no lock."""
@@ -507,7 +517,7 @@ def _dispatching(original: Callable[..., Any]) -> Callable[..., Any]:
                 self.dispatcher.on_revoked(self)
                 self.dispatcher.on_ended(self, gone=True)
             raise
-        if self.lock_header.granted and self.stage is Stage.IN_POOL and throws_jobs_away(pool):
+        if self.stage is Stage.IN_POOL and throws_jobs_away(pool):
             self.job = job
         return job
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 
 from integration.book import Book
@@ -42,3 +45,46 @@ def test_T14_a_task_that_waits_for_a_thread_during_a_connection_loss_runs_once(
         assert book.value(last) == 1
         assert book.order("a") == [1]
         book.await_free("a")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("task", ["act", "act_late"])
+def test_T11_a_task_that_a_child_has_but_has_not_accepted_at_a_cut_keeps_its_lock(
+    redis_server, redis_url, tmp_path, task
+):
+    """Celery then forgets the task, and its child runs it nevertheless."""
+    with (
+        Proxy(redis_server.port) as proxy,
+        Book(redis_url, tmp_path, lock_url=redis_url) as book,
+        book.worker(
+            broker=proxy.url,
+            concurrency=1,
+            conf={"singleton_lock_backend": redis_url, "singleton_lock_lease": 12},
+        ) as worker,
+    ):
+        book.value(book.send("plain", "p"))  # the child is up
+        (child,) = worker.child_pids()
+        os.kill(child, signal.SIGSTOP)
+        try:
+            written = book.send(task, "a", 1, hold="a")
+            received = f"{task}[{written}] received"
+            worker.await_log(received)
+            for _ in range(3):  # rounds of the main loop, which writes it to the child
+                assert book.app.control.ping(timeout=10, limit=1)
+            proxy.cut()
+            eventually(lambda: worker.log().count(received) == 2, 15, "it is delivered again")
+        finally:
+            os.kill(child, signal.SIGCONT)
+        book.started(written)
+        book.await_renewal("a")
+        book.open("a")
+        assert book.value(written) == 1
+        assert book.peak("a") == 1
+        book.await_free("a")
+        eventually(lambda: not shown(book), message=lambda: f"nothing is in hand: {shown(book)}")
+
+
+def shown(book):
+    """Return the tasks that the worker has in hand."""
+    (told,) = book.app.control.inspect(timeout=10)._request("locks").values()
+    return told["locks"]

@@ -293,13 +293,7 @@ class Dispatcher:
         """
         self.in_flight.drop_followers()
         for request in self.in_flight.in_hand():
-            if request.stage not in UNBEGUN:
-                continue
-            if unless_dispatched and request.stage is Stage.IN_POOL and not request.unsent():
-                continue
-            request.doubt()
-            gone = request.lock_header.granted
-            self.pool_exit.leave(request, UNBEGUN, Stage.GIVEN_BACK, gone=gone)
+            self._give_back(request, unless_dispatched=unless_dispatched)
         self.requeues.abandon()
         self._late_parks.abandon(self.in_flight.parking())
         for request in self.held.abandon():
@@ -309,6 +303,18 @@ class Dispatcher:
                 request.move(Stage.ENDED)
         if unless_dispatched:
             self.rescue()
+
+    def _give_back(self, request: LockedRequest, *, unless_dispatched: bool) -> None:
+        """Return a message that the pool will not run. Celery has flushed a pool that goes on."""
+        granted = request.lock_header.granted
+        if unless_dispatched:
+            left = request.stage is Stage.IN_POOL and not (granted and request.unsent())
+        else:
+            left = False
+            request.keep_job()
+        if request.stage in UNBEGUN and not left:
+            request.doubt()
+            self.pool_exit.leave(request, UNBEGUN, Stage.GIVEN_BACK, gone=granted)
 
     def rescue(self) -> None:
         """Send the messages to the broker that neither Redis nor the broker may have.

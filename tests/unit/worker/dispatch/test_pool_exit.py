@@ -120,6 +120,27 @@ def test_a_shutdown_gives_back_what_no_thread_has_begun(parts):
     assert [each.lock_header.name for each in parts.agent.commands(Release)] == ["k:b"]
 
 
+def test_the_pool_reports_about_a_task_that_a_child_has_received_before_the_pool_was_flushed(parts):
+    """Celery discards each job whose acceptance it has not read. The child runs it nevertheless."""
+    unsent, written, announced = (parts.message("early", key) for key in "abc")
+    cache = {}
+    for number, request in enumerate((unsent, written, announced)):
+        parts.dispatcher(request)
+        request.job = SimpleNamespace(_cache=cache, _job=number, _write_to=number or None)
+    parts.dispatcher.pool_callbacks.on_notice(announced.lock_header.token)
+    jobs = [written.job, announced.job]
+    parts.dispatcher.abandon(unless_dispatched=False)
+    assert list(cache.values()) == jobs
+    for request in (written, announced):
+        request.on_accepted(4711, 0.0)
+    assert [request.stage for request in (written, announced)] == [Stage.ACCEPTED, Stage.RUNNING]
+    assert parts.agent.names().count("watch_later") == len(jobs)
+    for request in (written, announced):
+        end(request)
+    assert parts.dispatcher.in_flight.by_token == {}
+    assert unsent.job is None
+
+
 def claim_unanswered(parts, task="early"):
     """Deliver a message; Redis does not answer its claim, which may have deleted it there."""
     request = deliver(parts, task)
