@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from celery_singleton_lock.config.limits import PREFIX
@@ -27,6 +27,15 @@ _SYNONYMS: Final = {
 }
 """Name in another library -> option here. celery-singleton has ``…expiry`` and ``…backend_url``."""
 
+_SETTINGS: Final = tuple(option for option in OPTIONS if option != "limit")
+"""Names of all settings, without their prefix."""
+
+_SAME_PREFIX: Final = 0.9
+"""Similarity above which a prefix is taken for ours: above that of celery-singleton's."""
+
+_SAME_OPTION: Final = 0.8
+"""Similarity from which what follows such a prefix is taken for an option."""
+
 
 def check_unknown(task_name: str, attributes: Iterable[str]) -> None:
     """Refuse ``lock_…`` attributes of a task that are not options.
@@ -47,37 +56,102 @@ def check_unknown(task_name: str, attributes: Iterable[str]) -> None:
             raise ConfigurationError(msg)
 
 
-def check_unknown_settings(names: Iterable[str]) -> None:
-    """Refuse ``singleton_lock_…`` settings that do not exist.
-
-    ``singleton_lock_expiry`` is celery-singleton's, and is ignored.
+def check_unknown_settings(names: Iterable[str], namespace: str | None = None) -> None:
+    """Refuse settings that do not exist, or that Celery does not read in this app.
 
     Args:
-        names: names of all settings, also with Django's namespace (``CELERY_SINGLETON_LOCK_…``).
+        names: names of all settings of the app, as they are written.
+        namespace: the app's (``CELERY`` for ``CELERY_SINGLETON_LOCK_…``); None if it has none.
 
     Raises:
-        ConfigurationError: there is one; the message suggests a similar name.
+        ConfigurationError: there is one; the message suggests what to write.
     """
-    known = [PREFIX + option for option in OPTIONS if option != "limit"]
-    for name in names:
-        plain = name.lower().removeprefix("celery_")
-        if plain.startswith(PREFIX) and plain not in {*known, f"{PREFIX}expiry"}:
-            hint = _nearest(plain, PREFIX, known)
-            if name.isupper():  # as in Django's settings
-                hint = spelled_as(name, hint)
-            msg = f"There is no setting {name!r}. {hint}"
-            raise ConfigurationError(msg)
+    for _, text in wrong_settings(names, namespace):
+        raise ConfigurationError(text)
 
 
-def spelled_as(name: str, text: str) -> str:
-    """Return a text with the settings spelled as ``name`` is: with its namespace, in capitals.
+def wrong_settings(names: Iterable[str], namespace: str | None) -> Iterator[tuple[str, str]]:
+    """Return the settings that have no effect, each with the text of its error.
+
+    Names that belong to others are ignored: ``singleton_lock_expiry`` is celery-singleton's, and
+    a name with another namespace may be a setting of another app. If an option is set, a wrong
+    spelling of it is ignored, too: the setting may be computed from a constant with that name.
 
     Args:
-        name: a setting in Django's spelling (``CELERY_SINGLETON_LOCK_LEASE``).
-        text: contains settings in Celery's spelling.
+        names: names of all settings of the app, as they are written.
+        namespace: the app's; None if it has none.
     """
-    namespace = name.partition(PREFIX.upper())[0]
-    return re.sub(rf"\b{PREFIX}\w+", lambda setting: namespace + setting[0].upper(), text)
+    given = {str(name) for name in names}
+    read = {option: _spellings(PREFIX + option, namespace) for option in _SETTINGS}
+    effective = {option for option in _SETTINGS if not read[option].isdisjoint(given)}
+    meant = {
+        spelling: option
+        for option in _SETTINGS
+        if f"lock_{option}" in TASK_OPTIONS
+        for spelling in _spellings(f"lock_{option}", namespace)
+    }
+    for name in sorted(given.difference(*read.values())):
+        plain = name.lower().removeprefix(_prefix(namespace or "celery").lower())
+        option = meant.get(name) or _misspelt(plain)
+        if plain.startswith(PREFIX) and plain.removeprefix(PREFIX) not in _SETTINGS:
+            if plain != f"{PREFIX}expiry":
+                hint = _nearest(plain, PREFIX, [PREFIX + option for option in _SETTINGS])
+                yield name, f"There is no setting {name!r}. {_spelled_like(name, hint, namespace)}"
+        elif option is not None and option not in effective:
+            yield name, f"The setting {name!r} has no effect{_instead(name, option, namespace)}"
+
+
+def spelled_in(namespace: str, text: str) -> str:
+    """Return a text with the settings spelled as in a namespace.
+
+    Args:
+        namespace: such as ``CELERY``, for ``CELERY_SINGLETON_LOCK_LEASE``.
+        text: contains settings without a namespace.
+    """
+    return re.sub(rf"\b{PREFIX}\w+", lambda setting: _spelling(setting[0], namespace), text)
+
+
+def _prefix(namespace: str) -> str:
+    return namespace.rstrip("_") + "_"
+
+
+def _spelling(setting: str, namespace: str) -> str:
+    """Return a setting as Celery reads it in a namespace: in capitals if the namespace is."""
+    prefix = _prefix(namespace)
+    full = setting if setting.startswith(prefix) else prefix + setting
+    return full.upper() if prefix.isupper() else full.lower()
+
+
+def _spellings(setting: str, namespace: str | None) -> set[str]:
+    """Return all names under which Celery reads a setting of an app."""
+    return {setting, _spelling(setting, namespace)} if namespace else {setting}
+
+
+def _spelled_like(name: str, text: str, namespace: str | None) -> str:
+    """Spell the settings in a text as ``name`` should be, which is one."""
+    if namespace and (name.isupper() or name.lower().startswith(_prefix(namespace).lower())):
+        return spelled_in(namespace, text)
+    return text
+
+
+def _misspelt(name: str) -> str | None:
+    """Return the option of a setting that is close to a name; None if there is none."""
+    for mark in re.finditer("_", name):
+        prefix, option = name[: mark.end()], name[mark.end() :]
+        if difflib.SequenceMatcher(None, prefix, PREFIX).ratio() > _SAME_PREFIX:
+            close = difflib.get_close_matches(option, _SETTINGS, n=1, cutoff=_SAME_OPTION)
+            if close:
+                return close[0]
+    return None
+
+
+def _instead(name: str, option: str, namespace: str | None) -> str:
+    if not namespace and name == _spelling(PREFIX + option, "CELERY"):
+        return (
+            f": this app has no namespace for its settings. Write {PREFIX}{option}, or give "
+            'namespace="CELERY" to config_from_object.'
+        )
+    return f". {_spelled_like(name, f'Did you mean {PREFIX}{option}?', namespace)}"
 
 
 def _nearest(name: str, prefix: str, known: Iterable[str]) -> str:

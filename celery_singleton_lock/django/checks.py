@@ -3,7 +3,7 @@
 ============================  =====================================================================
 ``celery_singleton_lock.…``
 ============================  =====================================================================
-``E001``                      unknown setting
+``E001``                      unknown setting, also with a misspelt prefix
 ``E002``                      invalid value
 ``E003``                      no Redis for the locks: unknown alias, or invalid URL
 ``W001``                      valid value with an effect that is probably not intended
@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 from django.conf import settings
@@ -25,12 +25,12 @@ from celery_singleton_lock.config.django_cache_alias import is_alias
 from celery_singleton_lock.config.limits import PREFIX
 from celery_singleton_lock.config.option_checks import OPTIONS, ConfigurationWarning, Place
 from celery_singleton_lock.config.settings import Settings
-from celery_singleton_lock.config.unknown_names import check_unknown_settings, spelled_as
+from celery_singleton_lock.config.unknown_names import spelled_in, wrong_settings
 from celery_singleton_lock.errors import ConfigurationError
 
 TAG: Final = "celery_singleton_lock"
-NAMESPACE: Final = "CELERY_"
-NAMES: Final = NAMESPACE + PREFIX.upper()
+NAMESPACE: Final = "CELERY"
+NAMES: Final = f"{NAMESPACE}_{PREFIX.upper()}"
 """Prefix of this library's settings in Django's settings."""
 
 
@@ -38,7 +38,7 @@ NAMES: Final = NAMESPACE + PREFIX.upper()
 def check_settings(**_: Any) -> list[CheckMessage]:
     """Return errors and warnings about the settings of the locks."""
     given = {name: getattr(settings, name) for name in dir(settings) if _is_ours(name)}
-    wrong = [*_unknown(given), *_values(given)]
+    wrong = [*_unknown(), *_values(given)]
     return wrong or list(_backend(given))
 
 
@@ -46,12 +46,11 @@ def _is_ours(name: str) -> bool:
     return name.startswith(NAMES)
 
 
-def _unknown(given: Iterable[str]) -> Iterator[CheckMessage]:
-    for name in given:
-        try:
-            check_unknown_settings([name])
-        except ConfigurationError as error:
-            yield _error("E001", error)
+def _unknown() -> Iterator[CheckMessage]:
+    """Check all names of the namespace. Others may be read by the app's code, so a worker does."""
+    names = [name for name in dir(settings) if name.startswith(f"{NAMESPACE}_")]
+    for _, text in wrong_settings(names, NAMESPACE):
+        yield _error("E001", ConfigurationError(text))
 
 
 def _values(given: dict[str, Any]) -> Iterator[CheckMessage]:
@@ -108,8 +107,8 @@ def _address(alias: str) -> str:
 
 
 def _plain(name: str) -> str:
-    return name.removeprefix(NAMESPACE).lower()
+    return name.removeprefix(f"{NAMESPACE}_").lower()
 
 
 def _error(number: str, error: ConfigurationError) -> CheckMessage:
-    return Error(spelled_as(NAMES, error.message), id=f"{TAG}.{number}")
+    return Error(spelled_in(NAMESPACE, error.message), id=f"{TAG}.{number}")

@@ -60,7 +60,9 @@ def check_app(extension: Extension) -> None:
             broadcast queue, or would not pass the dispatcher.
     """
     app = extension.app
-    check_unknown_settings(name for name in app.conf if "singleton_lock_" in str(name).lower())
+    locked = extension.declared()  # without one, a setting like lock_mode may be the app's own
+    names = (name for name in app.conf if locked or PREFIX in str(name).lower())
+    check_unknown_settings(names, app.namespace)
     for task in app.tasks.values():
         if task.name in extension.declared():
             options = extension.options(task)  # raises ConfigurationError

@@ -273,11 +273,23 @@ SENTENCES = [
         "task shop.settle: there is no option 'lock_leese'. Did you mean lock_lease?",
     ),
     (
-        lambda: check_unknown_settings(["CELERY_SINGLETON_LOCK_LEAS"]),
+        lambda: check_unknown_settings(["CELERY_SINGLETON_LOCK_LEAS"], "CELERY"),
         (
             "There is no setting 'CELERY_SINGLETON_LOCK_LEAS'. "
             "Did you mean CELERY_SINGLETON_LOCK_LEASE?"
         ),
+    ),
+    (
+        lambda: check_unknown_settings(["CELERY_SINGLETON_LOCK_LEASE"], None),
+        (
+            "The setting 'CELERY_SINGLETON_LOCK_LEASE' has no effect: this app has no namespace "
+            'for its settings. Write singleton_lock_lease, or give namespace="CELERY" to '
+            "config_from_object."
+        ),
+    ),
+    (
+        lambda: check_unknown_settings(["lock_lease"], None),
+        "The setting 'lock_lease' has no effect. Did you mean singleton_lock_lease?",
     ),
     (
         lambda: parsed().address(),

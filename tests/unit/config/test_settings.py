@@ -327,7 +327,7 @@ def test_known_options_and_other_attributes_pass():
 def test_an_unknown_setting_is_refused_with_the_one_that_was_meant(name, says):
     """In the spelling of the mistake, Django's namespace included."""
     with pytest.raises(ConfigurationError) as caught:
-        check_unknown_settings(["broker_url", name])
+        check_unknown_settings(["broker_url", name], "CELERY")
     assert says in str(caught.value)
 
 
@@ -340,7 +340,8 @@ def test_known_settings_and_celery_singletons_pass():
             "CELERY_SINGLETON_LOCK_LEASE",
             "task_acks_late",
             *(f"singleton_lock_{name}" for name in ("backend", "mode", "max_body_bytes", "eager")),
-        ]
+        ],
+        "CELERY",
     )
 
 

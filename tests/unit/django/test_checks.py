@@ -74,3 +74,13 @@ def test_each_mistake_has_its_number(settings, number, says):
 def test_all_mistakes_are_reported_at_once():
     found = messages(LEESE=20, LEASE="20", EAGER=1)
     assert sorted(number for number, _ in found) == ["E001", "E002", "E002"]
+
+
+@pytest.mark.parametrize("name", ["CELERY_LOCK_LEASE", "CELERY_SINGELTON_LOCK_LEASE"])
+def test_a_misspelt_prefix_is_an_error(name):
+    with django_project.project(CACHES=CACHES, **{name: 20, "LOCK_MODE": "own"}):
+        (found,) = checks.run_checks(tags=[TAG])
+    assert found.id == f"{TAG}.E001"
+    assert found.msg == (
+        f"The setting {name!r} has no effect. Did you mean CELERY_SINGLETON_LOCK_LEASE?"
+    )
