@@ -15,6 +15,7 @@ import redis
 from redis.exceptions import RedisError
 
 from celery_singleton_lock.core.clock import seconds_until
+from celery_singleton_lock.core.lock_mode import relaxed_by
 from celery_singleton_lock.core.model import SCHEMA
 from celery_singleton_lock.errors import BackendError, BackendUnreachable
 from celery_singleton_lock.message_text import number_of, printable
@@ -258,6 +259,17 @@ def _workers(store: RedisAdminStore) -> Check:
     return Check("workers", Health.WARN, told)
 
 
+def _modes(store: RedisAdminStore) -> Check:
+    relaxed = relaxed_by(store.switches())
+    if relaxed:
+        told = (
+            f"switched to run without locks, so tasks may overlap: {relaxed}. locks audit says "
+            "who did it; locks mode declared (for one task with --task) ends it"
+        )
+        return Check("modes", Health.WARN, told)
+    return Check("modes", Health.OK, "no switch makes tasks run without their locks")
+
+
 def _sweeping(store: RedisAdminStore) -> Check:
     late = store.unswept_locks(NEGLECTED, NAMED)
     if not late:
@@ -281,6 +293,7 @@ def _lost(store: RedisAdminStore) -> Check:
 _OF_STORE: Final[dict[str, Callable[[RedisAdminStore], Check]]] = {
     "schema": _schema,
     "workers": _workers,
+    "modes": _modes,
     "sweeping": _sweeping,
     "lost": _lost,
 }

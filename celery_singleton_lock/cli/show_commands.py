@@ -17,6 +17,7 @@ from celery_singleton_lock.cli.options import FiniteRange, as_json, lock_name
 from celery_singleton_lock.cli.target import Target, with_target
 from celery_singleton_lock.cli.watch import watch
 from celery_singleton_lock.config.limits import MAX_COUNT
+from celery_singleton_lock.core.lock_mode import relaxed_by
 
 INTERVAL: Final = FiniteRange(0.1, 86_400.0)
 """Seconds between two refreshes of ``watch``."""
@@ -41,11 +42,14 @@ def list_command(
         shown = found[:most]
         if machine:
             return render.as_json(shown)
+        relaxed = relaxed_by(target.store.switches())
+        note = [f"Switched to run without locks: {relaxed}. See mode."] if relaxed else []
         if not found:
             fits = f" that matches {pattern!r}" if pattern else ""
-            return render.say(f"No lock{fits} is {'known' if idle else 'held or waited for'}.")
+            none = f"No lock{fits} is {'known' if idle else 'held or waited for'}."
+            return render.show([none, *note])
         lines = render.table(render.LOCK_HEADINGS, render.lock_rows(shown), render.width())
-        return render.show([*lines, "", render.summary(found, len(shown))])
+        return render.show([*lines, "", render.summary(found, len(shown)), *note])
 
 
 @contextmanager

@@ -29,6 +29,22 @@ def laxer(one: str, other: str) -> str:
     return max(one, other, key=MODES.index)
 
 
+def relaxed_by(switches: Mapping[str, str]) -> str:
+    """Return the tasks that run without their locks because of a switch, each with its mode.
+
+    Args:
+        switches: task, or ``*``, -> mode.
+
+    Returns:
+        Such as ``all tasks (off), shop.settle (observe)``; empty if no switch relaxes a mode.
+    """
+    return ", ".join(
+        f"{'all tasks' if task == ALL else f'task {task}'} ({mode})"
+        for task, mode in sorted(switches.items())
+        if mode in {OBSERVE, OFF}
+    )
+
+
 class Modes:
     """The modes of one worker's tasks.
 

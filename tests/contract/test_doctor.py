@@ -21,7 +21,7 @@ pytestmark = pytest.mark.contract
 
 ALL = [
     "connection", "scripts", "version", "eviction", "memory", "replicas", "persistence",
-    "clock", "schema", "workers", "sweeping", "lost", "drift",
+    "clock", "schema", "workers", "modes", "sweeping", "lost", "drift",
 ]  # fmt: skip
 MIB = 2**20
 
@@ -231,6 +231,22 @@ def test_doctor_reports_that_redis_has_lost_its_data_though_workers_are_live(sto
 def test_doctor_reports_that_no_worker_would_run_parked_tasks(store):
     told = "no live worker uses this Redis: parked tasks wait until one starts"
     assert doctor._workers(store) == Check("workers", Health.WARN, told)
+
+
+def test_doctor_warns_of_tasks_that_a_switch_lets_run_without_their_locks(store):
+    """A switch to "enforce", or to a mode of a later version, is none."""
+    store.switch("shop.mail", "enforce")
+    store.client.hset(store.keyspace.mode, "shop.later", "unheard-of")
+    assert doctor._modes(store).health is Health.OK
+    store.switch("*", "off")
+    store.switch("shop.settle", "observe")
+    found = doctor._modes(store)
+    assert (found.name, found.health) == ("modes", Health.WARN)
+    assert found.told == (
+        "switched to run without locks, so tasks may overlap: all tasks (off), task shop.settle "
+        "(observe). locks audit says who did it; locks mode declared (for one task with --task) "
+        "ends it"
+    )
 
 
 def test_locks_whose_sweep_is_overdue_are_named(store):

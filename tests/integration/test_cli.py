@@ -620,7 +620,7 @@ def test_doctor_is_never_green_where_it_does_not_know(run, alone, worker, admin)
     assert "appendonly yes" in found["persistence"]["told"]
     assert set(found) == {
         "connection", "scripts", "version", "eviction", "memory", "replicas", "persistence",
-        "clock", "schema", "workers", "sweeping", "lost", "drift",
+        "clock", "schema", "workers", "modes", "sweeping", "lost", "drift",
     }  # fmt: skip
     assert "redis://***@" in alone("doctor", code=4).out
     threads = eventually(lambda: found_by(run))["threads"]

@@ -71,6 +71,20 @@ def test_mode_switches_and_shows_and_is_audited(run, own_book):
     assert "it stands still" in audit
 
 
+def test_list_and_doctor_tell_why_tasks_overlap_after_a_switch(run, own_book):
+    """Without locks, an operator would see an empty list and a healthy Redis."""
+    assert "Switched" not in run("list")
+    own_book.store.switch("*", "off")
+    told = "Switched to run without locks: all tasks (off). See mode."
+    assert run("list").splitlines() == ["No lock is held or waited for.", told]
+    own_book.store.acquire(Owner(new_token(), "1/0/0", "settle", "w"), Claim("a"))
+    assert run("list").splitlines()[-2:] == ["1 lock, 1 held; 0 waiting", told]
+    assert [lock["name"] for lock in json.loads(run("list", "--json"))] == ["a"]
+    checks = json.loads(run("doctor", "--json", "--quick", code=4))
+    (found,) = [check for check in checks if check["name"] == "modes"]
+    assert found["health"] == "warn"
+
+
 def test_a_slip_in_the_name_of_a_task_switches_nothing(run, own_book):
     """An operator who believes that a task is off would look elsewhere."""
     assert "Did you mean 'act'?" in run("mode", "off", "--task", "atc", code=1)
