@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any
 
 from celery import bootsteps
@@ -24,7 +25,7 @@ from celery_singleton_lock.worker.startup_checks_app import (
     refuse_forks,
     tell_of_modes,
 )
-from celery_singleton_lock.worker.startup_checks_redis import check_backend
+from celery_singleton_lock.worker.startup_checks_redis import check_answering, check_backend
 from celery_singleton_lock.worker.startup_errors import logged_in_one_line, told_in_one_line
 
 
@@ -55,7 +56,9 @@ class WorkerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is un
         tell_of_modes(extension)
         if extension.active():
             with logged_in_one_line():
-                check_backend(extension, self.link.place)
+                answered = check_backend(extension, self.link.place)
+            if not answered:
+                self.link.late_check = partial(check_answering, extension, self.link.place)
 
 
 class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is untyped
@@ -83,6 +86,10 @@ class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is 
                 open_buffers(consumer.event_dispatcher)
             self.runtime.header_factory.broadcast = self.runtime.queues.broadcast()
             self.runtime.header_factory.queue_of = self.runtime.queues.queue_of
+            link = consumer.controller.singleton_lock_link
+            if link.late_check is not None:
+                self.runtime.agent.check_first(link.late_check)
+                link.late_check = None
             self.runtime.start()
 
     def register_with_event_loop(self, consumer: Any, hub: Any) -> None:  # noqa: ARG002  # Celery's

@@ -47,13 +47,19 @@ FLUSH: Final = 2.0
 """Most seconds for which a worker that exits waits for the agent."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class Link:
-    """The parts of a worker that are created before its pool forks."""
+    """The parts of a worker that are created before its pool forks, and what its start left over.
+
+    Attributes:
+        late_check: checks the locks' Redis, if that did not answer at the start; see
+            :meth:`Agent.check_first`.
+    """
 
     loop_channel: LoopChannel
     place: ServerClock
     board: Board
+    late_check: Callable[[], None] | None = None
 
 
 class Runtime:

@@ -40,13 +40,33 @@ _UNTIL_MOST_VOTE: Final = (
 )
 
 
-def check_backend(extension: Extension, place: ServerClock) -> None:
+def check_backend(extension: Extension, place: ServerClock) -> bool:
     """Check that the locks' Redis is usable; log its version and guarantees.
 
     If Redis does not answer, the worker starts nevertheless: other tasks run, and locked ones do
     what ``lock_on_backend_error`` says.
 
+    Returns:
+        Whether Redis has answered.
+
     Raises:
+        BackendRefused: Redis refuses a command that locks need, or may evict keys.
+        SchemaMismatch: another version has written its data.
+    """
+    try:
+        check_answering(extension, place)
+    except BackendUnreachable as error:
+        until = _UNTIL_MOST_VOTE if extension.settings.is_quorum else _UNTIL_IT_ANSWERS
+        tell_of_silence(extension, error, until)
+        return False
+    return True
+
+
+def check_answering(extension: Extension, place: ServerClock) -> None:
+    """Check that the locks' Redis answers and is usable; log its version and guarantees.
+
+    Raises:
+        BackendUnreachable: Redis does not answer.
         BackendRefused: Redis refuses a command that locks need, or may evict keys.
         SchemaMismatch: another version has written its data.
     """
@@ -59,9 +79,6 @@ def check_backend(extension: Extension, place: ServerClock) -> None:
         store.probe()
         place.sync(store.time(), store.clock.monotonic())
         facts = store.describe()
-    except BackendUnreachable as error:
-        tell_of_silence(extension, error, _UNTIL_IT_ANSWERS)
-        return
     except BackendRefused as error:
         raise _at(error, extension) from None  # else Celery prints redis-py's traceback
     finally:
@@ -102,6 +119,7 @@ def check_quorum(extension: Extension, store: TaskQuorum, place: ServerClock) ->
     """Check that the servers of a quorum are usable.
 
     Raises:
+        BackendUnreachable: no majority answers.
         BackendRefused: too many of them refuse a command that locks need, or one may evict keys.
         ConfigurationError: two addresses are those of one server.
         SchemaMismatch: another version has written the data of a server.
@@ -113,9 +131,6 @@ def check_quorum(extension: Extension, store: TaskQuorum, place: ServerClock) ->
                 check_schema(store.nodes[number])
         place.sync(store.time(), store.clock.monotonic())
         facts = store.describe()
-    except BackendUnreachable as error:
-        tell_of_silence(extension, error, _UNTIL_MOST_VOTE)
-        return
     except BackendRefused as error:
         raise _at(error, extension) from None  # else Celery prints redis-py's traceback
     finally:

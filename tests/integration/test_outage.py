@@ -105,6 +105,30 @@ def test_doctor_does_not_report_a_missing_schema_for_ever(book, locks, what):
         eventually(lambda: told_of_schema(locks) == SCHEMA, 15)
 
 
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_worker_that_started_before_redis_does_not_use_data_of_another_schema(book, locks, pool):
+    """It says why, writes nothing, and runs the tasks when the operator has corrected that."""
+    with locks.client() as client:
+        client.set("csl:schema", "99")
+        client.save()
+    locks.kill()
+    with book.worker(pool=pool) as worker:
+        waiting = book.send("act", "a", 0)
+        assert book.value(book.send("plain", "p", 1)) == 1
+        locks.restart(keep_data=True)
+        eventually(lambda: "data of schema 99" in worker.log(), 20, worker.log_tail)
+        waiting_too = book.send("act_running", "c", 1)
+        assert book.value(book.send("plain", "p", 2)) == 2
+        eventually(lambda: worker.log().count("CRITICAL") == 1, 20, worker.log_tail)
+        with locks.client() as client:
+            assert client.keys("*") == [b"csl:schema"]
+            assert not book.starts("a")
+            assert not book.starts("c")
+            client.delete("csl:schema")
+        assert [book.value(waiting), book.value(waiting_too)] == [0, 1]
+        assert worker.log().count("CRITICAL") == 1
+
+
 def told_of_schema(locks) -> str:
     with locks.client() as client:
         return next((c.told for c in examine(RedisAdminStore(client)) if c.name == "schema"), "")

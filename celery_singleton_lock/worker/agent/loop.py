@@ -29,6 +29,7 @@ from celery_singleton_lock.store.base import ReplicaStore, Store
 from celery_singleton_lock.worker.agent.command_runner import CommandRunner
 from celery_singleton_lock.worker.agent.data_loss import DataLoss
 from celery_singleton_lock.worker.agent.grant_inbox import GrantInbox
+from celery_singleton_lock.worker.agent.late_check import LateCheck
 from celery_singleton_lock.worker.agent.lost_leases import LostLeases
 from celery_singleton_lock.worker.agent.mode_switches import ModeSwitches
 from celery_singleton_lock.worker.agent.parking import Parking
@@ -256,8 +257,10 @@ class Agent:
         offers = SlotOffers(
             store.clock, inbox=self.inbox, dispatcher=dispatcher, watchdog=watchdog, post=post
         )
+        self._late_check = LateCheck(dispatcher.refuse_redis)
         self._ask_redis = Tick(
             (
+                self._late_check,
                 self._heartbeat.sync,
                 self._heartbeat.beat,
                 self._revokes.free,
@@ -327,6 +330,15 @@ class Agent:
         """
         return {**self._threads.last_rounds(), "csl-watchdog": self._watchdog.last_round()}
 
+    def check_first(self, check: Callable[[], None]) -> None:
+        """Do not use Redis before it has passed a check: it did not answer at the start.
+
+        Args:
+            check: see :meth:`LateCheck.plan`.
+        """
+        self._late_check.plan(check)
+        self.health.lost()
+
     def stand_aside(self) -> None:
         """Take no grants for the life of this worker, and report locks that no worker sweeps."""
         self._sweeper.stand_aside()
@@ -372,6 +384,8 @@ class Agent:
         try:
             while self.run_once():
                 pass
+            if self._late_check.is_due:  # this worker has written nothing
+                return
             for_each(
                 (self._heartbeat.leave, self._data_loss.finish, self._hand_over),
                 lambda step: step(),

@@ -211,7 +211,7 @@ class Dispatcher:
             return self._wait(request)
         # A granted message does not wait: Redis has just answered. If full, it accepts claims.
         waits = self.held.redis_is_down and not header.granted
-        patient = options.on_backend_error == "retry"
+        patient = options.on_backend_error == "retry" or self.held.redis_is_refused
         if waits and patient:
             return self._hold(request)
         if patient and not header.granted and self.held.hold_while_refused(request):
@@ -256,6 +256,14 @@ class Dispatcher:
     def backend_down(self) -> None:
         """Stop dispatching locked tasks until Redis answers."""
         self.held.hold_all()
+
+    def refuse_redis(self, is_refused: bool) -> None:
+        """Note whether this Redis must not be used, so that no task asks it. For any thread.
+
+        Args:
+            is_refused: whether it must not be used.
+        """
+        self.held.redis_is_refused = is_refused
 
     def backend_up(self) -> None:
         """Dispatch the held messages in the order of arrival: Redis answers again."""

@@ -25,6 +25,9 @@ class HeldMessages:
         prefetch: raises (+1) or lowers (-1) the worker's prefetch count.
         backend_failed: called when Redis has not answered a task.
         clock: source of monotonic seconds.
+
+    Attributes:
+        redis_is_refused: whether this worker must not use the Redis, so that no task may ask it.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class HeldMessages:
         backend_failed: Callable[[], None],
         clock: Clock,
     ) -> None:
+        self.redis_is_refused = False
         self._commands = commands
         self._notifier = notifier
         self._backend_failed = backend_failed

@@ -1,0 +1,75 @@
+"""Repeats the check of the locks' Redis that a worker could not do at its start."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from celery_singleton_lock.errors import (
+    BackendRefused,
+    BackendUnreachable,
+    ConfigurationError,
+    SchemaMismatch,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class LateCheck:
+    """The check of a worker's start, for a Redis that did not answer then. First step of each tick.
+
+    Until it has passed, the tick does not go on, so Redis counts as down: locked tasks are held,
+    and the worker writes no heartbeat.
+
+    Args:
+        on_verdict: called with True if the worker must not use this Redis, with False if it may.
+    """
+
+    def __init__(self, on_verdict: Callable[[bool], None]) -> None:
+        self._on_verdict = on_verdict
+        self._check: Callable[[], None] | None = None
+        self._refused = ""
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the check has not passed yet."""
+        return self._check is not None
+
+    def plan(self, check: Callable[[], None]) -> None:
+        """Set the check. Call it before the agent starts.
+
+        Args:
+            check: raises BackendUnreachable if Redis does not answer, another error if the worker
+                must not use it.
+        """
+        self._check = check
+
+    def __call__(self) -> None:
+        """Check, if that is due.
+
+        Raises:
+            BackendError: Redis does not answer, or the worker must not use it.
+        """
+        if self._check is None:
+            return
+        try:
+            self._check()
+        except BackendUnreachable:
+            raise
+        except (BackendRefused, ConfigurationError, SchemaMismatch) as error:
+            self._refuse(str(error))
+            raise BackendRefused(str(error)) from error
+        self._check = None
+        self._on_verdict(False)  # noqa: FBT003  # the callback's only argument
+
+    def _refuse(self, reason: str) -> None:
+        """Log the reason once."""
+        self._on_verdict(True)  # noqa: FBT003  # likewise
+        if reason != self._refused:
+            self._refused = reason
+            logger.critical(
+                "celery-singleton-lock: Redis, which did not answer when this worker started, "
+                "cannot be used for its locks. %s All locked tasks wait until that is corrected, "
+                "whatever their lock_on_backend_error says. Other tasks run.",
+                reason,
+            )
