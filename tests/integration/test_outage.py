@@ -69,7 +69,8 @@ def test_parked_tasks_that_redis_has_lost_are_reported(book, locks, how):
         running = book.start_holder("a", 1)
         parked = [book.send("act", "a", n) for n in (2, 3)]
         eventually(lambda: book.view("a").waiting == 2)
-        eventually(lambda: worker.log().count(" is parked: ") == 2)  # it has heard so, too
+        for each in parked:
+            worker.await_log(f"{each}] is parked: ")  # it has heard so, too
         if how == "flushed":
             with locks.client() as client:
                 client.flushall()
