@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
+from inspect import signature
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import redis
 from redis import exceptions as failures
 from redis.backoff import NoBackoff
-from redis.cluster import ClusterNode
+from redis.cluster import ClusterNode, NodesManager
 from redis.retry import Retry
 
 from celery_singleton_lock.core.clock import SystemClock
@@ -68,6 +69,12 @@ _OWN: Final = frozenset({"redis_connect_func", "maint_notifications_config", "re
 """Options of connections that a client sets itself."""
 
 
+_CLOSES: Final = (
+    "disconnect_startup_nodes_pools" not in signature(NodesManager.initialize).parameters
+)
+"""Whether redis-py may close connections in use when it asks for the layout: 5.1 to 6.4 do."""
+
+
 class Nodes:
     """The masters of a Cluster.
 
@@ -99,7 +106,10 @@ class Nodes:
         if self._made is None:
             with self._making:
                 if self._made is None:
-                    self._made = self._make()
+                    made = self._make()
+                    if not self._given:
+                        _look_up_apart(made)
+                    self._made = made
         return self._made
 
     @property
@@ -317,8 +327,10 @@ class Nodes:
     def look_anew(self) -> None:
         """Ask for the layout; if no node answers, the next command asks again."""
         if self._made is not None:
+            _look_up_apart(self._made)
             with suppress(*FAILED):
                 self._made.nodes_manager.initialize()
+            _look_up_apart(self._made)
 
     def for_blocking(self, longest: float) -> Nodes:
         """Return the same masters with other connections, for calls that block.
@@ -333,6 +345,19 @@ class Nodes:
         if self._made is not None and not self._given:
             self._made.close()
             self._made = None
+
+
+def _look_up_apart(client: Any) -> None:
+    """Let the next look-up of the layout use connections of its own.
+
+    redis-py 5.1 to 6.4 closes all connections of the node that it has asked, those of other threads
+    too.
+    """
+    if _CLOSES:
+        make: Any = ClusterNode
+        manager = client.nodes_manager
+        nodes = list(manager.startup_nodes.values())
+        manager.startup_nodes = {node.name: make(node.host, node.port) for node in nodes}
 
 
 @contextmanager

@@ -186,6 +186,30 @@ def run(cluster, *args):
 
 
 @pytest.mark.usefixtures("no_heartbeat")
+def test_a_look_up_of_the_layout_closes_no_connection_that_another_thread_uses(
+    store, cluster_client
+):
+    """redis-py 5.1 to 6.4 closes all connections of the node that it has asked."""
+    keys = [store.keyspace.lock(name).meta for name in names_of_all_masters(store)]
+    masters = {key: cluster_client.get_node_from_key(key).redis_connection for key in keys}
+
+    def waiting():
+        lists = [master.client_list() for master in masters.values()]
+        return {each["addr"] for found in lists for each in found if each["cmd"] == "blpop"}
+
+    with ThreadPoolExecutor(len(keys)) as threads:
+        popped = [threads.submit(master.blpop, key, 60) for key, master in masters.items()]
+        eventually(lambda: len(waiting()) == len(keys))
+        before = waiting()
+        for _ in keys:
+            store.nodes.look_anew()
+        after = waiting()
+        for key in keys:
+            cluster_client.rpush(key, "done")
+        assert [each.result() for each in popped]
+        assert after == before
+
+
 def test_threads_take_turns_without_polling(cluster_client):
     """Sixteen threads, one lock: never two at once, and each release grants the next."""
     inside, most, total = [0], [0], [0]
