@@ -6,7 +6,7 @@ import re
 from types import SimpleNamespace
 
 import pytest
-from celery import Celery
+from celery import Celery, _state
 
 from celery_singleton_lock import LockedTask
 from celery_singleton_lock.config.unknown_names import wrong_settings
@@ -105,7 +105,8 @@ def test_a_constant_from_which_the_setting_is_computed_is_not_refused(name):
     assert list(wrong_settings([name, "singleton_lock_lease"], None)) == []
 
 
-def test_an_app_without_locked_tasks_may_have_settings_named_as_task_options():
+def test_an_app_without_locked_tasks_may_have_settings_named_as_task_options(monkeypatch):
+    monkeypatch.setattr(_state, "_on_app_finalizers", set())  # shared tasks of other tests
     app = Celery(set_as_current=False, broker="memory://")
     app.conf.lock_mode = "strict"
     check_app(install(app))
