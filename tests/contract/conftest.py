@@ -18,7 +18,6 @@ from celery_singleton_lock.store.quorum.sync import QuorumStore, RedisNode
 from celery_singleton_lock.store.quorum.worker_store import TaskQuorum
 from celery_singleton_lock.store.redis import aio
 from celery_singleton_lock.testing import memory_client
-from support.async_client import close_client
 from support.ci import skip_or_fail
 from support.loop_thread import Driven, LoopThread
 
@@ -99,7 +98,7 @@ def async_client(loop_thread, redis_server, redis_url):
     """A client for asyncio of the shared server, empty; it lives in that loop."""
     client = redis.asyncio.Redis.from_url(redis_server.url)
     yield client
-    loop_thread.run(close_client(client))
+    loop_thread.run(client.aclose())
 
 
 @pytest.fixture
@@ -112,13 +111,13 @@ def async_backend(request, kind, loop_thread):
         port = request.getfixturevalue("redis_cluster").masters[0].port
         client = loop_thread.call(redis.asyncio.RedisCluster, "127.0.0.1", port)
         yield client
-        loop_thread.run(close_client(client))
+        loop_thread.run(client.aclose())
         return
     servers = request.getfixturevalue("three_servers")
     clients = [redis.asyncio.Redis.from_url(server.url) for server in servers]
     yield clients
     for client in clients:
-        loop_thread.run(close_client(client))
+        loop_thread.run(client.aclose())
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,6 @@ from celery_singleton_lock.lock.async_lease_watchdog import AsyncWatchdog
 from celery_singleton_lock.lock.sync import Lock
 from celery_singleton_lock.store.redis.aio import AsyncRedisStore
 from celery_singleton_lock.store.redis.sync import RedisStore
-from support.async_client import close_client
 from support.garbage import no_earlier_garbage
 from support.renewals import await_renewals
 from support.waiting import eventually
@@ -462,7 +461,7 @@ def test_a_loop_that_ends_while_redis_is_silent_leaves_neither_task_nor_connecti
         await AsyncLock(silent, "lock", task_local=False, renew=False).acquire()
         waiting.append(asyncio.create_task(AsyncLock(silent, "lock").acquire()))
         await until(lambda: silent._blocking._waiting)
-        await close_client(client)
+        await client.aclose()
 
     waiting = []
     asyncio.run(main())
@@ -719,7 +718,7 @@ def test_a_loop_that_is_closed_while_a_lock_is_held_leaves_no_task_of_ours(url, 
     lock = AsyncLock(client, "lock", lease=30)
     loop.run_until_complete(lock.acquire())
     assert asyncio.all_tasks(loop) == set()
-    loop.run_until_complete(close_client(client))
+    loop.run_until_complete(client.aclose())
     loop.close()
     del lock, client
     gc.collect()

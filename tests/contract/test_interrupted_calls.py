@@ -17,7 +17,6 @@ from celery_singleton_lock.store.redis.counted import POOL_WANTS
 from celery_singleton_lock.store.redis.sync import RedisStore
 from support.interruption import Injected
 from support.older_pool import OlderBlockingPool
-from support.pools import closing_pool
 
 pytestmark = [pytest.mark.contract, pytest.mark.needs_real_redis("a second database")]
 
@@ -88,7 +87,7 @@ def test_a_lock_after_an_interrupted_handshake_is_in_the_database_of_its_client(
     while interrupted:
         at += 1
         interruption = Interruption(at)
-        with closing_pool(pool_kind.from_url(url)) as pool:
+        with closing(pool_kind.from_url(url)) as pool:
             pool.connection_class = interruption.around(pool.connection_class)
             client = client_on(pool)
             with suppress(Interrupted), Lock(client, "lock"):
@@ -102,7 +101,7 @@ def test_a_lock_after_an_interrupted_handshake_is_in_the_database_of_its_client(
 @pytest.mark.parametrize("kind", POOLS)
 def test_an_interrupted_handshake_closes_no_connection_that_another_thread_uses(redis_url, kind):
     pool_kind, client_on = POOLS[kind]()
-    with closing_pool(pool_kind.from_url(redis_url)) as pool:
+    with closing(pool_kind.from_url(redis_url)) as pool:
         client = client_on(pool)
         used = pool.get_connection(*(("PING",) if "valkey" in kind else POOL_WANTS))
         pool.connection_class = Interruption(1).around(pool.connection_class)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import platform
 import re
+from contextlib import closing
 
 import pytest
 import redis
@@ -26,7 +27,6 @@ from celery_singleton_lock.lock.reset import async_reset_all, reset_all
 from celery_singleton_lock.lock.sync import Lock
 from celery_singleton_lock.lock.wait_for_turn import in_thread
 from celery_singleton_lock.store.redis.counted import POOL_WANTS
-from support.pools import closing_pool
 from support.waiting import eventually
 
 pytestmark = pytest.mark.contract
@@ -233,7 +233,7 @@ def test_a_client_of_the_wrong_kind_is_named_with_its_module(redis_client, redis
 def test_the_error_says_that_all_connections_of_the_client_are_in_use(redis_url, kind):
     """Formerly the error said that Redis did not answer. redis-py 8 has 100 connections at most."""
     more = {"timeout": 0.01} if kind is redis.BlockingConnectionPool else {}
-    with closing_pool(kind.from_url(redis_url, max_connections=1, **more)) as pool:
+    with closing(kind.from_url(redis_url, max_connections=1, **more)) as pool:
         taken = pool.get_connection(*POOL_WANTS)
         with pytest.raises(BackendUnreachable, match=r"nothing was sent\. Raise max_connections"):
             Lock(redis.Redis(connection_pool=pool), "account:42").acquire()

@@ -17,7 +17,6 @@ from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.store.cluster.sync import ClusterStore
 from celery_singleton_lock.store.cluster_routing import Nodes
 from celery_singleton_lock.store.redis.sync import RedisStore
-from support.async_client import close_client
 from support.proxy import Proxy
 from support.waiting import eventually
 
@@ -73,7 +72,7 @@ def async_client(proxy, retries, loop_thread):
     options = {name: AsyncRetry(*value) for name, value in retries.items()}
     client = redis.asyncio.Redis(port=proxy.port, **options)
     yield client
-    loop_thread.run(close_client(client))
+    loop_thread.run(client.aclose())
 
 
 def test_a_lost_reply_does_not_make_a_released_lock_a_lost_one(client, proxy):
@@ -331,6 +330,6 @@ def test_lost_replies_of_all_servers_lose_no_async_lock_of_a_quorum(quorum_proxi
         async with AsyncLock(clients, "lock", lease=30):
             lose_next(quorum_proxies)
         for client in clients:
-            await close_client(client)
+            await client.aclose()
 
     loop_thread.run(work())

@@ -36,7 +36,6 @@ from celery_singleton_lock.store.quorum.aio import AsyncQuorumStore
 from celery_singleton_lock.store.quorum.coordinators import ranked
 from celery_singleton_lock.store.quorum.sync import QuorumStore
 from celery_singleton_lock.store.quorum.values import Each
-from support.async_client import close_client
 from support.garbage import no_earlier_garbage
 from support.granted_tokens import queue_server
 from support.waiting import eventually
@@ -508,7 +507,7 @@ def test_a_loop_that_ends_while_a_server_is_silent_leaves_no_task(servers, store
 
     async def close():
         for client in clients:
-            await close_client(client)
+            await client.aclose()
 
     with closing(asyncio.new_event_loop()) as loop:
         clients = loop.run_until_complete(make_clients())

@@ -17,7 +17,7 @@ from celery_singleton_lock.core.lock_steps import by_task
 from celery_singleton_lock.core.model import CLAIM_LEASE
 from celery_singleton_lock.core.redis_keys import Keyspace, keyspace_with
 from celery_singleton_lock.errors import BackendError, BackendUnreachable
-from celery_singleton_lock.store.quorum.clients import addresses_of, close_async, node_client
+from celery_singleton_lock.store.quorum.clients import addresses_of, node_client
 from celery_singleton_lock.store.quorum.coordinators import At
 from celery_singleton_lock.store.quorum.operations import QuorumOperations, Request
 from celery_singleton_lock.store.quorum.server import ServerOperations
@@ -195,4 +195,4 @@ class AsyncQuorumStore:
         if self._running:
             await asyncio.wait(set(self._running))
         for client in self._ours:
-            await close_async(client)
+            await client.aclose()

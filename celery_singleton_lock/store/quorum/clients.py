@@ -65,12 +65,6 @@ def node_client(
     return checked(client, f"{where}, {safe_url(server)!r},")
 
 
-async def close_async(client: redis.asyncio.Redis) -> None:
-    """Close the connections of a client for asyncio."""
-    close = getattr(client, "aclose", None) or client.close  # redis-py 5.0.0 has no aclose
-    await close()
-
-
 def addresses_of(clients: Iterable[Any]) -> list[str]:
     """Return the addresses of clients, without passwords.
 

@@ -275,7 +275,6 @@ class RedisStore:
         """Close the client as well, if it was made for this store alone."""
         self.close()
         self.client.close()
-        self.client.connection_pool.disconnect()  # redis-py 5.0.0 leaves even its own pool open
 
     def close(self) -> None:
         """Close the connections that this store opened; the caller's client stays open.
