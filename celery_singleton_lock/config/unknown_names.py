@@ -138,7 +138,8 @@ def _misspelt(name: str) -> str | None:
     """Return the option of a setting that is close to a name; None if there is none."""
     for mark in re.finditer("_", name):
         prefix, option = name[: mark.end()], name[mark.end() :]
-        if difflib.SequenceMatcher(None, prefix, PREFIX).ratio() > _SAME_PREFIX:
+        of_another = prefix[0] != PREFIX[0]  # such as my_singleton_lock_
+        if not of_another and difflib.SequenceMatcher(None, prefix, PREFIX).ratio() > _SAME_PREFIX:
             close = difflib.get_close_matches(option, _SETTINGS, n=1, cutoff=_SAME_OPTION)
             if close:
                 return close[0]

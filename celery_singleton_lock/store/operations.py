@@ -38,8 +38,11 @@ class Operations(LockOperations, MessageOperations, WorkerOperations):
 
     def schema(self) -> Steps[str]:
         """Return the version of the data model on this server; write :data:`SCHEMA` if none is."""
-        yield Command(("SET", self.keyspace.schema, SCHEMA, "NX"))
-        return replies.text((yield Command(("GET", self.keyspace.schema))))
+        found = yield Command(("GET", self.keyspace.schema))
+        if found is None:  # a full server refuses the write, even if it would change nothing
+            yield Command(("SET", self.keyspace.schema, SCHEMA, "NX"))
+            found = yield Command(("GET", self.keyspace.schema))
+        return replies.text(found)
 
     # -- for operators ----------------------------------------------------------------------------
 

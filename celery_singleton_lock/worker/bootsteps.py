@@ -58,7 +58,9 @@ class WorkerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is un
             with logged_in_one_line():
                 answered = check_backend(extension, self.link.place)
             if not answered:
-                self.link.late_check = partial(check_answering, extension, self.link.place)
+                self.link.late_check = partial(
+                    check_answering, extension, self.link.place, writing=False
+                )
 
 
 class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is untyped

@@ -62,8 +62,13 @@ def check_backend(extension: Extension, place: ServerClock) -> bool:
     return True
 
 
-def check_answering(extension: Extension, place: ServerClock) -> None:
+def check_answering(extension: Extension, place: ServerClock, *, writing: bool = True) -> None:
     """Check that the locks' Redis answers and is usable; log its version and guarantees.
+
+    Args:
+        extension: of the app.
+        place: is set to the server's time.
+        writing: whether to try a write, too. A full Redis refuses it, but lets parked tasks run.
 
     Raises:
         BackendUnreachable: Redis does not answer.
@@ -76,7 +81,8 @@ def check_answering(extension: Extension, place: ServerClock) -> None:
         return
     try:
         check_schema(store)  # first: data of another version must not be changed
-        store.probe()
+        if writing:
+            store.probe()
         place.sync(store.time(), store.clock.monotonic())
         facts = store.describe()
     except BackendRefused as error:
@@ -90,12 +96,14 @@ def check_answering(extension: Extension, place: ServerClock) -> None:
             extension.settings.address(),
         )
         return
+    enforced = ENFORCE in extension.modes().values()
+    if enforced:
+        refuse_eviction(extension, facts["eviction"])
     logger.info(
         "celery-singleton-lock: locks live in Redis %s: eviction %s, persistence %s, replicas %s",
         *(facts[fact] for fact in ("version", "eviction", "persistence", "replicas")),
     )
-    if ENFORCE in extension.modes().values():
-        refuse_eviction(extension, facts["eviction"])
+    if enforced:
         warn_of_few_replicas(extension, facts["replicas"])
 
 

@@ -7,6 +7,7 @@ import time
 import pytest
 from celery import states
 
+from celery_singleton_lock import Lock
 from celery_singleton_lock.admin.doctor import Health, examine
 from celery_singleton_lock.admin.why import why
 from celery_singleton_lock.core.model import SCHEMA
@@ -218,6 +219,27 @@ def test_a_stalled_redis_stalls_nothing_else(book, locks, pool):
         for n in range(6):
             assert len(book.starts(f"k{n}")) == 1
             book.await_free(f"k{n}", LEASE + 3)
+
+
+def test_a_worker_that_started_before_a_full_redis_runs_its_parked_tasks(book, locks):
+    """Only they can make room in it."""
+    lock = Lock(book.client, "k:a", lease=LONG_LEASE)
+    lock.acquire()
+    with book.worker():
+        parked = [book.send("act", "a", n) for n in range(2)]
+        eventually(lambda: book.view("a").waiting == 2)
+    lock.release()
+    book.client.config_set("maxmemory", 1)
+    locks.pause()
+    try:
+        with book.worker() as worker:
+            worker.await_log("did not answer", 20)
+            locks.resume()
+            assert [book.value(each) for each in parked] == [0, 1]
+            assert "CRITICAL" not in worker.log()
+    finally:
+        locks.resume()
+        book.client.config_set("maxmemory", 0)
 
 
 @pytest.mark.full

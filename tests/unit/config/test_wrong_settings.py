@@ -105,6 +105,12 @@ def test_a_constant_from_which_the_setting_is_computed_is_not_refused(name):
     assert list(wrong_settings([name, "singleton_lock_lease"], None)) == []
 
 
+@pytest.mark.parametrize("name", ["MY_SINGLETON_LOCK_LEASE", "x_singleton_lock_lease"])
+def test_a_setting_with_a_prefix_of_the_project_is_not_refused(name):
+    assert list(wrong_settings([name], None)) == []
+    assert list(wrong_settings([name], "CELERY")) == []
+
+
 def test_an_app_without_locked_tasks_may_have_settings_named_as_task_options(monkeypatch):
     monkeypatch.setattr(_state, "_on_app_finalizers", set())  # shared tasks of other tests
     app = Celery(set_as_current=False, broker="memory://")
