@@ -162,7 +162,7 @@ class Lot:
     def _while_they_wait(self, count: int) -> dict[str, Any]:
         with Monitor(self.rig.locks) as locks, Monitor(self.rig.broker) as broker:
             time.sleep(LISTEN)
-        owners = self.worker.ports()
+        owners = self.rig.owners(self.worker)
         at_locks, at_broker = locks.heard(owners), broker.heard(owners)
         delays = [self._unrelated(count + 2 + number) for number in range(20)]
         return {

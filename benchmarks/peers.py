@@ -10,6 +10,7 @@ import argparse
 import importlib.util
 import json
 import os
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from typing import Any
 import redis
 from celery import Celery
 
+from benchmarks import legs
 from benchmarks.board import Board
 from celery_singleton_lock import LockedTask
 
@@ -38,9 +40,17 @@ class Setup:
     locks: str
     board: str
     store_results: bool = True
+    rate: str = ""
+    """Starts a second or in some seconds, such as ``200/s`` or ``1/3s``, for the peers of rates."""
+
+    workers: int = 1
 
     def task(self) -> str:
         return f"benchmarks.{self.peer}"
+
+    def other(self) -> str:
+        """Name of a plain task that runs beside, and its queue."""
+        return f"{self.task()}.other"
 
 
 TITLES = {
@@ -49,12 +59,16 @@ TITLES = {
     "redis_py": "redis-py lock in the body",
     "redis_lock": "python-redis-lock in the body",
     "retry": f"self.retry(countdown={RETRY_AFTER})",
+    "rated": "LockedTask(lock_rate)",
+    "rate_limit": "Celery's rate_limit, divided by the workers",
+    "throttle": "INCR a period, and self.retry",
+    "cool_down": "python-redis-lock left to expire, and self.retry",
 }
 
 
 def missing(peer: str) -> str:
     """Return why a peer cannot run here, or an empty string."""
-    if peer == "redis_lock" and importlib.util.find_spec("redis_lock") is None:
+    if peer in ("redis_lock", "cool_down") and importlib.util.find_spec("redis_lock") is None:
         return "python-redis-lock is not installed (pip install python-redis-lock)"
     return ""
 
@@ -92,6 +106,8 @@ def make_app(setup: Setup) -> Celery:
         worker_hijack_root_logger=True,
     )
     _DECLARE[setup.peer](app, setup)
+    if setup.rate:
+        _other(app, setup)
     return app
 
 
@@ -160,6 +176,72 @@ def _retry(app: Celery, setup: Setup) -> None:
             lock.release()
 
 
+def _rated(app: Celery, setup: Setup) -> None:
+    work = _worker_body(setup)
+
+    @app.task(
+        name=setup.task(),
+        base=LockedTask,
+        lock_key="bench:{key}",
+        lock_limit=None,
+        lock_rate=setup.rate,
+    )
+    def rated(slot: int, key: str, hold: float) -> None:  # noqa: ARG001
+        work(slot, hold)
+
+
+def _rate_limit(app: Celery, setup: Setup) -> None:
+    work, (number, period) = _worker_body(setup), number_and_period(setup.rate)
+    each_hour = 3600 * number / period / setup.workers
+
+    @app.task(name=setup.task(), rate_limit=f"{each_hour:g}/h")
+    def rate_limit(slot: int, key: str, hold: float) -> None:  # noqa: ARG001
+        work(slot, hold)
+
+
+def _throttle(app: Celery, setup: Setup) -> None:
+    work, client = _worker_body(setup), _client_of(setup)
+    number, period = number_and_period(setup.rate)
+
+    @app.task(name=setup.task(), bind=True, max_retries=None)
+    def throttle(self: Any, slot: int, key: str, hold: float) -> None:
+        window, passed = divmod(time.time(), period)
+        name = f"throttle:{key}:{window:.0f}"
+        with client().pipeline() as pipe:
+            started, _ = pipe.incr(name).expire(name, 2 * period).execute()
+        if started > number:
+            raise self.retry(countdown=period - passed + random.random() * period)
+        work(slot, hold)
+
+
+def _cool_down(app: Celery, setup: Setup) -> None:
+    import redis_lock as library  # noqa: PLC0415  # optional
+
+    work, client = _worker_body(setup), _client_of(setup)
+    number, period = number_and_period(setup.rate)
+
+    @app.task(name=setup.task(), bind=True, max_retries=None)
+    def cool_down(self: Any, slot: int, key: str, hold: float) -> None:
+        lock = library.Lock(client(), f"bench:{key}", expire=max(1, period // number))
+        if not lock.acquire(blocking=False):
+            raise self.retry(countdown=period / number * (1 + random.random()))
+        work(slot, hold)
+
+
+def _other(app: Celery, setup: Setup) -> None:
+    work = _worker_body(setup)
+
+    @app.task(name=setup.other())
+    def other(slot: int, key: str, hold: float) -> None:  # noqa: ARG001
+        work(slot, hold)
+
+
+def number_and_period(rate: str) -> tuple[int, int]:
+    """Return the number of starts, and the period in seconds, of ``200/s`` or ``1/3s``."""
+    number, period = rate.removesuffix("s").split("/")
+    return int(number), int(period or 1)
+
+
 def _client_of(setup: Setup) -> Callable[[], redis.Redis]:
     @cache
     def client() -> redis.Redis:  # first called in a pool child, so each has its own
@@ -174,7 +256,13 @@ _DECLARE: dict[str, Callable[[Celery, Setup], None]] = {
     "redis_py": _redis_py,
     "redis_lock": _redis_lock,
     "retry": _retry,
+    "rated": _rated,
+    "rate_limit": _rate_limit,
+    "throttle": _throttle,
+    "cool_down": _cool_down,
 }
 
 if ENVIRONMENT in os.environ:
+    if legs.ENVIRONMENT in os.environ:
+        legs.trace()
     app = make_app(Setup(**json.loads(os.environ[ENVIRONMENT])))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime as dt
 import os
 import platform
+import shlex
 import statistics
+import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from itertools import pairwise
@@ -27,11 +29,21 @@ def machine(server: str) -> dict[str, Any]:
     }
 
 
+def command(benchmark: str) -> str:
+    """Return the command line of this process, without ``--json``."""
+    options = [argument for argument in sys.argv[1:] if argument != "--json"]
+    return shlex.join(["python", "-m", f"benchmarks.{benchmark}", *options])
+
+
 def describe(facts: dict[str, Any]) -> str:
+    return f"{facts['date']} (load before: {facts['load_before']}), {describe_versions(facts)}"
+
+
+def describe_versions(facts: dict[str, Any]) -> str:
+    """Return the machine and the versions, without what differs from run to run."""
     return (
-        f"{facts['date']}, {facts['cores']} cores (load before: {facts['load_before']}), "
-        f"Python {facts['python']}, Celery {facts['celery']}, redis-py {facts['redis_py']}, "
-        f"{facts['redis']}"
+        f"{facts['cores']} cores, Python {facts['python']}, Celery {facts['celery']}, "
+        f"redis-py {facts['redis_py']}, {facts['redis']}"
     )
 
 
