@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import logging
 import queue
-import threading
 from collections.abc import Callable
 from typing import Any, Final
 
 from celery_singleton_lock.worker.background_thread import BackgroundThread
 from celery_singleton_lock.worker.loop_channel import guarded
 from celery_singleton_lock.worker.message_stage import Stage
-from celery_singleton_lock.worker.pools import has_room
+from celery_singleton_lock.worker.pools import has_room, wait_for_room
 
-logger = logging.getLogger(__name__)
-
-ROOM: Final = 0.02
-"""Seconds between two checks whether a full pool has room."""
+logger: Final = logging.getLogger(__name__)
 
 
 class PoolFeeder:
@@ -39,7 +35,6 @@ class PoolFeeder:
         self._to_pool = to_pool
         self._not_sent = not_sent
         self._waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._never = threading.Event()
         self.thread: Final = BackgroundThread("singleton-lock-pool-feeder", self._send_next)
 
     def __call__(self, request: Any) -> None:
@@ -72,4 +67,4 @@ class PoolFeeder:
     def _wait_for_room(self, request: Any) -> None:
         with self.thread.idle():
             while request.stage is Stage.DISPATCHED and not has_room(self._pool):
-                self._never.wait(ROOM)
+                wait_for_room(self._pool)

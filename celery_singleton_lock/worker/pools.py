@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any, Final
 
 from billiard import get_start_method
@@ -14,6 +15,9 @@ POOLS: Final = {
     "celery.concurrency.eventlet": "eventlet",
 }
 """Modules of the supported pools -> their names for ``--pool``."""
+
+ROOM: Final = 0.02
+"""Seconds between two checks whether a full pool has room."""
 
 GREEN: Final = ("gevent", "eventlet")
 """The pools that run tasks in greenlets."""
@@ -43,3 +47,18 @@ def has_room(pool: Any) -> bool:
             return bool(inner._putlock._value > 0)  # noqa: SLF001  # billiard's
         case _:
             return True
+
+
+def wait_for_room(pool: Any) -> None:
+    """Wait until a pool without an event loop may have room; see :func:`has_room`.
+
+    Under gevent the callers get free slots in the order in which they began to wait. In other pools
+    the caller competes with Celery's consumer.
+
+    Args:
+        pool: Celery's pool, which has no room.
+    """
+    if pool_kind(type(pool)) == "gevent":
+        pool._pool.wait_available(1.0)  # noqa: SLF001
+    else:
+        threading.Event().wait(ROOM)

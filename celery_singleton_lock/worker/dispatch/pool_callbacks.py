@@ -12,7 +12,12 @@ from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.conflict_policy import SKIPPED, Outcome, assert_never, unexpected
 from celery_singleton_lock.core.model import CLAIM_LEASE, Ending, Reservation
 from celery_singleton_lock.errors import LockError
-from celery_singleton_lock.worker.agent_commands import Release, TrackReservation, loss_of
+from celery_singleton_lock.worker.agent_commands import (
+    NoteNextStart,
+    Release,
+    TrackReservation,
+    loss_of,
+)
 from celery_singleton_lock.worker.agent_queue import AgentQueue
 from celery_singleton_lock.worker.dispatch.blocked_messages import BlockedMessages
 from celery_singleton_lock.worker.dispatch.held_messages import HeldMessages
@@ -21,8 +26,8 @@ from celery_singleton_lock.worker.dispatch.notifier import Notifier
 from celery_singleton_lock.worker.dispatch.pool_exit import PoolExit
 from celery_singleton_lock.worker.dispatch.task_leases import TaskLeases, other_parts
 from celery_singleton_lock.worker.execution.celery_outcome import reservation_for
-from celery_singleton_lock.worker.lock_header import MARKS, end_in, loss_in
-from celery_singleton_lock.worker.lock_set_header import onward, unanswered
+from celery_singleton_lock.worker.lock_header import MARKS, end_in, loss_in, next_start_in
+from celery_singleton_lock.worker.lock_set_header import at_first_lock, onward, unanswered
 from celery_singleton_lock.worker.message_stage import UNACCEPTED, Stage
 from celery_singleton_lock.worker.request import LockedRequest
 from celery_singleton_lock.worker.turned_away import TurnedAway
@@ -68,7 +73,7 @@ class PoolCallbacks:
         self._commands = commands
         self._notifier = notifier
         self._clock = clock
-        self.unclaimed = 0
+        self.unclaimed: int = 0
 
     # -- while it runs ----------------------------------------------------------------------------
 
@@ -131,6 +136,8 @@ class PoolCallbacks:
         elif unheard is not None:
             header, ending, kept = unheard
             self._commands.put(Release(header, ending, kept=kept))
+        elif (next_start := next_start_in(notice)) is not None:
+            self._commands.put(NoteNextStart(*next_start))
 
     def interruptible(self, token: str) -> LockedRequest | None:
         """Return the running request of a lost lock, if ``lock_on_lost`` is ``abort``."""
@@ -204,6 +211,9 @@ class PoolCallbacks:
             self._notifier.skipped(request, turned, policy)
             return False
         request.undecide()
+        if outcome is Outcome.LATER:
+            self._run_later(request, turned)
+            return True
         again = outcome is Outcome.AGAIN
         if header.lock_set is not None and (turned.lock_set or again):
             elsewhere = onward(header, header.lock_set, turned.lock_set)
@@ -220,6 +230,20 @@ class PoolCallbacks:
         if outcome is Outcome.GONE:
             request.move(Stage.ENDED)
         return True
+
+    def _run_later(self, request: LockedRequest, turned: TurnedAway) -> None:
+        """Let the message of a task that has run wait in Redis until its lock is open again."""
+        header = request.lock_header
+        self.on_ran(request)
+        self._notifier.closed(request, turned)
+        self._pool_exit.left(request, began=True, gone=False)
+        if header.granted and not header.settle:  # Redis has it: the release has queued it again
+            request.move(Stage.ENDED)
+            task_ready(request)
+        else:
+            request.runs_later, request.lock_header = True, at_first_lock(header)
+            self._blocked.park(request)
+        self._in_flight.leave(header)
 
     def _got_elsewhere(self, request: LockedRequest) -> bool:
         """End a message here that another worker has, whatever Redis answered."""
@@ -250,7 +274,9 @@ class PoolCallbacks:
                 | Outcome.FAIL
                 | Outcome.FAIL_FULL
                 | Outcome.FAIL_TIMEOUT
+                | Outcome.FAIL_COST
                 | Outcome.FAIL_BACKEND
+                | Outcome.LATER
             ):
                 raise unexpected(turned.outcome)
             case _:

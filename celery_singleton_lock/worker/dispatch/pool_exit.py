@@ -51,7 +51,7 @@ class PoolExit:
         self._clock = clock
         self.children: Final = children
         self._releasing: dict[str, LockedRequest] = {}
-        self.ends = RecentEnds(clock)
+        self.ends: RecentEnds = RecentEnds(clock)
 
     def end(self, request: LockedRequest, *, gone: bool) -> None:
         """Stop tracking a task that has ended.

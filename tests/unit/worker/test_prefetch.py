@@ -56,6 +56,24 @@ def test_what_was_added_for_a_former_connection_is_not_taken_from_the_next(consu
     assert consumer.qos.value == SLOTS
 
 
+def test_an_outage_does_not_use_up_the_prefetch_count_of_a_worker_with_an_eta_limit(consumer):
+    """It keeps six tasks with an ETA and held four others: then it receives further ones again."""
+    consumer.initial_prefetch_count, limit = SLOTS, SLOTS + 6
+    consumer.qos = QoS(lambda prefetch_count: None, SLOTS)
+    consumer.qos.max_prefetch = limit
+    plain = consumer.qos.increment_eventually
+    consumer.qos.increment_eventually = lambda: plain(0 if consumer.qos.value == limit else 1)
+    for _ in range(6):
+        consumer.qos.increment_eventually()  # as Celery does for each ETA
+    for change in (1, 1, 1, 1, -1, -1, -1, -1):
+        change_prefetch(consumer, change)
+    assert consumer.qos.value == limit
+    consumer.qos.decrement_eventually()  # the time of one has come
+    for change in (1, -1):
+        change_prefetch(consumer, change)
+    assert consumer.qos.value == limit - 1
+
+
 def test_no_prefetch_limit_stays_none_and_nothing_is_sent_without_a_connection(consumer):
     consumer.initial_prefetch_count, consumer.qos = 0, QoS(partial(print), 0)
     for change in (1, -1):

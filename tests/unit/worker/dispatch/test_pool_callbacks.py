@@ -158,7 +158,7 @@ def test_a_task_that_is_refused_before_its_thread_goes_on_fails_in_a_slot(parts)
 
 
 def test_a_requeued_task_that_has_waited_too_long_fails_in_a_slot(parts):
-    parts.place.sync(1000.0, 0.0)
+    parts.place.sync(1000.0, 0.0, 0.0)
     request = parts.message("requeues", "a", **{REQUEUED: [3, 1]})
     parts.dispatcher(request)
     request.on_accepted(4711, 0.0)
@@ -227,3 +227,15 @@ def test_a_task_that_ends_while_it_is_acknowledged_has_started_before_for_monito
     request._on_ack = lambda *_: request.send_event("task-succeeded")
     parts.dispatcher.pool_callbacks.on_notice(request.lock_header.token)
     assert events == ["task-started", "task-succeeded"]
+
+
+def test_a_task_whose_greenlet_is_cancelled_is_not_acknowledged_and_runs_again(parts):
+    """Celery reports a killed greenlet as a success, before it notes that it has cancelled it."""
+    request = deliver(parts, "late")
+    take(parts, request)
+    pool = SimpleNamespace(terminate_job=lambda *_: request.on_success((False, None, None)))
+    request._announce_cancelled = lambda **_: None
+    request.cancel(pool)
+    assert not request.acknowledged
+    assert [command.ending for command in parts.agent.commands(Release)] == [Ending.AGAIN]
+    assert request.stage is Stage.ENDED
