@@ -44,7 +44,7 @@ def wire(client):
 def test_a_call_is_packed_as_the_server_reads_it():
     """Text, bytes and numbers, with their lengths in bytes."""
     command = packed(ECHO, "csl", "lock", ("é", b"\x00\r\n"), (7,))
-    assert command.startswith(b"*17\r\n$7\r\nEVALSHA\r\n$40\r\n")
+    assert command.startswith(b"*18\r\n$7\r\nEVALSHA\r\n$40\r\n")
     assert command.endswith(b"$2\r\n\xc3\xa9\r\n$3\r\n\x00\r\n\r\n$1\r\n7\r\n")
 
 
@@ -139,3 +139,53 @@ def test_threads_do_not_share_a_connection(wire):
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+ELEMENTS = (b"a", b"", b"\r\n*-1\r\n", b"x" * 3_000_000)
+
+
+def test_each_element_of_an_inbox_is_received_once_and_in_order(client, wire):
+    """Whatever is in it, and however long it is; and nothing once it is empty."""
+    client.rpush("inbox", *ELEMENTS)
+    assert tuple(wire.pop("inbox", 1.0) for _ in ELEMENTS) == ELEMENTS
+    assert wire.pop("inbox", 0.01) is None
+    client.rpush("inbox", b"b")
+    assert wire.pop("inbox", 1.0) == b"b"
+
+
+def test_an_inbox_that_another_program_uses_is_an_error(client, wire):
+    """The next call gets its own answer."""
+    client.set("text", "of another program")
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        wire.pop("text", 1.0)
+    assert wire.ask(said("1")) == b"1"
+
+
+def test_a_wait_for_an_inbox_is_not_repeated(client, wire):
+    """It may have taken an element, whose lock is then granted again when its lease has ended."""
+    assert wire.pop("inbox", 0.01) is None
+    client.client_kill_filter(_type="normal", skipme=True)
+    with pytest.raises(redis.ConnectionError):
+        wire.pop("inbox", 1.0)
+    client.rpush("inbox", b"a")
+    assert wire.pop("inbox", 1.0) == b"a"
+
+
+def test_a_wait_that_is_interrupted_leaves_no_answer_for_the_next(client, wire):
+    """A soft time limit strikes while the inbox is empty."""
+
+    def strike(*_):
+        raise SoftTimeLimitExceeded
+
+    wire.ask(said("0"))  # connects: an interrupted connect leaves a socket to the garbage collector
+    before = signal.signal(signal.SIGALRM, strike)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        with pytest.raises(SoftTimeLimitExceeded):
+            wire.pop("inbox", 10.0)
+        client.rpush("inbox", b"a")
+        assert wire.ask(said("1")) == b"1"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        client.delete("inbox")

@@ -62,6 +62,7 @@ def renewed():
     return {token for each in lease_watchdog.living() for token in each.watching()}
 
 
+@pytest.mark.full("two locks")
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("work", [eagerly, in_its_slot, as_a_copy, in_a_batch])
 def test_a_task_interrupted_at_any_line_leaves_no_lock_held_or_renewed(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import redis.asyncio
 from redis import exceptions as failures
@@ -47,6 +47,8 @@ class AsyncRedisStore:
         BackendRefused: the server refused.
     """
 
+    has_rates = True
+
     def __init__(
         self,
         client: redis.asyncio.Redis,
@@ -57,42 +59,46 @@ class AsyncRedisStore:
     ) -> None:
         self.client = client
         self.clock: Clock = clock_for(client)
-        self.operations = Operations(keyspace, scripts, claim_lease)
-        self.keyspace = self.operations.keyspace
+        self.operations: Operations = Operations(keyspace, scripts, claim_lease)
+        self.keyspace: Keyspace = self.operations.keyspace
         self._blocking = BlockingConnections(client.connection_pool)
 
-    acquire = by_task(Operations.acquire)
-    park = by_task(Operations.park)
-    park_many = by_task(Operations.park_many)
-    claim = by_task(Operations.claim)
-    release = by_task(Operations.release)
-    extend = by_task(Operations.extend)
-    sweep_and_grant = by_task(Operations.sweep_and_grant)
-    sweep_and_grant_many = by_task(Operations.sweep_and_grant_many)
-    record_publish_result = by_task(Operations.record_publish_result)
-    take_due_locks = by_task(Operations.take_due_locks)
-    unswept_locks = by_task(Operations.unswept_locks)
-    inspect = by_task(Operations.inspect)
-    reset = by_task(Operations.reset)
-    deliver_revoked = by_task(Operations.deliver_revoked)
-    locate_tasks = by_task(Operations.locate_tasks)
-    body = by_task(Operations.body)
-    parked = by_task(Operations.parked)
-    switches = by_task(Operations.switches)
-    switch = by_task(Operations.switch)
-    waited_for = by_task(Operations.waited_for)
-    deliver_unlocked = by_task(Operations.deliver_unlocked)
-    record_observation = by_task(Operations.record_observation)
-    observations = by_task(Operations.observations)
-    clear_observations = by_task(Operations.clear_observations)
-    worker_heartbeat = by_task(Operations.worker_heartbeat)
-    leave = by_task(Operations.leave)
-    receive = by_task(Operations.receive)
-    wait = by_task(Operations.wait)
-    time = by_task(Operations.time)
-    probe = by_task(Operations.probe)
-    schema = by_task(Operations.schema)
-    describe = by_task(Operations.describe)
+    acquire: Final = by_task(Operations.acquire)
+    park: Final = by_task(Operations.park)
+    park_many: Final = by_task(Operations.park_many)
+    claim: Final = by_task(Operations.claim)
+    release: Final = by_task(Operations.release)
+    extend: Final = by_task(Operations.extend)
+    charge: Final = by_task(Operations.charge)
+    sweep_and_grant: Final = by_task(Operations.sweep_and_grant)
+    sweep_and_grant_many: Final = by_task(Operations.sweep_and_grant_many)
+    record_publish_result: Final = by_task(Operations.record_publish_result)
+    take_due_locks: Final = by_task(Operations.take_due_locks)
+    unswept_locks: Final = by_task(Operations.unswept_locks)
+    inspect: Final = by_task(Operations.inspect)
+    reset: Final = by_task(Operations.reset)
+    close_for: Final = by_task(Operations.close_for)
+    deliver_revoked: Final = by_task(Operations.deliver_revoked)
+    locate_tasks: Final = by_task(Operations.locate_tasks)
+    body: Final = by_task(Operations.body)
+    parked: Final = by_task(Operations.parked)
+    switches: Final = by_task(Operations.switches)
+    switch: Final = by_task(Operations.switch)
+    waited_for: Final = by_task(Operations.waited_for)
+    deliver_unlocked: Final = by_task(Operations.deliver_unlocked)
+    record_observation: Final = by_task(Operations.record_observation)
+    observations: Final = by_task(Operations.observations)
+    clear_observations: Final = by_task(Operations.clear_observations)
+    worker_heartbeat: Final = by_task(Operations.worker_heartbeat)
+    list_running: Final = by_task(Operations.list_running)
+    fleet_size: Final = by_task(Operations.fleet_size)
+    leave: Final = by_task(Operations.leave)
+    receive: Final = by_task(Operations.receive)
+    wait: Final = by_task(Operations.wait)
+    time: Final = by_task(Operations.time)
+    probe: Final = by_task(Operations.probe)
+    schema: Final = by_task(Operations.schema)
+    describe: Final = by_task(Operations.describe)
 
     # -- requests ---------------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ class BlockingClients:
     def pop(self, pop: Pop) -> bytes | str | None:
         """Call BLPOP, without retries, on a connection whose socket time-out exceeds the block."""
         block, longest = block_of(pop)
-        client = self._client(longest)
+        client = self.client(longest)
         try:
             found: Any = client.blpop([pop.key], timeout=block)
         except BaseException:  # an interruption may leave an unread reply on the connection
@@ -46,7 +46,7 @@ class BlockingClients:
             raise
         return None if found is None else found[1]
 
-    def _client(self, longest: float) -> redis.Redis:
+    def client(self, longest: float) -> redis.Redis:
         """Return the client for blocks of this length.
 
         Several threads may each create one at the same time. The dictionary keeps the first; the

@@ -12,7 +12,7 @@ import copy
 import functools
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import redis
 from redis.backoff import NoBackoff
@@ -26,7 +26,47 @@ _PLAIN: Final = (redis.Connection, redis.SSLConnection, redis.UnixDomainSocketCo
 """Classes of connections whose answers can be read from their socket without redis-py."""
 
 _CHUNK: Final = 65536
-_BULK, _ERROR = b"$-"
+_BULK, _ERROR, _LIST = b"$-*"
+_NEITHER: Final = "the answer is neither a bulk string nor an error"
+
+Heard = Callable[[bytes | Exception], None]
+"""Called with a reply that was not waited for, or with an error."""
+
+
+class Line:
+    """A connection, and who gets the reply that was not waited for.
+
+    Attributes:
+        connection: of redis-py.
+        sent_at: monotonic time at which the unread reply was asked for.
+    """
+
+    __slots__ = ("_heard", "connection", "sent_at")
+
+    def __init__(self, connection: Any) -> None:
+        self.connection: Any = connection
+        self.sent_at: float = 0.0
+        self._heard: Heard | None = None
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether a reply was not read yet."""
+        return self._heard is not None
+
+    def owe(self, heard: Heard, sent_at: float) -> None:
+        """Note that a reply was not read yet, and who gets it."""
+        self._heard, self.sent_at = heard, sent_at
+
+    def pay(self, reply: bytes | Exception) -> None:
+        """Pass the unread reply on, or why there is none. Has no effect if none is unread."""
+        heard = self._heard
+        if heard is not None:
+            heard(reply)
+            self._heard = None  # last: if this was interrupted, it is repeated
+
+    def __del__(self) -> None:
+        """Tell that nobody reads the reply: a call was interrupted, and has not kept the line."""
+        self.pay(redis.ConnectionError("A call on the connection was interrupted."))
 
 
 class FastPath:
@@ -41,19 +81,23 @@ class FastPath:
 
     Args:
         client: its address and options are used, but not its connections.
+
+    Attributes:
+        defers: whether :meth:`send` can be used.
     """
 
     def __init__(self, client: redis.Redis) -> None:
         self._pool = client.connection_pool
         self._kwargs = dict(self._pool.connection_kwargs)
         self._exchange_on: Callable[[Any, bytes], bytes] = _by_redis_py
-        if is_plain(self._pool):
+        self.defers: bool = is_plain(self._pool)
+        if self.defers:
             self._exchange_on = _by_socket
             self._kwargs["protocol"] = 2  # without push messages between the answers
             for name in [name for name in self._kwargs if name.startswith("maint_notifications")]:
                 del self._kwargs[name]
         self._retry = self._pool.connection_kwargs.get("retry") or Retry(NoBackoff(), 1)
-        self._idle: list[Any] = []  # append and pop are atomic between threads
+        self._idle: list[Line] = []  # append, pop and remove are atomic between threads
 
     def ask(self, command: bytes, attempts: Attempts | None = None) -> bytes:
         """Send an encoded command and return the answer.
@@ -77,27 +121,103 @@ class FastPath:
             )
             return answer
 
-    def _exchange(self, command: bytes) -> bytes:
-        connection = self._take()
+    def send(self, command: bytes, heard: Heard, sent_at: float) -> None:
+        """Send an encoded command, and do not wait for its reply.
+
+        The next call on the same connection reads the reply, or :meth:`read_owed`.
+
+        Args:
+            command: what to send.
+            heard: called with the reply, or with the error that Redis replied or for which the
+                reply was not read; again, with an error, if that was interrupted. It must neither
+                wait nor raise.
+            sent_at: monotonic time now.
+
+        Raises:
+            redis.RedisError: it could not be sent. ``heard`` is not called.
+        """
+        line = self._take()
         try:
-            answer = self._exchange_on(connection, command)
+            _read_owed(line)
+            _send(line.connection, command)
+            line.owe(heard, sent_at)
+        except BaseException:
+            self._close(line)
+            raise
+        self._idle.append(line)
+
+    def pop(self, key: str, seconds: float) -> bytes | None:
+        """Wait for an element of a list (BLPOP). It is not tried again: that could lose an element.
+
+        Args:
+            key: of the list.
+            seconds: for which to wait at most; less than the socket's timeout.
+
+        Raises:
+            redis.RedisError: what redis-py's client would raise. The connection may have been
+                closed while it was idle.
+        """
+        line = self._take()
+        try:
+            _send(line.connection, b"*3\r\n" + words(("BLPOP", key, str(seconds))))
+            element = _element(line.connection)
+        except BaseException:
+            self._close(line)
+            raise
+        self._idle.append(line)
+        return element
+
+    def read_owed(self, sent_before: float) -> bool:
+        """Read the unread replies of idle connections.
+
+        Args:
+            sent_before: monotonic time; read only replies that were asked for before.
+
+        Returns:
+            Whether later replies are unread.
+        """
+        for line in list(self._idle):
+            if line.is_owed and line.sent_at <= sent_before:
+                try:
+                    self._idle.remove(line)
+                except ValueError:  # a call has taken it
+                    continue
+                self._settle(line)
+        return any(line.is_owed for line in list(self._idle))
+
+    def _settle(self, line: Line) -> None:
+        try:
+            _read_owed(line)
+        except redis.RedisError:  # heard() has it
+            self._close(line)
+        except BaseException:
+            self._close(line)
+            raise
+        else:
+            self._idle.append(line)
+
+    def _exchange(self, command: bytes) -> bytes:
+        line = self._take()
+        try:
+            exchange_on = _after_owed(line) if line.is_owed else self._exchange_on
+            answer = exchange_on(line.connection, command)
         except redis.ResponseError as error:
             if demoted(error):
-                self._close(connection)
+                self._close(line)
             else:
-                self._idle.append(connection)  # an answer, which was read
+                self._idle.append(line)  # an answer, which was read
             raise
         except BaseException:
-            self._close(connection)
+            self._close(line)
             raise
-        self._idle.append(connection)
+        self._idle.append(line)
         return answer
 
-    def _take(self) -> Any:
+    def _take(self) -> Line:
         try:
             return self._idle.pop()
         except IndexError:
-            return self._connect()
+            return Line(self._connect())
 
     def _connect(self) -> Any:
         """Connect explicitly: a send would connect to the old address without asking a Sentinel."""
@@ -105,16 +225,16 @@ class FastPath:
         connection.connect()
         return connection
 
-    def _close(self, connection: Any) -> None:
+    def _close(self, line: Line) -> None:
         """Close it and all idle ones: what broke one connection has usually broken all."""
-        connection.disconnect()
+        _hang_up(line)
         self.close()
 
     def close(self) -> None:
         """Close idle connections."""
         with suppress(IndexError):
             while True:
-                self._idle.pop().disconnect()
+                _hang_up(self._idle.pop())
 
 
 def is_plain(pool: redis.ConnectionPool) -> bool:
@@ -135,33 +255,128 @@ def _by_redis_py(connection: Any, command: bytes) -> bytes:
 
 def _by_socket(connection: Any, command: bytes) -> bytes:
     """Send a command and return its answer, a bulk string; raise redis-py's errors."""
-    sock = connection._sock  # noqa: SLF001  # opened by redis-py, with its options
+    _send(connection, command)
+    return _only(connection, _next_answer(connection, b""))
+
+
+def _after_owed(line: Line) -> Callable[[Any, bytes], bytes]:
+    """Return a function that sends a command, and reads the unread reply before its answer."""
+
+    def exchange(connection: Any, command: bytes) -> bytes:
+        _send(connection, command)
+        owed = _next_answer(connection, b"")
+        line.pay(_value(connection, owed))
+        return _only(connection, _next_answer(connection, owed.rest))
+
+    return exchange
+
+
+def _read_owed(line: Line) -> None:
+    """Read the unread reply of a connection, if there is one.
+
+    Raises:
+        redis.RedisError: there is none.
+    """
+    if line.is_owed:
+        owed = _next_answer(line.connection, b"")
+        if owed.rest:
+            raise redis.InvalidResponse(_NEITHER)
+        line.pay(_value(line.connection, owed))
+
+
+def _hang_up(line: Line) -> None:
     try:
-        sock.sendall(command)
-        data: bytes = sock.recv(_CHUNK)
-        while (end := data.find(b"\r\n")) < 0:
-            data += _more(sock)
-        if data[0] == _BULK:
-            until = end + 4 + int(data[1:end])
-            while len(data) < until:
-                data += _more(sock)
-            if len(data) == until:
-                return data[end + 2 : -2]
-    except TimeoutError as error:
-        msg = "Timeout on the socket"
-        raise redis.TimeoutError(msg) from error
+        line.connection.disconnect()
+    finally:  # a soft time limit may interrupt the line above
+        line.pay(redis.ConnectionError("The connection was closed before Redis replied."))
+
+
+def _send(connection: Any, command: bytes) -> None:
+    try:
+        connection._sock.sendall(command)  # noqa: SLF001
     except OSError as error:
-        msg = f"Error on the socket: {error}"
-        raise redis.ConnectionError(msg) from error
-    if data[0] == _ERROR and len(data) == end + 2:
-        raise connection._parser.parse_error(data[1:end].decode("utf-8", "replace"))  # noqa: SLF001
-    msg = "the answer is neither a bulk string nor an error"
-    raise redis.InvalidResponse(msg)
+        raise _as_redis_py(error) from error
+
+
+class _Answer(NamedTuple):
+    """An answer, and what has arrived after it."""
+
+    text: bytes
+    rest: bytes
+    is_error: bool = False
+
+
+def _next_answer(connection: Any, data: bytes) -> _Answer:
+    """Return the next answer.
+
+    Args:
+        connection: where it arrives.
+        data: what has arrived of it.
+
+    Raises:
+        redis.RedisError: it did not arrive, or is neither a bulk string nor an error.
+    """
+    sock = connection._sock  # noqa: SLF001  # opened by redis-py, with its options
+    while (end := data.find(b"\r\n")) < 0:
+        data += _more(sock)
+    if data[0] == _ERROR:
+        return _Answer(data[1:end], data[end + 2 :], is_error=True)
+    if data[0] != _BULK:
+        raise redis.InvalidResponse(_NEITHER)
+    until = end + 4 + int(data[1:end])
+    while len(data) < until:
+        data += _more(sock)
+    return _Answer(data[end + 2 : until - 2], data[until:])
+
+
+def _element(connection: Any) -> bytes | None:
+    """Return the element in the answer to BLPOP; None if the list stayed empty."""
+    data = b""
+    while (end := data.find(b"\r\n")) < 0:
+        data += _more(connection._sock)  # noqa: SLF001
+    if data == b"*-1\r\n":
+        return None
+    if data[0] != _LIST:
+        return _only(connection, _next_answer(connection, data))  # raises: it is an error
+    key = _next_answer(connection, data[end + 2 :])
+    return _only(connection, _next_answer(connection, key.rest))
+
+
+def _only(connection: Any, answer: _Answer) -> bytes:
+    """Return the text of an answer after which nothing has arrived; raise it if it is an error.
+
+    No variable refers to the error: its traceback would keep the store alive.
+    """
+    if answer.rest:
+        raise redis.InvalidResponse(_NEITHER)
+    if answer.is_error:
+        raise _error_of(connection, answer)
+    return answer.text
+
+
+def _value(connection: Any, answer: _Answer) -> bytes | Exception:
+    return _error_of(connection, answer) if answer.is_error else answer.text
+
+
+def _error_of(connection: Any, answer: _Answer) -> Exception:
+    text = answer.text.decode("utf-8", "replace")
+    error: Exception = connection._parser.parse_error(text)  # noqa: SLF001
+    return error
+
+
+def _as_redis_py(error: OSError) -> redis.RedisError:
+    """Return redis-py's error for an error of a socket."""
+    if isinstance(error, TimeoutError):
+        return redis.TimeoutError("Timeout on the socket")
+    return redis.ConnectionError(f"Error on the socket: {error}")
 
 
 def _more(sock: Any) -> bytes:
     """Return what has arrived."""
-    more: bytes = sock.recv(_CHUNK)
+    try:
+        more: bytes = sock.recv(_CHUNK)
+    except OSError as error:
+        raise _as_redis_py(error) from error
     if not more:
         msg = "Connection closed by server."
         raise redis.ConnectionError(msg)

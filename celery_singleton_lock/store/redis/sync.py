@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import redis
 from redis import exceptions as failures
@@ -19,14 +19,19 @@ from celery_singleton_lock.store import replies
 from celery_singleton_lock.store.error_mapping import FAILED, demoted, explain
 from celery_singleton_lock.store.lock_operations import released
 from celery_singleton_lock.store.operations import Operations
-from celery_singleton_lock.store.redis.blocking import BlockingClients, blocking_client
+from celery_singleton_lock.store.redis.blocking import (
+    BLOCKS,
+    BlockingClients,
+    block_of,
+    blocking_client,
+)
 from celery_singleton_lock.store.redis.counted import (
     close_idle,
     closing_if_interrupted,
     send_counted,
     send_counted_alone,
 )
-from celery_singleton_lock.store.redis.fast_path import FastPath, packed
+from celery_singleton_lock.store.redis.fast_path import FastPath, Heard, is_plain, packed
 from celery_singleton_lock.store.requests import (
     NO_REPLICAS,
     Attempts,
@@ -34,10 +39,12 @@ from celery_singleton_lock.store.requests import (
     Command,
     Confirm,
     Counted,
+    Pop,
     Replicas,
     Request,
     SplitCall,
 )
+from celery_singleton_lock.store.script_arguments import settles_of
 from celery_singleton_lock.store.scripts import Argument, Call, Script
 
 
@@ -72,7 +79,7 @@ class RedisStore:
         keyspace: names of the keys.
         scripts: the scripts; tests pass their own.
         claim_lease: seconds in which a waiter must claim its grant.
-        direct: send acquire and release without redis-py's client, see :class:`FastPath`.
+        direct: send acquire, claim and release without redis-py's client, see :class:`FastPath`.
         quarantine: grant nothing for one longest lease after the server's run id has changed: it
             was promoted, or restarted, and may have lost grants. All clients must agree. None: do
             so if another client does.
@@ -83,6 +90,8 @@ class RedisStore:
             token is safe.
         BackendRefused: the server refused.
     """
+
+    has_rates = True
 
     def __init__(
         self,
@@ -97,22 +106,38 @@ class RedisStore:
     ) -> None:
         self.client = client
         self.clock: Clock = clock_for(client)
-        self.operations = Operations(
+        self.operations: Operations = Operations(
             keyspace, scripts, claim_lease, quarantine=quarantine, replicas=replicas
         )
-        self.keyspace = self.operations.keyspace
+        self.keyspace: Keyspace = self.operations.keyspace
         self._fast_path = FastPath(client) if direct else None
         self._blocking = BlockingClients(self._copier())
+        self._inbox: FastPath | None = None
         # Not at exit: a thread may still use a connection, and would fail.
         weakref.finalize(self, _close_all, self._blocking, self._fast_path).atexit = False
 
     # -- operations -------------------------------------------------------------------------------
 
-    # These two run once per task, so they call the server without a generator.
+    # These run once per task, so they call the server without a generator.
 
     def acquire(self, owner: Owner, claim: Claim, *, wait: float | None = None) -> Reply:
         """Acquire the lock, or queue for it; see :meth:`LockStore.acquire`."""
         return replies.reply(self._run_split(self.operations.acquire_call(owner, claim, wait)))
+
+    def claim(
+        self,
+        owner: Owner,
+        name: str,
+        lease: float,
+        *,
+        settle: bool = False,
+        kept_elsewhere: bool = False,
+        later: bool = False,
+    ) -> Reply:
+        """Start to use a grant; see :meth:`LockStore.claim`."""
+        settles = settles_of(settle=settle, kept_elsewhere=kept_elsewhere, later=later)
+        call = self.operations.claim_call(owner, name, lease, settles)
+        return replies.reply(self._run_split(call))
 
     def release(
         self,
@@ -130,44 +155,98 @@ class RedisStore:
         attempts = Attempts()
         return released(self._run_split(call, attempts), attempts)
 
-    park = by_thread(Operations.park)
-    park_many = by_thread(Operations.park_many)
-    confirm = by_thread(Operations.confirm)
-    claim = by_thread(Operations.claim)
-    extend = by_thread(Operations.extend)
-    sweep_and_grant = by_thread(Operations.sweep_and_grant)
-    sweep_and_grant_many = by_thread(Operations.sweep_and_grant_many)
-    record_publish_result = by_thread(Operations.record_publish_result)
-    take_due_locks = by_thread(Operations.take_due_locks)
-    unswept_locks = by_thread(Operations.unswept_locks)
-    inspect = by_thread(Operations.inspect)
-    reset = by_thread(Operations.reset)
-    deliver_revoked = by_thread(Operations.deliver_revoked)
-    locate_tasks = by_thread(Operations.locate_tasks)
-    body = by_thread(Operations.body)
-    parked = by_thread(Operations.parked)
-    switches = by_thread(Operations.switches)
-    switch = by_thread(Operations.switch)
-    waited_for = by_thread(Operations.waited_for)
-    deliver_unlocked = by_thread(Operations.deliver_unlocked)
-    record_observation = by_thread(Operations.record_observation)
-    observations = by_thread(Operations.observations)
-    clear_observations = by_thread(Operations.clear_observations)
-    worker_heartbeat = by_thread(Operations.worker_heartbeat)
-    leave = by_thread(Operations.leave)
-    identify = by_thread(Operations.identify)
-    has_messages = by_thread(Operations.has_messages)
-    has_traces = by_thread(Operations.has_traces)
-    vouch = by_thread(Operations.vouch)
-    note_lost = by_thread(Operations.note_lost)
-    lost = by_thread(Operations.lost)
-    losses = by_thread(Operations.losses)
-    receive = by_thread(Operations.receive)
-    wait = by_thread(Operations.wait)
-    time = by_thread(Operations.time)
-    probe = by_thread(Operations.probe)
-    schema = by_thread(Operations.schema)
-    describe = by_thread(Operations.describe)
+    @property
+    def defers(self) -> bool:
+        """Whether :meth:`send_release` can be used."""
+        return self._fast_path is not None and self._fast_path.defers
+
+    def send_release(
+        self, name: str, token: str, worker: str, done_for: float, heard: Heard
+    ) -> bool:
+        """Release the lock of a task that has ended, and do not wait for the reply.
+
+        Args:
+            name: of the lock.
+            token: of its holder.
+            worker: id of the worker to which the lock may be granted next.
+            done_for: seconds for which the end is remembered if the message has copies.
+            heard: called once with the reply, which :func:`replies.reply` reads, or with the error
+                of redis-py. It must neither wait nor raise.
+
+        Returns:
+            False if the connection does not allow that. Nothing is sent then.
+
+        Raises:
+            BackendUnreachable: it could not be sent. ``heard`` is not called.
+            BackendRefused: likewise.
+        """
+        if self._fast_path is None or not self.defers:
+            return False
+        split = self.operations.release_call(
+            name, token, Ending.FINAL, worker, done_for, mark=False, reserve=None
+        )
+        command = packed(split.script, self.keyspace.prefix, split.name, split.own, split.usual)
+        try:
+            self._fast_path.send(command, heard, self.clock.monotonic())
+        except (failures.RedisError, OSError) as error:
+            raise explain(error) from error
+        return True
+
+    def read_owed(self, sent_before: float) -> bool:
+        """Read the replies to releases that were sent before a monotonic time, and not read yet.
+
+        Returns:
+            Whether replies to later releases are unread.
+        """
+        return self._fast_path is not None and self._fast_path.read_owed(sent_before)
+
+    park: Final = by_thread(Operations.park)
+    park_many: Final = by_thread(Operations.park_many)
+    confirm: Final = by_thread(Operations.confirm)
+    extend: Final = by_thread(Operations.extend)
+    charge: Final = by_thread(Operations.charge)
+    sweep_and_grant: Final = by_thread(Operations.sweep_and_grant)
+    sweep_and_grant_many: Final = by_thread(Operations.sweep_and_grant_many)
+    record_publish_result: Final = by_thread(Operations.record_publish_result)
+    take_due_locks: Final = by_thread(Operations.take_due_locks)
+    unswept_locks: Final = by_thread(Operations.unswept_locks)
+    inspect: Final = by_thread(Operations.inspect)
+    reset: Final = by_thread(Operations.reset)
+    close_for: Final = by_thread(Operations.close_for)
+    deliver_revoked: Final = by_thread(Operations.deliver_revoked)
+    locate_tasks: Final = by_thread(Operations.locate_tasks)
+    body: Final = by_thread(Operations.body)
+    parked: Final = by_thread(Operations.parked)
+    switches: Final = by_thread(Operations.switches)
+    switch: Final = by_thread(Operations.switch)
+    waited_for: Final = by_thread(Operations.waited_for)
+    deliver_unlocked: Final = by_thread(Operations.deliver_unlocked)
+    record_observation: Final = by_thread(Operations.record_observation)
+    observations: Final = by_thread(Operations.observations)
+    clear_observations: Final = by_thread(Operations.clear_observations)
+    worker_heartbeat: Final = by_thread(Operations.worker_heartbeat)
+    list_running: Final = by_thread(Operations.list_running)
+    fleet_size: Final = by_thread(Operations.fleet_size)
+    leave: Final = by_thread(Operations.leave)
+    identify: Final = by_thread(Operations.identify)
+    has_messages: Final = by_thread(Operations.has_messages)
+    has_traces: Final = by_thread(Operations.has_traces)
+    vouch: Final = by_thread(Operations.vouch)
+    note_lost: Final = by_thread(Operations.note_lost)
+    lost: Final = by_thread(Operations.lost)
+    losses: Final = by_thread(Operations.losses)
+    receive: Final = by_thread(Operations.receive)
+    wait: Final = by_thread(Operations.wait)
+    time: Final = by_thread(Operations.time)
+    schema: Final = by_thread(Operations.schema)
+
+    def probe(self) -> None:
+        """Acquire and release a lock that nobody else uses."""
+        carry_out(self.operations.probe(), self.do)
+
+    def describe(self) -> Mapping[str, str]:
+        """Return what is known of the server; ``unknown`` for what it does not tell."""
+        return carry_out(self.operations.describe(), self.do)
 
     def too_few(self) -> str:
         """Return the error text for locks that too few replicas confirm."""
@@ -201,7 +280,23 @@ class RedisStore:
         if isinstance(request, Confirm):
             answers = self._sent(request.replicas.confirming(request.keys[0]))
             return [confirmed(answers, request)] * len(request.keys)
-        return self._blocking.pop(request)  # type: ignore[arg-type]  # Receive is for Cluster
+        return self._pop(request)  # type: ignore[arg-type]  # Receive is for Cluster
+
+    def _pop(self, pop: Pop) -> bytes | str | None:
+        """Wait for an element; on its own connection if the caller waits all the time.
+
+        With redis-py's client, the thread that receives grants would hold the interpreter lock for
+        as long as the main loop needs to begin the granted task.
+        """
+        block, longest = block_of(pop)
+        if not pop.often or longest > BLOCKS[0]:
+            return self._blocking.pop(pop)
+        if self._inbox is None:
+            client = self._blocking.client(longest)
+            if not is_plain(client.connection_pool):
+                return self._blocking.pop(pop)
+            self._inbox = FastPath(client)
+        return self._inbox.pop(pop.key, block)
 
     def _command(self, command: Command) -> Any:
         """Send a command; a script without redis-py's client.
@@ -270,6 +365,8 @@ class RedisStore:
         """Close idle connections, so that the next call looks up the master's address again."""
         close_idle(self.client.connection_pool)
         self._blocking.reconnect()
+        if self._inbox is not None:
+            self._inbox.close()
 
     def hang_up(self) -> None:
         """Close the client as well, if it was made for this store alone."""
@@ -282,6 +379,8 @@ class RedisStore:
         They are also closed when nobody refers to the store any more.
         """
         _close_all(self._blocking, self._fast_path)
+        if self._inbox is not None:
+            self._inbox.close()
 
 
 def _close_all(blocking: BlockingClients, fast_path: FastPath | None) -> None:

@@ -4,34 +4,36 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, TypeVar
 
 from celery_singleton_lock.config.limits import MAX_WAIT
 from celery_singleton_lock.config.settings import LockOptions
+from celery_singleton_lock.config.timed_close import checked_close, described, name_to_close
+from celery_singleton_lock.core.charge import charged_rates, checked_amount, checked_id, one_named
 from celery_singleton_lock.core.clock import Clock
+from celery_singleton_lock.core.lock_set import Key, Names
 from celery_singleton_lock.core.model import Claim, CurrentLock, Ending, Owner, Reply, Reservation
+from celery_singleton_lock.core.rate import Rate, ending_at_rate
 from celery_singleton_lock.errors import (
     BackendError,
+    BackendUnreachable,
     LockLost,
     SingletonLockError,
 )
-from celery_singleton_lock.lock.multi_lock import MultiLock
-from celery_singleton_lock.lock.sync import Lock
+from celery_singleton_lock.lock.multi_lock import MemberLock, MultiLock
 from celery_singleton_lock.lock.wait_for_turn import stand_in_line
 from celery_singleton_lock.store.base import LockStore
 from celery_singleton_lock.worker.execution.celery_outcome import (
     Run,
 )
-from celery_singleton_lock.worker.lock_header import (
-    LockHeader,
-)
+from celery_singleton_lock.worker.lock_header import LockHeader, whose
 
 T = TypeVar("T")
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 _HOST: Final = os.uname().nodename
 
@@ -40,7 +42,7 @@ LEAST_HOLD: Final = 0.001
 """Shortest hold after a success, in seconds: the scripts count in milliseconds."""
 
 
-_current: ContextVar[TaskLock | Lock | MultiLock | None] = ContextVar(
+_current: ContextVar[TaskLock | PlacedLock | MultiLock | None] = ContextVar(
     "celery_singleton_lock", default=None
 )
 
@@ -54,26 +56,40 @@ class TaskLock:
         reply: the reply that granted the lock.
         lease: the lease in seconds.
         valid_until: monotonic time up to which the lock is known to be held.
+        rates: those that its task declares.
     """
 
     __slots__ = (
         "_asked_at",
+        "_by",
+        "_charges",
         "_lease",
         "_lost",
         "_store",
         "_valid_until",
         "fencing_token",
         "name",
+        "rates",
         "token",
     )
 
     def __init__(
-        self, store: LockStore, header: LockHeader, reply: Reply, lease: float, valid_until: float
+        self,
+        store: LockStore,
+        header: LockHeader,
+        reply: Reply,
+        lease: float,
+        valid_until: float,
+        *,
+        rates: tuple[Rate, ...] = (),
     ) -> None:
-        self.name = header.name
-        self.fencing_token = reply.fencing_token
+        self.rates: tuple[Rate, ...] = rates
+        self._charges = 0
+        self.name: str = header.name
+        self.fencing_token: int = reply.fencing_token
         self._store = store
-        self.token = header.token
+        self._by = header
+        self.token: str = header.token
         self._lease = lease
         self._valid_until = valid_until
         self._asked_at = valid_until - lease
@@ -107,6 +123,51 @@ class TaskLock:
         """
         if not self._extend():
             raise self.lose()
+
+    def pause(self, seconds: float, why: str = "", *, name: str = "") -> float:
+        """Close the lock for everybody for a time; see :meth:`Lock.pause`. The task goes on.
+
+        Args:
+            seconds: for how long.
+            why: the reason, for people.
+            name: name of the lock. A task with several locks must give it.
+
+        Returns:
+            Seconds for which the lock is closed.
+
+        Raises:
+            ConfigurationError: an argument is invalid, or the locks are on a quorum.
+            BackendError: Redis did not answer, or refused.
+        """
+        checked, told = checked_close(seconds, why)
+        closing = name_to_close([lock.name for lock in self._each()], name)
+        text = described(whose(self._by), told)
+        closed = self._store.close_for(closing, checked, text)
+        logger.info("Lock %r is closed for %.1f s, %s", closing, closed, text)
+        return closed
+
+    def _each(self) -> Sequence[TaskLock]:
+        return (self,)
+
+    def charge(
+        self,
+        amount: int,
+        *,
+        id: str | None = None,  # noqa: A002  # the word for it
+        rate: str | Rate | None = None,
+        name: str = "",
+    ) -> None:
+        """Correct what the start of the task has cost; see :meth:`CurrentLock.charge`."""
+        more, given = checked_amount(amount), checked_id(id)
+        keys = charged_rates(self.name, self.rates, rate)
+        one_named(name, (self,))
+        self._charges += 1
+        own = given or f"{self.token} {self._charges}"
+        store: Any = self._store  # it counts starts: a quorum refuses rates
+        try:
+            store.charge(self.name, self.token, own, more, keys)
+        except BackendUnreachable:
+            store.charge(self.name, self.token, own, more, keys)
 
     def lose(self) -> LockLost:
         """Note that the lock was lost. Return the exception to raise."""
@@ -142,10 +203,26 @@ class NoLock:
     held = False
     lost = False
     fencing_token = 0
-    expires_in = 0.0
+    expires_in: float = 0.0
 
     def ensure_held(self) -> None:
         """Do nothing: there is no lock that could be lost."""
+
+    def pause(self, seconds: float, why: str = "", *, name: str = "") -> float:
+        """Check the arguments and do nothing: there is no lock that could be closed."""
+        del name
+        checked_close(seconds, why)
+        return 0.0
+
+    def charge(
+        self,
+        amount: int,
+        *,
+        id: str | None = None,  # noqa: A002  # the word for it
+        rate: str | Rate | None = None,
+        name: str = "",
+    ) -> None:
+        """Do nothing: this run has no start that counts."""
 
 
 def current_lock() -> CurrentLock:
@@ -195,15 +272,42 @@ def owner_of(header: LockHeader) -> Owner:
     return Owner(header.token, header.attempt, header.task, header.worker, _HOST, os.getpid())
 
 
-class PlacedLock(Lock):
+class PlacedLock(MemberLock):
     """The lock of a task that did not pass a dispatcher, and acquires it where it runs."""
 
     kept: Reservation | None = None
     """The reservation with which the permit stays held after the release; None for none."""
 
+    def claims(self, options: LockOptions) -> None:
+        """Claim the lock as these options of a call say, which may have been computed."""
+        self._claim = self._claim._replace(limit=options.declared_limit, flow=options.flow)
+
+    def in_group(self, options: LockOptions) -> PlacedLock:
+        """Return this lock, acquired for the group of its task, if it has one."""
+        if options.group:
+            self._claim = self._claim._replace(flow=options.flow)
+        return self
+
+    def charge(
+        self,
+        amount: int,
+        *,
+        id: str | None = None,  # noqa: A002  # the word for it
+        rate: str | Rate | None = None,
+        name: str = "",
+    ) -> None:
+        """Correct what the start of the task has cost; see :meth:`CurrentLock.charge`."""
+        one_named(name, (self,))
+        super().charge(amount, id=id, rate=rate)
+
     def _release_in(self, store: Any, token: str) -> Any:
         ending = Ending.HOLD if self.kept else Ending.FINAL
         return store.release(self.name, token, ending, reserve=self.kept)
+
+    def pause(self, seconds: float, why: str = "", *, name: str = "") -> float:
+        """Close the lock for everybody for a time; see :meth:`TaskLock.pause`."""
+        name_to_close([self.name], name)
+        return super().pause(seconds, why)
 
 
 class Held:
@@ -232,11 +336,22 @@ class Held:
 
 def in_place(store: LockStore, name: str, options: LockOptions) -> PlacedLock | MultiLock:
     """Return the lock of a task, or all of its locks as one. It is not acquired yet."""
-    keys = getattr(name, "keys", ((name, None),))
+    keys = name.keys if isinstance(name, Names) else (Key(name, rate=options.rate),)
     locks = [
-        PlacedLock(store, each, lease=options.lease, limit=limit or options.limit)
-        for each, limit in keys
+        PlacedLock(
+            store,
+            key.name,
+            lease=options.lease,
+            limit=key.limit or options.limit,
+            rate=key.rate or None,
+            priority=options.head_start / 1_000_000,
+        ).in_group(options)
+        for key in keys
     ]
+    for lock in locks[:-1]:  # with the last one, all are held
+        lock.later = bool(lock.rates)
+    if options.computed is not None:
+        locks[0].claims(options)  # a task with several locks computes none of its options
     return MultiLock(locks, store.clock) if len(locks) > 1 else locks[0]
 
 
@@ -267,18 +382,21 @@ def let_go(lock: PlacedLock | MultiLock, who: str) -> None:
 
 def claim_of(header: LockHeader, options: LockOptions) -> Claim:
     """Return the claim of a delivery on its lock."""
+    flow = header.flow or options.flow
     return Claim(
         header.name,
         options.lease,
-        options.limit,
+        options.declared_limit,
         header.place,
         options.max_waiting,
         header.copy,
         options.on_full == "replace",
+        flow if options.on_rate == "park" or not flow else ending_at_rate(flow),
+        header.later,
     )
 
 
-def under(lock: TaskLock | Lock | MultiLock, run: Run) -> Any:
+def under(lock: TaskLock | PlacedLock | MultiLock, run: Run) -> Any:
     """Run a task with ``lock`` as its current lock."""
     before = _current.get()
     try:
@@ -289,7 +407,7 @@ def under(lock: TaskLock | Lock | MultiLock, run: Run) -> Any:
 
 
 @contextmanager
-def entered(lock: TaskLock | Lock | MultiLock | None) -> Iterator[None]:
+def entered(lock: TaskLock | PlacedLock | MultiLock | None) -> Iterator[None]:
     """Make ``lock`` the current lock; None for a run without one. :func:`under` is faster."""
     before = _current.get()
     try:
