@@ -19,7 +19,7 @@ from celery_singleton_lock.core.lock_steps import carry_out
 from celery_singleton_lock.lock.lease import Lease, OnLost
 from celery_singleton_lock.lock.renewals import QUICK_RETRY, Renewals, Round, instances, run_here
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 LINGER: Final = 1.0
 """Seconds for which an idle thread stays."""
@@ -73,7 +73,7 @@ class Watchdog(Renewals):
         self._thread: Any = None
         self._started: deque[float] = deque(maxlen=STARTS)
         self._last_round = 0.0
-        self.restarts = 0
+        self.restarts: int = 0
 
     def watch_later(
         self, name: str, token: str, lease: float, *, held: bool, on_lost: OnLost

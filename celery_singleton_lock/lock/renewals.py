@@ -30,7 +30,7 @@ from celery_singleton_lock.core.lock_steps import Plan
 from celery_singleton_lock.errors import BackendError, BackendRefused
 from celery_singleton_lock.lock.lease import SLOW_RETRY, Lease, OnLost
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 QUICK_RETRY: Final = 0.1
 """Seconds after which a failed call is repeated; they double with each failure in a row."""
@@ -108,8 +108,8 @@ class Renewals:
         self.clock: Final = clock or store.clock
         self._threads: Final = threads
         self._tell: Final = tell
-        self.renewed = 0
-        self.failed = 0
+        self.renewed: int = 0
+        self.failed: int = 0
         self._begin()
         _instances.add(self)
 

@@ -28,6 +28,10 @@ class Queues(Protocol):
         """Name of the queue from which a message came."""
         ...
 
+    def lives_by_consumers(self, name: str) -> str:
+        """Why the broker deletes a queue without consumers; empty if it keeps it."""
+        ...
+
 
 class Consumed:
     """The queues of a consumer.
@@ -48,6 +52,15 @@ class Consumed:
     def declared(self, name: str) -> Any:
         """Return the kombu queue of this name if the worker consumes it, else None."""
         return self._queues().get(name)
+
+    def lives_by_consumers(self, name: str) -> str:
+        """Return why the broker deletes a queue without consumers; empty if it keeps it."""
+        queue = self.declared(name)
+        arguments = getattr(queue, "queue_arguments", None) or {}
+        if getattr(queue, "auto_delete", False):
+            return "auto_delete"
+        expires = getattr(queue, "expires", None) is not None or "x-expires" in arguments
+        return "expires" if expires else ""
 
     def queue_of(self, request: LockedRequest) -> str:
         """Return the queue from which a message came, or the most likely one.

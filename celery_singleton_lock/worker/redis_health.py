@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.errors import BackendError, BackendUnreachable, LockUnusable
 from celery_singleton_lock.events import BackendDown, BackendUp, Observers, log_keys
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 _Item = TypeVar("_Item")
 
 
@@ -64,8 +64,8 @@ class RedisHealth:
         on_loss: Callable[[], None],
         on_return: Callable[[], None],
     ) -> None:
-        self.down = False
-        self.errors = 0
+        self.down: bool = False
+        self.errors: int = 0
         self._clock = clock
         self.address = address
         self._observers = observers

@@ -55,6 +55,26 @@ def test_no_marker_is_left_for_ever_when_the_last_worker_is_gone(store, each_cli
     assert all(0 < left <= 86_400_000 for left in times), times
 
 
+def test_the_size_of_a_fleet_is_that_of_its_busiest_queue(store):
+    for worker, queues in (("a", ["p"]), ("b", ["p", "q"])):
+        store.worker_heartbeat(worker, "r", queues, 600)
+    assert store.fleet_size("r", ["q"]) == 1
+    assert store.fleet_size("r", ["p", "q"]) == 2
+    assert store.fleet_size("r", []) == 0
+
+
+def test_no_list_of_running_tasks_is_left_for_ever(store, each_client):
+    """The worker may have died. Its list is rewritten while it has entries."""
+    store.list_running("w", [("t", "k", "x.0"), ("u", "k", "y.0")], [], 60.0)
+    store.list_running("w", [], [("t", "k", "x.0")], 60.0)
+    keys = [(client, key) for client in each_client for key in client.keys("csl:fleet:running*")]
+    assert len(keys) == 2
+    assert all(0 < client.pttl(key) <= 60_000 for client, key in keys)
+    assert sorted(client.zcard(key) for client, key in keys) == [1, 1]
+    store.list_running("w", [], [("u", "k", "y.0")], 60.0)
+    assert len([key for client in each_client for key in client.keys("csl:fleet:running*")]) == 1
+
+
 def test_another_run_id_may_be_another_server_with_all_data():
     before = Identity(("m",), frozenset({"1", "2"}))
     assert "run id" in Identity(("m",), frozenset({"1", "3"})).differs(before)

@@ -13,7 +13,7 @@ from celery_singleton_lock.worker.agent_commands import Call, CheckBlocked, Comm
 from celery_singleton_lock.worker.agent_queue import REFUSED_RETRY, AgentQueue
 from celery_singleton_lock.worker.redis_health import RedisHealth
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 REPORTED_AFTER: Final = 5
 """Number of failures by a defect after which the log asks for a report."""

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Final
 
 from celery_singleton_lock.core.clock import Clock, wall_time
-from celery_singleton_lock.core.model import Ending, Identity
+from celery_singleton_lock.core.model import SCHEMA, SCHEMAS, Ending, Identity
 from celery_singleton_lock.core.owner_token import base_of
 from celery_singleton_lock.core.parked_message import ParkedMessage
 from celery_singleton_lock.errors import BackendError
@@ -23,7 +23,7 @@ from celery_singleton_lock.worker.agent_queue import AgentQueue
 from celery_singleton_lock.worker.dispatch.recently_ended import RecentEnds
 from celery_singleton_lock.worker.lock_header import leaving
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 INTERVAL: Final = 3.0
 """Seconds between two checks of the parked messages and of the server's identity."""
@@ -53,6 +53,8 @@ class DataLoss:
         in_hand: returns the tokens of the messages that are in flight.
         commands: the queue of the agent.
         tell: reports an event.
+        schema: version of the data model that the tasks of this worker need.
+        newer: called if a newer version has raised it to one that is not known here.
 
     Attributes:
         lost: number of lost messages.
@@ -68,9 +70,11 @@ class DataLoss:
         in_hand: Callable[[], Iterable[str]],
         commands: AgentQueue,
         tell: Callable[[Event], None],
+        schema: str = SCHEMA,
+        newer: Callable[[], None] = lambda: None,
     ) -> None:
-        self.lost = 0
-        self.untracked = 0
+        self.lost: int = 0
+        self.untracked: int = 0
         self._store = store
         self._worker = worker
         self._ends = ends
@@ -80,7 +84,7 @@ class DataLoss:
         self._clock: Clock = store.clock
         self._tracked: OrderedDict[str, ParkedMessage] = OrderedDict()
         self._identity: Identity | None = None
-        self._schema_written = False
+        self._schema, self._newer = schema, newer
         self._next_look = 0.0
         self._check: _Check | None = None
 
@@ -118,8 +122,7 @@ class DataLoss:
         kept = self._store.has_messages(some)
         identity = self._store.identify()
         before, self._identity = self._identity, identity
-        if identity != before or not self._schema_written:
-            self._write_schema()
+        self._check_schema()
         reason = "" if before is None else identity.differs(before)
         if reason:
             self._begin_check(reason)
@@ -130,18 +133,19 @@ class DataLoss:
             else:
                 del self._tracked[message.token]
 
-    def _write_schema(self) -> None:
-        """Write the schema if there is none: the worker started without Redis, or it lost data.
+    def _check_schema(self) -> None:
+        """Check whether a newer version has raised the schema.
 
-        A full Redis refuses that. A loss is reported nevertheless.
+        Write it if there is none: the worker started without Redis, or it lost data. A full Redis
+        refuses that. A loss is reported nevertheless.
         """
         try:
-            self._store.schema()
+            found = self._store.schema(self._schema)
         except BackendError as error:
-            self._schema_written = False
             logger.debug("celery-singleton-lock: the schema was not written: %s", error)
-        else:
-            self._schema_written = True
+            return
+        if found not in SCHEMAS:
+            self._newer()
 
     def finish(self) -> None:
         """Check at once, and report losses, since the worker stops.

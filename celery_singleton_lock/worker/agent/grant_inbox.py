@@ -57,9 +57,9 @@ class GrantInbox:
         stands_still: Callable[[], bool],
         reject: Callable[[Delivery, Callable[[Delivery], None]], None],
     ) -> None:
-        self.delivered = 0
-        self.replaced = 0
-        self.passed = 0
+        self.delivered: int = 0
+        self.replaced: int = 0
+        self.passed: int = 0
         self._store = store
         self._worker = worker
         self._partial_lock_sets = partial_lock_sets
@@ -86,8 +86,25 @@ class GrantInbox:
         except BackendError:
             self._retired.wait(RETRY)
         else:
-            if delivery is not None:
+            if delivery is not None and not self._delivered_at_once(delivery):
                 self._commands.put(delivery)
+        return True
+
+    def _delivered_at_once(self, delivery: Delivery) -> bool:
+        """Pass a grant to the main loop without the agent, which takes a switch of threads less.
+
+        Not while the agent works: it may have parked this message, and not reported that yet. The
+        main loop must first hear that the message is parked.
+
+        Returns:
+            False if the agent must deliver it.
+        """
+        is_plain = delivery.verdict == "granted" and delivery.body is not None
+        if not (is_plain and self._commands.is_idle) or self._retired.is_set():
+            return False
+        if self._stands_still():
+            return False
+        self._arrive(delivery)
         return True
 
     @property
@@ -148,20 +165,24 @@ class GrantInbox:
         if delivery.verdict == "rejected":
             self._reject(delivery, self.drop)
             return
-        if delivery.verdict == "replaced":
-            self.replaced += 1
-        else:
-            self.delivered += 1
+        self._arrive(delivery)
+        self.pass_on_arrived()
+
+    def _arrive(self, delivery: Delivery) -> None:
         self._arrived[base_of(delivery.token)] = delivery  # replaces an expired one
         self._post(self._hand_over)
-        self.pass_on_arrived()
 
     def _hand_over(self) -> None:
         """Receive the grants that have arrived. Runs in the main loop."""
         for token in list(self._arrived):
             delivery = self._arrived.pop(token, None)
-            if delivery is not None:
-                guarded(self._pass_on, delivery)
+            if delivery is None:
+                continue
+            if delivery.verdict == "replaced":
+                self.replaced += 1
+            else:
+                self.delivered += 1
+            guarded(self._pass_on, delivery)
 
     def pass_on_arrived(self) -> None:
         """Offer the grants that have arrived to other workers, if the main loop stands still.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Final
 
 from celery_singleton_lock.errors import (
     BackendRefused,
@@ -12,11 +13,16 @@ from celery_singleton_lock.errors import (
     SchemaMismatch,
 )
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
+
+
+SILENT: Final = "Redis, which did not answer when this worker started,"
 
 
 class LateCheck:
-    """The check of a worker's start, for a Redis that did not answer then. First step of each tick.
+    """The check of a worker's start, for a Redis that did not answer then or is newer by now.
+
+    It is the first step of each tick.
 
     Until it has passed, the tick does not go on, so Redis counts as down: locked tasks are held,
     and the worker writes no heartbeat.
@@ -29,20 +35,22 @@ class LateCheck:
         self._on_verdict = on_verdict
         self._check: Callable[[], None] | None = None
         self._refused = ""
+        self._which = SILENT
 
     @property
     def is_due(self) -> bool:
         """Whether the check has not passed yet."""
         return self._check is not None
 
-    def plan(self, check: Callable[[], None]) -> None:
-        """Set the check. Call it before the agent starts.
+    def plan(self, check: Callable[[], None], which: str = SILENT) -> None:
+        """Set the check. Call it before the agent starts, or in the agent's thread.
 
         Args:
             check: raises BackendUnreachable if Redis does not answer, another error if the worker
                 must not use it.
+            which: names Redis in the log line for such an error.
         """
-        self._check = check
+        self._check, self._which = check, which
 
     def __call__(self) -> None:
         """Check, if that is due.
@@ -68,8 +76,9 @@ class LateCheck:
         if reason != self._refused:
             self._refused = reason
             logger.critical(
-                "celery-singleton-lock: Redis, which did not answer when this worker started, "
-                "cannot be used for its locks. %s All locked tasks wait until that is corrected, "
-                "whatever their lock_on_backend_error says. Other tasks run.",
+                "celery-singleton-lock: %s cannot be used for its locks. %s All locked tasks wait "
+                "until that is corrected, whatever their lock_on_backend_error says. Other tasks "
+                "run.",
+                self._which,
                 reason,
             )

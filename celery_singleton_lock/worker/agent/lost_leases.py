@@ -13,7 +13,7 @@ from celery_singleton_lock.worker.agent_commands import ReportLoss
 from celery_singleton_lock.worker.agent_queue import AgentQueue
 from celery_singleton_lock.worker.dispatch.in_flight import InFlight
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 LANDING: Final = 1.0
 """Seconds within which the pool reports the end of a task after its lock was released."""
@@ -44,7 +44,7 @@ class LostLeases:
         tell: Callable[[Event], None],
         in_turn: Callable[..., None],
     ) -> None:
-        self.lost = 0
+        self.lost: int = 0
         self._clock = clock
         self._commands = commands
         self._in_flight = in_flight

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from celery_singleton_lock.core.lock_mode import MODES, Modes
 from celery_singleton_lock.message_text import printable
@@ -11,7 +12,7 @@ from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.worker.agent_commands import SwitchMode
 from celery_singleton_lock.worker.agent_queue import AgentQueue
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 
 class ModeSwitches:

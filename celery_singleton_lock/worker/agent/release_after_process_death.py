@@ -19,7 +19,7 @@ from celery_singleton_lock.worker.lock_header import LockHeader, leaving, may_be
 from celery_singleton_lock.worker.partial_lock_sets import PartialLockSets
 from celery_singleton_lock.worker.redis_health import for_each
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 GONE: Final = 5.0
 """Seconds after which the log says that a killed process still exists."""
@@ -56,7 +56,7 @@ class ReleaseAfterProcessDeath:
         done_for: float,
         released: Callable[[str], None],
     ) -> None:
-        self.done = 0
+        self.done: int = 0
         self._store = store
         self._partial_lock_sets = partial_lock_sets
         self._commands = commands

@@ -18,7 +18,7 @@ from celery_singleton_lock.worker.agent_commands import Call, Park
 from celery_singleton_lock.worker.agent_queue import RETRY, AgentQueue
 from celery_singleton_lock.worker.background_thread import BackgroundThread
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 WAIT: Final = 1.0
 """Most seconds that one round waits for a parked message."""
@@ -75,7 +75,7 @@ class ReplicaWait:
         self._late: list[ParkedAnswer] = []
         self._missing = False
         self._stopped = False
-        self.thread = BackgroundThread("singleton-lock-replicas", self._round)
+        self.thread: BackgroundThread = BackgroundThread("singleton-lock-replicas", self._round)
 
     def ask(self, answer: ParkedAnswer) -> None:
         """Check whether enough replicas have a message; else park it again later. Does not wait."""

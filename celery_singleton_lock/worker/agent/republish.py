@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.core.model import CLAIM_LEASE
@@ -20,7 +21,7 @@ from celery_singleton_lock.worker.message_codec import pack
 from celery_singleton_lock.worker.publisher import Outbox, Publisher
 from celery_singleton_lock.worker.request import LockedRequest
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 
 class Republisher:
@@ -51,9 +52,9 @@ class Republisher:
         post: Callable[..., None],
         watchdog: Watchdog,
     ) -> None:
-        self.requeued = 0
-        self.published = 0
-        self.rejected = 0
+        self.requeued: int = 0
+        self.published: int = 0
+        self.rejected: int = 0
         self._publisher = publisher
         self._watchdog = watchdog
         self._rejecting: set[str] = set()
@@ -192,8 +193,8 @@ class Republisher:
             )
         if sent:
             logger.info(
-                "no live worker consumes the queue %r of tasks that are parked for the lock %r: %d "
-                "were sent to the broker",
+                "no live worker that locks them consumes the queue %r of tasks that are parked for "
+                "the lock %r: %d were sent to the broker",
                 sent[0].queue,
                 sent[0].name,
                 len(sent),

@@ -13,12 +13,13 @@ from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.lock_mode import Modes
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.worker.agent.grant_inbox import GrantInbox
+from celery_singleton_lock.worker.agent.rate_timers import RateTimers
 from celery_singleton_lock.worker.agent.republish import Republisher
-from celery_singleton_lock.worker.agent_commands import RecordPublished
+from celery_singleton_lock.worker.agent_commands import RecordPublished, SweepLock
 from celery_singleton_lock.worker.dispatch.in_flight import InFlight
 from celery_singleton_lock.worker.partial_lock_sets import PartialLockSets
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 MOST: Final = 100
 """Most locks that one round sweeps."""
@@ -56,6 +57,7 @@ class Sweeper:
         partial_lock_sets: renews the locks that parked messages hold.
         modes: which tasks take their locks now.
         capacity: number of tasks that the worker's pool runs at once.
+        timers: sweep locks at the times at which their rates allow the next start.
 
     Attributes:
         swept: number of locks that were swept.
@@ -74,9 +76,10 @@ class Sweeper:
         partial_lock_sets: PartialLockSets,
         modes: Modes,
         capacity: int,
+        timers: RateTimers,
     ) -> None:
-        self.swept = 0
-        self.let_run = 0
+        self.swept: int = 0
+        self.let_run: int = 0
         self._store = store
         self._worker = worker
         self._realm = realm
@@ -86,6 +89,7 @@ class Sweeper:
         self._partial_lock_sets = partial_lock_sets
         self._modes = modes
         self._capacity = capacity
+        self._timers = timers
         self._clock: Clock = store.clock
         self._next_relaxed = 0.0
         self._next_report = math.inf
@@ -109,8 +113,17 @@ class Sweeper:
         strays = self._store.sweep_and_grant_many(
             names, worker=self._inbox.taker(), realm=self._realm, patience=PATIENCE
         )
+        for name, seconds in strays.next_starts.items():
+            self._timers.set(name, seconds)
         for _, group in groupby(strays, attrgetter("name")):
             self._republisher.send_on(list(group))
+
+    def sweep_at_timer(self, command: SweepLock) -> None:
+        """Sweep a lock whose rate allows the next start now."""
+        if self._timers.is_due(command.name) and not self._inbox.retired:
+            self.swept += 1
+            self.sweep_locks([command.name])
+            self._timers.forget(command.name)
 
     def record(self, command: RecordPublished) -> None:
         """Delete messages that the broker has, and sweep their lock; else park them again."""

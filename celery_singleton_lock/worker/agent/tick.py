@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from celery_singleton_lock.errors import BackendError, LockUnusable
 from celery_singleton_lock.worker.redis_health import RedisHealth
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 
 class Tick:

@@ -18,7 +18,7 @@ from celery_singleton_lock.message_text import printable
 from celery_singleton_lock.worker.agent.grant_inbox import GrantInbox
 from celery_singleton_lock.worker.message_codec import unpack
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 UNREADABLE: Final = (InvalidTaskError, ContentDisallowed, DecodeError)
 """Errors of messages that Celery's consumer rejects."""

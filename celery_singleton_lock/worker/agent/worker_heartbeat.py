@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from celery_singleton_lock.core.clock import Clock, ServerClock
@@ -14,6 +14,16 @@ from celery_singleton_lock.worker.consumed_queues import Queues
 
 SYNC: Final = 30.0
 """Seconds between two measurements of the server's clock."""
+
+
+WHOLE: Final = 8.0
+"""Seconds between two heartbeats that also renew the keys, at least."""
+
+PER_SECOND: Final = 200
+"""Workers from which on an idle one sends its heartbeat less often than every second."""
+
+LONGEST: Final = 5.0
+"""Most seconds between two heartbeats of an idle worker."""
 
 
 class Heartbeat:
@@ -29,6 +39,13 @@ class Heartbeat:
         free: returns the number of free pool slots; -3: three tasks wait for one.
         inbox: shows whether the worker takes grants.
         mode_switches: receives the modes that other workers have switched.
+        stopped: returns the queues that the worker does not consume at present, although it takes
+            their parked messages, and since when.
+
+    Attributes:
+        workers: number of workers of the same queues, at the last whole heartbeat.
+        idle: whether nothing has happened here in a large fleet, so that other workers can do what
+            any of them can do.
     """
 
     def __init__(
@@ -43,6 +60,7 @@ class Heartbeat:
         free: Callable[[], int],
         inbox: GrantInbox,
         mode_switches: ModeSwitches,
+        stopped: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self._store = store
         self._worker = worker
@@ -53,8 +71,16 @@ class Heartbeat:
         self._free = free
         self._inbox = inbox
         self._mode_switches = mode_switches
+        self._stopped = stopped
         self._clock: Clock = store.clock
+        self.idle: bool = False
+        self.workers: int = 1
         self._next_sync = 0.0
+        self._next_whole = 0.0
+        self._next_idle = 0.0
+        self._interval = 1.0
+        self._told: object = None
+        self._about: object = None
 
     # -- these methods raise BackendError if Redis does not answer --------------------------------
 
@@ -62,18 +88,48 @@ class Heartbeat:
         """Measure the server's clock, at most every :data:`SYNC` seconds."""
         now = self._clock.monotonic()
         if now >= self._next_sync:
-            self._place.sync(self._store.time(), self._clock.monotonic())
+            self._place.measure(self._store.time)
             self._next_sync = now + SYNC
 
     def beat(self) -> None:
-        """Write the heartbeat, and apply modes that other workers have switched."""
+        """Write the heartbeat if it is due, and apply modes that other workers have switched.
+
+        In a large fleet it is due less often, unless something has changed: the queues, the tasks
+        or the free slots, which grants take.
+        """
         if self._inbox.retired:
             return
+        now = self._clock.monotonic()
         queues, free, tasks = self._queues.consumed(), self._free(), self._declared()
+        stopped = self._stopped()
+        about = (sorted(queues), sorted(tasks), stopped)
+        told = (about, free, self._inbox.delivered, self._inbox.replaced)
+        self.idle = told == self._told and now < self._next_idle
+        if self.idle:
+            return
+        light = about == self._about and now < self._next_whole
+        interval = self._interval
         switches = self._store.worker_heartbeat(
-            self._worker, self._realm, queues, ALIVE, free, tasks=tasks
+            self._worker,
+            self._realm,
+            queues,
+            ALIVE * interval,
+            free,
+            tasks=tasks,
+            stopped=stopped,
+            light=light,
         )
+        if not light:
+            self.workers = self._store.fleet_size(self._realm, queues)
+            self._interval = min(LONGEST, max(1.0, self.workers / PER_SECOND))
+            self._next_whole = now + WHOLE
+        self._told, self._about = told, about
+        self._next_idle = now + interval - 1  # one tick before its end
         self._mode_switches.hear(switches)
+
+    def interval(self) -> float:
+        """Return the seconds between two heartbeats; they grow with the fleet."""
+        return self._interval
 
     def leave(self) -> None:
         """Delete the heartbeat, and return the grants in the inbox: the worker takes no more."""

@@ -6,8 +6,11 @@
 local MARKER_MS = 86400000 -- it expires after the last worker has stopped; workers call every few seconds
 
 local marker = KEYS[1] .. ':marker'
-redis.pcall('SET', marker, fresh, 'NX')
-redis.pcall('PEXPIRE', marker, MARKER_MS)
+local known = redis.pcall('GETEX', marker, 'PX', MARKER_MS)
+if type(known) ~= 'string' then
+  redis.pcall('SET', marker, fresh, 'NX', 'PX', MARKER_MS)
+  known = redis.call('GET', marker)
+end
 local info = redis.pcall('INFO', 'server')
 local run = type(info) == 'string' and string.match(info, 'run_id:(%x+)') or ''
-return {redis.call('GET', marker) or '', run}
+return {known or '', run}

@@ -1,8 +1,8 @@
 -- record_observation: record the start or end of a run without its lock, and what the lock would have done.
 -- KEYS: lock
--- ARGV: name token attempt task worker limit_arg waits took_ms
+-- ARGV: name token attempt task worker limit_arg waits took_ms rates_arg
 --   waits 1 = it would wait if blocked, 0 = it would be skipped; took_ms empty = it starts, else it has
---   ended and took this long
+--   ended and took this long; rates_arg = flow options of the task, empty = none
 -- REPLY: empty, or what would have blocked it: task, attempt, worker, waits_for, as a JSON object
 --
 -- This simulates the queue: each run gets the permit that is free first, for as long as it really took.
@@ -18,13 +18,37 @@ local bucket = string.sub(due, 1, -4)
 local runs = string.sub(holders, 1, -8) .. 'observed'
 local by_task, by_lock, ranks = bucket .. 'observed:tasks', bucket .. 'observed:locks', bucket .. 'observed:ranks'
 
+-- The starts that rates allow are simulated likewise, from the times at which earlier runs would have begun.
+local BEGUN = 10000        -- most of these times: a sliding rate needs no more
+local begun = runs .. ':begun'
+local options = rates_arg ~= '' and cjson.decode(rates_arg) or {}
+local computed = options.newest or {}
+local declared_rates = options.rates or computed.rates or {}
+limit_arg = computed.limit or limit_arg
+local function allowed_from(from)
+  for _, rate in ipairs(declared_rates) do
+    local most, per_ms = rate[2], rate[3] / 1000
+    if rate[4] > 0 then most, per_ms = rate[4], rate[4] * rate[3] / rate[2] / 1000 end
+    local nth = redis.call('ZREVRANGE', begun, most - 1, most - 1, 'WITHSCORES')[2]
+    if nth then from = math.max(from, math.ceil(tonumber(nth) + per_ms)) end
+  end
+  return from
+end
+
+local function note_begin(entry)
+  if #declared_rates == 0 then return end
+  redis.call('ZADD', begun, entry.begins, entry.token)
+  redis.call('ZREMRANGEBYRANK', begun, 0, -BEGUN - 1)
+  redis.call('PEXPIRE', begun, KEPT_MS)
+end
+
 local entries, free, in_use = {}, {}, 0
 local raw = redis.call('HGETALL', runs)
 for i = 1, #raw, 2 do
   local value = cjson.decode(raw[i + 1])
   if raw[i] == 'free' then free = value else entries[#entries + 1] = value end
 end
-local function earlier(one, other) return one.start < other.start end
+local function earlier(one, other) return one.start - (one.ahead or 0) < other.start - (other.ahead or 0) end
 local function later(one, other) return one > other end
 table.sort(entries, earlier)
 
@@ -90,12 +114,15 @@ end
 local me
 if took_ms == '' then
   me = {token = token, task = task, attempt = attempt, worker = worker, start = now}
+  me.ahead = options.head_start and options.head_start / 1000
   -- A pause and a limit that an operator has set count, although no task takes this lock.
-  local set = redis.call('HMGET', meta, 'paused', 'ruled')
-  paused, limit = set[1], tonumber(set[2] or limit_arg)
+  read_rulings(unpack(redis.call('HMGET', meta, 'paused', 'paused_until', 'ruled', 'ruled_until'), 1, 4))
+  limit, declared = ruled or tonumber(limit_arg), tonumber(limit_arg)
+  rates = redis.call('EXISTS', flow) == 1 and open_rates() or nil
   me.met = waits_for(redis.call('ZCOUNT', holders, '(' .. now, '+inf'))
   add_up(by_task, task, MOST_TASKS, 0, 0, 1)
   kept[#kept + 1] = me
+  table.sort(kept, earlier)
 end
 
 -- The holder that would block this run: the first run that has not ended, else a real holder.
@@ -112,12 +139,13 @@ local answer, left, undecided = '', {}, false
 for _, entry in ipairs(kept) do
   local permit = entry.begins
   if not permit and not undecided then permit = take_permit(kept) end
-  local late = permit and not entry.begins and permit > entry.start or not permit or entry.met
+  local begins = permit and (entry.begins or allowed_from(math.max(permit, entry.start)))
+  local late = permit and not entry.begins and begins > entry.start or not permit or entry.met
   if entry == me and late then
     local holder = who()
     answer = cjson.encode({
       task = holder.task or '', attempt = holder.attempt or '', worker = holder.worker or '',
-      waits_for = entry.met or 'holder',
+      waits_for = entry.met or permit and permit <= entry.start and 'rate' or 'holder',
     })
   end
   if entry.begins then
@@ -126,8 +154,9 @@ for _, entry in ipairs(kept) do
     if permit then in_use = in_use - 1; free[#free + 1] = permit end
     blocked(entry, 0)
   elseif permit then
-    if late then blocked(entry, math.max(0, permit - entry.start)) end
-    entry.begins = math.max(permit, entry.start)
+    if late then blocked(entry, math.max(0, begins - entry.start)) end
+    entry.begins = begins
+    note_begin(entry)
     if entry.took then give_back(entry) else left[#left + 1] = entry end
   else
     undecided = true

@@ -3,6 +3,8 @@
 -- ARGV: most defer_ms
 --   defer_ms = for how long other callers do not get the same lock
 -- REPLY: list of names
+if redis.call('EXISTS', unpack(KEYS)) == 0 then return {} end
+
 local now_us = tonumber(server_time())
 local now = math.floor(now_us / 1000)
 local names = {}

@@ -57,15 +57,16 @@ def test_the_schema_is_written_again_after_a_loss_also_if_a_full_redis_refused_i
     agent, store, clock
 ):
     rounds(agent, clock, 20)
-    assert len(store.asked("schema")) == 1
+    asked = len(store.asked("schema"))
+    assert asked
     store.fails["schema"] = BackendRefused("OOM")
     emptied(store)
     rounds(agent, clock, 20)
     refused = len(store.asked("schema"))
-    assert refused > 2
+    assert refused > asked + 2
     del store.fails["schema"]
     rounds(agent, clock, 20)
-    assert len(store.asked("schema")) == refused + 1
+    assert len(store.asked("schema")) > refused
 
 
 def test_messages_that_have_ended_before_the_loss_are_not_reported(agent, store, clock, caplog):

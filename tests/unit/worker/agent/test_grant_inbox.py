@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+from dataclasses import replace
+
 from celery_singleton_lock.core.model import Ending, Reply, Verdict
 from celery_singleton_lock.errors import BackendUnreachable
-from celery_singleton_lock.worker.agent_commands import LookUp
+from celery_singleton_lock.worker.agent_commands import LookUp, Park
 from celery_singleton_lock.worker.agent_queue import REFUSED_RETRY
 from support.agent_fakes import (
     delivery,
@@ -79,3 +82,64 @@ def test_a_grant_that_waits_for_the_main_loop_at_its_end_is_given_back(agent, st
     for call, args in seen.later:
         call(*args)
     assert seen.received == []
+
+
+def test_a_grant_does_not_wait_for_the_agent_if_it_is_idle(agent, store, seen):
+    """The lock is free meanwhile, and nobody may use it."""
+    store.inbox = [delivery("a")]
+    agent._commands.is_idle = True
+    agent.inbox.receive()
+    assert [found.token for found in seen.received] == ["a"]
+    assert agent.counts()["delivered"] == 1
+
+
+def test_a_grant_waits_for_the_report_that_its_message_is_parked(agent, store, seen, dispatcher):
+    """The lock was released between the script that parked it and that report."""
+    agent._commands.is_idle = True  # as it was before the command arrived
+    parked = request("a")
+
+    def park_many(parcels):
+        store.inbox = [delivery("a")]
+        agent.inbox.receive()
+        assert seen.received == []
+        return [Reply(Verdict.WAITING, rank=1) for _ in parcels]
+
+    store.park_many = park_many
+    taken = threading.Thread(target=agent.run_once, args=(60.0,))
+    taken.start()
+    agent._commands.put(Park(parked))
+    taken.join(60)
+    assert [call[0] for call in dispatcher.heard("parked")] == ["parked"]
+    assert seen.received == []
+    agent.run_once()
+    assert [found.token for found in seen.received] == ["a"]
+
+
+def test_what_the_main_loop_cannot_run_at_once_is_left_to_the_agent(agent, store, seen):
+    """It fetches long messages, ends rejected ones, and offers grants while the loop stands."""
+    agent._commands.is_idle = True
+    store.inbox = [delivery("long", body=None), replace(delivery("a"), verdict="overdue")]
+    agent.inbox.receive()
+    agent.inbox.receive()
+    seen.still = True
+    store.inbox = [delivery("b")]
+    agent.inbox.receive()
+    assert seen.received == []
+    assert seen.later == []
+    assert len(agent._commands.take(0)) == 3
+
+
+def test_a_grant_that_arrives_as_the_worker_retires_is_left_to_the_agent(agent, store, seen):
+    """The agent gives it back."""
+    agent._commands.is_idle = True
+
+    def receive(_worker, _timeout):
+        agent.retire()
+        return delivery("a")
+
+    store.receive = receive
+    agent.inbox.receive()
+    assert seen.received == []
+    store.receive = lambda _worker, _timeout: None
+    agent.run_once()
+    assert store.asked("release") == [("release", "a", Ending.AGAIN)]
