@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
+from typing import NamedTuple
 
 from celery_singleton_lock.core.lock_set import lock_set_in
 from celery_singleton_lock.core.lock_view import Holder
@@ -14,7 +15,7 @@ from celery_singleton_lock.store.operator.base import AdminStore, Waiting
 WAITS = frozenset(
     {
         *("parked", "adrift", "waiting", "delayed"),
-        *("overdue", "replaced", "revoked", "rejected", "leaving"),
+        *("overdue", "replaced", "revoked", "rejected", "too_costly", "leaving"),
     }
 )
 """Record states of a waiter."""
@@ -124,12 +125,57 @@ def parked_elsewhere(store: AdminStore, name: str, holders: Iterable[Holder]) ->
     Raises:
         BackendError: Redis did not answer, or refused the command.
     """
+    return look_elsewhere(store, name, holders).waits
+
+
+class Elsewhere(NamedTuple):
+    """What the tasks that hold a lock do at other locks.
+
+    Args:
+        waits: owner token -> name of the other lock for which the holder waits.
+        known: owner tokens of the holders that wait, or have waited, at another lock. The record of
+            this lock has the pid of the process that began to wait, which may run other tasks.
+    """
+
+    waits: dict[str, str]
+    known: frozenset[str]
+
+
+def look_elsewhere(store: AdminStore, name: str, holders: Iterable[Holder]) -> Elsewhere:
+    """Look at other locks for the holders of a lock.
+
+    Args:
+        store: the store of the locks.
+        name: name of the lock that they hold.
+        holders: its holders.
+
+    Raises:
+        BackendError: Redis did not answer, or refused the command.
+    """
     by_task = {holder.task_id: holder.token for holder in holders if holder.task_id}
-    found: dict[str, str] = {}
+    waits: dict[str, str] = {}
+    known = set[str]()
     for other, token in store.locate_tasks(list(by_task)):
-        waiting = None if other == name else store.locate_token(other, token).waiting
-        if waiting is None or waiting.state not in WAITS:
+        found = None if other == name else store.locate_token(other, token).waiting
+        if found is None or found.task_id not in by_task:
             continue
-        if waiting.task_id in by_task and name in kept_by(store, other, token):
-            found[by_task[waiting.task_id]] = other
-    return found
+        mine = by_task[found.task_id]
+        known.add(mine)
+        # One that is granted the other lock has not begun, and waits for a slot of its worker.
+        if found.state in {*WAITS, "granted"} and name in kept_by(store, other, token):
+            waits[mine] = other
+    return Elsewhere(waits, frozenset(known))
+
+
+def with_running_pid(holder: Holder, elsewhere: Elsewhere) -> Holder:
+    """Return a holder without host and pid, unless that process runs its task.
+
+    The record of a task that has waited for another lock, waits for its retry, or is granted and
+    has not begun, has the pid of a process that may run other tasks now.
+
+    Args:
+        holder: a holder of a lock.
+        elsewhere: what the holders of this lock do at other locks.
+    """
+    runs = holder.state == "running" and holder.token not in elsewhere.known
+    return holder if runs or not holder.task_id else holder._replace(host="", pid=0)

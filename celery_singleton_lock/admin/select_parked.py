@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ class Filter:
         exact: ``lock`` is a whole name.
         task: name of the task; with one of ``*?[``, a pattern.
         older: least number of seconds that the task has waited.
+        arrived_by: server time in seconds by which the task arrived.
         queue: name of the broker queue from which the message came.
         state: record state, such as ``parked``, ``adrift``, ``delayed`` or ``leaving``.
     """
@@ -35,6 +37,7 @@ class Filter:
     exact: bool = False
     task: str = ""
     older: float = 0.0
+    arrived_by: float = math.inf
     queue: str = ""
     state: str = ""
 
@@ -44,6 +47,7 @@ class Filter:
             waiting.state != "waiting"
             and (not self.task or _fits(waiting.task, self.task))
             and waiting.age >= self.older
+            and (waiting.arrived or waiting.place) <= self.arrived_by * 1_000_000
             and self.queue in {"", waiting.queue}
             and self.state in {"", waiting.state}
         )

@@ -5,8 +5,9 @@ The record of a dead worker's task says "running" until its lease ends.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Final
 
 from celery_singleton_lock.core.lock_view import Holder, LockView
@@ -15,6 +16,10 @@ from celery_singleton_lock.store.operator.base import AdminStore, Glance
 
 RENEWED: Final = 1 / 3
 """Share of a lease after which a live worker renews it."""
+
+
+GROUP: Final = 1000
+"""Number of locks of which the workers are asked about in one step."""
 
 
 def in_view(store: AdminStore, view: LockView) -> LockView:
@@ -46,9 +51,30 @@ def in_glances(store: AdminStore, locks: Iterable[Glance]) -> list[Glance]:
     found = list(locks)
     workers = {each.worker for lock in found for each in lock.holders if _is_asked_of(each)}
     beats = store.silences(workers) if workers else {}
-    if all(silence <= ALIVE for silence in beats.values()):
+    silent = {worker for worker, silence in beats.items() if silence > ALIVE}
+    if not silent:
         return found  # fast path: a list may have 100,000 locks
-    return [lock._replace(holders=_marked(lock.holders, beats)) for lock in found]
+    return [
+        lock._replace(holders=_marked(lock.holders, beats))
+        if any(holder.worker in silent for holder in lock.holders)
+        else lock
+        for lock in found
+    ]
+
+
+def in_stream(store: AdminStore, locks: Iterable[Glance]) -> Iterator[Glance]:
+    """Yield locks as :func:`in_glances` returns them, while they are read.
+
+    Args:
+        store: the store of the locks.
+        locks: the locks.
+
+    Raises:
+        BackendError: Redis did not answer, or refused the command.
+    """
+    remaining = iter(locks)
+    while group := list(islice(remaining, GROUP)):
+        yield from in_glances(store, group)
 
 
 def _workers(holders: Iterable[Holder]) -> set[str]:

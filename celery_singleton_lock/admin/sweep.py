@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
@@ -53,9 +53,8 @@ def sweep_once(
     """
     store.write_audit_entry(ALL_LOCKS, replace(by, action="sweep", op=f"sweep:{by.who}@{by.host}"))
     swept = Swept()
-    seen: set[str] = set()
-    while fresh := [name for name in store.take_due_locks() if name not in seen]:
-        seen.update(fresh)
+    for fresh in _due(store):
+        swept.locks += len(fresh)
         if publish is None:
             store.sweep_and_grant_many(fresh)
         else:
@@ -63,8 +62,31 @@ def sweep_once(
             for _, group in groupby(strays, attrgetter("name")):
                 swept.published += _send_on(store, list(group), publish)
         swept.adrift += sum(store.inspect(name, waiters=0).adrift for name in fresh)
-    swept.locks = len(seen)
     return swept
+
+
+def requeue_expired(store: AdminStore) -> None:
+    """Return the stored messages of expired holders to their queues, and send none.
+
+    Workers do this about once a second. Without a live worker a command does it, before it selects
+    parked tasks: else it would miss those whose workers have died.
+
+    Args:
+        store: the store of the locks.
+
+    Raises:
+        BackendError: Redis did not answer, or refused the command.
+    """
+    for fresh in _due(store):
+        store.sweep_and_grant_many(fresh)
+
+
+def _due(store: AdminStore) -> Iterator[list[str]]:
+    """Yield the names of the locks that are due, in parts, each lock once."""
+    seen: set[str] = set()
+    while fresh := [name for name in store.take_due_locks() if name not in seen]:
+        seen.update(fresh)
+        yield fresh
 
 
 def _send_on(store: AdminStore, strays: list[Stray], publish: Callable[[Stray], None]) -> int:

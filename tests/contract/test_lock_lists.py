@@ -2,22 +2,93 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 
+from celery_singleton_lock.admin import lock_views
 from celery_singleton_lock.admin.force_release import (
     Refused,
     force_release,
     forced_release_warning,
     why_not,
 )
-from celery_singleton_lock.admin.lock_views import ORDERS, list_locks, show_lock, waiting_in
+from celery_singleton_lock.admin.lock_views import (
+    ORDERS,
+    list_locks,
+    rank_locks,
+    show_lock,
+    shown_of,
+    waiting_in,
+)
+from celery_singleton_lock.admin.why import why
 from celery_singleton_lock.core.lock_view import Holder
-from celery_singleton_lock.core.model import Ending
+from celery_singleton_lock.core.model import Claim, Ending, Owner
+from celery_singleton_lock.core.owner_token import new_token
+from celery_singleton_lock.flower.rows import LockRows
 from celery_singleton_lock.store.operator.base import PARTS, Glance, Operator
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from support.waiters import hold, park
 
+why_module = importlib.import_module("celery_singleton_lock.admin.why")
+
 pytestmark = pytest.mark.contract
+
+
+@pytest.mark.needs_real_redis("INFO commandstats")
+@pytest.mark.parametrize("order", ["waiting", "oldest", "held", "lease", "name"])
+def test_the_first_locks_of_a_large_redis_are_those_with_waiters_and_need_no_scan(
+    store, order, monkeypatch
+):
+    """Flower asks every second, and 100,000 locks take seconds to read."""
+    monkeypatch.setattr(lock_views, "FEW_KEYS", 0)
+    for name, waiting in (("a", 0), ("b", 1), ("c", 2)):
+        hold(store, name)
+        for number in range(waiting):
+            park(store, name, f"t{number}")
+    store.client.config_resetstat()
+    ranking = rank_locks(store, "", order, 2)
+    assert ranking.names == (["c", "b"] if order == "waiting" else ["b", "c"])
+    assert (ranking.total, ranking.waiting) == (2, 3)
+    assert [lock.name for lock in shown_of(store, ranking)] == list(ranking.names)
+    assert rank_locks(store, "a", order, 2).names == ["a"]  # named exactly, and no other matches
+    assert rank_locks(store, "?", order, 1).total == 2
+    assert not {"cmdstat_scan", "cmdstat_hscan"} & set(store.client.info("commandstats"))
+
+
+@pytest.mark.needs_real_redis("INFO commandstats")
+def test_flowers_page_of_a_large_redis_needs_no_scan_unless_locks_without_waiters_may_match(
+    store, monkeypatch
+):
+    """It asks every second while somebody views it."""
+    monkeypatch.setattr(lock_views, "FEW_KEYS", 0)
+    store.worker_heartbeat("w", "R", ["q"], 30)
+    tokens = {name: hold(store, name).token for name in ("runs", "waited", "paused", "unserved")}
+    park(store, "waited", "t1")
+    park(store, "waited", "t2")
+    park(store, "paused", "t3")
+    store.pause("paused", Operator("jane"))
+    park(store, "unserved", "t4", queue="nobody")
+    store.release("unserved", tokens["unserved"], Ending.FINAL)
+    store.client.config_resetstat()
+    rows = LockRows(store)
+
+    def names(**query):
+        return [lock["name"] for lock in rows.page(**query)["locks"]]
+
+    found = rows.page(order="trouble")
+    assert [lock["name"] for lock in found["locks"]] == ["paused", "unserved", "waited"]
+    assert [lock["state"] for lock in found["locks"]] == ["paused", "unserved", "waiting"]
+    assert found["keys"] == store.key_count()
+    states = {"all": 3, "stuck": 2, "dead": 0, "unserved": 1, "paused": 1, "waiting": 3, "held": 2}
+    assert found["states"] == states
+    assert names(state="stuck", order="name") == ["paused", "unserved"]
+    assert names(state="waiting") == ["waited", "paused", "unserved"]
+    assert names(state="unserved") == ["unserved"]
+    assert not {"cmdstat_scan", "cmdstat_hscan"} & set(store.client.info("commandstats"))
+    assert names(state="held", order="name") == ["paused", "runs", "waited"]
+    assert names(text="run") == ["runs"]
+    assert store.client.info("commandstats")["cmdstat_scan"]["calls"] >= 2
 
 
 @pytest.fixture
@@ -25,6 +96,35 @@ def store(redis_client):
     store = RedisAdminStore(redis_client, claim_lease=30)
     yield store
     store.close()
+
+
+@pytest.mark.needs_real_redis("INFO commandstats")
+def test_why_finds_a_task_in_the_list_of_its_worker_without_a_scan(store, monkeypatch):
+    """By its id or the beginning of it. It had to read all locks, seconds with 100,000."""
+    monkeypatch.setattr(why_module, "FEW_KEYS", 0)
+    monkeypatch.setattr(why_module, "SEARCH", 0.0)
+    holder = Owner(new_token(), "0123456789abcdef/0/0", "app.task")
+    store.acquire(holder, Claim("runs"))
+    store.list_running("w", [("0123456789abcdef", "runs", holder.token)], [], 60.0)
+    store.client.config_resetstat()
+    answer = why(store, "0123456789abcdef")
+    assert (answer.state, answer.lock, answer.token) == ("running", "runs", holder.token)
+    assert "cmdstat_scan" not in store.client.info("commandstats")
+    assert why(store, "01234567").lock == "runs"
+    store.release("runs", holder.token, Ending.FINAL)
+    assert why(store, "0123456789abcdef").state == "unseen", "the list is a hint only"
+
+
+def test_why_says_if_it_has_not_searched_all_locks(store, monkeypatch):
+    monkeypatch.setattr(why_module, "FEW_KEYS", 0)
+    monkeypatch.setattr(why_module, "SEARCH", -1.0)
+    holder = Owner(new_token(), "0123456789abcdef/0/0", "app.task")
+    store.acquire(holder, Claim("runs"))
+    answer = why(store, "0123456789abcdef")
+    assert answer.state == "unseen"
+    assert "not all locks were searched" in answer.sentence
+    assert "--all" in answer.sentence
+    assert why(store, "0123456789abcdef", every=True).lock == "runs"
 
 
 FEW = Glance("c", held=1, waiting=1, oldest=2.0, holders=(Holder("t", expires_in=5.0),))

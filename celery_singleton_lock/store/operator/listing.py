@@ -16,7 +16,13 @@ SCANNED: Final = 1000
 """Keys that one SCAN reads: 0.3 ms on a usual machine."""
 
 GLANCED: Final = 50
-"""Locks that one script reads: about the same time."""
+"""Most locks that one script reads: about the same time."""
+
+COUNTED: Final = 200
+"""Most locks whose waiters one script counts: less than a millisecond."""
+
+HOLDERS: Final = 1000
+"""Most holders that one script reads, unless a single lock has more: some milliseconds."""
 
 
 def escaped(text: str) -> str:
@@ -45,10 +51,11 @@ def glance_calls(operations: Operations, metas: Sequence[bytes | str], holders: 
         holders: most holders of each lock that are returned.
     """
     script, keyspace = operations.scripts["summarise_locks"], operations.keyspace
+    step = max(1, min(GLANCED, HOLDERS // max(1, holders)))
     return [
-        Call(script, keys[start : start + GLANCED], [holders])
+        Call(script, keys[start : start + step], [holders])
         for keys in (_by_bucket(keyspace, metas) if keyspace.spread else [metas])
-        for start in range(0, len(keys), GLANCED)
+        for start in range(0, len(keys), step)
     ]
 
 

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict
 from typing import Any, Final
 
+from celery_singleton_lock.message_text import encodable
 from celery_singleton_lock.store import replies
 from celery_singleton_lock.store.operator.base import Glance, Operator, Waiting
 
@@ -16,7 +17,21 @@ LONGEST_WHY: Final = 500
 def audit_entry(by: Operator, action: str, to: str = "") -> str:
     """Return who does what, as the scripts write it into the audit log."""
     told = {**asdict(by), "action": by.action or action, "to": to, "why": by.why[:LONGEST_WHY]}
-    return json.dumps({key: value for key, value in told.items() if value})
+    return json.dumps({key: encodable(value) for key, value in told.items() if value})
+
+
+def audited(raw: Any) -> dict[str, Any]:
+    """Return an entry of the audit log. One that is no such entry has the action ``unreadable``."""
+    try:
+        entry: dict[str, Any] = json.loads(raw)
+        texts, numbers = (entry["action"], entry["lock"]), (entry["count"], entry.get("more", 0))
+        if all(type(e) is str for e in texts) and all(type(e) is int for e in numbers):
+            times = {k: replies.seconds(entry[k]) for k in ("at", *("until",) * ("until" in entry))}
+            return {**entry, **times}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass
+    why = f"not an audit entry: {replies.text(raw)!r:.60}"
+    return {"at": 0.0, "action": "unreadable", "lock": "", "count": 1, "why": why}
 
 
 def glances_of(raw: Any) -> list[Glance]:
@@ -39,6 +54,8 @@ def _glance(  # noqa: PLR0917  # in the order of view/summarise_locks.lua
     limit: int,
     paused: int,
     oldest: float,
+    rated: int,
+    closed: float,
     name: str,
     *holders: Any,
 ) -> Glance:
@@ -46,7 +63,19 @@ def _glance(  # noqa: PLR0917  # in the order of view/summarise_locks.lua
         replies.holder_of(token, record, left / 1000)
         for token, left, record in zip(holders[::3], holders[1::3], holders[2::3], strict=True)
     )
-    return Glance(name, held, waiting, adrift, bodies, limit, paused == 1, oldest / 1000, shown)
+    return Glance(
+        name,
+        held,
+        waiting,
+        adrift,
+        bodies,
+        limit,
+        paused == 1,
+        oldest / 1000,
+        shown,
+        rated=rated == 1,
+        closed_for=closed / 1000,
+    )
 
 
 def waiting_of(  # noqa: PLR0917  # in the order of a page
@@ -54,7 +83,7 @@ def waiting_of(  # noqa: PLR0917  # in the order of a page
 ) -> Waiting:
     """Return a waiter, given its record; without ``now_ms`` its ages are 0."""
     rec = json.loads(record)
-    place = int(rec.get("place") or 0)
+    place, arrived = int(rec.get("place") or 0), int(rec.get("arrived") or 0)
     since = float(rec.get("since") or 0)
     return Waiting(
         lock=lock,
@@ -62,7 +91,7 @@ def waiting_of(  # noqa: PLR0917  # in the order of a page
         state=replies.state_of(rec),
         task=rec.get("task", ""),
         attempt=rec.get("attempt", ""),
-        age=max(0.0, now_ms / 1000 - place / 1_000_000) if now_ms else 0.0,
+        age=max(0.0, now_ms / 1000 - (arrived or place) / 1_000_000) if now_ms else 0.0,
         since=max(0.0, (now_ms - since) / 1000) if now_ms else 0.0,
         size=size,
         realm=rec.get("realm", ""),
@@ -74,4 +103,6 @@ def waiting_of(  # noqa: PLR0917  # in the order of a page
         copied=bool(rec.get("copied")),
         returns=int(rec.get("returns") or 0),
         message=message,
+        arrived=arrived,
+        costs=rec.get("costs"),
     )

@@ -4,6 +4,8 @@
 --   after = the end that the last call returned, empty for the first call
 -- REPLY: end (empty: all was read), list of token, what is wrong
 lock = name
+local vt = redis.call('HGET', flow, 'vt')
+local lines = vt and open_groups(vt)
 local PLACES = {'record', 'queue', 'holders'}
 local place, cursor = 1, '0'
 if after ~= '' then
@@ -18,10 +20,13 @@ local function found(token, what)
 end
 
 local function see_record(token, raw)
-  local state = cjson.decode(raw).state
+  local rec = cjson.decode(raw)
+  local state = rec.state
   local where = WAITS[state]
   if where == 'queue' and not redis.call('ZSCORE', queue, token) then
     found(token, 'its record says ' .. state .. ', and it is not in the queue')
+  elseif where == 'queue' and lines and not redis.call('ZSCORE', lines.line_of(rec), token) then
+    found(token, 'it is in the queue, and not in the line of its group')
   elseif where == 'overdue' and not redis.call('ZSCORE', deadlines, token) then
     found(token, 'its record says ' .. state .. ', and it has no deadline')
   elseif not where and not lease_end(token) then

@@ -12,8 +12,10 @@ local most = tonumber(most_holders)
 local function glance(meta)
   local base = string.sub(meta, 1, -5)
   local holders, queue, record = base .. 'holders', base .. 'queue', base .. 'record'
-  local m = redis.call('HMGET', meta, 'name', 'limit', 'ruled', 'paused')
+  local m = redis.call('HMGET', meta, 'name', 'limit', 'ruled', 'paused', 'ruled_until', 'paused_until', 'closed')
   if not m[1] then return nil end
+  if m[5] and tonumber(m[5]) <= now then m[3] = false end
+  if m[6] and tonumber(m[6]) <= now then m[4] = false end
   local held = redis.call('ZRANGEBYSCORE', holders, '(' .. now, '+inf', 'WITHSCORES', 'LIMIT', 0, most + 1)
   local holding, shown = #held / 2, math.min(#held / 2, most)
   if holding > most then holding = redis.call('ZCOUNT', holders, '(' .. now, '+inf') end
@@ -21,24 +23,34 @@ local function glance(meta)
   if redis.call('EXISTS', queue, base .. 'bodies', base .. 'adrift') > 0 then
     waiting, adrift = redis.call('ZCARD', queue), redis.call('ZCARD', base .. 'adrift')
     bodies = redis.call('HLEN', base .. 'bodies')
-    local first = redis.call('ZRANGE', queue, 0, 0, 'WITHSCORES')[2]
-    oldest = first and math.floor((now_us - tonumber(first)) / 1000) or 0
+    local first = redis.call('ZRANGE', queue, 0, 0, 'WITHSCORES')
+    local raw = first[1] and redis.call('HGET', record, first[1]) or ''
+    local arrived = string.match(raw, '"arrived":"(%d+)"') or first[2] -- of a waiter with priority, or promoted
+    oldest = arrived and math.floor((now_us - tonumber(arrived)) / 1000) or 0
   end
   local limit = tonumber(m[3] or m[2] or 0)
-  local told = '[' .. holding .. ',' .. waiting .. ',' .. adrift .. ',' .. bodies .. ',' .. limit .. ','
-    .. (m[4] and 1 or 0) .. ',' .. oldest .. ',' .. cjson.encode(m[1])
+  local rated = waiting > 0 and holding < limit and redis.call('HEXISTS', base .. 'flow', 'rates') or 0
+  local closed_ms = math.max(0, tonumber(m[7] or 0) - now)
+  local told = { -- joined once: each concatenation would copy all holders before it
+    holding, waiting, adrift, bodies, limit, m[4] and 1 or 0, oldest, rated, closed_ms, cjson.encode(m[1]),
+  }
   for i = 1, 2 * shown, 2 do
-    told = told .. ',' .. cjson.encode(held[i]) .. ',' .. string.format('%.0f', tonumber(held[i + 1]) - now)
-      .. ',' .. (redis.call('HGET', record, held[i]) or '{}')
+    told[#told + 1] = cjson.encode(held[i])
+    told[#told + 1] = string.format('%.0f', tonumber(held[i + 1]) - now)
+    told[#told + 1] = redis.call('HGET', record, held[i]) or '{}'
   end
-  return told .. ']'
+  return '[' .. table.concat(told, ',') .. ']'
 end
 
--- A lock whose keys are of another type is reported by its key; the others are still returned.
+-- A lock whose keys are of another type is reported by its key; the others are still returned. While a
+-- slot of a Cluster moves, keys that are not here may be on the other node: then nothing is known.
 local found = {}
 for _, meta in ipairs(KEYS) do
   local ran, told = pcall(glance, meta)
-  if not ran then
+  local failure = not ran and (type(told) == 'table' and told.err or tostring(told))
+  if failure and string.find(failure, 'non local key', 1, true) then
+    return redis.error_reply('TRYAGAIN the slot of these locks is moving')
+  elseif failure then
     found[#found + 1] = cjson.encode(meta)
   elseif told then
     found[#found + 1] = told
