@@ -11,7 +11,13 @@ import time
 from collections.abc import Callable
 from datetime import datetime, timezone
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
+
+PROMPT: Final = 0.002
+"""Seconds within which a reply is prompt, so that it tells the server's clock well."""
+
+MEASUREMENTS: Final = 3
+"""How often the server's clock is read at most, until a reply is prompt."""
 
 
 class Clock(Protocol):
@@ -43,7 +49,7 @@ class SystemClock:
     Use it for durations that a server measures too. Waits of threads use ``time.monotonic``.
     """
 
-    monotonic = staticmethod(_seconds_since_boot())
+    monotonic: Final = staticmethod(_seconds_since_boot())
     """Return the seconds since some fixed point; they never decrease."""
 
 
@@ -121,9 +127,9 @@ def seconds_until(eta: datetime) -> float:
 class ServerClock:
     """Estimates the Redis server's time, from which each message gets its place in the queue.
 
-    :meth:`sync` measures the offset between the server's ``TIME`` and the local monotonic clock.
-    The wall clock is not read. Estimates strictly increase, so the messages that arrive at one
-    worker keep their order.
+    :meth:`measure` compares the server's ``TIME`` with the local monotonic clock. The wall clock is
+    not read. Estimates strictly increase, so the messages that arrive at one worker keep their
+    order.
 
     Args:
         clock: source of monotonic seconds.
@@ -134,20 +140,40 @@ class ServerClock:
         self._offset: float | None = None
         self._last = 0
 
-    def sync(self, server_seconds: float, answered: float) -> None:
+    def measure(self, server_time: Callable[[], float]) -> None:
+        """Measure the offset, again if a reply takes long, since the process may stand still.
+
+        Args:
+            server_time: asks the server for its time, in seconds.
+        """
+        for _ in range(MEASUREMENTS):
+            asked = self._clock.monotonic()
+            server_seconds, answered = server_time(), self._clock.monotonic()
+            self.sync(server_seconds, asked, answered)
+            if answered - asked <= PROMPT:
+                return
+
+    def sync(self, server_seconds: float, asked: float, answered: float) -> None:
         """Set the offset from one measurement.
 
-        The estimate is behind the server by the time that the reply took, and is never ahead of it.
-        A place in the future could swap two messages, because scripts replace it by their own time.
+        The estimate is behind the server by the time that the reply took. After a prompt reply it
+        is never ahead of the server: a place in the future could swap two messages, because scripts
+        replace it by their own time. A slow reply replaces an earlier offset only if it contradicts
+        it: else a worker that stands still meanwhile would give its messages places before those
+        of others.
 
         Args:
             server_seconds: the server's time.
+            asked: monotonic time before the question.
             answered: monotonic time at which the reply arrived.
         """
-        self._offset = server_seconds - answered
+        least, most = server_seconds - answered, server_seconds - asked
+        known = self._offset
+        if known is None or answered - asked <= PROMPT or not least <= known <= most:
+            self._offset = least
 
     def next_place(self) -> int:
-        """Return the server's time in microseconds; greater in each call. 0 before a sync."""
+        """Return the server's time in microseconds; greater in each call. 0 if not measured."""
         if self._offset is None:
             return 0
         now = int((self._clock.monotonic() + self._offset) * 1_000_000)

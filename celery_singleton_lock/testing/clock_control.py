@@ -111,7 +111,21 @@ class LockTime:
             for token, at in self._client.zrange(key, 0, -1, withscores=True):
                 if token not in waiting:
                     ends.append(at)
+        ends += self._looks()
         return min((at - now for at in ends if at > now), default=math.inf) / 1000 + _AFTER
+
+    def _looks(self) -> list[float]:
+        """Return when locks must be swept next whose rate, pause or limit changes by itself."""
+        found = []
+        starts = {key.removesuffix(b":flow") for key in self._keys("*:flow")}
+        for key in self._keys("*:meta"):
+            if any(self._client.hmget(key, "paused_until", "ruled_until")):
+                starts.add(key.removesuffix(b":meta"))
+        for key in starts:
+            name = self._client.hget(key + b":meta", "name")
+            due = key.partition(b"}")[0] + b"}:due"
+            found.append(self._client.zscore(due, name) if name else None)
+        return [at for at in found if at is not None]
 
     def _keep_alive(self, step: float) -> None:
         """Renew leases, heartbeats and waits of clients, as their threads would have done."""
@@ -122,7 +136,7 @@ class LockTime:
         for key in self._keys("*:deadlines"):
             for token in self._in_state("waiting", key):
                 if self._client.zscore(key, token) is not None:
-                    self._client.zincrby(key, step * 1000, token)
+                    self._client.zincrby(key, math.ceil(step * 1000), token)  # whole ms
 
     def _watchdogs(self) -> list[Watchdog]:
         """Return the watchdogs of this process that use this server."""

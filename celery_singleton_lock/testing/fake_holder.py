@@ -27,7 +27,7 @@ class Hold:
         store: the store of the locks.
         name: the lock's name.
         lease: seconds until it expires if it is not released. It is not renewed.
-        limit: number of permits of the lock; :data:`ANY`: that of the tasks.
+        limit: number of permits of the lock; the default is that of the tasks.
 
     Attributes:
         fencing_token: the fencing token.
@@ -47,11 +47,11 @@ class Hold:
             holder = reply.holder or "another client"
             msg = f"hold({name!r}) could not acquire the lock: it is held by {holder}."
             raise AssertionError(msg)
-        self.fencing_token = reply.fencing_token
+        self.fencing_token: int = reply.fencing_token
 
     @property
     def held(self) -> bool:
-        """Whether it is still held: not released, expired or taken away."""
+        """Whether it is still held, so not released, expired or taken away."""
         return self._token in {each.token for each in self._store.inspect(self.name).holders}
 
     def release(self) -> bool:

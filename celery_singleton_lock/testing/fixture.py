@@ -62,8 +62,8 @@ class SingletonLocks(LockAssertions):
             settings = self._extension.settings
             client: Any = connect(settings.address(), {}, patience=PATIENCE)
             self._server: MemoryServer = client.server
-            self.store = RedisStore(client, Keyspace(settings.prefix))
-            self.time = LockTime(self._server)
+            self.store: RedisStore = RedisStore(client, Keyspace(settings.prefix))
+            self.time: LockTime = LockTime(self._server)
             self.reset()
             self._event_log = EventLog(self._extension)
         except BaseException:

@@ -76,7 +76,8 @@ def _set_clock(operations: Any) -> None:
         **load_quorum_scripts(clock),
     }
     operations.scripts.update({verb: scripts[verb] for verb in operations.scripts})
-    operations._acquire, operations._release = scripts["acquire"], scripts["release"]
+    for verb in ("acquire", "claim", "release"):
+        setattr(operations, f"_{verb}", scripts[verb])
     operations.time = partial(_time, operations)
 
 
