@@ -5,7 +5,7 @@ A check that cannot get its facts ends as UNKNOWN, never as OK.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime, timezone
 from enum import Enum
 from itertools import islice
@@ -14,13 +14,23 @@ from typing import Any, Final, NamedTuple
 import redis
 from redis.exceptions import RedisError
 
+from celery_singleton_lock.admin.backlog import (
+    OVERHEAD,
+    parked_in_all,
+    stopped_queues,
+    wrong_counters,
+)
+from celery_singleton_lock.admin.flow_checks import closed_locks, too_costly_tasks
+from celery_singleton_lock.admin.why import takers_of
+from celery_singleton_lock.admin.why_sentences import drain_command, plain_takers, worker_name
 from celery_singleton_lock.core.clock import seconds_until
 from celery_singleton_lock.core.lock_mode import relaxed_by
-from celery_singleton_lock.core.model import SCHEMA
+from celery_singleton_lock.core.model import SCHEMAS
 from celery_singleton_lock.errors import BackendError, BackendUnreachable
 from celery_singleton_lock.message_text import number_of, printable
 from celery_singleton_lock.store import replies
 from celery_singleton_lock.store.error_mapping import explain
+from celery_singleton_lock.store.operator.base import Glance, Waiting
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from celery_singleton_lock.store.requests import Command
 
@@ -36,8 +46,20 @@ SKEW: Final = 5.0
 FULL: Final = 0.8
 """Share of maxmemory above which the check warns."""
 
+MUCH: Final = 0.25
+"""Share of maxmemory that parked messages may need before the check warns."""
+
 STUCK: Final = 10.0
 """Seconds after its last round from which a worker's thread counts as stuck."""
+
+SAMPLED: Final = 1000
+"""Largest number of locks of which parked tasks are read."""
+
+KINDS: Final = 100
+"""Number of pairs of queue and task at which this search ends."""
+
+FOREIGN: Final = 3000
+"""Number of keys of each server that are searched for those of other programs."""
 
 NAMED: Final = 5
 """Largest number of examples that a check names."""
@@ -47,6 +69,8 @@ class Health(str, Enum):
     """The result of a check."""
 
     OK = "ok"
+    NOTE = "note"
+    """Advice before production. The exit status is as for OK."""
     WARN = "warn"
     UNKNOWN = "unknown"
     FAIL = "fail"
@@ -91,10 +115,14 @@ def examine(store: RedisAdminStore, *, deep: bool = True) -> Iterator[Check]:
             yield checked if len(servers) == 1 else _of_server(servers[number], checked)
     first = infos[0] if isinstance(infos[0], dict) else None
     yield _tried("persistence", lambda: _persistence(store, first))
+    yield _tried("database", lambda: _database(store))
     yield _clock(offset)
     for name, check in _OF_STORE.items():
         yield _tried(name, lambda check=check: check(store))  # type: ignore[misc]  # no type for it
     if deep:
+        yield _tried("closed", lambda: _closed(store))
+        yield _tried("costs", lambda: _costs(store))
+        yield _tried("parked", lambda: _parked(store))
         yield _tried("drift", lambda: _drift(store))
 
 
@@ -218,6 +246,24 @@ def _persistence(store: RedisAdminStore, info: dict[str, Any] | None) -> Check:
     return Check("persistence", Health.WARN, told[kind])
 
 
+def _database(store: RedisAdminStore) -> Check:
+    """Search keys of other programs: they share memory, eviction and FLUSHDB with the locks."""
+    prefix = f"{store.keyspace.prefix}:"
+    looked = foreign = 0
+    for server in store.servers():
+        found = [replies.text(key) for key in islice(server.scan_iter(count=1000), FOREIGN)]
+        looked += len(found)
+        foreign += sum(not key.startswith(prefix) for key in found)
+    if not foreign:
+        return Check("database", Health.OK, f"all {number_of(looked, 'key')} are those of locks")
+    told = (
+        f"{foreign:,} of {number_of(looked, 'key')} are of other programs, such as the broker: "
+        "their memory, an eviction policy for them and FLUSHDB concern the locks too. Give the "
+        "locks a database of their own, or a server (singleton_lock_backend)"
+    )
+    return Check("database", Health.NOTE, told)
+
+
 def _clock(offset: float) -> Check:
     if abs(offset) <= SKEW:
         return Check("clock", Health.OK, f"differs by {abs(offset):.1f} s from this machine's")
@@ -240,14 +286,18 @@ def _schema(store: RedisAdminStore) -> Check:
                 f"workers are live, and {store.keyspace.schema} is gone: this Redis has lost data"
             )
             return Check("schema", Health.WARN, told)
-        return Check("schema", Health.OK, "no worker has started since this Redis was empty")
-    if replies.text(found) != SCHEMA:
         told = (
-            f"the data has schema {replies.text(found)}, and this version needs {SCHEMA}: use the "
-            "version of celery-singleton-lock that wrote the data"
+            "this Redis has no data of a worker: none has used it, or it has just lost its data, "
+            "and live workers write it again within seconds"
+        )
+        return Check("schema", Health.OK, told)
+    if replies.text(found) not in SCHEMAS:
+        told = (
+            f"the data has schema {replies.text(found)}, and this version needs "
+            f"{' or '.join(SCHEMAS)}: use the version of celery-singleton-lock that wrote the data"
         )
         return Check("schema", Health.FAIL, told)
-    return Check("schema", Health.OK, SCHEMA)
+    return Check("schema", Health.OK, replies.text(found))
 
 
 def _workers(store: RedisAdminStore) -> Check:
@@ -255,7 +305,10 @@ def _workers(store: RedisAdminStore) -> Check:
     queues = sorted({queue for about in live.values() for queue in about["queues"]})
     if live:
         return Check("workers", Health.OK, f"{len(live)} live, for {', '.join(queues)}")
-    told = "no live worker uses this Redis: parked tasks wait until one starts"
+    told = (
+        "no live worker uses this Redis: parked tasks wait until one starts. After a rollback to "
+        "workers without locks, send them back with locks drain"
+    )
     return Check("workers", Health.WARN, told)
 
 
@@ -290,20 +343,66 @@ def _lost(store: RedisAdminStore) -> Check:
     return Check("lost", Health.FAIL, told)
 
 
+def _backlog(store: RedisAdminStore) -> Check:
+    """Compare what is parked with the memory, and name queues that are stopped therefore."""
+    parked, stopped = parked_in_all(store), stopped_queues(store)
+    told = f"{number_of(parked.waiting, 'message')} parked, {parked.size / 2**20:,.1f} MiB"
+    if stopped:
+        told = (
+            f"{told}. Workers have stopped consuming {', '.join(map(str, stopped[:NAMED]))}: "
+            "singleton_lock_max_parked or singleton_lock_max_parked_bytes is reached. Its parked "
+            "tasks go on as their locks become free; if these are paused, nothing of it runs until "
+            "they are resumed (locks list shows them)"
+        )
+        return Check("backlog", Health.WARN, told)
+    infos = [_info(server) for server in store.servers()]
+    most = sum(int(info.get("maxmemory") or 0) for info in infos if isinstance(info, dict))
+    needs = parked.size + parked.waiting * OVERHEAD
+    if not most or needs < most * MUCH:
+        return Check("backlog", Health.OK, told)
+    told = (
+        f"{told}, about {needs / most:.0%} of maxmemory: set singleton_lock_max_parked_bytes, so "
+        "that workers leave the rest in the broker"
+    )
+    return Check("backlog", Health.WARN, told)
+
+
 _OF_STORE: Final[dict[str, Callable[[RedisAdminStore], Check]]] = {
     "schema": _schema,
     "workers": _workers,
     "modes": _modes,
     "sweeping": _sweeping,
     "lost": _lost,
+    "backlog": _backlog,
 }
 
 
-def threads_check(reports: Mapping[str, Mapping[str, Any]]) -> Check:
+def with_reports(found: Check, reports: Mapping[str, Mapping[str, Any]]) -> Check:
+    """Return a check, corrected if workers with locks answer and Redis knows none.
+
+    Args:
+        found: a check of :func:`examine`.
+        reports: as of :func:`threads_check`.
+    """
+    answered = sum("threads" in report for report in reports.values())
+    if found.name != "workers" or found.health is not Health.WARN or not answered:
+        return found
+    told = (
+        f"{number_of(answered, 'worker')} with locks answered at the broker, and this Redis knows "
+        "none. If it has just failed over or lost data, their next heartbeats come within "
+        "seconds: run doctor again. Else they use another Redis (singleton_lock_backend) or do not "
+        "reach it: see their logs"
+    )
+    return Check("workers", Health.WARN, told)
+
+
+def threads_check(reports: Mapping[str, Mapping[str, Any]], live: Collection[str] = ()) -> Check:
     """Check that the background threads of all workers are running.
 
     Args:
         reports: worker name -> report of the worker, as ``inspect locks`` shows it.
+        live: ids of the workers of this broker that are known in Redis; one that does not answer is
+            named.
     """
     rounds = [
         (worker, thread, seconds)
@@ -314,9 +413,18 @@ def threads_check(reports: Mapping[str, Mapping[str, Any]]) -> Check:
         told = "no worker answered; a worker with a busy solo pool does not answer"
         return Check("threads", Health.UNKNOWN, told)
     stuck = [each for each in rounds if (each[2] or 0.0) > STUCK]
+    silent = sorted({worker_name(each) for each in live} - reports.keys())
     if not stuck:
         told = f"all {len(rounds)} threads of {number_of(len(reports), 'worker')} are running"
-        return Check("threads", Health.OK, told)
+        if not silent:
+            return Check("threads", Health.OK, told)
+        more = f" and {len(silent) - NAMED} more" if len(silent) > NAMED else ""
+        named = f"{', '.join(silent[:NAMED])}{more}"
+        told = (
+            f"{told}. No answer from {named}, of which Redis has a heartbeat: a worker with a busy "
+            "solo pool does not answer; else see its log"
+        )
+        return Check("threads", Health.UNKNOWN, printable(told))
     named = "; ".join(
         f"{thread} of {worker}: last round {seconds:.0f} s ago"
         for worker, thread, seconds in stuck[:NAMED]
@@ -324,11 +432,68 @@ def threads_check(reports: Mapping[str, Mapping[str, Any]]) -> Check:
     return Check("threads", Health.FAIL, f"{named}: see the log of that worker, or restart it")
 
 
+def _closed(store: RedisAdminStore) -> Check:
+    """Name the locks that tasks and clients have closed for a time. They open by themselves."""
+    total, some = closed_locks(store, NAMED)
+    if not total:
+        return Check("closed", Health.OK, "no lock is closed for a time")
+    told = f"{number_of(total, 'lock')} closed for a time: {'; '.join(some)}"
+    return Check("closed", Health.OK, printable(f"{told}. locks reopen NAME opens one earlier"))
+
+
+def _costs(store: RedisAdminStore) -> Check:
+    """Search parked tasks that will fail, since a rate was lowered below their cost."""
+    total, some = too_costly_tasks(store, NAMED, locks=SAMPLED)
+    if not total:
+        return Check("costs", Health.OK, "no parked task costs more than the rate of its lock")
+    verb = "costs" if total == 1 else "cost"
+    told = f"{number_of(total, 'parked task')} {verb} more than the rate of the lock: "
+    remedy = (
+        ". Each fails with LockCostError when it is next. Raise the rate (locks rate NAME RATE), "
+        "or end the one that an operator has set (locks rate NAME --clear)"
+    )
+    return Check("costs", Health.WARN, printable(told + "; ".join(some) + remedy))
+
+
+def _parked(store: RedisAdminStore) -> Check:
+    """Search parked tasks that are next for longer than a live worker needs to send them back."""
+    total, looked, kinds = 0, 0, dict[tuple[str, str, str], Waiting]()
+    for lock in store.summarise_locks(holders=0):
+        if not lock.adrift or lock.paused or lock.broken:
+            continue
+        total, looked = total + lock.adrift, looked + 1
+        if looked <= SAMPLED and len(kinds) < KINDS:
+            page = store.list_waiters(lock.name, "adrift").waiting
+            kinds.update(((e.realm, e.queue, e.task), e) for e in page if e.since >= NEGLECTED)
+    told = islice(filter(None, (_without_taker(store, each) for each in kinds.values())), NAMED)
+    examples = "; ".join(told)
+    if not examples:
+        return Check("parked", Health.OK, "no parked task waits for a worker that takes it")
+    verb = "waits" if total == 1 else "wait"
+    told_all = f"{number_of(total, 'parked task')} {verb} for a worker: {examples}"
+    return Check("parked", Health.WARN, told_all)
+
+
+def _without_taker(store: RedisAdminStore, each: Waiting) -> str:
+    """Return as a clause why no live worker takes a parked task; empty if one takes it."""
+    takers = takers_of(store, each)
+    if takers.lock:
+        return ""
+    if takers.plain:
+        told = f"{plain_takers(each, takers.plain)}: deploy the version that does"
+    else:
+        told = f"no live worker with locks consumes the queue {each.queue!r}: start one"
+    back = f"send {each.task!r} back to run without a lock ({drain_command(each)})"
+    return printable(f"{told}, or {back}")
+
+
 def _drift(store: RedisAdminStore) -> Check:
     """Search all locks for contradictions between their keys."""
-    locks, wrong, remedy = 0, list[str](), ""
+    locks, wrong, remedy, waited = 0, list[str](), "", list[Glance]()
     for lock in store.summarise_locks(holders=0):
         locks += 1
+        if lock.waiting or lock.adrift:
+            waited.append(lock)
         if lock.broken:
             wrong.append(
                 f"{lock.name!r}: its key has another program's data (delete that key, or set "
@@ -343,4 +508,10 @@ def _drift(store: RedisAdminStore) -> Check:
             break
     if wrong:
         return Check("drift", Health.FAIL, "; ".join(wrong[:NAMED]) + remedy)
+    if differ := wrong_counters(store, waited):
+        advice = (
+            f"the counters of parked messages are wrong: {differ}. Delete the keys "
+            f"{store.keyspace.fleet}:parked*: they count right what is parked from then on"
+        )
+        return Check("drift", Health.WARN, advice)
     return Check("drift", Health.OK, f"{locks:,} locks are consistent")

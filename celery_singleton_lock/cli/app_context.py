@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
 from celery import states
-from celery.app.task import Context
-from kombu.serialization import prepare_accept_content
+from click import ClickException
 
-from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.errors import BackendError, SingletonLockError
-from celery_singleton_lock.message_text import natural, number_of
-from celery_singleton_lock.store.operator.base import Operator, Waiting
+from celery_singleton_lock.message_text import named, natural, number_of
 from celery_singleton_lock.worker.extension import Extension
-from celery_singleton_lock.worker.message_codec import unpack
+from celery_singleton_lock.worker.operator_actions import BrokerError, OperatorActions
 from celery_singleton_lock.worker.publisher import Publisher
-from celery_singleton_lock.worker.request_class import read_as_celery
 
 ANSWER: Final = 1.0
 """Seconds to wait for replies of workers."""
@@ -25,11 +22,8 @@ ANSWER: Final = 1.0
 NAMED: Final = 20
 """Largest number of queues that a sentence names."""
 
-SLOW: Final = 5.0
-"""Seconds from which a failed write means that the result backend does not answer."""
 
-
-class AppSide:
+class AppSide(OperatorActions):
     """Gives commands access to the Celery app.
 
     Args:
@@ -37,17 +31,13 @@ class AppSide:
         extension: the app's settings and locks.
 
     Attributes:
-        untold: number of results that could not be stored as REVOKED.
         consumed: returns the broker queues that live workers consume, as recorded in the locks'
             Redis.
     """
 
     def __init__(self, app: Any, extension: Extension) -> None:
         """Create the object. Sends nothing."""
-        self.app = app
-        self.extension = extension
-        self.untold = 0
-        self._results_away = self._events_away = False
+        super().__init__(app, extension)
         self.consumed: Callable[[], Iterable[str]] = tuple
 
     @property
@@ -84,11 +74,18 @@ class AppSide:
         for worker, tasks in answers.items():
             for state, info in tasks.values():
                 return self._received(worker, state, info or {})
-        return self._waits_for_redis(task_id)
+        return self._waits_in_worker(task_id)
 
-    def _waits_for_redis(self, task_id: str) -> tuple[str, str] | None:
-        """Return which worker has the message and waits for the locks' Redis with it."""
+    def _waits_in_worker(self, task_id: str) -> tuple[str, str] | None:
+        """Return which worker holds the message for the locks' Redis, or until it is requeued."""
         for worker, report in self.reports(task_id).items():
+            for each in report.get("held_back", ()):
+                names = " or ".join(map(repr, each["locks"]))
+                return "received", (
+                    f"was received by {worker} and did not get {names}: that worker holds it back, "
+                    'then sends it to the end of its queue (lock_on_conflict="requeue"). It is not '
+                    "lost"
+                )
             for each in report.get("waits_for_redis", ()):
                 names = " or ".join(map(repr, each["locks"]))
                 because = (
@@ -133,15 +130,45 @@ class AppSide:
             told += [f"{', '.join(_first(empty, ''))} {verb} empty or does not exist"]
         return ", ".join(told)
 
+    def consumers(self, realm: str, queue: str) -> list[str]:
+        """Return the workers that consume a queue of the app's broker; see :class:`Witness`."""
+        if realm != self.realm:
+            return []
+        try:
+            active = self.app.control.inspect(timeout=ANSWER).active_queues() or {}
+        except Exception:  # noqa: BLE001  # an error of any transport: the broker does not answer
+            return []
+        return sorted(w for w, each in active.items() if queue in {q.get("name") for q in each})
+
     def _known_queues(self) -> list[str]:
         """Return the queues that the app declares, routes tasks to, or that workers consume."""
-        found = {*self.app.amqp.queues, *map(self._queue_of, self.app.tasks.values())}
+        found = {*self.app.amqp.queues, *map(self.queue_of, self.app.tasks.values())}
         found.update(self.consumed())
         active = self.app.control.inspect(timeout=ANSWER).active_queues() or {}
         found.update(str(queue.get("name", "")) for each in active.values() for queue in each)
         return sorted(found - {""}, key=natural)
 
-    def _queue_of(self, task: Any) -> str:
+    def load_tasks(self) -> None:
+        """Import the modules of the app's tasks, as a worker does, and declare the tasks.
+
+        Raises:
+            ConfigurationError: an option of a task is invalid.
+            AppNotLoaded: a module cannot be imported.
+        """
+        try:
+            self.app.loader.import_default_modules()
+            self.app.finalize(auto=True)
+        except (SingletonLockError, ClickException):
+            raise
+        except Exception as error:
+            *_, last = traceback.extract_tb(error.__traceback__)
+            msg = (
+                f"The modules of the app's tasks cannot be imported: {named(type(error))}: {error} "
+                f"({last.filename}, line {last.lineno})."
+            )
+            raise AppNotLoaded(msg) from error
+
+    def queue_of(self, task: Any) -> str:
         """Return the queue to which a task is routed by default; empty if that is not known."""
         given = {"queue": queue} if (queue := getattr(task, "queue", None)) else {}
         try:
@@ -163,7 +190,8 @@ class AppSide:
         """Return the reply of each worker to ``inspect locks``.
 
         Args:
-            task_id: the replies show the messages of this task that wait for Redis.
+            task_id: the replies show the messages of this task that wait for Redis, or that are
+                held back until they are requeued.
         """
         inspect: Any = self.app.control.inspect(timeout=ANSWER)
         try:
@@ -172,21 +200,6 @@ class AppSide:
             return {}
 
     # -- changes ----------------------------------------------------------------------------------
-
-    def terminate(self, task_id: str) -> None:
-        """Tell the worker of a task to terminate it.
-
-        Raises:
-            BrokerError: the broker did not accept the command.
-        """
-        try:
-            self.app.control.revoke(task_id, terminate=True, signal="SIGTERM")
-        except Exception as error:
-            msg = (
-                f"The broker did not accept the command to the worker ({type(error).__name__}): "
-                "nothing was terminated. Check broker_url, or kill the process that show names."
-            )
-            raise BrokerError(msg) from error
 
     @contextmanager
     def publisher(self) -> Iterator[Publisher]:
@@ -197,43 +210,6 @@ class AppSide:
         finally:
             publisher.close()
 
-    def tell_dropped(self, each: Waiting, by: Operator) -> None:
-        """Store REVOKED as the result of a dropped task, so that ``get()`` and chords end.
-
-        If the result cannot be stored, :attr:`untold` is incremented. The task stays dropped. A
-        result backend that does not answer is asked once: by Celery's defaults that takes two
-        minutes.
-        """
-        if self._results_away:
-            self.untold += 1
-            return
-        clock = SystemClock()
-        began = clock.monotonic()
-        try:
-            self._revoke(each, f"dropped by {by.who} ({by.action or 'drop'})")
-        except Exception:  # noqa: BLE001  # an error of any result backend, or an invalid body
-            self.untold += 1
-            self._results_away = clock.monotonic() - began > SLOW
-
-    def _revoke(self, each: Waiting, reason: str) -> None:
-        accept = prepare_accept_content(self.app.conf.accept_content)
-        message = unpack(each.message, accept)
-        read = read_as_celery(message, utc=self.app.uses_utc_timezone())
-        headers = read["headers"]
-        _, _, embed = read["body"] if read["decoded"] else message.payload
-        request = Context({**headers, **(embed or {})})
-        self.app.backend.mark_as_revoked(
-            each.task_id, reason, request=request, store_result=not headers.get("ignore_result")
-        )
-
-    def announce(self, by: Operator, lock: str, action: str, count: int = 1) -> None:
-        """Send the event ``lock-admin``. The audit entry is already in Redis.
-
-        A broker that is away is asked once.
-        """
-        if not self._events_away:
-            self._events_away = not self.extension.tell(by.step(lock, action, count))
-
 
 def _first(names: list[str], what: str) -> list[str]:
     """Return the first names, and the number of the others."""
@@ -241,8 +217,8 @@ def _first(names: list[str], what: str) -> list[str]:
     return names if more <= 0 else [*names[:NAMED], f"{more:,} more {what}".rstrip()]
 
 
-class BrokerError(SingletonLockError):
-    """The broker did not accept a message."""
+class AppNotLoaded(SingletonLockError):
+    """A module of the app's tasks cannot be imported."""
 
 
 def sent(send: Callable[..., None], *args: Any) -> None:

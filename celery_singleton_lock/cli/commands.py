@@ -16,7 +16,8 @@ from celery_singleton_lock.cli.bulk_commands import (
     import_command,
     purge_command,
 )
-from celery_singleton_lock.cli.change_commands import drop, limit, pause, promote, release, resume
+from celery_singleton_lock.cli.change_commands import drop, promote, release
+from celery_singleton_lock.cli.limit_commands import limit, pause, rate, reopen, resume
 from celery_singleton_lock.cli.maintenance_commands import doctor, sweep
 from celery_singleton_lock.cli.mode_commands import mode, report
 from celery_singleton_lock.cli.options import Commands
@@ -27,8 +28,11 @@ from celery_singleton_lock.cli.show_commands import (
     watch_command,
     why_command,
 )
+from celery_singleton_lock.cli.task_commands import tasks_command, try_command
 
 COMMANDS: Final = (
+    tasks_command,
+    try_command,
     list_command,
     show,
     why_command,
@@ -42,7 +46,9 @@ COMMANDS: Final = (
     import_command,
     pause,
     resume,
+    reopen,
     limit,
+    rate,
     report,
     mode,
     sweep,

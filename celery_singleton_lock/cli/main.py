@@ -17,8 +17,8 @@ BACKEND: Final = "CELERY_SINGLETON_LOCK_BACKEND"
     cls=Commands,
     commands=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="drain, release --terminate and import --adopt need the app: celery -A YOUR_APP locks … "
-    "With the app, why also asks workers and results.",
+    epilog="tasks, try, drain, release --terminate and import --adopt need the app: celery -A "
+    "YOUR_APP locks … With the app, why also asks workers and results.",
 )
 @click.option(
     "--backend",

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import click
+from redis.exceptions import RedisError
 
-from celery_singleton_lock.admin.doctor import Health, examine, threads_check
+from celery_singleton_lock.admin.doctor import Check, Health, examine, threads_check, with_reports
+from celery_singleton_lock.admin.production_checks import CHECKLIST, alerts_check, versions_check
 from celery_singleton_lock.admin.sweep import ALL_LOCKS, sweep_once
 from celery_singleton_lock.cli import render
 from celery_singleton_lock.cli.app_context import sent
 from celery_singleton_lock.cli.options import as_json
 from celery_singleton_lock.cli.target import REFUSED, UNREACHABLE, UNSURE, Target, with_target
+from celery_singleton_lock.core.installed_version import installed_version
+from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.message_text import number_of
 
 
@@ -51,17 +57,53 @@ def doctor(target: Target, *, quick: bool, machine: bool) -> None:
     """Check that Redis is fit for locks and its data is consistent. Exit status 0, 1, 3 or 4."""
     found = list(examine(target.store, deep=not quick))
     if target.app is not None:
-        found.append(threads_check(target.app.reports()))
+        reports, live = target.app.reports(), _live(target)
+        found = [with_reports(check, reports) for check in found]
+        found += [threads_check(reports, live), versions_check(reports, installed_version())]
+        found.append(alerts_check(target.settings.metrics_port))
     if machine:
         render.as_json(found)
     else:
         render.say(f"Redis of the locks: {target.settings.address()}")
-        render.show(
-            render.table(
-                ("CHECK", "IS", "FOUND"), ((c.name, c.health.value, c.told) for c in found)
-            )
-        )
-    worst = {check.health for check in found}
+        render.show(_doctor_lines(found, with_app=target.app is not None))
+    worst = {check.health for check in found} - {Health.NOTE}
     if Health.FAIL in worst:
         sys.exit(UNREACHABLE if found[0].health is Health.FAIL else REFUSED)
     sys.exit(UNSURE if worst != {Health.OK} else 0)
+
+
+def _doctor_lines(found: Sequence[Check], *, with_app: bool) -> Iterator[str]:
+    """Yield the checks as two tables: the state now, and the production checklist."""
+    listed = sorted(
+        (check for check in found if check.name in CHECKLIST),
+        key=lambda check: CHECKLIST.index(check.name),
+    )
+    others = [check for check in found if check.name not in CHECKLIST]
+    yield from _check_table(others)
+    if not listed:  # there is no connection
+        return
+    yield from ("", "Production checklist")
+    yield from _check_table(listed)
+    missing = [name for name in CHECKLIST if name not in {check.name for check in listed}]
+    if not missing:
+        return
+    names = ", ".join(missing)
+    if with_app:
+        yield f"Not examined, since the locks' Redis did not answer: {names}"
+    else:
+        yield f"For {names} give the app: celery -A YOUR_APP locks doctor"
+
+
+def _check_table(checks: Sequence[Check]) -> list[str]:
+    return render.table(
+        ("CHECK", "IS", "FOUND"), ((c.name, c.health.value, c.told) for c in checks)
+    )
+
+
+def _live(target: Target) -> list[str]:
+    """Return the ids of the live workers of the app's broker; none if Redis does not tell."""
+    realm = target.need_app("doctor").realm
+    with suppress(SingletonLockError, RedisError):
+        found = target.store.workers()
+        return [worker for worker, about in found.items() if about["realm"] == realm]
+    return []

@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
-from itertools import islice
 from typing import Any, Final, TypeVar
 
 import click
 
-from celery_singleton_lock.cli.app_context import AppSide, BrokerError
+from celery_singleton_lock.cli.app_context import AppSide
 from celery_singleton_lock.config.app_settings import parse_settings
 from celery_singleton_lock.config.limits import PREFIX
 from celery_singleton_lock.config.option_checks import ConfigurationWarning
@@ -32,6 +31,7 @@ from celery_singleton_lock.store.factory import open_admin_store
 from celery_singleton_lock.store.operator.base import Operator
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from celery_singleton_lock.worker.install import install
+from celery_singleton_lock.worker.operator_actions import BrokerError
 
 PATIENCE: Final = 5.0
 """Seconds to wait for a reply of Redis."""
@@ -41,9 +41,6 @@ REFUSED: Final = 1
 
 UNREACHABLE: Final = 3
 """Exit status: the locks' Redis or the broker did not answer, or refused a command."""
-
-NAMED: Final = 20
-"""Largest number of locks that the events of one operation name."""
 
 UNSURE: Final = 4
 """Exit status of ``doctor``: no check failed, but one is unknown or warns."""
@@ -140,18 +137,9 @@ class Target:
         return Operator(login(), socket.gethostname(), "cli", why, action)
 
     def announce(self, by: Operator, done: Mapping[str, int], action: str) -> None:
-        """Send one event ``lock-admin`` for each lock, if there is an app.
-
-        If there are more than twenty, only the first twenty are named, as in the audit.
-        """
-        if self.app is None:
-            return
-        named = dict(islice(done.items(), NAMED))
-        rest = sum(done.values()) - sum(named.values())
-        if rest:
-            named[f"(and {len(done) - NAMED} more)"] = rest
-        for name, number in named.items():
-            self.app.announce(by, name, action, number)
+        """Send one event ``lock-admin`` for each lock, if there is an app."""
+        if self.app is not None:
+            self.app.announce(by, done, action)
 
     def need_app(self, what: str) -> AppSide:
         """Return the app.

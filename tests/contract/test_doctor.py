@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from celery_singleton_lock.admin import doctor
+from celery_singleton_lock.admin import doctor, production_checks
 from celery_singleton_lock.admin.doctor import Check, Health, examine
 from celery_singleton_lock.core.lock_steps import carry_out
-from celery_singleton_lock.core.model import SCHEMA, Claim, Ending, Owner
+from celery_singleton_lock.core.model import SCHEMAS, Claim, Ending, Owner
 from celery_singleton_lock.core.owner_token import new_token
+from celery_singleton_lock.core.rate import Rate, packed
+from celery_singleton_lock.core.redis_keys import bucket_of
 from celery_singleton_lock.errors import BackendUnreachable
+from celery_singleton_lock.store.operator.base import Operator
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
-from support.passing_time import stop_time
-from support.waiters import park
+from support.passing_time import let_pass, stop_time
+from support.waiters import hold, park
 
 pytestmark = pytest.mark.contract
 
 ALL = [
     "connection", "scripts", "version", "eviction", "memory", "replicas", "persistence",
-    "clock", "schema", "workers", "modes", "sweeping", "lost", "drift",
+    "database", "clock", "schema", "workers", "modes", "sweeping", "lost", "backlog", "closed",
+    "costs", "parked", "drift",
 ]  # fmt: skip
 MIB = 2**20
 
@@ -173,13 +179,14 @@ def test_a_healthy_server_passes_every_check_and_each_is_named(store):
     store.schema()
     found = {check.name: check for check in examine(store)}
     assert list(found) == ALL
-    assert [each.name for each in examine(store, deep=False)] == ALL[:-1]
+    assert [each.name for each in examine(store, deep=False)] == ALL[:-4]
     wrong = {name for name, each in found.items() if each.health is not Health.OK}
     assert wrong <= {"persistence"}
     assert found["connection"].told == "answers"
     assert found["scripts"].told == "EVALSHA and SCAN are allowed"
     assert found["workers"].told == "2 live, for a, b"
     assert found["sweeping"].told == "no sweep is overdue"
+    assert found["database"].told.endswith(" are those of locks")
     assert found["drift"].told == "1 locks are consistent", "the one of the probe"
 
 
@@ -201,7 +208,7 @@ def test_a_check_without_permission_is_unknown_and_never_ok(make_redis):
     )
     for name in ("scripts", "schema"):
         assert found[name] == Check(name, Health.UNKNOWN, "not known: NoPermissionError")
-    for name in ("workers", "drift"):
+    for name in ("closed", "costs", "parked", "drift"):
         assert found[name].health is Health.FAIL, "the library asks, and is refused"
     assert list(found) == ALL
 
@@ -210,13 +217,17 @@ def test_data_of_another_schema_is_reported_with_both_versions(store):
     def found():
         return doctor._schema(store)
 
-    told = "no worker has started since this Redis was empty"
+    told = (
+        "this Redis has no data of a worker: none has used it, or it has just lost its data, and "
+        "live workers write it again within seconds"
+    )
     assert found() == Check("schema", Health.OK, told)
-    store.client.set(store.keyspace.schema, SCHEMA)
-    assert found() == Check("schema", Health.OK, SCHEMA)
+    for schema in SCHEMAS:
+        store.client.set(store.keyspace.schema, schema)
+        assert found() == Check("schema", Health.OK, schema)
     store.client.set(store.keyspace.schema, "999")
     told = (
-        f"the data has schema 999, and this version needs {SCHEMA}: use the version of "
+        "the data has schema 999, and this version needs 1 or 2: use the version of "
         "celery-singleton-lock that wrote the data"
     )
     assert found() == Check("schema", Health.FAIL, told)
@@ -229,8 +240,42 @@ def test_doctor_reports_that_redis_has_lost_its_data_though_workers_are_live(sto
 
 
 def test_doctor_reports_that_no_worker_would_run_parked_tasks(store):
-    told = "no live worker uses this Redis: parked tasks wait until one starts"
+    told = (
+        "no live worker uses this Redis: parked tasks wait until one starts. After a rollback to "
+        "workers without locks, send them back with locks drain"
+    )
     assert doctor._workers(store) == Check("workers", Health.WARN, told)
+
+
+def test_doctor_names_drain_for_parked_tasks_that_live_workers_know_as_plain_ones(store):
+    """After a rollback: the workers check says that workers are live."""
+    store.worker_heartbeat("old-1#a1", "R", ["q"], 600, tasks=["app.other"])
+    for number in range(3):
+        park(store, f"lock:{number}")
+    assert doctor._parked(store).health is Health.OK, "a worker sends them back at once"
+    let_pass(store, 16)
+    told = (
+        "3 parked tasks wait for a worker: old-1 consumes the queue 'q' and does not declare "
+        "'app.task' as a LockedTask: deploy the version that does, or send 'app.task' back to run "
+        "without a lock (locks drain --queue q --task app.task)"
+    )
+    assert doctor._parked(store) == Check("parked", Health.WARN, told)
+    store.worker_heartbeat("new-1#a1", "R", ["q"], 600, tasks=["app.task"])
+    assert doctor._parked(store).health is Health.OK, "the next sweep queues them again"
+
+
+def test_doctor_names_the_queue_of_parked_tasks_that_no_live_worker_consumes(store):
+    """Not of a paused lock: these wait for the operator."""
+    store.worker_heartbeat("w#a1", "R", ["other"], 600)
+    park(store, "free")
+    park(store, "paused", queue="p")
+    store.pause("paused", Operator("jane"))
+    let_pass(store, 16)
+    told = (
+        "1 parked task waits for a worker: no live worker with locks consumes the queue 'q': start "
+        "one, or send 'app.task' back to run without a lock (locks drain --queue q --task app.task)"
+    )
+    assert doctor._parked(store) == Check("parked", Health.WARN, told)
 
 
 def test_doctor_warns_of_tasks_that_a_switch_lets_run_without_their_locks(store):
@@ -264,6 +309,98 @@ def test_locks_whose_sweep_is_overdue_are_named(store):
     assert found.told.endswith(" for 15 s: start a worker, or run sweep from cron")
 
 
+def test_doctor_names_queues_that_workers_have_stopped_consuming(store):
+    """With the number of workers, and since when."""
+    assert doctor._backlog(store) == Check("backlog", Health.OK, "0 messages parked, 0.0 MiB")
+    store.worker_heartbeat("w1#a", "R", ["q"], 600, stopped={"q": 1_800_000_000.0})
+    park(store, "a")
+    found = doctor._backlog(store)
+    assert found.health is Health.WARN
+    assert found.told.startswith(
+        "0 messages parked, 0.0 MiB. Workers have stopped consuming the queue 'q' (by its worker, "
+        "since 2027-01-15 08:00:00 UTC): singleton_lock_max_parked or "
+    )
+    store.worker_heartbeat("w2#b", "R", ["q", "other"], 600)
+    assert "(by 1 worker of 2, since" in doctor._backlog(store).told
+    store.worker_heartbeat("w2#b", "R", ["q", "other"], 600, stopped={"q": 1_700_000_000.0})
+    assert "(by all 2 workers, since 2023-11-14" in doctor._backlog(store).told
+    store.worker_heartbeat("w1#a", "R", ["q"], 600)
+    store.worker_heartbeat("w2#b", "R", ["q", "other"], 600)
+    assert doctor._backlog(store).health is Health.OK
+
+
+def test_doctor_warns_of_parked_messages_that_need_a_quarter_of_the_memory(store, monkeypatch):
+    """Their bytes, and what Redis needs besides."""
+    park(store, "a", body=b"x" * 1000)
+    for most, health in ((7_601, Health.OK), (7_599, Health.WARN), (0, Health.OK)):
+        monkeypatch.setattr(doctor, "_info", lambda _server, most=most: {"maxmemory": most})
+        assert doctor._backlog(store).health is health
+    assert "singleton_lock_max_parked_bytes" not in doctor._backlog(store).told
+
+
+def test_doctor_notices_wrong_counters_of_parked_messages(store):
+    """After the keys of a lock were deleted by hand; deleting the counters is safe."""
+    tokens = [park(store, "a", body=b"x" * 1000) for _ in range(200)]
+    assert doctor._drift(store).health is Health.OK
+    store.client.hincrby(f"{store.keyspace.fleet}:parked_bytes", "R:q", 10**6)
+    found = doctor._drift(store)
+    assert found.health is Health.WARN
+    assert "1,200,000 bytes are counted, and 200,000 are stored" in found.told
+    store.client.delete(*store.client.keys("csl:{*}:a:*"), store.keyspace.due(bucket_of("a")))
+    assert "200 messages are counted, and 0 wait" in doctor._drift(store).told
+    store.client.delete(*store.client.keys("csl:fleet:parked*"))
+    assert doctor._drift(store).health is Health.OK
+    assert len(tokens) == 200
+
+
+def test_keys_of_other_programs_are_counted_and_not_named(store):
+    """They may be secrets, such as ids of sessions. The exit status of doctor stays as it is."""
+    store.acquire(Owner(new_token()), Claim("mine"))
+    assert doctor._database(store).health is Health.OK
+    for number in range(3):
+        store.client.set(f"session:s3cret{number}", "x")
+    found = doctor._database(store)
+    assert (found.name, found.health) == ("database", Health.NOTE)
+    assert found.told.startswith("3 of ")
+    assert "singleton_lock_backend" in found.told
+    assert "s3cret" not in found.told
+
+
+@pytest.mark.parametrize(
+    ("reports", "health", "told"),
+    [
+        ({}, "unknown", "no worker answered; a worker with a busy solo pool does not answer"),
+        ({"w@a": {"error": "takes no locks"}}, "unknown", "no worker answered"),
+        (
+            {f"w{n}@a": {"worker": "w", "version": "1.0.0"} for n in (1, 2)},
+            "ok",
+            "2 workers and this command have 1.0.0",
+        ),
+        (
+            {"w@b": {"worker": "w"}, "w@a": {"worker": "w", "version": "1.0.1"}},
+            "warn",
+            "this command: 1.0.0; w@a: 1.0.1; w@b: before 1.0. Versions may differ during an",
+        ),
+        ({"w@a": {"worker": "w", "version": "1.0.1"}}, "warn", "this command: 1.0.0; w@a: 1.0.1"),
+    ],
+)
+def test_workers_of_another_version_are_named(reports, health, told):
+    found = production_checks.versions_check(reports, "1.0.0")
+    assert (found.name, found.health) == ("versions", health)
+    assert found.told.startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("port", "told"),
+    [(None, "workers serve no metrics: set"), (9540, "workers serve metrics on port 9540;")],
+)
+def test_alerts_are_never_ok_since_nobody_can_see_them_from_here(port, told):
+    found = production_checks.alerts_check(port)
+    assert (found.name, found.health) == ("alerts", "note")
+    assert found.told.startswith(told)
+    assert (Path(__file__).parents[2] / production_checks.ALERTS).is_file()
+
+
 @pytest.mark.parametrize(
     ("reports", "health", "told"),
     [
@@ -285,6 +422,26 @@ def test_a_thread_of_a_worker_that_has_stopped_its_rounds_is_named(reports, heal
     found = doctor.threads_check(reports)
     assert (found.name, found.health) == ("threads", health)
     assert found.told.startswith(told)
+
+
+def test_a_live_worker_that_does_not_answer_is_named():
+    reports = {"w@a": {"threads": {"agent": 0.2}}}
+    found = doctor.threads_check(reports, ["w@a#1f", "w@b#2e"])
+    assert found.health is Health.UNKNOWN
+    assert found.told.startswith("all 1 threads of 1 worker are running. No answer from w@b, of")
+    assert doctor.threads_check(reports, ["w@a#1f"]).health is Health.OK
+
+
+def test_doctor_does_not_deny_workers_that_answer_after_a_loss_of_data(store):
+    """It said in one output that no worker used this Redis, and that their threads were running."""
+    found = doctor._workers(store)
+    assert doctor.with_reports(found, {}) == found
+    assert doctor.with_reports(found, {"w@a": {"error": "takes no locks"}}) == found
+    told = doctor.with_reports(found, {"w@a": {"threads": {"agent": 0.2}}}).told
+    assert told.startswith("1 worker with locks answered at the broker, and this Redis knows none.")
+    store.worker_heartbeat("w@a#1", "R", ["q"], 60.0)
+    found = doctor._workers(store)
+    assert doctor.with_reports(found, {"w@a": {"threads": {"agent": 0.2}}}) == found
 
 
 def test_a_lock_that_contradicts_itself_is_named_with_what_is_wrong(store):
@@ -334,6 +491,56 @@ def test_the_number_of_consistent_locks_is_reported(store):
     store.acquire(idle, Claim("idle"))
     store.release("idle", idle.token, Ending.FINAL)
     assert doctor._drift(store) == Check("drift", Health.OK, "4 locks are consistent")
+
+
+# -- flow control ----------------------------------------------------------------------------------
+
+
+def test_doctor_names_closed_locks_with_who_closed_them_and_alarms_nobody(store):
+    assert doctor._closed(store) == Check("closed", Health.OK, "no lock is closed for a time")
+    store.close_for("crm", 60.0, "by app.sync[id-1] on w: 429")
+    for number in range(doctor.NAMED):
+        store.close_for(f"other:{number}", 60.0, "by ann")
+    found = doctor._closed(store)
+    assert found.health is Health.OK
+    assert found.told.startswith(f"{doctor.NAMED + 1} locks closed for a time: ")
+    assert found.told.count(" for another 60 s, by ") == doctor.NAMED
+    assert found.told.endswith(". locks reopen NAME opens one earlier")
+    for number in range(doctor.NAMED):
+        store.reopen(f"other:{number}", Operator("ann"))
+    assert "closed for a time: 'crm' for another 60 s, by app.sync[id-1] on w: 429." in (
+        doctor._closed(store).told
+    )
+
+
+@pytest.mark.parametrize("kind", ["sliding", "smooth"])
+def test_doctor_warns_of_parked_tasks_that_will_fail_since_their_rate_was_lowered(store, kind):
+    """Each fails only when it is next. While the lock is paused, nobody else learns of it."""
+
+    def rates(number, cost):
+        more = {"burst": number} if kind == "smooth" else {}
+        return (Rate(f"{number}/h", kind=kind, cost=cost, **more),)
+
+    hold(store, "llm", limit=9, flow=packed(rates(100, 1)))
+    store.pause("llm", Operator("ann"))
+    for number, cost in enumerate((60, 3, 50, 70)):
+        park(store, "llm", f"id-{number}", limit=9, flow=packed(rates(100, cost)))
+    hold(store, "plain")
+    park(store, "plain")
+    fine = Check("costs", Health.OK, "no parked task costs more than the rate of its lock")
+    assert doctor._costs(store) == fine
+    store.set_rates("llm", rates(50, None), Operator("ann"))
+    assert doctor._costs(store) == fine, "these rates count starts"
+    store.set_rates("llm", rates(50, 1), Operator("ann"))
+    found = doctor._costs(store)
+    assert found.health is Health.WARN
+    assert found.told.startswith("2 parked tasks cost more than the rate of the lock: ")
+    assert "app.task[id-0] for 'llm' costs 60, 50/h" in found.told
+    assert "app.task[id-3] for 'llm' costs 70, 50/h" in found.told
+    assert found.told.count(" allows 50") == 2
+    assert "locks rate NAME --clear" in found.told
+    store.set_rates("llm", (), Operator("ann"))
+    assert doctor._costs(store) == fine
 
 
 def test_a_check_that_finds_no_server_fails_by_its_name():
