@@ -9,12 +9,12 @@ from typing import Any, Final
 
 from celery_singleton_lock.admin import Refused
 from celery_singleton_lock.errors import SingletonLockError
-from celery_singleton_lock.events import LockAdmin
 from celery_singleton_lock.flower.rows import LockRows, UnknownLock
 from celery_singleton_lock.flower.values import visible
 from celery_singleton_lock.store.factory import admin_of
 from celery_singleton_lock.worker.extension import PATIENCE
 from celery_singleton_lock.worker.install import install
+from celery_singleton_lock.worker.operator_actions import OperatorActions
 
 THREADS: Final = 4
 """Largest number of requests that wait for the locks' Redis at the same time."""
@@ -36,7 +36,9 @@ class AppLocks:
         """Create the object. The first request connects."""
         self._capp = capp
         self._rows: LockRows | None = None
-        self.executor = ThreadPoolExecutor(THREADS, thread_name_prefix="singleton-lock-flower")
+        self.executor: ThreadPoolExecutor = ThreadPoolExecutor(
+            THREADS, thread_name_prefix="singleton-lock-flower"
+        )
 
     def rows(self) -> LockRows:
         """Return the source of the pages' data. Call it in a thread: settings may be slow.
@@ -49,13 +51,9 @@ class AppLocks:
             self._rows = LockRows(admin_of(extension.new_store(PATIENCE)))
         return self._rows
 
-    def terminate(self, task_id: str) -> None:
-        """Tell the worker that runs a task to terminate it, as Flower's own button does."""
-        self._capp.control.revoke(task_id, terminate=True, signal="SIGTERM")
-
-    def announce(self, step: LockAdmin) -> None:
-        """Send the event of an operator's action."""
-        install(self._capp).tell(step)
+    def actions(self) -> OperatorActions:
+        """Return what one change does outside of the locks' Redis."""
+        return OperatorActions(self._capp, install(self._capp))
 
 
 class LocksHandler:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from flower.api import BaseApiHandler
-from flower.views import BaseHandler
 from tornado.web import RequestHandler, StaticFileHandler, authenticated
 
-from celery_singleton_lock.flower.handler_base import LocksHandler, is_read_only
+from celery_singleton_lock.flower.handler_base import LocksHandler
+from celery_singleton_lock.flower.history import history_of
+from celery_singleton_lock.flower.operator_handler import why_no_changes
 from celery_singleton_lock.flower.rows import ROWS, LockRows, UnknownLock
 from celery_singleton_lock.flower.values import locks_in
+
+if TYPE_CHECKING:  # Flower has no types; its handlers derive from tornado's
+    from tornado.web import RequestHandler as BaseApiHandler
+    from tornado.web import RequestHandler as BaseHandler
+else:
+    from flower.api import BaseApiHandler
+    from flower.views import BaseHandler
 
 HERE: Final = Path(__file__).parent
 
@@ -20,21 +27,39 @@ LONGEST_ARGUMENT: Final = 1000
 """Largest number of characters of an argument of a request."""
 
 
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' data:; "  # icons in Bootstrap's style
+    "font-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors 'none'"
+)
+"""Content security policy of the page: nothing inline, and nothing from elsewhere."""
+
+LARGEST: Final = 10**9
+"""Largest number in an argument."""
+
+
 class LocksPage(LocksHandler, BaseHandler):
     """The page. Its data comes from :class:`PageData`."""
+
+    def set_default_headers(self) -> None:
+        """Forbid scripts, styles and requests that are not of this Flower."""
+        super().set_default_headers()
+        self.set_header("Content-Security-Policy", POLICY)
+        self.set_header("Referrer-Policy", "same-origin")
 
     @authenticated
     def get(self) -> None:
         """Send the page."""
         self.render(
             str(HERE / "templates" / "locks.html"),
-            read_only=is_read_only(self.application.options),
+            forbidden=why_no_changes(self),
             token=self.xsrf_token.decode("ascii"),
         )
 
 
 class _Query(LocksHandler):
-    """``?search=&order=&offset=&limit=`` and ``open=ID``; or ``task=ID``; or ``worker=NAME``."""
+    """The list, one lock in full (``open``) and the audit (``audit``); or a task; or a worker."""
 
     get_query_argument: Callable[..., Any]
 
@@ -57,20 +82,24 @@ class _Query(LocksHandler):
 
     def _number(self, name: str, default: int) -> int:
         given = self._argument(name)
-        return int(given) if given.isdecimal() else default
+        return min(int(given), LARGEST) if given.isdecimal() else default
 
     async def _list(self) -> Any:
         search, order = self._argument("search"), self._argument("order", "waiting")
         offset, limit = self._number("offset", 0), self._number("limit", ROWS)
-        lock_id = self._argument("open")
+        state, longer = self._argument("state"), float(self._number("longer", 0))
+        lock_id, audit = self._argument("open"), self._number("audit", 0)
+        history = history_of(self.application.events)
 
         def question(rows: LockRows) -> dict[str, Any]:
-            found = rows.page(search, order, offset, limit)
+            found = rows.page(search, order, offset, limit, state, longer)
             if lock_id:
                 try:
-                    found["open"] = rows.details(lock_id)
+                    found["open"] = {**rows.details(lock_id), "history": history.of(lock_id)}
                 except UnknownLock:
                     found["open"] = None
+            if audit:
+                found["audit"] = rows.audit(audit)
             return found
 
         return await self.ask(question)

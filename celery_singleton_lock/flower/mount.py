@@ -9,18 +9,22 @@ from typing import Any, Final
 
 import flower
 from flower import urls
+from flower.events import Events
 from tornado.web import TemplateModule, url
 
+from celery_singleton_lock.flower.change_handler import ChangeApi
 from celery_singleton_lock.flower.handlers import Assets, LocksApi, LocksPage, PageData
+from celery_singleton_lock.flower.history import listen
 from celery_singleton_lock.flower.release_handler import ReleaseApi
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 TESTED: Final = ("2.0", "2.1", "2.2")
 """Versions of Flower with which this package is tested."""
 
 STATIC: Final = Path(__file__).parent / "static"
 SCRIPT: Final = "locks.js"
+CONSOLE: Final = "console.js"
 STYLE: Final = "locks.css"
 PAGE: Final = "locks"
 """Name of the page's URL."""
@@ -48,8 +52,9 @@ class Template(TemplateModule):
         return text.replace("</ul>", entry + "</ul>", 1).encode()
 
     def javascript_files(self) -> list[str]:
-        """Return the scripts of the template, then the script of the pages."""
-        return [*super().javascript_files(), self._asset(SCRIPT)]
+        """Return the scripts of the template, then those of the pages."""
+        own = [SCRIPT, CONSOLE] if isinstance(self.handler, LocksPage) else [SCRIPT]
+        return [*super().javascript_files(), *map(self._asset, own)]
 
     def css_files(self) -> list[str]:
         """Return the styles of the template, then the style of the pages."""
@@ -68,6 +73,7 @@ def handlers() -> list[url]:
         url(r"/locks/static/(.*)", Assets, {"path": str(STATIC)}, name="locks_static"),
         url(r"/api/locks", LocksApi),
         url(r"/api/locks/release", ReleaseApi),
+        url(r"/api/locks/change", ChangeApi),
     ]
 
 
@@ -84,6 +90,7 @@ def mount() -> None:
         )
     if any(getattr(rule, "name", None) == PAGE for rule in urls.handlers):
         return
+    listen(Events)
     # First in the list: the last handler of Flower matches every path.
     urls.handlers[:0] = handlers()
     given = urls.settings.get("ui_modules")

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from base64 import b64decode
 from typing import Any, NamedTuple
 
-from flower.api import BaseApiHandler
-from tornado.web import HTTPError, RequestHandler, authenticated
+from tornado.web import authenticated
 
 from celery_singleton_lock.admin import Operator
-from celery_singleton_lock.flower.handler_base import LocksHandler, is_read_only
+from celery_singleton_lock.flower.operator_handler import OperatorHandler
 from celery_singleton_lock.flower.rows import LockRows
-from celery_singleton_lock.flower.values import SHORT, visible
 
 
 class ReleaseRequest(NamedTuple):
@@ -33,29 +30,18 @@ class ReleaseRequest(NamedTuple):
     why: str
 
 
-class ReleaseApi(LocksHandler, BaseApiHandler):
-    """Releases a lock by force, or (``"terminate": true``) terminates the holder's task.
-
-    Like Flower's API, it is refused without a login unless Flower is configured otherwise. It
-    always needs the page's XSRF token, even if this version of Flower does not check one.
-    """
-
-    def check_xsrf_cookie(self) -> None:
-        """Refuse cross-site requests."""
-        if self.request.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
-            raise HTTPError(403, "Cross-site request forbidden")
-        RequestHandler.check_xsrf_cookie(self)
+class ReleaseApi(OperatorHandler):
+    """Releases a lock by force, or (``"terminate": true``) terminates the holder's task."""
 
     @authenticated
     async def post(self) -> None:
         """Send the risk; with ``"sure": true``, release the lock or terminate the task."""
-        self.check_xsrf_cookie()  # older versions of Flower do not call it
-        if is_read_only(self.application.options):
-            return self.refuse(403, "This Flower is read only.")
+        if self.is_refused():
+            return None
         wanted = self._parsed()
         if wanted is None:
             return self.refuse(400, 'Send a JSON object with "id", "token" and "sure".')
-        by = self._operator(wanted.why)
+        by = self.operator(wanted.why)
         found = await self.ask(lambda rows: self._carry_out(rows, wanted, by))
         if found is not None:
             self.finish(found)
@@ -78,25 +64,10 @@ class ReleaseApi(LocksHandler, BaseApiHandler):
         """Return the answer. Runs in a thread."""
         if not wanted.sure:
             return {"risk": rows.risk(wanted.lock_id, wanted.token)}
+        actions = self.locks.actions()
         if wanted.terminate:
-            step = rows.end(wanted.lock_id, wanted.token, by, self.locks.terminate)
+            name = rows.end(wanted.lock_id, wanted.token, by, actions.terminate)
         else:
-            step = rows.release(wanted.lock_id, wanted.token, by)
-        self.locks.announce(step)
+            name = rows.release(wanted.lock_id, wanted.token, by)
+        actions.announce(by, {name: 1}, "terminate" if wanted.terminate else "release")
         return {"terminated" if wanted.terminate else "released": True}
-
-    def _operator(self, reason: str) -> Operator:
-        who = self.current_user
-        if who is True:
-            who = basic_user(self.request.headers.get("Authorization", "")) or "no login"
-        elif isinstance(who, bytes):
-            who = who.decode("utf-8", "replace")
-        return Operator(visible(str(who), SHORT), str(self.request.remote_ip), "flower", reason)
-
-
-def basic_user(header: str) -> str:
-    """Return the user name in an ``Authorization`` header that Flower has checked."""
-    scheme, _, credentials = header.partition(" ")
-    if scheme != "Basic":
-        return ""
-    return b64decode(credentials).decode("utf-8", "replace").partition(":")[0]

@@ -17,18 +17,20 @@ from celery_singleton_lock.admin import (
     end_holder,
     force_release,
     forced_release_warning,
-    order_of,
     show_lock,
     why,
 )
 from celery_singleton_lock.admin.multi_lock_views import standing_of
 from celery_singleton_lock.admin.signs_of_life import in_view
+from celery_singleton_lock.admin.why import why_at_lock
 from celery_singleton_lock.core.clock import Clock, SystemClock
-from celery_singleton_lock.events import LockAdmin
+from celery_singleton_lock.flower.changes import Effects, LockChanges
 from celery_singleton_lock.flower.list_cache import LOCKS, ListCache
+from celery_singleton_lock.flower.lock_filter import STUCK, ListQuery, sentence_of, trouble_of
 from celery_singleton_lock.flower.values import (
     HOLDERS,
     SHORT,
+    audit_values,
     glance_of,
     holder_values,
     id_of,
@@ -74,23 +76,32 @@ class LockRows:
 
     # -- the list ---------------------------------------------------------------------------------
 
-    def page(
-        self, pattern: str = "", order: str = "waiting", offset: int = 0, limit: int = ROWS
+    def page(  # noqa: PLR0917  # the arguments of a request
+        self,
+        text: str = "",
+        order: str = "waiting",
+        offset: int = 0,
+        limit: int = ROWS,
+        state: str = "",
+        longer: float = 0.0,
     ) -> dict[str, Any]:
         """Return a part of the list of locks.
 
         Args:
-            pattern: part of the name, or a pattern with ``*?[``; empty: all locks.
-            order: one of :data:`celery_singleton_lock.admin.ORDERS`.
+            text: what to search; see :class:`ListQuery`. Empty: all locks.
+            order: one of :data:`PAGE_ORDERS`.
             offset: index of the first lock.
             limit: largest number of locks.
+            state: one of :data:`STATES`; empty: any.
+            longer: seconds for which the first waiter has waited at least.
 
         Raises:
-            ValueError: no order has that name.
+            ValueError: no order, or no state, has that name.
             BackendError: Redis did not answer, or refused the command.
         """
-        order_of(order)
-        found = self._lists.get(pattern, order)
+        query = ListQuery(text, order, state, longer)
+        query.check()
+        found = self._lists.get(query)
         offset = max(0, min(offset, len(found.rows)))
         shown = found.rows[offset : offset + max(1, min(limit, MAX_ROWS))]
         return {
@@ -98,15 +109,22 @@ class LockRows:
             "total": found.total,
             "listed": len(found.rows),
             "waiting": found.waiting,
+            "states": dict(found.states),
             "broken": found.broken,
+            "keys": found.keys,
+            "unread": found.unread,
             "offset": offset,
             "age": max(0.0, self._clock.monotonic() - found.read_at),
         }
 
     def _row(self, lock: Glance, now: float) -> dict[str, Any]:
         holders = [holder_values(holder, now) for holder in lock.holders]
+        trouble = trouble_of(lock)
         return {
             **self._named(lock.name, SHORT),
+            "state": trouble.kind,
+            "stuck": trouble.level == STUCK,
+            "sentence": visible(sentence_of(lock), 3 * SHORT),
             "limit": lock.limit,
             "paused": lock.paused,
             "held": lock.held,
@@ -132,9 +150,13 @@ class LockRows:
         name = self.name_of(lock_id)
         now, found = self._store.time(), show_lock(self._store, name, waiters=DETAILS)
         view, elsewhere = found.view, found.elsewhere
+        first = next(iter(ranked(found.waiting)), None)
+        answer = None if first is None else why_at_lock(self._store, first[1], first[0])
         return {
             **self._named(name, LONGEST_NAME),
             **totals(view),
+            "waits_for": answer.waits_for if answer else "",
+            "sentence": visible(answer.sentence, 3 * SHORT) if answer else "",
             "holders": [
                 # A holder that waits for another lock does not run.
                 holder_values(each, now) | ({"state": "kept"} if each.token in elsewhere else {})
@@ -166,6 +188,19 @@ class LockRows:
             raise UnknownLock(msg)
         return found
 
+    # -- the audit --------------------------------------------------------------------------------
+
+    def audit(self, most: int = ROWS) -> list[dict[str, Any]]:
+        """Return what operators have changed, newest first.
+
+        Args:
+            most: largest number of entries.
+
+        Raises:
+            BackendError: Redis did not answer, or refused the command.
+        """
+        return [audit_values(entry) for entry in self._store.audit(max(1, min(most, MAX_ROWS)))]
+
     # -- tasks and workers ------------------------------------------------------------------------
 
     def of_task(self, task_id: str, hint: str = "") -> dict[str, Any] | None:
@@ -193,12 +228,13 @@ class LockRows:
         if not own and waiting is None:
             return None
         held = holder_values(own[0], now)["state"] if own else ""
-        sentence = "" if own else why(self._store, task_id, _WaitersOnly()).sentence
+        answer = None if own else why(self._store, task_id, _WaitersOnly())
         return {
             **self._named(name, SHORT),
             **totals(view),
             "state": held or (waiting.state if waiting else ""),
-            "sentence": visible(sentence, 3 * SHORT),
+            "sentence": visible(answer.sentence, 3 * SHORT) if answer else "",
+            "waits_for": answer.waits_for if answer else "",
             "rank": 0 if own else rank,
             "waited": 0.0 if own or waiting is None else waiting.age,
             "holders": [holder_values(h, now) for h in own or view.holders[:HOLDERS]],
@@ -235,7 +271,7 @@ class LockRows:
 
     def end(
         self, lock_id: str, token: str, by: Operator, terminate: Callable[[str], object]
-    ) -> LockAdmin:
+    ) -> str:
         """Terminate the task that holds a lock. Writes an audit entry.
 
         Args:
@@ -245,7 +281,7 @@ class LockRows:
             terminate: called with the task id; tells the task's worker to terminate it.
 
         Returns:
-            The event to send.
+            The lock's name.
 
         Raises:
             UnknownLock: no list had it.
@@ -255,9 +291,9 @@ class LockRows:
         """
         name = self.name_of(lock_id)
         end_holder(self._store, name, token, by, terminate)
-        return by.step(name, "terminate")
+        return name
 
-    def release(self, lock_id: str, token: str, by: Operator) -> LockAdmin:
+    def release(self, lock_id: str, token: str, by: Operator) -> str:
         """Take a lock from one holder. Writes an audit entry.
 
         Args:
@@ -266,7 +302,7 @@ class LockRows:
             by: the operator.
 
         Returns:
-            The event to send.
+            The lock's name.
 
         Raises:
             UnknownLock: no list had it.
@@ -275,8 +311,22 @@ class LockRows:
         """
         name = self.name_of(lock_id)
         force_release(self._store, name, token, by)
+        self.expire()
+        return name
+
+    # -- further changes --------------------------------------------------------------------------
+
+    def changes(self, effects: Effects) -> LockChanges:
+        """Return an object that changes locks of these rows.
+
+        Args:
+            effects: stores results of dropped tasks.
+        """
+        return LockChanges(self._store, self.name_of, effects)
+
+    def expire(self) -> None:
+        """Read each list again at the next request for it."""
         self._lists.expire()
-        return by.step(name, "release")
 
 
 class _WaitersOnly:
@@ -289,3 +339,7 @@ class _WaitersOnly:
     def queues(self) -> str:
         """Return no queue lengths."""
         return ""
+
+    def consumers(self, realm: str, queue: str) -> tuple[str, ...]:  # noqa: ARG002  # of the protocol
+        """Return no workers: a page of rows must not wait for their answers."""
+        return ()

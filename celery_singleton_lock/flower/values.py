@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from celery_singleton_lock.admin import Glance, Waiting
-from celery_singleton_lock.core.lock_view import Holder, LockView
+from celery_singleton_lock.core.lock_view import Holder, LockView, WaitsFor
+from celery_singleton_lock.message_text import printable
 
 HOLDERS: Final = 5
 """Largest number of holders of a lock in a list."""
@@ -25,9 +26,12 @@ def id_of(name: str) -> str:
 
 
 def visible(text: str, longest: int) -> str:
-    """Return a text that is cut to a length, with symbols in place of control characters."""
+    """Return a text that is cut to a length, with symbols in place of control characters.
+
+    What else cannot be printed is escaped: a bidirectional mark would reverse the rest of the line.
+    """
     cut = text[: longest - 1] + "…" if len(text) > longest else text
-    return cut.translate(_VISIBLE).encode("utf-8", "replace").decode()
+    return printable(cut.translate(_VISIBLE).encode("utf-8", "replace").decode())
 
 
 def holder_values(holder: Holder, now: float) -> dict[str, Any]:
@@ -55,11 +59,30 @@ def waiter_values(waiter: Waiting, rank: int) -> dict[str, Any]:
     """Return the values of a waiter. Rank 0: it is not in the queue."""
     return {
         "rank": rank,
+        "token": waiter.token,
         "task": visible(waiter.task, SHORT),
         "task_id": visible(waiter.task_id, SHORT),
         "state": waiter.state,
         "age": waiter.age,
+        "head_start": waiter.head_start,
         "queue": visible(waiter.queue, SHORT),
+    }
+
+
+def audit_values(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of an audit entry."""
+    return {
+        "at": entry["at"],
+        "who": visible(str(entry.get("who", "?")), SHORT),
+        "host": visible(str(entry.get("host", "?")), SHORT),
+        "via": visible(str(entry.get("via", "?")), SHORT),
+        "action": visible(str(entry["action"]), SHORT),
+        "to": visible(str(entry.get("to", "")), SHORT),
+        "until": entry.get("until", 0),
+        "count": entry["count"],
+        "lock": visible(str(entry["lock"]), SHORT),
+        "more": entry.get("more", 0),
+        "why": visible(str(entry.get("why", "")), 3 * SHORT),
     }
 
 
@@ -76,12 +99,27 @@ def totals(view: LockView) -> dict[str, Any]:
     """Return the numbers of a lock."""
     return {
         "limit": view.limit,
+        "rates": [str(rate) for rate in view.rates],
         "paused": view.paused,
+        "closed": view.closed,
+        "closed_for": view.closed_for,
+        "pause_left": view.pause_left,
+        "limit_by": limit_by(view),
+        "limit_left": view.limit_left,
+        "rates_set": view.rates_set,
+        "rates_left": view.rates_left,
         "held": len(view.holders),
         "waiting": view.waiting,
         "adrift": view.adrift,
         "counters": dict(view.counters),
     }
+
+
+def limit_by(view: LockView) -> str:
+    """Return who has set the limit: ``operator``, ``arguments`` (of a task), or ``tasks``."""
+    if view.limit_set:
+        return "operator"
+    return "arguments" if view.limit_computed else "tasks"
 
 
 def glance_of(view: LockView, now: float) -> Glance:
@@ -102,6 +140,8 @@ def glance_of(view: LockView, now: float) -> Glance:
         bool(view.paused),
         max(0.0, oldest),
         view.holders[:HOLDERS],
+        rated=view.waits_for is WaitsFor.RATE,
+        closed_for=view.closed_for,
     )
 
 

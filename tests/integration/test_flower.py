@@ -259,7 +259,7 @@ def test_three_locks_are_shown_with_holders_queues_and_bars(view, empty, pair, k
     line.locator(".csl-fold").click()
     queue = view.locator("#csl-more table", has_text="Queue")
     queue.wait_for()
-    assert re.match(r"1\s+act\[\w{8}\]\s+parked", queue.locator("tbody tr").inner_text())
+    assert re.match(r"\s*1\s+act\[\w{8}\]\s+parked", queue.locator("tbody tr").inner_text())
     assert queue.locator(f'a[data-task="{second}"]').count() == 1
     queue.locator("a").first.click()
     view.wait_for_url(f"**/task/{second}")
@@ -302,7 +302,7 @@ def test_hostile_names_are_shown_as_text(view, flower, empty):
     assert len(flower.get("/locks/data")[1]) < 20_000
     for fold in range(len(HOSTILE)):
         view.locator(".csl-fold").nth(fold).click()
-        view.locator("#csl-more .btn").wait_for()
+        view.locator("#csl-more .csl-release").wait_for()
     view.locator(".csl-fold", has_text="xxxx").click()
     view.locator("#csl-more .csl-full").wait_for()
     assert len(view.locator("#csl-more .csl-full").inner_text()) == 10_000
@@ -375,10 +375,12 @@ def test_the_page_can_be_used_with_the_keyboard(view, empty, pair, key):
     fold = view.locator(".csl-fold", has_text=f"k:{key}")
     fold.wait_for()  # the list, which may be a second old, no longer has the locks of other tests
     view.locator("#csl-summary", has_text="1 lock,").wait_for()
-    view.keyboard.press("Tab")
-    assert view.evaluate("document.activeElement.id") == "csl-order"
-    view.keyboard.press("Tab")
-    assert view.evaluate("document.activeElement.className") == "csl-fold"
+    for field in ("csl-longer", "csl-order", "csl-all"):
+        view.keyboard.press("Tab")
+        assert view.evaluate("document.activeElement.id") == field
+    view.keyboard.press("/")
+    assert view.evaluate("document.activeElement.id") == "csl-search"
+    fold.focus()
     view.keyboard.press("Enter")
     view.locator("#csl-more").wait_for()
     assert fold.get_attribute("aria-expanded") == "true"
@@ -387,7 +389,7 @@ def test_the_page_can_be_used_with_the_keyboard(view, empty, pair, key):
         "text => document.querySelector('.csl-bars').innerText !== text", arg=before
     )
     assert view.evaluate("document.activeElement.className") == "csl-fold"
-    button = view.locator("#csl-more .btn-outline-danger")
+    button = view.locator("#csl-more .csl-release")
     button.focus()
     view.keyboard.press("Enter")
     assert view.locator("#csl-dialog").evaluate("dialog => dialog.open")
@@ -405,7 +407,7 @@ def test_a_forced_release_asks_twice_and_is_audited_and_the_next_task_runs(view,
     (held,) = book.view(key).holders
     show_locks(view, f"?search=k:{key}")
     view.locator(".csl-fold").click()
-    view.locator("#csl-more .btn-outline-danger").click()
+    view.locator("#csl-more .csl-release").click()
     dialog = view.locator("#csl-dialog")
     assert first in dialog.inner_text()
     view.locator("#csl-dialog-why").fill("it hangs")
@@ -427,7 +429,7 @@ def test_the_holders_task_can_be_ended_instead_and_the_next_task_runs(view, book
     first, second = pair
     show_locks(view, f"?search=k:{key}")
     view.locator(".csl-fold").click()
-    view.locator("#csl-more .btn-outline-danger").click()
+    view.locator("#csl-more .csl-release").click()
     assert view.locator("#csl-dialog-end").is_hidden()
     view.locator("#csl-dialog-yes").click()
     view.locator("#csl-dialog h2", has_text="Are you sure?").wait_for()
@@ -449,7 +451,7 @@ def test_a_client_that_holds_a_lock_cannot_be_ended_from_the_page(view, flower, 
     (token,) = take(empty, "kept").values()
     show_locks(view)
     view.locator(".csl-fold", has_text="kept").click()  # a lock of another test may still be listed
-    view.locator("#csl-more .btn-outline-danger").click()
+    view.locator("#csl-more .csl-release").click()
     view.locator("#csl-dialog-yes").click()
     view.locator("#csl-dialog h2", has_text="Are you sure?").wait_for()
     assert view.locator("#csl-dialog-end").is_hidden()
@@ -479,6 +481,7 @@ def test_a_read_only_flower_has_no_release_button_and_refuses_the_request(
         page.locator("#csl-more table").wait_for()
         assert "kept" in page.locator(".csl-fold").inner_text()
         assert page.locator("#csl-more button").count() == 0
+        assert "--read_only" in page.locator("#csl-forbidden").inner_text()
         context.close()
         lock_id = shown_id(flower, "kept")
         own = {"Cookie": "_xsrf=mine", "X-XSRFToken": "mine", "Sec-Fetch-Site": "same-origin"}
@@ -486,6 +489,9 @@ def test_a_read_only_flower_has_no_release_button_and_refuses_the_request(
             order = json.dumps({"id": lock_id, "token": token, "sure": True, **more}).encode()
             status, told = flower.get("/api/locks/release", data=order, headers=own)
             assert (status, "read only" in told) == (403, True)
+        order = json.dumps({"action": "pause", "targets": [{"id": lock_id}], "sure": True}).encode()
+        assert flower.get("/api/locks/change", data=order, headers=own)[0] == 403
+    assert not empty.store.inspect("kept").paused
     assert empty.store.inspect("kept").holders
 
 
@@ -513,13 +519,44 @@ def test_a_release_needs_the_pages_xsrf_token_and_is_refused_to_other_sites(flow
     assert flower.get("/api/locks/release", data=order, headers=own)[0] == 409
 
 
+def test_a_change_needs_the_pages_xsrf_token_and_is_audited_with_the_login(flower, empty):
+    """Refused without a token and to other sites; a question changes nothing."""
+    take(empty, "kept")
+    about = {"action": "pause", "targets": [{"id": shown_id(flower, "kept")}], "why": "deploy"}
+    asked, sure = json.dumps(about).encode(), json.dumps({**about, "sure": True}).encode()
+    for headers in (
+        {},
+        {"Cookie": "_xsrf=mine", "X-XSRFToken": "other"},
+        {"Cookie": "_xsrf=mine", "X-XSRFToken": "mine", "Sec-Fetch-Site": "cross-site"},
+    ):
+        assert flower.get("/api/locks/change", data=sure, headers=headers)[0] == 403
+    own = {"Cookie": "_xsrf=mine", "X-XSRFToken": "mine", "Sec-Fetch-Site": "same-origin"}
+    question = json.loads(flower.get("/api/locks/change", data=asked, headers=own)[1])
+    assert question["question"].startswith("Pause 1 lock?")
+    assert not empty.store.inspect("kept").paused
+    with EventLog(empty.app) as events:
+        told = json.loads(flower.get("/api/locks/change", data=sure, headers=own)[1])
+        assert told == {"done": 1, "text": "Paused 1 lock.", "refused": []}
+        step = eventually(
+            lambda: next((e for e in events.seen if e["type"] == "lock-admin"), None), SOON
+        )
+    assert (step["action"], step["lock"], step["who"]) == ("pause", "kept", USER)
+    entry = json.loads(empty.client.lrange("csl:fleet:audit", 0, 0)[0])
+    assert (entry["action"], entry["who"], entry["via"]) == ("pause", USER, "flower")
+    assert (entry["host"], entry["why"]) == ("127.0.0.1", "deploy")
+    assert flower.get("/api/locks/change", data=b"{}", headers=own)[0] == 400
+    gone = asked.replace(about["targets"][0]["id"].encode(), b"0" * 32)
+    assert flower.get("/api/locks/change", data=gone, headers=own)[0] == 404
+
+
 @pytest.mark.parametrize("path", ["/locks", "/locks/data", "/api/locks", "/locks/data?task=x"])
 def test_no_page_answers_without_a_valid_login(flower, path):
     """Without a login, and with a wrong password."""
     assert flower.get(path)[0] == 200
     assert flower.get(path, user="")[0] == 401
     assert flower.get(path, password="guessed")[0] == 401
-    assert flower.get("/api/locks/release", user="", data=b"{}")[0] in (401, 403)
+    for change in ("release", "change"):
+        assert flower.get(f"/api/locks/{change}", user="", data=b"{}")[0] in (401, 403)
 
 
 # -- outages ---------------------------------------------------------------------------------------
@@ -592,7 +629,7 @@ def test_all_addresses_are_right_behind_a_url_prefix_and_an_oauth_login(
         page.goto("/monitor/workers")
         page.locator("nav a", has_text="Locks").click()
         page.locator(".csl-fold", has_text="prefixed").click()
-        page.locator("#csl-more .btn-outline-danger").click()
+        page.locator("#csl-more .csl-release").click()
         page.locator("#csl-dialog-yes").click()
         page.locator("#csl-dialog h2", has_text="sure").wait_for()
         page.locator("#csl-dialog-yes").click()

@@ -13,6 +13,7 @@ import urllib.request
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,10 +104,8 @@ class Flower:
         data: bytes | None = None,
     ) -> tuple[int, str]:
         """Return status and body of a request, without following a redirect to a login."""
-        basic = b64encode(f"{user}:{password}".encode()).decode()
-        login = {"Authorization": f"Basic {basic}"} if user else {}
         request = urllib.request.Request(
-            self.url + path, data=data, headers={**login, **(headers or {})}
+            self.url + path, data=data, headers={**login_of(user, password), **(headers or {})}
         )
         opener = urllib.request.build_opener(_NoRedirect)
         try:
@@ -114,6 +113,18 @@ class Flower:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
+
+    def headers(self, path: str) -> Mapping[str, str]:
+        """Return the headers of an answer."""
+        request = urllib.request.Request(self.url + path, headers=login_of(USER, PASSWORD))
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return dict(answer.headers)
+
+
+def login_of(user: str, password: str) -> dict[str, str]:
+    """Return the header of a basic login; none for an empty user."""
+    basic = b64encode(f"{user}:{password}".encode()).decode()
+    return {"Authorization": f"Basic {basic}"} if user else {}
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -152,3 +163,27 @@ def browser() -> Iterator[Browser]:
             yield started
         finally:
             started.close()
+
+
+def axe_script() -> str:
+    """Return the script of axe-core. If it is not installed, skip the test; in CI, fail."""
+    if find_spec("axe_playwright_python") is None:
+        skip_or_fail("axe-core is not installed: pip install axe-playwright-python")
+    return (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
+
+
+def accessibility_problems(page: Any, within: str = "#csl-locks") -> list[str]:
+    """Return what axe-core finds wrong with a part of a page: the rule, and the elements.
+
+    Args:
+        page: a page of the browser.
+        within: CSS selector of that part.
+    """
+    if page.evaluate("typeof window.axe") == "undefined":
+        page.evaluate(axe_script())
+    found = page.evaluate("within => axe.run(within)", within)
+    return [
+        f"{each['id']}: {node['target']}: {node['failureSummary']}"
+        for each in found["violations"]
+        for node in each["nodes"]
+    ]
