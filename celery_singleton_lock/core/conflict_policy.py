@@ -9,6 +9,7 @@ import enum
 from dataclasses import dataclass
 from typing import Final, NoReturn, Protocol
 
+from celery_singleton_lock.core.lock_view import WaitsFor
 from celery_singleton_lock.core.model import Reply, Verdict
 from celery_singleton_lock.errors import BackendError, BackendUnreachable, LockUnusable
 
@@ -40,6 +41,8 @@ class Outcome(enum.Enum):
     """It fails with ``LockQueueFull``: there is no room to wait."""
     FAIL_TIMEOUT = "fail-timeout"
     """It fails with ``LockWaitTimeout``: its wait has timed out."""
+    FAIL_COST = "fail-cost"
+    """It fails with ``LockCostError``: its start costs more than the rate of the lock allows."""
     FAIL_BACKEND = "fail-backend"
     """It fails with the error of Redis."""
     DONE = "done"
@@ -48,6 +51,8 @@ class Outcome(enum.Enum):
     """Its grant lapsed before it began. The message is delivered again."""
     AGAIN = "again"
     """While it waited for a lock of its lock set, it lost another. It starts again at the first."""
+    LATER = "later"
+    """It has run, and runs again when its lock is open (``RetryLater``)."""
     UNAVAILABLE = "unavailable"
     """Its worker holds the message until Redis answers."""
     REFUSED = "refused"
@@ -102,6 +107,11 @@ class Policy(Protocol):
         ...
 
     @property
+    def on_rate(self) -> str:
+        """``park``, ``skip`` or ``fail``."""
+        ...
+
+    @property
     def on_full(self) -> str:
         """``fail``, ``skip`` or ``replace``."""
         ...
@@ -127,16 +137,18 @@ def outcome_of(policy: Policy, answer: Reply | BackendError | None, facts: Facts
         return Outcome.AGAIN
     if isinstance(answer, BackendError):
         return _without_redis(policy, answer, facts)
-    return _answered(policy, answer.verdict, facts)
+    if answer.verdict is Verdict.TOO_COSTLY:
+        return Outcome.FAIL_COST
+    return _answered(policy, answer, facts)
 
 
 def waits_if_blocked(policy: Policy) -> bool:
     """Return whether a task waits if its lock is busy; else it ends without having run."""
-    return _blocked(policy, Facts()) not in {Outcome.SKIP, Outcome.FAIL}
+    return _blocked(policy, Facts(), policy.on_conflict) not in {Outcome.SKIP, Outcome.FAIL}
 
 
-def _answered(policy: Policy, verdict: Verdict, facts: Facts) -> Outcome:
-    match verdict:
+def _answered(policy: Policy, reply: Reply, facts: Facts) -> Outcome:
+    match reply.verdict:
         case Verdict.GRANTED:
             return Outcome.RUN
         case Verdict.DONE | Verdict.TWIN if facts.further and policy.on_conflict == "park":
@@ -148,18 +160,26 @@ def _answered(policy: Policy, verdict: Verdict, facts: Facts) -> Outcome:
         case Verdict.FULL if not facts.granted:
             return Outcome.SKIP_FULL if policy.on_full == "skip" else Outcome.FAIL_FULL
         case _:
-            return Outcome.GONE if facts.granted else _blocked(policy, facts)
+            above_rate = reply.waits_for is WaitsFor.RATE
+            on_block = policy.on_rate if above_rate else policy.on_conflict
+            return Outcome.GONE if facts.granted else _blocked(policy, facts, on_block)
 
 
-def _blocked(policy: Policy, facts: Facts) -> Outcome:
-    """Return what becomes of a task whose lock is busy."""
+def _blocked(policy: Policy, facts: Facts, on_block: str) -> Outcome:
+    """Return what becomes of a task whose lock is busy, or has reached its rate.
+
+    Args:
+        policy: the task's options.
+        facts: of the delivery.
+        on_block: ``lock_on_conflict``, or ``lock_on_rate`` above the rate.
+    """
     if facts.asker is Asker.PARKING:
         return Outcome.PARK
-    if policy.on_conflict == "skip":
+    if on_block == "skip":
         return Outcome.SKIP
-    if policy.on_conflict == "fail":
+    if on_block == "fail":
         return Outcome.FAIL
-    if policy.on_conflict == "wait" or facts.asker is not Asker.POOL:
+    if on_block == "wait" or facts.asker is not Asker.POOL:
         return Outcome.FAIL_TIMEOUT if facts.waited else Outcome.WAIT
     return Outcome.REQUEUE if _requeues(policy, facts) else Outcome.PARK
 

@@ -22,9 +22,13 @@ class WaitsFor(str, enum.Enum):
     REDIS = "redis"
     """Redis was replaced or restarted and grants nothing yet (``singleton_lock_quarantine``)."""
     PAUSE = "pause"
-    """An operator has paused the lock."""
+    """An operator has paused the lock, or a task has closed it for a time (``RetryLater``)."""
     HOLDER = "holder"
     """All permits are held."""
+    RATE = "rate"
+    """A permit is free, and the rate of the lock allows no start yet."""
+    GROUP = "group"
+    """A permit is free, and its group holds as many as it may (``lock_fair_limit``)."""
     QUEUE = "queue"
     """Others are before it."""
     WORKER = "worker"
@@ -59,7 +63,7 @@ class Holder(NamedTuple):
         fencing_token: number of the grant; 0 for a waiter.
         state: ``running``, ``granted``, ``reserved``, ``held_after`` (its task has ended),
             ``waiting``, ``parked``, ``adrift``, ``delayed``, ``overdue``, ``replaced``,
-            ``revoked`` or ``rejected``.
+            ``revoked``, ``rejected`` or ``too_costly``.
         since: server seconds at which this state began.
         lease: length of its lease in seconds; 0 if unknown.
         silent: seconds since the last heartbeat or renewal of its worker; 0 if that was recent or
@@ -88,6 +92,35 @@ class Holder(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class RateInForce:
+    """A rate of a lock, as its callers have declared it.
+
+    Args:
+        rate: as text, ``100/m``.
+        number: starts in a period.
+        started: starts in the last period, and grants that nobody has claimed yet; of a smooth rate
+            only these grants. If the rate counts costs, what it counts now: of a smooth rate the
+            part of its burst that is used.
+        is_smooth: whether the starts are spaced evenly.
+        by_cost: whether it counts the costs of starts.
+        key: its id in the data of the lock.
+        most: the highest cost that it allows at all.
+    """
+
+    rate: str
+    number: int
+    started: int
+    is_smooth: bool
+    by_cost: bool = False
+    key: str = ""
+    most: int = 0
+
+    def __str__(self) -> str:
+        """``100/m``; if it counts costs, with what it counts now: ``1000/m, 900 used``."""
+        return f"{self.rate}, {self.started:,} used" if self.by_cost else self.rate
+
+
+@dataclass(frozen=True, slots=True)
 class LockView:
     """The state of a lock.
 
@@ -102,10 +135,19 @@ class LockView:
         fencing_token: number of the last grant.
         counters: number of grants, lapsed leases …, counted until the lock's keys expire.
         paused: the reason that an operator gave for a pause; empty if the lock is not paused.
+        pause_left: seconds until this pause ends without a call; 0: only a call ends it.
         limit_set: whether an operator has set the limit, in place of the tasks' own.
+        limit_left: seconds until the tasks' limit is in force again; 0: only a call does that.
+        limit_computed: whether the limit was computed from the arguments of a task.
         waits_for: what the next task waits for; None if a permit is free.
         next_look: seconds until that can change without a call to the lock; 0 if only a call can
             change it.
+        rates: the rates in force.
+        closed_for: seconds for which it is closed by a task or client; 0 if it is not. Beside that
+            it may be paused.
+        closed: who has closed it, and why.
+        rates_set: whether an operator has set the rates, in place of the tasks' own.
+        rates_left: seconds until the tasks' rates are in force again; 0: only a call does that.
     """
 
     name: str
@@ -121,6 +163,14 @@ class LockView:
     limit_set: bool = False
     waits_for: WaitsFor | None = None
     next_look: float = 0.0
+    rates: tuple[RateInForce, ...] = ()
+    closed_for: float = 0.0
+    closed: str = ""
+    pause_left: float = 0.0
+    limit_left: float = 0.0
+    limit_computed: bool = False
+    rates_set: bool = False
+    rates_left: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +214,9 @@ class Parked(NamedTuple):
     Args:
         waiting: their number.
         oldest: seconds since the oldest of them arrived at a worker.
+        size: their size in bytes, without what Redis needs besides.
     """
 
     waiting: int
     oldest: float
+    size: int = 0

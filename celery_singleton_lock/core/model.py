@@ -12,10 +12,17 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from celery_singleton_lock.core.lock_view import HELD_AFTER, Holder, LockView, WaitsFor
+from celery_singleton_lock.core.rate import Rate
 from celery_singleton_lock.message_text import printable
 
 SCHEMA: Final = "1"
-"""Version of the data model in Redis; a worker refuses another one."""
+"""Version of the data model in Redis, of locks without flow control."""
+
+FLOW_SCHEMA: Final = "2"
+"""Version of the data model from the start of a worker on whose tasks declare flow options."""
+
+SCHEMAS: Final = (SCHEMA, FLOW_SCHEMA)
+"""The versions that this one can use; a worker refuses others."""
 
 ALIVE: Final = 3.0
 """Seconds for which a worker counts as alive after a heartbeat; it sends one about every second."""
@@ -59,11 +66,51 @@ class CurrentLock(Protocol):
         """Seconds for which the lock is certainly held without a renewal; 0 if not held."""
         ...
 
+    def pause(self, seconds: float, why: str = "", *, name: str = "") -> float:
+        """Close the lock for everybody for a time. The task goes on, and keeps the lock.
+
+        Args:
+            seconds: for how long, up to 366 days.
+            why: the reason, for people.
+            name: name of the lock. A task with several locks must give it.
+
+        Returns:
+            Seconds for which the lock is closed; 0 without a lock.
+
+        Raises:
+            ConfigurationError: an argument is invalid, or the locks are on a quorum.
+            BackendError: Redis did not answer, or refused.
+        """
+        ...
+
     def ensure_held(self) -> None:
         """Ask Redis whether the lock is still held.
 
         Raises:
             LockLost: the lock was lost; stop writing.
+            BackendError: Redis did not answer, or refused.
+        """
+        ...
+
+    def charge(
+        self,
+        amount: int,
+        *,
+        id: str | None = None,  # noqa: A002  # the word for it
+        rate: str | Rate | None = None,
+        name: str = "",
+    ) -> None:
+        """Correct what the start has cost, by what was used.
+
+        Args:
+            amount: how much more was used; it counts from now on, also above the rate. Below 0: how
+                much less. At most the cost of the start is given back, as far as it still counts.
+            id: a further charge with the same id changes nothing. None: each call counts once.
+            rate: the rate to correct, as ``"1000/m"``; None: all rates that have a cost.
+            name: the lock, if the task has several.
+
+        Raises:
+            ConfigurationError: no such rate has a cost, or an argument is invalid.
             BackendError: Redis did not answer, or refused.
         """
         ...
@@ -86,6 +133,10 @@ class Verdict(str, enum.Enum):
     """The same attempt has ended for good."""
     RELEASED = "released"
     """The token held the lock or waited for it, and no longer does."""
+    TOO_COSTLY = "too_costly"
+    """The start costs more than a rate of the lock allows at all, so it would wait for ever."""
+    CHARGED = "charged"
+    """The usage of the lock's rates was corrected, now or by an earlier call with the same id."""
     ABSENT = "absent"
     """The token neither holds the lock nor waits for it."""
 
@@ -107,6 +158,11 @@ class Ending(str, enum.Enum):
     """The task has rejected its message. A stored message is delivered to be dead-lettered."""
     KEEP = "keep"
     """The task is retried, and its permit is reserved for the next attempt."""
+    LATER = "later"
+    """The task has raised ``RetryLater``: its stored message returns to the queue at its place.
+
+    Its wait goes on, and the return is not counted. The lock is closed for a time, unless that is
+    left out."""
     HOLD = "hold"
     """The task has succeeded, and its permit stays taken for a while (``lock_hold_for``)."""
     CANCEL = "cancel"
@@ -140,9 +196,6 @@ class Owner(NamedTuple):
     pid: int = 0
 
 
-ANOTHER_RUN: Final = 2
-"""Marks a message that runs although its task has ended; see :class:`Claim`."""
-
 CLAIM_UNANSWERED: Final = 3
 """Marks a granted message whose claim Redis did not answer; see :class:`Claim`."""
 
@@ -157,10 +210,13 @@ class Claim(NamedTuple):
         place: server microseconds of the arrival, which sort the queue; 0 for "now".
         max_waiting: longest queue that may be joined; None for no limit.
         copy: whether this may be a second delivery of a message that waits, runs or has ended: the
-            broker marks it as redelivered, or a worker published it. :data:`ANOTHER_RUN` for a
-            message that runs although its task has ended. :data:`CLAIM_UNANSWERED` for a granted
-            message that is parked again: its delivery ends, and it queues at its old place.
+            broker marks it as redelivered, or a worker published it. :data:`CLAIM_UNANSWERED` for a
+            granted message that is parked again: its delivery ends, and it queues at its old place.
         replace: if the queue is full, the message takes the room of the oldest of its task.
+        flow: flow options, see :func:`celery_singleton_lock.core.rate.packed`; empty for none.
+        later: other locks are acquired before the task starts: the start is logged by a
+            :meth:`~celery_singleton_lock.store.base.LockStore.claim`. It has no effect without
+            ``flow``.
     """
 
     name: str
@@ -170,15 +226,18 @@ class Claim(NamedTuple):
     max_waiting: int | None = None
     copy: int = 0
     replace: bool = False
+    flow: str = ""
+    later: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """A permit that stays taken after a task.
+    """A permit that stays taken after a task, or with LATER the time for which a lock is closed.
 
     Args:
-        attempt: the attempt that may use it, if the task is retried; empty if none may.
-        seconds: how long it stays taken at most.
+        attempt: the attempt that may use it, if the task is retried; empty if none may. With LATER:
+            who closes the lock, and why, for people.
+        seconds: how long it stays taken at most, or the lock is closed.
     """
 
     attempt: str
@@ -225,10 +284,14 @@ class Reply(NamedTuple):
         holder: one of the holders, if the lock is busy.
         limit: permits in force (the lowest limit of all holders and waiters).
         paused: the reason that an operator gave for a pause, if that is why nothing was granted.
+        closed: who has closed the lock for a time, and why, if that is why nothing was granted;
+            ``next_look`` is the rest of the time.
         repeated: an earlier request for this release got no answer and may have released the
             lock, so ABSENT does not mean that the lock was lost.
         waits_for: why the verdict is BLOCKED, FULL or WAITING; None for other verdicts, and if the
             reason is not known.
+        excess: why the verdict is TOO_COSTLY, see
+            :func:`celery_singleton_lock.core.rate.why_never`.
     """
 
     verdict: Verdict
@@ -241,6 +304,13 @@ class Reply(NamedTuple):
     paused: str = ""
     repeated: bool = False
     waits_for: WaitsFor | None = None
+    excess: str = ""
+    closed: str = ""
+
+    @property
+    def next_start(self) -> float:
+        """Seconds until the next waiter may start without a call, if it waits for that; else 0."""
+        return self.next_look if self.waits_for in {WaitsFor.RATE, WaitsFor.PAUSE} else 0.0
 
 
 def why_busy(name: str, refused: Reply | LockView | None = None) -> str:
@@ -258,11 +328,10 @@ def why_busy(name: str, refused: Reply | LockView | None = None) -> str:
             f"lock {name!r} is in quarantine for another {refused.next_look:.1f} s, because its "
             "Redis was replaced or restarted (singleton_lock_quarantine)"
         )
-    if refused.paused:
-        return (
-            f"lock {name!r} is paused ({printable(refused.paused)}) until an operator resumes it "
-            f"(celery -A YOUR_APP locks resume {printable(shlex.quote(name))})"
-        )
+    if refused.paused or refused.closed:
+        return _held_back(name, refused)
+    if refused.waits_for in {WaitsFor.RATE, WaitsFor.GROUP}:
+        return _with_a_free_permit(name, refused)
     if holder is not None and holder.state == HELD_AFTER:
         return (
             f"lock {name!r} stays held for another {holder.expires_in:.1f} s after {holder} has "
@@ -271,3 +340,22 @@ def why_busy(name: str, refused: Reply | LockView | None = None) -> str:
     if holder is None and refused.waits_for is WaitsFor.QUEUE:
         return f"lock {name!r} is free, and other tasks are before this one"
     return f"lock {name!r} is held by {holder or 'another client'}"
+
+
+def _with_a_free_permit(name: str, refused: Reply | LockView) -> str:
+    if refused.waits_for is WaitsFor.GROUP:
+        return f"lock {name!r} has a free permit, and its group holds as many permits as it may"
+    later = f" for another {refused.next_look:.1f} s" if refused.next_look else ""
+    return f"lock {name!r} has reached its rate{later}, so nobody may start"
+
+
+def _held_back(name: str, refused: Reply | LockView) -> str:
+    if not refused.paused:
+        left = refused.closed_for if isinstance(refused, LockView) else refused.next_look
+        return f"lock {name!r} is closed for another {left:.1f} s, {printable(refused.closed)}"
+    left = refused.pause_left if isinstance(refused, LockView) else 0.0
+    ends = f" for another {left:.1f} s, or" if left else ""
+    return (
+        f"lock {name!r} is paused ({printable(refused.paused)}){ends} until an operator resumes it "
+        f"(celery -A YOUR_APP locks resume {printable(shlex.quote(name))})"
+    )

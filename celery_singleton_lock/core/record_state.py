@@ -31,8 +31,11 @@ class RecordState(str, enum.Enum):
     """The task of a stored message was revoked. It is delivered so that its task ends."""
     REJECTED = "rejected"
     """The task of a stored message rejected it. A worker publishes it to be dead-lettered."""
+    TOO_COSTLY = "too_costly"
+    """The start of a stored message costs more than the rate. It is delivered so that it fails."""
     GRANTED = "granted"
-    """It holds the lock, and has not claimed the grant yet."""
+    """It holds the lock, and has not claimed the grant yet. With a rate and several locks, it also
+    waits for the others."""
     RUNNING = "running"
     """It holds the lock, and has claimed the grant or needed no claim."""
     RESERVED = "reserved"
@@ -44,12 +47,13 @@ class RecordState(str, enum.Enum):
 RECORD_MOVES: Final[Mapping[RecordState | None, Mapping[RecordState | None, str]]] = {
     None: {
         RecordState.RUNNING: "acquire, a permit is free",
+        RecordState.GRANTED: "likewise, with a rate and further locks",
         RecordState.PARKED: "park",
         RecordState.WAITING: "a Lock blocks",
     },
     RecordState.WAITING: {
         RecordState.GRANTED: "a permit is free, it is first",
-        None: "blocking_timeout, or its client is gone",
+        None: "blocking_timeout, its client is gone, or its cost is above the rate",
     },
     RecordState.PARKED: {
         RecordState.GRANTED: "a permit is free, it is first, a worker consumes its queue",
@@ -57,6 +61,7 @@ RECORD_MOVES: Final[Mapping[RecordState | None, Mapping[RecordState | None, str]
         RecordState.OVERDUE: "lock_wait_timeout",
         RecordState.REPLACED: "a later message takes its room",
         RecordState.REVOKED: "its task is revoked",
+        RecordState.TOO_COSTLY: "it is first, and costs more than the rate in force",
         None: "it is dropped, or its task has ended after its lease",
     },
     RecordState.ADRIFT: {
@@ -77,6 +82,7 @@ RECORD_MOVES: Final[Mapping[RecordState | None, Mapping[RecordState | None, str]
     RecordState.REPLACED: {None: "ends as REVOKED"},
     RecordState.REVOKED: {None: "ends as REVOKED"},
     RecordState.REJECTED: {None: "a worker has published it to be rejected"},
+    RecordState.TOO_COSTLY: {None: "fails with LockCostError"},
     RecordState.GRANTED: {
         RecordState.RUNNING: "claim",
         RecordState.PARKED: "not claimed in 5 seconds, or its worker gives it back",

@@ -8,20 +8,27 @@ replaces a name of more than :data:`LONGEST_NAME` bytes.
 part           type    content
 =============  ======  =====================================================================
 ``holders``    ZSET    token -> end of the lease, ms
-``queue``      ZSET    token -> place (server microseconds of arrival)
+``queue``      ZSET    token -> place (server microseconds of arrival, minus head start)
 ``record``     HASH    token -> JSON: state, attempt, lease, fence, worker, host, pid, since …
 ``meta``       HASH    name, schema, last fence, limit, counters
 ``bodies``     HASH    base of the token -> parked message, raw
 ``deadlines``  ZSET    token -> when a sweep examines a waiter, ms
 ``adrift``     ZSET    parked messages that no live worker consumes: route, place and token, sorted
-``done``       ZSET    attempt -> until when its copies are dropped, ms
+``done``       ZSET    attempt -> until when its copies are dropped, ms; ``dropped:<base>``,
+                       ``dropped:<attempt>``: it was dropped and has not run
+``flow``       HASH    rates in force, and what they remember; only if a caller declared a rate
+``flow:log``   ZSET    token -> its start, microseconds; 9e15 while its grant is not claimed
+``flow:groups``, ``flow:heads``, ``flow:full``, ``flow:idle``, ``flow:line:<group>`` and
+                       ``flow:running:<group>``: see docs/flow-design.md; only with groups
+``attempts``   ZSET    token -> digest of its attempt, of many holders: a cache; expires
 ``wake:<t>``   LIST    one element, for a waiting thread; expires
 ``vote``       HASH    on each server of a quorum: token, round, end in ms, and last fence
 ``gone:<t>``   string  on each server of a quorum, for seconds: round up to which votes are refused
 =============  ======  =====================================================================
 
 Of each bucket: ``due`` (ZSET, lock with waiters -> when a sweep examines it, ms), ``index`` (HASH,
-attempt, and ``@`` with the task id -> lock and token of a task that waits or has waited), and
+attempt, and ``@`` with the task id of a later one than the first -> lock and token of a task that
+waits or has waited), and
 ``waited`` (string, for a second: written before waiting for replicas). Of all workers together:
 ``fleet:route:<realm>:<queue>`` (ZSET, worker -> heartbeat deadline, ms),
 ``fleet:routes`` (ZSET, ``<realm>:<queue>`` -> latest of these deadlines),
@@ -30,7 +37,11 @@ attempt, and ``@`` with the task id -> lock and token of a task that waits or ha
 ``fleet:tasks:<worker>`` (SET, names of the tasks that it locks), ``fleet:server`` (HASH, run id of
 the server and its quarantine),
 ``fleet:parked:<realm>:<queue>`` (ZSET, token of a parked message -> place) with ``fleet:parked``
-(SET of these routes), ``fleet:audit`` (LIST of changes by operators, the last thousand),
+(SET of these routes) and ``fleet:parked_bytes`` (HASH, route -> bytes of these messages),
+``fleet:audit`` (LIST of changes by operators, the last thousand),
+``fleet:drained`` (HASH, ``<realm>:<queue>`` -> when a drain last removed a message of it, ms),
+``fleet:running:<worker>`` (ZSET of task id, lock and token, one a line: tasks that the worker has
+had for seconds) with ``fleet:running`` (ZSET, worker -> until when its list is read, ms),
 ``fleet:mode`` (HASH, task or ``*`` -> mode), ``fleet:marker`` (string, random: if it changes, data
 was lost), ``fleet:lost`` (HASH, task id -> JSON of a parked task that was lost; expires after a
 week), ``fleet:vouched`` (SET of tokens that were not lost; expires after minutes), ``schema``, and
@@ -42,9 +53,9 @@ and ``observed:locks`` (HASH, name -> JSON: runs, blocked, waited and longest, m
 ``observed:ranks`` (ZSET, lock -> blocked). All are bounded and expire.
 
 On a Cluster a script can use one slot only. There each bucket has its own ``{bNN}:fleet:…``, except
-for ``fleet:mode``, ``fleet:lost``, ``fleet:vouched`` and ``schema``. A worker sends heartbeats to
-all buckets and has an inbox in each; the channel ``fleet:bell:<worker>`` tells it which inbox has a
-grant.
+for ``fleet:mode``, ``fleet:running``, ``fleet:lost``, ``fleet:vouched`` and ``schema``. A worker
+sends heartbeats to all buckets and has an inbox in each; the channel ``fleet:bell:<worker>`` tells
+it which inbox has a grant.
 """
 
 from __future__ import annotations
@@ -87,6 +98,7 @@ class LockKeys:
     deadlines: str
     adrift: str
     done: str
+    flow: str
     due: str
     index: str
     fleet: str
@@ -111,7 +123,7 @@ def encoded_in(prefix: str, number: int, shown: bytes) -> tuple[bytes, ...]:
     return (*own, bucket + b"due", bucket + b"index", f"{prefix}:fleet".encode())
 
 
-_PARTS_OF_A_LOCK: Final = tuple(part.encode() for part in LockKeys.__slots__[:8])
+_PARTS_OF_A_LOCK: Final = tuple(part.encode() for part in LockKeys.__slots__[:9])
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +167,7 @@ class Keyspace:
             deadlines=f"{base}:deadlines",
             adrift=f"{base}:adrift",
             done=f"{base}:done",
+            flow=f"{base}:flow",
             due=f"{bucket}:due",
             index=f"{bucket}:index",
             fleet=self.fleet_of(name),
@@ -169,6 +182,10 @@ class Keyspace:
     def wake(self, name: str, token: str) -> str:
         """Return the wake list of a waiting client."""
         return f"{self.bucket(bucket_of(name))}:{key_name(name)}:wake:{token}"
+
+    def attempts(self, name: str) -> str:
+        """Return the cache of the attempts of a lock's many holders; _lock.lua makes it."""
+        return f"{self.bucket(bucket_of(name))}:{key_name(name)}:attempts"
 
     def vote(self, name: str) -> str:
         """Return the hash of the vote of one server of a quorum."""
@@ -216,6 +233,11 @@ class Keyspace:
         """The list of changes by operators; each bucket's fleet has its own."""
         return f"{self.fleet}:audit"
 
+    @property
+    def drained(self) -> Sequence[str]:
+        """The hashes of the last drain of each route; each bucket's fleet has its own."""
+        return tuple(f"{fleet}:drained" for fleet in self.fleets)
+
     def inbox(self, worker: str, bucket: int = 0) -> str:
         """Return the list in which a worker receives its grants, in one bucket on a Cluster."""
         return f"{self.fleets[bucket]}:inbox:{worker}"
@@ -223,6 +245,15 @@ class Keyspace:
     def bell(self, worker: str) -> str:
         """Return the channel on which a worker is notified of the inbox that has a grant."""
         return f"{self.fleet}:bell:{worker}"
+
+    @property
+    def running(self) -> str:
+        """The sorted set of workers with a list of running tasks. It expires."""
+        return f"{self.fleet}:running"
+
+    def running_of(self, worker: str) -> str:
+        """Return the list of the tasks that a worker has had for seconds. It expires."""
+        return f"{self.running}:{worker}"
 
     @property
     def lost(self) -> str:

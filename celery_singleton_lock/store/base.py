@@ -17,8 +17,16 @@ from typing import Protocol
 
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.lock_view import LockView, Parked
-from celery_singleton_lock.core.model import Claim, Ending, Identity, Owner, Reply, Reservation
-from celery_singleton_lock.core.parked_message import Delivery, Parcel, ParkedMessage, Stray
+from celery_singleton_lock.core.model import (
+    SCHEMA,
+    Claim,
+    Ending,
+    Identity,
+    Owner,
+    Reply,
+    Reservation,
+)
+from celery_singleton_lock.core.parked_message import Delivery, Parcel, ParkedMessage, Swept
 from celery_singleton_lock.errors import BackendError
 
 
@@ -27,9 +35,11 @@ class LockStore(Protocol):
 
     Attributes:
         clock: the clock by which callers measure durations.
+        has_rates: whether it counts starts, so that a :class:`Claim` may have a rate.
     """
 
     clock: Clock
+    has_rates: bool
 
     def acquire(self, owner: Owner, claim: Claim, *, wait: float | None = None) -> Reply:
         """Acquire the lock if a permit is free and nobody waits before the caller.
@@ -58,6 +68,7 @@ class LockStore(Protocol):
         *,
         settle: bool = False,
         kept_elsewhere: bool = False,
+        later: bool = False,
     ) -> Reply:
         """Start to use a grant, with a full lease.
 
@@ -69,6 +80,8 @@ class LockStore(Protocol):
             lease: seconds.
             settle: delete the stored message (early acknowledgement).
             kept_elsewhere: delete the stored message: another lock of the task stores it.
+            later: likewise, if there is one; and the task acquires other locks before it starts, so
+                a rate does not count the start yet: another claim does.
 
         Returns:
             GRANTED, WAITING, or ABSENT if the grant was lost.
@@ -96,7 +109,8 @@ class LockStore(Protocol):
             done_for: seconds for which copies of the attempt do not run, if copies are known.
             mark: remember the end even if no copy is known.
             reserve: with KEEP, the attempt for which the permit is reserved; if it waits already,
-                it is granted. With HOLD, how long nobody gets the permit.
+                it is granted. With HOLD, how long nobody gets the permit. With LATER, for how long
+                the lock is closed, as by :meth:`close_for`; None: it is not.
 
         Returns:
             RELEASED, ABSENT, or GRANTED if a CANCEL came after the grant. ABSENT with ``repeated``
@@ -134,12 +148,49 @@ class LockStore(Protocol):
         """
         ...
 
+    def close_for(self, name: str, seconds: float, why: str) -> float:
+        """Stop granting the lock for a time. Holders keep it.
+
+        Args:
+            name: the lock's name.
+            seconds: for how long. Of two closes the longer one is in force.
+            why: who closes it, and why, for people.
+
+        Returns:
+            Seconds for which it is closed.
+        """
+        ...
+
     def wait(self, name: str, token: str, timeout: float) -> bool:
         """Block until ``token`` is granted or ``timeout`` seconds have passed; True if granted."""
         ...
 
     def time(self) -> float:
         """Return the server's clock, in seconds."""
+        ...
+
+
+class RatedStore(Protocol):
+    """Counts the starts of locks; all stores whose ``has_rates`` is true."""
+
+    def charge(
+        self, name: str, token: str, charge_id: str, amount: int, rates: Sequence[str]
+    ) -> Reply:
+        """Correct what a start has used of the rates that count costs.
+
+        Args:
+            name: the lock's name.
+            token: the holder that has started.
+            charge_id: a further call with the same id changes nothing, for at least the longest
+                period of the lock's rates.
+            amount: how much more it has used, which counts from now on; or, below 0, how much less.
+                At most the cost of the start is given back, as far as it still counts.
+            rates: keys of the rates, see :attr:`Rate.key`.
+
+        Returns:
+            CHARGED, or ABSENT if the lock has none of the rates. The next instant is that at which
+            the next waiter may start.
+        """
         ...
 
 
@@ -174,7 +225,7 @@ class MessageStore(Protocol):
 
     def sweep_and_grant(
         self, name: str, *, worker: str = "", realm: str = "", patience: float = 0.0
-    ) -> Sequence[Stray]:
+    ) -> Swept:
         """Sweep and grant; take messages that no live worker consumes out of the queue.
 
         Args:
@@ -191,7 +242,7 @@ class MessageStore(Protocol):
 
     def sweep_and_grant_many(
         self, names: Sequence[str], *, worker: str = "", realm: str = "", patience: float = 0.0
-    ) -> Sequence[Stray]:
+    ) -> Swept:
         """Sweep several locks in one round trip; skip a lock that the server refuses."""
         ...
 
@@ -252,8 +303,13 @@ class MessageStore(Protocol):
         """
         ...
 
-    def parked(self, realm: str) -> Mapping[str, Parked]:
-        """Return for each queue of a broker how many messages are parked, and for how long."""
+    def parked(self, realm: str, queues: Collection[str] | None = None) -> Mapping[str, Parked]:
+        """Return for each queue of a broker what is parked. Its cost does not grow with that.
+
+        Args:
+            realm: hash of the broker's URL.
+            queues: only these; None for all with parked messages.
+        """
         ...
 
     def has_messages(self, messages: Sequence[ParkedMessage]) -> Sequence[bool]:
@@ -297,6 +353,8 @@ class WorkerStore(Protocol):
         free: int = 0,
         *,
         tasks: Collection[str] | None = None,
+        stopped: Mapping[str, float] | None = None,
+        light: bool = False,
     ) -> Mapping[str, str]:
         """Record that ``worker`` is alive and consumes ``queues``, for ``ttl`` seconds.
 
@@ -308,10 +366,35 @@ class WorkerStore(Protocol):
             free: free slots of its pool; below 0, the number of tasks that wait for one. Parked
                 messages go to workers with a free slot first.
             tasks: names of the tasks that it locks; it gets only their messages. None: all tasks.
+            stopped: those of the queues that it does not consume at present, although it takes
+                their parked messages -> wall time since when.
+            light: queues and tasks are those of a heartbeat less than ``ttl`` ago: only move the
+                deadlines.
 
         Returns:
             The modes that were switched: name of a task, or ``*`` for all -> mode.
         """
+        ...
+
+    def list_running(
+        self,
+        worker: str,
+        new: Collection[tuple[str, str, str]],
+        gone: Collection[tuple[str, str, str]],
+        seconds: float,
+    ) -> None:
+        """Change the list of tasks that a worker runs, which ``why`` reads.
+
+        Args:
+            worker: its id.
+            new: task id, lock name and owner token of each task to add.
+            gone: likewise, to remove.
+            seconds: for how long the list is kept, and read.
+        """
+        ...
+
+    def fleet_size(self, realm: str, queues: Iterable[str]) -> int:
+        """Return the number of workers on the busiest of these queues, with those lately dead."""
         ...
 
     def leave(self, worker: str, realm: str, queues: Iterable[str]) -> None:
@@ -331,6 +414,10 @@ class WorkerStore(Protocol):
 
     def waited_for(self) -> Sequence[str]:
         """Return names of locks that have waiters: a random sample of a few hundred."""
+        ...
+
+    def switches(self) -> Mapping[str, str]:
+        """Return the modes that were switched: name of a task, or ``*`` for all -> mode."""
         ...
 
     def switch(self, task: str, mode: str | None) -> None:
@@ -376,8 +463,13 @@ class WorkerStore(Protocol):
         """
         ...
 
-    def schema(self) -> str:
-        """Return the version of the data model on the server; write ours if there is none."""
+    def schema(self, needed: str = SCHEMA) -> str:
+        """Return the version of the data model on the server.
+
+        Args:
+            needed: is written if there is none, or a lower one of
+                :data:`~celery_singleton_lock.core.model.SCHEMAS`.
+        """
         ...
 
     def describe(self) -> Mapping[str, str]:
@@ -399,5 +491,5 @@ class ReplicaStore(Protocol):
         ...
 
 
-class Store(LockStore, MessageStore, WorkerStore, Protocol):
+class Store(LockStore, RatedStore, MessageStore, WorkerStore, Protocol):
     """All operations that a worker needs."""

@@ -13,11 +13,13 @@ from redis import exceptions as failures
 from redis.asyncio.sentinel import MasterNotFoundError as NoMasterForTasks
 from redis.sentinel import MasterNotFoundError
 
+from celery_singleton_lock.core.model import SCHEMAS
 from celery_singleton_lock.errors import (
     BackendError,
     BackendRefused,
     BackendUnreachable,
     LockUnusable,
+    SchemaMismatch,
 )
 
 FAILED: Final = (failures.RedisError, failures.RedisClusterException, OSError)
@@ -44,7 +46,7 @@ _REFUSED: Final = {
     "keys below the prefix (and +info +config|get, to read what this server guarantees)",
     "WRONGTYPE": "a key below the lock's prefix holds another type, so another program uses the "
     "same names; set singleton_lock_prefix to a prefix of its own",
-    "OOM": "the server has reached maxmemory; nothing was stored",
+    "OOM": "the server has reached maxmemory; this was not stored",
     "MOVED": _A_NODE,
     "CROSSSLOT": _A_NODE,
     "NOAUTH": "no password was given, and the server requires one; put it into the URL",
@@ -93,6 +95,11 @@ _NO_CONNECTION: Final = (
     "All connections of the lock's Redis client are in use (max_connections of its pool): nothing "
     "was sent. Raise max_connections, or give a client whose pool waits (BlockingConnectionPool)."
 )
+_FULL_OF_CLIENTS: Final = "max number of clients reached"
+_NO_MORE_CLIENTS: Final = (
+    "The lock's Redis runs, and accepts no more clients (maxclients). Stop a program that opens "
+    "many connections (redis-cli needs one, too), then raise maxclients."
+)
 _BY_SENTENCE: Final = {
     "cluster mode is not enabled": "it is no Cluster; write redis:// instead of redis+cluster://",
 }
@@ -133,6 +140,8 @@ def _why_it_passes(error: Exception, sentence: str) -> str:
         return _A_REPLICA
     if sentence in _POOL_EMPTY:
         return _NO_CONNECTION
+    if _FULL_OF_CLIENTS in sentence:
+        return _NO_MORE_CLIENTS
     if temporary and not known:
         return _A_REPLICA if temporary[1] == "READONLY" else _CANNOT_NOW.format(temporary[1])
     return f"The lock's Redis did not answer ({_kind_and_cause(error)})." if known else ""
@@ -211,6 +220,22 @@ def _unknown(command: str) -> str:
         f"this server {what}, which every lock needs; if it is a Sentinel, write sentinel:// "
         "instead of redis://, and give its master_name"
     )
+
+
+def wrong_schema(found: str, key: str) -> SchemaMismatch:
+    """Return the error for data of a schema that this version does not know.
+
+    Args:
+        found: the schema.
+        key: the key that holds it.
+    """
+    msg = (
+        f"The lock's Redis holds data of schema {found} (key {key}); this version needs "
+        f"{' or '.join(SCHEMAS)}. Upgrade all workers together: let those of the other version "
+        "run the parked tasks, stop them, and delete that key. Or give this worker a "
+        "singleton_lock_prefix of its own; tasks under two prefixes do not exclude each other."
+    )
+    return SchemaMismatch(msg)
 
 
 def one_node() -> BackendRefused:

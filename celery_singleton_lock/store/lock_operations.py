@@ -10,19 +10,22 @@ from redis import exceptions as failures
 from celery_singleton_lock.core.lock_view import LockView
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Reply, Reservation
 from celery_singleton_lock.core.owner_token import new_token
+from celery_singleton_lock.core.rate import logged_later
 from celery_singleton_lock.store import replies
 from celery_singleton_lock.store.error_mapping import explain
 from celery_singleton_lock.store.requests import Attempts, Pop, SplitCall, Steps
 from celery_singleton_lock.store.script_arguments import (
     lease_of,
     place_of,
+    settles_of,
     usual_of_acquire,
+    usual_of_claim,
     usual_of_release,
 )
 from celery_singleton_lock.store.script_runner import ScriptRunner
 from celery_singleton_lock.store.scripts import Argument, Call
 
-AT_ONCE: Final = 200
+AT_ONCE: Final = 32
 """Most leases that one script renews. Redis serves no other client while a script runs."""
 
 
@@ -41,6 +44,10 @@ class LockOperations(ScriptRunner):
             *(claim.lease, claim.limit, claim.max_waiting, wait),
             *(owner.task, owner.worker, owner.host, owner.pid, self.claim_ms),
         )
+        if claim.flow:
+            script = self.scripts["acquire_with_flow"]
+            flow = logged_later(claim.flow) if claim.later else claim.flow
+            return SplitCall(script, claim.name, own, (*usual, flow))
         return SplitCall(self._acquire, claim.name, own, usual)
 
     def claim(
@@ -51,20 +58,17 @@ class LockOperations(ScriptRunner):
         *,
         settle: bool = False,
         kept_elsewhere: bool = False,
+        later: bool = False,
     ) -> Steps[Reply]:
         """Start to use a grant; see :meth:`LockStore.claim`."""
-        call = self.lock_call(
-            "claim",
-            name,
-            token=owner.token,
-            lease_ms=lease_of(lease),
-            settle=2 if kept_elsewhere else int(settle),
-            worker=owner.worker,
-            host=owner.host,
-            pid=owner.pid,
-            claim_ms=self.claim_ms,
-        )
-        return replies.reply((yield from self.run(call)))
+        settles = settles_of(settle=settle, kept_elsewhere=kept_elsewhere, later=later)
+        call = self.claim_call(owner, name, lease, settles)
+        return replies.reply((yield from self.run(call.call(self.keyspace))))
+
+    def claim_call(self, owner: Owner, name: str, lease: float, settles: int) -> SplitCall:
+        """Return the call of the script ``claim``."""
+        usual = usual_of_claim(lease, settles, owner.worker, owner.host, owner.pid, self.claim_ms)
+        return SplitCall(self._claim, name, (name, owner.token), usual)
 
     def release(
         self,
@@ -100,6 +104,22 @@ class LockOperations(ScriptRunner):
             self._release, name, own, usual_of_release(worker, done_for, self.claim_ms)
         )
 
+    def charge(
+        self, name: str, token: str, charge_id: str, amount: int, rates: Sequence[str]
+    ) -> Steps[Reply]:
+        """Correct what a start has used; see :meth:`RatedStore.charge`."""
+        call = self.lock_call(
+            "charge",
+            name,
+            token=token,
+            charge_id=charge_id,
+            amount=amount,
+            rate_ids="\n" + "".join(f"{rate}\n" for rate in rates),
+            worker="",
+            claim_ms=self.claim_ms,
+        )
+        return replies.reply((yield from self.run(call)))
+
     def extend(self, leases: Iterable[tuple[str, str, float]]) -> Steps[Sequence[bool | None]]:
         """Renew many leases; see :meth:`LockStore.extend`."""
         asked = list(leases)
@@ -133,6 +153,11 @@ class LockOperations(ScriptRunner):
         asked = call or new_token()
         script = self.lock_call("reset", name, call=asked, claim_ms=self.claim_ms)
         return int((yield from self.run(script)))
+
+    def close_for(self, name: str, seconds: float, why: str) -> Steps[float]:
+        """Stop granting the lock for a time; see :meth:`LockStore.close_for`."""
+        script = self.lock_call("close_for", name, close_ms=lease_of(seconds), why=why)
+        return replies.seconds((yield from self.run(script)))
 
     def wait(self, name: str, token: str, timeout: float) -> Steps[bool]:
         """Block until ``token`` is granted, or ``timeout`` seconds have passed."""

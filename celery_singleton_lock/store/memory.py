@@ -48,10 +48,10 @@ class MemoryServer(fakeredis.FakeServer):
     def __init__(self, name: str) -> None:
         super().__init__(version=VERSION)
         self.name = name
-        self.pid = os.getpid()
-        self.clock = MovableClock()
+        self.pid: int = os.getpid()
+        self.clock: MovableClock = MovableClock()
         self.lock: Any = threading.RLock()
-        self.dbs = defaultdict(partial(_Database, self))
+        self.dbs: defaultdict[int, Any] = defaultdict(partial(_Database, self))
 
     @property
     def data(self) -> Any:

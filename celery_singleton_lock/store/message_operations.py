@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from celery_singleton_lock.core.lock_view import Parked
 from celery_singleton_lock.core.model import Claim, Owner, Reply, Verdict
 from celery_singleton_lock.core.owner_token import base_of, new_token
-from celery_singleton_lock.core.parked_message import Delivery, Parcel, ParkedMessage, Stray
+from celery_singleton_lock.core.parked_message import Delivery, Parcel, ParkedMessage, Swept
 from celery_singleton_lock.core.redis_keys import BUCKETS
 from celery_singleton_lock.errors import BackendError, BackendUnreachable
 from celery_singleton_lock.store import replies
@@ -86,9 +86,11 @@ class MessageOperations(ScriptRunner):
 
     def park_call(self, owner: Owner, claim: Claim, parcel: Parcel) -> Call:
         """Return the call of the script ``park``."""
+        flow = {"flow_options": claim.flow} if claim.flow else {}
         return self.lock_call(
-            "park",
+            "park_with_flow" if claim.flow else "park",
             claim.name,
+            **flow,
             **arguments_of(owner, claim, self.claim_ms),
             body=parcel.body,
             realm=parcel.realm,
@@ -107,7 +109,7 @@ class MessageOperations(ScriptRunner):
 
     def receive(self, worker: str, timeout: float) -> Steps[Delivery | None]:
         """Wait up to ``timeout`` seconds for a grant in the inbox of ``worker``."""
-        raw = yield Pop(self.keyspace.inbox(worker), timeout)
+        raw = yield Pop(self.keyspace.inbox(worker), timeout, often=True)
         return None if raw is None else replies.delivery(raw)
 
     def deliver_revoked(
@@ -134,25 +136,25 @@ class MessageOperations(ScriptRunner):
 
     def sweep_and_grant(
         self, name: str, *, worker: str = "", realm: str = "", patience: float = 0.0
-    ) -> Steps[Sequence[Stray]]:
+    ) -> Steps[Swept]:
         """Sweep and grant; see :meth:`MessageStore.sweep_and_grant`."""
         # No batch of one: this raises if the server refuses the lock; a batch skips it.
         seal = new_token()
         answer = yield from self.run(self._sweep_call(name, worker, realm, seal, patience))
-        return replies.strays(name, seal, answer)
+        return replies.swept(name, seal, answer)
 
     def sweep_and_grant_many(
         self, names: Sequence[str], *, worker: str = "", realm: str = "", patience: float = 0.0
-    ) -> Steps[Sequence[Stray]]:
+    ) -> Steps[Swept]:
         """Sweep several locks; see :meth:`MessageStore.sweep_and_grant_many`."""
         seal = new_token()
         answers = yield from self.run_many(
             [self._sweep_call(name, worker, realm, seal, patience) for name in names]
         )
-        found: list[Stray] = []
+        found = Swept()
         for name, answer in zip(names, answers, strict=True):
             if not isinstance(answer, BackendError):
-                found += replies.strays(name, seal, answer)
+                found.add(replies.swept(name, seal, answer))
         return found
 
     def _sweep_call(self, name: str, worker: str, realm: str, seal: str, patience: float) -> Call:
@@ -179,38 +181,55 @@ class MessageOperations(ScriptRunner):
 
     def locate_tasks(self, task_ids: Sequence[str]) -> Steps[Sequence[tuple[str, str]]]:
         """Return the locks and tokens of tasks; see :meth:`MessageStore.locate_tasks`."""
-        fields = [f"@{task_id}" for task_id in task_ids]
+        fields = [name for task_id in task_ids for name in names_in_index(task_id)]
         if not fields:
             return []
         answers = yield from self.send_each(
             Command(("HMGET", self.keyspace.index(bucket), *fields)) for bucket in range(BUCKETS)
         )
         entries = [entry for answer in answers for entry in answer if entry]
-        return [found for entry in entries for found in replies.entries_in_index(entry)]
+        found = [each for entry in entries for each in replies.entries_in_index(entry)]
+        return list(dict.fromkeys(found))  # older versions write two entries for a first attempt
 
-    def parked(self, realm: str) -> Steps[Mapping[str, Parked]]:
-        """Return how many messages of a broker are parked; see :meth:`MessageStore.parked`."""
+    def parked(
+        self, realm: str, queues: Collection[str] | None = None
+    ) -> Steps[Mapping[str, Parked]]:
+        """Return what is parked for each queue of a broker; see :meth:`MessageStore.parked`."""
         lists = [f"{fleet}:parked" for fleet in self.keyspace.fleets]
+        if queues is None:
+            routes = yield from self._parked_routes(realm, lists)
+        else:
+            routes = [(key, queue) for key in lists for queue in queues]
+        commands = []
+        for start, queue in routes:
+            route = f"{realm}:{queue}"
+            first = ("ZRANGE", f"{start}:{route}", 0, 0, "WITHSCORES")
+            commands.append(Command(("ZCARD", f"{start}:{route}")))
+            commands.append(Command(first, {"withscores": True}))
+            commands.append(Command(("HGET", f"{start}_bytes", route)))
+        found = yield from self.send_each(commands)
+        now = yield from self.time()
+        sums: dict[str, Parked] = {}
+        each = zip(routes, found[::3], found[1::3], found[2::3], strict=True)
+        for (_, queue), count, first, size in each:
+            oldest = max(0.0, now - first[0][1] / 1e6) if first else 0.0
+            others = sums.get(queue, Parked(0, 0.0))
+            sums[queue] = Parked(
+                others.waiting + count,
+                max(others.oldest, oldest),
+                others.size + (max(0, int(size or 0)) if count else 0),
+            )
+        return sums
+
+    def _parked_routes(self, realm: str, lists: Sequence[str]) -> Steps[list[tuple[str, str]]]:
+        """Return the queues with parked messages, each with the key that lists it."""
         members = yield from self.send_each(Command(("SMEMBERS", key)) for key in lists)
-        routes = [
+        return [
             (key, route.removeprefix(f"{realm}:"))
             for key, found in zip(lists, members, strict=True)
             for route in map(replies.text, found)
             if route.startswith(f"{realm}:")
         ]
-        commands = []
-        for start, queue in routes:
-            key = f"{start}:{realm}:{queue}"
-            commands.append(Command(("ZCARD", key)))
-            commands.append(Command(("ZRANGE", key, 0, 0, "WITHSCORES"), {"withscores": True}))
-        found = yield from self.send_each(commands)
-        now = yield from self.time()
-        sums: dict[str, Parked] = {}
-        for (_, queue), count, first in zip(routes, found[::2], found[1::2], strict=True):
-            oldest = max(0.0, now - first[0][1] / 1e6) if first else 0.0
-            others = sums.get(queue, Parked(0, 0.0))
-            sums[queue] = Parked(others.waiting + count, max(others.oldest, oldest))
-        return sums
 
     # -- after a loss of data ---------------------------------------------------------------------
 
@@ -220,7 +239,7 @@ class MessageOperations(ScriptRunner):
 
     def has_traces(self, messages: Sequence[ParkedMessage]) -> Steps[Sequence[bool]]:
         """Return which messages have a trace; see :meth:`MessageStore.has_traces`."""
-        traces = (self._body_of, self._end_of, self._index_of, self._vouched_of)
+        traces = (self._body_of, self._end_of, self._first_of, self._later_of, self._vouched_of)
         found = yield from self._exist(trace(each) for each in messages for trace in traces)
         return [any(found[i : i + len(traces)]) for i in range(0, len(found), len(traces))]
 
@@ -232,9 +251,13 @@ class MessageOperations(ScriptRunner):
         key = self.keyspace.lock(message.lock).done
         return Command(("ZSCORE", key, base_of(message.token)))
 
-    def _index_of(self, message: ParkedMessage) -> Command:
+    def _first_of(self, message: ParkedMessage) -> Command:
         key = self.keyspace.lock(message.lock).index
-        return Command(("HEXISTS", key, f"@{message.task_id}"))
+        return Command(("HEXISTS", key, names_in_index(message.task_id)[0]))
+
+    def _later_of(self, message: ParkedMessage) -> Command:
+        key = self.keyspace.lock(message.lock).index
+        return Command(("HEXISTS", key, names_in_index(message.task_id)[1]))
 
     def _vouched_of(self, message: ParkedMessage) -> Command:
         return Command(("SISMEMBER", self.keyspace.vouched, base_of(message.token)))
@@ -268,6 +291,15 @@ class MessageOperations(ScriptRunner):
         if pairs:
             set_, expire = ("HSET", key, *pairs), ("PEXPIRE", key, milliseconds(LOST_FOR))
             yield from self.send_each([Command(set_), Command(expire)])
+
+
+def names_in_index(task_id: str) -> tuple[str, str]:
+    """Return the entries of the index for a task: of its first attempt, and of later ones."""
+    return f"{task_id}{FIRST_ATTEMPT}", f"@{task_id}"
+
+
+FIRST_ATTEMPT: Final = "/0/0"
+"""End of the name of an attempt that is no retry and was not replaced."""
 
 
 def _is_stored(answer: Reply | BackendError) -> bool:

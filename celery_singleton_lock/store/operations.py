@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from celery_singleton_lock.core.lock_view import Observations
-from celery_singleton_lock.core.model import SCHEMA, Claim, Ending, Owner
+from celery_singleton_lock.core.model import FLOW_SCHEMA, SCHEMA, Claim, Ending, Owner
 from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.core.redis_keys import BUCKETS
 from celery_singleton_lock.errors import BackendRefused
@@ -36,12 +36,15 @@ class Operations(LockOperations, MessageOperations, WorkerOperations):
         yield from self.acquire(owner, Claim(name, lease=1.0, limit=2**31 - 1))
         yield from self.release(name, owner.token, Ending.FINAL)
 
-    def schema(self) -> Steps[str]:
-        """Return the version of the data model on this server; write :data:`SCHEMA` if none is."""
+    def schema(self, needed: str = SCHEMA) -> Steps[str]:
+        """Return the version of the data model on this server; see :meth:`WorkerStore.schema`."""
         found = yield Command(("GET", self.keyspace.schema))
         if found is None:  # a full server refuses the write, even if it would change nothing
-            yield Command(("SET", self.keyspace.schema, SCHEMA, "NX"))
+            yield Command(("SET", self.keyspace.schema, needed, "NX"))
             found = yield Command(("GET", self.keyspace.schema))
+        if needed == FLOW_SCHEMA and replies.text(found) == SCHEMA:
+            yield Command(("SET", self.keyspace.schema, needed))
+            return needed
         return replies.text(found)
 
     # -- for operators ----------------------------------------------------------------------------

@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from celery_singleton_lock.core.lock_view import Holder, LockView, Observed, WaitsFor
+from celery_singleton_lock.core.lock_view import Holder, LockView, Observed, RateInForce, WaitsFor
 from celery_singleton_lock.core.model import Reply, Verdict
-from celery_singleton_lock.core.parked_message import Delivery, Stray
+from celery_singleton_lock.core.parked_message import Delivery, Stray, Swept
+from celery_singleton_lock.core.rate import described
 
 
 def text(raw: Any) -> str:
@@ -62,7 +63,8 @@ def reply(raw: bytes | str) -> Reply:
     verdict, fence, left, rank, look, limit, reason, who = text(raw).split("\n", 7)
     next_look = max(0.0, int(look) / 1000)
     token, _, rest = who.partition("\n")
-    record, _, paused = rest.partition("\n")
+    record, _, why = rest.partition("\n")
+    is_closed = reason == _CLOSED
     return Reply(
         _VERDICTS[verdict],
         int(fence),
@@ -71,8 +73,10 @@ def reply(raw: bytes | str) -> Reply:
         next_look,
         holder(token, record, next_look) if record else None,
         int(limit),
-        paused,
+        "" if is_closed else why,
         waits_for=_REASONS.get(reason),
+        closed=(why or _UNKNOWN) if is_closed else "",
+        excess=reason if verdict == Verdict.TOO_COSTLY.value else "",
     )
 
 
@@ -81,7 +85,10 @@ _NOBODY_NEXT: Final = Reply(Verdict.RELEASED)
 """The most frequent answer: no other holder and no waiter."""
 
 _VERDICTS: Final = {verdict.value: verdict for verdict in Verdict}
-_REASONS: Final = {reason.value: reason for reason in WaitsFor}
+_CLOSED: Final = "closed"
+"""Reason of a lock that is closed for a time. To users it is a pause, which ends by itself."""
+_UNKNOWN: Final = "by an unknown caller"
+_REASONS: Final = {**{reason.value: reason for reason in WaitsFor}, _CLOSED: WaitsFor.PAUSE}
 
 
 def pairs(raw: Sequence[Any]) -> dict[str, str]:
@@ -133,6 +140,7 @@ def delivery(raw: bytes | str) -> Delivery:
         by=fields.get("by", ""),
         returns=int(fields.get("returns") or 0),
         queue=fields.get("queue") or "",
+        excess=fields.get("excess") or "",
     )
 
 
@@ -140,8 +148,16 @@ def strays(name: str, seal: str, raw: Sequence[Any]) -> list[Stray]:
     """Return the messages that were taken out of the queue for publishing."""
     return [
         _stray(name, seal, text(raw[i]), json.loads(raw[i + 1]), bytes(raw[i + 2]))
-        for i in range(0, len(raw), 3)
+        for i in range(0, len(raw) - 2, 3)
     ]
+
+
+def swept(name: str, seal: str, raw: Sequence[Any]) -> Swept:
+    """Return the answer of sweep_and_grant."""
+    found = Swept(strays(name, seal, raw))
+    if len(raw) % 3:
+        found.next_starts[name] = max(0.0, seconds(raw[-1]))
+    return found
 
 
 def _stray(name: str, seal: str, token: str, rec: Mapping[str, Any], body: bytes) -> Stray:
@@ -150,12 +166,14 @@ def _stray(name: str, seal: str, token: str, rec: Mapping[str, Any], body: bytes
 
 def view(name: str, raw: Sequence[Any]) -> LockView:
     """Return the answer of inspect."""
-    now, pairs, held, queued, waiting, adrift, bodies, reason, till = raw
-    meta = dict(zip(map(text, pairs[::2]), map(text, pairs[1::2]), strict=True))
+    now, found, held, queued, waiting, adrift, bodies, reason, till, rates, *more = raw
+    closed, why, rates_till, own = more
+    meta, ms = pairs(found), float(now)
+    paused, limit_set = (_is_in_force(meta, what, ms) for what in ("paused", "ruled"))
     return LockView(
         name=name,
         holders=tuple(
-            holder(text(held[i]), text(held[i + 2]), seconds(float(held[i + 1]) - float(now)))
+            holder(text(held[i]), text(held[i + 2]), seconds(float(held[i + 1]) - ms))
             for i in range(0, len(held), 3)
         ),
         waiters=tuple(
@@ -164,19 +182,51 @@ def view(name: str, raw: Sequence[Any]) -> LockView:
         waiting=int(waiting),
         adrift=int(adrift),
         bodies=int(bodies),
-        limit=int(meta.get("ruled") or meta.get("limit") or 0),
+        limit=int((limit_set and meta["ruled"]) or meta.get("limit") or 0),
         fencing_token=int(meta.get("fence", 0)),
         counters=_counters(meta),
-        paused=meta.get("paused", ""),
-        limit_set="ruled" in meta,
+        paused=meta["paused"] if paused else "",
+        pause_left=_left(meta.get("paused_until") if paused else None, ms),
+        limit_set=limit_set,
+        limit_left=_left(meta.get("ruled_until") if limit_set else None, ms),
+        limit_computed=int(own) == 1,
         waits_for=_REASONS.get(text(reason)),
-        next_look=max(0.0, seconds(float(till) - float(now))) if float(till) else 0.0,
+        next_look=_left(till, ms),
+        rates=tuple(map(_rate, json.loads(text(rates) or "[]"))),
+        closed_for=_left(closed, ms),
+        closed=(text(why) or _UNKNOWN) if float(closed) else "",
+        rates_set=text(rates_till) != "",
+        rates_left=_left(rates_till, ms),
+    )
+
+
+def _is_in_force(meta: Mapping[str, str], what: str, now_ms: float) -> bool:
+    """Return whether an operator's value is in force: its time may have ended."""
+    return what in meta and float(meta.get(f"{what}_until", now_ms + 1)) > now_ms
+
+
+def _left(till_ms: Any, now_ms: float) -> float:
+    """Return the seconds until a time of the server; 0 if there is none, or if it is past."""
+    till = float(till_ms or 0)
+    return max(0.0, seconds(till - now_ms)) if till else 0.0
+
+
+def _rate(listed: Sequence[Any]) -> RateInForce:
+    key, number, period_us, burst, started, by_cost = listed
+    return RateInForce(
+        described(number, period_us // 1_000_000, burst),
+        number,
+        started,
+        is_smooth=burst > 0,
+        by_cost=bool(by_cost),
+        key=key,
+        most=burst or number,
     )
 
 
 def _counters(meta: Mapping[str, str]) -> dict[str, int]:
     return {
         key: int(meta[key])
-        for key in ("grants", "lapses", "resets", "forced", "replaced")
+        for key in ("grants", "lapses", "resets", "forced", "replaced", "too_costly")
         if key in meta
     }

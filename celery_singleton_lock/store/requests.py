@@ -47,7 +47,7 @@ class Attempts:
     __slots__ = ("repeated",)
 
     def __init__(self) -> None:
-        self.repeated = False
+        self.repeated: bool = False
 
 
 class Counted(NamedTuple):
@@ -76,7 +76,7 @@ class Batch(NamedTuple):
 
 
 class SplitCall(NamedTuple):
-    """The script call of acquire or release, in parts that a store can encode and cache separately.
+    """The script call of acquire, claim or release, in parts that a store encodes separately.
 
     See :func:`celery_singleton_lock.store.redis.fast_path.packed`.
 
@@ -103,10 +103,12 @@ class Pop(NamedTuple):
     Args:
         key: of the list.
         seconds: for which to block at most.
+        often: whether the caller pops again at once, so that an idle connection needs no check.
     """
 
     key: str
     seconds: float
+    often: bool = False
 
 
 class Receive(NamedTuple):

@@ -18,8 +18,9 @@ from celery_singleton_lock.store.scripts import Argument
 ACQUIRE: Final = (
     "name token attempt place_us copy lease_ms limit_arg max_waiting wait_ms worker claim_ms about"
 )
+CLAIM: Final = "name token lease_ms settle worker host pid claim_ms"
 RELEASE: Final = "name token ending mark keep_ms keep_for worker done_ms claim_ms"
-"""The arguments of the two scripts around each task, in their order."""
+"""The arguments of the scripts around each task, in their order."""
 
 LONGEST_LEASE: Final = 366 * 86_400.0
 """Longest lease or wait in seconds: a longer one probably has a wrong unit."""
@@ -118,6 +119,21 @@ def usual_of_acquire(  # noqa: PLR0917  # positional, since keywords make the ca
         claim_ms,
         json.dumps(about, separators=(",", ":")),
     )
+
+
+@functools.lru_cache(maxsize=1024)
+def usual_of_claim(  # noqa: PLR0917  # positional, since keywords make the cache slower
+    lease: float, settle: int, worker: str, host: str, pid: int, claim_ms: int
+) -> tuple[Argument, ...]:
+    """Return the arguments of claim from ``lease_ms`` on: the same for all calls of a task."""
+    return lease_of(lease), settle, worker, host, pid, claim_ms
+
+
+def settles_of(*, settle: bool, kept_elsewhere: bool, later: bool) -> int:
+    """Return the argument ``settle`` of claim."""
+    if later:
+        return 3
+    return 2 if kept_elsewhere else int(settle)
 
 
 @functools.lru_cache(maxsize=1024)

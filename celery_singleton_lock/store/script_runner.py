@@ -22,7 +22,7 @@ from celery_singleton_lock.store.requests import (
     by_digest,
     by_text,
 )
-from celery_singleton_lock.store.script_arguments import ACQUIRE, RELEASE, lease_of
+from celery_singleton_lock.store.script_arguments import ACQUIRE, CLAIM, RELEASE, lease_of
 from celery_singleton_lock.store.scripts import Argument, Call, Script, load_scripts
 
 
@@ -46,12 +46,14 @@ class ScriptRunner:
         quarantine: bool | None = False,
         replicas: Replicas = NO_REPLICAS,
     ) -> None:
-        self.keyspace = keyspace or Keyspace()
-        self.quarantine, self.replicas = quarantine, replicas
-        self.scripts = dict(scripts) if scripts else dict(load_scripts(quarantine=quarantine))
+        self.keyspace: Keyspace = keyspace or Keyspace()
+        self.quarantine: bool | None = quarantine
+        self.replicas: Replicas = replicas
+        self.scripts: dict[str, Script] = dict(scripts or load_scripts(quarantine=quarantine))
         self._acquire = self.scripts["acquire"].taking(ACQUIRE)
+        self._claim = self.scripts["claim"].taking(CLAIM)
         self._release = self.scripts["release"].taking(RELEASE)
-        self.claim_ms = lease_of(claim_lease)
+        self.claim_ms: int = lease_of(claim_lease)
 
     def lock_call(self, verb: str, name: str, **arguments: Argument) -> Call:
         """Return the call of a script for one lock."""

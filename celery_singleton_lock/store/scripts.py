@@ -28,7 +28,9 @@ VERBS: Final = {
     "park": "lock/park.lua",
     "claim": "lock/claim.lua",
     "release": "lock/release_and_grant_next.lua",
+    "close_for": "lock/close_for.lua",
     "extend": "lock/extend_leases.lua",
+    "charge": "lock/charge.lua",
     "sweep_and_grant": "lock/sweep_and_grant.lua",
     "record_publish_result": "lock/record_publish_result.lua",
     "take_due_locks": "fleet/take_due_locks.lua",
@@ -41,16 +43,23 @@ VERBS: Final = {
     "record_observation": "fleet/record_observation.lua",
 }
 """Operation -> its script below ``lua/``."""
+FLOW_VERBS: Final = ("acquire", "park")
+"""Operations with a second script, ``<verb>_with_flow``, for callers with flow options."""
 ADMIN_VERBS: Final = {
     "summarise_locks": "view/summarise_locks.lua",
+    "count_waiters": "view/count_waiters.lua",
     "list_waiters": "view/list_waiters.lua",
     "locate_token": "view/locate_token.lua",
     "force_release": "operator/force_release.lua",
     "drop_waiters": "operator/drop_waiters.lua",
+    "adopt_messages": "operator/adopt_messages.lua",
+    "forget_drops": "operator/forget_drops.lua",
     "take_out_messages": "operator/take_out_messages.lua",
     "promote": "operator/promote.lua",
     "pause": "operator/pause.lua",
+    "reopen": "operator/reopen.lua",
     "set_limit": "operator/set_limit.lua",
+    "set_rates": "operator/set_rates.lua",
     "write_audit_entry": "operator/write_audit_entry.lua",
     "find_contradictions": "view/find_contradictions.lua",
 }
@@ -195,6 +204,19 @@ def assemble(verb: str, clock: str, shared: str, body: str) -> Script:
     return Script(verb, text, keys, () if said.endswith("*") else names)
 
 
+def with_flow(body: str) -> str:
+    """Return the variant of a script for callers with flow options: it takes them as well.
+
+    It has no usual case, so callers without flow options pay nothing for those that have them.
+    """
+    head, found, rest = body.partition(_FIRST)
+    head = re.sub(r"^(-- ARGV: .*)$", r"\1 flow_options", head, count=1, flags=re.MULTILINE)
+    _, usual, general = rest.partition("-- REST\n")
+    first = "note_lease(lease_ms)\n" if usual else ""
+    wanted = "wanted_flow = cjson.decode(flow_options)\nstarts_later = wanted_flow.later\n"
+    return f"{head}{found}{wanted}{first}{general if usual else rest}"
+
+
 def link(shared: str, body: str) -> str:
     """Insert each block of ``shared`` before the first part of ``body`` that uses it.
 
@@ -272,7 +294,9 @@ def load_scripts(
     """
     clock = read("_clock.lua") if clock is None else clock
     shared = read_shared(quarantine=quarantine)
-    return {verb: assemble(verb, clock, shared, read(file_of(verb))) for verb in VERBS}
+    bodies = {verb: read(file_of(verb)) for verb in VERBS}
+    bodies |= {f"{verb}_with_flow": with_flow(bodies[verb]) for verb in FLOW_VERBS}
+    return {verb: assemble(verb, clock, shared, body) for verb, body in bodies.items()}
 
 
 @cache

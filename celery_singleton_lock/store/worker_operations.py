@@ -39,6 +39,8 @@ class Heartbeat(NamedTuple):
         tasks: names of the tasks that it locks.
         digest: hash of those names, which are sent only if the server does not know the hash; empty
             if the worker locks all tasks.
+        stopped: queues that it does not consume at present, although it takes their parked messages
+            -> wall time since when.
     """
 
     worker: str
@@ -48,6 +50,7 @@ class Heartbeat(NamedTuple):
     free: int = 0
     tasks: tuple[str, ...] = ()
     digest: str = ""
+    stopped: Mapping[str, float] | None = None
 
     @classmethod
     def of(  # noqa: PLR0917  # as :meth:`WorkerOperations.worker_heartbeat` has them
@@ -58,11 +61,12 @@ class Heartbeat(NamedTuple):
         ttl: float,
         free: int,
         tasks: Iterable[str] | None,
+        stopped: Mapping[str, float] | None = None,
     ) -> Heartbeat:
         """Return a heartbeat with the digest of its tasks."""
         names = tuple(sorted(tasks or ()))
         digest = "" if tasks is None else sha256("\n".join(names).encode()).hexdigest()[:16]
-        return cls(worker, realm, tuple(sorted(queues)), ttl, free, names, digest)
+        return cls(worker, realm, tuple(sorted(queues)), ttl, free, names, digest, stopped)
 
 
 class WorkerOperations(ScriptRunner):
@@ -79,28 +83,66 @@ class WorkerOperations(ScriptRunner):
         free: int = 0,
         *,
         tasks: Collection[str] | None = None,
+        stopped: Mapping[str, float] | None = None,
+        light: bool = False,
     ) -> Steps[Mapping[str, str]]:
         """Record that a worker is alive; see :meth:`WorkerStore.worker_heartbeat`."""
-        heartbeat = Heartbeat.of(worker, realm, queues, ttl, free, tasks)
-        known, *modes = yield from self.run(self.heartbeat_call(self.keyspace.fleet, heartbeat))
+        heartbeat = Heartbeat.of(worker, realm, queues, ttl, free, tasks, stopped)
+        call = self.heartbeat_call(self.keyspace.fleet, heartbeat, light=light)
+        known, *modes = yield from self.run(call)
         if not int(known):
             yield from self.run(self.heartbeat_call(self.keyspace.fleet, heartbeat, whole=True))
         return replies.pairs(modes)
 
-    def heartbeat_call(self, fleet: str, heartbeat: Heartbeat, *, whole: bool = False) -> Call:
+    def heartbeat_call(
+        self, fleet: str, heartbeat: Heartbeat, *, whole: bool = False, light: bool = False
+    ) -> Call:
         """Return the call of the script ``worker_heartbeat``.
 
         Args:
             fleet: first part of the keys.
             heartbeat: what to record.
             whole: send the names of the tasks, not only their digest.
+            light: only move its deadlines.
         """
         tasks = json.dumps(heartbeat.tasks) if whole else ""
-        about = json.dumps({"realm": heartbeat.realm, "queues": heartbeat.queues})
+        facts: dict[str, Any] = {"realm": heartbeat.realm, "queues": heartbeat.queues}
+        if heartbeat.stopped:
+            facts["stopped"] = dict(heartbeat.stopped)
+        about = json.dumps(facts)
         arguments: list[Argument] = [heartbeat.worker, heartbeat.realm]
         arguments += [milliseconds(heartbeat.ttl), about, heartbeat.free]
-        arguments += [heartbeat.digest, tasks, *heartbeat.queues]
+        arguments += [heartbeat.digest, tasks, int(light), *heartbeat.queues]
         return Call(self.scripts["worker_heartbeat"], [fleet], arguments)
+
+    def list_running(
+        self,
+        worker: str,
+        new: Collection[tuple[str, str, str]],
+        gone: Collection[tuple[str, str, str]],
+        seconds: float,
+    ) -> Steps[None]:
+        """Change the list of running tasks; see :meth:`WorkerStore.list_running`."""
+        now, every, own = (yield from self.time()), self.keyspace.running, self.keyspace.running_of
+        key, kept_ms = own(worker), milliseconds(seconds)
+        commands = [Command(("ZREMRANGEBYSCORE", every, "-inf", milliseconds(now)))]
+        if gone:
+            commands.append(Command(("ZREM", key, *map("\n".join, gone))))
+        if new:
+            scored = [word for each in new for word in (0, "\n".join(each))]
+            commands += [
+                Command(("ZADD", key, *scored)),
+                Command(("PEXPIRE", key, kept_ms)),
+                Command(("ZADD", every, milliseconds(now + seconds), worker)),
+                Command(("PEXPIRE", every, kept_ms)),
+            ]
+        yield from self.send_each(commands)
+
+    def fleet_size(self, realm: str, queues: Iterable[str]) -> Steps[int]:
+        """Return the number of workers; see :meth:`WorkerStore.fleet_size`."""
+        routes = [f"{self.keyspace.fleets[0]}:route:{realm}:{queue}" for queue in queues]
+        found = yield from self.send_each(Command(("ZCARD", route)) for route in routes)
+        return max(map(int, found), default=0)
 
     def leave(self, worker: str, realm: str, queues: Iterable[str]) -> Steps[None]:
         """Record that a worker accepts no more grants."""
@@ -158,6 +200,7 @@ class WorkerOperations(ScriptRunner):
             limit_arg=limit_of(claim.limit),
             waits=int(waits),
             took_ms="" if took is None else milliseconds(took),
+            rates_arg=claim.flow,
         )
         found = replies.text((yield from self.run(call)))
         return replies.observed_block(found) if found else None

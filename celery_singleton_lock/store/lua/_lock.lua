@@ -10,13 +10,14 @@
 --   parked     a stored message waits in the queue
 --   adrift     a stored message for which no live worker is known; it is not in the queue
 --   leaving    a stored message that is being published, or delayed; it queues again at its deadline
---   overdue, replaced, revoked, rejected   a stored message that must not run: it is delivered with this
---              verdict until a worker has ended its task
+--   overdue, replaced, revoked, rejected, too_costly   a stored message that must not run: it is delivered
+--              with this verdict until a worker has ended its task
 --   granted    holds the lock, and has not claimed the grant yet
 --   running    holds the lock, and has claimed the grant or needed no claim
 --   reserved, held_after   the permit stays taken: for the next attempt, or for nobody
 -- Fields of a record whose names do not say what they contain:
---   place      position in the queue: the time of arrival in microseconds
+--   place      position in the queue: the time of arrival in microseconds, minus the head start
+--   arrived    time of arrival in microseconds, if it is not the place
 --   lease, wait, deadline, since   milliseconds
 --   realm, queue   broker and queue of a stored message; together its route
 --   twin       token of a duplicate delivery, whose message is stored with this record
@@ -24,7 +25,10 @@
 --   copied     1 if a duplicate of this message was acknowledged
 --   indexed    1 if the index has an entry for it
 --   by         attempt whose message replaced this one
+--   bytes      of its stored message, while they count in the sum of its route
 --   returns    how many deliveries of the message came back
+--   costs      cost of its start, by the id of a rate that counts costs; started = when it counted
+--   excess     why it costs too much ever to start: cost, number, period and burst of a rate
 --   seal       id of the call that took the message out of the queue for publishing
 --   publish_at, publish_every   earliest time of the next attempt to publish, and the interval
 local GRACE_MS = 60000   -- how long keys live after the last lease, so that fencing tokens continue to grow
@@ -38,7 +42,7 @@ local MOST_DELAY_MS = 60000
 
 local WAITS = {
   waiting = 'queue', parked = 'queue', adrift = 'adrift',
-  overdue = 'overdue', replaced = 'overdue', revoked = 'overdue', rejected = 'overdue',
+  overdue = 'overdue', replaced = 'overdue', revoked = 'overdue', rejected = 'overdue', too_costly = 'overdue',
   leaving = 'overdue', -- out of the queue until its deadline, then it queues again
 }
 
@@ -47,17 +51,604 @@ local now_us = tonumber(now_text)
 local now = math.floor(now_us / 1000)
 
 local lock -- name of the lock that the functions below change; a script sets it in its first line
-local holders, queue, record, meta, bodies, deadlines, adrift, done, due, index, fleet = unpack(KEYS, 1, 11)
+local holders, queue, record, meta, bodies, deadlines, adrift, done, flow, due, index, fleet = unpack(KEYS, 1, 12)
 local limit, last_fence, grants
-local declared        -- the lowest limit that a holder or waiter has declared
+local declared        -- the limit that holders and waiters have declared
 local paused, ruled   -- set by operators: no grants, and a limit that overrides the declared ones
+local ruling = {}     -- when these end (ms), `pause` and `limit`; nil: not without a call
 local alone      -- there are no waiters and no stored messages: the keys of the queue need not be read
 local remembers  -- `done` has entries: ends of attempts are remembered
 local index_changed   -- the index has gained or lost an entry
 local sweeping   -- a sweeper runs this script
 local became_adrift    -- a message has become adrift in this script
+local rates        -- functions of open_rates(); nil: no caller has declared a rate
+local kept_for_me  -- the caller's attempt has a reservation, and may not start yet
+local wanted_flow  -- flow options of the caller; nil: none
+local fair         -- functions of open_groups(); nil: no caller has declared a group
+local starts_later -- the caller has other locks to acquire before it starts: another claim logs its start
 
 local function digits(n) return string.format('%.0f', n) end
+
+-- Rates bound the starts of a lock: for each rate {id, n, per, burst, costed}, at most n in (t - per, t]. `per` is
+-- in microseconds. burst 0 = sliding: the log has each start. Else smooth (GCRA): `tat:<id>` is the time from which
+-- on the next start is on time, and `burst` starts may come at once. A start is logged when its grant is
+-- claimed. Until then the grant counts with the score UNCLAIMED: else a late claim could exceed the rate. One
+-- function creates all others, so that a lock without rates does not pay for them.
+-- A lock can also be closed until a time: then nobody is granted. It may be closed and have no rates.
+-- A costed rate counts costs, not starts. Its own log has members '<cost> <token>'; `used:<id>` is their sum. A
+-- smooth one logs only unclaimed grants. A caller without a cost for it costs 1.
+local UNCLAIMED = 9e15
+local function open_rates()
+  local log, kept, flat = flow .. ':log', {}, redis.call('HGETALL', flow)
+  for i = 1, #flat, 2 do kept[flat[i]] = flat[i + 1] end
+  local own = cjson.decode(kept.rates or '[]')
+  -- `newest`: the last computed limit and rates, each with the place of the message that computed it.
+  local newest = cjson.decode(kept.newest or '{}')
+  -- The rates that an operator has set, and when they end (ms; nil: not without a call).
+  local set, set_ends = kept.ruled_rates and cjson.decode(kept.ruled_rates), tonumber(kept.rates_until)
+  local set_ended = set and set_ends and set_ends <= now
+  if set_ended then set = nil end
+  local list, known -- the rates in force, and those with all that may be in force later
+  -- Of two declarations of one rate the lower one is in force.
+  local function add(to, rate)
+    for _, other in ipairs(to) do
+      if other[1] == rate[1] then
+        other[2], other[4] = math.min(other[2], rate[2]), math.min(other[4], rate[4])
+        return
+      end
+    end
+    to[#to + 1] = {unpack(rate)}
+  end
+  local function choose_rates()
+    list = {}
+    for _, rate in ipairs(own) do add(list, rate) end
+    for _, rate in ipairs(newest.rates and newest.rates[1] or {}) do add(list, rate) end
+    known = list
+    if not set then return end
+    known, list = {unpack(set)}, set
+    for _, rate in ipairs(own) do known[#known + 1] = rate end
+    for _, rate in ipairs(newest.rates and newest.rates[1] or {}) do known[#known + 1] = rate end
+  end
+  choose_rates()
+  local at = math.max(now_us, tonumber(kept.seen or 0)) -- a clock that was set back allows no start
+  local costs, asker, asking -- the caller's costs by rate, its token and its record
+  redis.call('ZCARD', log)
+  local function unclaimed() return redis.call('ZCOUNT', log, digits(UNCLAIMED), '+inf') end
+  local function in_window(rate) return redis.call('ZCOUNT', log, '(' .. digits(at - rate[3]), '+inf') end
+  local function gap_of(rate) return math.ceil(rate[3] / rate[2]) end
+  local function on_time(rate) return math.max(at, tonumber(kept['tat:' .. rate[1]] or 0)) end
+  local function longest_window()
+    local most = 0
+    for _, rate in ipairs(known) do most = math.max(most, rate[3]) end
+    return most
+  end
+  -- Until when (ms) the lock is closed for a time; nil if it is not.
+  local function closed_till()
+    local till = tonumber(kept.closed or 0)
+    return till > now and till or nil
+  end
+  local function live(key, left_ms)
+    local closed_ms, kept_ms = (closed_till() or now) - now, math.max(math.ceil(longest_window() / 1000), left_ms or 0)
+    redis.call('PEXPIRE', key, math.max(closed_ms, kept_ms + GRACE_MS))
+  end
+  -- Of two closes the longer one is in force.
+  local function close_until(ms, why)
+    if now + ms <= tonumber(kept.closed or 0) then return end
+    kept.closed, kept.closed_why = digits(now + ms), why
+    redis.call('HSET', flow, 'closed', kept.closed, 'closed_why', why)
+    redis.call('HSET', meta, 'closed', kept.closed) -- for lists, which read this key only
+    if redis.call('PTTL', flow) < ms then live(flow) end
+  end
+  local function reopen()
+    kept.closed = nil
+    redis.call('HDEL', flow, 'closed', 'closed_why')
+    redis.call('HDEL', meta, 'closed')
+  end
+  local function store(field, value)
+    kept[field] = value
+    redis.call('HSET', flow, field, value)
+  end
+  -- Costs.
+  local function log_of(rate) return log .. ':' .. rate[1] end
+  local function cost_in(entry) return tonumber(string.match(entry, '^%d+')) end
+  local function cost_of(rate, rec) return rate[5] and rec and rec.costs and tonumber(rec.costs[rate[1]]) or 1 end
+  local function each_costed(call)
+    local called = {}
+    for _, rate in ipairs(known) do
+      if rate[5] and not called[rate[1]] then call(rate) end
+      called[rate[1]] = true
+    end
+  end
+  local function outdated(rate, most)
+    return redis.call('ZRANGEBYSCORE', log_of(rate), '-inf', digits(at - rate[3]), 'LIMIT', 0, most)
+  end
+  local function used_by(rate)
+    if redis.call('EXISTS', log_of(rate)) == 0 then return 0 end
+    local used = tonumber(kept['used:' .. rate[1]] or 0)
+    for _, entry in ipairs(outdated(rate, -1)) do used = used - cost_in(entry) end
+    return used
+  end
+  local function add_used(rate, cost)
+    local before = redis.call('ZCARD', log_of(rate)) > 0 and tonumber(kept['used:' .. rate[1]] or 0) or 0
+    store('used:' .. rate[1], digits(before + cost))
+  end
+  local function enter(rate, cost, member, score)
+    local entry = digits(cost) .. ' ' .. member
+    if cost == 0 or redis.call('ZSCORE', log_of(rate), entry) then return end
+    add_used(rate, cost)
+    redis.call('ZADD', log_of(rate), digits(score), entry)
+    live(log_of(rate))
+  end
+  local function strike(rate, entry)
+    if redis.call('ZREM', log_of(rate), entry) == 1 then add_used(rate, -cost_in(entry)) end
+  end
+  local function forget_outdated(rate)
+    repeat
+      local entries = outdated(rate, 10 * BATCH)
+      for _, entry in ipairs(entries) do strike(rate, entry) end
+    until #entries < 10 * BATCH
+  end
+  -- The level of a smooth rate is how far it is ahead of `at`. `lows:<id>` has {time, level} before starts: the
+  -- lowest level since a time is that of the first entry after it.
+  local function note_low(rate)
+    local lows, level = cjson.decode(kept['lows:' .. rate[1]] or '[]'), on_time(rate) - at
+    while #lows > 0 and lows[#lows][2] >= level do table.remove(lows) end
+    lows[#lows + 1] = {digits(at), level}
+    if #lows > 16 then
+      lows[2][2] = lows[1][2]
+      table.remove(lows, 1)
+    end
+    store('lows:' .. rate[1], cjson.encode(lows))
+  end
+  local function add_smooth(rate, cost)
+    if rate[5] then note_low(rate) end
+    store('tat:' .. rate[1], digits(on_time(rate) + cost * gap_of(rate)))
+  end
+  -- A start gives back, at most as much as the lowest level since then: what is below would take from later ones.
+  local function give_back_smooth(rate, since, less)
+    local lows, left = cjson.decode(kept['lows:' .. rate[1]] or '[]'), {}
+    local back = math.min(less * gap_of(rate), on_time(rate) - at)
+    for _, low in ipairs(lows) do
+      if tonumber(low[1]) > since then back = math.min(back, low[2]) end
+    end
+    for _, low in ipairs(lows) do
+      if tonumber(low[1]) > since then low[2] = low[2] - back end
+      while #left > 0 and left[#left][2] >= low[2] do table.remove(left) end
+      left[#left + 1] = low
+    end
+    store('lows:' .. rate[1], cjson.encode(left))
+    store('tat:' .. rate[1], digits(on_time(rate) - back))
+  end
+  local function give_back_sliding(rate, token, cost, less)
+    local entry = digits(cost) .. ' ' .. token
+    local score = redis.call('ZSCORE', log_of(rate), entry)
+    if not score then return end
+    strike(rate, entry)
+    enter(rate, cost - less, token, tonumber(score))
+  end
+  -- The waiter that is next: its cost decides. The caller's record may not be stored yet.
+  local function record_of_next()
+    local first
+    if fair then first = fair.peek() else first = redis.call('ZRANGE', queue, 0, 0)[1] end
+    if not first or first == asker then return asking end
+    local raw = redis.call('HGET', record, first)
+    return raw and cjson.decode(raw) or nil
+  end
+  -- Cost, number, period and burst of a rate whose number or burst is lower than the cost: it never starts.
+  local function excess(rec)
+    for _, rate in ipairs(list) do
+      local cost = cost_of(rate, rec)
+      if cost > (rate[4] > 0 and rate[4] or rate[2]) then
+        return table.concat({digits(cost), rate[2], digits(rate[3]), rate[4]}, ' ')
+      end
+    end
+  end
+  -- When one more may start by this rate; from UNCLAIMED on: not before a grant is claimed, or ends. With costs
+  -- it may be earlier: many entries must leave, and only the first ones are read.
+  local function opens_at(rate, rec)
+    local cost, costed = cost_of(rate, rec), rate[5]
+    local taken = not costed and (rate[4] > 0 and unclaimed() or in_window(rate)) or used_by(rate)
+    if rate[4] > 0 then return on_time(rate) + (taken - rate[4] + cost) * gap_of(rate) end
+    local over = taken + cost - rate[2]
+    if over <= 0 then return at end
+    local after = '(' .. digits(at - rate[3])
+    if not costed then
+      local leaves = redis.call('ZRANGEBYSCORE', log, after, '+inf', 'WITHSCORES', 'LIMIT', over - 1, 1)[2]
+      return tonumber(leaves) + rate[3]
+    end
+    local leaving, last = redis.call('ZRANGEBYSCORE', log_of(rate), after, '+inf', 'WITHSCORES', 'LIMIT', 0, BATCH), at
+    for i = 1, #leaving, 2 do
+      if over > 0 then last = tonumber(leaving[i + 1]) + rate[3] end
+      over = over - cost_in(leaving[i])
+    end
+    return last
+  end
+  -- As waits_for(), for a record, else for the next waiter. One that costs too much does not wait: it ends.
+  local function waits(rec)
+    local till = at
+    each_costed(function() rec = rec or record_of_next() end)
+    if excess(rec) then return nil end
+    for _, rate in ipairs(list) do till = math.max(till, opens_at(rate, rec)) end
+    if till <= at then return nil end
+    local opens = till < UNCLAIMED and math.ceil(till / 1000) or nil
+    if set and set_ends then opens = math.min(opens or set_ends, set_ends) end
+    return 'rate', opens
+  end
+  local function note_grant(token, rec)
+    if #known == 0 then return end
+    redis.call('HSET', flow, 'seen', digits(at)) -- its claim counts at this time at the earliest
+    redis.call('ZADD', log, digits(UNCLAIMED), token)
+    live(log)
+    each_costed(function(rate) enter(rate, cost_of(rate, rec), token, UNCLAIMED) end)
+  end
+  -- A grant was claimed, or needs no claim.
+  local function note_start(token, rec)
+    if #known == 0 then return end
+    local old = redis.call('ZCOUNT', log, '-inf', digits(at - longest_window()))
+    if old > 0 then redis.call('ZREMRANGEBYRANK', log, 0, math.min(old, 10 * BATCH) - 1) end
+    redis.call('HSET', flow, 'seen', digits(at))
+    local sliding, counted = false, {}
+    for _, rate in ipairs(known) do -- also those that are in force when an operator's end
+      local cost, again = cost_of(rate, rec), counted[rate[1]]
+      counted[rate[1]] = true
+      if rate[5] and not again then strike(rate, digits(cost) .. ' ' .. token) end
+      if again then
+        -- of two with one id the lower one is in force
+      elseif rate[4] > 0 then
+        add_smooth(rate, cost)
+      elseif rate[5] then
+        enter(rate, cost, token, at)
+      else
+        sliding = true
+      end
+      if rate[5] then rec.started = digits(at) end
+    end
+    if not sliding then return redis.call('ZREM', log, token) end
+    redis.call('ZADD', log, digits(at), token)
+    live(log)
+  end
+  -- A grant that has ended unclaimed was no start.
+  local function drop(token, rec)
+    local since = redis.call('ZSCORE', log, token)
+    if not since or tonumber(since) < UNCLAIMED then return end
+    redis.call('ZREM', log, token)
+    each_costed(function(rate) strike(rate, digits(cost_of(rate, rec)) .. ' ' .. token) end)
+  end
+  -- Scripts of an older version may have ended it. One call looks at some of many, from a different start each time.
+  local function drop_ended()
+    local function ended(token) return not redis.call('ZSCORE', holders, token) end
+    local from = now_us % math.max(1, unclaimed() - BATCH + 1)
+    for _, token in ipairs(redis.call('ZRANGEBYSCORE', log, digits(UNCLAIMED), '+inf', 'LIMIT', from, BATCH)) do
+      if ended(token) then redis.call('ZREM', log, token) end
+    end
+    each_costed(function(rate)
+      forget_outdated(rate)
+      local granted = redis.call('ZRANGEBYSCORE', log_of(rate), digits(UNCLAIMED), '+inf', 'LIMIT', from, BATCH)
+      for _, entry in ipairs(granted) do
+        if ended(string.match(entry, ' (.*)$')) then strike(rate, entry) end
+      end
+    end)
+  end
+  -- What messages compute: the newest by place counts. A copy arrives later than its message, so it does not
+  -- count; and a place in the future is from before the clock was set back.
+  local function note_newest(what, value, place, copy)
+    local last = newest[what] and tonumber(newest[what][2])
+    if last and (copy or place < last and last <= now_us) then return end
+    newest[what] = {value, digits(place)}
+    redis.call('HSET', flow, 'newest', cjson.encode(newest))
+  end
+  -- Keep the caller's costs for its record. In the rates themselves, a flag says that they count costs.
+  local function take_costs(rates_wanted)
+    for _, rate in ipairs(rates_wanted or {}) do
+      if rate[5] then
+        costs = costs or {}
+        costs[rate[1]], rate[5] = rate[5], 1
+      end
+    end
+  end
+  -- An idle lock takes the rates of the caller. Returns whether a rate is new.
+  local function declare_rates(wanted, place, copy, replace)
+    local before, is_new = {}, false
+    for _, rate in ipairs(known) do before[rate[1]] = true end
+    take_costs(wanted.rates)
+    take_costs(wanted.newest and wanted.newest.rates)
+    if wanted.rates then
+      if replace then own = {} end
+      for _, rate in ipairs(wanted.rates) do add(own, rate) end
+      redis.call('HSET', flow, 'rates', cjson.encode(own))
+    end
+    local computed = wanted.newest or {}
+    if computed.limit then note_newest('limit', computed.limit, place, copy) end
+    if computed.rates then note_newest('rates', computed.rates, place, copy) end
+    choose_rates()
+    for _, rate in ipairs(known) do is_new = is_new or not before[rate[1]] end
+    live(flow)
+    live(log)
+    each_costed(function(rate) live(log_of(rate)) end)
+    return is_new
+  end
+  -- The caller's record, with its costs if it has declared some.
+  local function note_asker(token, rec)
+    asker, asking = token, rec
+    rec.costs = costs or rec.costs
+  end
+  -- The lowest limit that was declared as a number. `in_meta` is the declared limit in `meta`: the lower one of
+  -- that and the computed one, or a lower one of a script of an older version.
+  local function static_limit(in_meta)
+    local most = newest.limit and newest.limit[1]
+    if not most or not kept.static or in_meta < math.min(most, tonumber(kept.static)) then return in_meta end
+    return tonumber(kept.static)
+  end
+  local function bounded(lowest)
+    if not newest.limit then return lowest end
+    kept.static = digits(lowest)
+    redis.call('HSET', flow, 'static', kept.static)
+    return math.min(lowest, newest.limit[1])
+  end
+  -- An operator sets rates until `till` (ms; nil: for ever), or, without `wanted`, ends them.
+  local function rule(wanted, till)
+    set, set_ends, set_ended = wanted and cjson.decode(wanted), till, nil
+    redis.call('HDEL', flow, 'ruled_rates', 'rates_until')
+    if set then redis.call('HSET', flow, 'ruled_rates', wanted) end
+    if set and till then redis.call('HSET', flow, 'rates_until', digits(till)) end
+    choose_rates()
+    live(flow)
+    live(log)
+  end
+  local function ruling_ends() return set and (set_ends or math.huge) or 0 end
+  local function drop_ruling() if set_ended then rule(nil) end end
+  -- While a message is stored, the rates do not expire: it does not declare them again, as a client does.
+  -- Nor does the log, since a grant may wait for its claim longer than the log lives. While a holder of
+  -- several locks waits for another one, both live until its lease ends.
+  local function keep(stored)
+    local ends = not stored and unclaimed() > 0 and redis.call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2]
+    local left = ends and tonumber(ends) - now
+    if stored or left then live(log, left) end
+    if stored or left then each_costed(function(rate) live(log_of(rate), left) end) end
+    if stored or ruling_ends() == math.huge then return redis.call('PERSIST', flow) end
+    if left or redis.call('PTTL', flow) == -1 then live(flow, left) end
+    if not (set or newest.limit) then return end
+    local last = newest.limit and redis.call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2]
+    local least = math.max(ruling_ends(), tonumber(last or 0)) - now + GRACE_MS
+    if redis.call('PTTL', flow) < least then redis.call('PEXPIRE', flow, least) end
+  end
+  -- Whether a charge is known; if not, it is known from now on.
+  local function is_known(charge_id)
+    local charged = flow .. ':charged'
+    redis.call('ZREMRANGEBYSCORE', charged, '-inf', digits(at - longest_window() - GRACE_MS * 1000))
+    if redis.call('ZADD', charged, 'NX', digits(at), charge_id) == 0 then return true end
+    redis.call('HSET', flow, 'seen', digits(at))
+    live(charged)
+  end
+  -- A later correction of what a start costs, by the rates of these ids. More counts from now on. Less is given
+  -- back at most as far as the start still counts. Returns whether the lock has such a rate.
+  local function charge(token, rec, amount, ids, charge_id)
+    local found, repeated = false, is_known(charge_id)
+    each_costed(function(rate)
+      if not string.find(ids, '\n' .. rate[1] .. '\n', 1, true) then return end
+      found = true
+      if repeated then return end
+      if amount > 0 and rate[4] > 0 then return add_smooth(rate, amount) end
+      if amount > 0 then return enter(rate, amount, '+' .. charge_id, at) end
+      if not rec or not rec.started then return end
+      local cost = cost_of(rate, rec)
+      local less = math.min(cost, -amount)
+      if rate[4] > 0 then give_back_smooth(rate, tonumber(rec.started), less) end
+      if rate[4] == 0 then give_back_sliding(rate, token, cost, less) end
+      rec.costs = rec.costs or {}
+      rec.costs[rate[1]] = cost - less
+    end)
+    return found
+  end
+  -- The rates, each with what it counts now, and whether it counts costs.
+  local function view_rates()
+    local seen = {}
+    for i, rate in ipairs(list) do
+      local level = rate[4] > 0 and rate[5] and math.ceil((on_time(rate) - at) / gap_of(rate)) or 0
+      local used = rate[5] and used_by(rate) or rate[4] > 0 and unclaimed() or in_window(rate)
+      seen[i] = {rate[1], rate[2], rate[3], rate[4], used + level, rate[5] and 1 or 0}
+    end
+    return #list > 0 and cjson.encode(seen) or ''
+  end
+  return {
+    waits = waits, note_grant = note_grant, note_start = note_start, drop = drop, drop_ended = drop_ended,
+    declare = declare_rates, keep = keep, view = view_rates, static_limit = static_limit, bounded = bounded,
+    rule = rule, ruling_ends = ruling_ends, drop_ruling = drop_ruling,
+    ruled = function() return set end, newest = newest,
+    note_asker = note_asker, excess = excess, charge = charge,
+    close = close_until, reopen = reopen, closed_till = closed_till,
+    counts = function() return #known > 0 end,
+    closed_why = function() return closed_till() and kept.closed_why or '' end,
+    vt = kept.vt,
+  }
+end
+
+-- Fairness: each waiter of a lock belongs to a group, and start-time fair queueing chooses the group that is
+-- next. A start moves the virtual time of its group by 1/weight; the group with the lowest one is next, and of
+-- equal ones that whose first waiter came first. Within a group the score decides. A waiter without a group
+-- belongs to the group ''. A group is in one of three places, each with its virtual time:
+--   flow:groups   it has a waiter, and is below its limit; the members begin with the score of that waiter,
+--                 so flow:heads has the member of each group
+--   flow:full     it has a waiter, and is at its limit: it comes back with an end
+--   flow:idle     it has no waiter; those behind the virtual time of the lock, and the oldest of many, are
+--                 forgotten: a group gains nothing while it has no waiter
+-- A line may have tokens that an older version took out of the queue, so the first one is compared with it.
+local MOST_IDLE = 10000
+local function open_groups(vt)
+  local groups, heads, full, idle = flow .. ':groups', flow .. ':heads', flow .. ':full', flow .. ':idle'
+  local at, mine = tonumber(vt), nil
+  local known, chosen = {}, {} -- records of waiters; the group from whose line a token was chosen
+  local call = redis.call
+  call('ZCARD', groups)
+  call('HLEN', heads)
+  call('ZCARD', full)
+  call('ZCARD', idle)
+  local function exact(number) return string.format('%.17g', number) end
+  local function line_of(group) return flow .. ':line:' .. group end
+  local function running_of(group) return flow .. ':running:' .. group end
+  local function group_of(token, rec) return chosen[token] or rec and rec.group or '' end
+  local function record_of(token)
+    local raw = not known[token] and call('HGET', record, token)
+    return known[token] or raw and cjson.decode(raw) or {}
+  end
+  -- Whether as many of the group hold the lock as its waiter allows. Tokens that hold it no more do not count.
+  local function is_full(rec)
+    local most, running = rec.group_limit, running_of(rec.group or '')
+    return most and call('ZCARD', running) >= most and #call('ZINTER', 2, running, holders) >= most
+  end
+  -- The virtual time of the next start of a group.
+  local function next_start(group)
+    local member = call('HGET', heads, group)
+    local own = member and call('ZSCORE', groups, member) or call('ZSCORE', full, group) or call('ZSCORE', idle, group)
+    return math.max(at, tonumber(own or at))
+  end
+  -- Put a group in its place, with this virtual time.
+  local function settle(group, start)
+    local head, member = call('ZRANGE', line_of(group), 0, 0, 'WITHSCORES'), call('HGET', heads, group)
+    if member then
+      call('ZREM', groups, member)
+      call('HDEL', heads, group)
+    end
+    call('ZREM', full, group)
+    call('ZREM', idle, group)
+    if not head[1] then
+      if start > at then call('ZADD', idle, exact(start), group) end
+    elseif is_full(record_of(head[1])) then
+      call('ZADD', full, exact(start), group)
+    else
+      member = string.format('%016.0f', tonumber(head[2])) .. ':' .. group
+      call('ZADD', groups, exact(start), member)
+      call('HSET', heads, group, member)
+    end
+  end
+  -- A line lives as long as a message is in it, else until the last client has given up. See keep().
+  local function join(token, rec, score)
+    local group = group_of(token, rec)
+    local line = line_of(group)
+    call('ZADD', line, score, token)
+    known[token] = rec
+    local left = call('PTTL', line)
+    if rec.parked then
+      call('PERSIST', line)
+    elseif left >= 0 or call('ZCARD', line) == 1 then
+      call('PEXPIRE', line, digits(math.max(left, tonumber(rec.deadline or now) - now + GRACE_MS)))
+    end
+    if call('ZRANK', line, token) == 0 then settle(group, next_start(group)) end
+  end
+  local function leave(token, rec)
+    local group = group_of(token, rec)
+    local rank = call('ZRANK', line_of(group), token)
+    if not rank then return end
+    local start = rank == 0 and next_start(group)
+    call('ZREM', line_of(group), token)
+    if start then settle(group, start) end
+  end
+  -- A token has become a holder; `starts` is false for a reservation, which is no start.
+  local function hold(token, rec, starts, lease)
+    local group = rec.group or ''
+    call('ZADD', running_of(group), now, token)
+    local left = call('PTTL', running_of(group))
+    call('PEXPIRE', running_of(group), digits(math.max(left, lease + GRACE_MS)))
+    local start, first = next_start(group), call('ZRANGE', groups, 0, 0, 'WITHSCORES')[2]
+    if starts then
+      at = math.max(at, math.min(start, tonumber(first or start)))
+      call('HSET', flow, 'vt', exact(at))
+      start = start + 1 / (rec.group_weight or 1)
+    end
+    settle(group, start)
+    call('ZREMRANGEBYSCORE', idle, '-inf', exact(at))
+    call('ZREMRANGEBYRANK', idle, 0, -MOST_IDLE - 1)
+  end
+  local function end_hold(token, rec)
+    local group = rec and rec.group or ''
+    call('ZREM', running_of(group), token)
+    if call('ZSCORE', full, group) then settle(group, next_start(group)) end
+  end
+  -- The first waiter of the group that is next; nil if each group with a waiter is at its limit. The second result
+  -- is true if it may be another one than peek() has found.
+  local function choose()
+    local repaired = false
+    while true do
+      local member = call('ZRANGE', groups, 0, 0)[1]
+      if not member then return nil end
+      local group = string.sub(member, 18)
+      local token = call('ZRANGE', line_of(group), 0, 0)[1]
+      if token and call('ZSCORE', queue, token) then
+        chosen[token] = group
+        return token, repaired
+      end
+      repaired = true
+      local start = next_start(group)
+      if token then call('ZREM', line_of(group), token) end
+      settle(group, start)
+    end
+  end
+  -- As choose(), without a repair.
+  local function peek()
+    local member = call('ZRANGE', groups, 0, 0)[1]
+    return member and call('ZRANGE', line_of(string.sub(member, 18)), 0, 0)[1]
+  end
+  -- Repair what scripts of an older version left: waiters without a line, and groups whose holders have ended.
+  local function repair()
+    for _, token in ipairs(call('ZRANGE', queue, 0, BATCH - 1)) do
+      local rec = record_of(token)
+      local group = group_of(token, rec)
+      local placed = call('HEXISTS', heads, group) == 1 or call('ZSCORE', full, group)
+      if placed and call('ZSCORE', line_of(group), token) then break end
+      join(token, rec, call('ZSCORE', queue, token))
+      settle(group, next_start(group))
+    end
+    local skip = now_us % math.max(1, call('ZCARD', full) - BATCH + 1)
+    for _, group in ipairs(call('ZRANGE', full, skip, skip + BATCH - 1)) do
+      local running = running_of(group)
+      local left = call('PTTL', running)
+      if call('ZINTERSTORE', running, 2, running, holders, 'WEIGHTS', 1, 0) > 0 and left > 0 then
+        call('PEXPIRE', running, left)
+      end
+      settle(group, next_start(group))
+    end
+  end
+  -- The lock gets groups now. Waiters from before belong to the group ''.
+  local function begin()
+    call('DEL', groups, heads, full, idle)
+    call('HSET', flow, 'vt', exact(at))
+    if alone or call('ZUNIONSTORE', line_of(''), 1, queue) == 0 then return end
+    if call('PTTL', queue) > 0 then call('PEXPIRE', line_of(''), call('PTTL', queue)) end
+    settle('', at)
+  end
+  -- The first call without a stored message finds keys that do not expire. Then a line of clients may be one too.
+  local function keep(stored, till)
+    local live = till - now + GRACE_MS
+    if not stored and (call('PTTL', heads) == -1 or call('PTTL', full) == -1) then
+      local waiting = call('HKEYS', heads)
+      for _, group in ipairs(call('ZRANGE', full, 0, -1)) do waiting[#waiting + 1] = group end
+      for _, group in ipairs(waiting) do
+        if call('PTTL', line_of(group)) == -1 then call('PEXPIRE', line_of(group), digits(live)) end
+      end
+    end
+    for _, key in ipairs({flow, groups, heads, full, idle}) do
+      if stored then
+        call('PERSIST', key)
+      elseif key ~= flow or call('PTTL', key) ~= -1 and call('PTTL', key) < live then -- see rates.keep
+        call('PEXPIRE', key, digits(live))
+      end
+    end
+  end
+  local function assign(rec, of) rec.group, rec.group_limit, rec.group_weight = of.group, of.group_limit, of.group_weight end
+  return {
+    join = join, leave = leave, hold = hold, end_hold = end_hold, choose = choose, peek = peek, is_full = is_full, repair = repair,
+    all_full = function() return call('ZCARD', groups) == 0 end, begin = begin, keep = keep, assign = assign, line_of = function(rec) return line_of(rec.group or '') end,
+    renew = function(rec, lease)
+      local running = running_of(rec.group or '')
+      call('PEXPIRE', running, digits(math.max(call('PTTL', running), lease + GRACE_MS)))
+    end,
+  }
+end
+
+local function close(ms, why)
+  rates = rates or open_rates()
+  rates.close(ms, why)
+end
 
 -- One string, since clients parse it faster than a list.
 local function line(verdict, fence, left_ms, rank, look_ms, reason, who)
@@ -67,7 +658,7 @@ end
 -- For scripts about several locks: select the lock whose keys begin behind KEYS[offset].
 local function use(offset, lock_name)
   lock = lock_name
-  holders, queue, record, meta, bodies, deadlines, adrift, done, due, index, fleet = unpack(KEYS, offset + 1, offset + 11)
+  holders, queue, record, meta, bodies, deadlines, adrift, done, flow, due, index, fleet = unpack(KEYS, offset + 1, offset + 12)
 end
 
 -- QUARANTINE
@@ -77,16 +668,43 @@ local function closed_until() return false end
 local function note_lease() end
 -- END OF QUARANTINE
 
+-- The pause and the limit that an operator has set, as read from `meta`. Their time may have ended: then they
+-- are not in force, and the next sweep deletes them.
+local function read_rulings(reason, pause_till, number, limit_till)
+  ruling = {pause = tonumber(pause_till or nil), limit = tonumber(limit_till or nil)}
+  local pause_ended, limit_ended = reason and ruling.pause, number and ruling.limit
+  pause_ended, limit_ended = pause_ended and pause_ended <= now, limit_ended and limit_ended <= now
+  paused, ruled = not pause_ended and reason, not limit_ended and number and tonumber(number)
+  ruling.pause_ended, ruling.limit_ended = pause_ended, limit_ended
+end
+
+-- Until when `meta` must have what operators have set (ms); 0: it has nothing.
+local function rulings_end()
+  local pause_till = paused and (ruling.pause or math.huge) or 0
+  local limit_till = ruled and (ruling.limit or math.huge) or 0
+  return math.max(pause_till, limit_till, rates and rates.ruling_ends() or 0)
+end
+
+local function drop_ended_rulings()
+  if ruling.pause_ended then redis.call('HDEL', meta, 'paused', 'paused_until') end
+  if ruling.limit_ended then redis.call('HDEL', meta, 'ruled', 'ruled_until') end
+  if rates then rates.drop_ruling() end
+  ruling.pause_ended, ruling.limit_ended = nil, nil
+end
+
 -- Read every key once, so that a key of another type ends the script before its first write.
 local function check()
   closed_until()
-  alone = redis.call('EXISTS', queue, bodies, deadlines, adrift) == 0
+  local left = redis.call('EXISTS', queue, bodies, deadlines, adrift, flow)
+  rates = left > 0 and redis.call('EXISTS', flow) == 1 and open_rates() or nil
+  alone = left == (rates and 1 or 0)
+  fair = rates and rates.vt and open_groups(rates.vt) or nil
   redis.call('ZCARD', holders)
   redis.call('HLEN', record)
   remembers = redis.call('ZCARD', done) > 0
-  local m = redis.call('HMGET', meta, 'limit', 'fence', 'grants', 'paused', 'ruled')
+  local m = redis.call('HMGET', meta, 'limit', 'fence', 'grants', 'paused', 'paused_until', 'ruled', 'ruled_until')
   declared, last_fence, grants = tonumber(m[1] or 1), tonumber(m[2] or 0), tonumber(m[3] or 0)
-  paused, ruled = m[4], m[5] and tonumber(m[5])
+  read_rulings(m[4], m[5], m[6], m[7])
   limit = ruled or declared
   if not alone then
     redis.call('ZCARD', queue)
@@ -141,33 +759,95 @@ local function standing(token, rec)
   return WAITS[rec.state] or lease_end(token) and 'holder' or nil
 end
 
--- The lowest limit that a holder or waiter declared is in force; an idle lock takes the new one.
-local function declare(wanted)
+-- The lowest limit that a holder or waiter declared as a number is in force; an idle lock takes the new one. A
+-- limit that messages compute counts if it is lower. Likewise with rates. A caller without a rate declares none:
+-- it is bound by those of others. `copy`: the caller may be a second delivery of a message.
+local function declare(wanted, place, copy)
   local idle = redis.call('EXISTS', holders) == 0 and (alone or redis.call('EXISTS', queue, bodies, deadlines) == 0)
-  if wanted < declared or idle and wanted ~= declared then
-    declared = wanted
+  local options = wanted_flow and (wanted_flow.rates or wanted_flow.newest) and wanted_flow
+  if options then rates = rates or open_rates() end
+  local before = rates and rates.static_limit(declared) or declared
+  local is_new = options and rates.declare(options, place > 0 and math.min(place, now_us) or now_us, copy, idle)
+  local lowest = (wanted < before or idle) and wanted or before
+  local limited = rates and rates.bounded(lowest) or lowest
+  if limited ~= declared then
+    declared = limited
     limit = ruled or declared
     redis.call('HSET', meta, 'limit', declared)
+  end
+  local group = wanted_flow and wanted_flow.group
+  if group then
+    rates = rates or open_rates()
+    if not fair then
+      fair = open_groups('0')
+      fair.begin()
+    end
+    local most = group[2]
+    fair.mine = {group = group[1], group_limit = most and most > 0 and most or nil, group_weight = group[3]}
+  end
+  if not options then return end
+  for _, token in ipairs(is_new and redis.call('ZRANGE', holders, 0, BATCH - 1) or {}) do
+    local rec = load(token)
+    if rec and rec.state == 'granted' then rates.note_grant(token, rec) end
   end
 end
 
 -- The admission decision, which is made before every grant. Returns nil if the next waiter may start.
--- Otherwise returns what it waits for (redis, pause or holder), and the earliest time (ms) at which that
+-- Otherwise returns what it waits for (redis, pause, holder or rate), and the earliest time (ms) at which that
 -- can end without a call to this lock. The time is nil if only a call can end it. `held` is the number of
--- holders, if the caller does not count all of them.
-local function waits_for(held)
+-- holders, if the caller does not count all of them; `rec` is the waiter, if it is not the first of the queue.
+local function waits_for(held, rec)
   local opens = closed_until()
   if opens then return 'redis', opens end
-  if paused then return 'pause' end
-  if (held or redis.call('ZCARD', holders)) < limit then return nil end
-  return 'holder', tonumber(redis.call('ZRANGE', holders, 0, 0, 'WITHSCORES')[2])
+  local closed = rates and rates.closed_till()
+  if paused then return 'pause', ruling.pause and math.max(ruling.pause, closed or 0) end
+  if closed then return 'pause', closed end
+  if (held or redis.call('ZCARD', holders)) < limit then
+    if rates then return rates.waits(rec) end
+    return nil
+  end
+  local till = tonumber(redis.call('ZRANGE', holders, 0, 0, 'WITHSCORES')[2])
+  if ruled and ruled < declared then till = math.min(till, ruling.limit or till) end
+  return 'holder', till
 end
 
--- The place for a time of arrival. 0 means behind all waiters, even if the clock was set back.
-local function place_of(wanted)
-  if wanted > 0 then return digits(math.min(wanted, now_us)) end
-  local tail = not alone and redis.call('ZRANGE', queue, -1, -1, 'WITHSCORES')[2]
-  return digits(math.max(now_us, tonumber(tail or 0) + 1))
+local function last_in_queue()
+  local last = alone and {} or redis.call('ZRANGE', queue, -1, -1, 'WITHSCORES')
+  return tonumber(last[2] or 0), last[1]
+end
+
+local function arrival_of(rec) return tonumber(rec.arrived or rec.place) end
+
+-- The time of arrival. 0 means after all waiters, even if the clock was set back.
+local function arrival_at(wanted)
+  if wanted > 0 then return math.min(wanted, now_us) end
+  local last, token = last_in_queue()
+  local rec = last >= now_us and load(token) -- its place may be later than its arrival: see place_at
+  return math.max(now_us, (rec and arrival_of(rec) or last) + 1)
+end
+
+-- Give a new record its place. A task with priority counts as having arrived earlier, by its head start: so
+-- only tasks that arrive less than their head start after another one can pass it.
+local function place_at(rec, wanted)
+  local arrived = arrival_at(wanted)
+  local ahead = wanted_flow and wanted_flow.head_start
+  rec.place = digits(arrived)
+  if not ahead then return end
+  rec.place, rec.arrived = digits(math.max(0, arrived - ahead)), rec.place
+  redis.call('HSET', meta, 'prioritised', '1') -- so the queue is not in order of arrival: see replace_oldest
+end
+
+-- Give a record another place. The time of its arrival stays.
+local function move_to(rec, place)
+  rec.arrived, rec.place = rec.arrived or rec.place, place
+end
+
+-- Put a message behind all waiters, as one that arrives now. It loses its head start.
+local function move_behind_all(rec)
+  local arrived = arrival_at(0)
+  rec.place, rec.arrived = digits(arrived), nil
+  local last = last_in_queue()
+  if last >= arrived then move_to(rec, digits(last + 1)) end
 end
 
 local function new_fence()
@@ -181,19 +861,31 @@ end
 -- without reading the others.
 local function route_of(rec) return rec.realm .. ':' .. rec.queue end
 
--- Autoscalers ask how many messages of a route wait, and since when. So messages are also listed by
--- route, for all locks of a bucket. No decision depends on these lists.
+-- Autoscalers ask how many messages of a route wait, and since when; workers, how many bytes they have: above
+-- a limit they stop consuming the queue. So messages are also listed by route, for all locks of a bucket, with
+-- the sum of their bytes. The list and the sum change together. The record keeps the bytes that were added,
+-- since the stored message may be gone when they are subtracted. No grant depends on this.
 local function list_parked(token, rec)
   if not rec.parked then return end
-  redis.pcall('ZADD', fleet .. ':parked:' .. route_of(rec), rec.place, token)
-  redis.pcall('SADD', fleet .. ':parked', route_of(rec))
+  local route, size = route_of(rec), redis.call('HSTRLEN', bodies, base_of(token))
+  if redis.pcall('ZADD', fleet .. ':parked:' .. route, rec.arrived or rec.place, token) ~= 1 then return end
+  rec.bytes = digits(size)
+  redis.pcall('SADD', fleet .. ':parked', route)
+  redis.pcall('HINCRBY', fleet .. ':parked_bytes', route, size)
 end
 
+-- Records of an older version have no bytes: none were added.
 local function unlist_parked(token, rec)
   if not (rec and rec.parked) then return end
-  local list = fleet .. ':parked:' .. route_of(rec)
-  if redis.pcall('ZREM', list, token) == 1 and redis.pcall('EXISTS', list) == 0 then
-    redis.pcall('SREM', fleet .. ':parked', route_of(rec))
+  local route, sums = route_of(rec), fleet .. ':parked_bytes'
+  local list = fleet .. ':parked:' .. route
+  local size = rec.bytes
+  rec.bytes = nil
+  if redis.pcall('ZREM', list, token) ~= 1 then return end
+  if size then redis.pcall('HINCRBY', sums, route, '-' .. size) end
+  if redis.pcall('EXISTS', list) == 0 then
+    redis.pcall('SREM', fleet .. ':parked', route)
+    redis.pcall('HDEL', sums, route) -- a wrong sum, as after scripts of an older version, ends here
   end
 end
 
@@ -251,10 +943,44 @@ local function routes_to_recall()
   return routes
 end
 
+-- The number by which a waiter is sorted among those of its group, and of a lock without groups.
+local function score_of(rec) return rec.place end
+
+-- Each waiter enters the queue, and the line of its group, by the first function, and leaves by the second one.
+local function join_queue(token, rec)
+  redis.call('ZADD', queue, score_of(rec), token)
+  if fair then fair.join(token, rec, score_of(rec)) end
+end
+
+local function leave_queue(token, rec)
+  redis.call('ZREM', queue, token)
+  if fair then fair.leave(token, rec) end
+end
+
+-- The waiter that is granted next, if the lock allows it; nil if each one waits for its group.
+local function next_waiter()
+  if fair then return fair.choose() end
+  return redis.call('ZRANGE', queue, 0, 0)[1]
+end
+
+-- waits_for() for the queue: all of its waiters may wait for their groups.
+local function queue_waits_for()
+  local reason, till = waits_for()
+  if reason or not (fair and fair.all_full()) then return reason, till end
+  return 'group', tonumber(redis.call('ZRANGE', holders, 0, 0, 'WITHSCORES')[2])
+end
+
+-- End a hold, by whatever cause.
+local function leave_holders(token, rec)
+  redis.call('ZREM', holders, token)
+  if rates then rates.drop(token, rec) end
+  if fair then fair.end_hold(token, rec) end
+end
+
 -- Remove a token from the queue and from adrift; its record stays.
 local function unqueue(token, rec)
   if alone then return end
-  redis.call('ZREM', queue, token)
+  leave_queue(token, rec)
   redis.call('ZREM', deadlines, token)
   unlist_parked(token, rec)
   if rec and rec.state == 'adrift' then redis.call('ZREM', adrift, adrift_member(token, rec)) end
@@ -329,9 +1055,12 @@ local function worker_for(rec, own)
   return idle_worker(rec, own) or live.own and own or live[1 + now_us % math.max(#live, 1)] or false
 end
 
--- waits_for() for one waiter: a parked message also waits for a worker that takes it.
+-- waits_for() for one waiter: it also waits for its group, and a parked message for a worker that takes it.
 local function waiter_waits_for(rec, own)
-  local reason, till = waits_for()
+  local reason, till = waits_for(nil, rec)
+  if not reason and fair and fair.is_full(rec) then
+    return 'group', tonumber(redis.call('ZRANGE', holders, 0, 0, 'WITHSCORES')[2])
+  end
   if not reason and rec.parked and not worker_for(rec, own) then return 'worker' end
   return reason, till
 end
@@ -344,8 +1073,8 @@ local function deliver(token, rec, verdict, own)
   local head = cjson.encode({
     lock = lock, token = token, fence = rec.fence or '0', verdict = verdict, by = rec.by or '',
     whole = #body <= INBOX_BODY and '1' or '0',
-    waited = digits(math.max(0, now_us - tonumber(rec.place)) / 1000),
-    returns = rec.returns, queue = rec.queue,
+    waited = digits(math.max(0, now_us - arrival_of(rec)) / 1000),
+    returns = rec.returns, queue = rec.queue, excess = rec.excess,
   })
   local inbox = fleet .. ':inbox:' .. worker
   redis.pcall('RPUSH', inbox, head .. '\n' .. (#body <= INBOX_BODY and body or ''))
@@ -367,12 +1096,15 @@ local function add_holder(token, rec, state, lease)
   rec.fence = new_fence()
   set_state(rec, state)
   redis.call('ZADD', holders, now + lease, token)
+  if fair then fair.hold(token, rec, state == 'granted' or state == 'running', lease) end
 end
 
 -- A holder claims its grant: its full lease begins.
 local function start(token, rec)
-  set_state(rec, 'running')
+  if rates and rec.state ~= 'running' and not starts_later then rates.note_start(token, rec) end
+  if not starts_later then set_state(rec, 'running') end
   redis.call('ZADD', holders, now + tonumber(rec.lease), token)
+  if fair then fair.renew(rec, tonumber(rec.lease)) end
   save(token, rec)
 end
 
@@ -380,13 +1112,17 @@ end
 local function grant(token, rec, own)
   unqueue(token, rec)
   add_holder(token, rec, 'granted', math.min(tonumber(claim_ms), tonumber(rec.lease)))
+  if rates then rates.note_grant(token, rec) end
   if rec.parked then deliver(token, rec, 'granted', own) else wake(token) end
   save(token, rec)
 end
 
--- The index has two entries per waiter: its attempt, and its task id with @ before it.
-local function names_in_index(rec)
-  return {rec.attempt, '@' .. (string.match(rec.attempt, '^(.*)/%d+/%d+$') or rec.attempt)}
+-- The index has an entry for the attempt of each waiter. If that is not the first attempt of its task, a
+-- second entry is the task id with @ before it. Older versions write both for each waiter.
+local function names_in_index(rec, by_older)
+  local id, tries = string.match(rec.attempt, '^(.*)/(%d+/%d+)$')
+  if tries == '0/0' and not by_older then return {rec.attempt} end
+  return {rec.attempt, '@' .. (id or rec.attempt)}
 end
 
 -- The entries of the index under one name. One entry is plain text, which contains a line feed. Several,
@@ -420,7 +1156,9 @@ end
 
 -- The caller becomes a holder, and needs no claim. A copy is found by the index: see duplicate_of.
 local function grant_caller(token, rec, lease)
-  add_holder(token, rec, 'running', lease)
+  add_holder(token, rec, starts_later and 'granted' or 'running', lease)
+  if rates and starts_later then rates.note_grant(token, rec) end
+  if rates and not starts_later then rates.note_start(token, rec) end
   if rec.copy and not rec.indexed then put_in_index(token, rec) end
   save(token, rec)
 end
@@ -428,7 +1166,7 @@ end
 local function enqueue(token, rec, state)
   alone = false
   set_state(rec, state)
-  redis.call('ZADD', queue, rec.place, token)
+  join_queue(token, rec)
   if rec.deadline then redis.call('ZADD', deadlines, rec.deadline, token) end
   put_in_index(token, rec)
   list_parked(token, rec)
@@ -438,7 +1176,7 @@ end
 -- A message behind another one of its route and task counts as adrift since the same time as that one.
 local function set_adrift(token, rec)
   became_adrift = true
-  redis.call('ZREM', queue, token)
+  leave_queue(token, rec)
   set_state(rec, 'adrift')
   local first = adrift_of(route_of(rec), 0, 1)[1]
   local before = first and load(first)
@@ -471,7 +1209,7 @@ end
 local function unindex(token, rec)
   if not rec.indexed then return end
   index_changed = true
-  for _, known in ipairs(names_in_index(rec)) do
+  for _, known in ipairs(names_in_index(rec, true)) do
     local entries = entries_in_index(known)
     if #entries > 0 then put_entries(known, entries, lock .. '\n' .. token) end
   end
@@ -494,18 +1232,19 @@ local function next_stored(token, rec)
 end
 
 -- The delivery `token` has ended, but its task has not. The stored message, or that of its duplicate,
--- queues again at its place under the next token: at once, or after `delay` ms.
-local function end_delivery(token, rec, delay)
+-- queues again at its place under the next token: at once, or after `delay` ms. Its wait begins anew, or goes on.
+local function end_delivery(token, rec, delay, wait_goes_on)
   drop_record(token, rec)
   local was_parked = rec.parked
   local following, is_duplicate = next_stored(token, rec)
   if not following then return end
-  -- Its wait begins anew. A waiter in a slot had a deadline of its own. Published copies have arrived by now.
+  -- A waiter in a slot had a deadline of its own. Published copies have arrived by now.
   if is_duplicate or not was_parked or rec.state == 'running' then
-    rec.deadline = rec.wait and digits(now + tonumber(rec.wait)) or nil
+    local from = wait_goes_on and math.floor(arrival_of(rec) / 1000) or now
+    if not (wait_goes_on and was_parked) then rec.deadline = rec.wait and digits(from + tonumber(rec.wait)) or nil end
     rec.publish_at, rec.publish_every = nil, nil
   end
-  if rec.by or rec.revoked or rec.rejected then rec.deadline, delay = digits(now), nil end -- it may not run
+  if rec.by or rec.revoked or rec.rejected or rec.excess then rec.deadline, delay = digits(now), nil end -- it may not run
   if not delay then return enqueue(following, rec, 'parked') end
   alone, rec.delayed = false, '1'
   set_state(rec, 'leaving') -- workers of an older version queue a message in this state again, too
@@ -548,8 +1287,8 @@ local function forget(token, rec)
 end
 
 local function lapse(token)
-  redis.call('ZREM', holders, token)
   local rec = load(token)
+  leave_holders(token, rec)
   if not rec or rec.state ~= 'held_after' then count('lapses') end
   if rec then return_delivery(token, rec) end
 end
@@ -558,7 +1297,8 @@ end
 local function queue_again(token, rec)
   rec.seal = nil
   if rec.delayed then
-    rec.delayed, rec.place = nil, place_of(0)
+    rec.delayed = nil
+    move_behind_all(rec)
     rec.deadline = rec.wait and digits(now + tonumber(rec.wait)) or nil
   end
   enqueue(token, rec, 'parked')
@@ -571,8 +1311,13 @@ local function expire(token, own)
   unqueue(token, rec)
   if not rec then return end
   if not rec.parked then return end_delivery(token, rec) end
-  if rec.state == 'leaving' then return queue_again(token, rec) end
-  set_state(rec, rec.rejected and 'rejected' or rec.revoked and 'revoked' or rec.by and 'replaced' or 'overdue')
+  if rec.state == 'leaving' then
+    queue_again(token, rec)
+    if not rec.deadline or tonumber(rec.deadline) > now then return end
+    unqueue(token, rec)
+  end
+  local ended = rec.by and 'replaced' or rec.excess and 'too_costly' or 'overdue'
+  set_state(rec, rec.rejected and 'rejected' or rec.revoked and 'revoked' or ended)
   deliver(token, rec, rec.state, own)
   save(token, rec)
   redis.call('ZADD', deadlines, now + tonumber(claim_ms), token)
@@ -592,25 +1337,40 @@ local function have_rejected(token, rec, own)
   return true
 end
 
+-- A waiter costs more than a rate allows, and can never start: it ends. A client asks again, and is told.
+local function refuse_cost(token, rec, own)
+  rec.excess = rates.excess(rec)
+  save(token, rec)
+  count('too_costly')
+  expire(token, own)
+  if not rec.parked then wake(token) end
+end
+
 -- Remove the oldest message of a task and broker from the queue, to make room for a later one. It does
--- not run: it is delivered with the verdict 'replaced' until a worker has ended its task.
+-- not run: it is delivered with the verdict 'replaced' until a worker has ended its task. Without
+-- priorities, the first in the queue is the oldest.
 local function replace_oldest(task, attempt, realm, queue_name, own)
   local name_of_task = '"task":' .. cjson.encode(task)
+  local prioritised = redis.call('HGET', meta, 'prioritised')
   local function oldest_in(page) -- in queue order; the search for the name spares decoding most records
-    local skip, tokens = 0, page(0)
+    local skip, tokens, oldest, first = 0, page(0), nil, nil
     while #tokens > 0 do
       for i, raw in ipairs(redis.call('HMGET', record, unpack(tokens))) do
         local rec = raw and string.find(raw, name_of_task, 1, true) and cjson.decode(raw)
-        if rec and rec.parked and rec.task == task and rec.realm == realm then return tokens[i], rec end
+        if rec and rec.parked and rec.task == task and rec.realm == realm then
+          if not prioritised then return tokens[i], rec end
+          if not first or arrival_of(rec) < arrival_of(first) then oldest, first = tokens[i], rec end
+        end
       end
       skip = skip + BATCH
       tokens = #tokens == BATCH and page(skip) or {}
     end
+    return oldest, first
   end
   local oldest, first = oldest_in(function(skip) return redis.call('ZRANGE', queue, skip, skip + BATCH - 1) end)
   local route = realm .. ':' .. queue_name
   local other, rec = oldest_in(function(skip) return adrift_of(route, skip, BATCH) end)
-  if other and not (first and tonumber(first.place) <= tonumber(rec.place)) then oldest, first = other, rec end
+  if other and not (first and arrival_of(first) <= arrival_of(rec)) then oldest, first = other, rec end
   if not oldest then return false end
   unqueue(oldest, first)
   first.by = attempt
@@ -638,22 +1398,28 @@ local function recall(own)
 end
 
 local function sweep(own)
+  drop_ended_rulings()
   for _, token in ipairs(redis.call('ZRANGEBYSCORE', holders, '-inf', now)) do lapse(token) end
+  if rates then rates.drop_ended() end
   if alone then return end
   local late = redis.call('ZRANGEBYSCORE', deadlines, '-inf', now, 'LIMIT', 0, BATCH)
   for _, token in ipairs(late) do expire(token, own) end
   recall(own)
+  if fair and sweeping then fair.repair() end
 end
 
--- Grant free permits in queue order. Messages that no live worker takes become adrift.
+-- Grant free permits in queue order, and with groups in the order of next_waiter(). Messages that no live
+-- worker takes become adrift.
 -- `me` is the caller's token: it gets its full lease, and needs no wake-up.
 local function grant_waiters(own, me, my_record)
   if alone then return end
+  if rates then rates.drop_ended() end
   local moved = 0
   while not waits_for() do
-    local head = redis.call('ZRANGE', queue, 0, 0)[1]
+    local head, repaired = next_waiter()
     if not head then return end
     local rec = head == me and my_record or load(head)
+    if repaired and waits_for(nil, rec) then return end -- it may cost more than the one that peek() has found
     local deadline = redis.call('ZSCORE', deadlines, head)
     if head == me then
       unqueue(head, rec)
@@ -663,7 +1429,10 @@ local function grant_waiters(own, me, my_record)
     elseif not rec or deadline and tonumber(deadline) <= now then
       expire(head, own)
       moved = moved + 1
-    elseif waiter_waits_for(rec, own) then
+    elseif rates and rates.excess(rec) then
+      refuse_cost(head, rec, own)
+      moved = moved + 1
+    elseif waiter_waits_for(rec, own) == 'worker' then
       set_adrift(head, rec)
       moved = moved + 1
     else
@@ -673,10 +1442,12 @@ local function grant_waiters(own, me, my_record)
   end
 end
 
--- While `meta` holds a pause or a limit that an operator has set, it does not expire.
+-- `meta` lives at least as long as what an operator has set, and while the lock is closed, so that lists show it.
 local function live_until(until_ms, ...)
+  local closed = rates and rates.closed_till() or 0
   for _, key in ipairs({...}) do
-    if key ~= meta or not (paused or ruled) then redis.call('PEXPIRE', key, until_ms - now + GRACE_MS) end
+    local till = key == meta and math.max(until_ms, closed, rulings_end()) or until_ms
+    if till < math.huge then redis.call('PEXPIRE', key, till - now + GRACE_MS) end
   end
 end
 
@@ -691,7 +1462,7 @@ local function next_look(first)
     look = math.min(look, tonumber(not sweeping and planned or now + ADRIFT_MS))
   end
   if redis.call('ZCARD', queue) > 0 then
-    local reason, till = waits_for()
+    local reason, till = queue_waits_for()
     if not reason then till = now end -- one script may not move more
     look = math.min(look, till or look)
   end
@@ -716,8 +1487,17 @@ local function keep_indexed_due()
   redis.call('ZREM', due, lock)
 end
 
+-- The state of the groups lives as long as a message, a holder or a client that waits.
+local function keep_groups()
+  local last = redis.call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2] or now
+  local deadline = redis.call('ZRANGE', deadlines, -1, -1, 'WITHSCORES')[2] or now
+  fair.keep(redis.call('EXISTS', bodies) == 1, math.max(tonumber(last), tonumber(deadline)))
+end
+
 -- Set when the keys expire, and when the lock is swept next. With a stored message they do not expire.
 local function finish()
+  if rates then rates.keep(redis.call('EXISTS', bodies) == 1) end
+  if fair then keep_groups() end
   if alone and not index_changed then return finish_alone() end
   if redis.call('EXISTS', queue, deadlines, adrift, bodies) == 0 then
     keep_indexed_due()
@@ -734,24 +1514,41 @@ local function finish()
   live_until(math.max(tonumber(last), tonumber(deadline)), holders, queue, record, meta, deadlines)
 end
 
-local function describe(token)
+local function describe(token, reason)
   local raw = token and redis.call('HGET', record, token)
   local who = raw and token .. '\n' .. raw or ''
-  if paused then return (raw and who or '\n') .. '\n' .. paused end
+  local why = paused or reason == 'closed' and rates.closed_why()
+  if why then return (raw and who or '\n') .. '\n' .. why end
   return who
+end
+
+-- waits_for() for a reply: it tells a close, which ends by itself, from an operator's pause.
+local function told_reason(held)
+  local reason, till = waits_for(held)
+  return reason == 'pause' and till and not paused and 'closed' or reason, till
 end
 
 local function answer(verdict, token, rec)
   local first = redis.call('ZRANGE', holders, 0, 0, 'WITHSCORES')
   local next_look_ms = first[2] and tonumber(first[2]) - now or 0
-  if verdict == 'granted' then
-    return line(verdict, rec.fence, lease_end(token) - now, 0, next_look_ms, '', '')
+  if verdict == 'granted' or verdict == 'released' or verdict == 'charged' then -- with the time of the next start, for a timer
+    local reason, till
+    if (rates or paused) and redis.call('ZCARD', queue) > 0 then reason, till = told_reason() end
+    till = (reason == 'rate' or reason == 'closed' or reason == 'pause') and till
+    local look, why = till and till - now or next_look_ms, till and reason or ''
+    if verdict ~= 'granted' then return line(verdict, '0', 0, 0, look, why, '') end
+    return line(verdict, rec.fence, lease_end(token) - now, 0, look, why, '')
   end
-  if verdict == 'released' then return line(verdict, '0', 0, 0, next_look_ms, '', '') end
+  if verdict == 'too_costly' then return line(verdict, '0', 0, 0, 0, rates.excess(rec), '') end
   local rank = not alone and redis.call('ZRANK', queue, token)
   local reason, till = '', nil
   if verdict == 'waiting' or verdict == 'blocked' or verdict == 'full' then
-    reason, till = waits_for()
+    reason, till = told_reason(kept_for_me and redis.call('ZCARD', holders) - 1)
+    if verdict == 'blocked' and reason == 'holder' and rates and wanted_flow and wanted_flow.ends_at_rate then
+      local limited, opens = rates.waits(rec)
+      if limited then reason, till = limited, opens end
+    end
+    if not reason and fair and fair.is_full(rec or load(token) or {}) then reason = 'group' end
     reason = reason or 'queue'
   end
   if verdict == 'waiting' and not rank then -- adrift; or granted just now, or stored under a later number
@@ -759,7 +1556,7 @@ local function answer(verdict, token, rec)
     if not mine or mine.state ~= 'adrift' then reason = '' elseif reason == 'queue' then reason = 'worker' end
   end
   if till then next_look_ms = till - now end
-  return line(verdict, '0', 0, rank and rank + 1 or 0, next_look_ms, reason, describe(first[1]))
+  return line(verdict, '0', 0, rank and rank + 1 or 0, next_look_ms, reason, describe(first[1], reason))
 end
 
 -- The token and record of an attempt that waits, or waited before its grant, or nil.
@@ -776,10 +1573,61 @@ local function indexed(attempt, fits)
   end
 end
 
--- The token and record of an attempt among these holders, or nil.
-local function holder_of(attempt, tokens)
-  for _, token in ipairs(tokens) do
-    local rec = load(token)
+local FEW = 10 -- the records of as many holders are all read in a search; of their tokens, ten times as many
+
+-- 47 bits, so that each product is exact. Two attempts with one digest only cost time.
+local function digest_of(attempt)
+  local digest = 0
+  for i = 1, #attempt do digest = (31 * digest + string.byte(attempt, i)) % 2 ^ 47 end
+  return digits(digest)
+end
+
+-- Add the holders that `attempts` misses. Remove former holders when they are many.
+local function read_new_holders(attempts)
+  local held, page = redis.call('ZCARD', holders), {}
+  if redis.call('ZCARD', attempts) > 2 * held + BATCH then
+    redis.call('ZINTERSTORE', attempts, 2, attempts, holders, 'WEIGHTS', 1, 0)
+  end
+  local function add_page()
+    local scored = {}
+    for i, raw in ipairs(redis.call('HMGET', record, unpack(page))) do
+      if raw then
+        scored[#scored + 1] = digest_of(cjson.decode(raw).attempt)
+        scored[#scored + 1] = page[i]
+      end
+    end
+    if #scored > 0 then redis.call('ZADD', attempts, unpack(scored)) end
+    page = {}
+  end
+  for _, token in ipairs(redis.call('ZDIFF', 2, holders, attempts)) do
+    page[#page + 1] = token
+    if #page == BATCH then add_page() end
+  end
+  if #page > 0 then add_page() end
+  redis.call('ZADD', attempts, digits(last_fence), '')
+  redis.call('PEXPIRE', attempts, GRACE_MS)
+end
+
+-- Tokens among which is each holder with this attempt. Of many holders, `attempts` (ZSET, token -> digest
+-- of its attempt) has those that an earlier search has read, so that a search reads only later ones. Grants
+-- do not write it, so those of an older version need not. The score of its member '' is the fencing token of
+-- the last grant at that search: while that has not changed, no holder is missing. It may have former
+-- holders, whose records are gone.
+local function among_holders(attempt, few)
+  local tokens = redis.call('ZRANGE', holders, 0, few)
+  if #tokens <= few then return tokens end
+  local attempts = string.sub(holders, 1, -8) .. 'attempts'
+  local known = redis.pcall('ZSCORE', attempts, '')
+  if type(known) == 'table' then return redis.call('ZRANGE', holders, 0, -1) end -- the key of another program
+  if not known or tonumber(known) ~= last_fence then read_new_holders(attempts) end
+  local digest = digest_of(attempt)
+  return redis.call('ZRANGEBYSCORE', attempts, digest, digest)
+end
+
+-- The token and record of the holder with this attempt whose token begins with `start`, or nil.
+local function holder_of(attempt, start)
+  for _, token in ipairs(among_holders(attempt, start == '' and FEW or 10 * FEW)) do
+    local rec = string.find(token, start, 1, true) == 1 and load(token)
     if rec and rec.attempt == attempt and rec.state ~= 'reserved' then return token, rec end
   end
 end
@@ -787,26 +1635,18 @@ end
 -- The token and record of an attempt that holds or waits already, or nil.
 local function find(attempt)
   if attempt == '' then return nil end
-  local token, rec = holder_of(attempt, redis.call('ZRANGE', holders, 0, -1))
+  local token, rec = holder_of(attempt, '')
   if token then return token, rec end
   return indexed(attempt)
 end
 
-local function holders_with(start)
-  local found = {}
-  for _, token in ipairs(redis.call('ZRANGE', holders, 0, -1)) do
-    if string.find(token, start, 1, true) == 1 then found[#found + 1] = token end
-  end
-  return found
-end
-
 -- The token and record of another delivery of the same message: one of the two is marked as a copy, or
--- both have the same base. Any other message with this attempt is a call of its own. Only for a copy are
--- all holders read, since the index has every copy.
+-- both have the same base. Any other message with this attempt is a call of its own. Only for a copy do
+-- all holders count, since the index has every copy.
 local function duplicate_of(token, attempt, copy)
   if copy ~= '0' or attempt == '' then return find(attempt) end
   local base = base_of(token)
-  local other, rec = holder_of(attempt, holders_with(base .. '.'))
+  local other, rec = holder_of(attempt, base .. '.')
   if other then return other, rec end
   return indexed(attempt, function(other, rec) return rec.copy or base_of(other) == base end)
 end
@@ -829,30 +1669,34 @@ local function reserve(attempt, ms, rec, own)
     local deadline = redis.call('ZSCORE', deadlines, token)
     local in_time = not (deadline and tonumber(deadline) <= now)
     if standing(token, waits) ~= 'queue' or not in_time then return end
+    if rates and rates.excess(waits) then return end -- it ends when its turn comes
     local reason = waiter_waits_for(waits, own)
     if not reason then return grant(token, waits, own) end
     if reason == 'worker' then return end
     unqueue(token, waits)
-    waits.place = place_before_all(rec)
+    move_to(waits, place_before_all(rec))
     return enqueue(token, waits, waits.state)
   end
   token = reservation_of(attempt)
   local reserved = {attempt = attempt, task = rec.task, lease = digits(ms), place = rec.place}
+  if fair then fair.assign(reserved, rec) end
   add_holder(token, reserved, 'reserved', ms)
   save(token, reserved)
 end
 
 -- End the reservation of an attempt that has arrived. Returns whether the attempt may start with that
--- permit. In a pause or a quarantine it may not: then the second result is the place at which it queues,
+-- permit. In a pause, a quarantine or above a rate it may not: then the second result is the place at which it queues,
 -- before all others. If it does not queue (`queues` is false), the reservation stays.
-local function take_reservation(attempt, queues)
+local function take_reservation(attempt, queues, rec)
   local token = reservation_of(attempt)
   if attempt == '' or not lease_end(token) then return false end
-  local reason = waits_for(redis.call('ZCARD', holders) - 1)
-  local later = reason == 'pause' or reason == 'redis'
-  if later and not queues then return false end
+  local reason = waits_for(redis.call('ZCARD', holders) - 1, rec)
+  local later = reason == 'pause' or reason == 'redis' or reason == 'rate'
+  local ends = reason == 'rate' and not queues and wanted_flow and wanted_flow.ends_at_rate -- it does not come again
+  kept_for_me = later and not queues and not ends
+  if kept_for_me then return false end
   local place = later and place_before_all(load(token)) or nil
-  redis.call('ZREM', holders, token)
+  leave_holders(token, fair and load(token))
   redis.call('HDEL', record, token)
   return not reason, place
 end

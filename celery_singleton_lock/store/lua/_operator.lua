@@ -2,18 +2,23 @@
 local AUDITED = 1000 -- entries of the audit log
 local LOCKS = 20     -- most entries of one operation; its last one sums up all further locks
 
--- Like every key of a lock, it is read before the first write.
-local function check_audit() redis.call('LLEN', fleet .. ':audit') end
+-- Like every key of a lock, it is read before the first write. So is the new entry: JSON that this Lua
+-- refuses, such as a lone surrogate, must not leave the lock half changed.
+local new_entry, newest_entry, newest_op
+local function check_audit()
+  new_entry = cjson.decode(who)
+  newest_entry = cjson.decode(redis.call('LINDEX', fleet .. ':audit', 0) or '{}')
+  newest_op = newest_entry.op -- an error if it is no object
+end
 
--- Write who did what to this lock. Steps of one operation on one lock share an entry, unless another
--- entry comes between them: a purge of 200,000 tasks or locks must not push all other entries out.
+-- Write who did what to this lock; once in a script. Steps of one operation on one lock share an entry,
+-- unless another entry comes between them: a purge of 200,000 tasks or locks must not push all other
+-- entries out.
 local function note(steps, token, rec)
-  local audit, entry = fleet .. ':audit', cjson.decode(who)
+  local audit, entry, last = fleet .. ':audit', new_entry, newest_entry
   entry.at, entry.lock, entry.count, entry.token = digits(now), lock, steps, token
   entry.task, entry.attempt = rec and rec.task, rec and rec.attempt
-  local newest = redis.call('LINDEX', audit, 0)
-  local last = newest and cjson.decode(newest)
-  if last and last.op == entry.op and last.action == entry.action then
+  if newest_op == entry.op and last.action == entry.action then
     local same = (last.latest or last.lock) == lock
     local nth = last.nth or 1
     if same or nth >= LOCKS then
@@ -25,4 +30,14 @@ local function note(steps, token, rec)
   end
   redis.call('LPUSH', audit, cjson.encode(entry))
   redis.call('LTRIM', audit, 0, AUDITED - 1)
+end
+
+-- What `done` remembers of a dropped waiter, in addition to its end: it has not run.
+local function drop_of(token) return 'dropped:' .. base_of(token) end
+local function drop_of_attempt(attempt) return 'dropped:' .. attempt end
+
+-- Whether the end of an attempt is remembered, but only since its waiter was dropped.
+local function was_only_dropped(attempt)
+  local till = redis.call('ZSCORE', done, attempt)
+  return till and till == redis.call('ZSCORE', done, drop_of_attempt(attempt))
 end

@@ -18,6 +18,7 @@ from celery_singleton_lock.core.conflict_policy import (
     unexpected,
     waits_if_blocked,
 )
+from celery_singleton_lock.core.lock_view import WaitsFor
 from celery_singleton_lock.core.model import Reply, Verdict
 from celery_singleton_lock.errors import (
     BackendRefused,
@@ -158,13 +159,19 @@ RUNS_OR_WAITS = [
     Outcome.FAIL_BACKEND,
     Outcome.UNAVAILABLE,
     Outcome.REFUSED,
+    Outcome.LATER,
 ]
 
 
 @pytest.mark.parametrize("outcome", [each for each in Outcome if each not in RUNS_OR_WAITS])
 def test_each_refusal_reaches_the_main_process_as_it_was_made(outcome):
     """A pool child sends it by pickle."""
-    made = refusal(outcome, "k:1", LockOptions(wait_timeout=2.0), Reply(Verdict.BLOCKED, rank=3))
+    made = refusal(
+        outcome,
+        "k:1",
+        LockOptions(wait_timeout=2.0),
+        Reply(Verdict.BLOCKED, rank=3, excess="9 5 60000000 0"),
+    )
     again = pickle.loads(pickle.dumps(made))
     assert (type(again), again.args) == (type(made), made.args)
     if isinstance(again, TurnedAway):
@@ -185,3 +192,32 @@ def test_an_unhandled_outcome_is_named():
     assert outcome_of(SimpleNamespace(on_conflict="skip"), Reply(Verdict.BLOCKED), POOL) is (
         Outcome.SKIP
     )
+
+
+ABOVE_RATE = {
+    # facts:         park           skip     fail
+    POOL: ("PARK", "SKIP", "FAIL"),
+    SLOT: ("WAIT", "SKIP", "FAIL"),
+    CALLER: ("WAIT", "SKIP", "FAIL"),
+    CALLER_WAITED: ("FAIL_TIMEOUT", "SKIP", "FAIL"),
+    GRANTED: ("GONE", "GONE", "GONE"),
+    PARKING: ("PARK", "PARK", "PARK"),
+}
+
+
+@pytest.mark.parametrize("on_conflict", ["park", "skip", "fail"])
+@pytest.mark.parametrize("facts", ABOVE_RATE, ids=str)
+def test_above_its_rate_a_task_does_what_lock_on_rate_says(facts, on_conflict):
+    """Whatever it does if the lock is held."""
+    reply = Reply(Verdict.BLOCKED, waits_for=WaitsFor.RATE)
+    outcomes = [
+        outcome_of(LockOptions(on_conflict=on_conflict, on_rate=on_rate), reply, facts).name
+        for on_rate in ("park", "skip", "fail")
+    ]
+    assert tuple(outcomes) == ABOVE_RATE[facts]
+
+
+def test_below_its_rate_lock_on_rate_does_not_count():
+    policy = LockOptions(on_conflict="park", on_rate="skip")
+    reply = Reply(Verdict.BLOCKED, waits_for=WaitsFor.HOLDER)
+    assert outcome_of(policy, reply, POOL) is Outcome.PARK

@@ -32,7 +32,7 @@ FILES = [file_of(verb) for verb in ALL]
 LIBRARY = read("_lock.lua")
 ADMIN_LIBRARY = f"{LIBRARY}\n\n{read('_operator.lua')}"
 SCRIPTS = {**load_scripts(), **load_admin_scripts()}
-KEYS_OF = {"lock": 11, "lock*": None, "meta*": None, "due*": None, "fleet": 1}
+KEYS_OF = {"lock": 12, "lock*": None, "meta*": None, "due*": None, "fleet": 1}
 LOOKS = {
     "inspect",
     "worker_heartbeat",
@@ -40,6 +40,7 @@ LOOKS = {
     "take_due_locks",
     "record_observation",
     "summarise_locks",
+    "count_waiters",
     "list_waiters",
     "locate_token",
     "find_contradictions",
@@ -160,7 +161,7 @@ def test_each_verb_begins_to_write_as_a_full_redis_demands(verb):
     """What takes memory is refused as a whole; what gives it back, or renews, is not refused."""
     body = read(file_of(verb))
     refused, through = "refuse_if_full()" in body, "write_though_full()" in body
-    expected = {"acquire": (True, False), "park": (True, False)}
+    expected = dict.fromkeys(("acquire", "park", "charge"), (True, False))
     other = (False, verb not in LOOKS)
     assert (refused, through) == expected.get(verb, other)
 
@@ -179,6 +180,22 @@ def test_a_script_is_lua_and_uses_no_undeclared_global(verb):
     fine, error = check(SCRIPTS[verb].text, verb)
     assert fine, error
     assert globals_of(SCRIPTS[verb].text) <= ALLOWED
+
+
+SPARE = 10
+
+
+@pytest.mark.parametrize("verb", SCRIPTS)
+def test_a_script_has_room_for_further_upvalues_and_locals(verb):
+    """Lua allows 60 upvalues and 200 locals of a function: a later option must not hit that."""
+    lupa = pytest.importorskip("lupa.lua51", reason="lupa with Lua 5.1, which Redis speaks")
+    names = ", ".join(f"spare_{number}" for number in range(SPARE))
+    text, body = SCRIPTS[verb].text, "return (function()\n"
+    before, found, rest = text.rpartition(body)  # without such a body, all of it is `rest`
+    larger = f"local {names}\n{before}{found}local all_spare = {{{names}}}\n{rest}"
+    load = lupa.LuaRuntime().eval("function(text) return loadstring(text) end")
+    assert load(text)
+    assert load(larger), f"{verb} has no {SPARE} spare"
 
 
 def globals_of(text):

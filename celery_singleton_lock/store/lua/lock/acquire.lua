@@ -3,7 +3,7 @@
 -- ARGV: name token attempt place_us copy lease_ms limit_arg max_waiting wait_ms worker claim_ms about
 --   place_us = time of arrival, 0 = now; wait_ms empty = do not queue; max_waiting empty = no limit;
 --   copy = as in park; about = task, worker, host, pid and lease for the record, as a JSON object
--- REPLY: answer GRANTED WAITING BLOCKED FULL TWIN DONE
+-- REPLY: answer GRANTED WAITING BLOCKED FULL TWIN DONE TOO_COSTLY
 lock = name
 note_lease(lease_ms)
 
@@ -16,7 +16,7 @@ note_lease(lease_ms)
 local idle
 last_fence, grants = 0, 0
 if copy == '0' and not closed_until() then
-  local left = redis.call('EXISTS', holders, queue, record, meta, bodies, deadlines, adrift, done)
+  local left = redis.call('EXISTS', holders, queue, record, meta, bodies, deadlines, adrift, done, flow)
   idle = left == 0
   if left == 1 then
     local m = redis.call('HMGET', meta, 'fence', 'grants', 'paused', 'ruled')
@@ -75,15 +75,25 @@ if verdict then
   return answer(verdict, token)
 end
 
-declare(tonumber(limit_arg))
+declare(tonumber(limit_arg), rec and arrival_of(rec) or tonumber(place_us), copy ~= '0')
 if not rec then
   rec = cjson.decode(about)
-  rec.attempt, rec.place = attempt, place_of(tonumber(place_us))
+  rec.attempt = attempt
+  place_at(rec, tonumber(place_us))
   rec.copy = copy ~= '0' and '1' or nil
+  if fair and fair.mine then fair.assign(rec, fair.mine) end
+end
+if rates then rates.note_asker(token, rec) end
+if rates and not rec.parked and rates.excess(rec) then
+  if where then end_delivery(token, rec) else take_reservation(attempt, true, rec) end
+  unqueue(token, rec)
+  grant_waiters(worker)
+  finish()
+  return answer('too_costly', token, rec)
 end
 local reserved, first
-if not where then reserved, first = take_reservation(attempt, wait_ms ~= '') end
-rec.place = first or rec.place
+if not where then reserved, first = take_reservation(attempt, wait_ms ~= '', rec) end
+if first then move_to(rec, first) end
 if reserved then
   grant_caller(token, rec, tonumber(lease_ms))
   grant_waiters(worker)
@@ -93,19 +103,19 @@ end
 if wait_ms ~= '' and not rec.parked then rec.deadline = digits(now + tonumber(wait_ms)) end
 
 if alone then
-  if not waits_for() then
+  if not waits_for(nil, rec) and not (fair and fair.is_full(rec)) then
     grant_caller(token, rec, tonumber(lease_ms))
     verdict = 'granted'
   end
 elseif where == 'adrift' or where == 'overdue' then
   grant_waiters(worker)
 else
-  redis.call('ZADD', queue, rec.place, token)
+  join_queue(token, rec)
   grant_waiters(worker, token, rec)
-  if rec.state == 'running' then
+  if rec.state == 'running' or rec.state == 'granted' then
     verdict = 'granted'
   elseif not where then
-    redis.call('ZREM', queue, token)
+    leave_queue(token, rec)
   end
 end
 
@@ -120,5 +130,7 @@ elseif not verdict then
   verdict = 'waiting'
   enqueue(token, rec, 'waiting')
 end
+-- While the caller was in the queue, the others may have waited for its cost.
+if rates and (verdict == 'blocked' or verdict == 'full') then grant_waiters(worker) end
 finish()
 return answer(verdict, token, rec)

@@ -2,9 +2,10 @@
 -- KEYS: lock
 -- ARGV: name token lease_ms settle worker host pid claim_ms
 --   settle 1 = acknowledge early: delete the stored message, and that of a duplicate; 2 = the message is
---   stored at another lock: delete it here; 0 = keep it
+--   stored at another lock: delete it here; 3 = likewise, and another claim will log the start; 0 = keep it
 -- REPLY: answer GRANTED WAITING ABSENT
 lock = name
+starts_later = settle == '3'
 note_lease(lease_ms)
 check()
 write_though_full()

@@ -2,10 +2,10 @@
 -- KEYS: lock
 -- ARGV: name token lease_ms limit_arg place_us max_waiting copy attempt task worker host pid claim_ms body realm route wait_ms on_full returns
 --   place_us = time of arrival, 0 = now; wait_ms empty = wait for ever; on_full replace = replace the
---   oldest message of this task; copy 1 = this may be a duplicate delivery, 2 = likewise, and it runs even
---   if its attempt has ended, 3 = the delivery `token` was claimed without an answer, and has not begun:
---   it ends, else 0; realm and route = broker and queue; returns = deliveries that came back
--- REPLY: answer WAITING FULL DONE TWIN
+--   oldest message of this task; copy 1 = this may be a duplicate delivery, 3 = the delivery `token` was
+--   claimed without an answer, and has not begun: it ends, else 0; realm and route = broker and queue;
+--   returns = deliveries that came back
+-- REPLY: answer WAITING FULL DONE TWIN TOO_COSTLY
 lock = name
 note_lease(lease_ms)
 check()
@@ -16,11 +16,12 @@ local base = base_of(token)
 local rec = load(token)
 local where = standing(token, rec)
 local verdict, reserved, first
+local about = {parked = '1', realm = realm, queue = route, task = task}
 if copy == '3' and where == 'holder' then -- its claim may have deleted the stored message
   verdict, alone, rec.settled = 'waiting', false, nil
   rec.realm, rec.queue = realm, route -- with several locks, the message may have been stored elsewhere
   rec.wait = wait_ms ~= '' and wait_ms or nil
-  redis.call('ZREM', holders, token)
+  leave_holders(token, rec)
   redis.call('HSET', bodies, base, body)
   end_delivery(token, rec)
 elseif is_done(base) or (copy == '1' or copy == '3') and is_done(attempt) then
@@ -43,9 +44,15 @@ elseif not where then -- a token that holds or waits itself is no duplicate
 end
 
 if not verdict then
-  declare(tonumber(limit_arg))
-  if not where then reserved, first = take_reservation(attempt, true) end
-  local about = {parked = '1', realm = realm, queue = route, task = task}
+  declare(tonumber(limit_arg), rec and arrival_of(rec) or tonumber(place_us), copy ~= '0')
+  if rates then rates.note_asker(token, rec or about) end
+  if rates and not where and rates.excess(about) then verdict = 'too_costly' end
+  if verdict then take_reservation(attempt, true, about) end
+end
+
+if not verdict then
+  if not where then reserved, first = take_reservation(attempt, true, about) end
+  if fair and fair.mine then fair.assign(about, fair.mine) end
   local room = reserved or first or not waiter_waits_for(about, worker)
   if not where and not room and is_full(max_waiting) then
     verdict = (on_full ~= 'replace' or not replace_oldest(task, attempt, realm, route, worker)) and 'full' or nil
@@ -60,8 +67,11 @@ if not verdict then
   redis.call('HSET', bodies, base, body)
   rec = rec or {
     attempt = attempt, task = task, worker = '', host = host, pid = pid, lease = lease_ms,
-    place = first or place_of(tonumber(place_us)), copy = copy ~= '0' and '1' or nil,
+    copy = copy ~= '0' and '1' or nil, costs = about.costs,
   }
+  if not rec.place then place_at(rec, tonumber(place_us)) end
+  if first then move_to(rec, first) end
+  if fair and fair.mine and not where then fair.assign(rec, fair.mine) end
   rec.parked, rec.realm, rec.queue = '1', realm, route
   rec.wait = wait_ms ~= '' and wait_ms or nil
   rec.returns = returns ~= '0' and returns or rec.returns
@@ -81,4 +91,4 @@ end
 
 grant_waiters(worker)
 finish()
-return answer(verdict, token)
+return answer(verdict, token, (verdict == 'full' or verdict == 'too_costly') and about or nil)

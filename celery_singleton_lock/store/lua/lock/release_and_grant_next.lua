@@ -4,6 +4,8 @@
 --   ending final = the task has ended; again = its message queues again; unread = likewise, since no
 --   worker could decode it; reject = the task rejects its message; cancel = end the wait only; keep =
 --   reserve the permit for the attempt keep_for, for keep_ms; hold = reserve it for nobody, for keep_ms;
+--   later = its message queues again at its place, its wait goes on, and unless keep_ms is empty, the lock is
+--   closed for keep_ms, as keep_for says why;
 --   return = like again, if it has not begun; offer = likewise, if another worker has a free slot for it;
 --   mark 1 = remember the end even if no copy of the message is known
 -- REPLY: answer RELEASED ABSENT GRANTED
@@ -25,6 +27,7 @@ end
 -- It has no attempt, so that it is no duplicate of later copies of the task.
 local function hold_permit(token, rec, ms)
   local held = {attempt = '', of = rec.attempt, task = rec.task, lease = digits(ms), place = rec.place}
+  if fair then fair.assign(held, rec) end
   add_holder('held:' .. token, held, 'held_after', ms)
   save('held:' .. token, held)
 end
@@ -32,6 +35,7 @@ end
 check()
 write_though_full()
 if ending == 'keep' then note_lease(keep_ms) end
+if ending == 'later' and keep_ms ~= '' then close(tonumber(keep_ms), keep_for) end -- also if the lock was lost
 local rec = load(token)
 local where = standing(token, rec)
 local verdict = where and 'released' or 'absent'
@@ -48,9 +52,11 @@ local taken = ending == 'return' or ending == 'offer' and held_it and not begun 
 if held_it and (ending == 'cancel' or returns and (begun or not taken)) then
   verdict = 'granted'
 elseif where then
-  if where == 'holder' then redis.call('ZREM', holders, token) else unqueue(token, rec) end
+  if where == 'holder' then leave_holders(token, rec) else unqueue(token, rec) end
   if ending == 'again' or ending == 'unread' or returns then
     return_delivery(token, rec, ending == 'unread')
+  elseif ending == 'later' then
+    end_delivery(token, rec, nil, true)
   elseif ending ~= 'reject' then
     remember_end(token, rec, tonumber(done_ms), mark == '1')
     forget(token, rec)

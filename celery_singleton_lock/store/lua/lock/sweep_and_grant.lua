@@ -3,11 +3,12 @@
 -- ARGV: name worker realm seal patience_ms hold_ms claim_ms
 --   realm = hash of the broker; seal = id of this call, empty = take out none; patience_ms = for how long
 --   they must be adrift; hold_ms = after which they queue again, without record_publish_result
--- REPLY: list of token, record, message
+-- REPLY: list of token, record, message; and if this call has granted the lock, and the next waiter waits for a rate, in how many ms it may start
 lock = name
 check()
 write_though_full()
 sweeping = true
+local granted_before = grants
 sweep(worker)
 grant_waiters(worker)
 
@@ -28,7 +29,7 @@ local function send_due(token, rec)
 end
 
 local reason = waits_for()
-local leave = seal ~= '' and not alone and (not reason or reason == 'holder')
+local leave = seal ~= '' and not alone and reason ~= 'pause' and reason ~= 'redis'
 for _, route in ipairs(leave and routes_adrift(BATCH) or {}) do
   for _, token in ipairs(looked < LOOKED and #strays < 3 * BATCH and some_adrift(route) or {}) do
     looked = looked + 1
@@ -37,4 +38,8 @@ for _, route in ipairs(leave and routes_adrift(BATCH) or {}) do
 end
 if alone then keep_indexed_due() end -- an indexed holder made it due, or its keys have expired
 finish()
+if rates and grants > granted_before and redis.call('ZCARD', queue) > 0 then
+  local why, till = waits_for()
+  if (why == 'rate' or why == 'pause') and till then strays[#strays + 1] = digits(till - now) end
+end
 return strays
