@@ -31,6 +31,12 @@ MAX_REPLICAS_WAIT: Final = 1.5
 MAX_COUNT: Final = 2**31 - 1
 """Largest number of permits, waiters or bytes in an option."""
 
+MAX_BYTES: Final = 2**53
+"""Largest number of bytes of all messages of a queue; scripts count exactly up to here."""
+
+NO_LIMIT: Final = MAX_COUNT
+"""Number of permits of a lock whose limit is None: it bounds starts by its rate only."""
+
 PREFIX: Final = "singleton_lock_"
 """Common prefix of the settings."""
 

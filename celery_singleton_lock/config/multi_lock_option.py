@@ -7,9 +7,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, NoReturn
 
+from celery_singleton_lock.config.limits import NO_LIMIT
 from celery_singleton_lock.config.option_checks import OPTIONS, Place
-from celery_singleton_lock.core.lock_name_template import Namer, Sent, Wording, compile_name
-from celery_singleton_lock.core.lock_set import in_order
+from celery_singleton_lock.core.lock_name_template import (
+    Namer,
+    Sent,
+    Wording,
+    compile_name,
+    fields_in,
+    is_computed,
+    literal_start,
+)
+from celery_singleton_lock.core.lock_set import Key, in_order
+from celery_singleton_lock.core.rate import Rate, RateOption, rates_of
 from celery_singleton_lock.errors import ConfigurationError
 
 MOST: Final = 32
@@ -26,11 +36,103 @@ _OF_SEVERAL: Final = Wording(
 )
 
 
+class Limit:
+    """How many tasks may hold one of several locks, and how many may start in a period.
+
+    For the values of a ``lock_keys`` dict::
+
+        lock_keys={"tenant:{tenant}": Limit(2, rate="100/m"), "llm": Limit(None, rate="500/m")}
+
+    Args:
+        number: how many may hold the lock at the same time; None, with a rate, for no limit.
+        rate: how many may start in a period: a text such as ``"100/m"``, a
+            :class:`~celery_singleton_lock.Rate`, a list of these, or None.
+
+    Raises:
+        ConfigurationError: the number or the rate is invalid, or neither is given.
+
+    Attributes:
+        number: permits.
+        rates: the rates; empty if there is none.
+    """
+
+    __slots__ = ("number", "rates")
+    number: int
+    rates: tuple[Rate, ...]
+
+    def __init__(self, number: int | None, *, rate: RateOption = None) -> None:
+        self.rates = OPTIONS["rate"](Place("rate of Limit"), rate)
+        for each in self.rates:
+            if each.is_computed:
+                Place("cost of a rate of Limit").refuse(
+                    each.cost,
+                    "with several locks a cost is a number. Write cost=1, and correct it in the "
+                    "task with self.lock.charge(n, name=…), or use lock_key with lock_rate",
+                )
+        if number is None and not self.rates:
+            Place("Limit").refuse(
+                None, 'without a rate, the lock would bound nothing. Add rate="100/m", or use 1'
+            )
+        self.number = OPTIONS["limit"](Place("Limit"), number)
+
+    def __repr__(self) -> str:
+        number = None if self.number == NO_LIMIT else self.number
+        rates = ", ".join(f'"{rate}"' if not rate.burst else repr(rate) for rate in self.rates)
+        several = f"[{rates}]" if len(self.rates) > 1 else rates
+        return f"Limit({number}, rate={several})" if rates else f"Limit({number})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Limit):
+            return NotImplemented
+        return (self.number, self.rates) == (other.number, other.rates)
+
+    def __hash__(self) -> int:
+        return hash((self.number, self.rates))
+
+
+def rates_in(lock_keys: Any) -> dict[Any, tuple[Rate, ...]]:
+    """Return the keys of the option ``lock_keys`` that have rates, with these."""
+    given = lock_keys.items() if isinstance(lock_keys, Mapping) else ()
+    return {key: own.rates for key, own in given if isinstance(own, Limit) and own.rates}
+
+
+def idle_pairs(lock_keys: Any) -> list[tuple[Any, Any]]:
+    """Return the pairs of ``lock_keys`` of which calls may hold the first one without need.
+
+    A call holds the first while it waits for the second, and one of the two has a rate, so the wait
+    may be long. Another call that needs the first may need another second, and waits too. That is
+    not so if the name of the first has all fields that the name of the second has.
+    """
+    rates = rates_in(lock_keys)
+    pairs = [(one, other) for one in lock_keys for other in lock_keys] if rates else []
+    return [
+        (one, other)
+        for one, other in pairs
+        if one != other
+        and {one, other} & rates.keys()
+        and not _comes_before(other, one)
+        and not _has_fields_of(one, other)
+    ]
+
+
+def _comes_before(key: Any, other: Any) -> bool:
+    """Return whether each name of one key sorts before each name of another one."""
+    one, two = literal_start(key), literal_start(other)
+    return one.encode() < two.encode() and not two.startswith(one)
+
+
+def _has_fields_of(one: Any, other: Any) -> bool:
+    """Return whether equal names of one key mean equal names of another one."""
+    if not (isinstance(one, str) and isinstance(other, str)):
+        return False
+    return set(fields_in(one)) >= set(fields_in(other))
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class SeveralNamer:
     """Names the locks of each call of one task. Made by :func:`compile_names`."""
 
-    _keys: tuple[tuple[Namer, int | None], ...]
+    _keys: tuple[tuple[Namer, int | None, tuple[Rate, ...]], ...]
     _limit: int
 
     def name(
@@ -53,7 +155,9 @@ class SeveralNamer:
             ArgumentsDoNotBind: the task cannot be called with these arguments.
             LockNameError: see :meth:`Namer.name`.
         """
-        keys = ((namer.name(args, kwargs, sent), limit) for namer, limit in self._keys)
+        keys = (
+            Key(namer.name(args, kwargs, sent), limit, rate) for namer, limit, rate in self._keys
+        )
         return in_order(keys, self._limit)
 
 
@@ -66,7 +170,7 @@ def compile_names(
         task_name: name of the task.
         run: the task's function; its signature is used.
         lock_keys: a list of templates or callables, each as in ``lock_key``; or a dict from them to
-            limits.
+            limits: numbers, None, or :class:`Limit`.
         limit: the task's ``lock_limit``, for locks without a limit of their own.
 
     Raises:
@@ -84,7 +188,7 @@ def compile_names(
         _refuse_number(place, lock_keys)
     given = lock_keys.items() if isinstance(lock_keys, Mapping) else [(k, None) for k in lock_keys]
     return SeveralNamer(
-        tuple((_namer(task_name, run, key), _limit(place, key, own)) for key, own in given),
+        tuple((_namer(task_name, run, key), *_limit(place, key, own)) for key, own in given),
         limit,
     )
 
@@ -107,8 +211,21 @@ def _namer(task_name: str, run: Callable[..., Any], key: Any) -> Namer:
     return compile_name(task_name, run, lock_key=plain, wording=_OF_SEVERAL)
 
 
-def _limit(place: Place, key: Any, limit: Any) -> int | None:
+def _limit(place: Place, key: Any, limit: Any) -> tuple[int | None, tuple[Rate, ...]]:
+    if isinstance(limit, Limit):
+        return limit.number, limit.rates
     if limit is None:
-        return None
-    checked: int = OPTIONS["limit"](Place(f"{place.option}[{key!r}]", place.task), limit)
-    return checked
+        return None, ()
+    own = Place(f"{place.option}[{key!r}]", place.task)
+    if isinstance(limit, (str, Rate)) and _is_rate(limit):
+        own.refuse(limit, f"a rate belongs into a limit: Limit(1, rate={limit!r})")
+    if is_computed(limit):
+        own.refuse(limit, "the limit of one of several locks must be a number. Use lock_key")
+    return OPTIONS["limit"](own, limit), ()
+
+
+def _is_rate(given: str | Rate) -> bool:
+    try:
+        return bool(rates_of(given))
+    except ConfigurationError:
+        return False

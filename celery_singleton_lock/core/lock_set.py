@@ -14,8 +14,24 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
+from celery_singleton_lock.core.rate import Rate, lowest, packed
+
 KEPT: Final = "csl-kept"
 """Header of a message that is stored in Redis: its lock set."""
+
+
+class Key(NamedTuple):
+    """One of the locks that a task names.
+
+    Args:
+        name: the lock's name.
+        limit: permits; None is the task's ``lock_limit``.
+        rate: how many may start in a period; empty for no rate.
+    """
+
+    name: str
+    limit: int | None = None
+    rate: tuple[Rate, ...] = ()
 
 
 class Names(str):
@@ -24,46 +40,54 @@ class Names(str):
     Code that handles one lock uses it as a plain name.
 
     Args:
-        keys: names with their limits, in order; a limit of None is the task's ``lock_limit``.
+        keys: the locks, in order.
     """
 
     __slots__ = ("keys",)
 
-    keys: tuple[tuple[str, int | None], ...]
+    keys: tuple[Key, ...]
 
-    def __new__(cls, keys: Iterable[tuple[str, int | None]]) -> Names:  # noqa: PYI034  # Python 3.10
+    def __new__(cls, keys: Iterable[Key]) -> Names:  # noqa: PYI034  # Python 3.10
         """Return a str with the first name."""
         found = tuple(keys)
-        made = super().__new__(cls, found[0][0])
+        made = super().__new__(cls, found[0].name)
         made.keys = found
         return made
 
 
-def in_order(keys: Iterable[tuple[str, int | None]], limit: int = 1) -> str:
+def in_order(keys: Iterable[Key], limit: int = 1) -> str:
     """Return locks in the order in which every task acquires them, without repetitions.
 
     Args:
-        keys: names with their limits; for equal names the lowest limit is used.
+        keys: the locks; of equal names the lowest limit is used, and the lowest rates.
         limit: the task's ``lock_limit``; a limit of None means this one.
 
     Returns:
-        :class:`Names`; or the plain name of a single lock without a limit of its own.
+        :class:`Names`; or the plain name of a single lock without a limit or rate of its own.
     """
-    limits: dict[str, int | None] = {}
-    for name, own in keys:
-        known = limits.setdefault(name, own)
-        if own != known:
-            limits[name] = min(limit if known is None else known, limit if own is None else own)
-    ordered = sorted(limits.items(), key=lambda key: key[0].encode())
-    if len(ordered) == 1 and ordered[0][1] is None:
-        return ordered[0][0]
+    found: dict[str, Key] = {}
+    for key in keys:
+        known = found.setdefault(key.name, key)
+        if key != known:
+            found[key.name] = _both(known, key, limit)
+    ordered = sorted(found.values(), key=lambda key: key.name.encode())
+    if len(ordered) == 1 and ordered[0].limit is None and not ordered[0].rate:
+        return ordered[0].name
     return Names(ordered)
+
+
+def _both(one: Key, other: Key, limit: int) -> Key:
+    limits = {one.limit, other.limit}
+    own = one.limit
+    if len(limits) > 1:
+        own = min(limit if each is None else each for each in limits)
+    return Key(one.name, own, lowest((*one.rate, *other.rate)))
 
 
 def names_in(name: str) -> frozenset[str]:
     """Return all names in :class:`Names`, or the plain name."""
     return (
-        frozenset(each for each, _ in name.keys) if isinstance(name, Names) else frozenset({name})
+        frozenset(key.name for key in name.keys) if isinstance(name, Names) else frozenset({name})
     )
 
 
@@ -75,12 +99,24 @@ class Part(NamedTuple):
         token: owner token for this lock.
         limit: permits; None is the task's ``lock_limit``.
         fence: fencing token; 0 until the lock is acquired.
+        flow: flow options of the claim on this lock, see
+            :func:`celery_singleton_lock.core.rate.packed`; empty for none.
     """
 
     name: str
     token: str
     limit: int | None = None
     fence: int = 0
+    flow: str = ""
+
+    def written(self) -> tuple[Any, ...]:
+        """Return this for a header: older workers read it, unless it has flow options."""
+        return tuple(self) if self.flow else tuple(self)[:-1]
+
+
+def part_of(key: Key, token: str) -> Part:
+    """Return one lock of a new lock set."""
+    return Part(key.name, token, key.limit, flow=packed(key.rate))
 
 
 class LockSet(NamedTuple):
@@ -126,7 +162,8 @@ class LockSet(NamedTuple):
 
     def header(self) -> dict[str, Any]:
         """Return the header that is stored with the message."""
-        return {KEPT: {"parts": self.parts, "at": self.at, "place": self.place}}
+        parts = [part.written() for part in self.parts]
+        return {KEPT: {"parts": parts, "at": self.at, "place": self.place}}
 
 
 def read(header: Mapping[str, Any]) -> LockSet:

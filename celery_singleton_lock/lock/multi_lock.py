@@ -3,11 +3,44 @@
 from __future__ import annotations
 
 import math
+import os
+import platform
 from collections.abc import Sequence
+from typing import Final
 
+from celery_singleton_lock.config.timed_close import name_to_close
+from celery_singleton_lock.core.charge import one_named
 from celery_singleton_lock.core.clock import Clock
+from celery_singleton_lock.core.model import Claim, Owner, Reply, Verdict
+from celery_singleton_lock.core.rate import Rate
 from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.lock.sync import Lock
+
+
+class MemberLock(Lock):
+    """A lock that may be acquired together with others, as a part of a :class:`MultiLock`."""
+
+    later: bool = False
+    """Whether a rate counts the start not when the lock is acquired, but at :meth:`start`."""
+
+    @property
+    def _request(self) -> Claim:
+        return self._claim._replace(later=self.later)
+
+    def start(self) -> bool:
+        """Let the rate count the start, since all locks are held.
+
+        Returns:
+            Whether this lock is still held.
+
+        Raises:
+            BackendError: Redis did not answer, or refused.
+        """
+        if not self.later:
+            return True
+        owner = Owner(self.token, host=platform.node(), pid=os.getpid())
+        reply: Reply = self._store.claim(owner, self.name, self.lease)
+        return reply.verdict is Verdict.GRANTED
 
 
 class MultiLock:
@@ -19,10 +52,11 @@ class MultiLock:
     """
 
     def __init__(self, locks: Sequence[Lock], clock: Clock) -> None:
-        self.locks = tuple(locks)
+        self.locks: Final = tuple(locks)
         self._clock = clock
-        self.lease, self.limit = locks[0].lease, locks[0].limit
-        self.name = locks[0].name
+        self.lease: float = locks[0].lease
+        self.limit: int = locks[0].limit
+        self.name: str = locks[0].name
         """Name of the first lock; after a failed :meth:`acquire`, of the lock that was busy."""
 
     def acquire(self, blocking: bool = True, blocking_timeout: float | None = None) -> bool:
@@ -54,6 +88,10 @@ class MultiLock:
             left = until - self._clock.monotonic()
             wait = None if math.isinf(left) or not blocking else max(left, 0.001)
             if not lock.acquire(blocking=blocking, blocking_timeout=wait):
+                self.name = lock.name
+                return False
+        for lock in self.locks:
+            if isinstance(lock, MemberLock) and not lock.start():
                 self.name = lock.name
                 return False
         self.name = self.locks[0].name
@@ -99,6 +137,35 @@ class MultiLock:
     def expires_in(self) -> float:
         """Seconds for which all locks are certainly held."""
         return min(lock.expires_in for lock in self.locks)
+
+    def pause(self, seconds: float, why: str = "", *, name: str = "") -> float:
+        """Close one of the locks for everybody for a time.
+
+        Args:
+            seconds: for how long.
+            why: the reason, for people.
+            name: its name.
+
+        Returns:
+            Seconds for which it is closed.
+
+        Raises:
+            ConfigurationError: an argument is invalid.
+            BackendError: Redis did not answer, or refused.
+        """
+        closing = name_to_close([lock.name for lock in self.locks], name)
+        return next(lock for lock in self.locks if lock.name == closing).pause(seconds, why)
+
+    def charge(
+        self,
+        amount: int,
+        *,
+        id: str | None = None,  # noqa: A002  # the word for it
+        rate: str | Rate | None = None,
+        name: str = "",
+    ) -> None:
+        """Correct what the start of the lock ``name`` has cost; see :meth:`Lock.charge`."""
+        one_named(name, self.locks).charge(amount, id=id, rate=rate)
 
     def ensure_held(self) -> None:
         """Ask Redis whether all locks are still held, and renew their leases.

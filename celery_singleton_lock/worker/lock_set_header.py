@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from celery_singleton_lock.core.lock_set import LockSet, Names, Part, lock_set_in
+from celery_singleton_lock.core.lock_set import LockSet, Names, Part, lock_set_in, part_of
 from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.core.parked_message import Delivery, Stray
 from celery_singleton_lock.worker.lock_header import LockHeader
@@ -21,7 +21,7 @@ def with_lock_set(
         names: the names of its locks.
         frees: names and tokens of locks to release before it is parked.
     """
-    parts = [Part(name, new_token(), limit) for name, limit in names.keys]
+    parts = [part_of(key, new_token()) for key in names.keys]
     parts[0] = parts[0]._replace(token=header.token)
     freed = tuple(Part(name, token) for name, token in frees)
     lock_set = LockSet(tuple(parts), place=header.place, frees=freed)
@@ -81,7 +81,7 @@ def begun_again(header: LockHeader, lock_set: LockSet, *, frees: tuple[Part, ...
         lock_set: the lock set in the message.
         frees: locks of this delivery to release, since it may still hold them.
     """
-    parts = tuple(Part(part.name, new_token(), part.limit) for part in lock_set.parts)
+    parts = tuple(_anew(part) for part in lock_set.parts)
     left = Part(header.name, header.token)
     return header._replace(
         name=parts[0].name,
@@ -94,6 +94,10 @@ def begun_again(header: LockHeader, lock_set: LockSet, *, frees: tuple[Part, ...
     )
 
 
+def _anew(part: Part) -> Part:
+    return part._replace(token=new_token(), fence=0)
+
+
 def unanswered(header: LockHeader) -> LockHeader:
     """Return the header of a granted delivery whose claim Redis did not answer.
 
@@ -103,11 +107,18 @@ def unanswered(header: LockHeader) -> LockHeader:
     Args:
         header: the header of a delivery that has not begun.
     """
+    if header.lock_set is None or not header.settle:
+        return header._replace(copy=True)
+    return at_first_lock(header)
+
+
+def at_first_lock(header: LockHeader) -> LockHeader:
+    """Return the header of a delivery that is parked again, at its first lock, by this process."""
     header, lock_set = header._replace(copy=True), header.lock_set
-    if lock_set is None or not header.settle:
+    if lock_set is None:
         return header
     first, *others = lock_set.parts
-    parts = (first, *(Part(part.name, new_token(), part.limit) for part in others))
+    parts = (first, *map(_anew, others))
     left = lock_set.here if lock_set.at else None
     frees = tuple(part for part in others if part != left)
     again = LockSet(parts, place=lock_set.place, left=left, frees=frees)

@@ -34,9 +34,11 @@ from celery_singleton_lock.worker.redis_health import for_each
 if TYPE_CHECKING:
     from celery_singleton_lock.store.operator.base import Standing
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
-_STAYS: Final = frozenset({"parked", "granted", "overdue", "replaced", "revoked", "leaving"})
+_STAYS: Final = frozenset(
+    {"parked", "granted", "overdue", "replaced", "revoked", "too_costly", "leaving"}
+)
 """States of a message in which the locks that it holds are renewed.
 
 Not ``adrift``: other tasks would wait until a worker consumes its queue. Not ``running``: the
@@ -126,9 +128,9 @@ class PartialLockSets:
             return
         left, tokens = lock_set.left, [part.token for part in lock_set.parts]
         if left.token in tokens:
-            attempt = singles(header)[tokens.index(left.token)].attempt
-            owner = Owner(left.token, attempt, header.task, self._worker)
-            self._store.claim(owner, left.name, lease, kept_elsewhere=True)
+            one = singles(header)[tokens.index(left.token)]
+            owner = Owner(left.token, one.attempt, header.task, self._worker)
+            self._store.claim(owner, left.name, lease, kept_elsewhere=True, later=one.later)
         else:
             self._store.release(left.name, left.token, Ending.FINAL, worker=self._worker)
 
@@ -206,7 +208,9 @@ class PartialLockSets:
         kept = pack(unpack(body), again.lock_set.header() if again.lock_set else {})
         self._store.park(
             Owner(first.token, first.attempt, first.task),
-            Claim(first.name, entry.options.lease, limit, lock_set.place, copy=True),
+            Claim(
+                first.name, entry.options.lease, limit, lock_set.place, copy=True, flow=first.flow
+            ),
             Parcel(kept, waiting.realm, waiting.queue, waiting.wait),
         )
         if self._store.release(waits_for, token, Ending.CANCEL).verdict is Verdict.RELEASED:

@@ -13,7 +13,7 @@ from celery_singleton_lock.admin.multi_lock_views import kept_by, parked_elsewhe
 from celery_singleton_lock.admin.select_parked import Filter
 from celery_singleton_lock.cli.render import detail
 from celery_singleton_lock.core.lock_set import LockSet, Part
-from celery_singleton_lock.core.model import Claim, Ending, Owner
+from celery_singleton_lock.core.model import Claim, Ending, Owner, Reservation
 from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.core.parked_message import Parcel
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
@@ -35,7 +35,7 @@ def store(lock_client):
 def task(store):
     """The task transfer[3f2a91c0…] has the first lock, and is parked at the second."""
     first = Owner(new_token(), "3f2a91c0-1/0/0", "bank.transfer", "worker-2#a1b2c3", "h", 7)
-    store.acquire(Owner(new_token(), "other/0/0", "bank.audit", "worker-3#a1"), Claim(B))
+    store.acquire(Owner(new_token(), "other/0/0", "bank.audit", "worker-3#a1", "h", 8), Claim(B))
     store.acquire(first, Claim(A))
     second = first._replace(token=new_token(), attempt="3f2a91c0-1/0/77")
     lock_set = LockSet((Part(A, first.token), Part(B, second.token)), at=1)
@@ -89,6 +89,34 @@ def test_a_kept_lock_is_shown_as_kept_and_by_whom(store, task):
     assert "transfer[3f2a91c0] on worker-2 (which waits for 'account:2')" in line
     assert line.endswith(", kept")
     assert show_lock(store, B).elsewhere == {}
+
+
+@pytest.mark.parametrize("granted", [False, True])
+def test_no_pid_is_named_of_a_task_that_waits_for_another_lock(store, task, granted):
+    """That process runs other tasks by now, and the operator is told to kill it."""
+    _, first, second = task
+    if granted:  # and it has not begun
+        store.release(B, store.inspect(B).holders[0].token, Ending.FINAL)
+    found = show_lock(store, A)
+    assert found.elsewhere == {first.token: B}
+    assert [(holder.pid, holder.host) for holder in found.view.holders] == [(0, "")]
+    assert not [line for line in detail(found) if line.startswith("process")]
+    (other,) = show_lock(store, B).view.holders
+    assert other.pid == (0 if granted else 8)
+    if granted:
+        store.claim(second, B, 30.0)
+        assert show_lock(store, A).elsewhere == {}
+        assert show_lock(store, A).view.holders[0].pid == 0, "that process only began to wait"
+        assert show_lock(store, B).view.holders[0].pid == 7
+
+
+def test_no_pid_is_named_of_a_task_that_has_ended_or_waits_for_its_retry(store):
+    owner = Owner(new_token(), "x/0/0", "bank.audit", "worker-2#a1b2c3", "h", 7)
+    store.acquire(owner, Claim(A))
+    assert show_lock(store, A).view.holders[0].pid == 7
+    store.release(A, owner.token, Ending.HOLD, reserve=Reservation("", 60.0))
+    (ended,) = show_lock(store, A).view.holders
+    assert (ended.state, ended.pid) == ("held_after", 0)
 
 
 def test_a_running_task_or_a_task_with_one_lock_is_explained_as_usual(store, task):

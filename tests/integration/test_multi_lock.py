@@ -90,6 +90,7 @@ def test_a_task_that_finds_its_second_lock_busy_keeps_the_first(book, worker, na
     book.await_free(b)
 
 
+@pytest.mark.full
 def test_a_kept_lock_outlives_its_lease(book, worker, names, other):
     """While its task is parked at the other lock: the lease is renewed."""
     a, b, _ = names
@@ -182,6 +183,7 @@ def test_a_task_that_does_not_wait_releases_the_locks_that_it_has(
     assert not book.starts(a)
 
 
+@pytest.mark.full
 def test_a_task_that_waits_in_its_slot_keeps_the_first_lock(book, worker, names, other):
     """lock_on_conflict="wait": the lease is renewed, and nobody passes it at the first lock."""
     a, b, _ = names

@@ -177,6 +177,7 @@ def test_the_last_worker_releases_the_locks_that_its_tasks_keep_when_it_stops(ow
     assert len(book.starts("a")) == 1
 
 
+@pytest.mark.full
 def test_no_task_is_lost_that_waits_for_its_third_lock_when_its_worker_stops(
     own_book, pool, busy, third
 ):

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 from celery_singleton_lock.config.limits import MAX_WAIT
+from celery_singleton_lock.core.charge import one_named
 from celery_singleton_lock.core.conflict_policy import Outcome
 from celery_singleton_lock.core.lock_view import reason_in
 from celery_singleton_lock.core.model import Ending, Reply, Verdict, why_busy
+from celery_singleton_lock.core.rate import Rate, unpacked
 from celery_singleton_lock.errors import BackendError, LockLost, LockUnusable
 from celery_singleton_lock.worker.execution.task_lock import TaskLock, ask, owner_of
 from celery_singleton_lock.worker.lock_header import (
@@ -114,10 +116,26 @@ class MultiLockTracer:
         self, store: LockStore, header: LockHeader, each: list[LockHeader], options: LockOptions
     ) -> Taken:
         """Acquire the other locks, then claim the granted one, which ends the parked message."""
-        lock_set = _lock_set_of(header)
         locks = self._kept(store, header, each, options)
         if locks is None:
             return Taken([], 0)
+        taken = self._rest(store, header, each, options, locks)
+        if taken.busy < 0:
+            taken = self._started(store, each, locks, options)
+        if taken.busy >= 0 or not header.granted:
+            return taken
+        return self._claimed(store, each, locks, options)
+
+    def _rest(  # the position of a delivery in its lock set
+        self,
+        store: LockStore,
+        header: LockHeader,
+        each: list[LockHeader],
+        options: LockOptions,
+        locks: list[TaskLock],
+    ) -> Taken:
+        """Acquire the locks behind the granted one, or all, and add them to ``locks``."""
+        lock_set = _lock_set_of(header)
         until = store.clock.monotonic() + (options.wait_timeout or MAX_WAIT)
         for number in range(lock_set.at, len(each)):
             if not each[number].granted:
@@ -129,7 +147,27 @@ class MultiLockTracer:
                 if isinstance(lock, Reply):
                     return Taken(locks, number, lock)
                 locks.append(lock)
-        return self._claimed(store, each, locks, options) if header.granted else Taken(locks)
+        return Taken(locks)
+
+    def _started(
+        self,
+        store: LockStore,
+        each: list[LockHeader],
+        locks: list[TaskLock],
+        options: LockOptions,
+    ) -> Taken:
+        """Let rates count the start, since all locks are held.
+
+        The granted lock counts its start when it is claimed, which is later.
+        """
+        for number, one in enumerate(each):
+            if one.later and not one.granted:
+                reply = store.claim(owner_of(one), one.name, options.lease)
+                if reply.verdict is not Verdict.GRANTED:  # its lease ended meanwhile
+                    self._give_back([other for other in each[number + 1 :] if not other.granted])
+                    return Taken(locks, number, reply)
+                self._tracer.tell_next_start(one.name, reply)
+        return Taken(locks)
 
     def _claimed(
         self,
@@ -169,6 +207,7 @@ class MultiLockTracer:
                 Reply(Verdict.GRANTED, fencing_token=part.fence),
                 options.lease,
                 asked + options.lease,
+                rates=unpacked(part.flow),
             )
             for one, part in zip(kept, lock_set.parts, strict=False)
         ]
@@ -185,7 +224,9 @@ class MultiLockTracer:
             return reply
         if reply.limit != options.limit and not one.granted:
             self._tracer.warn_of_limit(one, options, reply)
-        return TaskLock(store, one, reply, options.lease, asked + reply.lease)
+        self._tracer.tell_next_start(one.name, reply)
+        valid_until = asked + reply.lease
+        return TaskLock(store, one, reply, options.lease, valid_until, rates=options.rate)
 
     def _refuse(
         self, header: LockHeader, each: list[LockHeader], taken: Taken, options: LockOptions
@@ -240,8 +281,22 @@ class TaskLocks(TaskLock):
         reply = Reply(Verdict.GRANTED, fencing_token=first.fencing_token)
         until = store.clock.monotonic() + min(lock.expires_in for lock in locks)
         super().__init__(store, header, reply, lease, until)
-        self.name = first.name
-        self.locks = tuple(locks)
+        self.name: str = first.name
+        self.locks: Final = tuple(locks)
+
+    def _each(self) -> Sequence[TaskLock]:
+        return self.locks
+
+    def charge(
+        self,
+        amount: int,
+        *,
+        id: str | None = None,  # noqa: A002  # the word for it
+        rate: str | Rate | None = None,
+        name: str = "",
+    ) -> None:
+        """Correct what the start at the lock ``name`` has cost; see :meth:`CurrentLock.charge`."""
+        one_named(name, self.locks).charge(amount, id=id, rate=rate)
 
     def lose(self) -> LockLost:
         """Note that a lock was lost. Return the exception to raise."""

@@ -21,6 +21,7 @@ from celery_singleton_lock.config.settings import Settings
 from celery_singleton_lock.config.task_options import resolve_options
 from celery_singleton_lock.core.lock_name_template import ArgumentsDoNotBind
 from celery_singleton_lock.core.lock_set import (
+    Key,
     LockSet,
     Names,
     Part,
@@ -50,7 +51,12 @@ def transfer(source, target, amount=0):
 def keys_of(lock_keys, *args, **kwargs):
     """Return the locks of a call, with their limits."""
     name = compile_names("transfer", transfer, lock_keys).name(args, kwargs)
-    return name.keys if isinstance(name, Names) else name
+    return limits_of(name) if isinstance(name, Names) else name
+
+
+def limits_of(name):
+    """Return the names of several locks, with their limits."""
+    return tuple((key.name, key.limit) for key in name.keys)
 
 
 ACCOUNTS = ["account:{source}", "account:{target}"]
@@ -63,21 +69,21 @@ def test_L27_locks_are_taken_in_the_order_of_their_names_bytes():
     names = ["a", "B", "é", "z", "a1", "a:", "𐍈", "Ａ"]  # noqa: RUF001  # wide, on purpose
     expected = tuple((name, None) for name in sorted(names, key=lambda name: name.encode()))
     for order in itertools.islice(itertools.permutations(names), 50):
-        assert in_order((name, None) for name in order).keys == expected
+        assert limits_of(in_order(map(Key, order))) == expected
     assert keys_of(ACCOUNTS, 7, 3) == keys_of(ACCOUNTS, 3, 7)
     assert keys_of(ACCOUNTS, 3, 7) == (("account:3", None), ("account:7", None))
 
 
 def test_equal_names_are_one_lock_as_if_lock_key_had_named_it():
     """A plain name: nothing of what several locks need is done for it."""
-    name = in_order([("account:1", None), ("account:1", None)])
+    name = in_order([Key("account:1"), Key("account:1")])
     assert (name, type(name)) == ("account:1", str)
     assert keys_of(ACCOUNTS, 4, 4) == "account:4"
 
 
 def test_a_name_of_several_reads_as_that_of_the_first():
     """Whoever knows one lock only takes it for that one."""
-    name = in_order([("b", None), ("a", None)])
+    name = in_order([Key("b"), Key("a")])
     assert (name, str(name), names_in(name)) == ("a", "a", {"a", "b"})
     assert names_in("a") == {"a"}
 
@@ -87,7 +93,7 @@ def test_locks_have_limits_of_their_own_and_of_equal_names_the_lowest_counts():
     limits = {"account:{source}": 1, "account:{target}": 3, "api": 5}
     assert keys_of(limits, 1, 2) == (("account:1", 1), ("account:2", 3), ("api", 5))
     assert keys_of(limits, 1, 1) == (("account:1", 1), ("api", 5))
-    assert in_order([("a", 3), ("a", 2)]).keys == (("a", 2),)
+    assert in_order([Key("a", 3), Key("a", 2)]).keys == (Key("a", 2),)
 
 
 @pytest.mark.parametrize("first", ["account:{source}", "account:{target}"])
@@ -102,7 +108,7 @@ def test_equal_names_of_which_one_has_no_limit_do_not_run_more_than_the_task_may
         task = app.task(base=LockedTask, shared=False, **options)(transfer)
         app.finalize()
         name = install(app).name_of(task, (4, 4), {})
-        assert name.keys == (("account:4", counts),)
+        assert name.keys == (Key("account:4", counts),)
 
 
 def test_a_callable_names_a_lock_as_with_lock_key():
@@ -198,7 +204,7 @@ def test_a_task_declares_its_locks():
     task = app.task(base=LockedTask, lock_keys=ACCOUNTS, shared=False, name="t")(transfer)
     app.finalize()
     name = install(app).name_of(app.tasks["t"], (2, 1), {})
-    assert name.keys == (("account:1", None), ("account:2", None))
+    assert name.keys == (Key("account:1"), Key("account:2"))
     assert task.locks == current_locks() == ()
 
 
@@ -216,7 +222,7 @@ def test_a_wrong_name_of_the_option_is_refused():
 @pytest.fixture
 def header():
     """Of a task with three locks, as it arrives."""
-    names = in_order([("c", None), ("a", None), ("b", 2)])
+    names = in_order([Key("c"), Key("a"), Key("b", 2)])
     return with_lock_set(
         LockHeader(str(names), "t.0", "id/1/0", "task", "w#1", place=9, copy=True), names
     )

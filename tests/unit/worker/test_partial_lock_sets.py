@@ -44,7 +44,7 @@ class Paper:
         self.parked = parcel
         return Reply(Verdict.TWIN)
 
-    def claim(self, owner, name, lease, *, kept_elsewhere):
+    def claim(self, owner, name, lease, *, kept_elsewhere, later):
         self.calls.append(("claim", name, owner.token, kept_elsewhere))
 
     def watch_later(self, name, token, lease, *, held, on_lost):
