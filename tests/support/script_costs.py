@@ -40,7 +40,7 @@ for i = tonumber(ARGV[3]), tonumber(ARGV[4]) do
     rec = like_parked
     rec.attempt = attempt
     redis.call('HSET', keys.bodies, base, body)
-    redis.call('HSET', index, attempt, lock .. '\\n' .. token, '@' .. base, lock .. '\\n' .. token)
+    redis.call('HSET', index, attempt, lock .. '\\n' .. token)
   else
     redis.call('ZADD', keys.deadlines, till, token)
   end
@@ -133,11 +133,16 @@ def calls(store: RedisStore, holder: Owner) -> Mapping[str, Callable[[], Any]]:
         ),
         "receive": lambda: store.receive("w", 0.01),
         "reset, and grant": lambda: store.reset(NAME),
+        "close_for": lambda: store.close_for(OTHER, 60.0, "by me"),
         "release: again, and grant": lambda: store.release(
             NAME, _held(store), Ending.AGAIN, worker="w"
         ),
         "wait": lambda: store.wait(NAME, client.token, 0.01),
         "worker_heartbeat": lambda: store.worker_heartbeat("w", "R", ["q"], 600.0),
+        "list_running": lambda: store.list_running(
+            "w", [("t", "k", "x.0")], [("u", "k", "x.0")], 600.0
+        ),
+        "fleet_size": lambda: store.fleet_size("R", ["q"]),
         "leave": lambda: store.leave("w2", "R", ["q"]),
         "parked": lambda: store.parked("R"),
         "waited_for": store.waited_for,
