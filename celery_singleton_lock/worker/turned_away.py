@@ -12,8 +12,10 @@ from celery_singleton_lock.core.conflict_policy import TWINS, Outcome, unexpecte
 from celery_singleton_lock.core.lock_set import LockSet
 from celery_singleton_lock.core.lock_view import LockView, reason_in
 from celery_singleton_lock.core.model import Reply, why_busy
+from celery_singleton_lock.core.rate import why_never
 from celery_singleton_lock.errors import (
     LockConflict,
+    LockCostError,
     LockError,
     LockQueueFull,
     LockWaitTimeout,
@@ -30,19 +32,25 @@ class TurnedAway(Ignore):  # type: ignore[misc]  # celery is untyped
         rank: the rank in the queue that it would have; 1 is next.
         lock_set: for a task with several locks: those that it holds, and the busy one.
         waits_for: why the lock was not granted, see ``TaskBlocked``; may be empty.
+        closed_for: with the outcome LATER, for how many seconds the task has closed a lock.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917  # pickled with these args
         self,
         outcome: Outcome,
         reason: str = "",
         rank: int = 0,
         lock_set: LockSet | None = None,
         waits_for: str = "",
+        closed_for: float = 0.0,
     ) -> None:
-        super().__init__(outcome, reason, rank, lock_set, waits_for)  # pickled with these args
-        self.outcome, self.reason, self.rank, self.lock_set = outcome, reason, rank, lock_set
+        super().__init__(outcome, reason, rank, lock_set, waits_for, closed_for)
+        self.outcome = outcome
+        self.reason = reason
+        self.rank = rank
+        self.lock_set = lock_set
         self.waits_for = waits_for
+        self.closed_for = closed_for
 
 
 _REASONS: Final = {
@@ -75,6 +83,8 @@ def refusal(
             return TurnedAway(outcome, _REASONS[outcome])
         case Outcome.FAIL:
             return LockConflict(f"The {reason}.", name, *_holder_in(answer), waits_for)
+        case Outcome.FAIL_COST:
+            return too_costly(name, getattr(answer, "excess", ""))
         case Outcome.SKIP_FULL | Outcome.FAIL_FULL:
             full = f"{reason}, and as many wait as lock_max_waiting allows"
             return no_room(outcome, name, full, waits_for)
@@ -87,6 +97,7 @@ def refusal(
             | Outcome.FAIL_BACKEND
             | Outcome.UNAVAILABLE
             | Outcome.REFUSED
+            | Outcome.LATER
         ):
             raise unexpected(outcome)
 
@@ -126,8 +137,23 @@ def waited_in_vain(name: str, seconds: str) -> LockWaitTimeout:
     return LockWaitTimeout(f"Waited {seconds} s for the lock {name!r} (lock_wait_timeout).", name)
 
 
+def too_costly(name: str, excess: str) -> LockCostError:
+    """Return the error of a task whose start costs more than the rate of its lock allows.
+
+    Args:
+        name: of the lock.
+        excess: see :func:`celery_singleton_lock.core.rate.why_never`.
+    """
+    msg = (
+        f"The task can never start under the lock {name!r}: {why_never(excess)}. Raise "
+        "lock_rate, or send smaller tasks."
+    )
+    return LockCostError(msg, name)
+
+
 REFUSALS: Final[dict[type[LockError], str]] = {
     LockConflict: "fail",
+    LockCostError: "cost",
     LockQueueFull: "full",
     LockWaitTimeout: "timeout",
     MaxReturnsExceeded: "returned",
