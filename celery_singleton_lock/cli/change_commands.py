@@ -1,15 +1,22 @@
-"""Commands for one lock: release, drop, promote, pause, resume, limit."""
+"""Commands for one holder or waiter of a lock: release, drop, promote."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import islice
+from shlex import quote
 from threading import Event
 from typing import Any, Final
 
 import click
 
+from celery_singleton_lock.admin import change_lock
+from celery_singleton_lock.admin.change_lock import (
+    QUEUES_AGAIN,
+    drop_warning,
+    find_waiter,
+    queues_again,
+)
 from celery_singleton_lock.admin.force_release import (
     Refused,
     end_holder,
@@ -17,27 +24,23 @@ from celery_singleton_lock.admin.force_release import (
     forced_release_warning,
     why_not,
 )
-from celery_singleton_lock.admin.lock_views import is_known
-from celery_singleton_lock.admin.multi_lock_views import give_back
+from celery_singleton_lock.admin.multi_lock_views import (
+    look_elsewhere,
+    with_running_pid,
+)
 from celery_singleton_lock.admin.select_parked import Tally
 from celery_singleton_lock.admin.why_sentences import seconds, short
 from celery_singleton_lock.cli import render
 from celery_singleton_lock.cli.bulk_commands import tell_dropped, tell_tally
 from celery_singleton_lock.cli.options import agreed, as_json, dry, lock_name, reason
 from celery_singleton_lock.cli.target import Target, with_target
-from celery_singleton_lock.config.limits import MAX_COUNT
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.lock_view import HELD_AFTER, Holder
-from celery_singleton_lock.core.model import Verdict
 from celery_singleton_lock.errors import BackendError
-from celery_singleton_lock.message_text import meant
 from celery_singleton_lock.store.operator.base import Operator, Waiting
 
 ENDED_WITHIN: Final = 10.0
 """Seconds to wait until a terminated task has released its lock."""
-
-LOOKED_THROUGH: Final = 1000
-"""Largest number of lock names that are searched for a similar name."""
 
 LOOK: Final = 0.1
 """Seconds between two checks whether the lock was released."""
@@ -64,14 +67,23 @@ def release(target: Target, name: str, token: str | None, **how: Any) -> None:
     by = target.operator(why=how["why_text"])
     ended = holder.state == HELD_AFTER
     if how["terminate"] and not ended and _terminated(target, name, holder, by):
-        return _done(target, by, how["machine"], "terminate", name, f"{short(holder)} has ended.")
+        return done(target, by, how["machine"], "terminate", name, f"{short(holder)} has ended.")
     if not how["force"] and not ended:
-        raise Refused(_not_yet(name, holder, terminated=how["terminate"]), name)
+        # It may have begun to wait for another lock since, or have ended that wait.
+        elsewhere = look_elsewhere(target.store, name, [holder])
+        other = elsewhere.waits.get(holder.token)
+        holder = with_running_pid(holder, elsewhere)
+        raise Refused(
+            _not_yet(name, holder, terminated=how["terminate"])
+            if other is None
+            else _waits(name, holder, other),
+            name,
+        )
     if not how["yes"]:
         render.say(forced_release_warning(name, short(holder), holder.state), err=True)
         render.ask("Release it?")
     force_release(target.store, name, holder.token, by, keep=not how["dropped"])
-    return _done(target, by, how["machine"], "release", name, f"Released from {short(holder)}.")
+    return done(target, by, how["machine"], "release", name, f"Released from {short(holder)}.")
 
 
 def _holder(target: Target, name: str, token: str | None) -> Holder:
@@ -93,19 +105,28 @@ def _terminated(target: Target, name: str, holder: Holder, by: Operator) -> bool
     Raises:
         Refused: its lease has ended, which does not tell whether its process has.
     """
-    end_holder(target.store, name, holder.token, by, target.need_app("--terminate").terminate)
+    app = target.need_app("--terminate")
+    elsewhere = look_elsewhere(target.store, name, [holder])
+    end_holder(target.store, name, holder.token, by, app.terminate)
     clock = SystemClock()
     until = clock.monotonic() + ENDED_WITHIN
     lease_ends = clock.monotonic() + holder.expires_in
     while (now := clock.monotonic()) < until:
         left = target.store.locate_token(name, holder.token).expires_in
         if left <= 0 and clock.monotonic() >= lease_ends:
-            raise Refused(_lapsed(name, holder), name)
+            raise Refused(_lapsed(name, with_running_pid(holder, elsewhere)), name)
         if left <= 0:
             return True
         lease_ends = now + left
         Event().wait(LOOK)
     return False
+
+
+WHOLE_WORKER: Final = (
+    "In a prefork pool it runs this task only. In any other pool it is the whole worker, with all "
+    "its tasks, and threads and solo cannot terminate a task"
+)
+"""What a reader must know before he kills the process of a holder."""
 
 
 def _process(holder: Holder) -> str:
@@ -116,7 +137,15 @@ def _lapsed(name: str, holder: Holder) -> str:
     return (
         f"The worker was told to terminate {short(holder)}, and did not answer: the lease of "
         f"{name!r} has ended, and the next task may have the lock. Whether its {_process(holder)} "
-        "has ended is not known. If its machine still runs, kill the process"
+        f"has ended is not known. If its machine still runs, kill the process. {WHOLE_WORKER}"
+    )
+
+
+def _waits(name: str, holder: Holder, other: str) -> str:
+    return (
+        f"{short(holder)} does not run: it waits for the lock {other!r}, and keeps {name!r} "
+        "meanwhile, so there is no process to kill. To end the task, drop it there: locks drop "
+        f"{quote(other)} {quote(holder.task_id)}. To release {name!r} nevertheless: --force"
     )
 
 
@@ -125,8 +154,8 @@ def _not_yet(name: str, holder: Holder, *, terminated: bool) -> str:
         return (
             f"The worker was told to terminate {short(holder)}, which still holds {name!r}: its "
             f"{_process(holder)} has not ended. See the log of its worker, and kill the process. "
-            "The lock is free when its lease ends, at the latest. To release the lock while the "
-            "task may be running: --force"
+            f"{WHOLE_WORKER}. The lock is free when its lease ends, at the latest. To release the "
+            "lock while the task may be running: --force"
         )
     left = seconds(holder.expires_in)
     return (
@@ -136,7 +165,7 @@ def _not_yet(name: str, holder: Holder, *, terminated: bool) -> str:
     )
 
 
-def _done(  # noqa: PLR0917  # the fields of one printed line
+def done(  # noqa: PLR0917  # the fields of one printed line
     target: Target,
     by: Operator,
     machine: bool,
@@ -177,45 +206,24 @@ _UNKNOWN_NOW: Final = "Its present holders are not known: Redis did not answer a
 @with_target
 def drop(target: Target, name: str, who: tuple[str, ...], **how: Any) -> None:
     """Drop waiters of NAME permanently, with their messages."""
-    found = [_waiter(target, name, each) for each in who]
+    found = [find_waiter(target.store, name, each) for each in who]
     if how["dry_run"]:
         return tell_tally(_tally(found), "would be dropped", how["machine"])
     if not how["yes"]:
         told = ", ".join(f"{each.task}[{each.task_id}]" for each in found)
-        render.ask(f"Drop {told}? It will not run.")
+        render.ask(f"Drop {told}? {drop_warning(found)}")
     by = target.operator(why=how["why_text"])
-    gone = target.store.drop_waiters(name, [each.token for each in found], by, whole=True)
-    for each in gone:
-        give_back(target.store, each)
-        if target.app is not None:
-            target.app.tell_dropped(each, by)
+    app = target.app
+    tell = (lambda each: app.tell_dropped(each, by)) if app else None
+    gone = change_lock.drop(target.store, name, found, by, dropped=tell)
     target.announce(by, {name: len(gone)} if gone else {}, "drop")
+    if any(map(queues_again, gone)):
+        render.say(QUEUES_AGAIN, err=True)
     return tell_dropped(target, _tally(gone), how["machine"])
 
 
 def _tally(found: Sequence[Waiting]) -> Tally:
     return Tally(done=Counter(each.lock for each in found))
-
-
-def _waiter(target: Target, name: str, who: str) -> Waiting:
-    """Return the waiter of a lock with an owner token or a task id."""
-    tokens = [who, *(token for lock, token in target.store.locate_tasks([who]) if lock == name)]
-    looks = [target.store.locate_token(name, token) for token in tokens]
-    found = [each.waiting for each in looks if each.waiting and each.expires_in <= 0]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        told = ", ".join(each.token for each in found)
-        msg = (
-            f"{len(found)} messages with the id {who} wait for {name!r}: give one of the tokens "
-            f"{told}"
-        )
-        raise Refused(msg, name)
-    if any(who in {holder.token, holder.task_id} for holder in target.store.inspect(name).holders):
-        msg = f"{who} holds {name!r} and does not wait for it: use release"
-    else:
-        msg = f"{who} does not wait for {name!r}: give a whole id as show prints it, or use why"
-    raise Refused(msg, name)
 
 
 @click.command()
@@ -226,89 +234,6 @@ def _waiter(target: Target, name: str, who: str) -> Waiting:
 @with_target
 def promote(target: Target, name: str, who: str, why_text: str, *, machine: bool) -> None:
     """Move a waiter of NAME to the head of the queue."""
-    waiter = _waiter(target, name, who)
     by = target.operator(why=why_text)
-    if target.store.promote(name, waiter.token, by).verdict is Verdict.ABSENT:
-        msg = f"{who} is not in the queue: its state is {waiter.state}"
-        raise Refused(msg, name)
-    _done(target, by, machine, "promote", name, f"{waiter.task}[{waiter.task_id}] is next.")
-
-
-def _refuse_unknown(target: Target, name: str, step: str) -> None:
-    """Refuse a name that no known lock has, since a mistyped name would have no effect."""
-    view = target.store.inspect(name, waiters=0)
-    if is_known(view):
-        return
-    found = islice(target.store.summarise_locks(), LOOKED_THROUGH)
-    names = [lock.name for lock in found if lock.name != name]
-    msg = (
-        f"no lock {name!r} is known: it has no holder and no waiter, and was not used in the last "
-        f"minute.{meant(name, names)} See list --idle. To {step} it before its first use: --force"
-    )
-    raise Refused(msg, name)
-
-
-forced = click.option("--force", is_flag=True, help="Accept a name that no known lock has.")
-
-
-@click.command()
-@lock_name
-@forced
-@reason
-@as_json
-@with_target
-def pause(target: Target, name: str, why_text: str, *, force: bool, machine: bool) -> None:
-    """Grant NAME to no waiter until it is resumed. Present holders keep it."""
-    if not force:
-        _refuse_unknown(target, name, "pause")
-    by = target.operator(why=why_text)
-    new = target.store.pause(name, by)
-    _done(
-        target,
-        by,
-        machine,
-        "pause",
-        name,
-        "Paused." if new else "It was already paused.",
-        changed=new,
-    )
-
-
-@click.command()
-@lock_name
-@reason
-@as_json
-@with_target
-def resume(target: Target, name: str, why_text: str, *, machine: bool) -> None:
-    """Grant NAME again after a pause."""
-    by = target.operator(why=why_text)
-    was = target.store.resume(name, by)
-    _done(
-        target,
-        by,
-        machine,
-        "resume",
-        name,
-        "Resumed." if was else "It was not paused.",
-        changed=was,
-    )
-
-
-@click.command()
-@lock_name
-@click.argument("permits", type=click.IntRange(1, MAX_COUNT), required=False)
-@click.option("--clear", is_flag=True, help="Return to the limit that the tasks declare.")
-@forced
-@reason
-@as_json
-@with_target
-def limit(target: Target, name: str, permits: int | None, why_text: str, **how: Any) -> None:
-    """Set the number of PERMITS of NAME, whatever its tasks declare."""
-    if how["clear"] == (permits is not None):
-        msg = "give a number of permits, or --clear"
-        raise click.UsageError(msg)
-    if not how["force"]:
-        _refuse_unknown(target, name, "limit")
-    by = target.operator(why=why_text)
-    now = target.store.set_limit(name, permits, by)
-    _done(target, by, how["machine"], "limit", name, f"The limit is {now}.")
+    waiter = change_lock.promote(target.store, name, who, by)
+    done(target, by, machine, "promote", name, f"{waiter.task}[{waiter.task_id}] is next.")
