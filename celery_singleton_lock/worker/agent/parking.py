@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.core.clock import Clock
-from celery_singleton_lock.core.lock_view import WaitsFor, reason_in
+from celery_singleton_lock.core.lock_view import Parked, WaitsFor, reason_in
 from celery_singleton_lock.core.model import CLAIM_UNANSWERED, Claim, Owner, Reply, Verdict
 from celery_singleton_lock.core.parked_message import Parcel, ParkedMessage
 from celery_singleton_lock.errors import BackendError, LockUnusable
@@ -17,6 +17,7 @@ from celery_singleton_lock.events import TaskBlocked
 from celery_singleton_lock.store.base import ReplicaStore, Store
 from celery_singleton_lock.store.factory import admin_of
 from celery_singleton_lock.worker.agent.data_loss import DataLoss
+from celery_singleton_lock.worker.agent.rate_timers import RateTimers
 from celery_singleton_lock.worker.agent.replica_wait import ParkedAnswer, ReplicaWait
 from celery_singleton_lock.worker.agent.revoke_parked import RevokeParked
 from celery_singleton_lock.worker.agent_commands import CheckBlocked, Park, SettleParked
@@ -25,13 +26,14 @@ from celery_singleton_lock.worker.background_thread import BackgroundThread
 from celery_singleton_lock.worker.consumed_queues import Queues
 from celery_singleton_lock.worker.dispatch.blocked_messages import BlockedMessages
 from celery_singleton_lock.worker.execution.task_lock import claim_of
-from celery_singleton_lock.worker.lock_header import doubted, options_of, singles
+from celery_singleton_lock.worker.lock_header import LockHeader, doubted, options_of, singles
 from celery_singleton_lock.worker.lock_set_header import time_left
 from celery_singleton_lock.worker.message_codec import pack
 from celery_singleton_lock.worker.partial_lock_sets import PartialLockSets
 from celery_singleton_lock.worker.request import LockedRequest, about
+from celery_singleton_lock.worker.turned_away import too_costly
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 _KEPT: Final = frozenset({Verdict.WAITING, Verdict.TWIN})
 """Replies after which the message may be acknowledged to the broker."""
@@ -56,6 +58,7 @@ class Parking:
         post: runs a call in the main loop.
         done_for: seconds for which an ended attempt is remembered, so that its copies are dropped.
         max_body: most bytes of a message that is parked.
+        timers: sweep locks at the times at which their rates allow the next start.
 
     Attributes:
         parked: number of messages that were parked.
@@ -79,9 +82,10 @@ class Parking:
         post: Callable[..., None],
         done_for: float,
         max_body: int,
+        timers: RateTimers,
     ) -> None:
-        self.parked = 0
-        self.errors = 0
+        self.parked: int = 0
+        self.errors: int = 0
         self._store = store
         self._worker = worker
         self._realm = realm
@@ -95,6 +99,7 @@ class Parking:
         self._post = post
         self._done_for = done_for
         self._max_body = max_body
+        self._timers = timers
         self._clock: Clock = store.clock
         self._replica_wait: ReplicaWait | None = None
         if replicated is not None:
@@ -112,8 +117,11 @@ class Parking:
         if self._replica_wait is not None:
             self._replica_wait.close(timeout)
 
-    def park(self, parks: list[Park]) -> None:
+    def park(self, parks: list[Park]) -> Mapping[str, Parked]:
         """Park the messages of several commands in one call.
+
+        Returns:
+            What was parked of each queue.
 
         Raises:
             BackendError: Redis did not answer. All commands must be repeated.
@@ -124,6 +132,7 @@ class Parking:
             self._partial_lock_sets.free(park.request.lock_header)
         asked_at = self._clock.monotonic()
         replies = self._store.park_many([parcel for _, parcel in fitting])
+        sums: dict[str, Parked] = {}
         for (park, parcel), reply in zip(fitting, replies, strict=True):
             if isinstance(reply, LockUnusable) and park.request.lock_header.lock_set is None:
                 self.errors += 1
@@ -135,20 +144,26 @@ class Parking:
                 self.errors += 1
                 self._commands.try_again(park, reply)
                 continue
+            if reply.verdict is Verdict.WAITING:
+                queue, before = parcel[2].queue, sums.get(parcel[2].queue, Parked(0, 0.0))
+                size = before.size + len(parcel[2].body)
+                sums[queue] = Parked(before.waiting + 1, 0.0, size)
             answer = ParkedAnswer(park, parcel, reply, asked_at)
             if self._replica_wait is not None and reply.verdict in _KEPT:
                 self._replica_wait.ask(answer)
             else:
                 self._keep_account(answer)
+        return sums
 
     def _keep_account(self, answer: ParkedAnswer) -> None:
         """Report the reply for a message to the main loop; track the message if it is parked."""
         request, reply = answer.park.request, answer.reply
         self._parked(request, reply, answer.asked_at)
+        self._timers.note(answer.lock, reply)
         if reply.verdict is Verdict.WAITING:
             token, task = answer.parcel[0].token, answer.parcel[0].task
             self._data_loss.track(ParkedMessage(answer.lock, token, task, request.id))
-        if request.lock_header.lock_set is not None and reply.verdict is not Verdict.FULL:
+        if request.lock_header.lock_set is not None and reply.verdict in _KEPT | {Verdict.DONE}:
             self.settle(SettleParked(request))
 
     def settle(self, command: SettleParked) -> None:
@@ -173,7 +188,8 @@ class Parking:
         header = doubted(request.lock_header, self._clock.monotonic(), self._done_for)
         options, ours = request.options(self._rules), {}
         deadline = options.wait_timeout
-        if header.granted or request.is_unanswered:  # this queue has admitted it before
+        admitted = header.granted or request.is_unanswered or request.runs_later
+        if admitted:  # by this queue, or this lock, before
             options = replace(options, max_waiting=None)
         if header.lock_set is not None:
             ours = header.lock_set.header()
@@ -182,6 +198,8 @@ class Parking:
             if header.lock_set.left and not header.lock_set.at:  # its queue has admitted it before
                 options = replace(options, max_waiting=None)
             header = singles(header)[header.lock_set.at]
+        if request.runs_later:
+            deadline = self._rest_of_wait(header, options.wait_timeout)
         parcel = Parcel(
             body=pack(request.message, ours),
             realm=self._realm,
@@ -195,10 +213,19 @@ class Parking:
             claim = claim._replace(copy=CLAIM_UNANSWERED)
         return owner, claim, parcel
 
+    def _rest_of_wait(self, header: LockHeader, timeout: float | None) -> float | None:
+        """Return what is left of ``lock_wait_timeout`` of a task that has run: it goes on."""
+        if timeout is None or not header.place:
+            return timeout
+        return max(0.001, timeout - (self._store.time() - header.place / 1e6))
+
     def _parked(self, request: LockedRequest, reply: Reply, asked_at: float) -> None:
         if reply.verdict is Verdict.FULL:
             full = "as many wait as lock_max_waiting allows"
             self._post(self._blocked.refused, request, full, reason_in(reply))
+        elif reply.verdict is Verdict.TOO_COSTLY:
+            error = too_costly(request.lock_header.name, reply.excess)
+            self._post(self._blocked.never_starts, request, error)
         elif reply.verdict is Verdict.DONE:
             self._post(self._blocked.dropped, request)
         else:

@@ -1,0 +1,36 @@
+-- adopt_messages: assign waiting messages to another broker. Each keeps its place, and its deadline.
+-- KEYS: lock
+-- ARGV: name realm claim_ms who token*
+--   realm = of the broker. Left are messages whose queue a live worker of their broker consumes, and those
+--   that a worker has to end
+-- REPLY: list of the tokens that wait for that broker now; the same if the call is repeated
+lock = name
+check()
+check_audit()
+write_though_full()
+
+local adopted, steps, last, last_token = {}, 0, nil, nil
+for i = 5, #ARGV do
+  local token = ARGV[i]
+  local rec = load(token)
+  local where = standing(token, rec)
+  local waits = rec and rec.parked and (where == 'queue' or where == 'adrift' or rec.delayed)
+  if waits and rec.realm ~= realm and #live_of(route_of(rec), 0) == 0 then
+    local deadline = rec.delayed and redis.call('ZSCORE', deadlines, token) -- the end of its delay
+    unqueue(token, rec)
+    rec.realm, rec.publish_at, rec.publish_every = realm, nil, nil
+    if deadline then
+      redis.call('ZADD', deadlines, deadline, token)
+      save(token, rec)
+    else
+      enqueue(token, rec, 'parked')
+    end
+    steps, last, last_token = steps + 1, rec, token
+  end
+  if waits and rec.realm == realm then adopted[#adopted + 1] = token end
+end
+if last then note(steps, steps == 1 and last_token or nil, last) end
+sweep('')
+grant_waiters('')
+finish()
+return adopted
