@@ -270,6 +270,15 @@ class Machine(RuleBasedStateMachine):
         assert self.paused or not in_line or len(held) >= limit, "nobody is granted"
 
     @invariant()
+    def a_lock_with_waiters_is_counted(self):
+        view = self.store.inspect(NAME)
+        found = {name: waiting for name, waiting, _ in self.store.count_waiters()}
+        if view.waiting or view.adrift:
+            assert found == {NAME: view.waiting + view.adrift}
+        else:
+            assert found in ({}, {NAME: 0})  # it has waited, or a message must end
+
+    @invariant()
     def each_step_is_audited(self):
         told = Counter[str]()
         for entry in self.store.audit(1000):

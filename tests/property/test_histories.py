@@ -11,13 +11,13 @@ from support.script_model.histories import HISTORIES
 from support.script_model.invariants import InvariantBroken, check
 from support.script_model.kept_examples import HOLES
 from support.script_model.moves import play, walk
-from support.script_model.mutants import MUTANTS, Mutant
+from support.script_model.mutants import MANY_HOLDERS, MUTANTS, Mutant
 from support.script_model.outcomes import count, unseen
 from support.script_model.world import World
 
 pytestmark = [pytest.mark.property, pytest.mark.needs_real_redis("the invariants are the scripts'")]
 
-SEEDS, USUAL_SEEDS = 60, 5
+SEEDS, USUAL_SEEDS = 120, 5
 """Random walks that look for a hole, in the full run and in the usual one."""
 
 WALKS = 12
@@ -29,12 +29,19 @@ def test_history_keeps_the_invariants(name, redis_client):
     HISTORIES[name](World(redis_client, check))
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("name", HISTORIES)
+def test_history_keeps_the_invariants_if_each_lock_has_many_holders(name, redis_client):
+    HISTORIES[name](World(redis_client, check, MANY_HOLDERS.scripts()))
+
+
 @pytest.mark.timeout(240)
 def test_walks_keep_the_invariants_and_meet_every_outcome(redis_client, full):
     """A search whose moves never led to a case has said nothing about it."""
     tally: Counter[str] = Counter()
     for seed in range(SEEDS if full else USUAL_SEEDS):
-        walk(World(redis_client, check, watch=partial(count, tally)), seed, 200)
+        scripts = MANY_HOLDERS.scripts() if seed % 2 else None
+        walk(World(redis_client, check, scripts, watch=partial(count, tally)), seed, 200)
     assert unseen(tally) == [] or not full
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from kombu.message import Message
 
 from celery_singleton_lock.core.model import SCHEMA, Identity, Reply, Verdict
-from celery_singleton_lock.core.parked_message import Delivery
+from celery_singleton_lock.core.parked_message import Delivery, Swept
 from celery_singleton_lock.worker.dispatch.recently_ended import RecentEnds
 from celery_singleton_lock.worker.lock_header import LockHeader
 from celery_singleton_lock.worker.message_stage import FIRST_ARRIVAL
@@ -53,10 +53,14 @@ class FakeStore:
         self.inbox = []
         self.due = []
         self.strays = []
+        self.next_starts = {}
         self.switched = {}
+        self.beats = []
+        self.fleet = 1
         self.waited = []
         self.identities = [Identity(("marker",), frozenset({"run"}))]
         self.gone = set()
+        self.schema_found = SCHEMA
 
     def asked(self, *verbs):
         return [call for call in self.calls if call[0] in verbs]
@@ -78,7 +82,9 @@ class FakeStore:
 
     def sweep_and_grant_many(self, names, **_):
         self._note("sweep_and_grant_many", *names)
-        return self.strays
+        swept = Swept(self.strays)
+        swept.next_starts = {name: at for name, at in self.next_starts.items() if name in names}
+        return swept
 
     def take_due_locks(self, limit):
         self._note("take_due_locks", limit)
@@ -96,10 +102,18 @@ class FakeStore:
         self._note("record_publish_result", seal, *tokens, sent)
         return len(tokens)
 
-    def worker_heartbeat(self, worker, realm, queues, ttl, free, *, tasks):
+    def worker_heartbeat(self, worker, realm, queues, ttl, free, *, tasks, light, stopped=None):
         self._note("worker_heartbeat", *queues)
+        self.stopped = stopped
+        self.beats.append((ttl, light))
         self.free = free
         return self.switched
+
+    def list_running(self, worker, new, gone, seconds):
+        self._note("list_running", sorted(new), sorted(gone))
+
+    def fleet_size(self, realm, queues):
+        return self.fleet
 
     def switch(self, task, mode):
         self._note("switch", task, mode)
@@ -125,9 +139,9 @@ class FakeStore:
     def identify(self):
         return self.identities[-1]
 
-    def schema(self):
+    def schema(self, needed=SCHEMA):
         self._note("schema")
-        return SCHEMA
+        return self.schema_found
 
     def has_messages(self, messages):
         self._note("has_messages", *(message.task_id for message in messages))
@@ -207,6 +221,7 @@ def request(token, body=b"[[], {}, {}]"):
     )
     told = {"message": message, "body": body, "options": lambda of_task: of_task("task")}
     told |= {"arrival": FIRST_ARRIVAL, "is_only_copy": False, "is_unanswered": False}
+    told["runs_later"] = False
     return SimpleNamespace(id=token, lock_header=header(token), task="task", **told)
 
 

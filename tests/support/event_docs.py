@@ -19,7 +19,10 @@ SHARED: Final = {"lock", "task", "task_id"}
 def kinds() -> list[type[events.Event]]:
     """Return all types of events, in the order in which they are declared."""
     found = [each for each in vars(events).values() if isinstance(each, type)]
-    bases = (events.TaskEvent, events.LockAdmin, events.BackendDown, events.BackendUp)
+    bases = (
+        *(events.TaskEvent, events.LockAdmin, events.BackendDown, events.BackendUp),
+        *(events.QueueStopped, events.QueueResumed),
+    )
     return [each for each in found if issubclass(each, bases) and each is not events.TaskEvent]
 
 

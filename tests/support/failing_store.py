@@ -41,6 +41,8 @@ VERBS = (
         "waited_for",
         "deliver_unlocked",
         "worker_heartbeat",
+        "fleet_size",
+        "list_running",
         "leave",
         "identify",
         "has_messages",

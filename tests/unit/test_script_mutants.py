@@ -1,18 +1,41 @@
 """Each script mutant still applies to the scripts as they are."""
 
 import pytest
+from property import test_close_mutants
 
-from support import quarantine_simulation, quorum_comparison
+from support import (
+    cost_simulation,
+    fair_simulation,
+    priority_simulation,
+    quarantine_simulation,
+    quorum_comparison,
+    rate_set_simulation,
+    rate_simulation,
+    ruling_simulation,
+)
 from support.script_model import mutants
 
+SUITES = {
+    "model": (mutants.MUTANTS, mutants.Mutant.scripts),
+    "close": (test_close_mutants.MUTANTS, mutants.Mutant.patched),
+    "cost": (cost_simulation.MUTANTS, mutants.Mutant.patched),
+    "fair": (fair_simulation.MUTANTS, mutants.Mutant.patched),
+    "priority": (priority_simulation.MUTANTS, mutants.Mutant.patched),
+    "quarantine": (quarantine_simulation.MUTANTS, quarantine_simulation.scripts_of),
+    "quorum": (quorum_comparison.MUTANTS, quorum_comparison.scripts_of),
+    "rate": (rate_simulation.MUTANTS, mutants.Mutant.patched),
+    "rate set": (rate_set_simulation.MUTANTS, mutants.Mutant.patched),
+    "ruling": (ruling_simulation.MUTANTS, mutants.Mutant.patched),
+}
+"""Of each suite, the mutants, and what raises an error if the text of one is not there."""
 LISTS = [
-    *((mutant, lambda mutant: mutant.scripts()) for mutant in mutants.MUTANTS),
-    *((mutant, quarantine_simulation.scripts_of) for mutant in quarantine_simulation.MUTANTS),
-    *((mutant, quorum_comparison.scripts_of) for mutant in quorum_comparison.MUTANTS),
+    pytest.param(mutant, apply, id=f"{suite}: {mutant.name}")
+    for suite, (found, apply) in SUITES.items()
+    for mutant in found
 ]
 
 
-@pytest.mark.parametrize(("mutant", "scripts_of"), LISTS, ids=[each.name for each, _ in LISTS])
-def test_a_script_mutant_applies(mutant, scripts_of):
+@pytest.mark.parametrize(("mutant", "apply"), LISTS)
+def test_a_script_mutant_applies(mutant, apply):
     """The text that it replaces is in the script once: a change of a script changes it, too."""
-    assert scripts_of(mutant)
+    assert apply(mutant)

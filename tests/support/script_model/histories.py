@@ -10,12 +10,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
+from celery_singleton_lock.core.fair_group import Group
 from celery_singleton_lock.core.model import Ending, Reservation, Verdict
 from celery_singleton_lock.core.owner_token import base_of
+from celery_singleton_lock.core.rate import Rate, packed
 from celery_singleton_lock.lock.wait_for_turn import Step
 from support.script_model.clients import Patient
+from support.script_model.flow import COSTED, FAIR, PACED, US
 from support.script_model.moves import everybody_dies
-from support.script_model.world import LIMITS, MIXED, ONE, TWO, World
+from support.script_model.world import LIMITS, MIXED, ONE, TWO, Asker, World
 
 History = Callable[[World], None]
 HISTORIES: dict[str, History] = {}
@@ -1340,6 +1343,40 @@ def a_second_delivery_that_is_not_marked_is_known_by_its_message(world):
     assert world.receive("w1").body == again.parcel.body
 
 
+def comes_as_copy(world, asker):
+    """A marked delivery, which would wait if it were not found to be a twin."""
+    copy = world.new_asker(asker.claim.name, attempt=asker.owner.attempt, copy=True)
+    assert world.acquire(copy, 30.0).verdict is Verdict.TWIN
+
+
+@history
+def a_copy_of_a_holder_that_came_after_the_last_search_is_a_twin(world):
+    """Nobody notes the attempt of a holder when it is granted: the search must."""
+    first, second, third = (world.new_asker(TWO) for _ in range(3))
+    world.acquire(first)
+    comes_as_copy(world, first)
+    world.acquire(second)
+    comes_as_copy(world, second)
+    world.release(TWO, first.token)
+    world.acquire(third)
+    comes_as_copy(world, third)
+    comes_as_copy(world, second)
+    world.release(TWO, second.token)
+    world.release(TWO, third.token)
+
+
+@history
+def copies_of_two_holders_come_when_no_search_has_read_them(world):
+    """Scripts of an older version do not note what they have read; nor is it noted for long."""
+    holders = [world.new_asker(TWO) for _ in range(2)]
+    for holder in holders:
+        world.acquire(holder)
+    world.client.delete(world.keyspace.attempts(TWO))
+    for holder in holders:
+        comes_as_copy(world, holder)
+        world.release(TWO, holder.token)
+
+
 @history
 def a_waiter_in_its_slot_dies_and_its_message_is_stored(world):
     """The message may wait as long as it was stored for, not as long as the waiter asked."""
@@ -1387,3 +1424,82 @@ def a_message_that_stays_has_waited_for_too_long_meanwhile(world):
     world.acquire(world.new_asker(ONE, attempt=""))
     world.advance(4.0)
     world.left(stray, sent=False)
+
+
+def _costs(world: World, group: str, cost: int, **facts) -> Asker:
+    asker = world.new_asker(FAIR, plain=True, **facts)
+    flow = packed((Rate(COSTED, cost=cost),), group=Group(group))
+    return replace(asker, claim=asker.claim._replace(flow=flow))
+
+
+@history
+def a_message_behind_a_group_that_has_died_waits_for_its_own_cost(world):
+    """Found by reading: the rate counted the cost of nobody, 1, and granted one of 2."""
+    world.close_for(FAIR, 4000.0)
+    world.acquire(_costs(world, "dead", 1, attempt=""), 2.0)
+    message = _costs(world, "alive", 2)
+    world.park(message)
+    world.advance(4000.0)  # nobody swept, so the line of the client that died has expired
+    world.beat("w1")
+    world.charge(FAIR, "nobody.0", 3)
+    assert not world.state(FAIR).holders
+    world.advance(5.0)
+    world.beat("w1")
+    world.kick(FAIR)
+    assert world.receive("w1").token == message.token
+    everybody_dies(world)
+
+
+@history
+def a_caller_that_costs_too_much_now_and_does_not_wait_holds_nobody_up(world):
+    """Found by a walk: it was the next for a moment, so a cheaper waiter stayed in the queue."""
+    world.acquire(_costs(world, "served", 1))
+    world.advance(1.0)
+    world.charge(FAIR, "nobody.0", 3)
+    cheap = _costs(world, "served", 1)
+    world.park(cheap)
+    world.advance(4.0)  # room for a cost of 1
+    world.beat("w1")
+    assert world.acquire(_costs(world, "new", 2)).verdict is Verdict.BLOCKED
+    assert world.receive("w1").token == cheap.token
+
+
+@history
+def a_message_that_is_reset_goes_behind_who_waits(world):
+    world.beat("w1")
+    first, waits = world.new_asker(ONE), world.new_asker(ONE)
+    world.park(first)
+    world.claim(ONE, world.receive("w1").token)
+    world.advance(1.0)
+    world.park(waits)
+    world.reset(ONE)
+    assert world.receive("w1").token == waits.token
+
+
+@history
+def a_retry_that_costs_more_than_its_rate_has_left_keeps_its_permit(world):
+    """Found by a walk: the invariant took it to cost 1, as it has no record."""
+    first = _costs(world, "a", 1)
+    world.acquire(first)
+    world.charge(FAIR, "nobody.0", 2)
+    world.release(FAIR, first.token, Ending.KEEP, reserve=Reservation("r/1/0", 25.0))
+    again = _costs(world, "a", 2, attempt="r/1/0")
+    assert world.acquire(again).verdict is Verdict.BLOCKED
+    world.advance(5.0)
+    assert world.acquire(again).verdict is Verdict.GRANTED
+
+
+@history
+def a_head_start_does_not_shorten_the_wait_of_a_task_that_runs_later(world):
+    """Found by reading: the wait began at the place, which is before the arrival."""
+    first = world.new_asker(PACED, plain=True)
+    first = replace(first, claim=first.claim._replace(flow=packed((), 30 * US)))
+    world.acquire(first)
+    copy = world.new_asker(
+        PACED, attempt=first.owner.attempt, copy=1, deadline=20.0, plain=True, worker="w1"
+    )
+    assert world.acquire(copy).verdict is Verdict.TWIN
+    world.park(copy)
+    world.release(PACED, first.token, Ending.LATER, reserve=Reservation("429", 3.0))
+    assert {rec["state"] for rec in world.state(PACED).record.values()} == {"parked"}
+    everybody_dies(world)

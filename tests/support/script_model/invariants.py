@@ -7,25 +7,36 @@ keys before and after it). It raises :class:`InvariantBroken` with its name.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
-from celery_singleton_lock.core.model import CLAIM_UNANSWERED, Ending, Verdict
+from celery_singleton_lock.core.model import CLAIM_UNANSWERED, Claim, Ending, Verdict
 from celery_singleton_lock.core.owner_token import base_of
 from celery_singleton_lock.store.worker_operations import DEFER as DEFER_SECONDS
+from support.script_model.flow import (
+    cost_of,
+    costs_of,
+    group_is_full,
+    known_rates,
+    log_of,
+    opens_at,
+    unclaimed,
+)
 from support.script_model.snapshot import LockState, Snapshot
 from support.script_model.world import Asker, Ledger, Step, World
 
 GRACE = 60_000
 ADRIFT = 5_000
 DEFER = round(1000 * DEFER_SECONDS)
-OPERATORS = {"reset", "pause", "resume", "set_limit"}
-GRANTING = {"acquire", "park", "claim", "release", "kick", "left", "revoke"} | OPERATORS
+OPERATORS = {"reset", "pause", "resume", "set_limit", "set_rates", "reopen"}
+GRANTING = {"acquire", "park", "claim", "release", "kick", "left", "revoke", "charge"} | OPERATORS
 QUEUED = {"waiting", "parked"}
 HOLDING = {"running", "granted", "reserved", "held_after"}
 OVER = {"overdue", "replaced", "revoked", "rejected", "leaving"}
 DELAY, MOST_DELAY = 1_000, 60_000
+UNCLAIMED = 9e15
 
 
 class InvariantBroken(AssertionError):
@@ -38,6 +49,13 @@ class InvariantBroken(AssertionError):
 
 def verb(step: Step) -> str:
     return step.verb.removeprefix("again ")
+
+
+def may_grant(step: Step) -> bool:
+    """Whether the call grants; a charge to a lock without rates does nothing."""
+    if verb(step) == "charge":
+        return bool(step.before.locks[step.lock].flow.get(""))
+    return verb(step) in GRANTING
 
 
 def touched(world: World, step: Step) -> Iterator[tuple[str, Ledger, LockState, LockState]]:
@@ -72,6 +90,19 @@ def comes_unanswered(step: Step, before: LockState, after: LockState) -> bool:
     """Whether this step stores a message whose delivery with the unanswered claim is gone."""
     told = step.asker is not None and step.asker.claim.copy == CLAIM_UNANSWERED
     return told and verb(step) == "park" and step.asker.base in after.bodies.keys() - before.bodies
+
+
+def place_of(world: World, claim: Claim) -> int:
+    """Return the place of a new waiter: its arrival minus its head start."""
+    return max(0, min(claim.place, world.now_us) - head_start_of(claim))
+
+
+def head_start_of(claim: Claim) -> int:
+    return json.loads(claim.flow or "{}").get("head_start", 0)
+
+
+def arrival_of(rec) -> int:
+    return int(rec.get("arrived") or rec["place"])
 
 
 def place_in_line(world: World, name: str, token: str) -> tuple[int, str]:
@@ -119,14 +150,34 @@ def i3_fences_grow_in_grant_order(world: World, step: Step) -> None:
 
 
 def i4_full_or_no_live_waiter(world: World, step: Step) -> None:
-    if verb(step) not in GRANTING:
+    if not may_grant(step):
         return
     for name, ledger, _, after in touched(world, step):
-        if len(after.valid(world.now)) >= ledger.limit or ledger.paused:
+        if len(after.valid(world.now)) >= ledger.limit or is_closed(world, ledger):
+            continue
+        if rate_opens(world, ledger, after) > world.now_us:
             continue
         for token in list(after.queue) + list(after.adrift):
+            if group_is_full(after, after.record[token], world.now):
+                continue
             if step.after.live(name, token, world.now):
                 broken("I4", f"{token} waits for {name}, which is not full, after {step.verb}")
+
+
+def is_closed(world: World, ledger: Ledger) -> bool:
+    """Whether nobody may start: an operator has paused the lock, or it is closed for a time."""
+    return ledger.paused or ledger.flow.closed > world.now
+
+
+def rate_opens(world: World, ledger: Ledger, state: LockState) -> float:
+    """Return when the most expensive waiter may start by the rates; the others may wait for it."""
+    rates, _ = known_rates(state, world.now)
+    granted = list(unclaimed(state, world.now))
+    waiting = [state.record[token] for token in (*state.queue, *state.adrift)]
+    return max(
+        (opens_at(ledger.flow, rates, granted, rec, world.now_us) for rec in waiting),
+        default=world.now_us,
+    )
 
 
 def i5_grants_follow_the_line(  # noqa: C901  # a list of facts
@@ -139,14 +190,22 @@ def i5_grants_follow_the_line(  # noqa: C901  # a list of facts
             if token not in reservations(after)
             and after.record[token]["attempt"] not in ledger.passing
         ]
-        places = [place_in_line(world, name, token) for token in new]
-        if places != sorted(places):
-            broken("I5", f"granted out of line in one step: {places}")
+        for group in {after.record[token].get("group") for token in new}:
+            places = [
+                place_in_line(world, name, token)
+                for token in new
+                if after.record[token].get("group") == group
+            ]
+            if places != sorted(places):
+                broken("I5", f"granted out of line in one step: {places}")
         waiting = [t for t in (*after.queue, *after.adrift) if step.after.live(name, t, world.now)]
         for token in new:
+            group = after.record[token].get("group")
             for other in waiting:
+                if group != after.record[other].get("group"):
+                    continue
                 if place_in_line(world, name, other) < place_in_line(world, name, token):
-                    broken("I5", f"{token} was granted {name} before {other}, who came earlier")
+                    broken("I5", f"{token} was granted {name} before {other}, which is first")
             deadline = before.deadlines.get(token)
             leaves = before.record.get(token, {}).get("state") == "leaving"  # until then
             late = deadline is not None and deadline <= world.now and not leaves
@@ -192,11 +251,21 @@ def _parked_are_listed(after: Snapshot) -> None:
             rec = state.record.get(token, {})
             if rec.get("parked"):
                 route = parked.setdefault(f"{rec['realm']}:{rec['queue']}", {})
-                route[token] = int(rec["place"])
+                route[token] = arrival_of(rec)
     if parked != after.parked:
         broken("I7", f"listed as parked are {after.parked}, not {parked}")
+    sizes = {
+        route: sum(len(_body(after, token)) for token in tokens) for route, tokens in parked.items()
+    }
+    if sizes != after.parked_bytes:
+        broken("I7", f"bytes of parked messages are {after.parked_bytes}, not {sizes}")
     if set(parked) != after.parked_routes:
         broken("I7", f"routes with parked messages are {after.parked_routes}, not {set(parked)}")
+
+
+def _body(after: Snapshot, token: str) -> bytes:
+    bodies = (state.bodies.get(base_of(token)) for state in after.locks.values())
+    return next(body for body in bodies if body is not None)
 
 
 def _state_is(name: str, state: LockState, token: str, said: str) -> None:
@@ -216,8 +285,8 @@ def _state_is(name: str, state: LockState, token: str, said: str) -> None:
 
 
 def entries_of(attempt: str) -> set[str]:
-    """Return under what the index knows an attempt: itself, and its task's id."""
-    return {attempt, f"@{attempt.rsplit('/', 2)[0]}"}
+    """Return under what the index knows an attempt: itself and, of a later one, its task's id."""
+    return {attempt} if attempt.endswith("/0/0") else {attempt, f"@{attempt.rsplit('/', 2)[0]}"}
 
 
 def _index_matches(world: World, name: str, state: LockState) -> None:
@@ -235,11 +304,19 @@ def _index_matches(world: World, name: str, state: LockState) -> None:
             broken("I7", f"{token} of {name} waits and is not in the index")
 
 
+def ruled_for_ever(ledger: Ledger) -> bool:
+    """Whether an operator has set what only another call ends."""
+    flow = ledger.flow
+    paused = ledger.paused and flow.paused_until is None
+    limited = ledger.ruled and flow.ruled_until is None
+    return bool(paused or limited or (flow.rates_ruled and flow.rates_until is None))
+
+
 def _keys_live_as_long_as_the_lock(  # noqa: C901  # a list of facts
     world: World, name: str, state: LockState
 ) -> None:
     keys = state.parts - {"bodies", "done"}
-    if world.ledgers[name].paused or world.ledgers[name].ruled:
+    if ruled_for_ever(world.ledgers[name]):
         if "meta" in state.ends:
             broken("I7", f"what operators have set of {name} would expire: {state.ends}")
         keys -= {"meta"}
@@ -320,6 +397,29 @@ def i11_extend_never_creates(  # noqa: C901  # a list of facts
                 broken("I11", f"extend told {token} of {name} more than it did")
 
 
+def _flow_ends(  # noqa: PLR0911  # a list of reasons
+    world: World, ledger: Ledger, after: LockState
+) -> list[float]:
+    """Return when the answer for who waits can change without a call, beside ends of leases."""
+    flow = ledger.flow
+    if not after.queue:
+        return []
+    if is_closed(world, ledger):
+        if not ledger.paused:
+            return [flow.closed]
+        return [] if flow.paused_until is None else [max(flow.paused_until, flow.closed)]
+    if len(after.holders) >= ledger.limit:
+        raised = ledger.ruled and ledger.ruled < ledger.declared and flow.ruled_until
+        return [raised] if raised else []
+    if all(group_is_full(after, after.record[token], world.now) for token in after.queue):
+        return []
+    opens = rate_opens(world, ledger, after)
+    if opens > world.now_us:
+        ruled = [flow.rates_until] if flow.rates_ruled and flow.rates_until else []
+        return [*ruled, math.ceil(opens / 1000)] if opens < math.inf else ruled
+    return [world.now]
+
+
 def i12_somebody_looks_again_in_time(  # noqa: C901, PLR0912  # a list of facts
     world: World, step: Step
 ) -> None:
@@ -332,8 +432,8 @@ def i12_somebody_looks_again_in_time(  # noqa: C901, PLR0912  # a list of facts
             ):
                 broken("I12", f"{name} was put off to {state.due}")
         return
-    if verb(step) == "wait":
-        return  # a client's, that looks at no lock
+    if verb(step) == "wait" or (verb(step) == "charge" and not may_grant(step)):
+        return  # it looks at no lock
     for name, ledger, before, after in touched(world, step):
         waits = set(after.queue) | set(after.adrift) | after.overdue
         if not waits and not after.bodies:
@@ -345,7 +445,7 @@ def i12_somebody_looks_again_in_time(  # noqa: C901, PLR0912  # a list of facts
             if after.due is not None and ledger.expired_due is None and not named:
                 broken("I12", f"nobody waits for {name}, and it is due at {after.due}")
             continue
-        if verb(step) in GRANTING:
+        if may_grant(step):
             late = [t for t in waits if after.deadlines.get(t, world.now + 1) <= world.now]
             if late:
                 broken("I12", f"{late} stand at {name} after their deadline")
@@ -355,8 +455,7 @@ def i12_somebody_looks_again_in_time(  # noqa: C901, PLR0912  # a list of facts
         if after.adrift and verb(step) != "kick":
             new = after.adrift.keys() - before.adrift.keys()
             ends.append(world.now if new or before.due is None else before.due)
-        if after.queue and len(after.holders) < ledger.limit and not ledger.paused:
-            ends.append(world.now)
+        ends += _flow_ends(world, ledger, after)
         if after.due is None or after.due > min(ends, default=world.now + ADRIFT):
             broken("I12", f"{name} is looked at at {after.due}, too late for {sorted(ends)}")
 
@@ -420,9 +519,9 @@ def a_reservation_is_kept_for_its_attempt(  # noqa: C901  # a list of facts
                 broken("T42", f"{name} was kept for {attempt} until {until}, and is not")
         if step.asker is None or step.asker.owner.attempt not in ledger.passing:
             continue
-        if ledger.paused:
+        if ledger.flow.held_back:
             if step.token != _first(after):
-                broken("T42", f"{step.token} found {name} reserved and paused, and is not next")
+                broken("T42", f"{step.token} found {name} reserved and closed, and is not next")
             continue
         if verb(step) == "park" and not _consumed(world, step, after, step.token):
             continue  # it has come, and nobody is there to run it
@@ -438,9 +537,9 @@ def a_paused_lock_is_granted_to_nobody(world: World, step: Step) -> None:
     """Nor does any of its messages leave for the broker."""
     for name, ledger, before, after in touched(world, step):
         new = [token for token in grants(before, after) if token not in reservations(after)]
-        if ledger.paused and new:
-            broken("pause", f"{new} were granted {name}, which is paused")
-        if ledger.paused and verb(step) == "kick" and step.reply:
+        if is_closed(world, ledger) and new:
+            broken("pause", f"{new} were granted {name}, which is closed")
+        if is_closed(world, ledger) and verb(step) == "kick" and step.reply:
             broken("pause", f"{step.reply} leave {name}, which is paused")
 
 
@@ -540,7 +639,8 @@ def _its_like(state: LockState, asker: Asker) -> list[str]:
 
 def a_full_redis_refuses_whole_or_not_at_all(world: World, step: Step) -> None:
     """Only what takes memory is refused, and then nothing has changed (T39)."""
-    takes_memory = verb(step) in {"acquire", "park"}
+    charges = verb(step) == "charge" and may_grant(step)
+    takes_memory = verb(step) in {"acquire", "park"} or charges
     if step.refused != (world.full and takes_memory):
         said = "refused" if step.refused else "not refused"
         broken("T39", f"{step.verb} of {step.token} was {said}, {world.full=}")
@@ -577,7 +677,7 @@ def who_keeps_coming_back_lets_others_pass(  # noqa: C901  # a list of facts
             unread = step.ending is Ending.UNREAD and step.token == former[0]
             counts = was["state"] == "running" or unread
             if step.token == former[0] and (
-                step.ending is Ending.REJECT or ends_unanswered(world, step, before)
+                step.ending in {Ending.REJECT, Ending.LATER} or ends_unanswered(world, step, before)
             ):
                 counts = False
             returns = int(was.get("returns", 0)) + counts
@@ -597,10 +697,11 @@ def who_keeps_coming_back_lets_others_pass(  # noqa: C901  # a list of facts
 def a_wait_lasts_as_long_as_was_asked(world: World, step: Step) -> None:
     """Neither shorter, whatever happens to others, nor longer than the next sweep."""
     for name, ledger, before, after in touched(world, step):
-        _carry_waits_over(world, ledger, before, after)
+        goes_on = step.token if step.ending is Ending.LATER else ""
+        _carry_waits_over(world, ledger, before, after, goes_on)
         for token, (until, _) in ledger.waits.items():
             waits = token in after.queue or token in after.adrift
-            if waits and until <= world.now and verb(step) in GRANTING:
+            if waits and until <= world.now and may_grant(step):
                 broken("wait", f"{token} waits for {name}, and was to until {until}")
             if until > world.now and after.record.get(token, {}).get("state") == "overdue":
                 broken("wait", f"{token} may wait for {name} until {until}, and is overdue")
@@ -611,10 +712,12 @@ def a_wait_lasts_as_long_as_was_asked(world: World, step: Step) -> None:
         ledger.waits = {t: wait for t, wait in ledger.waits.items() if t in after.standing}
 
 
-def _carry_waits_over(world: World, ledger: Ledger, before: LockState, after: LockState) -> None:
+def _carry_waits_over(
+    world: World, ledger: Ledger, before: LockState, after: LockState, goes_on: str
+) -> None:
     """A message that goes back waits on, under its next token; one that ran waits anew.
 
-    So does one that was stored beside its waiter in a slot.
+    So does one that was stored beside its waiter in a slot. A task that is to run later waits on.
     """
     for token, (until, seconds) in list(ledger.waits.items()):
         following = [t for t in after.standing - {token} if base_of(t) == base_of(token)]
@@ -622,7 +725,7 @@ def _carry_waits_over(world: World, ledger: Ledger, before: LockState, after: Lo
             continue
         del ledger.waits[token]
         rec = before.record[token]
-        wait, anew = seconds, rec["state"] == "running"
+        wait, anew = seconds, rec["state"] == "running" and token != goes_on
         if rec.get("twin") and not rec.get("parked"):
             if not rec.get("wait"):
                 continue  # its message may wait for ever
@@ -695,7 +798,9 @@ def a_grant_goes_to_a_worker_with_a_free_slot(world: World, step: Step) -> None:
     freed = verb(step) == "release" and ended.get("state") == "running"
     free = step.before.free
     for worker in () if step.ending is Ending.OFFER else free:  # who passes on has none
-        left = step.after.free.get(worker, 0)
+        left = step.after.free.get(worker)
+        if left is None:  # its key has expired, in real time: the machine was busy
+            continue
         if free[worker] - given[worker] not in {left, left - freed}:
             broken("slots", f"{worker} had {free[worker]} slots, got {given[worker]}, has {left}")
     if len(takers) != 1:
@@ -748,7 +853,7 @@ def messages_leave_for_their_own_broker(  # noqa: C901  # a list of facts
         for token, route in after.adrift.items():
             rec = after.record[token]
             refused = base_of(token) in ledger.refused
-            waits = int(rec["since"]) + patience * 1000 > world.now or ledger.paused
+            waits = int(rec["since"]) + patience * 1000 > world.now or is_closed(world, ledger)
             if route.startswith(f"{realm}:") and not (waits or refused):
                 broken("T38", f"nobody takes {token} of {name}, and it does not leave")
 
@@ -822,6 +927,84 @@ def answers_tell_what_the_keys_say(  # noqa: C901, PLR0912  # a list of facts
             broken("I2", f"{token} was told rank {step.reply.rank}")
 
 
+def no_grant_is_above_the_rate(world: World, step: Step) -> None:
+    """Starts in a period, grants that are not claimed included, are at most the rate."""
+    for name, ledger, before, after in touched(world, step):
+        if not set(grants(before, after)) - reservations(after):
+            continue
+        rates, _ = known_rates(after, world.now)
+        granted = list(unclaimed(after, world.now))
+        for rate in rates:
+            opens = opens_at(ledger.flow, [rate], granted, None, world.now_us)
+            if opens > world.now_us:
+                broken("rate", f"more than {rate} of {name} start: {ledger.flow}, {granted}")
+
+
+def no_group_is_above_its_limit(world: World, step: Step) -> None:
+    for name, _, before, after in touched(world, step):
+        for token in grants(before, after):
+            rec = after.record[token]
+            most, group = rec.get("group_limit"), rec.get("group", "")
+            valid = [t for t in after.valid(world.now) if after.record[t].get("group", "") == group]
+            if most and len(valid) > int(most) and token not in reservations(after):
+                broken("group", f"{valid} of {group} hold {name}, and its limit is {most}")
+
+
+def flow_keys_match_what_stands(  # noqa: C901  # a list of facts
+    world: World, step: Step
+) -> None:
+    """Lines, groups and counted grants, as I7 has it; keys that expire, or do not."""
+    for name, _, _, after in touched(world, step):
+        flow = after.flow
+        if may_grant(step):
+            counted = {t for t, at in flow.get("log", {}).items() if at >= UNCLAIMED}
+            granted = {t for t, rec in after.record.items() if rec["state"] == "granted"}
+            if known_rates(after, world.now)[1] and counted != granted & after.holders.keys():
+                broken("I7", f"{counted} count as granted at {name}, and {granted} are")
+        if "vt" in flow.get("", {}):
+            _lines_match(name, after, world.ledgers[name].flow.expired_lines, world.now)
+        elif [part for part in flow if part.startswith(("line:", "groups", "heads", "full"))]:
+            broken("I7", f"{name} has no groups, and keeps {flow.keys()}")
+        for part in flow:
+            ends = after.ends.get(f"flow:{part}")
+            if ends is None and not after.bodies and not ruled_for_ever(world.ledgers[name]):
+                broken("I7", f"flow:{part} of {name} would stay for ever")
+            if ends is not None and after.bodies and part in {"", "groups", "heads", "full"}:
+                broken("I7", f"flow:{part} of {name} would expire beside a body")
+
+
+def _lines_of(after: LockState, expired: set[str], now: int) -> dict[str, dict[str, float]]:
+    """Return who waits by group, without clients that died and whose line has expired unswept."""
+    lines: dict[str, dict[str, float]] = {}
+    for token, place in after.queue.items():
+        group = after.record[token].get("group", "")
+        if group not in expired or after.deadlines.get(token, now) > now - GRACE:
+            lines.setdefault(group, {})[token] = place
+    return lines
+
+
+def _lines_match(name: str, after: LockState, expired: set[str], now: int) -> None:
+    lines = _lines_of(after, expired, now)
+    found = {part[5:]: line for part, line in after.flow.items() if part.startswith("line:")}
+    if found != lines:
+        broken("I7", f"the lines of {name} are {found}, not {lines}")
+    # The line of clients that died expires; the group is removed when it is next.
+    here = {member[17:] for member in after.flow.get("groups", {})} - (expired - lines.keys())
+    full = set(after.flow.get("full", {})) - (expired - lines.keys())
+    if here & full or here | full != set(lines):
+        broken("I7", f"groups of {name} are {here} and {full}, not {set(lines)}")
+    heads = {member[17:] for member in after.flow.get("groups", {})}
+    if set(after.flow.get("heads", {})) != heads:
+        broken("I7", f"heads of {name} are {after.flow.get('heads')}, not {heads}")
+    for group, line in lines.items():
+        place, _ = min((place, token) for token, place in line.items())
+        head = after.flow.get("heads", {}).get(group)
+        if head is not None and head != f"{place:016.0f}:{group}":
+            broken("I7", f"the head of {group} of {name} is {head}, not {place}")
+    if set(after.flow.get("idle", {})) & set(lines):
+        broken("I7", f"groups of {name} wait and are idle: {after.flow['idle']}")
+
+
 ALL: tuple[Callable[[World, Step], None], ...] = (
     i1_unexpired_holders_never_exceed_the_limit,
     i6_nobody_holds_and_waits,
@@ -852,6 +1035,9 @@ ALL: tuple[Callable[[World, Step], None], ...] = (
     messages_leave_for_their_own_broker,
     neglected_tells_what_nobody_looks_at,
     answers_tell_what_the_keys_say,
+    no_grant_is_above_the_rate,
+    no_group_is_above_its_limit,
+    flow_keys_match_what_stands,
 )
 
 
@@ -878,6 +1064,7 @@ def note(world: World, step: Step) -> None:
     ledger = world.ledgers[step.lock]
     before, after = step.before.locks[step.lock], step.after.locks[step.lock]
     ledger.passing.clear()
+    _note_flow(world, step, ledger, before, after)
     if verb(step) in _NOTES:
         _NOTES[verb(step)](world, step, ledger, before, after)
     ledger.replaced &= {base_of(token) for token in after.record}
@@ -894,7 +1081,8 @@ def note(world: World, step: Step) -> None:
         ledger.leases[base] = max(ledger.leases.get(base, 0), int(rec["lease"]))
         if base not in ledger.places:
             placed = step.token == token and step.asker and not step.asker.claim.place
-            ledger.places[base] = max(int(rec["place"]), world.now_us if placed else 0)
+            soonest = world.now_us - head_start_of(step.asker.claim) if placed else 0
+            ledger.places[base] = max(int(rec["place"]), soonest)
 
 
 def _note_delayed(world: World, ledger: Ledger, before: LockState, after: LockState) -> None:
@@ -931,7 +1119,7 @@ def _note_asked(world: World, step: Step, ledger: Ledger, before: LockState) -> 
     }
     attempt = step.asker.owner.attempt
     arrives = arrives and base not in before.bodies
-    if ledger.paused and step.reply.verdict is Verdict.BLOCKED:
+    if ledger.flow.held_back and step.reply.verdict is Verdict.BLOCKED:
         arrives = False  # its reservation stays until it queues
     if arrives and ledger.reserved.pop(attempt, 0) > world.now:
         ledger.passing.add(attempt)
@@ -943,10 +1131,10 @@ def _note_asked(world: World, step: Step, ledger: Ledger, before: LockState) -> 
     ledger.places.pop(base, None)
     if step.reply.verdict in {Verdict.DONE, Verdict.TWIN}:
         return
-    if ledger.paused and attempt in ledger.passing:
+    if ledger.flow.held_back and attempt in ledger.passing:
         ledger.places[base] = step.after.locks[step.lock].queue.get(step.token, 0)
     elif claim.place and step.reply.verdict in {Verdict.GRANTED, Verdict.WAITING}:
-        ledger.places[base] = min(claim.place, world.now_us)
+        ledger.places[base] = place_of(world, claim)
     clients = [
         t for t in before.queue if t not in before.bodies and before.deadlines.get(t, 0) > world.now
     ]
@@ -987,7 +1175,7 @@ def _note_park(world, step, ledger, before, after) -> None:  # noqa: C901  # a l
         ledger.beliefs.pop(step.token, None)
         ledger.accepted.discard(base)
     elif comes_unanswered(step, before, after):
-        ledger.places[base] = min(step.asker.claim.place, world.now_us)
+        ledger.places[base] = place_of(world, step.asker.claim)
     _note_asked(world, step, ledger, before)
     _note_replaced(world, step, ledger, after)
     runs = {base_of(t) for t in before.valid(world.now)} & ledger.accepted
@@ -1037,8 +1225,8 @@ def _note_replaced(world, step, ledger, after) -> None:
     others = _its_like(after, step.asker)
     for token in made_room:
         ledger.replaced.add(base_of(token))
-        place = int(after.record[token]["place"])
-        older = [t for t in others if t != step.token and int(after.record[t]["place"]) < place]
+        arrived = arrival_of(after.record[token])
+        older = [t for t in others if t != step.token and arrival_of(after.record[t]) < arrived]
         if after.record[token]["task"] != step.asker.owner.task or older:
             broken("replace", f"{token} made room at {step.lock}, and was not the oldest")
     if len(made_room) > 1 or (made_room and not step.asker.claim.replace):
@@ -1114,7 +1302,7 @@ def _note_reservation(  # a step, taken apart
     if any(rec["attempt"] == reserve.attempt for rec in others.values()):
         ledger.passing.add(reserve.attempt)  # it is here already, and gets its turn at once
         first = _first(after)
-        if ledger.paused and after.record.get(first, {}).get("attempt") == reserve.attempt:
+        if after.record.get(first, {}).get("attempt") == reserve.attempt:
             ledger.places[base_of(first)] = after.queue[first]  # or it is the next
     elif len(before.holders) - 1 < ledger.limit:
         until = world.now + round(reserve.seconds * 1000)
@@ -1141,10 +1329,59 @@ def _note_revoke(world, step, ledger, before, after) -> None:
 
 def _note_pause(world, step, ledger, before, after) -> None:
     ledger.paused = verb(step) == "pause"
+    if ledger.paused:
+        ledger.flow.paused_until = _until(world, *step.asked)
+
+
+def _until(world, seconds) -> int | None:
+    return None if seconds is None else world.now + round(1000 * seconds)
 
 
 def _note_limit(world, step, ledger, before, after) -> None:
-    (ledger.ruled,) = step.asked
+    ledger.ruled, seconds = step.asked
+    ledger.flow.ruled_until = _until(world, seconds)
+
+
+def _note_rates(world, step, ledger, before, after) -> None:
+    ledger.flow.rates_ruled, seconds = step.asked
+    ledger.flow.rates_until = _until(world, seconds)
+
+
+def _note_close(world, step, ledger, before, after) -> None:
+    (seconds,) = step.asked
+    ledger.flow.closed = max(ledger.flow.closed, _until(world, seconds))
+
+
+def _note_reopen(world, step, ledger, before, after) -> None:
+    ledger.flow.closed = 0
+
+
+def _note_charge(world, step, ledger, before, after) -> None:
+    rate, amount = step.asked
+    if step.reply.verdict is Verdict.CHARGED and not step.verb.startswith("again "):
+        ledger.flow.starts.append((world.now_us, {rate: amount}, f"charge {world.numbers}"))
+
+
+def _note_flow(
+    world: World, step: Step, ledger: Ledger, before: LockState, after: LockState
+) -> None:
+    """Note what has started; before, whether a reservation must wait for the lock to open."""
+    flow, now = ledger.flow, world.now
+    if step.ending is Ending.LATER and step.asked[2]:
+        flow.closed = max(flow.closed, now + round(1000 * step.asked[2].seconds))
+    if not known_rates(before, now)[1]:
+        flow.starts.clear()
+    rates, known = known_rates(after, now)
+    rec = after.record.get(step.token) or {"costs": costs_of(step.asker and step.asker.claim.flow)}
+    granted = list(unclaimed(before, now))
+    opens = opens_at(flow, rates, granted, rec, world.now_us)
+    flow.held_back = is_closed(world, ledger) or opens > world.now_us
+    for token, rec in after.record.items():
+        was = before.record.get(token, {})
+        same = was.get("fence") == rec.get("fence") and was.get("state") != "granted"
+        if token in after.holders and rec["state"] == "running" and not same and known:
+            costs = {log_of(rate): cost_of(rate, rec) for rate in known}
+            flow.starts.append((world.now_us, costs, token))
 
 
 def _note_reset(world, step, ledger, before, after) -> None:
@@ -1173,6 +1410,10 @@ _NOTES = {
     "reset": _note_reset,
     "pause": _note_pause,
     "resume": _note_pause,
+    "set_rates": _note_rates,
+    "close_for": _note_close,
+    "reopen": _note_reopen,
+    "charge": _note_charge,
     "set_limit": _note_limit,
     "revoke": _note_revoke,
     "left": _note_left,

@@ -95,6 +95,16 @@ HOLES: Final = (
         "A retry took its kept permit while nobody consumed its queue, and nobody heard of it.",
         "a kept permit is given to a message that nobody can run",
     ),
+    Hole(
+        "queues_again_after_its_wait",
+        "A message that left for publishing, and whose wait ended, queued again until a sweep.",
+        "a message whose wait is over queues again",
+    ),
+    Hole(
+        "line_of_clients_stays",
+        "A message left its line, and the clients behind it kept a line that never expired.",
+        "a line of clients lives for ever",
+    ),
 )
 
 

@@ -13,11 +13,14 @@ from typing import Any
 from celery_singleton_lock.core.model import Ending, Reservation, Verdict
 from celery_singleton_lock.core.owner_token import base_of
 from support.script_model.clients import Patient
+from support.script_model.flow import FAIR, PACED
 from support.script_model.world import LIMITS, MIXED, ONE, TWO, WORKERS, Asker, World
 
-LOCKS = (ONE, ONE, TWO, MIXED)
+LOCKS = (ONE, ONE, TWO, MIXED, PACED, PACED, FAIR, FAIR)
+FLOWING = (ONE, PACED, PACED, FAIR, FAIR)
 WHO = tuple(range(8))
 LOST = (False, False, False, True)
+HEAD_STARTS = (1_500_000, 30_000_000, -3_000_000)
 PLACES = (0, 0, 1_500_000, -1, -2_000_000, -2_000_000, -7_000_000)
 Move = Callable[..., None]
 Program = Sequence[tuple[str, Mapping[str, Any]]]
@@ -281,9 +284,11 @@ def next_attempt_arrives(world, lock, who, first, copy, max_waiting, queue, lost
     worker=tuple(WORKERS),
     deadline=(None, None, 3.0),
     task=("app.latest", "app.latest", "app.other"),
+    ended=(False, False, True),
     lost=LOST,
 )
-def message_replaces(world, lock, who, place, worker, deadline, task, lost):
+def message_replaces(world, lock, who, place, worker, deadline, task, lost, ended=False):
+    """A message makes room for itself; a worker may end at once the one that it replaces."""
     realm, queues = WORKERS[worker]
     asker = world.new_asker(
         lock,
@@ -298,6 +303,35 @@ def message_replaces(world, lock, who, place, worker, deadline, task, lost):
         task=task,
     )
     _goes_in(world, asker, ("acquire", "park")[who % 2], who, lost)
+    for each in WORKERS if ended else ():
+        worker_receives(world, each, "end", who)
+
+
+@move(
+    2,
+    lock=LOCKS,
+    who=WHO,
+    place=PLACES,
+    head_start=HEAD_STARTS,
+    first=("acquire", "park", "wait"),
+    worker=tuple(WORKERS),
+    lost=LOST,
+)
+def waiter_with_priority_arrives(world, lock, who, place, head_start, first, worker, lost):
+    realm, queues = WORKERS[worker]
+    asker = world.new_asker(
+        lock,
+        place=place,
+        worker=worker,
+        realm=realm,
+        queue=queues[who % len(queues)],
+        limit=_limit(lock, who),
+        head_start=head_start,
+    )
+    if first == "wait":
+        world.acquire(asker, 4.0, lost=lost)
+    else:
+        _goes_in(world, asker, first, who, lost)
 
 
 @move(1, lock=LOCKS, who=WHO, number=(0, 1, 2))
@@ -345,7 +379,8 @@ def claim_is_not_answered(world, lock, who, reached, later, lost):
         world.claim(lock, token, settle=True)
     if later:
         world.advance(later)
-    world.park(world.unanswered(first, token, int(rec["place"])), lost=lost)
+    arrived = int(rec.get("arrived") or rec["place"])
+    world.park(world.unanswered(first, token, arrived), lost=lost)
 
 
 @move(2, lock=LOCKS, worker=tuple(WORKERS), patience=(0.0, 3.0, 60.0), lost=LOST)
@@ -426,8 +461,11 @@ def moved_message_is_forgotten(world, number, lost):
 @move(3, lock=LOCKS, who=WHO, worker=tuple(WORKERS), delayed=(False, True), lost=LOST)
 def is_revoked(world, lock, who, worker, lost, delayed=False):
     """Its task was revoked; whoever it is, and whatever it does just then."""
-    found = sorted(world.state(lock).delayed) if delayed else []
-    token = found[who % len(found)] if found else token_of(world, lock, who)
+    found = [(name, t) for name in LIMITS for t in sorted(world.state(name).delayed)]
+    if delayed and found:
+        lock, token = found[who % len(found)]
+    else:
+        token = token_of(world, lock, who)
     world.revoke(lock, token, worker, lost=lost)
 
 
@@ -533,9 +571,45 @@ def is_resumed(world, lock, lost):
         world.resume(lock, lost=lost)
 
 
-@move(1, lock=LOCKS, limit=(None, None, 1, 2, 3))
-def limit_is_set(world, lock, limit):
-    world.set_limit(lock, limit)
+@move(1, lock=LOCKS, limit=(None, None, 1, 2, 3), seconds=(None, 4.0, 15.0))
+def limit_is_set(world, lock, limit, seconds=None):
+    world.set_limit(lock, limit, seconds)
+
+
+@move(1, lock=FLOWING, seconds=(3.0, 12.0))
+def is_paused_for_a_time(world, lock, seconds):
+    world.pause(lock, seconds)
+
+
+@move(2, lock=(PACED, FAIR, TWO), ruled=(True, False), seconds=(None, 3.0, 12.0))
+def rates_are_set(world, lock, ruled, seconds):
+    world.set_rates(lock, ruled, seconds)
+
+
+@move(2, lock=FLOWING, seconds=(0.5, 3.0, 20.0), lost=LOST)
+def is_closed(world, lock, seconds, lost):
+    """A service asks its callers to wait."""
+    world.close_for(lock, seconds, lost=lost)
+
+
+@move(2, lock=FLOWING)
+def is_reopened(world, lock):
+    world.reopen(lock)
+
+
+@move(
+    3, lock=FLOWING, who=(0, 0, 0, *WHO), seconds=(None, 1.0, 8.0), worker=("", *WORKERS), lost=LOST
+)
+def asks_to_be_run_later(world, lock, who, seconds, worker, lost):
+    """A task raises RetryLater, whose lock is closed in the same call, or is closed already."""
+    token = token_of(world, lock, who)
+    reserve = seconds and Reservation("429", seconds)
+    world.release(lock, token, Ending.LATER, worker=worker, reserve=reserve, lost=lost)
+
+
+@move(2, lock=(FAIR, FAIR, PACED), who=(0, 0, *WHO), amount=(1, 3), lost=LOST)
+def is_charged(world, lock, who, amount, lost):
+    world.charge(lock, token_of(world, lock, who), amount, lost=lost)
 
 
 @move(2, lock=(TWO, MIXED), who=WHO, limit=(1, 2), early=("", "", "park"), lost=LOST)
@@ -554,7 +628,7 @@ def next_attempt_meets_a_pause(world, lock, who, first, lost):
     world.resume(lock)
 
 
-def everybody_dies(world: World) -> None:
+def everybody_dies(world: World) -> None:  # noqa: C901  # a list of facts
     """The last move: all die; each lock must be free within its longest lease (I9)."""
     from support.script_model.invariants import broken  # noqa: PLC0415  # the invariants know the world
 
@@ -566,10 +640,12 @@ def everybody_dies(world: World) -> None:
             world.resume(lock)
         if ledger.ruled:
             world.set_limit(lock, None)
+        if ledger.flow.rates_ruled:
+            world.set_rates(lock, ruled=False)
     world.advance(31.0)
     for lock, limit in LIMITS.items():
         for permit in range(limit + 1):
-            newcomer = world.new_asker(lock, attempt="", limit=limit)
+            newcomer = world.new_asker(lock, attempt="", limit=limit, plain=True)
             reply = world.acquire(newcomer)
             in_force = world.ledgers[lock].limit
             expected = Verdict.GRANTED if permit < in_force else Verdict.BLOCKED

@@ -8,12 +8,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from celery_singleton_lock.store.scripts import VERBS, Script, assemble, file_of, read
+from celery_singleton_lock.store.scripts import (
+    FLOW_VERBS,
+    VERBS,
+    Script,
+    assemble,
+    file_of,
+    read,
+    with_flow,
+)
 from support.script_model.world import CLOCK
 
 LIBRARY = "_lock.lua"
-OPERATORS_VERBS = ("pause", "set_limit")
+OPERATORS_VERBS = ("pause", "reopen", "set_limit", "set_rates")
 """Those that the moves call."""
+SEARCH_MANY = ("local FEW = 10 ", "local FEW = 0 ")
+"""Patch of the library: a lock with one holder has many. Those of the model have at most two."""
 _assembled = cache(assemble)  # most scripts of most mutants are those of the next one
 
 
@@ -52,11 +62,19 @@ class Mutant:
         texts[self.file] = self.patched()
         shared = dict.fromkeys(VERBS, texts[LIBRARY])
         shared |= dict.fromkeys(OPERATORS_VERBS, f"{texts[LIBRARY]}\n\n{read('_operator.lua')}")
-        return {v: _assembled(v, CLOCK, shared[v], texts[file_of(v)]) for v in verbs}
+        bodies = {verb: texts[file_of(verb)] for verb in verbs}
+        bodies |= {f"{verb}_with_flow": with_flow(bodies[verb]) for verb in FLOW_VERBS}
+        shared |= {f"{verb}_with_flow": texts[LIBRARY] for verb in FLOW_VERBS}
+        return {v: _assembled(v, CLOCK, shared[v], body) for v, body in bodies.items()}
 
 
 MUTANTS = (
-    Mutant("a paused lock is granted", LIBRARY, "if paused then return 'pause' end\n", ""),
+    Mutant(
+        "a paused lock is granted",
+        LIBRARY,
+        "if paused then return 'pause',",
+        "if false then return 'pause',",
+    ),
     Mutant(
         "a retry keeps a permit that is not there",
         LIBRARY,
@@ -78,8 +96,8 @@ MUTANTS = (
     Mutant(
         "messages of a paused lock leave",
         "lock/sweep_and_grant.lua",
-        "(not reason or reason == 'holder')",
-        "true",
+        "and reason ~= 'pause' and reason ~= 'redis'",
+        "",
     ),
     Mutant("no sweep of lapsed holders", LIBRARY, "do lapse(token) end", "do local _ = token end"),
     Mutant(
@@ -91,8 +109,8 @@ MUTANTS = (
     Mutant(
         "last in, first out",
         LIBRARY,
-        "local head = redis.call('ZRANGE', queue, 0, 0)[1]",
-        "local head = redis.call('ZRANGE', queue, -1, -1)[1]",
+        "  return redis.call('ZRANGE', queue, 0, 0)[1]\n",
+        "  return redis.call('ZRANGE', queue, -1, -1)[1]\n",
     ),
     Mutant(
         "release does not look whose it is",
@@ -119,6 +137,30 @@ MUTANTS = (
         "lock/extend_leases.lua",
         "math.max(till, now + lease_ms)",
         "now + math.min(lease_ms, 500)",
+    ),
+    Mutant(
+        "a message whose wait is over queues again",
+        LIBRARY,
+        "if not rec.deadline or tonumber(rec.deadline) > now then return end",
+        "do return end",
+    ),
+    Mutant(
+        "a renewal lets a paused lock expire",
+        "lock/extend_leases.lua",
+        "held and not set[1] and not set[2]",
+        "held",
+    ),
+    Mutant(
+        "a renewal forgets the waiters",
+        "lock/extend_leases.lua",
+        "redis.call('EXISTS', queue, bodies, deadlines, adrift, flow) == 0",
+        "true",
+    ),
+    Mutant(
+        "no lock is due",
+        "fleet/take_due_locks.lua",
+        "redis.call('EXISTS', unpack(KEYS)) == 0",
+        "true",
     ),
     Mutant(
         "a grant waits beside a worker with a free slot",
@@ -240,8 +282,8 @@ MUTANTS = (
     Mutant(
         "one permit too many for newcomers",
         "lock/acquire.lua",
-        "if not waits_for() then",
-        "if not waits_for() or redis.call('ZCARD', holders) == limit then",
+        "if not waits_for(nil, rec) and not (fair",
+        "if (not waits_for(nil, rec) or redis.call('ZCARD', holders) == limit) and not (fair",
     ),
     Mutant(
         "an overdue message is dropped",
@@ -259,7 +301,7 @@ MUTANTS = (
     Mutant(
         "an acquire without wait stays in the queue",
         "lock/acquire.lua",
-        "    redis.call('ZREM', queue, token)\n",
+        "    leave_queue(token, rec)\n",
         "    local _ = token\n",
     ),
     Mutant(
@@ -307,14 +349,14 @@ MUTANTS = (
     Mutant(
         "a place in the future is kept",
         LIBRARY,
-        "digits(math.min(wanted, now_us))",
-        "digits(wanted)",
+        "return math.min(wanted, now_us)",
+        "return wanted",
     ),
     Mutant(
         "a reset gives the lock back to whom it was taken from",
         "operator/reset.lua",
-        "    rec.place = place_of(0)",
-        "    rec.place = rec.place",
+        "    move_behind_all(rec)\n",
+        "",
     ),
     Mutant(
         "asking again takes a new place", "lock/acquire.lua", "if not rec then\n", "if true then\n"
@@ -326,7 +368,7 @@ MUTANTS = (
         "elseif false then",
     ),
     Mutant("park does not grant", "lock/park.lua", "grant_waiters(worker)\n", ""),
-    Mutant("messages adrift are not recalled", LIBRARY, "  recall(own)\nend", "end"),
+    Mutant("messages adrift are not recalled", LIBRARY, "  recall(own)\n  if fair", "  if fair"),
     Mutant(
         "what goes adrift is looked at late", LIBRARY, "became_adrift and now or redis", "redis"
     ),
@@ -346,6 +388,12 @@ MUTANTS = (
         "keys expire beside a body",
         LIBRARY,
         "if redis.call('EXISTS', bodies) == 1 then",
+        "if false then",
+    ),
+    Mutant(
+        "a line of clients lives for ever",
+        LIBRARY,
+        "if call('PTTL', line_of(group)) == -1 then",
         "if false then",
     ),
     Mutant(
@@ -378,11 +426,11 @@ MUTANTS = (
     Mutant(
         "anybody takes a reservation",
         LIBRARY,
-        "  if (held or redis.call('ZCARD', holders)) < limit then return nil end\n",
+        "  if (held or redis.call('ZCARD', holders)) < limit then\n",
         "  held = held or redis.call('ZCARD', holders)\n"
         "  for _, t in ipairs(redis.call('ZRANGE', holders, 0, -1)) do\n"
         "    if string.sub(t, 1, 5) == 'keep:' then held = held - 1 end\n  end\n"
-        "  if held < limit then return nil end\n",
+        "  if held < limit then\n",
     ),
     Mutant(
         "a lock does not stay taken after a success",
@@ -405,7 +453,8 @@ MUTANTS = (
     Mutant(
         "a replaced message runs after all",
         LIBRARY,
-        "if rec.by or rec.revoked or rec.rejected then rec.deadline, delay = digits(now), nil end",
+        "if rec.by or rec.revoked or rec.rejected or rec.excess then "
+        "rec.deadline, delay = digits(now), nil end",
         "rec.deadline = rec.deadline",
     ),
     Mutant(
@@ -436,7 +485,8 @@ MUTANTS = (
     Mutant(
         "a revoked message that was given back runs after all",
         LIBRARY,
-        "if rec.by or rec.revoked or rec.rejected then rec.deadline, delay = digits(now), nil end",
+        "if rec.by or rec.revoked or rec.rejected or rec.excess then "
+        "rec.deadline, delay = digits(now), nil end",
         "if rec.by then rec.deadline = digits(now) end",
     ),
     Mutant(
@@ -472,8 +522,8 @@ MUTANTS = (
     Mutant(
         "who was delayed comes before who waits",
         LIBRARY,
-        "rec.delayed, rec.place = nil, place_of(0)",
-        "rec.delayed = nil",
+        "    rec.delayed = nil\n    move_behind_all(rec)\n",
+        "    rec.delayed = nil\n",
     ),
     Mutant("returns are not counted", LIBRARY, "  rec.returns = digits(times)\n", ""),
     Mutant(
@@ -485,8 +535,8 @@ MUTANTS = (
     Mutant(
         "a rejected message that was given back runs after all",
         LIBRARY,
-        "if rec.by or rec.revoked or rec.rejected then",
-        "if rec.by or rec.revoked then",
+        "if rec.by or rec.revoked or rec.rejected or rec.excess then",
+        "if rec.by or rec.revoked or rec.excess then",
     ),
     Mutant(
         "the end of a rejected message is remembered",
@@ -531,6 +581,27 @@ MUTANTS = (
         "false",
     ),
     Mutant(
+        "a copy of one of many holders runs if the holder came after the last search",
+        LIBRARY,
+        "if not known or tonumber(known) ~= last_fence then",
+        "if not known then",
+        also=(SEARCH_MANY,),
+    ),
+    Mutant(
+        "a holder among many is searched by the attempt of another",
+        LIBRARY,
+        "scored[#scored + 1] = page[i]",
+        "scored[#scored + 1] = page[1]",
+        also=(SEARCH_MANY,),
+    ),
+    Mutant(
+        "only the first of many new holders is read",
+        LIBRARY,
+        "    if #page == BATCH then add_page() end\n",
+        "    if #page == 1 then break end\n",
+        also=(SEARCH_MANY,),
+    ),
+    Mutant(
         "a delivery that the broker does not mark is queued beside its message",
         LIBRARY,
         "return rec.copy or base_of(other) == base end)",
@@ -541,6 +612,12 @@ MUTANTS = (
         LIBRARY,
         "redis.call('HSETNX', index, known, mine) == 0",
         "redis.call('HSET', index, known, mine) == 2",
+    ),
+    Mutant(
+        "a retry is not found by its task id",
+        LIBRARY,
+        "if tries == '0/0' and not by_older then",
+        "if tries and not by_older then",
     ),
     Mutant(
         "another broker's message is revoked",
@@ -627,20 +704,20 @@ MUTANTS = (
     Mutant(
         "a lower limit is ignored",
         LIBRARY,
-        "if wanted < declared or idle and wanted ~= declared then",
-        "if idle and wanted ~= declared then",
+        "local lowest = (wanted < before or idle) and wanted or before",
+        "local lowest = idle and wanted or before",
     ),
     Mutant(
         "a lower limit stays for ever",
         LIBRARY,
-        "if wanted < declared or idle and wanted ~= declared then",
-        "if wanted < declared or last_fence == 0 and wanted ~= declared then",
+        "local lowest = (wanted < before or idle) and wanted or before",
+        "local lowest = (wanted < before or last_fence == 0) and wanted or before",
     ),
     Mutant(
         "the last declared limit wins",
         LIBRARY,
-        "if wanted < declared or idle and wanted ~= declared then",
-        "if wanted ~= declared then",
+        "local lowest = (wanted < before or idle) and wanted or before",
+        "local lowest = wanted",
     ),
     Mutant(
         "a kept permit is kept for ever",
@@ -651,7 +728,7 @@ MUTANTS = (
     Mutant(
         "a kept permit stays beside its attempt",
         LIBRARY,
-        "  redis.call('ZREM', holders, token)\n  redis.call('HDEL', record, token)\n"
+        "  leave_holders(token, fair and load(token))\n  redis.call('HDEL', record, token)\n"
         "  return not reason, place\n",
         "  return not reason or reason == 'holder', place\n",
     ),
@@ -799,8 +876,8 @@ MUTANTS = (
     Mutant(
         "a message that nobody published is gone",
         LIBRARY,
-        "if rec.state == 'leaving' then return queue_again(token, rec) end",
-        "if rec.state == 'leaving' then return forget(token, rec) end",
+        "    queue_again(token, rec)\n",
+        "    do return forget(token, rec) end\n",
     ),
     Mutant(
         "who came late forgets what left again",
@@ -881,6 +958,10 @@ MUTANTS = (
         "grant_waiters(worker)\nrec = load(token) or rec\n",
     ),
 )
+
+
+MANY_HOLDERS = Mutant("no mutant: each lock has many holders", LIBRARY, *SEARCH_MANY)
+"""No invariant may detect it: a search of many holders finds what a search of few does."""
 
 
 def mutant(name: str) -> Mutant:

@@ -44,7 +44,9 @@ class LockState:
     due: int | None = None
     index: dict[str, set[str]] = field(default_factory=dict)
     parts: set[str] = field(default_factory=set)
+    flow: dict[str, Any] = field(default_factory=dict)  # part behind `flow` -> content
     ends: dict[str, int] = field(default_factory=dict)
+    """When a key expires, by its part."""
 
     @property
     def overdue(self) -> set[str]:
@@ -77,6 +79,7 @@ class Snapshot:
     free: dict[str, int] = field(default_factory=dict)
     parked: dict[str, dict[str, int]] = field(default_factory=dict)
     parked_routes: set[str] = field(default_factory=set)
+    parked_bytes: dict[str, int] = field(default_factory=dict)
     strays: list[str] = field(default_factory=list)
     raw: dict[str, Any] = field(default_factory=dict)
     ends: dict[str, int] = field(default_factory=dict)
@@ -106,6 +109,10 @@ def _scores(flat: list[str]) -> dict[str, int]:
     return {flat[i]: int(float(flat[i + 1])) for i in range(0, len(flat), 2)}
 
 
+def _floats(flat: list[str]) -> dict[str, float]:
+    return {flat[i]: float(flat[i + 1]) for i in range(0, len(flat), 2)}
+
+
 def _fields(flat: list[str]) -> dict[str, str]:
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
@@ -132,6 +139,8 @@ class Reader:
                 "done",
             ):
                 self._place[getattr(keys, part)] = (name, part)
+        self._flows = {keyspace.lock(name).flow: name for name in names}
+        self._attempts = {keyspace.attempts(name) for name in names}
         self._wakes = {keyspace.wake(name, ""): name for name in names}
         self._due = {keyspace.due(b) for b in range(BUCKETS)}
         self._index = {keyspace.index(b) for b in range(BUCKETS)}
@@ -162,6 +171,8 @@ class Reader:
             snap.locks[name].parts.add(part)
             if key in snap.ends:
                 snap.locks[name].ends[part] = snap.ends[key]
+        elif self._is_flow(snap, key, value):
+            pass
         elif key in self._due:
             for name, score in _scores(value).items():
                 if name in snap.locks:
@@ -183,9 +194,15 @@ class Reader:
             snap.parked[key.removeprefix(f"{fleet}:parked:")] = _scores(value)
         elif key == f"{fleet}:parked":
             snap.parked_routes = set(value)
+        elif key == f"{fleet}:parked_bytes":
+            snap.parked_bytes = {route: int(size) for route, size in _fields(value).items()}
         elif key.startswith(f"{fleet}:free:"):
             snap.free[key.removeprefix(f"{fleet}:free:")] = int(value)
-        elif key.startswith(f"{fleet}:worker:") or key in {f"{fleet}:routes", f"{fleet}:audit"}:
+        elif key in self._attempts:
+            del snap.raw[key]  # a cache, which a search may write
+        elif key.startswith(f"{fleet}:worker:") or key in {
+            f"{fleet}:{part}" for part in ("routes", "audit")
+        }:
             pass
         else:
             for start, name in self._wakes.items():
@@ -193,6 +210,18 @@ class Reader:
                     snap.locks[name].wakes[key.removeprefix(start)] = len(value)
                     return
             snap.strays.append(key)
+
+    def _is_flow(self, snap: Snapshot, key: str, value: Any) -> bool:
+        for start, name in self._flows.items():
+            if key == start or key.startswith(f"{start}:"):
+                part = key.removeprefix(start).removeprefix(":")
+                fields = part in {"", "heads"}
+                state = snap.locks[name]
+                state.flow[part] = _fields(value) if fields else _floats(value)
+                if key in snap.ends:
+                    state.ends[f"flow:{part}"] = snap.ends[key]
+                return True
+        return False
 
     @staticmethod
     def _part(state: LockState, part: str, value: Any) -> None:

@@ -22,12 +22,14 @@ from celery_singleton_lock.core.model import (
 )
 from celery_singleton_lock.core.owner_token import base_of
 from celery_singleton_lock.core.parked_message import Delivery, Parcel, Stray
+from celery_singleton_lock.core.rate import Rate, packed
 from celery_singleton_lock.core.redis_keys import Keyspace, bucket_of
 from celery_singleton_lock.errors import BackendRefused
 from celery_singleton_lock.store.operator.base import Operator
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from celery_singleton_lock.store.requests import Steps
 from celery_singleton_lock.store.scripts import Script, load_admin_scripts, load_scripts
+from support.script_model.flow import COSTED, FAIR, PACED, RULED, Flow, flow_of, head_start_of
 from support.script_model.snapshot import ENDS_KEY, LockState, Reader, Snapshot
 
 CLOCK_KEY = "clock-of-the-tests"
@@ -41,6 +43,10 @@ local function by_this_clock(call)
       local at = math.floor(server_time() / 1000) + (...)
       server.call('HSET', '{ENDS_KEY}', key, string.format('%.0f', at))
       return 1
+    elseif command == 'PTTL' then
+      local at = server.call('HGET', '{ENDS_KEY}', key)
+      if server.call('EXISTS', key) == 0 then return -2 end
+      return at and tonumber(at) - math.floor(server_time() / 1000) or -1
     elseif command == 'PERSIST' then
       return server.call('HDEL', '{ENDS_KEY}', key)
     end
@@ -57,7 +63,7 @@ CLAIM_LEASE = 5.0
 ONE = "one"
 TWO = next(f"one{i}" for i in range(10_000) if bucket_of(f"one{i}") == bucket_of(ONE))
 MIXED = "mixed"
-LIMITS = {ONE: 1, TWO: 2, MIXED: 2}
+LIMITS = {ONE: 1, TWO: 2, MIXED: 2, PACED: 2, FAIR: 3}
 REALMS = ("R", "S")
 QUEUES = ("q", "r")
 WORKERS = {"w1": ("R", ("q", "r")), "w2": ("R", ("q",)), "w3": ("S", ("q",))}
@@ -130,6 +136,16 @@ class Ledger:
     ruled: int | None = None  # an operator's, which goes before it
     paused: bool = False
     last_fence: int = 0
+    flow: Flow = field(default_factory=Flow)
+
+    def time_is(self, now: int) -> None:
+        """End what an operator has set until now."""
+        if self.paused and self.flow.paused_until is not None and self.flow.paused_until <= now:
+            self.paused = False
+        if self.ruled and self.flow.ruled_until is not None and self.flow.ruled_until <= now:
+            self.ruled = None
+        if self.flow.rates_until is not None and self.flow.rates_until <= now:
+            self.flow.rates_ruled = False
 
     @property
     def limit(self) -> int:
@@ -222,6 +238,8 @@ class World:
         self.history.append(f"advance({seconds})")
         self.now_us += round(seconds * 1_000_000)
         self._set_clock()
+        for ledger in self.ledgers.values():
+            ledger.time_is(self.now)
         gone = [key for key, end in self.snap.ends.items() if end <= self.now]
         if gone:
             self.client.delete(*gone)
@@ -232,6 +250,11 @@ class World:
     def _note_expired(self) -> None:
         for name, ledger in self.ledgers.items():
             state, record = self.snap.locks[name], self.keyspace.lock(name).record
+            ledger.flow.expired_lines |= {
+                part.removeprefix("flow:line:")
+                for part, end in state.ends.items()
+                if part.startswith("flow:line:") and end <= self.now
+            }
             if state.ends.get("record", self.now + 1) <= self.now and record in self.snap.ends:
                 ledger.expired |= {(n, t) for n, tokens in state.index.items() for t in tokens}
                 ledger.expired_due = state.due
@@ -299,14 +322,20 @@ class World:
         deadline: float | None = None,
         task: str = "app.task",
         replace: bool = False,
+        head_start: int = 0,
+        plain: bool = False,
     ) -> Asker:
         """Make a client (no attempt) or a message; `place` is relative to now, 0 none.
+
+        Without `plain`, callers of the locks of flow control have flow options. `head_start` is in
+        microseconds.
 
         `base` is that of a message. This is its second delivery, which the broker does not mark.
         """
         self.numbers += 1
         number = self.numbers
         token = f"{base}.{1000 + number}" if base else f"t{number}.0"
+        made = 0 if plain else int(base_of(token).removeprefix("t"))
         asker = Asker(
             Owner(
                 token,
@@ -324,6 +353,7 @@ class World:
                 max_waiting,
                 copy,
                 replace,
+                packed((), head_start) or flow_of(lock, made),
             ),
             Parcel(f"body of {base_of(token)}".encode(), realm, queue, deadline),
         )
@@ -335,11 +365,13 @@ class World:
     def moved(self, stray: Stray) -> Asker:
         """What comes from the broker of a message that was sent there."""
         first = self.first_of[base_of(stray.token)]
+        number = int(first.base.removeprefix("t"))
+        head_start = head_start_of(first.claim.name, number)  # it comes with its options again
         return self.new_asker(
             first.claim.name,
             lease=first.claim.lease,
             attempt=stray.attempt,
-            place=min(stray.place - self.now_us, -1),
+            place=min(stray.place + head_start - self.now_us, -1),
             limit=first.claim.limit,
             base=first.base,
             realm=first.parcel.realm,
@@ -352,7 +384,10 @@ class World:
         again = Asker(
             first.owner._replace(token=token),
             first.claim._replace(
-                copy=CLAIM_UNANSWERED, place=place, max_waiting=None, replace=False
+                copy=CLAIM_UNANSWERED,
+                place=place,
+                max_waiting=None,
+                replace=False,
             ),
             first.parcel,
         )
@@ -498,18 +533,51 @@ class World:
             note=f"{worker} {own}",
         )
 
-    def pause(self, lock: str, *, lost: bool = False) -> Any:
+    def pause(self, lock: str, seconds: float | None = None, *, lost: bool = False) -> Any:
         """What an operator does, so that nobody is granted the lock."""
-        return self._twice("pause", lock, lambda: self.store.pause(lock, JANE), lost)
+        call = lambda: self.store.pause(lock, JANE, seconds=seconds)  # noqa: E731
+        again = lost and seconds is None  # with a time, each call is audited
+        return self._twice("pause", lock, call, again, asked=(seconds,), note=f"{seconds}")
 
     def resume(self, lock: str, *, lost: bool = False) -> Any:
         """What an operator does, so that the lock is granted again."""
         return self._twice("resume", lock, lambda: self.store.resume(lock, JANE), lost)
 
-    def set_limit(self, lock: str, limit: int | None) -> Any:
+    def set_limit(self, lock: str, limit: int | None, seconds: float | None = None) -> Any:
         """What an operator does, whatever the tasks declare; None: those count again."""
-        call = lambda: self.store.set_limit(lock, limit, JANE)  # noqa: E731
-        return self._step("set_limit", lock, call, asked=(limit,), note=str(limit))
+        call = lambda: self.store.set_limit(lock, limit, JANE, seconds=seconds)  # noqa: E731
+        asked = (limit, seconds)
+        return self._step("set_limit", lock, call, asked=asked, note=f"{limit} {seconds}")
+
+    def set_rates(self, lock: str, ruled: bool, seconds: float | None = None) -> Any:
+        """What an operator does with rates; not `ruled`: what tasks declare counts again."""
+        rates = RULED if ruled else ()
+        call = lambda: self.store.set_rates(lock, rates, JANE, seconds=seconds)  # noqa: E731
+        asked = (ruled, seconds)
+        return self._step("set_rates", lock, call, asked=asked, note=f"{rates} {seconds}")
+
+    def close_for(self, lock: str, seconds: float, *, lost: bool = False) -> Any:
+        """What a task does that meets a 429."""
+        call = lambda: self.store.close_for(lock, seconds, "429")  # noqa: E731
+        return self._twice("close_for", lock, call, lost, asked=(seconds,), note=f"{seconds}")
+
+    def reopen(self, lock: str) -> Any:
+        """What an operator does with a lock that is closed."""
+        return self._step("reopen", lock, lambda: self.store.reopen(lock, JANE))
+
+    def charge(self, lock: str, token: str, amount: int, *, lost: bool = False) -> Any:
+        """What a task does that knows what its start has used."""
+        self.numbers += 1
+        rate, charge_id = Rate(COSTED, cost=1).key, f"c{self.numbers}"
+        return self._twice(
+            "charge",
+            lock,
+            lambda: self.store.charge(lock, token, charge_id, amount, [rate]),
+            lost,
+            token=token,
+            asked=(rate, amount),
+            note=f"{amount}",
+        )
 
     def reset(self, lock: str) -> Any:
         return self._step("reset", lock, lambda: self.store.reset(lock))
@@ -579,6 +647,7 @@ class World:
             ledger.waits.clear()
             ledger.refused.clear()
             ledger.declared, ledger.ruled, ledger.paused = 0, None, False
+            ledger.flow = Flow()
         self.snap = self._look()
 
     def state(self, lock: str) -> LockState:
