@@ -26,9 +26,11 @@ def _field(default: Any, about: str, unit: str = "") -> Any:
 
 
 _WAITS_FOR: Final = (
-    "why the lock was not granted: `holder`: all permits are held; `pause`: an operator has paused "
-    "it; `redis`: its Redis was replaced or restarted, and grants nothing yet; `queue`: others are "
-    "next; `worker`: no live worker takes the task; empty: not known"
+    "why the lock was not granted: `holder`: all permits are held; `rate`: it has reached its "
+    "rate; `pause`: an operator has paused it, or a task has closed it for a time; `redis`: its "
+    "Redis was replaced or restarted, and grants nothing yet; `group`: its group holds as many "
+    "permits as it may; `queue`: others are next; `worker`: no live worker takes the task; empty: "
+    "not known"
 )
 
 
@@ -60,7 +62,9 @@ class TaskDelivered(TaskEvent):
     """A parked task goes to the pool of the worker that sends this event."""
 
     verdict: str = _field(
-        "granted", "`granted`; or `overdue`: it goes there to fail, since its wait has timed out"
+        "granted",
+        "`granted`; or it goes there to fail: `overdue`: its wait has timed out; `too_costly`: its "
+        "start costs more than the rate of its lock",
     )
     waited: float = _field(0.0, "since it arrived at a worker", "s")
 
@@ -87,7 +91,8 @@ class LockRefused(TaskEvent):
     policy: str = _field(
         "fail",
         "`skip` or `fail`: its policy; `full`: the queue is full; `timeout`: its wait has timed "
-        "out; `returned`: it has returned too often; `undecodable`: its message cannot be read",
+        "out; `cost`: its start costs more than the rate of the lock; `returned`: it has returned "
+        "too often; `undecodable`: its message cannot be read",
     )
     waits_for: str = _field("", _WAITS_FOR)
 
@@ -97,6 +102,14 @@ class LockReleased(TaskEvent):
     """A task has ended in any way, and its lock was released."""
 
     held: float = _field(0.0, "since it was acquired", "s")
+
+
+@dataclass(frozen=True, slots=True)
+class LockClosed(TaskEvent):
+    """A task has closed its lock for a time (`RetryLater`), and runs again later."""
+
+    seconds: float = _field(0.0, "for how long nobody gets the lock", "s")
+    why: str = _field("", "its reason, for people")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +164,29 @@ class BackendUp:
     down_for: float = _field(0.0, "for how long it did not", "s")
 
 
-Event: TypeAlias = TaskEvent | BackendDown | BackendUp | LockAdmin
+@dataclass(frozen=True, slots=True)
+class QueueStopped:
+    """A worker stopped consuming a queue: `singleton_lock_max_parked` or `…_bytes` is reached."""
+
+    queue: str = field(metadata={"about": "name of the queue", "unit": ""})
+    parked: int = _field(0, "number of its messages that are parked")
+    size: int = _field(0, "their size", "bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class QueueResumed:
+    """A worker consumes a queue again."""
+
+    queue: str = field(metadata={"about": "name of the queue", "unit": ""})
+    stopped_for: float = _field(0.0, "for how long it did not", "s")
+    reason: str = _field(
+        "below",
+        "`below`: less than 90 % of the limit is parked; `operator`: an operator has added or "
+        "cancelled the queue; `redis`: the locks' Redis does not answer",
+    )
+
+
+Event: TypeAlias = TaskEvent | BackendDown | BackendUp | LockAdmin | QueueStopped | QueueResumed
 
 CELERY_EVENTS: Final[dict[type[Event], str]] = {
     TaskBlocked: "task-blocked",
@@ -160,10 +195,13 @@ CELERY_EVENTS: Final[dict[type[Event], str]] = {
     LockAcquired: "lock-acquired",
     LockRefused: "lock-refused",
     LockReleased: "lock-released",
+    LockClosed: "lock-closed",
     LeaseLost: "lock-lost",
     ParkedLost: "lock-parked-lost",
     TaskDuplicate: "lock-duplicate",
     LockAdmin: "lock-admin",
+    QueueStopped: "lock-queue-stopped",
+    QueueResumed: "lock-queue-resumed",
 }
 """Events that are sent as Celery events, and their names."""
 
@@ -252,7 +290,7 @@ class Observers:
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
         self._observers = tuple(observers)
-        self.any = bool(self._observers)
+        self.any: bool = bool(self._observers)
 
     def add(self, observer: Observer) -> None:
         """Add an observer."""

@@ -21,6 +21,7 @@ from celery_singleton_lock.events import (
     Event,
     LeaseLost,
     LockAcquired,
+    LockClosed,
     LockRefused,
     LockReleased,
     ParkedLost,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.core import Metric
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 BUCKETS: Final = (0.005, 0.02, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
 """Upper bounds of the histograms' buckets, in seconds."""
@@ -51,6 +52,7 @@ COUNTERS: Final = {
     "celery_lock_replaced": "Parked tasks that a later one replaced.",
     "celery_lock_duplicates": "Copies of a task, stored (twin) or dropped (done).",
     "celery_lock_lost": "Locks that were lost while their task ran.",
+    "celery_lock_closed": "Tasks that closed their lock for a time, and run again (RetryLater).",
     "celery_lock_parked_lost": "Parked tasks that the locks' Redis has lost.",
 }
 """Counters per task: name -> description."""
@@ -63,6 +65,7 @@ COUNTED: Final[dict[type[Event], str]] = {
     TaskDuplicate: "duplicates",
     TaskReplaced: "replaced",
     LeaseLost: "lost",
+    LockClosed: "closed",
     ParkedLost: "parked_lost",
 }
 """Event -> its counter, if no other event has the same counter."""
@@ -104,6 +107,10 @@ GAUGES: Final = {
         "Messages held back until Redis answers, or accepts their lock.",
     ),
     "held_back": ("celery_lock_held_back", "Blocked messages held back until they are requeued."),
+    "queues_stopped": (
+        "celery_lock_queues_stopped",
+        "Queues that this worker does not consume, because too much of them is parked.",
+    ),
     "backend_down_for": ("celery_lock_backend_down_seconds", "How long Redis has not answered."),
 }
 """Gauges of a worker: name in its report -> metric and description."""
@@ -117,6 +124,7 @@ THREADS: Final = {
 
 FLEET: Final = {
     "celery_lock_parked": "Messages of all workers that are parked now, by queue.",
+    "celery_lock_parked_bytes": "Their size, without what Redis needs besides.",
     "celery_lock_oldest_parked_seconds": "Age of the oldest of them.",
     "celery_lock_fleet_up": "Whether the locks' Redis answered this scrape.",
 }
@@ -162,7 +170,7 @@ class TaskMetrics:
                 self._count("blocked", event, event.policy, event.waits_for or UNKNOWN)
             case TaskDelivered() | TaskDuplicate():
                 self._count(COUNTED[type(event)], event, event.verdict)
-            case TaskReplaced() | LeaseLost() | ParkedLost():
+            case TaskReplaced() | LeaseLost() | LockClosed() | ParkedLost():
                 self._count(COUNTED[type(event)], event)
             case _:
                 pass
@@ -240,6 +248,7 @@ class FleetCollector:
         try:
             for queue, parked in self._store.parked(self._extension.realm).items():
                 families["celery_lock_parked"].add_metric((queue,), parked.waiting)
+                families["celery_lock_parked_bytes"].add_metric((queue,), parked.size)
                 families["celery_lock_oldest_parked_seconds"].add_metric((queue,), parked.oldest)
         except BackendError as error:
             up = False
@@ -301,7 +310,7 @@ def export(app: Celery, registry: CollectorRegistry, *, fleet: bool = True) -> N
 class MetricsStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is untyped
     """Serves a worker's metrics, if ``singleton_lock_metrics_port`` is set."""
 
-    requires = ("celery_singleton_lock.worker.bootsteps:ConsumerStep",)
+    requires: tuple[str, ...] = ("celery_singleton_lock.worker.bootsteps:ConsumerStep",)
 
     def __init__(self, consumer: Any, **options: Any) -> None:
         super().__init__(consumer, **options)

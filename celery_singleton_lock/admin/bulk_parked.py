@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from threading import Event
 from typing import Any, Final
 
+from celery_singleton_lock.admin.export_parked import PurgedFile
 from celery_singleton_lock.admin.multi_lock_views import give_back
 from celery_singleton_lock.admin.select_parked import STEP, Filter, Tally, select, steps
+from celery_singleton_lock.admin.sweep import requeue_expired
 from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.store.message_operations import HOLD
@@ -24,6 +26,7 @@ def purge(
     *,
     dropped: Callable[[Waiting], None] | None = None,
     done_for: float = 3600.0,
+    file: PurgedFile | None = None,
 ) -> Tally:
     """Drop parked tasks permanently. Writes one audit entry per lock.
 
@@ -33,6 +36,7 @@ def purge(
         by: the operator; ``by.action`` is ``purge``.
         dropped: called with each dropped task and its message, to store a result.
         done_for: seconds for which duplicate deliveries of a dropped task are discarded.
+        file: where the dropped tasks are written, for an import.
 
     Returns:
         The number of dropped tasks.
@@ -40,12 +44,17 @@ def purge(
     Raises:
         BackendError: Redis did not answer, or refused the command. Earlier tasks stay dropped.
     """
+    requeue_expired(store)
     tally = Tally()
     for group in steps(select(store, wanted)):
         tokens = [each.token for each in group]
+        if file is not None:
+            file.before(group)
         gone = store.drop_waiters(
             group[0].lock, tokens, by, done_for=done_for, whole=dropped is not None
         )
+        if file is not None:
+            file.after(gone)
         tally.done[group[0].lock] += len(gone)
         tally.skipped["moved meanwhile"] += len(group) - len(gone)
         for each in gone if dropped else ():
@@ -119,6 +128,7 @@ def drain(
         BackendError: Redis did not answer, or refused the command.
         Exception: any error of ``publish``. Messages that were sent before are dropped here.
     """
+    requeue_expired(store)
     tally = Tally()
     began = int(store.time() * 1_000_000)
 
@@ -138,9 +148,9 @@ def _stays(each: Waiting, realm: str, began: int) -> str:
         return "of another broker"
     if each.state in {"delayed", "leaving"}:
         return each.state
-    if each.state in {"overdue", "replaced", "revoked", "rejected"}:
+    if each.state in {"overdue", "replaced", "revoked", "rejected", "too_costly"}:
         return f"{each.state}: a worker has to end it"
-    return "parked since" if each.place > began else ""
+    return "parked since" if each.arrival > began else ""
 
 
 def _send_off(  # noqa: PLR0917  # the parts of one step

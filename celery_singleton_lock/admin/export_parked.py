@@ -5,14 +5,20 @@ from __future__ import annotations
 import base64
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final
+from datetime import datetime, timezone
+from typing import Any, Final, TextIO, TypeVar
 
+from celery_singleton_lock.admin.force_release import Refused
 from celery_singleton_lock.admin.select_parked import LOAD, STEP, Filter, Tally, select, steps
-from celery_singleton_lock.core.model import ANOTHER_RUN, Claim, Owner, Verdict
-from celery_singleton_lock.core.owner_token import new_token
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.admin.sweep import requeue_expired
+from celery_singleton_lock.core.model import Claim, Owner, Verdict
+from celery_singleton_lock.core.owner_token import base_of, token_on
+from celery_singleton_lock.core.parked_message import Parcel, ParkedMessage
+from celery_singleton_lock.core.rate import BY_COST, packed, parsed, rates_of
+from celery_singleton_lock.core.record_state import RecordState
 from celery_singleton_lock.errors import BackendError, ConfigurationError
 from celery_singleton_lock.store.operator.base import AdminStore, Operator, Waiting
 from celery_singleton_lock.store.script_arguments import limit_of, milliseconds_of
@@ -32,25 +38,115 @@ def export(store: AdminStore, wanted: Filter, by: Operator) -> Iterator[str]:
     Raises:
         BackendError: Redis did not answer, or refused the command.
     """
-    limits: dict[str, int] = {}
     by = replace(by, action="export")
+    requeue_expired(store)
+    began = int(store.time() * 1000)
     for group in steps(select(store, wanted), READ):
-        lock = group[0].lock
-        store.write_audit_entry(lock, by, steps=len(group))
-        if lock not in limits:
-            limits = {lock: max(1, store.inspect(lock, waiters=0).limit)}
-        messages = store.messages(lock, [each.token for each in group])
-        for each, message in zip(group, messages, strict=True):
-            if message is not None:
-                yield json.dumps(_line(each, limits[lock], message))
+        store.write_audit_entry(group[0].lock, by, steps=len(group))
+        yield from _lines_of(store, group, began).values()
+
+
+def _lines_of(store: AdminStore, group: list[Waiting], exported: int) -> dict[str, str]:
+    """Return owner token -> line, for each task of a group of one lock that has a message."""
+    lock = group[0].lock
+    view = store.inspect(lock, waiters=0)
+    rates = [f"{rate.rate}{BY_COST if rate.by_cost else ''}" for rate in view.rates]
+    of_lock = {"limit": max(1, view.limit), "rates": rates}
+    messages = store.messages(lock, [each.token for each in group])
+    return {
+        each.token: json.dumps(_line(each, of_lock, message, exported))
+        for each, message in zip(group, messages, strict=True)
+        if message is not None
+    }
+
+
+class PurgedFile:
+    """Writes purged tasks to a file, as :func:`export` does, and no others.
+
+    A task is written before it is dropped. If it runs instead, it is taken out of the file.
+
+    Args:
+        store: the store of the locks.
+        file: the file; it can seek.
+    """
+
+    def __init__(self, store: AdminStore, file: TextIO) -> None:
+        self._store = store
+        self._file = file
+        self._exported = int(store.time() * 1000)
+        self._lines: dict[str, str] = {}
+        self._start = 0
+
+    def before(self, group: list[Waiting]) -> None:
+        """Write tasks of one lock that are about to be dropped."""
+        self._start = self._file.tell()
+        self._lines = _lines_of(self._store, group, self._exported)
+        self._write(self._lines.values())
+
+    def after(self, dropped: Iterable[Waiting]) -> None:
+        """Take out those tasks that were not dropped."""
+        kept = [self._lines[each.token] for each in dropped if each.token in self._lines]
+        if len(kept) < len(self._lines):
+            self._file.seek(self._start)
+            self._file.truncate()
+            self._write(kept)
+
+    def _write(self, lines: Iterable[str]) -> None:
+        self._file.writelines(f"{line}\n" for line in lines)
+        self._file.flush()
 
 
 _FIELDS: Final = ("lock", "token", "task", "attempt", "realm", "queue", "lease", "place", "wait")
 
 
-def _line(each: Waiting, limit: int, message: bytes) -> dict[str, Any]:
+def _line(
+    each: Waiting, of_lock: Mapping[str, Any], message: bytes, exported: int
+) -> dict[str, Any]:
     fields = {name: getattr(each, name) for name in _FIELDS}
-    return {**fields, "limit": limit, "message": base64.b64encode(message).decode()}
+    if each.arrived:
+        fields["arrived"] = each.arrived
+    encoded = base64.b64encode(message).decode()
+    return {**fields, **of_lock, "exported": exported, "message": encoded}
+
+
+def refuse_drained(store: AdminStore, lines: Iterable[str], *, realm: str = "") -> None:
+    """Raise if a task of a file may have been drained since its export: it would run twice.
+
+    Changes nothing. Lines after an invalid one do not count: :func:`restore` ends there.
+
+    Args:
+        store: the store of the locks.
+        lines: the lines of the file. They are not read if no drain is on record.
+        realm: new realm of the messages, as of :func:`restore`.
+
+    Raises:
+        Refused: messages of the queue of a task were drained after its export, or at a time that
+            cannot be compared, because the file has none.
+        BackendError: Redis did not answer, or refused the command.
+    """
+    drains = store.drains()
+    number, latest = 0, 0.0
+    with suppress(ConfigurationError):
+        for given in _parsed(lines, _fields) if drains else ():
+            drained = _last_drain(drains, given, realm)
+            # The export stores whole milliseconds, as the drain does: equal times have no order.
+            if drained and given.get("exported", 0) <= drained * 1000:
+                number, latest = number + 1, max(latest, drained)
+    if number:
+        when = datetime.fromtimestamp(latest, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+        msg = (
+            f"{number:,} task{'s' * (number > 1)} of this file may have been sent back to the "
+            "broker, and have run: their queues were drained after the export (or the file does "
+            f"not tell when it was exported), last on {when}. Nothing was parked. To park them, so "
+            "that they may run twice: --force"
+        )
+        raise Refused(msg)
+
+
+def _last_drain(drains: Mapping[str, float], given: Mapping[str, Any], realm: str) -> float:
+    """Return when the queue of a task was drained; 0 if never. It may have been adopted before."""
+    routes = (f"{each}:{given['queue']}" for each in (given["realm"], realm))
+    return max(drains.get(route, 0.0) for route in routes)
 
 
 def restore(
@@ -63,59 +159,159 @@ def restore(
 ) -> Tally:
     """Park the tasks of a file that :func:`export` wrote.
 
-    Each task gets its old owner token and its old place in the queue, so that a second import
-    changes nothing.
+    Each task gets its old place in the queue, and is recognised by the base of its old owner token,
+    so that a second import changes nothing. If a new realm is given, a task that waits with another
+    realm gets the new one. A task whose broker has live workers is left to them.
 
     Args:
         store: the store of the locks.
         lines: the lines of the file.
-        by: the operator, for the audit.
+        by: the operator, for the audit; ``by.action`` is ``import`` if it is empty.
         realm: new realm of the messages; empty: each message keeps its own.
-        again: give each task a new owner token, so that tasks that were purged or have run are
-            parked too. A task that waits or runs now is still skipped.
+        again: park tasks that were purged or dropped too. What has run is still skipped.
 
     Returns:
         The number of parked tasks.
 
     Raises:
         ConfigurationError: a line is invalid. The tasks of the lines before it are parked.
-        BackendError: Redis did not answer, or refused the command.
+        BackendError: Redis did not answer, or refused the command. The text tells how many tasks
+            were parked before.
     """
     tally = Tally()
-    by = replace(by, action="import")
-    for group in _batches(_parcels(lines, realm, again=again)):
-        parked = _park(store, group, tally)
-        for name, number in parked.items():
-            store.write_audit_entry(name, by, steps=number)
-        tally.done.update(parked)
+    by = replace(by, action=by.action or "import")
+    try:
+        served = served_realms(store, realm)
+        for group in _batches(_parsed(lines, lambda line: _parcel(_fields(line)))):
+            rest = _adopt(store, group, realm, served, by, tally) if realm else group
+            if again:
+                rest = _allow_again(store, rest)
+            _park(store, rest, by, tally)
+    except BackendError as error:
+        msg = (
+            f"{error} {tally.total:,} tasks of the file were parked before. Import it again when "
+            "Redis takes them: no task is parked twice"
+        )
+        raise type(error)(msg) from error
     return tally
 
 
-def would_restore(lines: Iterable[str]) -> Tally:
+def would_restore(lines: Iterable[str], served: Collection[str] = ()) -> Tally:
     """Return the tasks that :func:`restore` would park if none of them waits, runs or has ended.
 
     Args:
         lines: the lines of the file.
+        served: realms whose tasks are left; see :func:`served_realms`.
 
     Raises:
         ConfigurationError: a line is invalid.
     """
-    return Tally(done=Counter(claim.name for _, claim, _ in _parcels(lines, "", again=False)))
+    tally = Tally()
+    for _, claim, parcel in _parsed(lines, lambda line: _parcel(_fields(line))):
+        if parcel.realm in served:
+            tally.skipped[SERVED] += 1
+        else:
+            tally.done[claim.name] += 1
+    return tally
 
 
-def _park(store: AdminStore, group: list[_Parked], tally: Tally) -> Counter[str]:
-    """Park a group, and count the parked tasks by lock. Skip those that have ended, wait or run."""
-    parked = Counter[str]()
-    for (_, claim, _), reply in zip(group, store.park_many(group), strict=True):
+SERVED: Final = "of another broker, which has live workers"
+"""Why a task is not assigned to the app's broker."""
+
+
+def served_realms(store: AdminStore, realm: str) -> frozenset[str]:
+    """Return the realms of the other brokers that have live workers.
+
+    Args:
+        store: the store of the locks.
+        realm: the new realm of an import; empty: there is none, so none is returned.
+    """
+    found = {about["realm"] for about in store.workers().values()} if realm else set()
+    return frozenset(found - {realm})
+
+
+def _adopt(  # noqa: PLR0917  # a step of restore()
+    store: AdminStore,
+    group: list[_Parked],
+    realm: str,
+    served: frozenset[str],
+    by: Operator,
+    tally: Tally,
+) -> list[_Parked]:
+    """Assign waiting tasks of a group to another broker. Return the others, with the new realm."""
+    waiting: dict[str, list[str]] = {}
+    rest: list[_Parked] = []
+    for owner, claim, parcel in group:
+        found = store.locate_token(claim.name, owner.token).waiting
+        now = (found.realm if found else "") or parcel.realm
+        if now != realm and now in served:
+            tally.skipped[SERVED] += 1
+            continue
+        rest.append((owner, claim, replace(parcel, realm=realm)))
+        if found and found.realm != realm and found.state in _QUEUED:
+            waiting.setdefault(claim.name, []).append(owner.token)
+    adopted = {
+        (name, token)
+        for name, tokens in waiting.items()
+        for token in store.adopt_messages(name, tokens, realm, by)
+    }
+    tally.done.update(name for name, _ in adopted)
+    return [each for each in rest if (each[1].name, each[0].token) not in adopted]
+
+
+_QUEUED: Final = frozenset({RecordState.PARKED, RecordState.ADRIFT, RecordState.DELAYED})
+"""States in which a task has not begun, and no worker has to end it."""
+
+
+def _allow_again(store: AdminStore, group: list[_Parked]) -> list[_Parked]:
+    """Forget that tasks were dropped. If this process ends now, any further import parks them.
+
+    A worker may still have an earlier delivery of such a task, so each gets another token.
+    """
+    owners: dict[str, list[tuple[str, str]]] = {}
+    for owner, claim, _ in group:
+        owners.setdefault(claim.name, []).append((owner.token, owner.attempt))
+    for name, dropped in owners.items():
+        store.forget_drops(name, dropped)
+    return [
+        (owner._replace(token=token_on(base_of(owner.token))), claim, parcel)
+        for owner, claim, parcel in group
+    ]
+
+
+def _park(store: AdminStore, group: list[_Parked], by: Operator, tally: Tally) -> None:
+    """Park a group, and count its tasks. Skip those that have ended, wait or run.
+
+    Raises:
+        BackendError: Redis refused a task. The others of the group are parked, and counted.
+    """
+    parked, refused = Counter[str](), list[BackendError]()
+    messages = [_message_of(owner, claim) for owner, claim, _ in group]
+    before = list(zip(store.has_messages(messages), store.has_traces(messages), strict=True))
+    replies, after = store.park_many(group), store.has_messages(messages)
+    for (_, claim, _), (was_stored, was_known), is_stored, reply in zip(
+        group, before, after, replies, strict=True
+    ):
+        # A task that waits or runs under its old token answers WAITING too. The message of a
+        # running one may have been deleted; so may that of a new one, which has begun since.
+        is_new = not was_stored and (is_stored or not was_known)
         if isinstance(reply, BackendError):
-            raise reply
-        if reply.verdict in {Verdict.DONE, Verdict.FULL}:
+            refused.append(reply)
+        elif reply.verdict in {Verdict.DONE, Verdict.FULL}:
             tally.skipped["has ended already"] += 1
-        elif reply.verdict is Verdict.TWIN:
+        elif not is_new or reply.verdict is Verdict.TWIN:
             tally.skipped["waits or runs already"] += 1
         else:
             parked[claim.name] += 1
-    return parked
+    tally.done.update(parked)
+    for name, number in parked.items():
+        store.write_audit_entry(name, by, steps=number)
+    for error in refused:
+        raise error
+
+
+def _message_of(owner: Owner, claim: Claim) -> ParkedMessage:
+    return ParkedMessage(claim.name, owner.token, owner.task, owner.attempt.rsplit("/", 2)[0])
 
 
 _Parked = tuple[Owner, Claim, Parcel]
@@ -140,46 +336,59 @@ def _batches(parcels: Iterator[_Parked]) -> Iterator[list[_Parked]]:
         yield group
 
 
-def _parcels(lines: Iterable[str], realm: str, *, again: bool) -> Iterator[_Parked]:
+_Parsed = TypeVar("_Parsed")
+
+
+def _parsed(lines: Iterable[str], parse: Callable[[str], _Parsed]) -> Iterator[_Parsed]:
     number = 1
     try:
         for number, line in enumerate(lines, 1):  # noqa: B007  # named below
             if line.strip():
-                yield _parcel(line, realm, again=again)
+                yield parse(line)
     except (ValueError, KeyError, TypeError) as error:
         cause = f"{error}" if isinstance(error, ConfigurationError) else f"{error!r:.80}"
         msg = f"line {number} is not a parked task ({cause}): give a file that export wrote."
         raise ConfigurationError(msg) from None
 
 
-def _parcel(line: str, realm: str, *, again: bool) -> _Parked:
-    """Parse a line.
+def _fields(line: str) -> dict[str, Any]:
+    """Parse a line. The lease and the message are not checked.
 
     Raises:
         ValueError: the line is not JSON, or a value is invalid.
         KeyError: a value is missing.
         TypeError: the line is not a JSON object, or a value has the wrong type.
     """
-    given = json.loads(line)
+    given: dict[str, Any] = json.loads(line)
     texts = {name: given[name] for name in _TEXTS}
     if not all(isinstance(each, str) and each.encode() for each in texts.values()):
         msg = f"{', '.join(_TEXTS)} must be texts"
         raise ValueError(msg)
-    if not all(type(given[name]) is int for name in ("limit", "place")):
-        msg = "limit and place must be whole numbers"
+    # Old files have no time of export. Without priority there is no arrival.
+    optional = (given.get("exported", 0), given.get("arrived", 0))
+    if not all(type(each) is int for each in (given["limit"], given["place"], *optional)):
+        msg = "limit, place, arrived and exported must be whole numbers"
         raise ValueError(msg)
+    return given
+
+
+def _parcel(given: Mapping[str, Any]) -> _Parked:
+    """Convert the fields of a line.
+
+    Raises:
+        ValueError: a value is invalid.
+        KeyError: a value is missing.
+        TypeError: a value has the wrong type.
+    """
     milliseconds_of("lease", given["lease"])
-    claim = Claim(
-        given["lock"],
-        given["lease"],
-        limit_of(given["limit"]),
-        given["place"],
-        copy=ANOTHER_RUN if again else 0,
-    )
+    arrived = given.get("arrived") or given["place"]
+    rates = rates_of([parsed(str(text)) for text in given.get("rates", ())] or None)
+    flow = packed(rates, arrived - given["place"])
+    limit = limit_of(given["limit"])
+    claim = Claim(given["lock"], given["lease"], limit, arrived, flow=flow)
     body = base64.b64decode(given["message"], validate=True)
-    parcel = Parcel(body, realm or given["realm"], given["queue"], given["wait"])
-    token = new_token() if again else given["token"]
-    return Owner(token, given["attempt"], given["task"]), claim, parcel
+    parcel = Parcel(body, given["realm"], given["queue"], given["wait"])
+    return Owner(given["token"], given["attempt"], given["task"]), claim, parcel
 
 
 _TEXTS: Final = ("token", "attempt", "task", "lock", "realm", "queue")

@@ -43,13 +43,22 @@ def force_release(
     reply = store.force_release(name, token, by, keep=keep)
     if reply.verdict is Verdict.RELEASED:
         return reply
-    if not _has_released(store, name, by):
+    if not has_done(store, name, by.at(token)):
         raise Refused(why_not(store, name, token), name)
     return reply._replace(verdict=Verdict.RELEASED)
 
 
-def _has_released(store: AdminStore, name: str, by: Operator) -> bool:
-    """Return whether an earlier attempt of the same call, whose reply was lost, has released."""
+def has_done(store: AdminStore, name: str, by: Operator) -> bool:
+    """Return whether an earlier attempt of a call, whose reply was lost, has changed the lock.
+
+    Args:
+        store: the store of the locks.
+        name: the lock's name.
+        by: the operator of this call only.
+
+    Raises:
+        BackendError: Redis did not answer, or refused the command.
+    """
     return any(
         (entry.get("op"), entry.get("lock")) == (by.op, name) for entry in store.audit(LATEST)
     )

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Final
 
-from celery_singleton_lock.admin.multi_lock_views import parked_elsewhere
+from celery_singleton_lock.admin.multi_lock_views import (
+    Elsewhere,
+    look_elsewhere,
+    with_running_pid,
+)
 from celery_singleton_lock.admin.signs_of_life import in_glances, in_view
 from celery_singleton_lock.core.lock_view import LockView
 from celery_singleton_lock.message_text import natural
 from celery_singleton_lock.store.operations import PROBE
 from celery_singleton_lock.store.operator.base import PARTS, AdminStore, Glance, Waiting
+from celery_singleton_lock.store.operator.listing import fits
 
-ASKED: Final = 10
-"""Number of holders for which another lock that they wait for is searched."""
+ASKED: Final = 100
+"""Number of holders for which another lock that they wait for is searched.
+
+Of the others no process is shown, since they may wait as well.
+"""
 
 ORDERS: Final[Mapping[str, Callable[[Glance], Any]]] = {
     "name": lambda lock: natural(lock.name),
@@ -81,6 +89,79 @@ def list_locks(
     return in_glances(store, chosen)
 
 
+FEW_KEYS: Final = 20_000
+"""Keys of a Redis up to which a page may read them all: 20 SCAN commands of 0.3 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Names of locks that have waiters, in an order. Reading it takes no SCAN.
+
+    Args:
+        names: the first locks.
+        total: number of locks.
+        waiting: number of their waiters.
+        keys: number of keys in Redis, among which locks without waiters may be.
+    """
+
+    names: Sequence[str]
+    total: int
+    waiting: int
+    keys: int
+
+
+def rank_locks(store: AdminStore, pattern: str, order: str, most: int) -> Ranking | None:
+    """Return the locks that have waiters; None if Redis has so few keys that all can be read.
+
+    A lock that is named exactly is found too if it has none.
+
+    Args:
+        store: the store of the locks.
+        pattern: as of :func:`list_locks`.
+        order: one of :data:`ORDERS`.
+        most: largest number of names.
+
+    Raises:
+        BackendError: Redis did not answer, or refused the command.
+    """
+    keys = store.key_count()
+    if keys <= FEW_KEYS:
+        return None
+    found = store.count_waiters(order)
+    if pattern:
+        alone = store.summarise_named([pattern])
+        known = [each for each in found if fits(each[0], pattern)]
+        found = known or [(each.name, 0, 0.0) for each in alone if not each.is_idle]
+    chosen = heapq.nsmallest(most, found, key=_RANKS[order])
+    waiting = sum([waiting for _, waiting, _ in found])
+    return Ranking([name for name, _, _ in chosen], len(found), waiting, keys)
+
+
+def shown_of(store: AdminStore, ranking: Ranking, *, holders: int = 1) -> list[Glance]:
+    """Return the locks of a ranking that still exist.
+
+    Args:
+        store: the store of the locks.
+        ranking: their names.
+        holders: largest number of holders of each lock.
+
+    Raises:
+        BackendError: Redis did not answer, or refused the command.
+    """
+    return in_glances(store, store.summarise_named(ranking.names, holders=holders))
+
+
+_RANKS: Final[Mapping[str, Callable[[tuple[str, int, float]], Any]]] = {
+    "name": lambda lock: natural(lock[0]),
+    "waiting": lambda lock: (-lock[1], lock[0]),
+    "oldest": lambda lock: (-lock[2], lock[0]),
+    "held": lambda lock: (-lock[2], lock[0]),
+    "lease": lambda lock: (lock[2], lock[0]),
+}
+"""Sort keys of locks with waiters, as :data:`ORDERS`. Equal locks are sorted as texts, which is ten
+times as fast."""
+
+
 @dataclass(frozen=True, slots=True)
 class Detail:
     """One lock in full.
@@ -110,8 +191,15 @@ def show_lock(store: AdminStore, name: str, *, waiters: int = 20) -> Detail:
         BackendError: Redis did not answer, or refused the command.
     """
     view = in_view(store, store.inspect(name, waiters=0))
-    elsewhere = parked_elsewhere(store, name, view.holders[:ASKED])
-    return Detail(view, tuple(islice(waiting_in(store, name), waiters)), elsewhere)
+    asked, others = view.holders[:ASKED], view.holders[ASKED:]
+    elsewhere = look_elsewhere(store, name, asked)
+    unknown = Elsewhere({}, frozenset(each.token for each in others))
+    holders = [
+        *(with_running_pid(each, elsewhere) for each in asked),
+        *(with_running_pid(each, unknown) for each in others),
+    ]
+    view = replace(view, holders=tuple(holders))
+    return Detail(view, tuple(islice(waiting_in(store, name), waiters)), elsewhere.waits)
 
 
 def is_known(view: LockView) -> bool:
@@ -121,7 +209,7 @@ def is_known(view: LockView) -> bool:
     minute after its last use.
     """
     used = view.fencing_token or view.holders or view.waiting or view.adrift or view.bodies
-    return bool(used or view.paused or view.limit_set)
+    return bool(used or view.paused or view.limit_set or view.rates or view.closed)
 
 
 def waiting_in(store: AdminStore, name: str, most: int = 100) -> Iterator[Waiting]:

@@ -6,8 +6,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import cached_property
 from typing import Final, Protocol
 
+from celery_singleton_lock.admin.backlog import stopped_queues
+from celery_singleton_lock.admin.lock_views import FEW_KEYS
 from celery_singleton_lock.admin.multi_lock_views import (
     WAITS,
     kept_by,
@@ -17,17 +20,22 @@ from celery_singleton_lock.admin.multi_lock_views import (
 from celery_singleton_lock.admin.signs_of_life import in_view
 from celery_singleton_lock.admin.why_sentences import (
     NAMED,
+    Takers,
     of_holder,
+    of_priority,
     of_waiter,
     without_worker,
     worker_name,
 )
-from celery_singleton_lock.core.lock_view import Holder, LockView
+from celery_singleton_lock.core.lock_view import Holder, LockView, WaitsFor, reason_in
 from celery_singleton_lock.message_text import printable
-from celery_singleton_lock.store.operator.base import AdminStore, Waiting
+from celery_singleton_lock.store.operator.base import AdminStore, Glance, Waiting
 
 SHORTEST_START: Final = 6
 """Smallest number of characters of a shortened task id."""
+
+MOST_READ: Final = 100
+"""Most waiters that are read to count those that have passed a task."""
 
 LENGTH: Final = 36
 """Number of characters of a task id from Celery. A shorter text may be a shortened id."""
@@ -41,10 +49,10 @@ class Answer:
         task_id: its whole id.
         state: a record state (``parked``, ``waiting``, ``adrift``, ``granted``, ``reserved``,
             ``running``, ``held_after``, ``delayed``, ``leaving``, ``overdue``, ``replaced``,
-            ``revoked``, ``rejected``), or one of: ``silent``: it ran, and its worker shows no sign
-            of life; ``eta``, ``received``, ``finished``: as the app reports; ``lost``: it was
-            parked, and Redis has lost its message; ``ambiguous``: several ids begin with the given
-            text; ``unseen``: no worker, lock or result has the id.
+            ``revoked``, ``rejected``, ``too_costly``), or one of: ``silent``: it ran, and its
+            worker shows no sign of life; ``eta``, ``received``, ``finished``: as the app
+            reports; ``lost``: it was parked, and Redis has lost its message; ``ambiguous``: several
+            ids begin with the given text; ``unseen``: no worker, lock or result has the id.
         sentence: the explanation, with what to do if something can be done.
         lock: name of its lock, if known.
         token: its owner token, if known.
@@ -52,8 +60,11 @@ class Answer:
         waited: seconds since it arrived; 0 if it does not wait.
         holders: the holders of its lock.
         paused: why its lock is paused; empty if it is not paused.
+        closed: who has closed its lock for a time, and why; empty if it is not closed.
         keeps: other locks that it holds while it waits for this one.
         others: the answers for further messages with the same id.
+        waits_for: what it waits for, as in the events: ``holder``, ``rate``, ``pause``, ``redis``,
+            ``queue`` or ``worker``; empty if it does not wait, or if that is not known.
     """
 
     task_id: str
@@ -67,6 +78,8 @@ class Answer:
     paused: str = ""
     keeps: tuple[str, ...] = ()
     others: tuple[Answer, ...] = ()
+    waits_for: str = ""
+    closed: str = ""
 
 
 class Witness(Protocol):
@@ -84,40 +97,123 @@ class Witness(Protocol):
         """Return the lengths of the broker's queues as a clause; empty if they are not known."""
         ...
 
+    def consumers(self, realm: str, queue: str) -> Sequence[str]:
+        """Return the names of the workers that consume a queue, with or without locks.
 
-def why(store: AdminStore, task_id: str, witness: Witness | None = None) -> Answer:
+        Args:
+            realm: the realm of the queue's broker. If it is not the app's, there is no answer.
+            queue: name of the queue.
+        """
+        ...
+
+
+SEARCH: Final = 0.01
+"""Seconds for which the holders of a large Redis are searched, unless all are wanted."""
+
+
+class _Holders:
+    """All locks with their holders; of a large Redis, those that a short time suffices to read.
+
+    Args:
+        store: the store of the locks.
+        start: the id that is searched, or its first characters.
+        every: read all locks, however long it takes.
+
+    Attributes:
+        keys: number of keys of a Redis whose locks were not all read; else 0.
+    """
+
+    def __init__(self, store: AdminStore, start: str, *, every: bool) -> None:
+        self.keys = 0
+        self._store = store
+        self._start = start
+        self._every = every
+        self._large = 0
+        self._until: float | None = None
+
+    def __iter__(self) -> Iterator[Glance]:
+        """Yield locks; several passes share the time."""
+        clock = self._store.clock
+        if self._until is None:
+            keys = 0 if self._every else self._store.key_count()
+            self._large = keys if keys > FEW_KEYS else 0
+            self._until = clock.monotonic() + SEARCH if self._large else float("inf")
+        if self.keys:
+            return
+        for lock in self._store.summarise_locks(holders=1000):
+            if clock.monotonic() > self._until:
+                self.keys = self._large
+                return
+            yield lock
+
+    @cached_property
+    def running(self) -> Sequence[tuple[str, str, str]]:
+        """Tasks in the lists of workers, whose ids begin with the given text."""
+        return self._store.locate_running(self._start)
+
+
+def why(
+    store: AdminStore, task_id: str, witness: Witness | None = None, *, every: bool = False
+) -> Answer:
     """Return the position of a task, and what it waits for.
 
     The index in Redis has the tasks that wait or have waited. A task that got its lock at once is
-    searched among the holders of all locks. If no lock has the task, the witness answers. If the
-    witness does not know it either, tasks whose ids begin with ``task_id`` are searched.
+    in the list of its worker after two seconds; else it is searched among the holders of locks. If
+    no lock has the task, the witness answers. If the witness does not know it either, tasks whose
+    ids begin with ``task_id`` are searched.
 
     Args:
         store: the store of the locks.
         task_id: the task's id, or at least its first six characters.
         witness: the app; None if there is no app.
+        every: search the holders of all locks, which takes seconds with 100,000 locks. Otherwise,
+            if Redis has many keys, only some are searched, and the sentence says so.
 
     Raises:
         BackendError: Redis did not answer, or refused the command.
     """
-    answer = _answer(store, task_id, witness)
+    locks = _Holders(store, task_id, every=every)
+    answer = _answer(store, task_id, witness, locks)
+    if locks.keys and answer.state in {"unseen", "ambiguous"}:
+        told = (
+            f" Redis has {locks.keys:,} keys, so not all locks were searched for a task that has "
+            "just begun, or whose worker is of an older version: --all searches them."
+        )
+        answer = replace(answer, sentence=answer.sentence + told)
     others = tuple(replace(each, sentence=printable(each.sentence)) for each in answer.others)
     return replace(answer, sentence=printable(answer.sentence), others=others)
 
 
-def _answer(store: AdminStore, task_id: str, witness: Witness | None) -> Answer:
-    known = _known(store, task_id, witness)
-    return known or _by_start(store, task_id, witness) or _unseen(task_id, witness)
+def why_at_lock(store: AdminStore, me: Waiting, rank: int) -> Answer:
+    """Return what a waiter of a lock waits for. The app is not asked.
+
+    Args:
+        store: the store of the locks.
+        me: the waiter, a task or a client, from :func:`show_lock`.
+        rank: its rank in the queue; 0 if it is not in the queue.
+
+    Raises:
+        BackendError: Redis did not answer, or refused the command.
+    """
+    answer = _found(store, me.task_id, None, me.lock, me, rank)
+    return replace(answer, sentence=printable(answer.sentence))
 
 
-def _known(store: AdminStore, task_id: str, witness: Witness | None) -> Answer | None:
+def _answer(store: AdminStore, task_id: str, witness: Witness | None, locks: _Holders) -> Answer:
+    known = _known(store, task_id, witness, locks)
+    return known or _by_start(store, task_id, witness, locks) or _unseen(store, task_id, witness)
+
+
+def _known(
+    store: AdminStore, task_id: str, witness: Witness | None, locks: _Holders
+) -> Answer | None:
     found = standings_of(store, task_id)
     if found:
-        first, *others = [_found(store, task_id, *each) for each in found]
+        first, *others = [_found(store, task_id, witness, *each) for each in found]
         return replace(first, others=(*others, *_not_in_index(store, task_id, found)))
     seen = witness.seen(task_id) if witness else None
     if seen is None or seen[0] != "finished":
-        held = _among_holders(store, task_id)
+        held = _among_holders(store, task_id, locks)
         if held is not None:
             return held
     if seen is not None:
@@ -139,14 +235,18 @@ def _not_in_index(
                 yield _holding(task_id, view, holder)
 
 
-def _by_start(store: AdminStore, start: str, witness: Witness | None) -> Answer | None:
+def _by_start(
+    store: AdminStore, start: str, witness: Witness | None, locks: _Holders
+) -> Answer | None:
     """Return the answer for a shortened id, as commands and logs show it; None if none fits."""
     if not SHORTEST_START <= len(start) < LENGTH:
         return None
-    holders = (h.task_id for lock in store.summarise_locks(holders=1000) for h in lock.holders)
-    ids = {*store.task_ids(start), *(each for each in holders if each.startswith(start))} - {start}
+    holders = (h.task_id for lock in locks for h in lock.holders)
+    ids = {*store.task_ids(start), *(task_id for task_id, *_ in locks.running)} - {start}
+    if not (ids and locks.keys):  # else not all locks would be searched in any case
+        ids |= {each for each in holders if each.startswith(start)} - {start}
     if len(ids) == 1 and _OF_CELERY.fullmatch(start):
-        return _known(store, ids.pop(), witness)
+        return _known(store, ids.pop(), witness, locks)
     return _ambiguous(start, sorted(ids)) if ids else None
 
 
@@ -163,12 +263,25 @@ def _ambiguous(start: str, ids: Sequence[str]) -> Answer:
     return Answer(start, "ambiguous", told)
 
 
-def _found(store: AdminStore, task_id: str, name: str, me: Waiting, rank: int) -> Answer:
+def _found(  # noqa: PLR0917  # a position of a task, and where to look
+    store: AdminStore,
+    task_id: str,
+    witness: Witness | None,
+    name: str,
+    me: Waiting,
+    rank: int,
+) -> Answer:
     view = in_view(store, store.inspect(name, waiters=0))
     elsewhere = parked_elsewhere(store, name, view.holders[:NAMED])
-    answer = _at_its_lock(task_id, view, me, rank, elsewhere)
-    if me.state == "parked" and not (view.holders or view.paused or _is_consumed(store, me)):
-        answer = replace(answer, sentence=without_worker(view, me, rank))
+    is_next = me.state == "parked" and not (view.holders or view.paused or view.closed)
+    asked = is_next or me.state in _NEED_A_WORKER
+    takers = takers_of(store, me, witness) if asked else Takers()
+    answer = _at_its_lock(task_id, view, me, rank, elsewhere, takers)
+    by_priority = of_priority(me, *_passed_by(store, me, rank))
+    answer = replace(answer, sentence=f"{answer.sentence}{by_priority}")
+    if is_next and not takers.lock:
+        sentence = without_worker(view, me, rank, takers)
+        answer = replace(answer, sentence=sentence, waits_for=WaitsFor.WORKER.value)
     keeps = kept_by(store, name, me.token) if me.state in WAITS else ()
     if not keeps:
         return answer
@@ -176,15 +289,52 @@ def _found(store: AdminStore, task_id: str, name: str, me: Waiting, rank: int) -
     return replace(answer, sentence=sentence, keeps=keeps)
 
 
-def _is_consumed(store: AdminStore, me: Waiting) -> bool:
-    """Return whether a live worker consumes a message's queue."""
-    live = store.workers().values()
-    return any(each["realm"] == me.realm and me.queue in each["queues"] for each in live)
+def _passed_by(store: AdminStore, me: Waiting, rank: int) -> tuple[int, bool]:
+    """Return how many of the first waiters before this one arrived later, and whether it is all."""
+    if rank <= 1:
+        return 0, True
+    page, _ = store.list_waiters(me.lock, "queue", most=MOST_READ)
+    before = [each for each in page[: rank - 1] if each.token != me.token]
+    return sum(each.arrival > me.arrival for each in before), rank - 1 <= len(before)
 
 
-def _among_holders(store: AdminStore, task_id: str) -> Answer | None:
-    """Search the holders of all locks. A task that never waited is not in the index."""
-    for lock in store.summarise_locks(holders=1000):
+_NEED_A_WORKER: Final = frozenset(
+    {"adrift", "overdue", "replaced", "revoked", "rejected", "too_costly"}
+)
+"""Record states that only a worker which takes the message can change."""
+
+
+def takers_of(store: AdminStore, me: Waiting, witness: Witness | None = None) -> Takers:
+    """Return the live workers that consume a message's queue, by whether they lock its task.
+
+    Args:
+        store: the store of the locks.
+        me: the message.
+        witness: the app, which is asked if no worker with locks consumes the queue.
+
+    Raises:
+        BackendError: Redis did not answer, or refused the command.
+    """
+    found = store.consumers(me.realm, me.queue, me.task)
+    lock = [worker for worker, locks in found.items() if locks]
+    plain = [worker for worker, locks in found.items() if not locks]
+    silent = () if found or witness is None else witness.consumers(me.realm, me.queue)
+    return Takers(lock, plain, silent)
+
+
+def _among_holders(store: AdminStore, task_id: str, locks: _Holders) -> Answer | None:
+    """Search the lists of the workers, then the holders of all locks.
+
+    A task that never waited is not in the index. It is in the list of its worker if it runs for
+    seconds.
+    """
+    for found_id, name, token in locks.running:
+        if found_id == task_id:
+            view = in_view(store, store.inspect(name, waiters=0))
+            for holder in view.holders:
+                if holder.token == token:
+                    return _holding(task_id, view, holder)
+    for lock in locks:
         for holder in lock.holders:
             if holder.task_id == task_id:
                 view = in_view(store, store.inspect(lock.name, waiters=0))
@@ -212,13 +362,15 @@ def _lost(store: AdminStore, task_id: str) -> Answer | None:
 
 
 _GONE: Final = (
-    "or its worker died (if it is acknowledged early, it is lost with its worker: send it again; "
-    "if late, the broker redelivers it, a Redis broker after the visibility timeout), or an "
-    "operator has dropped it (locks audit)"
+    'or a worker holds it back between two tries (lock_on_conflict="requeue"), or an operator has '
+    "dropped it (locks audit), or its worker died. Then it is lost only if it had begun and is "
+    "acknowledged early (Celery's default). Otherwise the broker redelivers it, a Redis broker "
+    "after the visibility timeout. Do not send it again unless you know that it had begun: it "
+    "may run twice"
 )
 
 
-def _unseen(task_id: str, witness: Witness | None) -> Answer:
+def _unseen(store: AdminStore, task_id: str, witness: Witness | None) -> Answer:
     if witness is None:
         told = (
             "No lock has a record of it: it is still in the broker's queue, takes no lock, has "
@@ -233,6 +385,13 @@ def _unseen(task_id: str, witness: Witness | None) -> Answer:
             "it has finished and its result was not stored, "
             f"{_GONE}."
         )
+    if stopped := stopped_queues(store):
+        told += (
+            f" Workers have stopped consuming {', '.join(map(str, stopped[:NAMED]))}, because as "
+            "many messages are parked as singleton_lock_max_parked or "
+            "singleton_lock_max_parked_bytes allow: a task in that queue waits in the broker until "
+            "parked ones have run."
+        )
     if len(task_id) < LENGTH:
         told += (
             f" If {task_id!r} is only the beginning of an id, give the whole id: a shortened one, "
@@ -242,8 +401,13 @@ def _unseen(task_id: str, witness: Witness | None) -> Answer:
     return Answer(task_id, "unseen", told)
 
 
-def _at_its_lock(
-    task_id: str, view: LockView, me: Waiting, rank: int, elsewhere: Mapping[str, str]
+def _at_its_lock(  # noqa: PLR0917  # the facts of one sentence
+    task_id: str,
+    view: LockView,
+    me: Waiting,
+    rank: int,
+    elsewhere: Mapping[str, str],
+    takers: Takers,
 ) -> Answer:
     if me.state not in WAITS:
         holder = next((h for h in view.holders if h.token == me.token), None)
@@ -252,14 +416,25 @@ def _at_its_lock(
     return Answer(
         task_id,
         me.state,
-        of_waiter(view, me, rank, elsewhere),
+        of_waiter(view, me, rank, elsewhere, takers),
         view.name,
         me.token,
         rank,
         me.age,
         view.holders,
         view.paused,
+        waits_for=_reason(view, me, rank),
+        closed=view.closed,
     )
+
+
+def _reason(view: LockView, me: Waiting, rank: int) -> str:
+    """Return what a waiter waits for."""
+    if me.state in _NEED_A_WORKER:
+        return WaitsFor.WORKER.value
+    if rank > 1 and view.waits_for is None:
+        return WaitsFor.QUEUE.value
+    return reason_in(view) if rank else ""
 
 
 def _holding(task_id: str, view: LockView, holder: Holder) -> Answer:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from shlex import quote
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 from celery_singleton_lock.core.lock_view import HELD_AFTER, Holder, LockView, WaitsFor
 from celery_singleton_lock.message_text import nth, printable
@@ -12,6 +13,20 @@ from celery_singleton_lock.store.operator.base import Waiting
 
 NAMED: Final = 3
 """Largest number of holders that a sentence names."""
+
+
+class Takers(NamedTuple):
+    """The live workers that could take a parked message.
+
+    Args:
+        lock: those that consume its queue and declare its task as a LockedTask.
+        plain: those that consume its queue and do not declare its task.
+        silent: those that consume its queue, as the broker tells, and send no heartbeat.
+    """
+
+    lock: Sequence[str] = ()
+    plain: Sequence[str] = ()
+    silent: Sequence[str] = ()
 
 
 def of_holder(view: LockView, holder: Holder) -> tuple[str, str]:
@@ -23,7 +38,7 @@ def of_holder(view: LockView, holder: Holder) -> tuple[str, str]:
     """
     left = f"lease {seconds(holder.expires_in)} left"
     sentences = {
-        "granted": f"granted to {worker_name(holder.worker) or 'its client'}, not started, {left}",
+        "granted": f"{_granted(holder)}, {left}",
         "reserved": f"waits for its retry, for which {view.name!r} is reserved, {left}",
         HELD_AFTER: f"has succeeded; {view.name!r} stays held {_for_another(holder)}",
         "running": f"runs{_on(holder)}, holds {view.name!r}, {left}",
@@ -37,15 +52,72 @@ def of_holder(view: LockView, holder: Holder) -> tuple[str, str]:
     return state, sentences[state]
 
 
-def without_worker(view: LockView, me: Waiting, rank: int) -> str:
-    """Return a sentence about a waiter of a free lock whose queue no live worker consumes."""
+def _granted(holder: Holder) -> str:
+    if not holder.worker:
+        return "granted to its client, not started"
+    place = "on its way there, or waits there for a free pool slot"
+    return f"granted to {worker_name(holder.worker)}, not started: {place}"
+
+
+def without_worker(view: LockView, me: Waiting, rank: int, takers: Takers) -> str:
+    """Return a sentence about a waiter of a free lock that no live worker takes."""
+    free = f"{view.name!r} is free, {ordinal(rank)}"
+    return f"has waited {seconds(me.age)}; {free}, but {_no_taker(me, takers)}"
+
+
+def _no_taker(me: Waiting, takers: Takers) -> str:
+    """Return as a clause why no live worker takes a message, and what to do."""
+    drain = f"to run without a lock ({drain_command(me)})"
+    if takers.plain:
+        return f"{plain_takers(me, takers.plain)}: deploy the version that does, or {_SEND} {drain}"
+    if takers.silent:
+        several = len(takers.silent) > 1
+        consume = "consume" if several else "consumes"
+        send, they = ("send", "they are") if several else ("sends", "it is")
+        do, logs = ("do", "their logs") if several else ("does", "its log")
+        return (
+            f"{_names(takers.silent)} {consume} the queue {me.queue!r} and {send} no heartbeat to "
+            f"the locks' Redis: {they} of a version without locks, or {do} not reach this Redis "
+            f"(see {logs}). Start a worker with locks, or {_SEND} {drain}"
+        )
+    start = f"start one (celery worker -Q {me.queue})"
+    return f"no live worker with locks consumes the queue {me.queue!r}: {start}"
+
+
+_SEND: Final = "send such tasks back"
+
+
+def plain_takers(me: Waiting, workers: Sequence[str]) -> str:
+    """Return as a clause that workers consume a message's queue and do not lock its task.
+
+    Args:
+        me: the message.
+        workers: ids of the workers; at least one.
+    """
+    consume, do = ("consume", "do") if len(workers) > 1 else ("consumes", "does")
     return (
-        f"has waited {seconds(me.age)}; {view.name!r} is free, {ordinal(rank)}, but no live worker "
-        f"consumes the queue {me.queue!r}: start one (celery worker -Q {me.queue})"
+        f"{_names(workers)} {consume} the queue {me.queue!r} and {do} not declare {me.task!r} as a "
+        "LockedTask"
     )
 
 
-def of_waiter(view: LockView, me: Waiting, rank: int, elsewhere: Mapping[str, str]) -> str:
+def drain_command(me: Waiting) -> str:
+    """Return the command that sends a message, and those like it, back to the broker."""
+    return f"locks drain --queue {quote(me.queue)} --task {quote(me.task)}"
+
+
+def _names(workers: Sequence[str]) -> str:
+    shown = [worker_name(each) for each in sorted(workers)]
+    more = len(shown) - NAMED
+    if more > 0:
+        return f"{', '.join(shown[:NAMED])} and {more} more"
+    *first, last = shown
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def of_waiter(
+    view: LockView, me: Waiting, rank: int, elsewhere: Mapping[str, str], takers: Takers
+) -> str:
     """Return a sentence about a waiter.
 
     Args:
@@ -53,33 +125,66 @@ def of_waiter(view: LockView, me: Waiting, rank: int, elsewhere: Mapping[str, st
         me: the waiter.
         rank: its rank in the queue; 0: it is not in the queue.
         elsewhere: owner token -> name of the other lock for which that holder waits.
+        takers: the workers that could take its message.
     """
-    for_long = seconds(me.age)
     match me.state:
         case "delayed":
             times = "time" if me.returns == 1 else "times"
             again = "it is back in the queue within a minute, behind other waiters"
             return f"has started and returned unfinished {me.returns} {times}: {again}"
-        case "overdue" | "replaced" | "revoked" | "rejected":
-            return (
-                f"{_VERDICTS[me.state]} after {for_long}; waits for a worker that consumes the "
-                f"queue {me.queue!r} to end it"
-            )
+        case "overdue" | "replaced" | "revoked" | "rejected" | "too_costly":
+            return _to_be_ended(me, takers)
         case "leaving":
             return (
-                f"is being sent back to the broker's queue {me.queue!r}: no live worker consumes "
-                "that queue, or the task is drained; if it cannot be sent, it is parked again "
-                "within a minute"
+                f"is being sent back to the broker's queue {me.queue!r}: no live worker that locks "
+                "the task consumes that queue, or the task is drained; if it cannot be sent, it is "
+                "parked again within a minute"
             )
         case "adrift":
-            return (
-                f"has waited {for_long} and is next, but no live worker consumes the queue "
-                f"{me.queue!r}: start one (celery worker -Q {me.queue})"
-            )
+            return _adrift(me, takers)
         case "granted" | "running":  # its lease has ended, and no sweep has noticed it yet
             return _lapsed(view, me)
         case _:
             return _in_line(view, me, rank, elsewhere)
+
+
+def of_priority(me: Waiting, passed_by: int, is_all: bool) -> str:
+    """Return what priority means for a waiter, as a clause; empty if it means nothing.
+
+    Args:
+        me: the waiter.
+        passed_by: how many of those before it arrived later.
+        is_all: whether all of those before it were read.
+    """
+    told = ""
+    if me.head_start > 0:
+        told = f"; it has a head start of {seconds(me.head_start)} (lock_priority, or promoted)"
+    elif me.head_start < 0:
+        told = f"; it lets later tasks pass for {seconds(-me.head_start)} (lock_priority)"
+    if passed_by:
+        least, tasks = "" if is_all else "at least ", "task" if passed_by == 1 else "tasks"
+        told += f"; {least}{passed_by} {tasks} with priority passed it"
+    return told
+
+
+def _to_be_ended(me: Waiting, takers: Takers) -> str:
+    told = (
+        f"{_VERDICTS[me.state]} after {seconds(me.age)}; waits for a worker that consumes the "
+        f"queue {me.queue!r} to end it"
+    )
+    if takers.lock or not takers.plain:
+        return told
+    return f"{told}, but {plain_takers(me, takers.plain)}: deploy the version that does"
+
+
+def _adrift(me: Waiting, takers: Takers) -> str:
+    for_long = seconds(me.age)
+    if takers.lock:
+        return (
+            f"has waited {for_long}; a live worker now takes it from the queue {me.queue!r}: the "
+            "next sweep queues it again"
+        )
+    return f"has waited {for_long} and is next, but {_no_taker(me, takers)}"
 
 
 def _lapsed(view: LockView, me: Waiting) -> str:
@@ -99,11 +204,36 @@ def _in_line(view: LockView, me: Waiting, rank: int, elsewhere: Mapping[str, str
             f"nothing for another {left} (singleton_lock_quarantine), {ordinal(rank)}"
         )
     if view.paused:
-        return f"has waited {for_long}; {view.name!r} is paused ({view.paused}), {ordinal(rank)}"
+        left = f" for another {seconds(view.pause_left)}" if view.pause_left else ""
+        paused = f"{view.name!r} is paused{left} ({view.paused})"
+        return f"has waited {for_long}; {paused}, {ordinal(rank)}"
+    if view.closed:
+        closed = f"is closed for another {seconds(view.closed_for)}, {view.closed}"
+        return f"has waited {for_long}; {view.name!r} {closed}, {ordinal(rank)}"
+    if view.waits_for in {WaitsFor.RATE, WaitsFor.GROUP}:
+        return f"has waited {for_long}; {_beside_a_free_permit(view, rank)}"
     if not view.holders:
         free = f"{view.name!r} is free, {ordinal(rank)}"
         return f"has waited {for_long}; {free}: the next sweep grants it"
-    return f"blocked {for_long} by {named(view.holders, elsewhere)}, {ordinal(rank)}"
+    blocked = f"blocked {for_long} by {named(view.holders, elsewhere)}, {ordinal(rank)}"
+    return blocked + (_limit_set(view) if view.limit_set else "")
+
+
+def _limit_set(view: LockView) -> str:
+    left = f" for another {seconds(view.limit_left)}" if view.limit_left else ""
+    return f"; an operator has set the limit {view.limit}{left}"
+
+
+def _beside_a_free_permit(view: LockView, rank: int) -> str:
+    if view.waits_for is WaitsFor.GROUP:
+        return (
+            f"each group that waits for {view.name!r} holds as many permits as it may "
+            f"(lock_fair_limit), {ordinal(rank)} by arrival"
+        )
+    later = f"; the next one may start in {seconds(view.next_look)}" if view.next_look else ""
+    by = ", set by an operator" if view.rates_set else ""
+    rates = ", ".join(map(str, view.rates)) + by
+    return f"{view.name!r} has reached its rate ({rates}), {ordinal(rank)}{later}"
 
 
 _VERDICTS = {
@@ -111,6 +241,7 @@ _VERDICTS = {
     "replaced": "replaced by a later task",
     "revoked": "revoked",
     "rejected": "rejected by its task",
+    "too_costly": "found to cost more than the rate of its lock",
 }
 
 

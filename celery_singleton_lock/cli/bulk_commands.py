@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from io import TextIOWrapper
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Final, TextIO
 
 import click
 
 from celery_singleton_lock.admin.bulk_parked import Pace, drain, purge
-from celery_singleton_lock.admin.export_parked import export, restore, would_restore
+from celery_singleton_lock.admin.export_parked import (
+    PurgedFile,
+    export,
+    refuse_drained,
+    restore,
+    served_realms,
+    would_restore,
+)
 from celery_singleton_lock.admin.select_parked import Tally, count
+from celery_singleton_lock.admin.sweep import requeue_expired
 from celery_singleton_lock.cli import render
 from celery_singleton_lock.cli.app_context import sent
 from celery_singleton_lock.cli.options import (
@@ -24,7 +35,7 @@ from celery_singleton_lock.cli.options import (
     filters,
     reason,
 )
-from celery_singleton_lock.cli.target import Target, with_target
+from celery_singleton_lock.cli.target import NotDone, Target, with_target
 from celery_singleton_lock.message_text import printable
 
 SEVERAL: Final = "(several locks)"
@@ -33,15 +44,22 @@ SEVERAL: Final = "(several locks)"
 
 @click.command("purge")
 @filters
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File to create: import --again parks from it what was dropped.",
+)
 @reason
 @agreed
 @dry
 @as_json
 @with_target
-def purge_command(target: Target, **how: Any) -> None:
+def purge_command(target: Target, output: Path | None, **how: Any) -> None:
     """Drop parked tasks permanently, selected by lock, task, age, queue or state."""
     wanted = chosen(how)
     if how["dry_run"] or not how["yes"]:
+        if not how["dry_run"]:
+            requeue_expired(target.store)
         tally = count(target.store, wanted)
         if how["dry_run"] or not tally.total:
             return tell_tally(tally, "would be dropped", how["machine"])
@@ -51,7 +69,10 @@ def purge_command(target: Target, **how: Any) -> None:
     by = target.operator("purge", how["why_text"])
     app = target.app
     tell = (lambda each: app.tell_dropped(each, by)) if app else None
-    tally = purge(target.store, wanted, by, dropped=tell)
+    with ExitStack() as stack:
+        kept = stack.enter_context(_opened(output)) if output else None
+        file = PurgedFile(target.store, kept) if kept else None
+        tally = purge(target.store, wanted, by, dropped=tell, file=file)
     target.announce(by, tally.done, "purge")
     return tell_dropped(target, tally, how["machine"])
 
@@ -104,6 +125,8 @@ def drain_command(target: Target, rate: float, **how: Any) -> None:
     app = target.need_app("drain")
     wanted = chosen(how)
     if how["dry_run"] or not how["yes"]:
+        if not how["dry_run"]:
+            requeue_expired(target.store)
         tally = count(target.store, wanted)
         if how["dry_run"] or not tally.total:
             return tell_tally(tally, "would be sent to the broker", how["machine"])
@@ -159,15 +182,26 @@ def _opened(output: Path | None) -> Iterator[TextIO]:
     except OSError as error:
         msg = f"{output} cannot be created ({error.strerror}): give a new file"
         raise click.UsageError(msg) from None
-    with output.open("w", encoding="utf-8") as file:
-        yield file
+    try:
+        with output.open("w", encoding="utf-8") as file:
+            yield file
+    except OSError as error:
+        msg = f"{output} cannot be written ({error.strerror}). What is not in it is still parked."
+        raise NotDone(msg) from None
 
 
 @click.command("import")
 @click.argument("file", type=click.File(encoding="utf-8"))
-@click.option("--adopt", is_flag=True, help="Assign the tasks to the app's broker.")
 @click.option(
-    "--again", is_flag=True, help="Also park tasks that were purged or have run, at each import."
+    "--adopt",
+    is_flag=True,
+    help="Assign the tasks to the app's broker, unless theirs has live workers.",
+)
+@click.option(
+    "--again", is_flag=True, help="Also park tasks that were purged or dropped since the export."
+)
+@click.option(
+    "--force", is_flag=True, help="Also park tasks that may have been drained since the export."
 )
 @reason
 @dry
@@ -176,9 +210,27 @@ def _opened(output: Path | None) -> Iterator[TextIO]:
 def import_command(target: Target, file: TextIO, **how: Any) -> None:
     """Park the tasks that export wrote, at their old places. Importing twice changes nothing."""
     realm = target.need_app("--adopt").realm if how["adopt"] else ""
-    if how["dry_run"]:
-        return tell_tally(would_restore(file), "would be parked", how["machine"])
-    by = target.operator("import", how["why_text"])
-    tally = restore(target.store, file, by, realm=realm, again=how["again"])
-    target.announce(by, tally.done, "import")
+    with _rewindable(file) as lines:
+        if not how["force"]:
+            start = lines.tell()
+            refuse_drained(target.store, lines, realm=realm)
+            lines.seek(start)
+        if how["dry_run"]:
+            served = served_realms(target.store, realm)
+            return tell_tally(would_restore(lines, served), "would be parked", how["machine"])
+        by = target.operator("import --force" if how["force"] else "import", how["why_text"])
+        tally = restore(target.store, lines, by, realm=realm, again=how["again"])
+    target.announce(by, tally.done, by.action)
     return tell_tally(tally, "parked", how["machine"])
+
+
+@contextmanager
+def _rewindable(file: TextIO) -> Iterator[TextIO]:
+    """Yield the file, or a copy of a pipe that only its owner can read: it is read twice."""
+    if file.seekable():
+        yield file
+        return
+    with TemporaryFile() as copy:
+        shutil.copyfileobj(file.buffer, copy)
+        copy.seek(0)
+        yield TextIOWrapper(copy, encoding="utf-8")

@@ -80,7 +80,8 @@ def _refuse_unknown_task(target: Target, task: str) -> None:
     if task == ALL or task in target.store.switches():
         return
     known = set(target.store.locked_tasks())
-    if target.app is not None:
+    if target.app is not None and task not in known:
+        target.app.load_tasks()
         known |= target.app.extension.declared()
     if task not in known:
         msg = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -11,6 +10,8 @@ import click
 
 from celery_singleton_lock.admin.multi_lock_views import WAITS
 from celery_singleton_lock.admin.select_parked import Filter
+from celery_singleton_lock.core.duration import seconds_of, time_in_force
+from celery_singleton_lock.errors import ConfigurationError
 
 Command = Callable[..., Any]
 
@@ -46,27 +47,41 @@ class FiniteRange(click.FloatRange):
         return number
 
 
-_UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
-
-
 def duration(text: str) -> float:
     """Parse a duration such as ``90``, ``10m``, ``2h`` or ``3d``, and return it in seconds.
 
     Raises:
         click.BadParameter: the text is not a duration.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text)
-    if match is None:
-        msg = f"{text!r} is not a duration: give 90, 10m, 2h or 3d"
-        raise click.BadParameter(msg)
-    return float(match[1]) * _UNITS[match[2]]
+    return _checked(seconds_of, text)
 
 
-as_json = click.option("--json", "machine", is_flag=True, help="Print one JSON document.")
-dry = click.option("--dry-run", is_flag=True, help="Count the tasks, and change nothing.")
-agreed = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-reason = click.option("--why", "why_text", default="", help="Reason, for the audit.")
-lock_name = click.argument("name")
+def _time_in_force(text: str) -> float:
+    return _checked(time_in_force, text)
+
+
+def _checked(parse: Callable[[str], float], text: str) -> float:
+    try:
+        return parse(text)
+    except ConfigurationError as error:
+        raise click.BadParameter(str(error).removesuffix(".")) from None
+
+
+as_json: Final = click.option("--json", "machine", is_flag=True, help="Print one JSON document.")
+dry: Final = click.option("--dry-run", is_flag=True, help="Count the tasks, and change nothing.")
+agreed: Final = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+reason: Final = click.option("--why", "why_text", default="", help="Reason, for the audit.")
+lock_name: Final = click.argument("name")
+for_a_time: Final = click.option(
+    "--for",
+    "seconds",
+    type=_time_in_force,
+    metavar="TIME",
+    help="Time after which it ends by itself: 90, 10m, 2h, 3d.",
+)
+matching: Final = click.option(
+    "--match", default="", help="All locks that exist now whose name has this part (*?[: pattern)."
+)
 
 
 def filters(command: Command) -> Command:

@@ -12,9 +12,10 @@ from typing import Any, Final
 
 import click
 
-from celery_singleton_lock.admin.lock_views import Detail
+from celery_singleton_lock.admin.lock_views import Detail, Ranking
 from celery_singleton_lock.admin.why_sentences import named, seconds, short
-from celery_singleton_lock.core.lock_view import Holder, LockView, WaitsFor
+from celery_singleton_lock.config.limits import NO_LIMIT
+from celery_singleton_lock.core.lock_view import Holder, LockView, RateInForce, WaitsFor
 from celery_singleton_lock.message_text import number_of, printable
 from celery_singleton_lock.store.operator.base import Glance, Waiting
 
@@ -117,7 +118,7 @@ def lock_rows(locks: Iterable[Glance]) -> Iterable[Sequence[object]]:
         if lock.broken:
             yield name, "?", "?", "", "", "another program's keys"
             continue
-        held = f"{lock.held}/{lock.limit}" if lock.limit else str(lock.held)
+        held = f"{lock.held}/{lock.limit}" if 0 < lock.limit < NO_LIMIT else str(lock.held)
         oldest = seconds(lock.oldest) if lock.waiting else ""
         lease = seconds(lock.holders[0].expires_in) if lock.holders else ""
         yield name, held, str(lock.waiting + lock.adrift), oldest, lease, _who(lock)
@@ -133,6 +134,7 @@ def summary(locks: Sequence[Glance], shown: int) -> str:
     counts = {
         "held": sum(lock.held > 0 for lock in locks),
         "paused": sum(lock.paused for lock in locks),
+        "closed for a time": sum(lock.closed_for > 0 for lock in locks),
         "of another program": sum(lock.broken for lock in locks),
     }
     told = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
@@ -141,33 +143,55 @@ def summary(locks: Sequence[Glance], shown: int) -> str:
     return line if shown == len(locks) else f"{line}; the first {shown:,} are shown"
 
 
+def of_waited(ranking: Ranking, shown: int) -> str:
+    """Return the number of locks with waiters.
+
+    Args:
+        ranking: these locks.
+        shown: number of locks in the table.
+    """
+    total = number_of(ranking.total, "lock")
+    line = f"{total} with waiters, now or lately; {ranking.waiting:,} waiting"
+    return line if shown == ranking.total else f"{line}; the first {shown:,} are shown"
+
+
 LOCK_HEADINGS: Final = ("LOCK", "HELD", "WAITING", "OLDEST", "LEASE", "BY")
 
 
 def _who(lock: Glance) -> str:
-    told = [short(each) + _silence(each) for each in lock.holders]
+    told = [short(each) + _not_running(each) for each in lock.holders]
+    if told and lock.held > len(told):
+        told.append(f"and {lock.held - len(told):,} more")
     if lock.adrift:
         told.insert(0, f"{lock.adrift} without a worker")
+    if lock.closed_for:
+        told.insert(0, f"CLOSED for {seconds(lock.closed_for)}")
     if lock.paused:
         told.insert(0, "PAUSED")
     return ", ".join(told)
 
 
-def _silence(holder: Holder) -> str:
-    return f", silent for {seconds(holder.silent)}" if holder.silent else ""
+def _not_running(holder: Holder) -> str:
+    if holder.silent:
+        return f", silent for {seconds(holder.silent)}"
+    return ", granted" if holder.state == "granted" else ""
 
 
 def detail(found: Detail) -> list[str]:
     """Return the lines of ``show``."""
     view = found.view
-    set_by = ", set by an operator" if view.limit_set else ""
+    set_by = ", computed by a task" if view.limit_computed else ""
+    if view.limit_set:
+        set_by = _by_operator(view.limit_left)
+    rates_by = _by_operator(view.rates_left) if view.rates_set else ""
     waiting = f"{view.waiting:,} in the queue"
     if view.adrift:
-        waiting += f", {view.adrift:,} for which no live worker consumes the queue"
+        waiting += f", {view.adrift:,} that no live worker takes"
     lines = [
         f"lock     {view.name}",
         f"state    {_state(view)}",
-        f"limit    {view.limit or 'as its tasks declare'}{set_by}",
+        f"limit    {_limit(view.limit)}{set_by}",
+        *(f"rate     {_rate(rate)}{rates_by}" for rate in view.rates),
         f"fence    {view.fencing_token}",
         f"waiting  {waiting}; {number_of(view.bodies, 'message')} stored",
     ]
@@ -179,7 +203,13 @@ def detail(found: Detail) -> list[str]:
         if holder.pid:
             lines.append(f"process  pid {holder.pid} on {holder.host}")
     if found.waiting:
-        lines += ["", *table(_WAITING, _line(found.waiting))]
+        rows = list(_line(found.waiting))
+        if any(each.head_start for each in found.waiting):
+            starts = ["" if not w.head_start else f"{w.head_start:+.10g} s" for w in found.waiting]
+            rows = [(*row, start) for row, start in zip(rows, starts, strict=True)]
+            lines += ["", *table((*_WAITING, "HEAD START"), rows)]
+        else:
+            lines += ["", *table(_WAITING, rows)]
     return lines
 
 
@@ -187,7 +217,33 @@ def _state(view: LockView) -> str:
     if view.waits_for is WaitsFor.REDIS:
         left = seconds(view.next_look)
         return f"granted to nobody for {left}: Redis was replaced or restarted (quarantine)"
-    return f"PAUSED ({view.paused})" if view.paused else "granted as usual"
+    if view.waits_for is WaitsFor.RATE:
+        later = f" for {seconds(view.next_look)}" if view.next_look else " now"
+        return f"granted to nobody{later}: it has reached its rate"
+    if view.waits_for is WaitsFor.GROUP:
+        return "each group that waits holds as many permits as it may (lock_fair_limit)"
+    left = f" for another {seconds(view.pause_left)}" if view.pause_left else ""
+    closed = f"CLOSED for another {seconds(view.closed_for)}, {view.closed}"
+    told = [f"PAUSED{left} ({view.paused})"] if view.paused else []
+    told += [closed] if view.closed else []
+    return "; ".join(told) or "granted as usual"
+
+
+def _by_operator(left: float) -> str:
+    """Return that an operator has set a value, and for how long."""
+    return ", set by an operator" + (f" for another {seconds(left)}" if left else "")
+
+
+def _limit(limit: int) -> str:
+    return "none" if limit == NO_LIMIT else str(limit or "as its tasks declare")
+
+
+def _rate(rate: RateInForce) -> str:
+    return (
+        str(rate)
+        if rate.is_smooth or rate.by_cost
+        else f"{rate}: {rate.started:,} in the last period"
+    )
 
 
 _WAITING: Final = ("RANK", "AGE", "STATE", "TASK", "QUEUE", "TOKEN")
@@ -207,6 +263,9 @@ def audit_rows(entries: Iterable[dict[str, Any]]) -> Iterable[Sequence[object]]:
         who = f"{entry.get('who', '?')}@{entry.get('host', '?')} ({entry.get('via', '?')})"
         what = f"{entry['action']} x{entry['count']}" if entry["count"] > 1 else entry["action"]
         what += f" {entry['to']}" if "to" in entry else ""
+        if "until" in entry:
+            ends = datetime.fromtimestamp(entry["until"], timezone.utc)
+            what += f" until {ends.isoformat(' ', 'seconds')}"
         lock = printable(entry["lock"], WIDEST)
         more = f" and {entry['more']:,} more" if "more" in entry else ""
         yield when, who, what, lock + more, entry.get("why", "")

@@ -10,7 +10,15 @@ from typing import Final
 import click
 
 from celery_singleton_lock.admin.force_release import Refused
-from celery_singleton_lock.admin.lock_views import ORDERS, is_known, list_locks, show_lock
+from celery_singleton_lock.admin.lock_views import (
+    ORDERS,
+    Ranking,
+    is_known,
+    list_locks,
+    rank_locks,
+    show_lock,
+    shown_of,
+)
 from celery_singleton_lock.admin.why import why
 from celery_singleton_lock.cli import render
 from celery_singleton_lock.cli.options import FiniteRange, as_json, lock_name
@@ -28,28 +36,62 @@ NUMBER: Final = click.IntRange(1, MAX_COUNT)
 
 @click.command("list")
 @click.argument("pattern", default="")
-@click.option("--sort", type=click.Choice(list(ORDERS)), default="name", show_default=True)
+@click.option("--sort", type=click.Choice(list(ORDERS)), help="Default: name.")
 @click.option("--limit", "most", type=NUMBER, help="Largest number of locks to show.")
+@click.option("--all", "every", is_flag=True, help="With --limit: read all locks of a large Redis.")
 @click.option("--idle", is_flag=True, help="Include locks without holder and waiter.")
 @as_json
 @with_target
-def list_command(
-    target: Target, pattern: str, sort: str, most: int | None, *, idle: bool, machine: bool
+def list_command(  # click gives them by name
+    target: Target,
+    pattern: str,
+    sort: str | None,
+    most: int | None,
+    *,
+    every: bool,
+    idle: bool,
+    machine: bool,
 ) -> None:
-    """List locks that are held or waited for. PATTERN is part of the name, or a pattern (*?[)."""
+    """List locks that are held or waited for. PATTERN is part of the name, or a pattern (*?[).
+
+    With --limit, only locks with waiters are listed if Redis has more than 20,000 keys.
+    """
+    if most is not None and not (every or idle):
+        ranking = rank_locks(target.store, pattern, sort or "waiting", most)
+        if ranking is not None:
+            return _list_waited(target, ranking, machine=machine)
     with no_collection():
-        found = list_locks(target.store, pattern, order=sort, idle=idle)
+        found = list_locks(target.store, pattern, order=sort or "name", idle=idle)
         shown = found[:most]
         if machine:
             return render.as_json(shown)
-        relaxed = relaxed_by(target.store.switches())
-        note = [f"Switched to run without locks: {relaxed}. See mode."] if relaxed else []
+        note = _switched(target)
         if not found:
             fits = f" that matches {pattern!r}" if pattern else ""
             none = f"No lock{fits} is {'known' if idle else 'held or waited for'}."
             return render.show([none, *note])
         lines = render.table(render.LOCK_HEADINGS, render.lock_rows(shown), render.width())
         return render.show([*lines, "", render.summary(found, len(shown)), *note])
+
+
+def _list_waited(target: Target, ranking: Ranking, *, machine: bool) -> None:
+    """Print locks that have waiters, and that others are not listed."""
+    shown = shown_of(target.store, ranking)
+    limited = (
+        f"Redis has {ranking.keys:,} keys: only locks are listed that have waiters, or lately had. "
+        "--all reads all locks."
+    )
+    if machine:
+        render.as_json(shown)
+        return render.say(limited, err=True)
+    lines = [*render.table(render.LOCK_HEADINGS, render.lock_rows(shown), render.width()), ""]
+    told = render.of_waited(ranking, len(shown))
+    return render.show([*(lines if shown else []), told, limited, *_switched(target)])
+
+
+def _switched(target: Target) -> list[str]:
+    relaxed = relaxed_by(target.store.switches())
+    return [f"Switched to run without locks: {relaxed}. See mode."] if relaxed else []
 
 
 @contextmanager
@@ -83,14 +125,18 @@ def show(target: Target, name: str, waiters: int, *, machine: bool) -> None:
 
 @click.command("why")
 @click.argument("task_id")
+@click.option("--all", "every", is_flag=True, help="Search all locks of a large Redis.")
 @as_json
 @with_target
-def why_command(target: Target, task_id: str, *, machine: bool) -> None:
+def why_command(target: Target, task_id: str, *, every: bool, machine: bool) -> None:
     """Explain in one sentence why a task does not run.
 
     TASK_ID may be shortened to its first 6 characters or more.
     """
-    answer = why(target.store, task_id, target.witness())
+    if not task_id.strip():
+        msg = "TASK_ID is empty: give the id of a task"
+        raise click.UsageError(msg)
+    answer = why(target.store, task_id, target.witness(), every=every)
     if machine:
         return render.as_json(answer)
     whole = "" if answer.task_id == task_id else f" (task {answer.task_id})"
@@ -111,12 +157,21 @@ def why_command(target: Target, task_id: str, *, machine: bool) -> None:
 def watch_command(  # noqa: PLR0917  # click gives them by name
     target: Target, pattern: str, interval: float, times: int | None, most: int, sort: str
 ) -> None:
-    """Show the busiest locks, and refresh the table."""
+    """Show the busiest locks, and refresh the table.
+
+    Only locks with waiters are shown if Redis has more than 20,000 keys.
+    """
 
     def look() -> str:
-        found = list_locks(target.store, pattern, order=sort, most=most)
+        ranking = rank_locks(target.store, pattern, sort, most)
+        if ranking is None:
+            found, told = list_locks(target.store, pattern, order=sort, most=most), []
+        else:
+            found = shown_of(target.store, ranking)
+            told = ["", render.of_waited(ranking, len(found))]
         rows = render.lock_rows(found)
-        return "\n".join(render.table(render.LOCK_HEADINGS, rows, render.width()))
+        lines = render.table(render.LOCK_HEADINGS, rows, render.width())
+        return "\n".join([*lines, *told])
 
     watch(look, interval, times)
 

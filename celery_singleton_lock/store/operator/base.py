@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from celery_singleton_lock.core.lock_view import Holder, Observations
 from celery_singleton_lock.core.model import Reply
+from celery_singleton_lock.core.rate import Rate
 from celery_singleton_lock.events import LockAdmin
 from celery_singleton_lock.store.base import Store
 
@@ -36,6 +37,10 @@ class Operator:
     why: str = ""
     action: str = ""
     op: str = field(default_factory=lambda: os.urandom(8).hex())
+
+    def at(self, token: str) -> Operator:
+        """Return this operator for one holder: each release has its own audit entry and id."""
+        return replace(self, op=f"{self.op}:{token}")
 
     def step(self, lock: str, action: str = "", count: int = 1) -> LockAdmin:
         """Return the event for a change.
@@ -64,6 +69,8 @@ class Glance(NamedTuple):
         oldest: seconds for which the first in the queue has waited.
         holders: the first holders by the end of their leases.
         broken: its keys are of another type; ``name`` is a key then, and nothing else is known.
+        rated: a permit is free, others wait, and a rate was declared, which may hold them back.
+        closed_for: seconds for which a task or client has closed it; 0 if it is not closed.
     """
 
     name: str
@@ -76,11 +83,14 @@ class Glance(NamedTuple):
     oldest: float = 0.0
     holders: tuple[Holder, ...] = ()
     broken: bool = False
+    rated: bool = False
+    closed_for: float = 0.0
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has no holder, no waiter and no message, and is not paused."""
-        return not (self.held or self.waiting or self.adrift or self.bodies or self.paused)
+        """Whether it has no holder, no waiter and no message, and is not paused or closed."""
+        used = self.held or self.waiting or self.adrift or self.bodies
+        return not (used or self.paused or self.closed_for)
 
 
 class Waiting(NamedTuple):
@@ -99,11 +109,14 @@ class Waiting(NamedTuple):
         queue: queue from which its message came.
         worker: id of its worker, if any.
         lease: seconds.
-        place: its place in the queue: time of arrival in microseconds of the server.
+        place: its place in the queue: time of arrival in microseconds of the server, minus its head
+            start.
         wait: seconds for which each of its waits may last; None: for ever.
         copied: whether copies of its message are known.
         returns: how often its message came back after it had begun.
         message: the message, if it was requested.
+        arrived: time of arrival in microseconds of the server; 0: its place.
+        costs: id of a rate -> what its start costs; None if it has no costs.
     """
 
     lock: str
@@ -123,6 +136,18 @@ class Waiting(NamedTuple):
     copied: bool = False
     returns: int = 0
     message: bytes = b""
+    arrived: int = 0
+    costs: Mapping[str, int] | None = None
+
+    @property
+    def arrival(self) -> int:
+        """Time of arrival in microseconds of the server."""
+        return self.arrived or self.place
+
+    @property
+    def head_start(self) -> float:
+        """Seconds by which its place is earlier than its arrival; below 0 if it is later."""
+        return (self.arrival - self.place) / 1_000_000
 
     @property
     def task_id(self) -> str:
@@ -184,6 +209,34 @@ class AdminStore(Store, Protocol):
         """
         ...
 
+    def key_count(self) -> int:
+        """Return the number of keys on the servers, also of other programs."""
+        ...
+
+    def count_waiters(self, order: str = "waiting") -> Sequence[tuple[str, int, float]]:
+        """Return the locks that have waiters, or lately had, in no order.
+
+        Uses no SCAN. A lock that changes meanwhile may be missing, or appear twice.
+
+        Args:
+            order: ``waiting``, ``oldest``, ``held``, ``lease`` or ``name``.
+
+        Returns:
+            Name, number of waiters (with messages that no live worker consumes), and by the order:
+            seconds for which the first in the queue has waited, number of holders, seconds until
+            the first lease ends, or 0.
+        """
+        ...
+
+    def summarise_named(self, names: Sequence[str], *, holders: int = 1) -> Sequence[Glance]:
+        """Return those of these locks that Redis knows, in this order.
+
+        Args:
+            names: names of the locks.
+            holders: most holders of each lock that are returned.
+        """
+        ...
+
     def list_waiters(self, name: str, part: str, after: str = "", most: int = 100) -> Page:
         """Return a page of the waiters of a lock.
 
@@ -197,6 +250,17 @@ class AdminStore(Store, Protocol):
 
     def locate_token(self, name: str, token: str) -> Standing:
         """Return whether a token holds the lock or waits for it, and at which rank."""
+        ...
+
+    def locate_running(self, start: str, most: int = 100) -> Sequence[tuple[str, str, str]]:
+        """Return task id, lock name and token of tasks that workers say to have had for seconds.
+
+        They may have ended, or not have begun. Tasks of workers of an older version are missing.
+
+        Args:
+            start: first characters of the ids.
+            most: largest number of tasks of each worker.
+        """
         ...
 
     def task_ids(self, start: str) -> Iterator[str]:
@@ -257,10 +321,44 @@ class AdminStore(Store, Protocol):
             done_for: seconds for which copies of them do not run; None: copies may run.
             whole: return their messages as well.
             seal: only waiters that :meth:`take_out_messages` took out with this seal. If a worker
-                has acknowledged the published copy as a duplicate, the message queues again.
+                has acknowledged the published copy as a duplicate, the message queues again. The
+                removal is recorded for :meth:`drains`.
 
         Returns:
             The removed waiters.
+        """
+        ...
+
+    def adopt_messages(
+        self, name: str, tokens: Sequence[str], realm: str, by: Operator
+    ) -> Sequence[str]:
+        """Assign waiting messages to another broker. Each keeps its place and its deadline.
+
+        Messages whose queue a live worker of their broker consumes are left, and those that a
+        worker has to end.
+
+        Args:
+            name: the lock's name.
+            tokens: the waiters; at most some hundred.
+            realm: the realm of the new broker.
+            by: who does it.
+
+        Returns:
+            The tokens among these that wait for the new broker now.
+        """
+        ...
+
+    def forget_drops(self, name: str, owners: Sequence[tuple[str, str]]) -> int:
+        """Forget that these waiters were dropped, so that their messages can be parked again.
+
+        The end of a task that has run stays remembered.
+
+        Args:
+            name: the lock's name.
+            owners: token and attempt of each waiter; at most some hundred.
+
+        Returns:
+            How many were forgotten.
         """
         ...
 
@@ -282,11 +380,17 @@ class AdminStore(Store, Protocol):
         """
         ...
 
-    def pause(self, name: str, by: Operator) -> bool:
+    def pause(self, name: str, by: Operator, *, seconds: float | None = None) -> bool:
         """Stop granting the lock until :meth:`resume`; holders keep it.
 
+        Args:
+            name: the lock's name.
+            by: who does it.
+            seconds: after which it is granted again; None: not before :meth:`resume`. On a paused
+                lock this replaces the end of the pause.
+
         Returns:
-            Whether the lock was not paused before.
+            Whether that changed something.
         """
         ...
 
@@ -294,13 +398,47 @@ class AdminStore(Store, Protocol):
         """Grant the lock again. Return whether it was paused."""
         ...
 
-    def set_limit(self, name: str, limit: int | None, by: Operator) -> int:
+    def reopen(self, name: str, by: Operator) -> bool:
+        """End a timed close, which a task or client has made. A pause stays.
+
+        Returns:
+            Whether the lock was closed.
+        """
+        ...
+
+    def set_limit(
+        self, name: str, limit: int | None, by: Operator, *, seconds: float | None = None
+    ) -> int:
         """Override the declared limits, or (None) use them again.
 
         Holders above a lower limit keep their permits until they end.
 
+        Args:
+            name: the lock's name.
+            limit: permits; None: those that the tasks declare.
+            by: who does it.
+            seconds: after which the declared limits are in force again; None: not before a call.
+
         Returns:
             The limit in force.
+        """
+        ...
+
+    def set_rates(
+        self, name: str, rates: Sequence[Rate], by: Operator, *, seconds: float | None = None
+    ) -> bool:
+        """Override the declared rates, or (empty) use them again.
+
+        Starts that were counted still count.
+
+        Args:
+            name: the lock's name.
+            rates: all rates of the lock; empty: those that the tasks declare.
+            by: who does it.
+            seconds: after which the declared rates are in force again; None: not before a call.
+
+        Returns:
+            Whether an operator's rates were in force before.
         """
         ...
 
@@ -336,10 +474,6 @@ class AdminStore(Store, Protocol):
         """Return how many parked tasks are recorded as lost, and at most ``most`` of their ids."""
         ...
 
-    def switches(self) -> Mapping[str, str]:
-        """Return the modes that were switched: name of a task, or ``*`` for all -> mode."""
-        ...
-
     def observations(self) -> Observations:
         """Return the report of what was observed. Changes nothing."""
         ...
@@ -354,6 +488,25 @@ class AdminStore(Store, Protocol):
 
     def locked_tasks(self) -> frozenset[str]:
         """Return the names of the tasks that live workers lock."""
+        ...
+
+    def consumers(self, realm: str, queue: str, task: str) -> Mapping[str, bool]:
+        """Return the live workers that consume a queue, and whether each locks a task.
+
+        A worker of a version that does not tell its tasks counts as one that does, as for grants.
+
+        Args:
+            realm: the realm of the queue's broker.
+            queue: name of the queue.
+            task: name of the task.
+        """
+        ...
+
+    def drains(self) -> Mapping[str, float]:
+        """Return when a drain last removed a message of each route: ``realm:queue`` -> time.
+
+        A time is in seconds of the server's clock. A route that was never drained is not listed.
+        """
         ...
 
     def audit(self, most: int = 100) -> Sequence[dict[str, Any]]:

@@ -5,21 +5,32 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
-from typing import Any
+from itertools import chain
+from typing import Any, Final
 
 import redis
 
 from celery_singleton_lock.core.lock_steps import carry_out
 from celery_singleton_lock.core.model import ALIVE, REMEMBERED, Reply
 from celery_singleton_lock.core.owner_token import base_of, new_token
+from celery_singleton_lock.core.rate import Rate, listed
 from celery_singleton_lock.core.redis_keys import BUCKETS
 from celery_singleton_lock.errors import BackendError
+from celery_singleton_lock.message_text import encodable
 from celery_singleton_lock.store import replies
 from celery_singleton_lock.store.cluster.sync import ClusterStore
 from celery_singleton_lock.store.cluster_routing import ELSEWHERE
 from celery_singleton_lock.store.error_mapping import explain
-from celery_singleton_lock.store.operator.base import Glance, Operator, Page, Standing, Waiting
+from celery_singleton_lock.store.message_operations import FIRST_ATTEMPT
+from celery_singleton_lock.store.operator.base import (
+    Glance,
+    Operator,
+    Page,
+    Standing,
+    Waiting,
+)
 from celery_singleton_lock.store.operator.listing import (
+    COUNTED,
     GLANCED,
     SCANNED,
     escaped,
@@ -30,6 +41,7 @@ from celery_singleton_lock.store.operator.listing import (
 from celery_singleton_lock.store.operator.replies import (
     LONGEST_WHY,
     audit_entry,
+    audited,
     glances_of,
     waiting_of,
 )
@@ -42,6 +54,9 @@ from celery_singleton_lock.store.redis.sync import RedisStore, explained
 from celery_singleton_lock.store.requests import Batch, Command
 from celery_singleton_lock.store.script_arguments import limit_of, milliseconds_of
 from celery_singleton_lock.store.scripts import Argument, Call, load_admin_scripts
+
+AT_ONCE: Final = 500
+"""Most workers that one command reads."""
 
 
 class RedisAdminStore(RedisStore):
@@ -64,6 +79,53 @@ class RedisAdminStore(RedisStore):
                             yield found
             finally:
                 connection.close()
+
+    def key_count(self) -> int:
+        """Return the number of keys; see :meth:`AdminStore.key_count`."""
+        with explained(self.reconnect):
+            return sum(int(server.dbsize()) for server in self._all_servers())
+
+    def count_waiters(self, order: str = "waiting") -> list[tuple[str, int, float]]:
+        """Return the locks that have waiters; see :meth:`AdminStore.count_waiters`."""
+        script = self.operations.scripts["count_waiters"]
+        left, first = [self.keyspace.due(bucket) for bucket in range(BUCKETS)], 0
+        found: list[tuple[str, int, float]] = []
+        while left:
+            own = script.pack({"first": first, "most": COUNTED, "order": order})
+            calls = [Call(script, [due], own) for due in left]
+            answers = carry_out(self.operations.run_many(calls), self.do)
+            first += COUNTED
+            asked, left = left, []
+            for due, call, answer in zip(asked, calls, answers, strict=True):
+                total, *told = json.loads(replies.text(self._known(call, answer)))
+                if total > first:
+                    left.append(due)
+                found += zip(told[::3], told[1::3], told[2::3], strict=True)
+        long = [name for name, waiting, _ in found if waiting < 0]
+        if long:
+            found = [each for each in found if each[1] >= 0] + self._count_by_name(long, order)
+        scale = 1 if order == "held" else 1000
+        return found if order in {"waiting", "name"} else [(n, w, x / scale) for n, w, x in found]
+
+    def _count_by_name(self, names: Sequence[str], order: str) -> list[tuple[str, int, float]]:
+        """Count as the script does; it cannot find the keys of long names."""
+        return [
+            (lock.name, lock.waiting + lock.adrift, _number_of(lock, order))
+            for lock in self.summarise_named(names)
+            if not lock.is_idle
+        ]
+
+    def summarise_named(self, names: Sequence[str], *, holders: int = 1) -> Sequence[Glance]:
+        """Return some of the locks; see :meth:`AdminStore.summarise_named`."""
+        metas = [self.keyspace.lock(name).meta for name in names]
+        calls = glance_calls(self.operations, metas, holders)
+        answers = carry_out(self.operations.run_many(calls), self.do)
+        found = {
+            lock.name: lock
+            for call, answer in zip(calls, answers, strict=True)
+            for lock in self._read(call, answer)
+        }
+        return [found[name] for name in names if name in found]
 
     def _looks(
         self, connection: PipelinedConnection, pattern: str, holders: int
@@ -99,15 +161,6 @@ class RedisAdminStore(RedisStore):
         match = match_of(self.keyspace.prefix)
         return packed_command(["SCAN", cursor, "MATCH", match, "COUNT", SCANNED])
 
-    def _scan(self, match: str) -> Iterator[Sequence[bytes | str]]:
-        """Yield pages of keys of all servers that match, as SCAN returns them."""
-        for server in self._all_servers():
-            cursor: Any = None
-            while cursor is None or int(cursor):
-                with explained(self.reconnect):
-                    cursor, found = server.scan(cursor or 0, match=match, count=SCANNED)
-                yield found
-
     def _all_servers(self) -> Sequence[redis.Redis]:
         """Return the servers that together have all keys."""
         carry_out(self.operations.refuse_cluster_node(), self.do)
@@ -115,9 +168,7 @@ class RedisAdminStore(RedisStore):
 
     def _read(self, call: Call, answer: Any) -> Iterable[Glance]:
         """Return the locks in an answer; if a record is not JSON, find it lock by lock."""
-        told = self._settled(call, answer)
-        if isinstance(told, BackendError):
-            raise told
+        told = self._known(call, answer)
         try:
             return glances_of(told)
         except (ValueError, TypeError, AttributeError):
@@ -125,6 +176,17 @@ class RedisAdminStore(RedisStore):
                 return [Glance(replies.text(call.keys[0]), broken=True)]
         singly = [call._replace(keys=[meta]) for meta in call.keys]
         return (found for each in singly for found in self._read(each, self._run(each)))
+
+    def _known(self, call: Call, answer: Any) -> Any:
+        """Return the answer to one of many calls.
+
+        Raises:
+            BackendError: the answer is an error.
+        """
+        told = self._settled(call, answer)
+        if isinstance(told, BackendError):
+            raise told
+        return told
 
     def _may_fit(self, key: bytes | str, pattern: str) -> bool:
         """Return whether the lock of a key may match; the key of a long name has a digest only."""
@@ -149,9 +211,20 @@ class RedisAdminStore(RedisStore):
         found = waiting_of(name, float(now), token, record, int(size)) if record else None
         return Standing(found, int(rank), replies.seconds(left), bool(int(ended)))
 
+    def locate_running(self, start: str, most: int = 100) -> Sequence[tuple[str, str, str]]:
+        """Return tasks that workers have; see :meth:`AdminStore.locate_running`."""
+        now = int(self.time() * 1000)
+        known = self.do(Command(("ZRANGEBYSCORE", self.keyspace.running, f"({now}", "+inf")))
+        lists = [self.keyspace.running_of(replies.text(worker)) for worker in known]
+        first, last = f"[{start}".encode(), f"[{start}".encode() + b"\xff"
+        asked = [Command(("ZRANGEBYLEX", key, first, last, "LIMIT", 0, most)) for key in lists]
+        found = self.do(Batch(asked)) if asked else []
+        told = [replies.text(each).split("\n") for page in found for each in _settled(page)]
+        return [(task_id, "\n".join(name), token) for task_id, *name, token in told]
+
     def task_ids(self, start: str) -> Iterator[str]:
         """Yield ids of tasks that wait; see :meth:`AdminStore.task_ids`."""
-        match = f"@{escaped(start)}*"
+        match = f"*{escaped(start)}*"
         cursors = dict.fromkeys(map(self.keyspace.index, range(BUCKETS)), 0)
         while cursors:
             asked = [
@@ -161,7 +234,10 @@ class RedisAdminStore(RedisStore):
             answers = dict(zip(cursors, map(_settled, self.do(Batch(asked))), strict=True))
             cursors = {index: int(cursor) for index, (cursor, _) in answers.items() if int(cursor)}
             for _, found in answers.values():
-                yield from (replies.text(field)[1:] for field in found)
+                names = map(replies.text, found)
+                yield from (
+                    task_id for task_id in map(_task_id, names) if task_id.startswith(start)
+                )
 
     def messages(self, name: str, tokens: Sequence[str]) -> Sequence[bytes | None]:
         """Return the stored messages of these tokens."""
@@ -195,12 +271,18 @@ class RedisAdminStore(RedisStore):
 
     def workers(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the live workers; see :meth:`AdminStore.workers`."""
-        start = f"{self.keyspace.fleets[0]}:worker:"  # heartbeats are in all buckets
-        keys = [key for page in self._scan(f"{escaped(start)}*") for key in page]
-        told = self.do(Batch([Command(("GET", key)) for key in keys]))
-        names = [replies.text(key)[len(start) :] for key in keys]
-        known = {n: json.loads(about) for n, about in zip(names, told, strict=True) if about}
-        return {name: about for name, about in known.items() if self._is_alive(name, about)}
+        fleet = self.keyspace.fleets[0]  # heartbeats are in all buckets
+        now = int(self.time() * 1000)
+        routes = self.do(Command(("ZRANGEBYSCORE", f"{fleet}:routes", f"({now}", "+inf")))
+        starts = [f"{fleet}:route:{replies.text(route)}" for route in routes]
+        asked = [Command(("ZRANGEBYSCORE", key, f"({now}", "+inf")) for key in starts]
+        found = self.do(Batch(asked)) if asked else []
+        names = sorted({replies.text(name) for live in found for name in _settled(live)})
+        told: list[Any] = []
+        for start in range(0, len(names), AT_ONCE):
+            keys = [f"{fleet}:worker:{name}" for name in names[start : start + AT_ONCE]]
+            told += self.do(Command(("MGET", *keys)))
+        return {n: json.loads(about) for n, about in zip(names, told, strict=True) if about}
 
     def locked_tasks(self) -> frozenset[str]:
         """Return the names of the tasks that live workers lock."""
@@ -209,19 +291,33 @@ class RedisAdminStore(RedisStore):
         found = [replies.text(each) for told in self.do(Batch(asked)) for each in _settled(told)]
         return frozenset(each for each in found if not each.startswith("#"))
 
-    def _is_alive(self, worker: str, about: Mapping[str, Any]) -> bool:
-        """Return whether a worker's last heartbeat is recent enough for grants."""
-        now = self.time() * 1000
-        start = f"{self.keyspace.fleets[0]}:route:{about['realm']}"
-        routes = [f"{start}:{queue}" for queue in about["queues"]]
-        ends = [self.do(Command(("ZSCORE", route, worker))) for route in routes[:1]]
-        return any(float(end or 0) > now for end in ends)
+    def consumers(self, realm: str, queue: str, task: str) -> Mapping[str, bool]:
+        """Return the workers of a queue; see :meth:`AdminStore.consumers`."""
+        fleet, now = self.keyspace.fleets[0], int(self.time() * 1000)
+        route = f"{fleet}:route:{realm}:{queue}"
+        live = self.do(Command(("ZRANGEBYSCORE", route, f"({now}", "+inf")))
+        workers = sorted(map(replies.text, live))
+        keys = [f"{fleet}:tasks:{worker}" for worker in workers]
+        asked = [(Command(("SISMEMBER", key, task)), Command(("EXISTS", key))) for key in keys]
+        told = [int(_settled(each)) for each in self.do(Batch([c for pair in asked for c in pair]))]
+        return {
+            worker: bool(locks or not known)
+            for worker, locks, known in zip(workers, told[::2], told[1::2], strict=True)
+        }
+
+    def drains(self) -> Mapping[str, float]:
+        """Return when each route was last drained; see :meth:`AdminStore.drains`."""
+        last: dict[str, float] = {}
+        for command in [Command(("HGETALL", key)) for key in self.keyspace.drained]:
+            for route, at in self.do(command).items():
+                name = replies.text(route)
+                last[name] = max(last.get(name, 0.0), replies.seconds(at))
+        return last
 
     def audit(self, most: int = 100) -> Sequence[dict[str, Any]]:
         """Return the audit log, newest entry first; see :meth:`AdminStore.audit`."""
         asked = [Command(("LRANGE", f"{f}:audit", 0, most - 1)) for f in self.keyspace.fleets]
-        found = [json.loads(entry) for command in asked for entry in self.do(command)]
-        entries = [{**entry, "at": replies.seconds(entry["at"])} for entry in found]
+        entries = [audited(entry) for command in asked for entry in self.do(command)]
         return sorted(entries, key=lambda entry: -float(entry["at"]))[:most]
 
     # -- changing ---------------------------------------------------------------------------------
@@ -245,7 +341,7 @@ class RedisAdminStore(RedisStore):
             done_ms=milliseconds_of("done_for", done_for),
             worker=worker,
             claim_ms=self.operations.claim_ms,
-            who=audit_entry(by, "release"),
+            who=audit_entry(by.at(token), "release"),
         )
         return replies.reply(self._run(call))
 
@@ -280,6 +376,20 @@ class RedisAdminStore(RedisStore):
             if record is not None
         }
 
+    def adopt_messages(
+        self, name: str, tokens: Sequence[str], realm: str, by: Operator
+    ) -> Sequence[str]:
+        """Assign messages to another broker; see :meth:`AdminStore.adopt_messages`."""
+        who, keys = audit_entry(by, "import"), tuple(self.keyspace.lock(name))
+        ours: list[Argument] = [name, realm, self.operations.claim_ms, who]
+        script = self.operations.scripts["adopt_messages"]
+        return [replies.text(token) for token in self._run(Call(script, keys, [*ours, *tokens]))]
+
+    def forget_drops(self, name: str, owners: Sequence[tuple[str, str]]) -> int:
+        """Forget that waiters were dropped; see :meth:`AdminStore.forget_drops`."""
+        keys, script = tuple(self.keyspace.lock(name)), self.operations.scripts["forget_drops"]
+        return int(self._run(Call(script, keys, [name, *chain.from_iterable(owners)])))
+
     def take_out_messages(
         self, name: str, tokens: Sequence[str], seconds: float, seal: str
     ) -> Sequence[Waiting]:
@@ -307,24 +417,40 @@ class RedisAdminStore(RedisStore):
         )
         return replies.reply(self._run(call))
 
-    def pause(self, name: str, by: Operator) -> bool:
+    def pause(self, name: str, by: Operator, *, seconds: float | None = None) -> bool:
         """Stop granting the lock; see :meth:`AdminStore.pause`."""
-        when = datetime.fromtimestamp(self.time(), timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+        now = self.time()
+        when = (
+            _minute(now) if seconds is None else f"{_minute(now)}, until {_minute(now + seconds)}"
+        )
         who = f"{by.who}@{by.host}" if by.host else by.who or "somebody"
         told = f"{who}, {when}: {by.why}" if by.why else f"{who}, {when}"
-        return self._pause(name, " ".join(told.split()), by, "pause")
+        return self._pause(name, encodable(" ".join(told.split())), by, "pause", seconds)
 
     def resume(self, name: str, by: Operator) -> bool:
         """Grant the lock again; see :meth:`AdminStore.resume`."""
         return self._pause(name, "", by, "resume")
 
-    def _pause(self, name: str, reason: str, by: Operator, action: str) -> bool:
+    def _pause(  # in the order of the script's arguments
+        self, name: str, reason: str, by: Operator, action: str, seconds: float | None = None
+    ) -> bool:
         call = self._lock_call(
             "pause",
             name,
             reason=reason[:LONGEST_WHY],
+            for_ms=_milliseconds(seconds),
             claim_ms=self.operations.claim_ms,
             who=audit_entry(by, action),
+        )
+        return bool(self._run(call))
+
+    def reopen(self, name: str, by: Operator) -> bool:
+        """End a timed close; see :meth:`AdminStore.reopen`."""
+        call = self._lock_call(
+            "reopen",
+            name,
+            claim_ms=self.operations.claim_ms,
+            who=audit_entry(by, "reopen"),
         )
         return bool(self._run(call))
 
@@ -335,16 +461,43 @@ class RedisAdminStore(RedisStore):
         who = audit_entry(by, by.action or "remark")
         self._run(self._lock_call("write_audit_entry", name, token=token, steps=steps, who=who))
 
-    def set_limit(self, name: str, limit: int | None, by: Operator) -> int:
+    def set_limit(
+        self, name: str, limit: int | None, by: Operator, *, seconds: float | None = None
+    ) -> int:
         """Set the limit; see :meth:`AdminStore.set_limit`."""
         call = self._lock_call(
             "set_limit",
             name,
             limit_arg="" if limit is None else limit_of(limit),
+            for_ms=_milliseconds(seconds),
             claim_ms=self.operations.claim_ms,
             who=audit_entry(by, "limit", "as declared" if limit is None else str(limit)),
         )
         return int(self._run(call))
+
+    def set_rates(
+        self, name: str, rates: Sequence[Rate], by: Operator, *, seconds: float | None = None
+    ) -> bool:
+        """Set the rates; see :meth:`AdminStore.set_rates`."""
+        told = ", ".join(map(str, rates)) or "as declared"
+        call = self._lock_call(
+            "set_rates",
+            name,
+            rates_arg=json.dumps(listed(rates)) if rates else "",
+            for_ms=_milliseconds(seconds),
+            claim_ms=self.operations.claim_ms,
+            who=audit_entry(by, "rate", told),
+        )
+        return bool(self._run(call))
+
+
+def _minute(at: float) -> str:
+    return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _milliseconds(seconds: float | None) -> Argument:
+    """Return for how long an operator's value is in force; empty: until it is ended."""
+    return "" if seconds is None else milliseconds_of("seconds", seconds, least=0.001)
 
 
 class ClusterAdminStore(RedisAdminStore, ClusterStore):
@@ -353,6 +506,15 @@ class ClusterAdminStore(RedisAdminStore, ClusterStore):
     def _settled(self, call: Call, answer: Any) -> Any:
         """Return the answer to one of many calls; run it again if its slot has moved."""
         return self._run(call) if isinstance(answer, ELSEWHERE) else super()._settled(call, answer)
+
+
+def _number_of(lock: Glance, order: str) -> float:
+    """Return what view/count_waiters.lua tells of a lock beside its waiters, in its units."""
+    if order == "held":
+        return float(lock.held)
+    if order == "lease":
+        return 1000 * min((holder.expires_in for holder in lock.holders), default=0.0)
+    return 1000 * lock.oldest if order == "oldest" else 0.0
 
 
 def _settled(answer: Any) -> Any:
@@ -372,3 +534,10 @@ def _scanned(answer: Any) -> tuple[str | None, Sequence[bytes | str]]:
         raise explain(answer)
     cursor, found = answer
     return (replies.text(cursor) if int(cursor) else None), found
+
+
+def _task_id(name: str) -> str:
+    """Return the task id of an entry of the index; empty for an attempt that is not the first."""
+    if name.endswith(FIRST_ATTEMPT):
+        return name.removesuffix(FIRST_ATTEMPT)
+    return name[1:] if name.startswith("@") else ""

@@ -23,7 +23,7 @@ local function grant_from(start)
   end
 end
 local reason = waits_for()
-if not alone and (not reason or reason == 'holder') then
+if not alone and reason ~= 'pause' and reason ~= 'redis' then
   grant_from(0)
   local others = redis.call('ZCARD', queue) - LOOKED
   if moved == 0 and others > 0 then grant_from(LOOKED + now_us % others) end

@@ -22,7 +22,14 @@ for i = 7, #ARGV do
     stop_leaving(token, rec)
   elseif waits then
     unqueue(token, rec)
-    if done_ms ~= '' then remember_end(token, rec, tonumber(done_ms), false) end
+    if done_ms ~= '' then
+      local has_run = is_done(rec.attempt) and not was_only_dropped(rec.attempt)
+      local marks = rec.attempt ~= '' and not has_run
+      remember_end(token, rec, tonumber(done_ms), false)
+      remember(now + tonumber(done_ms), drop_of(token), marks and drop_of_attempt(rec.attempt) or nil)
+    end
+    -- For imports, which refuse older files. No decision about the lock depends on it.
+    if sealed == '1' then redis.pcall('HSET', fleet .. ':drained', route_of(rec), digits(now)) end
     forget(token, rec)
     remember(now + ASKED_MS, call .. ':' .. token)
     dropped[#dropped + 1] = token

@@ -12,9 +12,9 @@ sweep(worker)
 local rec = load(token)
 local held = lease_end(token)
 if held then
-  redis.call('ZREM', holders, token)
+  leave_holders(token, rec)
   if rec and keep == '1' then
-    rec.place = place_of(0) -- at its old place it would be granted next
+    move_behind_all(rec) -- at its old place it would be granted next
     end_delivery(token, rec)
   elseif rec then
     if rec.state ~= 'reserved' then remember_end(token, rec, tonumber(done_ms), true) end -- its retry must run

@@ -17,7 +17,7 @@ if waits then
     first = math.min(first, tonumber(load(adrift_of(route, 0, 1)[1]).place))
   end
   unqueue(token, rec)
-  rec.place = digits(math.min(first - 1, tonumber(rec.place)))
+  if first <= tonumber(rec.place) then move_to(rec, digits(first - 1)) end
   enqueue(token, rec, where == 'adrift' and 'parked' or rec.state)
   note(1, token, rec)
 end

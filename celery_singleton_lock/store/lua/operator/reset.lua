@@ -20,11 +20,11 @@ sweep('')
 local taken = redis.call('ZRANGE', holders, 0, -1)
 if #taken == 0 then remember(now + ASKED_MS, call .. ':0') end
 for i, token in ipairs(taken) do
-  redis.call('ZREM', holders, token)
-  remember(now + ASKED_MS, call .. ':' .. i)
   local rec = load(token)
+  leave_holders(token, rec)
+  remember(now + ASKED_MS, call .. ':' .. i)
   if rec then
-    rec.place = place_of(0)
+    move_behind_all(rec)
     end_delivery(token, rec)
   end
 end

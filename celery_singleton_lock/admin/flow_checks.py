@@ -1,0 +1,75 @@
+"""Facts for ``doctor`` about flow control: locks closed for a time, and costs above the rate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from celery_singleton_lock.core.lock_view import RateInForce
+from celery_singleton_lock.store.operator.base import AdminStore, Waiting
+
+READ: Final = 1000
+"""Most waiters of one lock whose costs are compared with its rates."""
+
+
+def closed_locks(store: AdminStore, named: int) -> tuple[int, list[str]]:
+    """Return how many locks are closed for a time, and clauses about some of them.
+
+    Args:
+        store: the store of the locks.
+        named: most locks that are described: by whom, why and for how long they are closed.
+
+    Raises:
+        BackendError: Redis did not answer, or refused the command.
+    """
+    total, some = 0, list[str]()
+    for lock in store.summarise_locks(holders=0):
+        if not lock.closed_for:
+            continue
+        total += 1
+        view = store.inspect(lock.name, waiters=0) if len(some) < named else None
+        if view and view.closed:  # it may be open by now
+            some.append(f"{lock.name!r} for another {view.closed_for:.0f} s, {view.closed}")
+    return total, some
+
+
+def too_costly_tasks(store: AdminStore, named: int, *, locks: int) -> tuple[int, list[str]]:
+    """Return how many parked tasks cost more than a rate of their lock, and some of them.
+
+    They fail when they are next: the rate was lowered while they waited.
+
+    Args:
+        store: the store of the locks.
+        named: most tasks that are named.
+        locks: most locks with waiters that are examined.
+
+    Raises:
+        BackendError: Redis did not answer, or refused the command.
+    """
+    total, some, looked = 0, list[str](), 0
+    for lock in store.summarise_locks(holders=0):
+        if not lock.waiting:
+            continue
+        if looked == locks:
+            break
+        looked += 1
+        rates = [rate for rate in store.inspect(lock.name, waiters=0).rates if rate.by_cost]
+        page = store.list_waiters(lock.name, "queue", most=READ).waiting if rates else ()
+        for each, cost, rate in _above(page, rates):
+            total += 1
+            if len(some) < named:
+                what = f"{each.task}[{each.task_id}]" if each.task else "a client"
+                some.append(f"{what} for {lock.name!r} costs {cost}, {rate} allows {rate.most}")
+    return total, some
+
+
+def _above(
+    waiting: Iterable[Waiting], rates: list[RateInForce]
+) -> Iterator[tuple[Waiting, int, RateInForce]]:
+    """Yield the waiters that cost more than a rate, each with the first such rate."""
+    for each in waiting:
+        for rate in rates:
+            cost = (each.costs or {}).get(rate.key, 1)
+            if cost > rate.most:
+                yield each, cost, rate
+                break
