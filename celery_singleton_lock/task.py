@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MethodType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from celery import Task
 
@@ -16,6 +16,7 @@ from celery_singleton_lock.core.model import CurrentLock
 from celery_singleton_lock.errors import LockConflict, LockQueueFull, LockWaitTimeout
 from celery_singleton_lock.worker.execution.batches import is_running
 from celery_singleton_lock.worker.execution.celery_outcome import Run
+from celery_singleton_lock.worker.execution.eager import failed_later
 from celery_singleton_lock.worker.execution.task_lock import (
     NoLock,
     current_lock,
@@ -26,8 +27,13 @@ from celery_singleton_lock.worker.extension import Extension
 from celery_singleton_lock.worker.install import install
 from celery_singleton_lock.worker.startup_errors import told_in_one_line
 
+if TYPE_CHECKING:
+    _Task: TypeAlias = Task[..., Any]  # generic in the package celery-types alone
+else:
+    _Task = Task
 
-class LockedTask(Task):  # type: ignore[misc]  # celery is untyped
+
+class LockedTask(_Task):  # type: ignore[misc]  # celery is untyped
     """A task that acquires a lock before it runs: ``@app.task(base=LockedTask, lock_key=…)``.
 
     Give options to the decorator, or set them as class attributes. All have defaults:
@@ -38,7 +44,9 @@ class LockedTask(Task):  # type: ignore[misc]  # celery is untyped
       task acquires all of these locks (docs/several-locks.md).
     * ``lock_args``: instead, names of the arguments that are part of the lock name.
     * ``lock_lease`` (30 seconds), ``lock_limit`` (1), ``lock_on_conflict`` (``"park"``),
-      ``lock_wait_timeout``, ``lock_max_waiting``, ``lock_on_full``, ``lock_on_retry``,
+      ``lock_rate``, ``lock_on_rate``, ``lock_fair_by``, ``lock_fair_limit``,
+      ``lock_fair_weight``, ``lock_wait_timeout``, ``lock_max_waiting``, ``lock_on_full``,
+      ``lock_on_retry``,
       ``lock_on_lost``, ``lock_on_backend_error``: see
       :class:`~celery_singleton_lock.config.settings.LockOptions`.
 
@@ -54,6 +62,7 @@ class LockedTask(Task):  # type: ignore[misc]  # celery is untyped
     """
 
     Request = "celery_singleton_lock.worker.request:LockedRequest"
+    throws: tuple[Any, ...]
 
     _lock_extension: Extension | None = None
     _lock_tracer: Callable[..., Any] | None = None
@@ -150,7 +159,7 @@ class LockedTask(Task):  # type: ignore[misc]  # celery is untyped
             with calling(call):
                 return extension.eager.apply(self.app.tasks[self.name], args, kwargs, go)
         with calling(call), entered(None):  # this run has no lock, even if its caller has one
-            return super().apply(args, kwargs, *rest, **options)
+            return failed_later(super().apply(args, kwargs, *rest, **options))
 
     def __getattr__(self, name: str) -> Any:
         """Return a method of Celery's task class for Django, in a Django project."""

@@ -51,6 +51,30 @@ class LookUp:
 
 
 @dataclass(frozen=True, slots=True)
+class NoteNextStart:
+    """Sweep a lock at the time at which its rate allows the next start.
+
+    Args:
+        name: the lock's name.
+        seconds: until then.
+    """
+
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SweepLock:
+    """Sweep a lock now.
+
+    Args:
+        name: the lock's name.
+    """
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Requeue:
     """Send a message back to the broker, then report the result to the dispatcher."""
 
@@ -174,6 +198,8 @@ Command = (
     | SettleParked
     | CheckBlocked
     | LookUp
+    | NoteNextStart
+    | SweepLock
     | Requeue
     | RetryRefused
     | Release
@@ -210,7 +236,9 @@ def lock_of(command: Command) -> str:
             return command.lock_header.name
         case RecordPublished():
             return command.strays[0].name
-        case LookUp() | ReportLoss() | TrackReservation() | Delivery():
+        case LookUp() | ReportLoss() | TrackReservation() | Delivery() | SweepLock():
             return command.name
         case RetryRefused() | DeliverRevoked() | SwitchMode() | LeaveFleet() | Call():
+            return ""
+        case NoteNextStart():
             return ""

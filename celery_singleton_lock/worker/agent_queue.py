@@ -43,9 +43,13 @@ class AgentQueue:
 
     Args:
         clock: source of monotonic seconds.
+
+    Attributes:
+        is_idle: whether all commands that were taken have been carried out, and the agent waits.
     """
 
     def __init__(self, clock: Clock) -> None:
+        self.is_idle: bool = False
         self._clock = clock
         self._arrived: queue.SimpleQueue[Command | Later | None] = queue.SimpleQueue()
         self._later: list[Later] = []
@@ -89,7 +93,7 @@ class AgentQueue:
     def _take_arrived(self, pause: float) -> list[Command]:
         commands: list[Command] = []
         with suppress(queue.Empty):
-            each = self._arrived.get(timeout=pause) if pause > 0 else self._arrived.get_nowait()
+            each = self._wait(pause) if pause > 0 else self._arrived.get_nowait()
             while True:
                 if isinstance(each, Later):
                     self._later.append(each)
@@ -99,6 +103,13 @@ class AgentQueue:
                     break
                 each = self._arrived.get_nowait()
         return commands
+
+    def _wait(self, pause: float) -> Command | Later | None:
+        self.is_idle = True
+        try:
+            return self._arrived.get(timeout=pause)
+        finally:
+            self.is_idle = False
 
     def _due(self) -> list[Command]:
         now = self._clock.monotonic()

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from celery_singleton_lock.core.clock import SystemClock
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 PAUSE: Final = 0.5
 """Seconds from an error to the next round, so that a lasting error does not fill the log."""
@@ -39,8 +39,8 @@ class BackgroundThread:
         at_end: Callable[[], None] = _nothing,
     ) -> None:
         self.name: Final = name
-        self.restarts = 0
-        self.errors = 0
+        self.restarts: int = 0
+        self.errors: int = 0
         self._one_round = one_round
         self._at_end = at_end
         self._clock = SystemClock()

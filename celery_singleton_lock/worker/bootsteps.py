@@ -11,7 +11,7 @@ from celery.signals import worker_shutdown
 
 from celery_singleton_lock.core.clock import Clock, ServerClock
 from celery_singleton_lock.worker.event_dispatcher import open_buffers
-from celery_singleton_lock.worker.execution import batches
+from celery_singleton_lock.worker.execution import batches, interrupt
 from celery_singleton_lock.worker.execution.interrupt import Board, Listener
 from celery_singleton_lock.worker.extension import Extension
 from celery_singleton_lock.worker.install import install
@@ -32,7 +32,7 @@ from celery_singleton_lock.worker.startup_errors import logged_in_one_line, told
 class WorkerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is untyped
     """Checks the app before the worker takes a message, and creates the loop channel."""
 
-    requires = ("celery.worker.components:Timer",)
+    requires: tuple[str, ...] = ("celery.worker.components:Timer",)
 
     def __init__(self, worker: Any, **options: Any) -> None:
         super().__init__(worker, **options)
@@ -42,13 +42,14 @@ class WorkerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is un
             check_app(extension)
             refuse_forks(worker, extension)
         # before the pool forks: its children inherit the pipes
-        self.link = Link(LoopChannel(), ServerClock(clock_of(extension)), Board())
+        self.link: Link = Link(LoopChannel(), ServerClock(clock_of(extension)), Board())
         if "prefork" in getattr(worker.pool_cls, "__module__", str(worker.pool_cls)):
             extension.listen = Listener(self.link.board).listen
         extension.announce = self.link.loop_channel.announce
         worker.singleton_lock_link = self.link
         if extension.active() and spawns(worker):
-            os.environ[PATH] = self.link.loop_channel.publish()
+            os.environ[PATH] = channel = self.link.loop_channel.publish()
+            os.environ[interrupt.PATH] = self.link.board.publish(channel)
 
     def start(self, worker: Any) -> None:
         """Check the locks' Redis, before any message is taken."""
@@ -66,7 +67,7 @@ class WorkerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is un
 class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is untyped
     """Puts the dispatcher before the pool; handles a lost connection and the shutdown."""
 
-    requires = ("celery.worker.consumer.tasks:Tasks",)
+    requires: tuple[str, ...] = ("celery.worker.consumer.tasks:Tasks",)
 
     def __init__(self, consumer: Any, **options: Any) -> None:
         super().__init__(consumer, **options)
@@ -88,6 +89,7 @@ class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is 
                 open_buffers(consumer.event_dispatcher)
             self.runtime.header_factory.broadcast = self.runtime.queues.broadcast()
             self.runtime.header_factory.queue_of = self.runtime.queues.queue_of
+            self.runtime.queue_stops.apply()  # before Celery's loop consumes again
             link = consumer.controller.singleton_lock_link
             if link.late_check is not None:
                 self.runtime.agent.check_first(link.late_check)
@@ -132,7 +134,8 @@ class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is 
             worker_shutdown.disconnect(self._on_worker_shutdown)
             runtime.shut()
             runtime.loop_channel.close()
-            os.environ.pop(PATH, None)
+            for path in (PATH, interrupt.PATH):
+                os.environ.pop(path, None)
 
 
 def clock_of(extension: Extension) -> Clock | None:

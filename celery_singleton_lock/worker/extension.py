@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import logging
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -12,17 +14,26 @@ from typing import TYPE_CHECKING, Any, Final
 
 from celery_singleton_lock.config.app_settings import is_eager, parse_settings
 from celery_singleton_lock.config.call_options import HEADER, calling, check_names, current_call
+from celery_singleton_lock.config.computed_options import Computer, compile_options
 from celery_singleton_lock.config.limits import LONGEST_LEASE
-from celery_singleton_lock.config.multi_lock_option import SeveralNamer, compile_names
+from celery_singleton_lock.config.multi_lock_option import (
+    SeveralNamer,
+    compile_names,
+    rates_in,
+)
 from celery_singleton_lock.config.settings import LockOptions, Settings
 from celery_singleton_lock.config.task_options import resolve_options
 from celery_singleton_lock.config.unknown_names import check_unknown
 from celery_singleton_lock.config.url_text import realm_of
+from celery_singleton_lock.core.fair_option import GroupOf, compile_group
 from celery_singleton_lock.core.lock_mode import ENFORCE, OFF
 from celery_singleton_lock.core.lock_name_template import Namer, Sent, compile_name
+from celery_singleton_lock.core.model import FLOW_SCHEMA, SCHEMA
 from celery_singleton_lock.core.native_threads import patched_by
+from celery_singleton_lock.core.priority import PriorityOf, PriorityOption, compile_priority
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.core.shared_attribute import SharedAttribute
+from celery_singleton_lock.core.start_cost import RatesOf, compile_costs
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.events import (
     LockAdmin,
@@ -41,10 +52,13 @@ from celery_singleton_lock.worker.execution.celery_outcome import (
     Run,
     escaped,
     fail,
+    later_in,
+    run_again,
     take_header,
     take_out,
 )
 from celery_singleton_lock.worker.execution.eager import EagerTracer
+from celery_singleton_lock.worker.execution.interrupt import listener
 from celery_singleton_lock.worker.execution.multi_lock_tracer import MultiLockTracer
 from celery_singleton_lock.worker.execution.tracer import LockTracer
 from celery_singleton_lock.worker.execution.undispatched import UndispatchedTracer
@@ -53,6 +67,8 @@ from celery_singleton_lock.worker.loop_channel import announcer
 
 if TYPE_CHECKING:
     from celery import Celery
+
+logger: Final = logging.getLogger(__name__)
 
 BUDGET: Final = 0.5
 """Seconds within which Redis must answer at the start and the end of a task."""
@@ -75,11 +91,15 @@ class Extension:
     def __init__(self, app: Celery) -> None:
         self.app = app
         self.announce: Callable[[str], None] = announcer()
-        self.listen: Callable[[], None] = _deaf
+        self.listen: Callable[[], None] = listener()
         self.has_child_processes = True
-        self.observers = Observers()
+        self.observers: Observers = Observers()
         self._namers: dict[str, Namer | SeveralNamer] = {}
+        self._costs: dict[str, RatesOf] = {}
+        self._computers: dict[str, Computer] = {}
+        self._groups: dict[str, GroupOf] = {}
         self._options: dict[str, LockOptions] = {}
+        self._clamped: set[str] = set()
         self._store: RedisStore | TaskQuorum | None = None
         self._store_pid = 0
 
@@ -93,7 +113,16 @@ class Extension:
         """
         declared = declared_options(task)
         check_unknown(task.name, declared)
-        limit = resolve_options(task.name, declared, None).limit
+        options = resolve_options(task.name, declared, None)
+        if options.share:
+            self._groups[task.name] = compile_group(task.name, task.run, options.share)
+        limit = options.limit
+        computer = compile_options(task.name, task.run, declared)
+        if computer is not None:
+            self._computers[task.name] = computer
+        if options.has_computed_priority:
+            _priority_of(task.name, task.run, options.priority)
+        self._costs[task.name] = compile_costs(task.name, task.run, options.rate)
         if declared.get("lock_keys") is not None:
             several = compile_names(task.name, task.run, declared["lock_keys"], limit)
             self._namers[task.name] = several
@@ -124,6 +153,20 @@ class Extension:
             ConfigurationError: an option or a setting is invalid.
         """
         return any(mode != OFF for mode in self.modes().values())
+
+    def schema(self) -> str:
+        """Return the version of the data model that the tasks need.
+
+        Raises:
+            ConfigurationError: an option or a setting is invalid.
+        """
+        tasks = [self.app.tasks[name] for name in self._namers]
+        flow = self._computers or any(map(self._has_flow, tasks))
+        return FLOW_SCHEMA if flow else SCHEMA
+
+    def _has_flow(self, task: Any) -> bool:
+        options, keys = self.options(task), declared_options(task).get("lock_keys")
+        return bool(options.flow or options.is_computed or rates_in(keys))
 
     def options(self, task: Any) -> LockOptions:
         """Return a task's options, with defaults from the settings.
@@ -164,7 +207,10 @@ class Extension:
                 raise ConfigurationError(msg)
             _namer_of_call(task.name, task.run, given["lock_key"])
         own = {name: value for name, value in given.items() if name != "lock_key"}
-        return resolve_options(task.name, {**declared, **own}, self.settings, warn=False)
+        options = resolve_options(task.name, {**declared, **own}, self.settings, warn=False)
+        if "lock_priority" in own and options.has_computed_priority:
+            _priority_of(task.name, task.run, options.priority)
+        return options
 
     def name_of(self, task: Any, args: Any, kwargs: Any, sent: Sent | None = None) -> str:
         """Return the name of the lock that a call takes; for several locks, their ``Names``.
@@ -176,6 +222,38 @@ class Extension:
             namer = _namer_of_call(task.name, task.run, sent.call["lock_key"])
             return namer.name(args, kwargs, sent)
         return self._namers[task.name].name(args, kwargs, sent)
+
+    def computed(
+        self, task: Any, args: Any, kwargs: Any, sent: Sent | None, options: LockOptions
+    ) -> LockOptions:
+        """Return the options of a call, with those that depend on its arguments as numbers.
+
+        Raises:
+            ConfigurationError: an option cannot be computed, or its value cannot be used.
+            LockCostError: a cost cannot be computed, or is above its rate.
+        """
+        if options.has_computed_costs:
+            rates = self._costs[task.name](args, kwargs, sent)
+            options = dataclasses.replace(options, rate=rates)
+        computer = self._computers.get(task.name)
+        if computer is not None:
+            options = computer.of(args, kwargs, sent).applied(options)
+        if options.share:
+            group = self._groups[task.name](args, kwargs, sent)
+            options = dataclasses.replace(options, fair_by=group)
+        if not options.has_computed_priority:
+            return options
+        start = _priority_of(task.name, task.run, options.priority)(args, kwargs, sent)
+        if start.given is not None and task.name not in self._clamped:
+            self._clamped.add(task.name)
+            logger.warning(
+                "The lock_priority of a call of %s is %r s: %g s count, the most that is possible. "
+                "Further calls of the task are not logged.",
+                task.name,
+                start.given,
+                start.seconds,
+            )
+        return dataclasses.replace(options, priority=start.seconds)
 
     # -- settings and connections -----------------------------------------------------------------
 
@@ -271,7 +349,7 @@ class Extension:
     @SharedAttribute
     def eager(self) -> EagerTracer:
         """Acquires and releases locks around eager tasks."""
-        return EagerTracer(self.store, self.name_of, self._options_now)
+        return EagerTracer(self.store, self.name_of, self._options_now, self.computed)
 
     def _options_now(self, task: Any) -> LockOptions:
         """Return a task's options with those of the current call."""
@@ -312,6 +390,7 @@ class Extension:
             done_for,
             self.name_of,
             self._listen,
+            may_defer=lambda: self.has_child_processes,
             keeps_messages=not self.settings.is_quorum,
         )
         tracer.multi_lock_tracer = MultiLockTracer(tracer, self.store, self._announced, done_for)
@@ -337,7 +416,9 @@ class Extension:
             What Celery's tracer returns.
         """
         try:
-            return self._trace_call(run)
+            outcome = self._trace_call(run)
+            later = None if getattr(outcome, "info", None) is None else later_in(outcome)
+            return outcome if later is None else run_again(run, later, outcome)
         except Exception as error:
             if self.has_child_processes:
                 raise
@@ -345,11 +426,15 @@ class Extension:
 
     def _trace_call(self, run: Run) -> Any:
         header, options = take_header(run.request), self.options(run.task)
+        if header is not None and header.computed is not None:
+            options = header.computed.applied(options)
         if header is not None and header.call is None:
             return self.tracer.trace(run, header, options)
         call = take_out(run.request, HEADER) if header is None else header.call
         try:
             options = self.options_of_call(run.task, call) if call is not None else options
+            if header is not None and header.computed is not None:
+                options = header.computed.applied(options)
         except Exception as error:  # noqa: BLE001  # a message may say anything
             return fail(run, error)
         with calling(call):
@@ -359,8 +444,8 @@ class Extension:
         if header is not None:
             return self.tracer.trace(run, header, options)
         if options.mode == ENFORCE:
-            return self.undispatched.trace(run, self._alone(run), options)
-        return self.undispatched.trace_relaxed(run, self._alone(run), options)
+            return self.undispatched.trace(run, self._alone(run, options), options)
+        return self.undispatched.trace_relaxed(run, self._alone(run, options), options)
 
     def tell(self, step: LockAdmin) -> bool:
         """Report an operator's action to observers, and as a Celery event.
@@ -380,19 +465,32 @@ class Extension:
             return True
         return False
 
-    def _alone(self, run: Run) -> Callable[[], str]:
+    def _alone(self, run: Run, options: LockOptions) -> Callable[[], tuple[str, LockOptions]]:
+        """Return what names the lock of a run, and computes the options of its call."""
+
         def said() -> tuple[str, Mapping[str, Any]]:
             info = run.request.get("delivery_info") or {}
             return str(info.get("routing_key") or ""), run.context().headers or {}
 
         sent = Sent(said, current_call())
-        return lambda: self.name_of(run.task, run.args, run.kwargs, sent)
+
+        def named() -> tuple[str, LockOptions]:
+            name = self.name_of(run.task, run.args, run.kwargs, sent)
+            return name, self.computed(run.task, run.args, run.kwargs, sent, options)
+
+        return named
 
 
 @functools.lru_cache(maxsize=256)
 def _namer_of_call(task_name: str, run: Callable[..., Any], key: str) -> Namer:
     """Return the namer for the lock of a call with its own ``lock_key``."""
     return compile_name(task_name, run, lock_key=key)
+
+
+@functools.lru_cache(maxsize=256)
+def _priority_of(task_name: str, run: Callable[..., Any], priority: PriorityOption) -> PriorityOf:
+    """Return the function that computes the priority of a call."""
+    return compile_priority(task_name, run, priority)
 
 
 def declared_options(task: Any) -> dict[str, Any]:
@@ -407,7 +505,3 @@ def declared_options(task: Any) -> dict[str, Any]:
         name: value.__func__ if isinstance(value, staticmethod) else value
         for name, value in found.items()
     }
-
-
-def _deaf() -> None:
-    """Do nothing: tasks cannot be interrupted here."""

@@ -11,9 +11,11 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from celery_singleton_lock.config.call_options import Call
+from celery_singleton_lock.config.computed_options import Computed
 from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.core.lock_set import LockSet
 from celery_singleton_lock.core.model import Ending, Reservation
+from celery_singleton_lock.core.rate import unpacked, with_rates_of
 
 HEADER_KEY: Final = "celery_singleton_lock"
 """Key of the header in a request."""
@@ -46,7 +48,10 @@ _LOSS: Final = "!"
 _UNHEARD: Final = "?"
 """First character of a notice of a release that Redis did not answer; no token begins with it."""
 
-MARKS: Final = _LOSS + _UNHEARD
+_NEXT: Final = "~"
+"""First character of a notice of the next start that a rate allows; no token begins with it."""
+
+MARKS: Final = _LOSS + _UNHEARD + _NEXT
 """A line that begins with one of these is a notice; any other is a token."""
 
 
@@ -73,6 +78,10 @@ class LockHeader(NamedTuple):
             is empty.
         lock_set: all locks, if the task has several; ``name`` and ``token`` are those of one.
         call: lock options of this call.
+        flow: flow options of its claims, see :class:`~celery_singleton_lock.core.model.Claim`.
+        later: the task acquires other locks before it starts: a rate of this one counts the start
+            when all are held.
+        computed: options that were computed from its arguments; None if none is.
     """
 
     name: str
@@ -91,6 +100,9 @@ class LockHeader(NamedTuple):
     observed: str = ""
     lock_set: LockSet | None = None
     call: Call | None = None
+    flow: str = ""
+    later: bool = False
+    computed: Computed | None = None
 
     def concerns(self, name: str) -> bool:
         """Return whether this delivery takes the lock of this name."""
@@ -113,7 +125,7 @@ def singles(header: LockHeader) -> list[LockHeader]:
     if lock_set is None:
         return [header]
     task_id, retries, _ = header.attempt.rsplit("/", 2)
-    alone = f"{task_id}/{retries}/{lock_set.turn}"
+    alone, last = f"{task_id}/{retries}/{lock_set.turn}", len(lock_set.parts) - 1
     return [
         header._replace(
             name=part.name,
@@ -123,6 +135,8 @@ def singles(header: LockHeader) -> list[LockHeader]:
             granted=header.granted and number == lock_set.at,
             place=lock_set.place,
             lock_set=None,
+            later=number < last and bool(part.flow),
+            flow=with_rates_of(header.flow, part.flow),
         )
         for number, part in enumerate(lock_set.parts)
     ]
@@ -182,6 +196,24 @@ def end_in(notice: str) -> tuple[LockHeader, Ending, Reservation | None] | None:
     return LockHeader(*header), Ending(ending), kept
 
 
+def notice_of_next_start(name: str, seconds: float) -> str:
+    """Return the notice with which a pool child reports when a rate allows the next start.
+
+    Returns:
+        The notice; empty if the lock's name is too long for one. Then a sweep finds the lock.
+    """
+    notice = _NEXT + json.dumps([name, seconds])
+    return notice if len(notice.encode()) <= MOST_OF_NOTICE else ""
+
+
+def next_start_in(notice: str) -> tuple[str, float] | None:
+    """Return lock name and seconds in a notice of the next start; None for any other notice."""
+    if not notice.startswith(_NEXT):
+        return None
+    name, seconds = json.loads(notice.removeprefix(_NEXT))
+    return str(name), float(seconds)
+
+
 def doubted(header: LockHeader, now: float, done_for: float) -> LockHeader:
     """Return the header, marked as a copy if its message has waited here for long.
 
@@ -223,7 +255,16 @@ def task_id_of(attempt: str) -> str:
     return attempt.rsplit("/", 2)[0]
 
 
+def whose(header: LockHeader) -> str:
+    """Return the task of a delivery with its id, for people."""
+    return f"{header.task}[{task_id_of(header.attempt)}]"
+
+
 def options_of(header: LockHeader, number: int, options: LockOptions) -> LockOptions:
-    """Return the options of a task for one of its locks, which may have its own limit."""
-    limit = None if header.lock_set is None else header.lock_set.parts[number].limit
-    return options if limit in {None, options.limit} else replace(options, limit=limit)
+    """Return the options of a task for one of its locks, which may have its own limit and rate."""
+    if header.lock_set is None:
+        return options
+    part = header.lock_set.parts[number]
+    if part.limit in {None, options.limit} and not part.flow:
+        return options
+    return replace(options, limit=part.limit or options.limit, rate=unpacked(part.flow))

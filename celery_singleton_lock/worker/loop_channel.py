@@ -35,7 +35,7 @@ from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.native_threads import original
 from celery_singleton_lock.worker.background_thread import BackgroundThread
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 _clock = SystemClock()
 
 NOTICE_POLL: Final = 0.05

@@ -44,7 +44,7 @@ class ParkedMessage(Message):
             properties=dict(fields["properties"]),
             accept=accept,
         )
-        self.headers = dict(fields["headers"])
+        self.headers: dict[str, Any] = dict(fields["headers"])
         if fields.get("amqp"):
             self.properties["application_headers"] = self.headers  # as in a message of py-amqp
 

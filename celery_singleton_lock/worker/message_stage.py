@@ -6,10 +6,10 @@ import enum
 import logging
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 STRICT: Final = "CELERY_SINGLETON_LOCK_STRICT_MOVES"
 """Environment variable: if it is set, an illegal move raises. The test suite sets it."""
@@ -93,7 +93,7 @@ class Stage(enum.Enum):
     ENDED = "ended"
     """This process has nothing more to do with it."""
 
-    __hash__ = object.__hash__  # for speed, as in AckState
+    __hash__: Callable[..., int] = object.__hash__  # for speed, as in AckState
 
 
 STAGE_MOVES: Final[Mapping[Stage, Mapping[Stage, str]]] = {
@@ -142,6 +142,7 @@ STAGE_MOVES: Final[Mapping[Stage, Mapping[Stage, str]]] = {
         Stage.ENDED: "the task ends, or its process died",
     },
     Stage.RUNNING: {
+        Stage.BLOCKED: "it is to run again later (RetryLater)",
         Stage.ENDED: "the task ends, or its process died",
     },
     Stage.BLOCKED: {
@@ -221,7 +222,8 @@ class AckState(enum.Enum):
     REQUEUED = "requeued"
     """It was rejected with ``requeue``: the broker delivers it again."""
 
-    __hash__ = object.__hash__  # for speed: Enum.__hash__ is a Python function
+    # For speed: Enum.__hash__ is a Python function.
+    __hash__: Callable[..., int] = object.__hash__
 
 
 _REFUSALS: Final = {
@@ -269,7 +271,7 @@ class IllegalMoves:
     """
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count: int = 0
         self._logged: set[tuple[enum.Enum, enum.Enum]] = set()
 
     def report(self, subject: Any, was: enum.Enum, to: enum.Enum) -> None:

@@ -25,7 +25,7 @@ from celery_singleton_lock.worker.message_stage import BEGUN
 if TYPE_CHECKING:
     from celery_singleton_lock.worker.request import LockedRequest
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 MOST: Final = 1000
 """Most locks in one reply."""
@@ -56,7 +56,8 @@ def locks(
         state: Celery's state of the worker.
         name: part of the lock's name; empty for all locks.
         most: most locks to list.
-        id: id of a task; ``waits_for_redis`` has its messages that wait here for the locks' Redis.
+        id: id of a task. ``waits_for_redis`` has its messages that wait here for the locks' Redis,
+            and ``held_back`` those that wait here to be requeued.
     """
     runtime = getattr(state.consumer, "singleton_lock_runtime", None)
     if runtime is None:
@@ -72,6 +73,9 @@ def locks(
         told["waits_for_redis"] = [
             {"locks": _names(request), "refused": refused}
             for request, refused in runtime.dispatcher.held.find(id)
+        ]
+        told["held_back"] = [
+            {"locks": _names(request)} for request in runtime.dispatcher.requeues.find(id)
         ]
     return told
 

@@ -24,6 +24,7 @@ from celery_singleton_lock.core.model import Ending
 from celery_singleton_lock.errors import (
     BackendError,
     LockConflict,
+    LockCostError,
     LockError,
     LockLost,
     LockQueueFull,
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from celery_singleton_lock.config.call_options import Call
     from celery_singleton_lock.config.settings import LockOptions
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 _clock = SystemClock()
 
 _PROCESS_GONE: Final = (
@@ -62,7 +63,13 @@ _PROCESS_GONE: Final = (
 )
 
 
-_REFUSED: Final = (LockConflict, LockQueueFull, LockWaitTimeout, MaxReturnsExceeded)
+_REFUSED: Final = (
+    LockConflict,
+    LockCostError,
+    LockQueueFull,
+    LockWaitTimeout,
+    MaxReturnsExceeded,
+)
 
 _NEVER_RAN: Final = (
     *_PROCESS_GONE,  # it may have run
@@ -153,11 +160,13 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
     dispatcher: DispatcherCallbacks | None = None
     lock_header: LockHeader = NO_HEADER
     arrival: Arrival = FIRST_ARRIVAL
-    stage = Stage.RECEIVED
+    stage: Stage = Stage.RECEIVED
     """Where the message is in this process; use :meth:`move` to change it."""
-    ack = AckState.LEFT_TO_CELERY
+    ack: AckState = AckState.LEFT_TO_CELERY
     """The acknowledgement of the message."""
     job: Any = None
+    execute_using_pool: Callable[..., Any]
+    on_success: Callable[..., Any]
     own_options: LockOptions | None = None
     """Options of its task, overridden by those of this call; None if the call has none."""
     call: Call | None = None
@@ -166,16 +175,20 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
     """Whether monitors may show BLOCKED or DELIVERED, which only an explicit state replaces."""
     lock_refused = False
     """Whether it was reported that Redis refuses its lock."""
+    runs_later = False
+    """Whether the task has run and raised ``RetryLater``, so that its message waits again."""
     ran_for: float | None = None
     """Run time of the task in seconds, measured by its process."""
     acquired_at: float | None = None
     """Monotonic time at which its acquisition was reported; None if it was not."""
+    cancelled: bool = False
+    """Whether Celery cancels it: after a lost connection, or in a cold shutdown."""
     _unsaid: list[Callable[[], None]] | None = None
 
     def __init__(self, message: Any, **kwargs: Any) -> None:
         """Record the time of arrival: an ETA may be hours later."""
         super().__init__(message, **kwargs)
-        self.received_at = _clock.monotonic()
+        self.received_at: float = _clock.monotonic()
 
     def __str__(self) -> str:
         """Return a text such as ``settle[3f…]``, printable also if the id is not."""
@@ -189,11 +202,11 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
         if "on_success" in cls.__dict__:
             cls.on_success = _ending(cls.__dict__["on_success"])
 
-    task = property(attrgetter("_task"))
-    request_dict = property(attrgetter("_request_dict"))
-    args = property(attrgetter("_args"))
-    kwargs = property(attrgetter("_kwargs"))
-    delivery_info = property(attrgetter("_delivery_info"))
+    task: Final = property(attrgetter("_task"))
+    request_dict: Final = property(attrgetter("_request_dict"))
+    args: Final = property(attrgetter("_args"))
+    kwargs: Final = property(attrgetter("_kwargs"))
+    delivery_info: Final = property(attrgetter("_delivery_info"))
     """Like Celery's properties, but faster: they are read about fifteen times per message."""
 
     def options(self, of_task: Callable[[Any], LockOptions]) -> LockOptions:
@@ -247,8 +260,11 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
 
     @property
     def is_unanswered(self) -> bool:
-        """Whether Redis did not answer its claim, here or in a former worker. It has not begun."""
-        return self.arrival.claim is not None or self.is_only_copy
+        """Whether it has had its lock, or may have it, and must be parked and not run here.
+
+        Redis did not answer its claim, here or in a former worker; or it has raised ``RetryLater``.
+        """
+        return self.arrival.claim is not None or self.is_only_copy or self.runs_later
 
     def withhold_ack(self) -> None:
         """Hold the acknowledgement back until the lock is acquired, so that no message is lost."""
@@ -420,6 +436,11 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
                 if isinstance(error, SoftTimeLimitExceeded):
                     self.dispatcher.on_interrupted(self)
 
+    def cancel(self, *args: Any, **kwargs: Any) -> None:
+        """Note it first: a killed greenlet reports its end before Celery's method returns."""
+        self.cancelled = True
+        super().cancel(*args, **kwargs)
+
     def on_retry(self, exc_info: Any) -> None:
         """Call the dispatcher, which tracks the reservation of the next attempt."""
         super().on_retry(exc_info)
@@ -524,6 +545,10 @@ def _dispatching(original: Callable[..., Any]) -> Callable[..., Any]:
     return execute_using_pool
 
 
+def _ignore(*_: Any, **__: Any) -> None:
+    """Leave a cancelled task unacknowledged. Celery would acknowledge it as a success."""
+
+
 def _ending(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``on_success``, which Celery calls whenever a pool process has reported an end."""
 
@@ -538,8 +563,9 @@ def _ending(original: Callable[..., Any]) -> Callable[..., Any]:
             self.dispatcher.on_ran(self)
         if not failed and self.stage is not Stage.RUNNING:
             self.decided()
+        handle = _ignore if self.cancelled and not reported else original
         try:
-            return original(self, result, **kwargs)
+            return handle(self, result, **kwargs)
         except BaseException:
             failed = False  # on_failure() was not called
             raise

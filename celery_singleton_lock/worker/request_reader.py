@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, Final
 
 from kombu.serialization import prepare_accept_content
 
@@ -14,7 +14,7 @@ from celery_singleton_lock.worker.message_codec import ParkedMessage, unpack
 from celery_singleton_lock.worker.request import LockedRequest
 from celery_singleton_lock.worker.request_class import passes, read_as_celery, request_class
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 
 class RequestReader:

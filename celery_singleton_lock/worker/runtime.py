@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable
 from functools import cache, partial
 from math import inf
@@ -13,11 +14,13 @@ from celery.worker.state import reserved_requests
 
 from celery_singleton_lock.core import native_threads
 from celery_singleton_lock.core.clock import ServerClock
+from celery_singleton_lock.core.installed_version import installed_version
 from celery_singleton_lock.core.lock_mode import Modes
 from celery_singleton_lock.core.parked_message import Delivery
 from celery_singleton_lock.lock.lease_watchdog import Watchdog
 from celery_singleton_lock.store.factory import admin_of
 from celery_singleton_lock.worker.agent.loop import Agent
+from celery_singleton_lock.worker.agent.parked_limit import MostParked
 from celery_singleton_lock.worker.agent.unreadable_messages import UNREADABLE, UnreadableMessages
 from celery_singleton_lock.worker.agent_queue import AgentQueue
 from celery_singleton_lock.worker.consumed_queues import Consumed
@@ -28,11 +31,13 @@ from celery_singleton_lock.worker.dispatch.task_leases import TaskLeases
 from celery_singleton_lock.worker.event_dispatcher import admit
 from celery_singleton_lock.worker.execution.interrupt import Board
 from celery_singleton_lock.worker.extension import PATIENCE, Extension
+from celery_singleton_lock.worker.granted_first import granted_first
 from celery_singleton_lock.worker.loop_channel import LoopChannel, guarded
 from celery_singleton_lock.worker.partial_lock_sets import PartialLockSets
 from celery_singleton_lock.worker.pool_feeder import PoolFeeder
 from celery_singleton_lock.worker.pools import GREEN, pool_kind
 from celery_singleton_lock.worker.publisher import Publisher
+from celery_singleton_lock.worker.queue_stops import QueueStops
 from celery_singleton_lock.worker.redelivery import (
     dead_letters_of,
     has_dead_letters,
@@ -74,17 +79,18 @@ class Runtime:
     def __init__(self, extension: Extension, consumer: Any, link: Link) -> None:
         self.extension = extension
         self.consumer = consumer
-        self.loop_channel = link.loop_channel
-        self.board = link.board
-        self.kind = pool_kind(type(consumer.pool))
+        self.loop_channel: LoopChannel = link.loop_channel
+        self.board: Board = link.board
+        self.kind: str = pool_kind(type(consumer.pool))
         self._reader = RequestReader(extension, consumer)
-        self._to_pool: Callable[[Any], None] = consumer.on_task_request
+        self._to_pool = granted_first(consumer.controller, consumer.on_task_request)
         self._pool_feeder = PoolFeeder(consumer.pool, self._to_pool, self._not_sent)
         worker = worker_id(consumer.hostname)
-        self.queues = queues = Consumed(consumer)
-        self.modes = Modes(extension.modes())
-        self.watchdog = self._new_watchdog()
-        self.notifier = Notifier(
+        queues = Consumed(consumer)
+        self.queues: Consumed = queues
+        self.modes: Modes = Modes(extension.modes())
+        self.watchdog: Watchdog = self._new_watchdog()
+        self.notifier: Notifier = Notifier(
             extension.observers,
             send_event=self.send_event,
             sends_events=self.sends_events,
@@ -92,24 +98,26 @@ class Runtime:
         )
         transport = extension.app.connection_for_read().get_transport_cls()
         self._has_dead_letters = has_dead_letters(transport)
-        self.header_factory = HeaderFactory(
+        self.header_factory: HeaderFactory = HeaderFactory(
             worker=worker,
             place=link.place,
             rules=extension.options,
             of_call=extension.options_of_call,
             name_of=extension.name_of,
+            computed=extension.computed,
             modes=self.modes,
             identify=identity_of if identities(transport) else lambda _message: "",
             most_returns=self._most_returns,
             keeps_messages=not extension.settings.is_quorum,
         )
         store = extension.new_store(PATIENCE)
-        self.commands = AgentQueue(store.clock)
+        self.commands: AgentQueue = AgentQueue(store.clock)
         self._partial_lock_sets = PartialLockSets(
             store, self.watchdog, worker, lambda *parked: admin_of(store).locate_token(*parked)
         )
-        self.dispatcher = self._new_dispatcher()
-        self.agent = Agent(
+        self.dispatcher: Dispatcher = self._new_dispatcher()
+        self.queue_stops: QueueStops = QueueStops(consumer, self.loop_channel.post)
+        self.agent: Agent = Agent(
             store,
             replicated=extension.new_replicated_store(PATIENCE),
             worker=worker,
@@ -130,14 +138,19 @@ class Runtime:
             address=extension.settings.where(),
             done_for=extension.settings.done_for,
             max_body=extension.settings.max_body_bytes,
+            schema=extension.schema(),
             capacity=consumer.pool.limit or 1,
             free=self.free_slots,
             stands_still=link.loop_channel.stands_still,
             commands=self.commands,
             dispatcher=self.dispatcher,
             threads=(link.loop_channel.thread, self._pool_feeder.thread),
+            queue_stops=self.queue_stops,
+            most_parked=MostParked(
+                extension.settings.max_parked, extension.settings.max_parked_bytes
+            ),
         )
-        self.unread = UnreadableMessages(
+        self.unread: UnreadableMessages = UnreadableMessages(
             consumer,
             inbox=self.agent.inbox,
             tell=self.agent.tell,
@@ -308,10 +321,13 @@ class Runtime:
         """Return the state of this worker, for JSON. Sends nothing."""
         return {
             "worker": self.agent.worker,
+            "version": installed_version(),
             "backend": self.extension.settings.where(),
             "backend_down_for": self.agent.health.down_for(),
             "modes": {task: self.modes.of(task) for task in self.modes.relaxed()},
             "switches": self.modes.switches(),
+            "stopped_queues": dict(stopped := self.agent.parked_limit.stopped),
+            "queues_stopped": len(stopped),
             **self.dispatcher.counts(),
             "keeping": len(self._partial_lock_sets),
             "threads": self.agent.last_rounds(),
@@ -343,7 +359,8 @@ def change_prefetch(consumer: Any, change: int) -> None:
     """Raise or lower the worker's prefetch count, but not below Celery's initial one.
 
     After a reconnect, Celery starts with a lower count and raises it step by step. Earlier raises
-    then count as part of Celery's own.
+    then count as part of Celery's own. A raise that ``worker_eta_task_limit`` prevents is not
+    lowered later: else the worker would receive nothing while it keeps tasks with an ETA.
 
     Args:
         consumer: Celery's consumer.
@@ -352,7 +369,18 @@ def change_prefetch(consumer: Any, change: int) -> None:
     qos = consumer.qos
     if qos is None:
         return
-    if change > 0:
-        qos.increment_eventually()
-    elif qos.value > consumer.initial_prefetch_count:
-        qos.decrement_eventually()
+    with _prefetch_mutex:
+        prevented = getattr(qos, _PREVENTED, 0)
+        if change > 0:
+            is_raised = qos.value < qos.increment_eventually()
+            setattr(qos, _PREVENTED, prevented + (not is_raised))
+        elif prevented:
+            setattr(qos, _PREVENTED, prevented - 1)
+        elif qos.value > consumer.initial_prefetch_count:
+            qos.decrement_eventually()
+
+
+_PREVENTED: Final = "singleton_lock_prevented"
+"""Attribute of a connection's prefetch count: number of raises that it has prevented."""
+
+_prefetch_mutex: Final = threading.RLock()  # reentrant for a cold shutdown; see RecentEnds

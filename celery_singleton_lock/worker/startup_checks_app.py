@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, Final
 
 from celery.app.task import Task
 from celery.exceptions import ImproperlyConfigured
 
 from celery_singleton_lock.config.limits import PREFIX
+from celery_singleton_lock.config.option_checks import Place
+from celery_singleton_lock.config.settings import Settings
 from celery_singleton_lock.config.unknown_names import check_unknown_settings
 from celery_singleton_lock.core.lock_mode import ENFORCE, OFF
 from celery_singleton_lock.core.native_threads import patched_by
@@ -21,7 +23,7 @@ from celery_singleton_lock.worker.request_class import passes, request_class, wh
 from celery_singleton_lock.worker.runtime import Runtime
 from celery_singleton_lock.worker.unlocked_tasks import refuse_unlocked
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 WAITS, PARKS = "wait", "park"
 
@@ -74,7 +76,24 @@ def check_app(extension: Extension) -> None:
     refuse_unlocked(app)
     if extension.active():
         extension.settings.addresses()
+        refuse_parked_limit(extension.settings)
     check_mixed_policies(extension)
+
+
+def refuse_parked_limit(settings: Settings) -> None:
+    """Refuse a limit of parked messages where none are parked.
+
+    Raises:
+        ConfigurationError: the locks are on a quorum, and a limit is set.
+    """
+    for name in ("max_parked", "max_parked_bytes"):
+        value = getattr(settings, name)
+        if settings.is_quorum and value is not None:
+            Place(f"{PREFIX}{name}").refuse(
+                value,
+                "with several servers in singleton_lock_backend no message is parked, so there is "
+                "nothing to limit. Leave it out, or use one Redis",
+            )
 
 
 def refuse_own_strategy(task: Any) -> None:

@@ -9,20 +9,19 @@ from typing import Final
 
 from celery_singleton_lock.core.clock import ServerClock
 from celery_singleton_lock.core.lock_mode import ENFORCE
-from celery_singleton_lock.core.model import SCHEMA
+from celery_singleton_lock.core.model import SCHEMA, SCHEMAS
 from celery_singleton_lock.errors import (
     BackendError,
     BackendRefused,
     BackendUnreachable,
-    SchemaMismatch,
 )
 from celery_singleton_lock.message_text import number_of
-from celery_singleton_lock.store.error_mapping import UNRESOLVED, UNTRUSTED
+from celery_singleton_lock.store.error_mapping import UNRESOLVED, UNTRUSTED, wrong_schema
 from celery_singleton_lock.store.quorum.worker_store import TaskQuorum
 from celery_singleton_lock.store.redis.sync import RedisStore
 from celery_singleton_lock.worker.extension import PATIENCE, Extension
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 _SLIPS: Final = {
     UNRESOLVED: "If the host name is misspelt, correct it and restart the worker. ",
@@ -80,10 +79,12 @@ def check_answering(extension: Extension, place: ServerClock, *, writing: bool =
         check_quorum(extension, store, place)
         return
     try:
-        check_schema(store)  # first: data of another version must not be changed
+        check_schema(
+            store, extension.schema()
+        )  # first: data of another version must not be changed
         if writing:
             store.probe()
-        place.sync(store.time(), store.clock.monotonic())
+        place.measure(store.time)
         facts = store.describe()
     except BackendRefused as error:
         raise _at(error, extension) from None  # else Celery prints redis-py's traceback
@@ -137,7 +138,7 @@ def check_quorum(extension: Extension, store: TaskQuorum, place: ServerClock) ->
         for number in set(range(len(store.nodes))) - set(lacking):
             with suppress(BackendUnreachable), _named(store.operations.addresses[number]):
                 check_schema(store.nodes[number])
-        place.sync(store.time(), store.clock.monotonic())
+        place.measure(store.time)
         facts = store.describe()
     except BackendRefused as error:
         raise _at(error, extension) from None  # else Celery prints redis-py's traceback
@@ -185,21 +186,19 @@ def _at(error: BackendRefused, extension: Extension) -> BackendRefused:
     return BackendRefused(f"{error} {extension.settings.named()}")
 
 
-def check_schema(store: RedisStore) -> None:
+def check_schema(store: RedisStore, needed: str = SCHEMA) -> None:
     """Refuse data of another schema.
+
+    Args:
+        store: of the server.
+        needed: schema that the tasks of this worker need; a lower one is raised.
 
     Raises:
         SchemaMismatch: another version has written it.
     """
-    found = store.schema()
-    if found != SCHEMA:
-        msg = (
-            f"The lock's Redis holds data of schema {found} (key {store.keyspace.schema}); this "
-            f"version needs {SCHEMA}. Upgrade all workers together: let those of the other version "
-            "run the parked tasks, stop them, and delete that key. Or give this worker a "
-            "singleton_lock_prefix of its own; tasks under two prefixes do not exclude each other."
-        )
-        raise SchemaMismatch(msg)
+    found = store.schema(needed)
+    if found not in SCHEMAS:
+        raise wrong_schema(found, store.keyspace.schema)
 
 
 def warn_of_few_replicas(extension: Extension, found: str) -> None:

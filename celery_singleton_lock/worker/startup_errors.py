@@ -7,14 +7,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from celery.exceptions import ImproperlyConfigured
 from celery.platforms import EX_FAILURE
 
 from celery_singleton_lock.errors import ConfigurationError, SingletonLockError
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from kombu.utils.functional import maybe_evaluate
 from celery_singleton_lock.config.settings import TASK_OPTIONS
 from celery_singleton_lock.worker.startup_errors import told_in_one_line
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 _LOCKED_TASK: Final = "celery_singleton_lock.task"
 _NOBODYS: Final = frozenset({"builtins", "celery"})

@@ -13,7 +13,8 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -21,21 +22,27 @@ from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.core.clock import ServerClock
 from celery_singleton_lock.core.conflict_policy import assert_never
 from celery_singleton_lock.core.lock_mode import Modes
+from celery_singleton_lock.core.lock_view import Parked
+from celery_singleton_lock.core.model import SCHEMA, SCHEMAS
 from celery_singleton_lock.core.parked_message import Delivery
 from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.events import Event
 from celery_singleton_lock.lock.lease_watchdog import Watchdog
 from celery_singleton_lock.store.base import ReplicaStore, Store
+from celery_singleton_lock.store.error_mapping import wrong_schema
 from celery_singleton_lock.worker.agent.command_runner import CommandRunner
 from celery_singleton_lock.worker.agent.data_loss import DataLoss
 from celery_singleton_lock.worker.agent.grant_inbox import GrantInbox
-from celery_singleton_lock.worker.agent.late_check import LateCheck
+from celery_singleton_lock.worker.agent.late_check import SILENT, LateCheck
 from celery_singleton_lock.worker.agent.lost_leases import LostLeases
 from celery_singleton_lock.worker.agent.mode_switches import ModeSwitches
+from celery_singleton_lock.worker.agent.parked_limit import MostParked, ParkedLimit
 from celery_singleton_lock.worker.agent.parking import Parking
+from celery_singleton_lock.worker.agent.rate_timers import RateTimers
 from celery_singleton_lock.worker.agent.release_after_process_death import ReleaseAfterProcessDeath
 from celery_singleton_lock.worker.agent.republish import Republisher
 from celery_singleton_lock.worker.agent.revoke_parked import RevokeParked
+from celery_singleton_lock.worker.agent.running_tasks import RunningTasks
 from celery_singleton_lock.worker.agent.slot_offers import SlotOffers
 from celery_singleton_lock.worker.agent.sweeper import Sweeper
 from celery_singleton_lock.worker.agent.tick import Tick
@@ -47,6 +54,7 @@ from celery_singleton_lock.worker.agent_commands import (
     DeliverRevoked,
     LeaveFleet,
     LookUp,
+    NoteNextStart,
     Park,
     RecordPublished,
     Release,
@@ -54,6 +62,7 @@ from celery_singleton_lock.worker.agent_commands import (
     Requeue,
     RetryRefused,
     SettleParked,
+    SweepLock,
     SwitchMode,
     TrackReservation,
 )
@@ -64,9 +73,10 @@ from celery_singleton_lock.worker.dispatch.dispatcher import Dispatcher
 from celery_singleton_lock.worker.dispatch.notifier import Notifier
 from celery_singleton_lock.worker.partial_lock_sets import PartialLockSets
 from celery_singleton_lock.worker.publisher import Publisher
+from celery_singleton_lock.worker.queue_stops import QueueStops
 from celery_singleton_lock.worker.redis_health import RedisHealth, for_each
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 BEAT: Final = 1.0
 """Average seconds between two ticks. Each interval differs by up to a fifth."""
@@ -110,6 +120,9 @@ class Agent:
         commands: the queue of commands.
         dispatcher: called in the main loop with the results.
         threads: further background threads of the worker, which the agent restarts if they die.
+        schema: version of the data model that the tasks of this worker need.
+        queue_stops: stops the consumption of single queues.
+        most_parked: how much may be parked of one queue.
 
     Attributes:
         store: the argument.
@@ -119,6 +132,7 @@ class Agent:
         lost_leases: reports lost locks.
         republisher: sends messages to the broker.
         mode_switches: switches modes of tasks.
+        parked_limit: stops the consumption of a queue with too many parked messages.
     """
 
     def __init__(  # connects all parts that do I/O
@@ -150,8 +164,12 @@ class Agent:
         dispatcher: Dispatcher,
         threads: Sequence[BackgroundThread] = (),
         replicated: ReplicaStore | None = None,
+        schema: str = SCHEMA,
+        queue_stops: QueueStops,
+        most_parked: MostParked = MostParked(),  # noqa: B008  # a frozen value
     ) -> None:
         self.store = store
+        self._schema = schema
         self.worker = worker
         self._dispatcher = dispatcher
         self._commands = commands
@@ -163,17 +181,17 @@ class Agent:
         self._reap = reap
         self._stands_still = stands_still
         self._clock = store.clock
-        self.health = RedisHealth(
+        self.health: RedisHealth = RedisHealth(
             store.clock,
             address=address,
             observers=notifier.observers,
             on_loss=self._redis_lost,
             on_return=self._redis_returned,
         )
-        self.mode_switches = ModeSwitches(
+        self.mode_switches: ModeSwitches = ModeSwitches(
             store, modes, queue=commands, on_change=self._modes_changed
         )
-        self.republisher = Republisher(
+        self.republisher: Republisher = Republisher(
             publisher,
             queues=queues,
             commands=commands,
@@ -181,7 +199,7 @@ class Agent:
             post=post,
             watchdog=watchdog,
         )
-        self.inbox = GrantInbox(
+        self.inbox: GrantInbox = GrantInbox(
             store,
             worker,
             partial_lock_sets=partial_lock_sets,
@@ -207,7 +225,11 @@ class Agent:
             in_hand=lambda: [*dispatcher.in_flight.by_token],
             commands=commands,
             tell=self.tell,
+            schema=schema,
+            newer=self._newer_schema,
         )
+        self._timers = RateTimers(commands, store.clock)
+        dispatcher.waits_for_rate = self._timers.is_set
         self._parking = Parking(
             store,
             worker=worker,
@@ -223,6 +245,7 @@ class Agent:
             post=post,
             done_for=done_for,
             max_body=max_body,
+            timers=self._timers,
         )
         self._sweeper = Sweeper(
             store,
@@ -234,8 +257,9 @@ class Agent:
             partial_lock_sets=partial_lock_sets,
             modes=modes,
             capacity=capacity,
+            timers=self._timers,
         )
-        self.lost_leases = LostLeases(
+        self.lost_leases: LostLeases = LostLeases(
             store.clock,
             commands=commands,
             in_flight=dispatcher.in_flight,
@@ -253,9 +277,27 @@ class Agent:
             free=free,
             inbox=self.inbox,
             mode_switches=self.mode_switches,
+            stopped=lambda: self.parked_limit.stopped,
+        )
+        self.parked_limit: ParkedLimit = ParkedLimit(
+            store,
+            realm=realm,
+            queues=queues,
+            most=most_parked,
+            stops=queue_stops,
+            interval=self._heartbeat.interval,
+            workers=lambda: self._heartbeat.workers,
+            tell=self.tell,
         )
         offers = SlotOffers(
             store.clock, inbox=self.inbox, dispatcher=dispatcher, watchdog=watchdog, post=post
+        )
+        self._running = RunningTasks(
+            store,
+            worker,
+            in_flight=lambda: [
+                request.lock_header for request in list(dispatcher.in_flight.by_token.values())
+            ],
         )
         self._late_check = LateCheck(dispatcher.refuse_redis)
         self._ask_redis = Tick(
@@ -263,8 +305,9 @@ class Agent:
                 self._late_check,
                 self._heartbeat.sync,
                 self._heartbeat.beat,
+                self._look_at_parked,
                 self._revokes.free,
-                self._sweeper.sweep,
+                self._sweep,
                 self._sweeper.relax,
                 offers.offer,
                 self._tell_of_neglected,
@@ -272,6 +315,7 @@ class Agent:
                 self._revokes.check,
                 self._probe,
                 self._data_loss.look,
+                self._running.update,
             ),
             self.health,
         )
@@ -330,14 +374,29 @@ class Agent:
         """
         return {**self._threads.last_rounds(), "csl-watchdog": self._watchdog.last_round()}
 
-    def check_first(self, check: Callable[[], None]) -> None:
-        """Do not use Redis before it has passed a check: it did not answer at the start.
+    def check_first(self, check: Callable[[], None], which: str = SILENT) -> None:
+        """Do not use Redis before it has passed a check, such as one that it missed at the start.
 
         Args:
             check: see :meth:`LateCheck.plan`.
+            which: likewise.
         """
-        self._late_check.plan(check)
+        self._late_check.plan(check, which)
         self.health.lost()
+
+    def _newer_schema(self) -> None:
+        """Use Redis no more: a newer version has changed the data model.
+
+        Raises:
+            BackendRefused: that is so; it ends this tick, and Redis counts as down.
+        """
+        self.check_first(self._check_schema, "Redis, which a newer version has changed,")
+        self._late_check()
+
+    def _check_schema(self) -> None:
+        found = self.store.schema(self._schema)
+        if found not in SCHEMAS:
+            raise wrong_schema(found, self.store.keyspace.schema)  # type: ignore[attr-defined]
 
     def stand_aside(self) -> None:
         """Take no grants for the life of this worker, and report locks that no worker sweeps."""
@@ -387,11 +446,20 @@ class Agent:
             if self._late_check.is_due:  # this worker has written nothing
                 return
             for_each(
-                (self._heartbeat.leave, self._data_loss.finish, self._hand_over),
+                (
+                    self._heartbeat.leave,
+                    self._running.clear,
+                    self._data_loss.finish,
+                    self._hand_over,
+                ),
                 lambda step: step(),
             )
         except BackendError as error:
-            logger.warning("celery-singleton-lock: leases were not released and expire: %s", error)
+            logger.warning(
+                "celery-singleton-lock: this worker could not say to Redis that it stops. Leases "
+                "and grants that it has, if any, end by themselves: %s",
+                error,
+            )
         finally:
             self._partial_lock_sets.close()
 
@@ -420,7 +488,8 @@ class Agent:
         """Carry out commands to park in one call, or one other command."""
         match batch[0]:
             case Park():
-                self._parking.park([each for each in batch if isinstance(each, Park)])
+                parked = self._parking.park([each for each in batch if isinstance(each, Park)])
+                self._look_at_parked_early(parked)
             case Delivery() as delivery:
                 self.inbox.deliver(delivery)
             case Release() as command:
@@ -439,6 +508,10 @@ class Agent:
                 self._revokes.track(command)
             case ReportLoss() as command:
                 self.lost_leases.report(command)
+            case NoteNextStart() as command:
+                self._timers.set(command.name, command.seconds)
+            case SweepLock() as command:
+                self._sweeper.sweep_at_timer(command)
             case RecordPublished() as command:
                 self._sweeper.record(command)
             case DeliverRevoked() as command:
@@ -451,6 +524,11 @@ class Agent:
                 command.call()
             case never:
                 assert_never(never)
+
+    def _look_at_parked_early(self, parked: Mapping[str, Parked]) -> None:
+        """Look without an error: the messages are parked, so the command must not be repeated."""
+        with suppress(BackendError):
+            self.parked_limit.look_early(parked)
 
     def _look_up(self, command: LookUp) -> None:
         self._sweeper.sweep_locks([command.name])
@@ -483,8 +561,18 @@ class Agent:
         self._look_after_threads()
         self._post_unless_still(self._dispatcher.make_room)
         self._ask_redis()
+        self.parked_limit.consume_in_outage(self.health.down_for())
         if self.health.down and self._modes.relaxed():
             self._post(self._dispatcher.relax)
+
+    def _look_at_parked(self) -> None:
+        if not self.inbox.retired:
+            self.parked_limit.look()
+
+    def _sweep(self) -> None:
+        """Sweep, unless it is enough that other workers do it: each sweeps every few seconds."""
+        if not self._heartbeat.idle:
+            self._sweeper.sweep()
 
     def _tell_of_neglected(self) -> None:
         if not self._stopped.is_set():

@@ -8,12 +8,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from celery.worker.state import task_ready, task_reserved
 
 from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.core.clock import Clock
+from celery_singleton_lock.errors import LockError
 from celery_singleton_lock.events import TaskBlocked, TaskDuplicate
 from celery_singleton_lock.worker.agent_commands import CheckBlocked, Park
 from celery_singleton_lock.worker.agent_queue import AgentQueue
@@ -29,7 +30,7 @@ from celery_singleton_lock.worker.message_stage import BEGUN, Stage
 from celery_singleton_lock.worker.request import LockedRequest, about
 from celery_singleton_lock.worker.turned_away import cannot_wait
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 
 class BlockedMessages:
@@ -172,6 +173,11 @@ class BlockedMessages:
         self._in_flight.parked(request)
         name, options = request.lock_header.name, request.options(self._rules)
         self._fail(request, cannot_wait(name, options, reason, waits_for))
+
+    def never_starts(self, request: LockedRequest, error: LockError) -> None:
+        """Fail a task whose start costs more than the rate of its lock allows."""
+        self._in_flight.parked(request)
+        self._fail(request, error)
 
     def unparked(self, request: LockedRequest, reason: str) -> None:
         """Hold a message for which Redis has refused the ``park`` script, and try again later."""

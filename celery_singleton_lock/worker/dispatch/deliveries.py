@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from celery.worker.state import revoked as revoked_tasks
 from celery.worker.state import task_ready, task_reserved
@@ -26,7 +26,7 @@ from celery_singleton_lock.worker.lock_set_header import begun_again, renewed
 from celery_singleton_lock.worker.message_stage import OFFERED, Arrival, Stage
 from celery_singleton_lock.worker.request import DispatcherCallbacks, LockedRequest, about
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 
 class Deliveries:

@@ -41,7 +41,7 @@ from celery_singleton_lock.worker.loop_channel import guarded
 from celery_singleton_lock.worker.message_stage import UNBEGUN, UNSAVED, Stage, illegal_moves
 from celery_singleton_lock.worker.request import LockedRequest
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 _clock = SystemClock()
 
 
@@ -72,6 +72,8 @@ class Dispatcher:
         deliveries: brings parked messages to the pool.
         alone: names of tasks whose requests do not report their end, as the checks at start found.
             Their messages bypass the dispatcher, and the pool acquires their locks.
+        waits_for_rate: returns whether tasks of this worker wait for the rate of a lock. Then later
+            ones are parked without a slot. The agent sets it.
     """
 
     def __init__(  # the one place where a worker's parts meet
@@ -95,8 +97,9 @@ class Dispatcher:
         self._rescue = rescue
         self.children: Final = children
         self.alone: frozenset[str] = frozenset()
-        self.in_flight = InFlight(self._wait)
-        self.held = HeldMessages(
+        self.waits_for_rate: Callable[[str], bool] = lambda _name: False
+        self.in_flight: InFlight = InFlight(self._wait)
+        self.held: HeldMessages = HeldMessages(
             commands=commands,
             notifier=notifier,
             prefetch=prefetch,
@@ -104,14 +107,14 @@ class Dispatcher:
             clock=_clock,
         )
         self._late_parks = LateParks(prefetch)
-        self.requeues = RequeuePolicy(
+        self.requeues: RequeuePolicy = RequeuePolicy(
             header_factory=header_factory,
             rules=rules,
             commands=commands,
             notifier=notifier,
             prefetch=prefetch,
         )
-        self.pool_exit = PoolExit(
+        self.pool_exit: PoolExit = PoolExit(
             in_flight=self.in_flight,
             leases=leases,
             commands=commands,
@@ -119,7 +122,7 @@ class Dispatcher:
             clock=_clock,
             children=children,
         )
-        self.blocked = BlockedMessages(
+        self.blocked: BlockedMessages = BlockedMessages(
             rules=rules,
             send=self._send,
             header_factory=header_factory,
@@ -132,7 +135,7 @@ class Dispatcher:
             notifier=notifier,
             clock=_clock,
         )
-        self.pool_callbacks = PoolCallbacks(
+        self.pool_callbacks: PoolCallbacks = PoolCallbacks(
             rules=rules,
             in_flight=self.in_flight,
             held=self.held,
@@ -143,7 +146,7 @@ class Dispatcher:
             notifier=notifier,
             clock=_clock,
         )
-        self.deliveries = Deliveries(
+        self.deliveries: Deliveries = Deliveries(
             rules=rules,
             dispatch=self,
             callbacks=self.pool_callbacks,
@@ -216,9 +219,12 @@ class Dispatcher:
             return self._hold(request)
         if patient and not header.granted and self.held.hold_while_refused(request):
             return None
-        limit = options.limit if header.lock_set is None else options_of(header, 0, options).limit
-        parks = options.on_conflict == "park" and not header.granted and not self.held.redis_is_down
-        if self.in_flight.admit(request, limit, parks=parks):
+        own = options if header.lock_set is None else options_of(header, 0, options)
+        parks = options.on_conflict == options.on_rate == "park"
+        parks = parks and not header.granted and not self.held.redis_is_down
+        if parks and self.waits_for_rate(header.name):
+            return self._wait(request)
+        if self.in_flight.admit(request, own.limit, parks=parks):
             self._send(request, header)
         return None
 
@@ -332,7 +338,8 @@ class Dispatcher:
         the message nevertheless, the copy is dropped.
         """
         for request in [*self.held.abandon(), *self.in_flight.parking()]:
-            is_settled = request.arrival.delivered and request.lock_header.settle
+            alone = request.arrival.delivered or request.runs_later
+            is_settled = alone and request.lock_header.settle
             if is_settled and request.move_from(UNSAVED, Stage.RESCUED):
                 self._rescue(request)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
 
 from celery.app.task import Context
 
@@ -35,9 +36,9 @@ from celery_singleton_lock.worker.lock_set_header import with_lock_set
 from celery_singleton_lock.worker.message_stage import Arrival, UnansweredClaim
 from celery_singleton_lock.worker.redelivery import REJECT, rejection_of
 from celery_singleton_lock.worker.request import LockedRequest
-from celery_singleton_lock.worker.turned_away import TurnedAway, waited_in_vain
+from celery_singleton_lock.worker.turned_away import TurnedAway, too_costly, waited_in_vain
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 _clock = SystemClock()
 
 
@@ -55,6 +56,7 @@ class HeaderFactory:
         rules: task -> its options; raises ConfigurationError if they are invalid.
         of_call: task, options of a call -> its options for that call; raises likewise.
         name_of: task, args, kwargs, queue and headers of the message -> lock name.
+        computed: likewise, and the options of the call -> options without templates.
         modes: which tasks take their locks now.
         identify: message -> a text that is the same for each delivery of it; empty if the broker
             marks redelivered messages.
@@ -76,6 +78,7 @@ class HeaderFactory:
         rules: Callable[[Any], LockOptions],
         of_call: Callable[[Any, Any], LockOptions],
         name_of: Callable[[Any, Any, Any, Sent], str],
+        computed: Callable[[Any, Any, Any, Sent, LockOptions], LockOptions],
         modes: Modes,
         identify: Callable[[Any], str] = lambda _message: "",
         most_returns: Callable[[str], float] = lambda _queue: math.inf,
@@ -89,6 +92,7 @@ class HeaderFactory:
         self._place = place
         self._rules = rules
         self._name_of = name_of
+        self._computed = computed
         self._modes = modes
 
     # -- from the broker --------------------------------------------------------------------------
@@ -147,7 +151,7 @@ class HeaderFactory:
         if self.broadcast and request.delivery_info.get("exchange") in self.broadcast:
             return self.unlocked(request, broadcast_refused(request))
         try:
-            name = self._name(request)
+            name, options = self._name(request), self._options(request)
         except ArgumentsDoNotBind:
             return self.unlocked(request, None)  # the call itself fails, and needs no lock
         except Exception as error:  # noqa: BLE001  # the child fails the task with it
@@ -165,22 +169,41 @@ class HeaderFactory:
             attempt_of(request.request_dict),
             task.name,
             self._worker,
-            place=_place_before(request, before) or self._place.next_place(),
+            place=_place_before(request, before, options) or self._place.next_place(),
             created_at=request.received_at,
             moved=before is not None,
             copy=copy or bool(request.delivery_info.get("redelivered")),
             settle=not task.acks_late,
             announce=True,
+            flow=options.flow,
+            computed=options.computed,
         )
         if not isinstance(name, Names):
             return header
         return with_lock_set(header, name, frees=() if claim is None else claim.others)
 
     def _name(self, request: LockedRequest) -> str:
+        return self._name_of(request.task, request.args, request.kwargs, self._sent(request))
+
+    def _options(self, request: LockedRequest) -> LockOptions:
+        """Return the options of a message, with those that depend on its arguments as numbers."""
+        options, sent = request.options(self._rules), self._sent(request)
+        own = self._computed(request.task, request.args, request.kwargs, sent, options)
+        if own is not options:
+            request.own_options = own
+        return own
+
+    def _sent(self, request: LockedRequest) -> Sent:
         def said() -> tuple[str, Mapping[str, Any]]:
             return self.queue_of(request), Context(request.request_dict).headers or {}
 
-        return self._name_of(request.task, request.args, request.kwargs, Sent(said, request.call))
+        return Sent(said, request.call)
+
+    def _flow_again(self, request: LockedRequest) -> str:
+        """Return the flow options of a message that was parked; it need not be parked again."""
+        with suppress(Exception):
+            return self._options(request).flow
+        return ""
 
     def keeps(self, request: LockedRequest) -> bool:
         """Return whether a request takes its lock.
@@ -196,7 +219,10 @@ class HeaderFactory:
             return header
         try:
             name = self._name(request)
-            observed = header._replace(observed=str(name))
+            options = self._options(request)
+            observed = header._replace(
+                observed=str(name), flow=options.flow, computed=options.computed
+            )
             return with_lock_set(observed, name) if isinstance(name, Names) else observed
         except ArgumentsDoNotBind:
             return header
@@ -230,6 +256,8 @@ class HeaderFactory:
             error=_verdict(delivery) or self._returned(delivery) or wrong,
             lock_set=lock_set,
             call=request.call,
+            flow=self._flow_again(request),
+            computed=request.options(self._rules).computed,  # as the line before has left it
         )
 
     def _returned(self, delivery: Delivery) -> Exception | None:
@@ -272,6 +300,8 @@ def _verdict(delivery: Delivery) -> Exception | None:
         by = task_id_of(delivery.by)
         reason = f"task {by} took its place in the queue of lock {delivery.name!r}"
         return TurnedAway(Outcome.SKIP_FULL, reason)
+    if delivery.verdict == "too_costly":
+        return too_costly(delivery.name, delivery.excess)
     return waited_in_vain(delivery.name, f"{delivery.waited:.1f}")
 
 
@@ -291,10 +321,13 @@ def _before(request: LockedRequest, moved: Any) -> _Before | None:
     return _Before(int(place), str(base)) if same else None
 
 
-def _place_before(request: LockedRequest, before: _Before | None) -> int:
-    """Return the place that a message had before it was sent to the broker, or 0."""
+def _place_before(request: LockedRequest, before: _Before | None, options: LockOptions) -> int:
+    """Return the arrival of a message that was sent to the broker, so that it gets its place again.
+
+    0 for any other message. The scripts subtract the head start from the arrival.
+    """
     if before is not None:
-        return before.place
+        return max(1, before.place + options.head_start)
     return 0 if request.arrival.claim is None else request.first_place
 
 

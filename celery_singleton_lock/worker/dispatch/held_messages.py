@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Final
 
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.events import TaskBlocked
@@ -13,7 +14,7 @@ from celery_singleton_lock.worker.dispatch.notifier import Notifier
 from celery_singleton_lock.worker.dispatch.wait_for_redis import RefusedLocks, WaitForRedis
 from celery_singleton_lock.worker.request import LockedRequest, about
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 
 class HeldMessages:

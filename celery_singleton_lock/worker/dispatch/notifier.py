@@ -18,6 +18,7 @@ from celery_singleton_lock.errors import (
 from celery_singleton_lock.events import (
     Event,
     LockAcquired,
+    LockClosed,
     LockRefused,
     LockReleased,
     Observers,
@@ -34,7 +35,7 @@ from celery_singleton_lock.worker.loop_channel import LATER
 from celery_singleton_lock.worker.request import LockedRequest, about
 from celery_singleton_lock.worker.turned_away import REFUSALS, TurnedAway
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 _clock = SystemClock()
 
 FRESH: Final = LATER
@@ -45,7 +46,9 @@ much, so that they follow those of the worker that parked it.
 """
 
 _BESIDES: Final = {
-    WaitsFor.PAUSE.value: ", which an operator has paused",
+    WaitsFor.RATE.value: ", which has reached its rate",
+    WaitsFor.GROUP.value: ", and its group holds as many permits as it may",
+    WaitsFor.PAUSE.value: ", which is paused, or closed for a time",
     WaitsFor.REDIS.value: ", which a new Redis server does not grant yet",
     WaitsFor.WORKER.value: ", and no live worker takes it",
 }
@@ -149,6 +152,19 @@ class Notifier:
         self.tell(request, event)
         logger.info("Task %s was skipped: %s", request, turned.reason, extra=log_keys(event))
 
+    def closed(self, request: LockedRequest, turned: TurnedAway) -> None:
+        """Report that a task has closed its lock for a time, and runs again later."""
+        event = LockClosed(*about(request), seconds=turned.closed_for, why=turned.reason)
+        self.tell(request, event)
+        logger.info(
+            "Task %s runs again later: it has closed the lock %r for %g s%s",
+            request,
+            event.lock,
+            event.seconds,
+            f": {printable(event.why)}" if event.why else "",
+            extra=log_keys(event),
+        )
+
     # -- of a message -----------------------------------------------------------------------------
 
     def parked(self, request: LockedRequest, event: TaskBlocked) -> None:
@@ -171,6 +187,8 @@ class Notifier:
 
     def delivered(self, request: LockedRequest, delivery: Delivery) -> None:
         """Report that a parked message was delivered, or that a later one has replaced it."""
+        if not (self.observers.any or self.sends_events()):
+            return
         if delivery.verdict == "replaced":
             by = task_id_of(delivery.by)
             self.tell(request, TaskReplaced(*about(request), by=by, waited=delivery.waited))

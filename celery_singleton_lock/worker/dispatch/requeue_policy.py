@@ -53,6 +53,10 @@ class RequeuePolicy:
         """Return how many messages are held back."""
         return len(self._held_back)
 
+    def find(self, task_id: str) -> list[LockedRequest]:
+        """Return the messages with this task id that are held back."""
+        return [request for request in list(self._held_back) if request.id == task_id]
+
     def in_vain(self, request: LockedRequest) -> LockWaitTimeout | None:
         """Return the error of a task whose wait timeout is over; None if it may still wait."""
         timeout, waited = (

@@ -155,7 +155,7 @@ class WaitForRedis(Suspended):
 
     def __init__(self, prefetch: Callable[[int], None]) -> None:
         super().__init__(prefetch)
-        self.down = False
+        self.down: bool = False
 
     def suspend(self, request: LockedRequest) -> bool:
         """Hold a message, unless Redis answers again: then nothing would dispatch it.
@@ -192,9 +192,9 @@ class Refusal:
     __slots__ = ("asked_at", "tries", "waits")
 
     def __init__(self) -> None:
-        self.tries = 0
-        self.asked_at = 0.0
-        self.waits = False
+        self.tries: int = 0
+        self.asked_at: float = 0.0
+        self.waits: bool = False
 
 
 class RefusedLocks(Suspended):

@@ -12,13 +12,14 @@ import sys
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from celery.exceptions import ImproperlyConfigured
 
 from celery_singleton_lock.config.call_options import HEADER
 from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.core.lock_mode import ENFORCE, OBSERVE
+from celery_singleton_lock.core.lock_name_template import is_computed
 from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.events import LockRefused, log_keys
 from celery_singleton_lock.message_text import printable
@@ -27,7 +28,7 @@ from celery_singleton_lock.worker.execution.task_lock import and_then, entered, 
 from celery_singleton_lock.worker.lock_header import LockHeader
 from celery_singleton_lock.worker.turned_away import REFUSALS, TurnedAway
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 _running: ContextVar[str] = ContextVar("celery_singleton_lock_batch", default="")
 
@@ -74,11 +75,17 @@ def refuse_unsupported(task_name: str, declared: Mapping[str, Any], options: Loc
         ("on_retry", options.on_retry == "keep", '"release"'),
         ("on_lost", options.on_lost == "abort", '"report"'),
         ("hold_for", options.hold_for is not None, "None"),
+        ("priority", options.has_computed_priority, "a number"),
+        ("fair_by", options.has_computed_group, "a name, with limit and weight as numbers"),
+        ("rate", options.has_computed_costs, "rates whose costs are numbers"),
+        ("limit", is_computed(declared.get("lock_limit")), "a number"),
+        ("rate", is_computed(declared.get("lock_rate")), 'a rate such as "100/m"'),
     ):
         if is_wrong:
+            given = declared.get(f"lock_{option}", getattr(options, option))
             msg = (
                 f"task {task_name} is a task of celery-batches, and lock_{option} is "
-                f"{getattr(options, option)!r}, which a batch cannot have: it has no message of "
+                f"{given!r}, which a batch cannot have: it has no message of "
                 f"its own. Declare lock_{option} as {remedy}, or remove it and "
                 f"singleton_lock_{option}."
             )

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from billiard.einfo import ExceptionInfo
 from celery import states
 from celery.app.task import Context
 from celery.app.trace import TraceInfo, report_internal_error, task_has_custom, trace_ok_t
-from celery.exceptions import Reject
+from celery.exceptions import Ignore, Reject
 
 from celery_singleton_lock.config.limits import MAX_WAIT
 from celery_singleton_lock.core.clock import seconds_until
 from celery_singleton_lock.core.model import Ending, Reservation
+from celery_singleton_lock.message_text import printable
 from celery_singleton_lock.worker.lock_header import (
     HEADER_KEY,
     LockHeader,
     attempt_of,
 )
-from celery_singleton_lock.worker.turned_away import TurnedAway
+from celery_singleton_lock.worker.retry_later import RetryLater
+
+logger: Final = logging.getLogger(__name__)
 
 
 class Run(NamedTuple):
@@ -57,6 +61,47 @@ def reservation_for(request: Mapping[str, Any], retry: Any, lease: float) -> Res
     return Reservation(attempt_of(following), min(max(when, 0.0) + lease, MAX_WAIT))
 
 
+def later_in(outcome: Any) -> RetryLater | None:
+    """Return the exception of a task that is to run again later, else None."""
+    info = outcome.info
+    if info is None or info.state != states.IGNORED:
+        return None
+    return info.retval if isinstance(info.retval, RetryLater) else None
+
+
+def run_again(run: Run, later: RetryLater, outcome: Any) -> Any:
+    """Send a task again whose message cannot be parked, since it ran without its lock.
+
+    Returns:
+        ``outcome``, or that of a failed task if the broker did not take the message.
+    """
+    try:
+        _send_again(run, later)
+    except Exception as error:  # noqa: BLE001  # the task would be lost silently
+        return fail(run, error)
+    logger.info(
+        "Task %s[%s] is sent again, to run in %g s%s. No other task waits meanwhile: its lock was "
+        "not taken, or cannot be closed.",
+        run.task.name,
+        printable(run.uuid),
+        later.seconds,
+        f" ({printable(later.why)})" if later.why else "",
+    )
+    return outcome
+
+
+def _send_again(run: Run, later: RetryLater) -> None:
+    """Send a task again, with the same id and number of retries."""
+    context = run.context()
+    run.task.request_stack.push(context)
+    try:
+        run.task.signature_from_request(
+            context, run.args, run.kwargs, countdown=later.seconds, retries=context.retries
+        ).apply_async()
+    finally:
+        run.task.request_stack.pop()
+
+
 def ending_of(outcome: Any, task: Any, header: LockHeader) -> Ending:
     """Return the ending of a traced task, from what Celery does with its message."""
     info = outcome.info
@@ -82,14 +127,12 @@ def _acks_failures(task: Any) -> bool:
     return acks if acks is not None else task.acks_on_failure_or_timeout is not False
 
 
-def ignored(turned: TurnedAway) -> Any:
-    """Return what Celery's tracer returns for a task that raised ``turned``."""
+def ignored(error: Ignore) -> Any:
+    """Return what Celery's tracer returns for a task that raised ``error``."""
     try:
-        raise turned
-    except TurnedAway:
-        return trace_ok_t(
-            ExceptionInfo(internal=True), TraceInfo(states.IGNORED, turned), 0.0, None
-        )
+        raise error
+    except Ignore:
+        return trace_ok_t(ExceptionInfo(internal=True), TraceInfo(states.IGNORED, error), 0.0, None)
 
 
 def mark_skipped(run: Run, reason: str) -> None:

@@ -48,9 +48,10 @@ from celery_singleton_lock.worker.execution.task_lock import (
     in_place,
     let_go,
 )
+from celery_singleton_lock.worker.retry_later import RetryLater
 from celery_singleton_lock.worker.turned_away import TurnedAway, refusal
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 _GUARD: Final = "_lock_eager_guard"
 
@@ -75,8 +76,11 @@ class Frame:
     def __init__(
         self, task_id: str, name: str, outer: frozenset[str], lock: PlacedLock | MultiLock | None
     ) -> None:
-        self.task_id, self.name, self.outer, self.lock = task_id, name, outer, lock
-        self.is_holding = False
+        self.task_id: str = task_id
+        self.name: str = name
+        self.outer: frozenset[str] = outer
+        self.lock: PlacedLock | MultiLock | None = lock
+        self.is_holding: bool = False
 
     def names(self) -> frozenset[str]:
         """Return the names of the locks that this run and the outer runs hold."""
@@ -93,6 +97,7 @@ class EagerTracer:
         store: returns the store of this process.
         name_of: task, args, kwargs -> lock name.
         rules: task -> its options.
+        computed: task, args, kwargs, options -> options without templates.
     """
 
     def __init__(
@@ -100,7 +105,9 @@ class EagerTracer:
         store: Callable[[], LockStore],
         name_of: Callable[[Any, Any, Any, Sent], str],
         rules: Callable[[Any], LockOptions],
+        computed: Callable[[Any, Any, Any, Sent, LockOptions], LockOptions],
     ) -> None:
+        self._computed = computed
         self._store = store
         self._name_of = name_of
         self._rules = rules
@@ -124,7 +131,7 @@ class EagerTracer:
         result = go()
         if isinstance(result, EagerResult) and isinstance(result.result, TurnedAway):
             return skipped(task, result)
-        return result
+        return failed_later(result)
 
     def leave(self, task_id: str) -> None:
         """Release the lock of a run before its end, since another task replaces it."""
@@ -155,10 +162,11 @@ class EagerTracer:
 
         Celery wraps ``run`` of the instance for ``autoretry_for``. This wrapper is the outer one,
         so a task that gets no lock is not retried, as in a worker. A second call has no effect.
+        Nor has a second wrapper, which another thread may add at the same time.
         """
         if _GUARD not in vars(task):
-            setattr(task, _GUARD, True)
             task.run = self._guarded(task, task.run)
+            setattr(task, _GUARD, True)  # last: other threads that see it run the body
 
     def _guarded(self, task: Any, run: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(run)
@@ -172,7 +180,7 @@ class EagerTracer:
 
     def _run(self, task: Any, request: Any, run: Callable[[], Any]) -> Any:
         """Run an eager task. Hold its lock meanwhile."""
-        name, options = self._name(task, request), self._rules(task)
+        name, options = self._named(task, request)
         lock = in_place(self._store(), name, options) if name else None
         frame = Frame(request.id, name, _held(), lock)
         locked = partial(self._run_locked, task, frame, options, run)
@@ -196,19 +204,22 @@ class EagerTracer:
             lock = self._take(frame, options)
             hold = Held(options.hold_for, self._store().clock)
             with entered(lock), self.noted(task, frame.name):
-                result = run()
+                result = _run_or_close(lock, run)
             if lock is not None and frame.is_holding:
                 hold.put_on(lock)
             return result
         finally:
             frame.is_holding = False
 
-    def _name(self, task: Any, request: Any) -> str:
+    def _named(self, task: Any, request: Any) -> tuple[str, LockOptions]:
+        options = self._rules(task)
+        arguments = as_sent(task, request.args or (), request.kwargs or {})
+        sent = Sent(partial(_said, request), current_call())
         try:
-            sent = as_sent(task, request.args or (), request.kwargs or {})
-            return self._name_of(task, *sent, Sent(partial(_said, request), current_call()))
+            name = self._name_of(task, *arguments, sent)
+            return name, self._computed(task, *arguments, sent, options)
         except ArgumentsDoNotBind:
-            return ""  # the call itself fails, and needs no lock
+            return "", options  # the call itself fails, and needs no lock
 
     def _take(self, frame: Frame, options: LockOptions) -> PlacedLock | MultiLock | None:
         """Acquire and return the lock of a run; return None to run without it.
@@ -248,6 +259,26 @@ class EagerTracer:
         raise refusal(outcome, view.name, options, view)
 
 
+def _run_or_close(lock: PlacedLock | MultiLock | None, run: Callable[[], Any]) -> Any:
+    """Run a task; close its lock if it raises ``RetryLater``."""
+    try:
+        return run()
+    except RetryLater as later:
+        if lock is not None:
+            lock.pause(later.seconds, later.why, name=later.name)
+        raise
+
+
+def failed_later(result: Any) -> Any:
+    """Return a result that has failed if its task raised ``RetryLater``: it has no message.
+
+    Nothing could run it later, and its caller must not take it for a success.
+    """
+    if isinstance(result, EagerResult) and isinstance(result.result, RetryLater):
+        return EagerResult(result.id, result.result, states.FAILURE, name=result.name)
+    return result
+
+
 def as_sent(task: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """Return the arguments as they are in a message: Celery dumps pydantic models."""
     dump = getattr(task, "_dump_pydantic_arguments", None)  # from Celery 5.7 on
@@ -264,7 +295,7 @@ def waits(options: LockOptions) -> bool:
     return options.max_waiting != 0 and waits_if_blocked(options)
 
 
-def skipped(task: Any, result: EagerResult) -> EagerResult:
+def skipped(task: Any, result: EagerResult[Any]) -> EagerResult[Any]:
     """Return the result of a skipped task, as a worker stores it: REVOKED."""
     reason = result.result.reason
     if task.store_eager_result and not task.ignore_result:
@@ -278,7 +309,7 @@ def _held() -> frozenset[str]:
     frame = _frame.get()
     around = frame.names() if frame is not None else frozenset()
     return around | {
-        lock.name for lock in current_locks() if lock.held or not isinstance(lock, Lock)
+        lock.name for lock in current_locks() if lock.held or not isinstance(lock, PlacedLock)
     }
 
 

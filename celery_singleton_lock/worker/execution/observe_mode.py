@@ -18,13 +18,15 @@ from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.message_text import printable
 from celery_singleton_lock.store.base import WorkerStore
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 PAUSE: Final = 5.0
 """Seconds for which nothing is recorded after Redis did not answer."""
 
 _NOT_GRANTED: Final = {
-    WaitsFor.PAUSE: "not be granted, since an operator has paused it",
+    WaitsFor.RATE: "not be granted yet, since it would have reached its rate",
+    WaitsFor.GROUP: "not be granted yet, since its group would hold as many permits as it may",
+    WaitsFor.PAUSE: "not be granted, since it is paused, or closed for a time",
     WaitsFor.REDIS: "not be granted yet, since its Redis was replaced or restarted",
 }
 

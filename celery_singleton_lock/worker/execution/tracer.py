@@ -10,12 +10,13 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from celery import states
 from celery.exceptions import Reject, SoftTimeLimitExceeded
 
 from celery_singleton_lock.config.settings import LockOptions
+from celery_singleton_lock.config.timed_close import described, name_to_close
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.conflict_policy import (
     SKIPPED,
@@ -33,7 +34,7 @@ from celery_singleton_lock.core.model import (
     Reservation,
     Verdict,
 )
-from celery_singleton_lock.errors import BackendError
+from celery_singleton_lock.errors import BackendError, ConfigurationError
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.worker.execution.celery_outcome import (
     Run,
@@ -41,9 +42,11 @@ from celery_singleton_lock.worker.execution.celery_outcome import (
     ending_of_reject,
     fail,
     ignored,
+    later_in,
     mark_skipped,
     reservation_for,
 )
+from celery_singleton_lock.worker.execution.late_releases import LateReleases
 from celery_singleton_lock.worker.execution.observe_mode import ObserveMode
 from celery_singleton_lock.worker.execution.task_lock import (
     Held,
@@ -55,15 +58,19 @@ from celery_singleton_lock.worker.execution.task_lock import (
 from celery_singleton_lock.worker.lock_header import (
     LockHeader,
     doubted,
+    leaving,
     may_be_copied,
     notice_of_end,
     notice_of_loss,
+    notice_of_next_start,
     options_of,
     singles,
+    whose,
 )
+from celery_singleton_lock.worker.retry_later import RetryLater
 from celery_singleton_lock.worker.turned_away import TurnedAway, refusal
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 _clock = SystemClock()
 
 
@@ -96,6 +103,7 @@ class LockTracer:
         done_for: seconds for which an ended attempt is remembered, so that its copies are dropped.
         name_of: task, args, kwargs -> lock name.
         listen: installs the handler for lost locks, if the pool supports it.
+        may_defer: returns whether a release may be sent without waiting for its reply.
         keeps_messages: whether messages can be parked: not with a quorum of servers.
     """
 
@@ -110,9 +118,12 @@ class LockTracer:
         name_of: Callable[[Any, Any, Any], str],
         listen: Callable[[], None],
         *,
+        may_defer: Callable[[], bool] = lambda: False,
         keeps_messages: bool = True,
     ) -> None:
         self._store = store
+        self._may_defer = may_defer
+        self._late_releases = LateReleases(store, done_for, self._report)
         self._announce = announce
         self._done_for = done_for
         self._name_of = name_of
@@ -145,8 +156,9 @@ class LockTracer:
         """Run a task without its lock, and record whether it would have been blocked."""
         waits, go = waits_if_blocked(options), run.go
         for number, each in reversed(list(enumerate(singles(header)))):
-            limit = options_of(header, number, options).limit
-            claim = Claim(each.name or header.observed, options.lease, limit)
+            own = options_of(header, number, options)
+            name = each.name or header.observed
+            claim = Claim(name, own.lease, own.limit, flow=each.flow or own.flow)
             go = partial(self._observe_mode.watch, owner_of(each), claim, go, waits=waits)
         try:
             return go()
@@ -192,9 +204,11 @@ class LockTracer:
             raise self.refusal(header, options, reply)
         if header.announce:
             self._announce(header.token)
-        if reply.limit != options.limit:
+        self.tell_next_start(header.name, reply)
+        if reply.limit != options.limit == options.declared_limit:
             self.warn_of_limit(header, options, reply)
-        return TaskLock(store, header, reply, options.lease, asked + reply.lease)
+        valid_until = asked + reply.lease
+        return TaskLock(store, header, reply, options.lease, valid_until, rates=options.rate)
 
     def interrupted(self, header: LockHeader, error: BaseException) -> None:
         """Release what may be held after an interruption between grant and bookkeeping.
@@ -275,6 +289,9 @@ class LockTracer:
             outcome = under(lock, run)
             if outcome.runtime is None:  # Celery measures only successes
                 outcome = outcome._replace(runtime=_clock.monotonic() - began)
+            later = later_in(outcome)
+            if later is not None:
+                return self._run_later(run, header, lock, later)
             ending = ending_of(outcome, run.task, header)
             if hold and outcome.info is None:
                 kept = hold.left()
@@ -291,6 +308,29 @@ class LockTracer:
             raise
         self.leave(header, ending, lock, kept)
         return outcome
+
+    def _run_later(self, run: Run, header: LockHeader, lock: TaskLock, later: RetryLater) -> Any:
+        """Release the locks and close one. The main process parks the message, unless it is stored.
+
+        Returns:
+            What Celery's tracer returns. The exception itself, if no message can be parked.
+        """
+        each = leaving(header)
+        try:
+            name = name_to_close([one.name for one in each], later.name)
+        except ConfigurationError as error:
+            outcome = fail(run, error)
+            self.leave(header, ending_of(outcome, run.task, header), lock)
+            return outcome
+        if not self._keeps_messages:
+            self.leave(header, Ending.AGAIN, lock)
+            return ignored(later)
+        close = Reservation(described(whose(header), later.why), later.seconds)
+        locks = {one.name: one for one in getattr(lock, "locks", (lock,))}
+        for one in each:
+            closes = close if one.name == name else None
+            self.leave(one, Ending.LATER, locks.get(one.name), closes)
+        return ignored(TurnedAway(Outcome.LATER, later.why, closed_for=later.seconds))
 
     def _reservation(
         self, run: Run, header: LockHeader, outcome: Any, options: LockOptions
@@ -327,21 +367,32 @@ class LockTracer:
             except SoftTimeLimitExceeded:
                 continue
             except BackendError as error:
-                logger.warning(
-                    "%s could not release %r, its worker will try again: %s",
-                    header.task,
-                    header.name,
-                    error,
-                )
-                notice = notice_of_end(header, ending, kept)
-                if notice:
-                    self._announce(notice)
-                return None
+                return self._not_released(header, ending, kept, error)
         return None
+
+    def _not_released(
+        self, header: LockHeader, ending: Ending, kept: Reservation | None, error: BackendError
+    ) -> None:
+        logger.warning(
+            "%s could not release %r, its worker will try again: %s",
+            header.task,
+            header.name,
+            error,
+        )
+        notice = notice_of_end(header, ending, kept)
+        if notice:
+            self._announce(notice)
 
     def _release(
         self, header: LockHeader, ending: Ending, lock: TaskLock | None, kept: Reservation | None
     ) -> None:
+        mark = may_be_copied(header, _clock.monotonic(), self._done_for)
+        expired = lock is not None and not lock.expires_in
+        # With a rate, the reply tells when the next waiter may start.
+        has_rate = lock is not None and bool(lock.rates)
+        waits = ending is not Ending.FINAL or kept or mark or has_rate or not self._may_defer()
+        if not waits and self._late_releases.send(header, expired=expired):
+            return
         reply = self._store().release(
             header.name,
             header.token,
@@ -349,10 +400,23 @@ class LockTracer:
             reserve=kept,
             worker=header.worker,
             done_for=self._done_for,
-            mark=may_be_copied(header, _clock.monotonic(), self._done_for),
+            mark=mark,
         )
-        absent = reply.verdict is Verdict.ABSENT and not reply.repeated
-        if absent and lock is not None and not lock.expires_in:
+        self._report(header, reply, expired=expired)
+
+    def tell_next_start(self, name: str, reply: Reply) -> None:
+        """Report when the next waiter may start, if the rate, a pause or a close says so."""
+        if reply.next_start:
+            notice = notice_of_next_start(name, reply.next_start)
+            if notice:
+                self._announce(notice)
+
+    def _report(self, header: LockHeader, outcome: Reply | BackendError, *, expired: bool) -> None:
+        """Report a release that has failed, or a lock that was lost before its task ended."""
+        if isinstance(outcome, BackendError):
+            return self._not_released(header, Ending.FINAL, None, outcome)
+        self.tell_next_start(header.name, outcome)
+        if expired and outcome.verdict is Verdict.ABSENT and not outcome.repeated:
             # In a pool of threads, a task may keep the watchdog from running. Then the task ends
             # before the watchdog can report the loss.
             logger.error(
@@ -362,6 +426,7 @@ class LockTracer:
                 header.task,
             )
             self._announce(notice_of_loss(header))
+        return None
 
 
 def turn_away(run: Run, turned: TurnedAway) -> Any:

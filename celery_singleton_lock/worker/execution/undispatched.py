@@ -24,7 +24,13 @@ from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.lock.multi_lock import MultiLock
 from celery_singleton_lock.lock.sync import Lock
 from celery_singleton_lock.store.base import LockStore, Store
-from celery_singleton_lock.worker.execution.celery_outcome import Run, fail, ignored, take_out
+from celery_singleton_lock.worker.execution.celery_outcome import (
+    Run,
+    fail,
+    ignored,
+    later_in,
+    take_out,
+)
 from celery_singleton_lock.worker.execution.task_lock import (
     Held,
     PlacedLock,
@@ -42,12 +48,17 @@ from celery_singleton_lock.worker.lock_header import (
     LockHeader,
     attempt_of,
 )
+from celery_singleton_lock.worker.retry_later import RetryLater
 from celery_singleton_lock.worker.turned_away import TurnedAway, refusal
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 SLOT_RETRY: Final = 0.5
 """Seconds between two tries of a task that waits for Redis in its slot."""
+
+
+Named = Callable[[], tuple[str, LockOptions]]
+"""Names the lock of a run, and computes the options of its call."""
 
 
 class UndispatchedTracer:
@@ -66,19 +77,19 @@ class UndispatchedTracer:
         self._store = store
         self._observe = observe
 
-    def trace(self, run: Run, name_of: Callable[[], str], options: LockOptions) -> Any:
+    def trace(self, run: Run, named: Named, options: LockOptions) -> Any:
         """Run a task under its lock, for which it waits in the slot.
 
         Args:
             run: the run of the task.
-            name_of: returns the name of its lock.
+            named: returns the name of its lock, and the options of its call.
             options: options of the task.
 
         Returns:
             The result of Celery's tracer.
         """
         try:
-            name = name_of()
+            name, options = named()
         except ArgumentsDoNotBind:
             return run.go()
         except Exception as error:  # noqa: BLE001  # the task fails with it
@@ -100,11 +111,14 @@ class UndispatchedTracer:
             return run.go()
         hold = Held(options.hold_for, self._store().clock)
         outcome = under(lock, run)
+        later = later_in(outcome)
         if outcome.info is None:
             hold.put_on(lock)
+        elif later is not None:
+            return _close(lock, run, later, outcome)
         return outcome
 
-    def trace_relaxed(self, run: Run, name_of: Callable[[], str], options: LockOptions) -> Any:
+    def trace_relaxed(self, run: Run, named: Named, options: LockOptions) -> Any:
         """Run a task without its lock, since its mode is not ``enforce``.
 
         A copy of a parked message does not run, since the parked message will.
@@ -122,7 +136,10 @@ class UndispatchedTracer:
             return run.go()
         attempt = attempt_of(run.request)
         try:
-            header = LockHeader("", new_token(), attempt, run.task.name, "", observed=name_of())
+            name, options = named()
+            header = LockHeader(
+                "", new_token(), attempt, run.task.name, "", observed=name, flow=options.flow
+            )
         except Exception as error:  # noqa: BLE001  # in mode enforce, the task would fail with it
             logger.warning("%s is not observed: %s", run.task.name, error)
             return run.go()
@@ -192,6 +209,19 @@ class UndispatchedTracer:
                     raise
                 logger.warning("%s waits in its slot for the lock %r: %s", task, lock.name, error)
                 Event().wait(SLOT_RETRY)
+
+
+def _close(lock: PlacedLock | MultiLock, run: Run, later: RetryLater, outcome: Any) -> Any:
+    """Close a lock for a task that is to run again later. Its message is sent again.
+
+    Returns:
+        ``outcome``, or that of a failed task if the lock cannot be closed.
+    """
+    try:
+        lock.pause(later.seconds, later.why, name=later.name)
+    except Exception as error:  # noqa: BLE001  # a wrong name, or an error of Redis
+        return fail(run, error)
+    return outcome
 
 
 def _copy_of(run: Run) -> Any:
