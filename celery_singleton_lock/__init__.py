@@ -16,6 +16,7 @@ from celery_singleton_lock.errors import (
     BackendUnreachable,
     ConfigurationError,
     LockConflict,
+    LockCostError,
     LockError,
     LockLost,
     LockNameError,
@@ -30,8 +31,10 @@ from celery_singleton_lock.errors import (
 )
 
 if TYPE_CHECKING:
+    from celery_singleton_lock.config.multi_lock_option import Limit
     from celery_singleton_lock.core.model import CurrentLock
     from celery_singleton_lock.core.owner_token import new_token
+    from celery_singleton_lock.core.rate import Rate
     from celery_singleton_lock.lock.aio import AsyncLock
     from celery_singleton_lock.lock.decorator import locked
     from celery_singleton_lock.lock.get_or_set import async_get_or_set, get_or_set
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
     from celery_singleton_lock.task import LockedTask
     from celery_singleton_lock.worker.execution.task_lock import current_lock, current_locks
     from celery_singleton_lock.worker.install import observe
+    from celery_singleton_lock.worker.retry_later import RetryLater
 
 __all__ = [
     "AsyncLock",
@@ -51,8 +55,10 @@ __all__ = [
     "BackendUnreachable",
     "ConfigurationError",
     "CurrentLock",
+    "Limit",
     "Lock",
     "LockConflict",
+    "LockCostError",
     "LockError",
     "LockLost",
     "LockNameError",
@@ -64,6 +70,8 @@ __all__ = [
     "LockWaitTimeout",
     "LockedTask",
     "QuorumStore",
+    "Rate",
+    "RetryLater",
     "SchemaMismatch",
     "SingletonLockError",
     "async_get_or_set",
@@ -84,9 +92,12 @@ _HOMES: Final = {
     "AsyncLock": "lock.aio",
     "AsyncQuorumStore": "store.quorum.aio",
     "CurrentLock": "core.model",
+    "Limit": "config.multi_lock_option",
     "Lock": "lock.sync",
     "LockedTask": "task",
     "QuorumStore": "store.quorum.sync",
+    "Rate": "core.rate",
+    "RetryLater": "worker.retry_later",
     "async_get_or_set": "lock.get_or_set",
     "async_reset_all": "lock.reset",
     "current_lock": "worker.execution.task_lock",

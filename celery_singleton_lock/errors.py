@@ -14,6 +14,7 @@
         ├── LockNotOwned                          the caller does not hold the lock
         ├── LockLost                              the lock was held and then lost
         ├── LockConflict                          the lock is busy, and the policy is "fail"
+        ├── LockCostError                         a start costs more than the rate, or no number
         ├── LockQueueFull                         the lock is busy, and its queue is full
         ├── MaxReturnsExceeded                    the message has returned too often
         ├── LockWaitTimeout                       the wait has timed out
@@ -105,7 +106,7 @@ class LockError(SingletonLockError):
 
     @property
     def waits_for(self) -> str:
-        """Why the lock was not granted: a value of ``WaitsFor``, or empty if that is not known."""
+        """Why the lock was not granted, as a value of ``WaitsFor``; empty if it is not known."""
         return ""
 
 
@@ -154,7 +155,15 @@ class LockConflict(_LockBusy):
         name: the lock's name.
         holder: text that names the holder (task, worker), or an empty string.
         expires_in: seconds left of the holder's lease, 0 if unknown.
-        waits_for: why it was not granted: ``holder``, ``pause``, ``redis`` or ``queue``; or empty.
+        waits_for: why it was not granted: ``holder``, ``rate``, ``pause``, ``redis`` or
+            ``queue``; or empty.
+    """
+
+
+class LockCostError(LockError, ValueError):
+    """A start can never be allowed: its cost is no whole number, or above the rate of the lock.
+
+    The task fails with it at once, and does not run.
     """
 
 

@@ -43,6 +43,11 @@ def is_encodable(text: str) -> bool:
     return True
 
 
+def encodable(text: str) -> str:
+    """Return a text that UTF-8 can encode: lone surrogates are shown as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def _shown(sign: str) -> str:
     return sign if sign.isprintable() else sign.encode("unicode_escape").decode()
 
@@ -95,9 +100,15 @@ def named(kind: type) -> str:
     return f"{module}.{kind.__name__}"
 
 
-def meant(name: str, known: Iterable[str]) -> str:
-    """Return a question that suggests the most similar known name; empty if none is similar."""
-    close = difflib.get_close_matches(name, sorted(known), n=1)
+def meant(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return a question that suggests the most similar known name; empty if none is similar.
+
+    Args:
+        name: a name that is not known.
+        known: the known names.
+        cutoff: least similarity, from 0 to 1.
+    """
+    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=cutoff)
     return f" Did you mean {close[0]!r}?" if close else ""
 
 

@@ -8,10 +8,11 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable
 from types import FrameType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
-from celery_singleton_lock.config.limits import LONG_LEASE, MAX_COUNT, MAX_WAIT
+from celery_singleton_lock.config.limits import LONG_LEASE, MAX_COUNT, MAX_WAIT, NO_LIMIT
 from celery_singleton_lock.config.option_checks import ConfigurationWarning
+from celery_singleton_lock.core.priority import checked_priority, is_computed
 from celery_singleton_lock.errors import ConfigurationError, LockNameError
 from celery_singleton_lock.message_text import count_meant, meant, seconds_meant
 
@@ -168,12 +169,21 @@ def checked_timeout(value: object) -> float | None:
     return checked_seconds("blocking_timeout", value, 0.001, MAX_WAIT)
 
 
-def checked_limit(value: object) -> int:
+def checked_limit(value: object, *, has_rate: bool = False) -> int:
     """Return a number of permits.
+
+    Args:
+        value: the argument.
+        has_rate: whether the lock has a rate; then None is no limit.
 
     Raises:
         ConfigurationError: it is not a whole number between 1 and :data:`MAX_COUNT`.
     """
+    if value is None and has_rate:
+        return NO_LIMIT
+    if value is None:
+        msg = 'limit is None: without a rate, the lock would bound nothing. Add rate="100/m".'
+        raise ConfigurationError(msg)
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not whole or not 1 <= value <= MAX_COUNT:  # type: ignore[operator]
         use = count_meant(value)
@@ -182,6 +192,21 @@ def checked_limit(value: object) -> int:
         )
         raise ConfigurationError(msg)
     return value  # type: ignore[return-value]
+
+
+def checked_head_start(value: object) -> float:
+    """Return the seconds of head start of a lock in code.
+
+    Raises:
+        ConfigurationError: it is not a number in the range of a head start.
+    """
+    if is_computed(value):
+        msg = (
+            f"priority is {value!r}, and a lock in code has no arguments from which to compute it. "
+            "Give the seconds of head start as a number, or use @locked."
+        )
+        raise ConfigurationError(msg)
+    return cast("float", checked_priority("priority", value))
 
 
 def checked_on_lost(value: object) -> Any:

@@ -16,7 +16,7 @@ from celery_singleton_lock.message_text import meant
 HEADER: Final = "csl-options"
 """Message header with the lock options of a call: names and values."""
 
-PER_CALL: Final = ("lock_key", "lock_on_conflict", "lock_wait_timeout")
+PER_CALL: Final = ("lock_key", "lock_on_conflict", "lock_priority", "lock_wait_timeout")
 """Options that a call may have."""
 
 Call = Mapping[str, Any]
@@ -46,9 +46,10 @@ def check_names(task_name: str, given: object) -> Call:
         raise ConfigurationError(msg)
     for name in given:
         if name not in PER_CALL:
+            hint = meant(name, PER_CALL, cutoff=0.8)  # an option of the task is no misspelt one
             msg = (
                 f"task {task_name}: {name} cannot be given to one call. {supported}; declare "
-                f"others with the task.{meant(name, PER_CALL)}"
+                f"others with the task.{hint}"
             )
             raise ConfigurationError(msg)
     key = given.get("lock_key", "")
@@ -56,6 +57,13 @@ def check_names(task_name: str, given: object) -> Call:
         msg = (
             f"task {task_name}: lock_key of a call is {key!r}: the message carries it, so it must "
             "be a template, not a callable."
+        )
+        raise ConfigurationError(msg)
+    priority = given.get("lock_priority", 0)
+    if callable(priority):
+        msg = (
+            f"task {task_name}: lock_priority of a call is {priority!r}: the message carries it, "
+            "so it must be a number of seconds or a template, not a callable."
         )
         raise ConfigurationError(msg)
     return given

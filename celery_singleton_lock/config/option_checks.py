@@ -16,6 +16,7 @@ from celery_singleton_lock.config.django_cache_alias import is_alias
 from celery_singleton_lock.config.limits import (
     LONG_LEASE,
     LONGEST_DELAY,
+    MAX_BYTES,
     MAX_COUNT,
     MAX_LEASE,
     MAX_REPLICAS_WAIT,
@@ -23,8 +24,13 @@ from celery_singleton_lock.config.limits import (
     MIN_LEASE,
     MIN_REPLICAS_WAIT,
     MOST_PORT,
+    NO_LIMIT,
 )
 from celery_singleton_lock.config.redis_url import BackendAddress, parse_backend_url
+from celery_singleton_lock.core.fair_option import checked_by, checked_limit, checked_weight
+from celery_singleton_lock.core.lock_name_template import is_computed
+from celery_singleton_lock.core.priority import PriorityOption, checked_priority
+from celery_singleton_lock.core.rate import Rate, rates_of
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.message_text import a_kind, count_meant, number_of, seconds_meant
 
@@ -102,21 +108,33 @@ def _seconds(place: Place, value: Any, most: float, hint: str) -> float:
     return float(value)
 
 
-def _count(least: int, hint: str) -> Check:
+def _count(least: int, hint: str, most: int = MAX_COUNT) -> Check:
     def check(place: Place, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
             use = count_meant(value)
             remedy = f"it must be a whole number, not {type(value).__name__}"
             place.refuse(value, f"{remedy}: {use}" if use else remedy)
-        if not least <= value <= MAX_COUNT:
-            place.refuse(value, f"it must be from {least} to {MAX_COUNT}; {hint}")
+        if not least <= value <= most:
+            place.refuse(value, f"it must be from {least} to {most}; {hint}")
         return int(value)
 
     return check
 
 
+def _limit(place: Place, value: Any) -> int:
+    if is_computed(value):
+        return NO_LIMIT  # for each call, see computed_options
+    check = _count(1, "1 is one task at a time")
+    return NO_LIMIT if value is None else cast("int", check(place, value))
+
+
 def _max_returns(place: Place, value: Any) -> int | None:
     return None if value is None else _count(0, "None is no limit")(place, value)
+
+
+def _most_parked(most: int) -> Check:
+    check = _count(1, "None is no limit", most)
+    return lambda place, value: None if value is None else check(place, value)
 
 
 def _max_waiting(place: Place, value: Any) -> int | None:
@@ -238,6 +256,29 @@ def _replicas_timeout(place: Place, value: Any) -> float:
     return seconds
 
 
+def _rate(place: Place, value: Any) -> tuple[Rate, ...]:
+    if is_computed(value):
+        return ()  # for each call, see computed_options
+    try:
+        return rates_of(value)
+    except ConfigurationError as error:
+        msg = f"{place}: {error}"
+        raise ConfigurationError(msg) from None
+
+
+def _priority(place: Place, value: Any) -> PriorityOption:
+    plain = value.__func__ if isinstance(value, staticmethod) else value
+    return 0.0 if plain is None else checked_priority(str(place), plain)
+
+
+def _fair(check: Callable[[str, object], Any]) -> Check:
+    def checked(place: Place, value: Any) -> Any:
+        plain = value.__func__ if isinstance(value, staticmethod) else value
+        return check(str(place), plain)
+
+    return checked
+
+
 def _port(place: Place, value: Any) -> int | None:
     if value is not None and (type(value) is not int or not 1 <= value <= MOST_PORT):
         place.refuse(value, f"it must be a port from 1 to {MOST_PORT}, or None")
@@ -259,7 +300,13 @@ OPTIONS: Final[Mapping[str, Check]] = {
     "backend_options": _backend_options,
     "prefix": _prefix,
     "lease": _lease,
-    "limit": _count(1, "1 is one task at a time"),
+    "limit": _limit,
+    "rate": _rate,
+    "on_rate": _choice("park", "skip", "fail"),
+    "priority": _priority,
+    "fair_by": _fair(checked_by),
+    "fair_limit": _fair(checked_limit),
+    "fair_weight": _fair(checked_weight),
     "on_conflict": _on_conflict,
     "wait_timeout": _wait,
     "max_waiting": _max_waiting,
@@ -272,6 +319,8 @@ OPTIONS: Final[Mapping[str, Check]] = {
     "hold_for": _hold_for,
     "eager": eager,
     "mode": _choice("enforce", "observe", "off"),
+    "max_parked": _most_parked(MAX_COUNT),
+    "max_parked_bytes": _most_parked(MAX_BYTES),
     "max_returns": _max_returns,
     "quarantine": eager,
     "replicas_wait": _count(0, "0 waits for none"),
@@ -281,4 +330,4 @@ OPTIONS: Final[Mapping[str, Check]] = {
     "metrics_by_lock": eager,
     "max_body_bytes": _count(1, "the default is 16 MiB"),
 }
-"""Option -> its check. Tasks have those of ``LockOptions``, the settings all except ``limit``."""
+"""Option -> its check. Tasks have those of ``LockOptions``; settings all except ``TASK_ONLY``."""

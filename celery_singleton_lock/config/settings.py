@@ -14,6 +14,10 @@ from typing import Any, Final
 from celery_singleton_lock.config.credentials import PROVIDER, provider_of
 from celery_singleton_lock.config.limits import PREFIX
 from celery_singleton_lock.config.redis_url import BackendAddress, parse_backend_url
+from celery_singleton_lock.core.fair_group import Group
+from celery_singleton_lock.core.fair_option import ByOption, LimitOption, Share, WeightOption
+from celery_singleton_lock.core.priority import PriorityOption, is_computed, microseconds
+from celery_singleton_lock.core.rate import Rate, packed
 from celery_singleton_lock.errors import ConfigurationError
 
 
@@ -61,10 +65,91 @@ class LockOptions(SharedOptions):
 
     Args:
         limit: permits of the lock.
+        rate: how many tasks may start in a period; empty for no rate.
+        on_rate: what a task does above the rate: ``park``, ``skip`` or ``fail``.
+        priority: seconds of head start in the queue, as a number, a template or a callable.
+        fair_by: what names the group of a task, with which the others share the lock fairly. Of a
+            call, its :class:`~celery_singleton_lock.core.fair_group.Group`.
+        fair_limit: permits that a group may hold at once.
+        fair_weight: share of the starts, relative to the other groups.
     """
 
     limit: int = 1
+    rate: tuple[Rate, ...] = ()
+    on_rate: str = "park"
+    priority: PriorityOption = 0.0
+    fair_by: ByOption | Group | None = None
+    fair_limit: LimitOption | None = None
+    fair_weight: WeightOption = 1.0
 
+    @property
+    def computed(self) -> Any:
+        """The values that the arguments of a call have given; None if there are none."""
+        return None
+
+    @property
+    def declared_limit(self) -> int:
+        """Permits that the task declares as a number."""
+        return self.limit
+
+    @property
+    def flow(self) -> str:
+        """The flow options of its claims, see :class:`~celery_singleton_lock.core.model.Claim`.
+
+        With a computed priority, cost or group they depend on the arguments of a call.
+        """
+        return flow_of(self)
+
+    @property
+    def head_start(self) -> int:
+        """Microseconds of head start; 0 if the priority depends on the arguments of a call."""
+        return microseconds(self.priority) if isinstance(self.priority, (int, float)) else 0
+
+    @property
+    def has_computed_priority(self) -> bool:
+        """Whether the priority depends on the arguments of a call."""
+        return is_computed(self.priority)
+
+    @property
+    def group(self) -> Group | None:
+        """The group, if it is known without the arguments of a call."""
+        share = self.share
+        return share.fixed if share else self.fair_by if isinstance(self.fair_by, Group) else None
+
+    @property
+    def share(self) -> Share | None:
+        """How the tasks are divided into groups, as declared."""
+        if self.fair_by is None or isinstance(self.fair_by, Group):
+            return None
+        return Share(self.fair_by, self.fair_limit, self.fair_weight)
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether an option depends on the arguments of a call."""
+        return self.has_computed_priority or self.has_computed_costs or self.has_computed_group
+
+    @property
+    def has_computed_group(self) -> bool:
+        """Whether the group depends on the arguments of a call."""
+        return self.share is not None and self.share.fixed is None
+
+    @property
+    def has_computed_costs(self) -> bool:
+        """Whether the cost of a start depends on the arguments of the call."""
+        return any(rate.is_computed for rate in self.rate)
+
+
+def flow_of(options: LockOptions) -> str:
+    """Return the flow options of claims with these options, without computed limits and rates."""
+    if not (options.rate or options.priority or options.group):
+        return ""
+    return packed(options.rate, options.head_start, group=options.group)
+
+
+TASK_ONLY: Final = frozenset(
+    {"limit", "rate", "on_rate", "priority", "fair_by", "fair_limit", "fair_weight"}
+)
+"""Options without a setting: they belong to one lock."""
 
 TASK_OPTIONS: Final = (
     "lock_key",
@@ -96,6 +181,9 @@ class Settings(SharedOptions):
             dropped: the broker's visibility time-out.
         max_body_bytes: size of the longest message that is parked; for a longer one ``on_full``
             applies.
+        max_parked: number of parked messages of one queue above which workers stop consuming it;
+            None for no limit.
+        max_parked_bytes: likewise, the bytes of these messages.
         max_returns: how often a parked message may return before it is ended; None for no limit.
         quarantine: whether no lock is granted for one longest lease after the run id of the locks'
             Redis has changed, because the new server may have lost the last grants.
@@ -115,6 +203,8 @@ class Settings(SharedOptions):
     eager: bool = False
     done_for: float = 3600.0
     max_body_bytes: int = 16 * 2**20
+    max_parked: int | None = None
+    max_parked_bytes: int | None = None
     max_returns: int | None = 20
     quarantine: bool = False
     replicas_wait: int = 0

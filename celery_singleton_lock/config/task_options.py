@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from celery_singleton_lock.config.limits import LONGEST_LEASE
+from celery_singleton_lock.config.multi_lock_option import idle_pairs, rates_in
 from celery_singleton_lock.config.option_checks import OPTIONS, ConfigurationWarning, Place
-from celery_singleton_lock.config.settings import LockOptions, Settings
+from celery_singleton_lock.config.settings import TASK_ONLY, LockOptions, Settings
+from celery_singleton_lock.core.lock_name_template import is_computed
 
 
 def resolve_options(
@@ -43,16 +45,18 @@ def resolve_options(
         if option in attributes:
             place = Place(option, task_name, warns)
             values[field.name] = OPTIONS[field.name](place, attributes[option])
-        elif field.name != "limit":
+        elif field.name not in TASK_ONLY:
             values[field.name] = getattr(defaults, field.name)
     options = LockOptions(**values)
     _check_together(task_name, attributes, options, final=settings is not None)
     if attributes.get("lock_keys") is not None:
         _check_for_several(task_name, attributes, options, settings)
     if settings is not None and settings.is_quorum:
-        _check_for_quorum(task_name, options, settings)
+        _check_for_quorum(task_name, attributes, options, settings)
     if warns:
         _warn_of_idle(task_name, attributes, options)
+        if options.on_conflict == options.on_rate == "park":
+            _warn_of_idle_locks(task_name, attributes.get("lock_keys"))
     return options
 
 
@@ -75,10 +79,47 @@ def _check_together(
             "replace",
             'it replaces parked messages, and lock_on_conflict="wait" parks none. Use "skip"',
         )
+    has_rate = options.rate or is_computed(attributes.get("lock_rate"))
+    if attributes.get("lock_limit", 1) is None and not has_rate:
+        Place("lock_limit", task_name).refuse(
+            None, 'without a rate, the lock would bound nothing. Add lock_rate="100/m", or use 1'
+        )
+    rates = rates_in(attributes.get("lock_keys"))
+    if (has_rate or rates) and options.on_conflict in {"wait", "requeue"}:
+        declared = [str(rate) for rate in options.rate] or attributes.get("lock_rate")
+        Place("lock_keys" if rates else "lock_rate", task_name).refuse(
+            attributes["lock_keys"] if rates else declared,
+            f'with lock_on_conflict="{options.on_conflict}" a task above its rate would occupy a '
+            'pool slot, or go back to the broker again and again. Use "park", "skip" or "fail"',
+        )
+    _check_fairness(task_name, attributes, options)
     if options.requeue_delay > options.requeue_max:
         Place("lock_requeue_delay", task_name).refuse(
             options.requeue_delay,
             f"it is longer than lock_requeue_max ({options.requeue_max:g}). Use at most that",
+        )
+
+
+def _check_fairness(task_name: str, attributes: Mapping[str, Any], options: LockOptions) -> None:
+    if options.fair_by is None:
+        return
+    if attributes.get("lock_keys") is not None:
+        Place("lock_fair_by", task_name).refuse(
+            options.fair_by,
+            "with lock_keys a group that is next for one lock may wait for another one. Use "
+            "lock_key, or leave lock_fair_by out",
+        )
+    if options.on_conflict == "requeue":
+        Place("lock_fair_by", task_name).refuse(
+            options.fair_by,
+            'with lock_on_conflict="requeue" tasks wait in the broker, which knows no groups. Use '
+            '"park"',
+        )
+    if options.on_full == "replace":
+        Place("lock_on_full", task_name).refuse(
+            "replace",
+            "with lock_fair_by the oldest waiter may be of another group than the task that "
+            'replaces it. Use "skip" or "fail"',
         )
 
 
@@ -93,7 +134,19 @@ def _check_for_several(
     for other, remedy in remedies.items():
         if attributes.get(other) is not None:
             Place(other, task_name).refuse(attributes[other], given + remedy)
+    _refuse_computed(
+        task_name,
+        attributes,
+        "with lock_keys it would be computed once for several locks. Use lock_key, or a number for "
+        "each lock",
+    )
     _check_limits(task_name, attributes)
+    if options.rate:
+        Place("lock_rate", task_name).refuse(
+            [str(rate) for rate in options.rate],
+            "lock_keys is given too, and each of its locks has a rate of its own. Write it there: "
+            f'{{"…": Limit(1, rate="{options.rate[0]}")}}',
+        )
     if options.on_full == "replace":
         Place("lock_on_full", task_name).refuse(
             "replace",
@@ -114,6 +167,12 @@ def _check_for_several(
         )
 
 
+def _refuse_computed(task_name: str, attributes: Mapping[str, Any], remedy: str) -> None:
+    for option in ("lock_limit", "lock_rate"):
+        if is_computed(attributes.get(option)):
+            Place(option, task_name).refuse(attributes[option], remedy)
+
+
 def _check_limits(task_name: str, attributes: Mapping[str, Any]) -> None:
     keys = attributes["lock_keys"]
     limits = list(keys.values()) if isinstance(keys, Mapping) else [None]
@@ -125,7 +184,9 @@ def _check_limits(task_name: str, attributes: Mapping[str, Any]) -> None:
         )
 
 
-def _check_for_quorum(task_name: str, options: LockOptions, settings: Settings) -> None:
+def _check_for_quorum(
+    task_name: str, attributes: Mapping[str, Any], options: LockOptions, settings: Settings
+) -> None:
     several = "with several servers in singleton_lock_backend "
     longest = settings.backend_options.get("longest_lease", LONGEST_LEASE)
     if options.on_conflict == "park":
@@ -135,10 +196,14 @@ def _check_for_quorum(task_name: str, options: LockOptions, settings: Settings) 
             'Use "requeue", which returns them to the broker (singleton_lock_on_conflict for all '
             "tasks)",
         )
+    _refuse_computed(
+        task_name, attributes, f"{several}a lock has one permit, and no rate. Leave it out"
+    )
     if options.limit != 1:
         Place("lock_limit", task_name).refuse(
             options.limit, f"{several}a lock has one permit. Leave it out, or use one Redis"
         )
+    _check_flow_for_quorum(task_name, options, several)
     if options.on_retry == "keep":
         Place("lock_on_retry", task_name).refuse(
             "keep", f'{several}no lock is reserved for a retry. Use "release"'
@@ -164,6 +229,23 @@ def _check_for_quorum(task_name: str, options: LockOptions, settings: Settings) 
         )
 
 
+def _check_flow_for_quorum(task_name: str, options: LockOptions, several: str) -> None:
+    if options.rate:
+        Place("lock_rate", task_name).refuse(
+            [str(rate) for rate in options.rate],
+            f"{several}no server has a log of all starts. Leave it out, or use one Redis",
+        )
+    if options.priority:
+        Place("lock_priority", task_name).refuse(
+            options.priority, f"{several}a lock has no queue. Leave it out, or use one Redis"
+        )
+    if options.fair_by is not None:
+        Place("lock_fair_by", task_name).refuse(
+            options.fair_by,
+            f"{several}no server has the queue of all groups. Leave it out, or use one Redis",
+        )
+
+
 def _warn_of_idle(task_name: str, attributes: Mapping[str, Any], options: LockOptions) -> None:
     """Warn of options that the task declares and that have no effect."""
     idle: dict[str, str] = {}
@@ -180,11 +262,41 @@ def _warn_of_idle(task_name: str, attributes: Mapping[str, Any], options: LockOp
     if options.on_conflict != "requeue":
         reason = 'it needs lock_on_conflict="requeue". Add that, or leave this out'
         idle |= dict.fromkeys(("lock_requeue_delay", "lock_requeue_max"), reason)
+    rates = options.rate or rates_in(attributes.get("lock_keys"))
+    has_rate = bool(rates) or is_computed(attributes.get("lock_rate"))
+    idle |= _idle_flow(options, has_rate=has_rate)
     for option, reason in idle.items():
         if attributes.get(option) is not None:
             value = attributes[option]
             msg = f"task {task_name}: {option} is {value!r}, and has no effect: {reason}."
             warnings.warn(msg, ConfigurationWarning, stacklevel=4)
+
+
+def _idle_flow(options: LockOptions, *, has_rate: bool) -> dict[str, str]:
+    idle: dict[str, str] = {}
+    if options.fair_by is None:
+        reason = 'without lock_fair_by there are no groups. Add lock_fair_by="{tenant}"'
+        idle |= dict.fromkeys(("lock_fair_limit", "lock_fair_weight"), reason)
+    parks_above_rate = has_rate and options.on_rate == "park"
+    if options.on_conflict not in {"park", "wait"} and not parks_above_rate:
+        reason = f'with lock_on_conflict="{options.on_conflict}" it is in no queue{_LEAVE_OUT}'
+        idle["lock_priority"] = reason
+    if not has_rate:
+        idle["lock_on_rate"] = 'without lock_rate there is no rate. Add lock_rate="100/m"'
+    return idle
+
+
+def _warn_of_idle_locks(task_name: str, lock_keys: Any) -> None:
+    """Warn of locks that a task may hold without need, since another one makes it wait."""
+    for held, other in idle_pairs(lock_keys)[:1]:
+        msg = (
+            f"task {task_name}: lock_keys: a task may hold {held!r} while it waits for {other!r}, "
+            "and with a rate that may take long. Meanwhile, calls that need the same "
+            f"{held!r} and another {other!r} wait without need. Locks are acquired in the order of "
+            f'their names: let the name of {other!r} come first, as in "1:tenant:{{tenant}}" and '
+            '"2:api" (docs/several-locks.md#rates), or ignore this warning.'
+        )
+        warnings.warn(msg, ConfigurationWarning, stacklevel=4)
 
 
 _LEAVE_OUT: Final = ". Leave one of the two out"

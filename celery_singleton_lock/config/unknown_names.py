@@ -9,7 +9,7 @@ from typing import Final
 
 from celery_singleton_lock.config.limits import PREFIX
 from celery_singleton_lock.config.option_checks import OPTIONS
-from celery_singleton_lock.config.settings import TASK_OPTIONS
+from celery_singleton_lock.config.settings import TASK_ONLY, TASK_OPTIONS
 from celery_singleton_lock.errors import ConfigurationError
 
 _SYNONYMS: Final = {
@@ -27,7 +27,7 @@ _SYNONYMS: Final = {
 }
 """Name in another library -> option here. celery-singleton has ``…expiry`` and ``…backend_url``."""
 
-_SETTINGS: Final = tuple(option for option in OPTIONS if option != "limit")
+_SETTINGS: Final = tuple(option for option in OPTIONS if option not in TASK_ONLY)
 """Names of all settings, without their prefix."""
 
 _SAME_PREFIX: Final = 0.9

@@ -7,7 +7,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from celery_singleton_lock.core.lock_name_errors import Wording
 from celery_singleton_lock.errors import ConfigurationError, LockNameError
@@ -42,7 +42,7 @@ class Signature:
         self, task: str, run: Callable[..., Any], wording: Wording, *, bound: bool
     ) -> None:
         self._kind = wording.kind
-        self.who = f"{wording.kind} {task}"
+        self.who: str = f"{wording.kind} {task}"
         try:
             self._full = _signature_of(run, bound=bound)
             self._raw = _signature_of(run, bound=bound, follow_wrapped=False)
@@ -52,8 +52,8 @@ class Signature:
         self._bound_to = _bound_to(run)
         parameters = self._full.parameters.values()
         kinds = {parameter.kind for parameter in parameters}
-        self.names = frozenset(self._full.parameters)
-        self.rest = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
+        self.names: Final = frozenset(self._full.parameters)
+        self.rest: Final = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
         self._plain = kinds <= {
             inspect.Parameter.POSITIONAL_OR_KEYWORD,
             inspect.Parameter.KEYWORD_ONLY,

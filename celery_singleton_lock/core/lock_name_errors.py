@@ -19,6 +19,7 @@ class Wording:
         several: advice: what to write for several locks.
         looks_into: advice: how a template reads a part of a value.
         leave_out: advice: how to leave an argument out of the name.
+        if_none: what follows if an argument is None.
     """
 
     kind: str = "task"
@@ -28,6 +29,7 @@ class Wording:
     several: str = "for several locks use lock_keys"
     looks_into: str = "Arguments are plain data: read their parts with [ ], not with a dot"
     leave_out: str = "leave it out with lock_key or lock_args"
+    if_none: str = "all such calls would share one lock"
 
 
 OF_TASK: Final = Wording()

@@ -33,6 +33,11 @@ __all__ = [
 ]
 
 
+def is_computed(value: object) -> bool:
+    """Return whether an option is a template or a callable, and not a value."""
+    return callable(value) or (isinstance(value, str) and "{" in value)
+
+
 class Sent(NamedTuple):
     """What is known of a call besides its arguments.
 
@@ -158,6 +163,79 @@ def compile_name(
     return Namer(signature.who, told, signature, rule, declared.reads_message)
 
 
+def compile_value(
+    task_name: str,
+    run: Callable[..., Any],
+    value: str | Callable[..., object],
+    option: str,
+    *,
+    bound: bool = False,
+    wording: Wording = OF_TASK,
+) -> Callable[[Sequence[Any], Mapping[str, Any], Sent | None], object]:
+    """Check an option that is computed from the arguments of a call, and compile it.
+
+    Args:
+        task_name: name of the task.
+        run: the task's function; its signature is used.
+        value: a template, as of :func:`compile_name`, or a callable with the task's parameters.
+        option: name of the option, for errors.
+        bound: ``run`` has a first parameter that is not an argument of the task.
+        wording: words for the task in error texts.
+
+    Returns:
+        A function of the arguments of a call that returns the text of the template, or what the
+        callable returns. It raises ``ArgumentsDoNotBind``, or ``Unnameable`` with the reason.
+
+    Raises:
+        ConfigurationError: the template or callable does not fit the task.
+    """
+    words = dataclasses.replace(
+        wording,
+        key=option,
+        has="is",
+        callable_key=f"callable {option}",
+        if_none=f"{option} is not known",
+        several="it is one value",
+    )
+    signature = Signature(task_name, run, words, bound=bound)
+    declared = _Declaration(task_name, signature, words)
+    rule: Callable[[dict[str, Any]], object]
+    if isinstance(value, str):
+        rule = declared.by_template(value, may_be_a_field=True)
+    else:
+        rule = declared.by_callable(value, _any)
+
+    def compute(args: Sequence[Any], kwargs: Mapping[str, Any], sent: Sent | None) -> object:
+        arguments = signature.bind(args, kwargs)
+        if declared.reads_message:
+            queue, headers = sent.said() if sent else ("", {})
+            arguments = {**arguments, QUEUE: queue or None, HEADERS: headers}
+        try:
+            return rule(arguments)
+        except Unnameable as error:
+            msg = f"{signature.who}: {error.told(words)}"
+            raise NotComputable(msg) from error.__cause__
+
+    return compute
+
+
+class NotComputable(Exception):
+    """An argument is missing or None, or a callable has raised an error (the cause)."""
+
+
+def literal_start(key: object) -> str:
+    """Return the text with which each name of a template begins; empty for a callable."""
+    if not isinstance(key, str):
+        return ""
+    return next((literal for literal, *_ in string.Formatter().parse(key)), "")
+
+
+def fields_in(template: str) -> list[str]:
+    """Return the fields of a template, with their formats."""
+    parts = string.Formatter().parse(template)
+    return [f"{name}!{kind}:{spec}" for _, name, spec, kind in parts if name is not None]
+
+
 # --- the declaration ------------------------------------------------------------------------------
 
 _Rule = Callable[[dict[str, Any]], str]
@@ -190,13 +268,14 @@ class _Declaration:
         prefix = f"{self._task}:"
         return lambda arguments: prefix + ",".join([field.written(arguments) for field in fields])
 
-    def by_template(self, template: str) -> _Rule:
+    def by_template(self, template: str, *, may_be_a_field: bool = False) -> _Rule:
         try:
             parts = list(string.Formatter().parse(template))
         except ValueError as error:
             remedy = f"{error}. Write {{{{ or }}}} for a brace that is text"
             self._refuse(self._wording.key, template, remedy)
-        if not any(char.isalnum() for literal, *_ in parts for char in literal):
+        literals = any(char.isalnum() for literal, *_ in parts for char in literal)
+        if not (literals or may_be_a_field):
             remedy = (
                 f"it has no literal text, so unrelated {self._wording.kind}s would share locks. "
                 'Begin with a word for what is locked: "account:{account_id}"'
@@ -210,7 +289,10 @@ class _Declaration:
                 fields.append(self._template_field(template, name, spec or "", conversion))
         return lambda arguments: pattern % tuple([field.text(arguments) for field in fields])
 
-    def by_callable(self, function: object) -> _Rule:
+    def by_callable(
+        self, function: object, check: Callable[[object], Any] | None = None
+    ) -> Callable[[dict[str, Any]], Any]:
+        """Return a function that calls ``function``, and checks that it returns a name."""
         if not callable(function):
             remedy = f"{a_kind(function)} is neither a template nor a callable"
             if isinstance(function, (list, tuple, dict)):
@@ -224,7 +306,8 @@ class _Declaration:
             kind = self._wording.kind
             remedy = f"{problem}. Give it the {kind}'s signature: {self._signature}"
             self._refuse(self._wording.key, function, remedy)
-        return lambda arguments: _called(function, *self._signature.as_called(arguments))
+        returned = check or _name_returned
+        return lambda arguments: returned(_called(function, *self._signature.as_called(arguments)))
 
     def _template_field(self, template: str, name: str, spec: str, conversion: str | None) -> Field:
         shown = "{" + name + (f"!{conversion}" if conversion else "") + (spec and ":" + spec) + "}"
@@ -287,12 +370,21 @@ class _Declaration:
         raise ConfigurationError(msg)
 
 
-def _called(function: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def _called(
+    function: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> object:
     try:
-        name = function(*args, **kwargs)
+        return function(*args, **kwargs)
     except Exception as error:
         raised = f"raised {kind_of(error)}: {error}"
         raise Unnameable(lambda words: f"the {words.callable_key} {raised}") from error
+
+
+def _any(value: object) -> object:
+    return value
+
+
+def _name_returned(name: object) -> str:
     if not isinstance(name, str) or not name:
         kind = "an empty str" if name == "" else a_kind(name)
         returned = f"returned {kind}. It must return the name, as a str"

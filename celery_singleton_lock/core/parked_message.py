@@ -5,6 +5,7 @@ Durations are in seconds.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -39,11 +40,12 @@ class Delivery:
         body: the parked message; None if it is too long for the inbox and must be fetched.
         verdict: ``granted``, or why it must end without having run: ``overdue`` (it has waited too
             long), ``replaced`` (a later message has taken its room), ``revoked`` or ``rejected``
-            (by its task).
+            (by its task), or ``too_costly`` (its start costs more than the lock's rate).
         waited: seconds since it arrived.
         by: the attempt that replaced it.
         returns: how often it has returned unfinished or unread.
         queue: the queue from which it came.
+        excess: why it is ``too_costly``, see :func:`celery_singleton_lock.core.rate.why_never`.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Delivery:
     by: str = ""
     returns: int = 0
     queue: str = ""
+    excess: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,24 @@ class Stray:
     seal: str = ""
     attempt: str = ""
     place: int = 0
+
+
+class Swept(list[Stray]):
+    """The result of a sweep: messages that no live worker takes.
+
+    Attributes:
+        next_starts: name of a lock that the sweep has granted -> seconds until its rate allows the
+            next waiter to start.
+    """
+
+    def __init__(self, strays: Iterable[Stray] = ()) -> None:
+        super().__init__(strays)
+        self.next_starts: dict[str, float] = {}
+
+    def add(self, other: Swept) -> None:
+        """Append the result of another sweep."""
+        self += other
+        self.next_starts |= other.next_starts
 
 
 class ParkedMessage(NamedTuple):

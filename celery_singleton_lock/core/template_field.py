@@ -61,7 +61,7 @@ class Field:
         if value is None:
             raise Unnameable(
                 lambda words: (
-                    f"argument {self.shown!r} is None, so all such calls would share one lock. "
+                    f"argument {self.shown!r} is None, so {words.if_none}. "
                     f"Send a value, or use a {words.callable_key} that says what None means"
                 )
             )

@@ -79,7 +79,7 @@ class RedisServer:
         password: str | None = None,
     ) -> None:
         """Check the arguments. :meth:`start` starts the server."""
-        self.provider = provider or find_provider()
+        self.provider: Provider = provider or find_provider()
         if not self.is_real and (args or password):
             msg = f"fakeredis accepts no server arguments and no password. {REMEDY}"
             raise EmbeddedRedisError(msg)

@@ -76,10 +76,10 @@ class Run:
         """Create the shop with its stock."""
         self.variant = variant
         self.orders = orders
-        self.history = History()
-        self.started = 0.0
-        self.ended = 0.0
-        self.shop = Shop(directory, variant.name)
+        self.history: History = History()
+        self.started: float = 0.0
+        self.ended: float = 0.0
+        self.shop: Shop = Shop(directory, variant.name)
         self.shop.create(STOCK)
         self._events = EventFile(directory, variant.name)
         self._worker = worker

@@ -31,7 +31,7 @@ PATIENCE: Final = 10.0
 AFTER_THE_SALE: Final = 0.4
 """Share of an order's work that follows the sale, so that some kills happen after the sale."""
 
-app = Celery("flash-sale")
+app: Final = Celery("flash-sale")
 app.conf.update(
     broker_url=os.environ.get("CELERY_BROKER_URL"),
     broker_connection_retry_on_startup=True,

@@ -12,7 +12,7 @@ class SingletonLockConfig(AppConfig):
 
     name = "celery_singleton_lock.django"
     label = "celery_singleton_lock"
-    verbose_name = "Singleton locks"
+    verbose_name: str = "Singleton locks"
 
     def ready(self) -> None:
         """Register the checks."""

@@ -21,7 +21,7 @@ from celery_singleton_lock.errors import BackendError, ConfigurationError
 from celery_singleton_lock.store.connect import connect
 from celery_singleton_lock.store.redis.sync import RedisStore
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 PATIENCE: Final = 2.0
 """Seconds to wait for a reply of the cache's Redis."""

@@ -34,7 +34,7 @@ from celery_singleton_lock.errors import ConfigurationError, LockTimeout, Single
 from celery_singleton_lock.lock.sync import Lock
 from celery_singleton_lock.store.redis.sync import RedisStore
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -137,12 +137,12 @@ class CacheLock:
 
     @property
     def fencing_token(self) -> int:
-        """Fencing token: a number that grows with each grant. 0 if not held, or not on Redis."""
+        """A number that grows with each grant. 0 if not held, or not on Redis."""
         return self._lock.fencing_token
 
     @property
     def atomic(self) -> bool:
-        """Whether a release compares and deletes in one step: True on Redis."""
+        """Whether a release compares and deletes in one step, as on Redis."""
         return isinstance(self._lock, Lock)
 
     def __enter__(self) -> CacheLock:  # noqa: PYI034  # not meant to be subclassed

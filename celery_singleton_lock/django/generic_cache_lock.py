@@ -62,7 +62,10 @@ class GenericCacheLock:
 
     def __init__(self, alias: str, key: str, name: str, lease: float) -> None:
         """Create it. Nothing is added to the cache yet."""
-        self.alias, self.key, self.name, self.lease = alias, key, name, lease
+        self.alias = alias
+        self.key = key
+        self.name = name
+        self.lease = lease
         self._clock: Final = SystemClock()
         self._mine: Final = threading.local()
         self._never: Final = threading.Event()

@@ -37,6 +37,7 @@ from celery_singleton_lock.config.url_text import safe_url
 from celery_singleton_lock.core.clock import MovableClock, clock_for
 from celery_singleton_lock.core.lock_steps import Plan, carry_out_async
 from celery_singleton_lock.core.lock_view import Holder
+from celery_singleton_lock.core.rate import Rate, RateOption
 from celery_singleton_lock.errors import BackendError, ConfigurationError, SingletonLockError
 from celery_singleton_lock.lock.async_lease_watchdog import AsyncWatchdog
 from celery_singleton_lock.lock.backends import keyspace_for, quorum_for, watchdog_for
@@ -89,7 +90,12 @@ class AsyncLock(LockBase):
             it need not exceed the run time. It must exceed any time for which the event loop is
             blocked.
         limit: permits; the lowest limit that a caller has declared since the lock was last free
-            is in force.
+            is in force. None, for a lock with a rate: any number.
+        rate: how many may start in a period: ``"100/m"``, a :class:`Rate`, or a list of these. It
+            counts the starts of all callers, also of those that declare none. A caller above the
+            rate waits for the time at which it may start.
+        priority: seconds of head start: a waiter counts as having arrived this long before it did,
+            or after it, if below 0. From -86400 to 86400.
         blocking: whether :meth:`acquire` waits.
         blocking_timeout: longest wait in seconds; None for no limit.
         renew: whether the lease is renewed. Otherwise it ends unless :meth:`extend` is called.
@@ -116,7 +122,9 @@ class AsyncLock(LockBase):
         name: str,
         *,
         lease: float = 30.0,
-        limit: int = 1,
+        limit: int | None = 1,
+        rate: RateOption = None,
+        priority: float = 0.0,
         blocking: bool = True,
         blocking_timeout: float | None = None,
         renew: bool = True,
@@ -133,6 +141,8 @@ class AsyncLock(LockBase):
             checked_name(name),
             lease=lease,
             limit=limit,
+            rate=rate,
+            priority=priority,
             blocking=blocking,
             blocking_timeout=blocking_timeout,
             renew=renew,
@@ -241,6 +251,28 @@ class AsyncLock(LockBase):
         """
         await self._do(self._ensuring())
 
+    async def charge(
+        self,
+        amount: int,
+        *,
+        id: str | None = None,  # noqa: A002  # the word for it
+        rate: str | Rate | None = None,
+    ) -> None:
+        """Correct what the start has cost, by what was used since.
+
+        Args:
+            amount: how much more was used; it counts from now on, also above the rate. Below 0: how
+                much less. At most the cost of the start is given back, as far as it still counts.
+            id: a further charge with the same id changes nothing. None: each call counts once.
+            rate: the rate to correct, as ``"1000/m"``; None: all rates that have a cost.
+
+        Raises:
+            LockNotOwned: this task does not hold the lock.
+            ConfigurationError: no such rate has a cost, or the amount is no whole number.
+            BackendError: Redis did not answer two attempts, or refused.
+        """
+        await self._do(self._charging(amount, id, rate))
+
     async def reset(self) -> int:
         """Take the lock from all of its holders, and grant it to the next waiters.
 
@@ -253,6 +285,26 @@ class AsyncLock(LockBase):
             BackendError: Redis did not answer, or refused.
         """
         return await self._do(self._resetting())
+
+    async def pause(self, seconds: float, why: str = "") -> float:
+        """Close the lock for everybody for a time, whether the caller holds it or not.
+
+        Holders keep it. Nobody is granted it meanwhile; waiters stay in the queue. Of two such
+        times the longer one is in force. An operator can end it: ``locks reopen``.
+
+        Args:
+            seconds: for how long, up to 366 days.
+            why: the reason, which ``why`` and other commands show.
+
+        Returns:
+            The seconds for which the lock is closed, which may be more than ``seconds``.
+
+        Raises:
+            ConfigurationError: ``seconds`` is no number from 0.001 to 366 days, or the backend is a
+                quorum.
+            BackendError: Redis did not answer, or refused.
+        """
+        return await self._do(self._closing(seconds, why))
 
     if not TYPE_CHECKING:  # so that a type checker reports the error
 

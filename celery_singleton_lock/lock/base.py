@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Final, TypeVar
 from celery_singleton_lock.config.argument_checks import (
     SHORTEST_LEASE,
     checked_bool,
+    checked_head_start,
     checked_limit,
     checked_on_lost,
     checked_seconds,
@@ -24,13 +25,19 @@ from celery_singleton_lock.config.argument_checks import (
     warn_of_long_lease,
 )
 from celery_singleton_lock.config.limits import MAX_LEASE
+from celery_singleton_lock.config.timed_close import checked_close, described
+from celery_singleton_lock.core.charge import charged_rates, checked_amount, checked_id
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.lock_steps import Plan
-from celery_singleton_lock.core.lock_view import Holder, LockView, reason_in
+from celery_singleton_lock.core.lock_view import Holder, LockView, WaitsFor, reason_in
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Reply, Verdict
 from celery_singleton_lock.core.owner_token import new_token
+from celery_singleton_lock.core.priority import microseconds
+from celery_singleton_lock.core.rate import Rate, RateOption, packed, rates_of, why_never
 from celery_singleton_lock.errors import (
     BackendError,
+    ConfigurationError,
+    LockCostError,
     LockLost,
     LockNotOwned,
     LockReentered,
@@ -43,7 +50,7 @@ from celery_singleton_lock.lock.wait_for_turn import Do, LockWait, Request, Step
 
 T = TypeVar("T")
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 _TAKEN: Final = "an operator has released or reset it, or its Redis has lost data"
 """Why a lock may be lost before its lease has ended."""
@@ -60,16 +67,17 @@ class Hold:
         on_lost: called if it is lost.
     """
 
-    __slots__ = ("__weakref__", "fencing_token", "lease", "leaving", "on_lost", "pid")
+    __slots__ = ("__weakref__", "charges", "fencing_token", "lease", "leaving", "on_lost", "pid")
 
     def __init__(
         self, name: str, seconds: float, wait: LockWait, reply: Reply, on_lost: OnLost | None
     ) -> None:
-        self.on_lost = on_lost
-        self.fencing_token = reply.fencing_token
-        self.pid = os.getpid()
-        self.leaving = False
-        self.lease = Lease(
+        self.on_lost: Final = on_lost
+        self.fencing_token: int = reply.fencing_token
+        self.pid: int = os.getpid()
+        self.leaving: bool = False
+        self.charges: int = 0
+        self.lease: Lease = Lease(
             name,
             wait.token,
             seconds,
@@ -94,7 +102,9 @@ class LockBase:
         renewals: renews the lease.
         name: the lock's name.
         lease: seconds for which the lock is held without a renewal.
-        limit: permits.
+        limit: permits; None for no limit.
+        rate: how many may start in a period; None for no rate.
+        priority: seconds of head start.
         blocking: whether to wait.
         blocking_timeout: longest wait in seconds.
         renew: whether to renew the lease.
@@ -121,7 +131,9 @@ class LockBase:
         name: str,
         *,
         lease: float,
-        limit: int,
+        limit: int | None,
+        rate: RateOption,
+        priority: float,
         blocking: bool,
         blocking_timeout: float | None,
         renew: bool,
@@ -133,7 +145,10 @@ class LockBase:
         self.name: Final = name
         self._called = name  # in errors
         self.lease: Final = checked_seconds("lease", lease, SHORTEST_LEASE, MAX_LEASE)
-        self.limit: Final = checked_limit(limit)
+        self.rates: Final = rates_of(rate)
+        _refuse_computed_costs(self.rates)
+        self.limit: Final = checked_limit(limit, has_rate=bool(self.rates))
+        self.priority: Final = checked_head_start(priority)
         self.blocking: Final = checked_bool("blocking", blocking)
         self.blocking_timeout: Final = checked_timeout(blocking_timeout)
         self.renew: Final = checked_bool("renew", renew)
@@ -143,7 +158,17 @@ class LockBase:
         self._raises: Final = checked_bool("raise_on_release_error", raise_on_release_error)
         self._renewals: Final = renewals
         self._clock: Final = renewals.clock
-        self._claim: Final = Claim(name, lease=self.lease, limit=self.limit)
+        if self.rates and not getattr(renewals.store, "has_rates", False):
+            raise ConfigurationError(_without_rates(type(renewals.store), self.rates))
+        if self.priority and not getattr(renewals.store, "has_rates", False):
+            raise ConfigurationError(_without_queue(type(renewals.store), self.priority))
+        flow = packed(self.rates, microseconds(self.priority))
+        self._claim = Claim(name, lease=self.lease, limit=self.limit, flow=flow)
+
+    @property
+    def _request(self) -> Claim:
+        """The request for the lock."""
+        return self._claim
 
     # -- the holder --------------------------------------------------------------------------------
 
@@ -300,7 +325,10 @@ class LockBase:
     def _taking(self, wait: LockWait) -> Plan[Request, bool]:
         """Acquire the lock; return whether it is held."""
         me = Owner(wait.token, host=platform.node(), pid=os.getpid())
-        step, reply = yield from way(wait, me, self._claim)
+        step, reply = yield from way(wait, me, self._request)
+        if reply.verdict is Verdict.TOO_COSTLY:
+            msg = f"Cannot acquire lock {self._called!r}: {why_never(reply.excess)}."
+            raise LockCostError(msg, self._called)
         if step is Step.HAVE:
             self._refuse_second()  # another thread or task with this object may have been faster
             hold = Hold(self.name, self.lease, wait, reply, self._on_lost)
@@ -319,10 +347,16 @@ class LockBase:
         holder, waits_for = next(iter(view.holders), None), reason_in(view)
         if view.paused:
             msg += f" It is paused ({view.paused}) until an operator resumes it."
+        if view.closed:
+            msg += f" It is closed for another {view.closed_for:.1f} s, {view.closed}."
         if holder is not None:
             msg += f" It is held by {holder}, whose lease has {holder.expires_in:.1f} s left."
             return LockTimeout(msg, self.name, str(holder), holder.expires_in, waits_for)
-        if not view.paused:
+        if view.waits_for is WaitsFor.RATE:
+            rates = ", ".join(map(str, view.rates))
+            later = f" in {view.next_look:.1f} s" if view.next_look else " later"
+            msg += f" It has reached its rate ({rates}): the next one may start{later}."
+        elif not view.paused and not view.closed:
             msg += (
                 " Nobody holds it now: it has just been released, or its Redis was restarted and "
                 "grants nothing for a while (quarantine, quorum)."
@@ -375,6 +409,25 @@ class LockBase:
             raise self._not_owned(left if hold.leaving else self._why_gone(hold), what="extend")
         return True
 
+    def _charging(
+        self, amount: int, charge_id: str | None, rate: str | Rate | None
+    ) -> Plan[Request, None]:
+        """Correct what the start has cost.
+
+        Raises:
+            LockNotOwned: the caller does not hold the lock.
+            ConfigurationError: an argument is invalid, or no rate has a cost.
+        """
+        more, given = checked_amount(amount), checked_id(charge_id)
+        keys = charged_rates(self._called, self.rates, rate)
+        hold = self._owned("charge")
+        hold.charges += 1
+        token = hold.lease.token
+        own = given or f"{token} {hold.charges}"
+        yield from twice(
+            lambda: _done(lambda store: store.charge(self.name, token, own, more, keys))
+        )
+
     def _ensuring(self) -> Plan[Request, None]:
         """Check that the lock is still held, and renew the lease.
 
@@ -425,10 +478,43 @@ class LockBase:
         view = yield from self._looking()
         return hold.lease.token in {holder.token for holder in view.holders}
 
+    def _closing(self, seconds: float, why: str) -> Plan[Request, float]:
+        """Stop granting the lock for a time; return for how long it is closed."""
+        checked, told = checked_close(seconds, why)
+        text = described(f"pid {os.getpid()} on {platform.node()}", told)
+        closed: float = yield from twice(
+            lambda: _done(lambda store: store.close_for(self.name, checked, text))
+        )
+        return closed
+
     def _resetting(self) -> Plan[Request, int]:
         call = new_token()  # the same in both attempts
         held: int = yield from twice(lambda: _done(lambda store: store.reset(self.name, call=call)))
         return held
+
+
+def _refuse_computed_costs(rates: tuple[Rate, ...]) -> None:
+    for rate in rates:
+        if rate.is_computed:
+            msg = (
+                f"cost of rate {str(rate)!r} is {rate.cost!r}, and a Lock has no arguments from "
+                "which to compute it. Give a number, or use @locked."
+            )
+            raise ConfigurationError(msg)
+
+
+def _without_rates(store: type, rates: tuple[Rate, ...]) -> str:
+    return (
+        f"rate is {', '.join(map(str, rates))}, and {store.__name__} counts no starts: a quorum of "
+        "servers, for example, has no common log of them. Use one Redis, or a Cluster, for it."
+    )
+
+
+def _without_queue(store: type, priority: float) -> str:
+    return (
+        f"priority is {priority:g}, and {store.__name__} has no queue: on a quorum of servers, for "
+        "example, the waiters try in no order. Leave it out, or use one Redis or a Cluster."
+    )
 
 
 def _done(call: Callable[[Any], Any]) -> Plan[Request, Any]:

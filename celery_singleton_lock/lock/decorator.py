@@ -26,6 +26,15 @@ from celery_singleton_lock.core.lock_name_template import (
     ArgumentsDoNotBind,
     compile_name,
 )
+from celery_singleton_lock.core.priority import (
+    PriorityOf,
+    PriorityOption,
+    checked_priority,
+    compile_priority,
+    is_computed,
+)
+from celery_singleton_lock.core.rate import RateOption, rates_of
+from celery_singleton_lock.core.start_cost import compile_costs
 from celery_singleton_lock.errors import LockConflict, LockReentered, LockTimeout
 from celery_singleton_lock.lock.aio import AsyncLock
 from celery_singleton_lock.lock.decorator_checks import (
@@ -82,7 +91,9 @@ def locked(
     on_conflict: Literal["skip"],
     lease: float = ...,
     wait_timeout: None = ...,
-    limit: int = ...,
+    limit: int | None = ...,
+    rate: RateOption = ...,
+    priority: PriorityOption = ...,
     renew: bool = ...,
     prefix: str | None = ...,
     on_lost: OnLost | None = ...,
@@ -96,7 +107,9 @@ def locked(
     on_conflict: Literal["wait", "fail"] = ...,
     lease: float = ...,
     wait_timeout: float | None = ...,
-    limit: int = ...,
+    limit: int | None = ...,
+    rate: RateOption = ...,
+    priority: PriorityOption = ...,
     renew: bool = ...,
     prefix: str | None = ...,
     on_lost: OnLost | None = ...,
@@ -109,7 +122,9 @@ def locked(
     on_conflict: str = "wait",
     lease: float = 30.0,
     wait_timeout: float | None = None,
-    limit: int = 1,
+    limit: int | None = 1,
+    rate: RateOption = None,
+    priority: PriorityOption = 0.0,
     renew: bool = True,
     prefix: str | None = None,
     on_lost: OnLost | None = None,
@@ -129,7 +144,11 @@ def locked(
         lease: seconds for which the lock is held without a renewal; it is renewed while the
             function runs.
         wait_timeout: longest wait in seconds; None for no limit.
-        limit: how many calls may run at once.
+        limit: how many calls may run at once; None, with a rate, for any number.
+        rate: how many calls may start in a period: ``"100/m"``, a
+            :class:`~celery_singleton_lock.Rate`, or a list of these.
+        priority: seconds of head start in the queue, as a number, a template of arguments
+            (``"{urgency}"``), or a callable that has the function's parameters.
         renew: whether the lease is renewed. Otherwise it may end while the function runs.
         prefix: first part of the keys; "csl" by default. A store has its own.
         on_lost: called with name and token if the lock is lost while the function runs.
@@ -142,11 +161,12 @@ def locked(
     Raises:
         ConfigurationError: the key names an unknown argument, or an option is invalid.
 
-    Raises (the decorated function):
+    Raises by the decorated function:
         LockTimeout: the wait has timed out; has the holder and the rest of its lease.
         LockConflict: the lock is busy, with ``on_conflict="fail"``; has the same fields.
         LockReentered: the call would wait for itself.
         LockNameError: the name cannot be computed.
+        LockCostError: the cost of the start cannot be computed, or is above the rate.
         ConfigurationError: the function returned an awaitable or a generator, whose work would run
             without the lock.
         LockNotOwned: at the end of the call, since the lock was lost.
@@ -156,6 +176,8 @@ def locked(
     options = {
         "lease": lease,
         "limit": limit,
+        "rate": rates_of(rate) or None,
+        "priority": checked_priority("priority", priority),
         "renew": renew,
         "prefix": prefix,
         "on_lost": on_lost,
@@ -188,6 +210,13 @@ class _Guard:
         options: dict[str, Any],
     ) -> None:
         name = f"{function.__module__}.{function.__qualname__}"
+        self._rates_of = compile_costs(
+            name,
+            function,
+            options["rate"] or (),
+            bound=_is_method(function),
+            wording=OF_FUNCTION,
+        )
         self._behind_self = int(_is_method(function) and not callable(key))
         bound = bool(self._behind_self)
         self._namer = compile_name(name, function, lock_key=key, bound=bound, wording=OF_FUNCTION)
@@ -195,6 +224,17 @@ class _Guard:
         self._make_backend = _once(backend)
         self._on_conflict = on_conflict
         self._options = options
+        self._head_start: PriorityOf | None = None
+        self._before_priority = int(_is_method(function) and isinstance(options["priority"], str))
+        if is_computed(options["priority"]):
+            self._head_start = compile_priority(
+                name,
+                function,
+                options["priority"],
+                "priority",
+                bound=bool(self._before_priority),
+                wording=OF_FUNCTION,
+            )
         self._inside: set[tuple[int, object, str]] = set()  # a forked child inherits the entries
 
     def thread(self) -> Callable[..., Any]:
@@ -204,13 +244,13 @@ class _Guard:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
-                name = self._name(args, kwargs)
+                name, options = self._name(args, kwargs), self._options_of(args, kwargs)
             except ArgumentsDoNotBind:
                 return function(*args, **kwargs)  # it raises TypeError
             inside = False
             with self._once_by(threading.get_ident(), name):
                 try:
-                    with Lock(self._make_backend(), name, **self._options):
+                    with Lock(self._make_backend(), name, **options):
                         inside = True
                         return finished(function(*args, **kwargs), function.__qualname__)
                 except LockTimeout as busy:
@@ -227,13 +267,13 @@ class _Guard:
         @functools.wraps(function)
         async def call(*args: Any, **kwargs: Any) -> Any:
             try:
-                name = self._name(args, kwargs)
+                name, options = self._name(args, kwargs), self._options_of(args, kwargs)
             except ArgumentsDoNotBind:
                 return await function(*args, **kwargs)  # it raises TypeError
             inside = False
             with self._once_by(asyncio.current_task(), name):
                 try:
-                    async with AsyncLock(self._make_backend(), name, **self._options):
+                    async with AsyncLock(self._make_backend(), name, **options):
                         inside = True
                         return finished(await function(*args, **kwargs), function.__qualname__)
                 except LockTimeout as busy:
@@ -245,6 +285,21 @@ class _Guard:
 
     def _name(self, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
         return self._namer.name(args[self._behind_self :], kwargs)
+
+    def _options_of(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return the options of the lock of a call.
+
+        Raises:
+            ConfigurationError: the priority cannot be computed, or is not a number.
+            LockCostError: a cost cannot be computed, or is above its rate.
+        """
+        options = self._options
+        if any(rate.is_computed for rate in options["rate"] or ()):
+            options = {**options, "rate": self._rates_of(args, kwargs, None)}
+        if self._head_start is None:
+            return options
+        start = self._head_start(args[self._before_priority :], kwargs, None)
+        return {**options, "priority": start.seconds}
 
     def _refused(self, busy: LockTimeout) -> None:
         """Handle a busy lock.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import MethodType
 from typing import Final
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 RENEW_AT: Final = 1 / 3
 """Age at which a lease is renewed, as a fraction of its length."""
@@ -65,13 +65,15 @@ class Lease:
         held: bool = True,
         on_lost: OnLost | None = None,
     ) -> None:
-        self.name = name
-        self.token = token
-        self.seconds = seconds
-        self.held = held
-        self.lost = False
-        self.failed = self.warned = False
-        self.valid_until = valid_until
+        self.name: str = name
+        self.token: str = token
+        self.seconds: float = seconds
+        self.held: bool = held
+        self.lost: bool = False
+        self.failed: bool = False
+        self.warned: bool = False
+        self.renew_at: float
+        self.valid_until: float = valid_until
         self.ended: Callable[[], str] = str
         self._listener = _listener(on_lost)
         self.confirm(valid_until)

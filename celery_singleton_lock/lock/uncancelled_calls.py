@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from celery_singleton_lock.core import loop_tasks
 from celery_singleton_lock.lock.lease_watchdog import PATIENCE
 
 T = TypeVar("T")
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 
 class UncancelledCalls:

@@ -83,11 +83,11 @@ class LockWait:
         rename: Callable[[], str] = new_token,
     ) -> None:
         self.clock = clock
-        self.token = token
+        self.token: str = token
         self.blocking = blocking
-        self.deadline = math.inf if timeout is None else clock.monotonic() + timeout
-        self.pause = 0.0
-        self.asked = -math.inf
+        self.deadline: float = math.inf if timeout is None else clock.monotonic() + timeout
+        self.pause: float = 0.0
+        self.asked: float = -math.inf
         self._queued = False
         self._rename = rename
 
@@ -107,6 +107,8 @@ class LockWait:
             case Verdict.ABSENT:
                 return self._begin_again()
             case Verdict.BLOCKED | Verdict.FULL | Verdict.RELEASED | Verdict.TWIN | Verdict.DONE:
+                return Step.STOP
+            case Verdict.TOO_COSTLY | Verdict.CHARGED:
                 return Step.STOP
 
     def waited(self, *, woken: bool) -> Step:
@@ -215,7 +217,8 @@ def _ask(step: Step, wait: LockWait, owner: Owner, claim: Claim) -> Plan[Request
     if step is Step.CANCEL:
         reply = yield Do(lambda store: store.release(claim.name, me.token, Ending.CANCEL))
     elif step is Step.CLAIM:
-        reply = yield Do(lambda store: store.claim(me, claim.name, claim.lease))
+        later = claim.later
+        reply = yield Do(lambda store: store.claim(me, claim.name, claim.lease, later=later))
     else:
         reply = yield Do(lambda store: store.acquire(me, claim, wait=alive))
     return reply

@@ -148,7 +148,7 @@ class Nodes:
         """
         words, options = command
         node = self._client.get_node_from_key(key_of(words))
-        with closing_if_interrupted(self.cluster), knowing_all_nodes():
+        with closing_if_interrupted(self.cluster), as_redis_errors():
             return self._client.execute_command(*words, target_nodes=node, **options)
 
     def send_many(self, commands: Sequence[Words], patience: float | None = None) -> list[Any]:
@@ -360,23 +360,41 @@ def _look_up_apart(client: Any) -> None:
         manager.startup_nodes = {node.name: make(node.host, node.port) for node in nodes}
 
 
+_OF_A_NODE: Final = frozenset({"redis_connection", "execute_command"})
+"""Attributes of a node that redis-py reads before it sends the command."""
+
+
 @contextmanager
-def knowing_all_nodes() -> Iterator[None]:
-    """Convert the error of redis-py's client if a slot moves to a node that it does not know yet.
+def as_redis_errors() -> Iterator[None]:
+    """Convert errors of other classes that redis-py's Cluster clients raise.
 
     A new node is not in the layout until it has its first slot. Until then, redis-py follows ASK to
-    None.
+    None. And redis-py 5.1 to 6.4 closes connections on which other threads wait for an answer; then
+    their buffer is closed, or None.
 
     Raises:
-        redis.exceptions.TryAgainError: the command was not executed.
+        redis.exceptions.TryAgainError: the slot moves; the command was not executed.
+        redis.exceptions.ConnectionError: the connection was closed; the command may have been
+            executed.
     """
     try:
         yield
     except AttributeError as error:
         if "NoneType" not in str(error):
             raise
-        msg = "the lock's slot is moving to a node that is new in the Cluster"
-        raise failures.TryAgainError(msg) from error
+        # redis-py 8 reads further attributes of None when it counts the first error.
+        names = {getattr(each, "name", None) for each in (error, error.__context__)}
+        if names & _OF_A_NODE:
+            msg = "the lock's slot is moving to a node that is new in the Cluster"
+            raise failures.TryAgainError(msg) from error
+        raise failures.ConnectionError(_CLOSED) from error
+    except ValueError as error:
+        if "closed file" not in str(error):
+            raise
+        raise failures.ConnectionError(_CLOSED) from error
+
+
+_CLOSED: Final = "the client closed the connection before the answer"
 
 
 def _name(node: ClusterNode | None) -> str:
@@ -392,7 +410,7 @@ def _sent(client: redis.Redis, commands: Sequence[Words]) -> list[Any]:
     pipe: Any = client.pipeline(transaction=False)
     for words, options in commands:
         pipe.execute_command(*words, **options)
-    with closing_if_interrupted(client):
+    with closing_if_interrupted(client), as_redis_errors():
         return list(pipe.execute(raise_on_error=False))
 
 

@@ -17,7 +17,7 @@ from celery_singleton_lock.core.model import CLAIM_LEASE
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.errors import BackendUnreachable
 from celery_singleton_lock.store.cluster.operations import ClusterOperations
-from celery_singleton_lock.store.cluster_routing import ELSEWHERE, key_of, knowing_all_nodes
+from celery_singleton_lock.store.cluster_routing import ELSEWHERE, as_redis_errors, key_of
 from celery_singleton_lock.store.error_mapping import FAILED, explain
 from celery_singleton_lock.store.redis.aio import BlockingConnections
 from celery_singleton_lock.store.requests import Batch, Command, Counted, Pop, Request
@@ -42,6 +42,8 @@ class AsyncClusterStore:
         BackendRefused: a server refused.
     """
 
+    has_rates = True
+
     def __init__(
         self,
         client: redis.asyncio.RedisCluster,
@@ -51,20 +53,21 @@ class AsyncClusterStore:
         claim_lease: float = CLAIM_LEASE,
     ) -> None:
         self.client: Any = client  # redis-py has not annotated most of it
-        self.clock = SystemClock()
+        self.clock: SystemClock = SystemClock()
         keyspace = Keyspace((keyspace or Keyspace()).prefix, spread=True)
-        self.operations = ClusterOperations(keyspace, scripts, claim_lease)
-        self.keyspace = self.operations.keyspace
+        self.operations: ClusterOperations = ClusterOperations(keyspace, scripts, claim_lease)
+        self.keyspace: Keyspace = self.operations.keyspace
         self._blocking: dict[str, BlockingConnections] = {}
 
-    acquire = by_task(ClusterOperations.acquire)
-    claim = by_task(ClusterOperations.claim)
-    release = by_task(ClusterOperations.release)
-    extend = by_task(ClusterOperations.extend)
-    inspect = by_task(ClusterOperations.inspect)
-    reset = by_task(ClusterOperations.reset)
-    wait = by_task(ClusterOperations.wait)
-    time = by_task(ClusterOperations.time)
+    acquire: Final = by_task(ClusterOperations.acquire)
+    claim: Final = by_task(ClusterOperations.claim)
+    release: Final = by_task(ClusterOperations.release)
+    extend: Final = by_task(ClusterOperations.extend)
+    charge: Final = by_task(ClusterOperations.charge)
+    inspect: Final = by_task(ClusterOperations.inspect)
+    reset: Final = by_task(ClusterOperations.reset)
+    wait: Final = by_task(ClusterOperations.wait)
+    time: Final = by_task(ClusterOperations.time)
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -99,7 +102,7 @@ class AsyncClusterStore:
         The second answer would look like the answer to the release of a lost lock.
         """
         target = {"target_nodes": await self._node(command.words)}
-        with knowing_all_nodes():
+        with as_redis_errors():
             return await self.client.execute_command(*command.words, **target, **command.options)
 
     async def masters(self) -> Sequence[Any]:
@@ -165,7 +168,7 @@ class AsyncClusterStore:
         except FAILED:  # the layout is not known yet
             return await self._command(command)
         async with rooms[node.name]:
-            with suppress(*ELSEWHERE, failures.ConnectionError):
+            with suppress(*ELSEWHERE, failures.ConnectionError), as_redis_errors():
                 return await node.execute_command(*command.words, **command.options)
             return await self._command(command)  # the slot has moved, or the connection was closed
 
@@ -178,7 +181,7 @@ class AsyncClusterStore:
         try:
             return await connections.pop(pop)
         except (*ELSEWHERE, failures.ConnectionError) as error:
-            with suppress(*FAILED), knowing_all_nodes():
+            with suppress(*FAILED), as_redis_errors():
                 await self.client.execute_command(
                     "EXISTS", pop.key
                 )  # the client learns where the slot is

@@ -75,12 +75,14 @@ class ClusterOperations(Operations):
         free: int = 0,
         *,
         tasks: Collection[str] | None = None,
+        stopped: Mapping[str, float] | None = None,
+        light: bool = False,
     ) -> Steps[Mapping[str, str]]:
         """Record in every bucket that a worker is alive; return the modes that were switched."""
-        heartbeat = Heartbeat.of(worker, realm, queues, ttl, free, tasks)
+        heartbeat = Heartbeat.of(worker, realm, queues, ttl, free, tasks, stopped)
         fleets = self.keyspace.fleets
         answers = yield from self.run_many(
-            [self.heartbeat_call(fleet, heartbeat) for fleet in fleets]
+            [self.heartbeat_call(fleet, heartbeat, light=light) for fleet in fleets]
         )
         whole = [
             self.heartbeat_call(fleet, heartbeat, whole=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import redis
 
-from celery_singleton_lock.core.clock import SystemClock
+from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.core.lock_steps import carry_out
 from celery_singleton_lock.core.model import CLAIM_LEASE
 from celery_singleton_lock.core.redis_keys import BUCKETS, Keyspace
@@ -54,10 +54,11 @@ class ClusterStore(RedisStore):
         operations = ClusterOperations(
             keyspace, scripts, claim_lease, quarantine=quarantine, replicas=replicas
         )
-        self.operations, self._probe_each = operations, operations.probe_each
-        self.keyspace = operations.keyspace
-        self.nodes = client if isinstance(client, Nodes) else Nodes.of(client)
-        self.clock = SystemClock()
+        self.operations: ClusterOperations = operations
+        self._probe_each = operations.probe_each
+        self.keyspace: Keyspace = operations.keyspace
+        self.nodes: Nodes = client if isinstance(client, Nodes) else Nodes.of(client)
+        self.clock: Clock = SystemClock()
         self._fast_path = None
         self._blocking_nodes: dict[float, Nodes] = {}
         self._inboxes: dict[str, Inboxes] = {}

@@ -47,12 +47,12 @@ class AsyncRedisNode(AsyncRedisStore):
         super().__init__(client, keyspace, claim_lease=claim_lease)
         self.operations = ServerOperations(keyspace, scripts, claim_lease)
 
-    vote = by_task(ServerOperations.vote)
-    vote_many = by_task(ServerOperations.vote_many)
-    withdraw_vote = by_task(ServerOperations.withdraw_vote)
-    renew_votes = by_task(ServerOperations.renew_votes)
-    server_state = by_task(ServerOperations.server_state)
-    admit_voter = by_task(ServerOperations.admit_voter)
+    vote: Final = by_task(ServerOperations.vote)
+    vote_many: Final = by_task(ServerOperations.vote_many)
+    withdraw_vote: Final = by_task(ServerOperations.withdraw_vote)
+    renew_votes: Final = by_task(ServerOperations.renew_votes)
+    server_state: Final = by_task(ServerOperations.server_state)
+    admit_voter: Final = by_task(ServerOperations.admit_voter)
 
 
 class AsyncQuorumStore:
@@ -77,6 +77,8 @@ class AsyncQuorumStore:
         BackendRefused: too many servers refused.
     """
 
+    has_rates = False
+
     def __init__(
         self,
         servers: Sequence[str | redis.asyncio.Redis],
@@ -89,7 +91,7 @@ class AsyncQuorumStore:
         claim_lease: float = CLAIM_LEASE,
     ) -> None:
         self.clock: Clock = clock or SystemClock()
-        self.keyspace = keyspace_with(keyspace, prefix)
+        self.keyspace: Keyspace = keyspace_with(keyspace, prefix)
         self.votes: Final = Votes(
             len(servers), self.clock, timeout=timeout, longest_lease=longest_lease
         )
@@ -107,16 +109,17 @@ class AsyncQuorumStore:
         self._before: dict[tuple[int, str], asyncio.Task[None]] = {}
         self._running: set[asyncio.Task[None]] = set()
 
-    acquire = by_task(QuorumOperations.acquire)
-    claim = by_task(QuorumOperations.claim)
-    release = by_task(QuorumOperations.release)
-    extend = by_task(QuorumOperations.extend)
-    inspect = by_task(QuorumOperations.inspect)
-    reset = by_task(QuorumOperations.reset)
-    wait = by_task(QuorumOperations.wait)
-    time = by_task(QuorumOperations.time)
-    check = by_task(QuorumOperations.check)
-    admit = by_task(QuorumOperations.admit)
+    acquire: Final = by_task(QuorumOperations.acquire)
+    claim: Final = by_task(QuorumOperations.claim)
+    release: Final = by_task(QuorumOperations.release)
+    extend: Final = by_task(QuorumOperations.extend)
+    inspect: Final = by_task(QuorumOperations.inspect)
+    reset: Final = by_task(QuorumOperations.reset)
+    close_for: Final = by_task(QuorumOperations.close_for)
+    wait: Final = by_task(QuorumOperations.wait)
+    time: Final = by_task(QuorumOperations.time)
+    check: Final = by_task(QuorumOperations.check)
+    admit: Final = by_task(QuorumOperations.admit)
 
     async def __aenter__(self) -> Self:
         """Return self; the end of the block closes the connections."""

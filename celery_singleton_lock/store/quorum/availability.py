@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from celery_singleton_lock.errors import (
     BackendError,
@@ -15,7 +15,7 @@ from celery_singleton_lock.errors import (
 from celery_singleton_lock.store.quorum.values import Answers, NotElected
 from celery_singleton_lock.store.quorum.votes import Votes
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 
 class Availability:

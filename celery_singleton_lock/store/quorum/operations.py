@@ -84,6 +84,7 @@ class QuorumOperations:
         *,
         settle: bool = False,
         kept_elsewhere: bool = False,  # noqa: ARG002  # no messages are stored
+        later: bool = False,  # noqa: ARG002  # there are no rates
     ) -> Steps[Reply]:
         """Claim the coordinator's lock, and then request votes; see :meth:`LockStore.claim`."""
         reply: Reply = yield from self._coordinators.queue(
@@ -201,6 +202,20 @@ class QuorumOperations:
         every = range(self.votes.count)
         yield Each(dict.fromkeys(every, lambda n: n.reset(name, call=call)), wait_for_all)
         return 1 if owner else 0
+
+    def close_for(self, name: str, seconds: float, why: str) -> Steps[float]:
+        """Refuse: the servers have no common state beside the votes.
+
+        Raises:
+            ConfigurationError: always.
+        """
+        del seconds, why
+        yield from ()
+        msg = (
+            f"lock {name!r} cannot be closed for a time: a quorum of servers has no common state "
+            "for that. Use one Redis, or a Cluster, for it."
+        )
+        raise ConfigurationError(msg)
 
     def wait(self, name: str, token: str, timeout: float) -> Steps[bool]:
         """Block until the coordinator's lock may be granted; see :meth:`LockStore.wait`."""

@@ -31,7 +31,7 @@ class ServerOperations(Operations):
         claim_lease: float = CLAIM_LEASE,
     ) -> None:
         super().__init__(keyspace, scripts, claim_lease)
-        self.scripts = {**load_quorum_scripts(), **self.scripts}
+        self.scripts: dict[str, Script] = {**load_quorum_scripts(), **self.scripts}
 
     def vote(self, bid: Bid) -> Steps[VoteReply]:
         """Request the vote."""

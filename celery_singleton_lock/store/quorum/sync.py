@@ -56,12 +56,12 @@ class RedisNode(RedisStore):
         super().__init__(client, keyspace, claim_lease=claim_lease)
         self.operations = ServerOperations(keyspace, scripts, claim_lease)
 
-    vote = by_thread(ServerOperations.vote)
-    vote_many = by_thread(ServerOperations.vote_many)
-    withdraw_vote = by_thread(ServerOperations.withdraw_vote)
-    renew_votes = by_thread(ServerOperations.renew_votes)
-    server_state = by_thread(ServerOperations.server_state)
-    admit_voter = by_thread(ServerOperations.admit_voter)
+    vote: Final = by_thread(ServerOperations.vote)
+    vote_many: Final = by_thread(ServerOperations.vote_many)
+    withdraw_vote: Final = by_thread(ServerOperations.withdraw_vote)
+    renew_votes: Final = by_thread(ServerOperations.renew_votes)
+    server_state: Final = by_thread(ServerOperations.server_state)
+    admit_voter: Final = by_thread(ServerOperations.admit_voter)
 
 
 class QuorumStore:
@@ -89,6 +89,8 @@ class QuorumStore:
         BackendRefused: too many servers refused.
     """
 
+    has_rates = False
+
     def __init__(
         self,
         servers: Sequence[str | redis.Redis],
@@ -101,7 +103,7 @@ class QuorumStore:
         claim_lease: float = CLAIM_LEASE,
     ) -> None:
         self.clock: Clock = clock or SystemClock()
-        self.keyspace = keyspace_with(keyspace, prefix)
+        self.keyspace: Keyspace = keyspace_with(keyspace, prefix)
         self.votes: Final = Votes(
             len(servers), self.clock, timeout=timeout, longest_lease=longest_lease
         )
@@ -116,16 +118,17 @@ class QuorumStore:
         self._threads = ServerThreads(len(clients))
         weakref.finalize(self, self._threads.close).atexit = False  # the interpreter ends threads
 
-    acquire = by_thread(QuorumOperations.acquire)
-    claim = by_thread(QuorumOperations.claim)
-    release = by_thread(QuorumOperations.release)
-    extend = by_thread(QuorumOperations.extend)
-    inspect = by_thread(QuorumOperations.inspect)
-    reset = by_thread(QuorumOperations.reset)
-    wait = by_thread(QuorumOperations.wait)
-    time = by_thread(QuorumOperations.time)
-    check = by_thread(QuorumOperations.check)
-    admit = by_thread(QuorumOperations.admit)
+    acquire: Final = by_thread(QuorumOperations.acquire)
+    claim: Final = by_thread(QuorumOperations.claim)
+    release: Final = by_thread(QuorumOperations.release)
+    extend: Final = by_thread(QuorumOperations.extend)
+    inspect: Final = by_thread(QuorumOperations.inspect)
+    reset: Final = by_thread(QuorumOperations.reset)
+    close_for: Final = by_thread(QuorumOperations.close_for)
+    wait: Final = by_thread(QuorumOperations.wait)
+    time: Final = by_thread(QuorumOperations.time)
+    check: Final = by_thread(QuorumOperations.check)
+    admit: Final = by_thread(QuorumOperations.admit)
 
     # -- requests ---------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import Final, NoReturn
 from celery_singleton_lock.core.lock_view import Parked
 from celery_singleton_lock.core.model import SCHEMA, Claim, Ending, Identity, Owner, Reply, Verdict
 from celery_singleton_lock.core.owner_token import new_token
-from celery_singleton_lock.core.parked_message import Delivery, Parcel, ParkedMessage, Stray
+from celery_singleton_lock.core.parked_message import Delivery, Parcel, ParkedMessage, Swept
 from celery_singleton_lock.errors import BackendError, BackendRefused
 from celery_singleton_lock.store.operations import PROBE
 from celery_singleton_lock.store.quorum.sync import QuorumStore
@@ -41,6 +41,12 @@ def refuse(what: str) -> NoReturn:
 class TaskQuorum(QuorumStore):
     """Locks of tasks on an odd number of independent servers; see :class:`QuorumStore`."""
 
+    def charge(
+        self, name: str, token: str, charge_id: str, amount: int, rates: Sequence[str]
+    ) -> Reply:
+        """Refuse: a quorum counts no starts."""
+        refuse("A charge")
+
     def park(self, owner: Owner, claim: Claim, parcel: Parcel) -> Reply:
         """Refuse: the message stays with the broker."""
         refuse("A parked message")
@@ -60,6 +66,8 @@ class TaskQuorum(QuorumStore):
         free: int = 0,
         *,
         tasks: Collection[str] | None = None,
+        stopped: Mapping[str, float] | None = None,
+        light: bool = False,
     ) -> Mapping[str, str]:
         """Check that a majority answers. The worker is not recorded, since nothing is delivered.
 
@@ -68,6 +76,19 @@ class TaskQuorum(QuorumStore):
         """
         self.check()
         return {}
+
+    def list_running(
+        self,
+        worker: str,
+        new: Collection[tuple[str, str, str]],
+        gone: Collection[tuple[str, str, str]],
+        seconds: float,
+    ) -> None:
+        """Do nothing: no command reads the locks of a quorum."""
+
+    def fleet_size(self, realm: str, queues: Iterable[str]) -> int:
+        """Return 0: workers are not recorded."""
+        return 0
 
     def probe(self) -> None:
         """Acquire and release a lock that nobody else uses.
@@ -84,7 +105,7 @@ class TaskQuorum(QuorumStore):
         """Return no markers: no message is stored here that could be lost."""
         return Identity()
 
-    def schema(self) -> str:
+    def schema(self, needed: str = SCHEMA) -> str:  # a quorum has no flow control
         """Return ours: a worker compares those of the servers when it starts."""
         return SCHEMA
 
@@ -117,9 +138,9 @@ class TaskQuorum(QuorumStore):
         worker: str = "",
         realm: str = "",
         patience: float = 0.0,
-    ) -> Sequence[Stray]:
+    ) -> Swept:
         """Do nothing: waiters ask again by themselves."""
-        return []
+        return Swept()
 
     def sweep_and_grant_many(
         self,
@@ -128,9 +149,9 @@ class TaskQuorum(QuorumStore):
         worker: str = "",
         realm: str = "",
         patience: float = 0.0,
-    ) -> Sequence[Stray]:
+    ) -> Swept:
         """Do nothing."""
-        return []
+        return Swept()
 
     def record_publish_result(
         self,
@@ -164,8 +185,12 @@ class TaskQuorum(QuorumStore):
         """Return nothing."""
         return None
 
-    def parked(self, realm: str) -> Mapping[str, Parked]:
+    def parked(self, realm: str, queues: Collection[str] | None = None) -> Mapping[str, Parked]:
         """Return nothing."""
+        return {}
+
+    def switches(self) -> Mapping[str, str]:
+        """Return nothing: no mode can be switched."""
         return {}
 
     def switch(self, task: str, mode: str | None) -> None:
