@@ -259,12 +259,15 @@ class Storm:
     # -- after it ---------------------------------------------------------------------------------
 
     def _settle(self, load: Load) -> None:
-        """Stop publishing, and let the published tasks end."""
+        """Stop publishing, and let the published tasks end.
+
+        What is on its way counts as lost by the broker until a worker receives it, so the history
+        says that all have ended only if nothing was on its way before.
+        """
         load.stop_publishing()
         self.fleet.heal()
         until = time.monotonic() + DRAIN
-        while unsettled(self.history()) and time.monotonic() < until:
-            self._look_after_workers()
+        while time.monotonic() < until and not (self._is_quiet() and not unsettled(self.history())):
             time.sleep(0.5)  # to read the whole history is dear
 
     def _look_after_workers(self) -> None:

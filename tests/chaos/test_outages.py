@@ -171,7 +171,7 @@ class Scene:
         eventually(lambda: self.book.unacked() == 0 and self.book.queued() == 0, 10, "all settled")
 
 
-@pytest.mark.full("paused")
+@pytest.mark.full("paused", "stopped")
 @REAL
 @pytest.mark.parametrize("outage", [stopped, paused, restarted])
 def test_five_seconds_away_and_the_lease_lasts(open_book, durable, pool, outage, record_property):
@@ -442,12 +442,13 @@ def test_nothing_is_lost_if_the_lost_broker_ends_the_worker(make_redis, redis_ur
         eventually(lambda: "Connection to broker lost" in one.log(), 10, "the loss is noticed")
         book.open("a-1")
         eventually(lambda: not one.is_running or book.state(later) == states.SUCCESS, 30)
-        with one if one.is_running else book.worker(name="same", concurrency=2):
-            assert [book.value(r, 30) for r in (first, *parked, later)] == [1, 2, 3, 4]
-            eventually(lambda: book.unacked() == 0 and book.queued() == 0, 20, "all settled")
-            assert sorted(book.order("a")) in ([1, 2, 3, 4], [1, 1, 2, 3, 4])
-            assert book.peak("a") == 1
-            book.await_free("a", LEASE + 3)
+        if not one.is_running:
+            book.worker(name="same", concurrency=2).start()
+        assert [book.value(r, 30) for r in (first, *parked, later)] == [1, 2, 3, 4]
+        eventually(lambda: book.unacked() == 0 and book.queued() == 0, 20, "all settled")
+        assert sorted(book.order("a")) in ([1, 2, 3, 4], [1, 1, 2, 3, 4])
+        assert book.peak("a") == 1
+        book.await_free("a", LEASE + 3)
 
 
 # --- two applications -----------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from celery_singleton_lock.core.model import Claim, Ending, Owner, Reservation, 
 from celery_singleton_lock.core.owner_token import base_of, new_token
 from celery_singleton_lock.core.parked_message import Parcel
 from celery_singleton_lock.errors import BackendRefused, LockConflict, LockTimeout
+from celery_singleton_lock.store.operator import redis as redis_admin
 from celery_singleton_lock.store.operator.base import PARTS, Operator
 from support.passing_time import let_pass
 
@@ -39,9 +40,9 @@ def owner(attempt="", task="app.task", **more):
     return Owner(new_token(), attempt, task, host="host", pid=1, **more)
 
 
-def hold(store, name=NAME, lease=30.0, **more):
+def hold(store, name=NAME, lease=30.0, limit=1, **more):
     who = owner(**more)
-    assert store.acquire(who, Claim(name, lease)).verdict is Verdict.GRANTED
+    assert store.acquire(who, Claim(name, lease, limit)).verdict is Verdict.GRANTED
     return who
 
 
@@ -102,6 +103,87 @@ def test_a_list_is_filtered_by_part_or_pattern_of_the_name_long_ones_too(store):
     assert {lock.name for lock in store.summarise_locks("account")} == {"account:1", "account:2"}
     assert {lock.name for lock in store.summarise_locks("*:1")} == {"account:1", "bill:1"}
     assert {lock.name for lock in store.summarise_locks("long:xx")} == {long}
+
+
+LONG = "long:" + "x" * 300
+
+
+def test_locks_with_waiters_are_found_without_reading_all_locks(store, lock_client):
+    """Those in the queue, and those without a worker; by all of them, no lock that only runs."""
+    live_worker(store)
+    hold(store, "runs")
+    for name, waiting in ((NAME, 2), (LONG, 1), ("a\nb", 1)):
+        hold(store, name)
+        for number in range(waiting):
+            park(store, f"{name}{number}", name)
+    park(store, "adrift", "nobody", queue="unknown")
+    counted = {name: waiting for name, waiting, _ in store.count_waiters()}
+    assert counted == {NAME: 2, LONG: 1, "a\nb": 1, "nobody": 1}
+    (broken,) = (key for key in (store.keyspace.lock("a\nb").queue,) if lock_client.delete(key))
+    lock_client.set(broken, "x")
+    counted = {name: waiting for name, waiting, _ in store.count_waiters()}
+    assert counted == {NAME: 2, LONG: 1, "nobody": 1}
+
+
+def test_no_lock_has_waiters_after_all_have_ended(store):
+    live_worker(store)
+    holder = hold(store)
+    tokens_of = [park(store, f"t{n}").token for n in range(2)]
+    store.release(NAME, holder.token, Ending.FINAL, worker="w")
+    for token in tokens_of:
+        assert store.claim(owner()._replace(token=token), NAME, 30.0).verdict is Verdict.GRANTED
+        assert [each[0] for each in store.count_waiters()] == [NAME]  # it has waited
+        store.release(NAME, token, Ending.FINAL, worker="w")
+    assert list(store.count_waiters()) == []
+
+
+@pytest.mark.parametrize(
+    ("order", "least", "most"), [("oldest", 0, 20), ("held", 2, 2), ("lease", 30, 60)]
+)
+def test_locks_with_waiters_are_counted_with_the_number_of_their_order(store, order, least, most):
+    for name in (NAME, LONG):
+        for _ in range(2):
+            hold(store, name, lease=60.0, limit=2)
+        park(store, name, name)
+        park(store, name + "too", name)
+    found = {name: number for name, _, number in store.count_waiters(order)}
+    assert set(found) == {NAME, LONG}
+    assert all(least <= number <= most for number in found.values())
+
+
+def test_more_locks_with_waiters_than_one_script_counts_are_found(store, monkeypatch):
+    monkeypatch.setattr(redis_admin, "COUNTED", 1)
+    names = {f"a{number}" for number in range(150)}
+    for name in names:
+        hold(store, name)
+        wait(store, name)
+    assert {each[0] for each in store.count_waiters()} == names
+
+
+def test_a_running_task_is_located_by_its_id_or_the_start_of_it(store, lock_client):
+    """A lock's name may hold any sign. What has ended is no longer listed."""
+    one, two, other = ("abc-1", NAME, "x.0"), ("abc-2", "a\nb", "y.0"), ("def", LONG, "z.0")
+    store.list_running("w1", [one, other], [], 60.0)
+    store.list_running("w2", [two], [], 60.0)
+    assert sorted(store.locate_running("abc-")) == [one, two]
+    assert store.locate_running("def") == [other]
+    store.list_running("w1", [], [one, other], 60.0)
+    assert store.locate_running("abc-") == [two]
+    lock_client.zadd(store.keyspace.running, {"w2": 1})
+    assert store.locate_running("") == []
+    store.list_running("w1", [one], [], 60.0)
+    assert lock_client.zcard(store.keyspace.running) == 1, "the list of a dead worker has expired"
+    assert 0 < lock_client.pttl(store.keyspace.running_of("w1")) <= 60_000
+
+
+def test_named_locks_are_summarised_in_order_and_unknown_ones_omitted(store):
+    for name in ("b", "a", LONG):
+        hold(store, name)
+    found = store.summarise_named(["b", "unknown", LONG, "a"])
+    assert [lock.name for lock in found] == ["b", LONG, "a"]
+    assert [lock.held for lock in found] == [1, 1, 1]
+    assert store.summarise_named([]) == []
+    assert store.key_count() >= 9
 
 
 def test_a_lock_whose_keys_hold_other_data_hides_no_other_lock(store, lock_client):

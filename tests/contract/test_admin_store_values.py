@@ -13,7 +13,7 @@ from celery_singleton_lock.core.model import ALIVE, Claim, Owner
 from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.core.parked_message import Parcel
 from celery_singleton_lock.core.redis_keys import Keyspace
-from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.errors import ConfigurationError, LockUnusable
 from celery_singleton_lock.store.operator import listing
 from celery_singleton_lock.store.operator import redis as redis_admin
 from celery_singleton_lock.store.operator.base import Glance, Operator, Waiting
@@ -102,20 +102,30 @@ def test_many_locks_are_found_in_many_short_steps(store, monkeypatch):
     assert set(found) == names
 
 
+@pytest.mark.parametrize(("holders", "locks"), [(0, 50), (1, 50), (20, 50), (100, 10), (5000, 1)])
+def test_one_script_reads_a_bounded_number_of_holders(store, holders, locks):
+    """Fifty semaphores of a thousand holders each kept Redis for over ten seconds."""
+    calls = listing.glance_calls(store.operations, [f"m{n}" for n in range(120)], holders)
+    assert max(len(call.keys) for call in calls) == locks
+    assert sum(len(call.keys) for call in calls) == 120
+
+
 # -- replies ---------------------------------------------------------------------------------------
 
 
 def test_a_glance_is_read_as_it_is_written():
     records = [json.dumps({"task": "t", "attempt": f"{n}/0/0", "state": "running"}) for n in "ab"]
-    lock = [2, 3, 4, 5, 6, 1, 7500, "name\nof two lines"]
+    lock = [2, 3, 4, 5, 6, 1, 7500, 1, 2500, "name\nof two lines"]
     lock += ["x.0", 1500, json.loads(records[0]), "y.0", 2500, json.loads(records[1])]
-    idle = [0, 0, 0, 0, 0, 0, 0, "idle"]
+    idle = [0, 0, 0, 0, 0, 0, 0, 0, 0, "idle"]
     found, *others = glances_of(json.dumps([lock, idle, "key"]).encode())
     assert found[:8] == ("name\nof two lines", 2, 3, 4, 5, 6, True, 7.5)
     assert [(each.token, each.task_id, each.expires_in) for each in found.holders] == [
         ("x.0", "a", 1.5),
         ("y.0", "b", 2.5),
     ]
+    assert found.rated
+    assert found.closed_for == 2.5
     assert not found.broken
     assert others == [Glance("idle"), Glance("key", broken=True)]
 
@@ -235,6 +245,35 @@ def test_a_long_reason_is_cut_in_the_audit_too(store):
     assert entry["why"] == "x" * 500
 
 
+@pytest.mark.parametrize("verb", ["force_release", "drop_waiters", "promote", "pause", "limit"])
+def test_a_reason_that_is_no_unicode_leaves_no_lock_half_changed(store, verb):
+    """Lua refused it after the holder was removed: nobody got the lock, and the audit was empty."""
+    by = Operator("jane", why="caf\udce9")
+    holder, waiter = hold(store), Owner(new_token(), "w/0/0")
+    store.acquire(waiter, Claim(NAME), wait=60.0)
+    steps = {
+        "force_release": lambda: store.force_release(NAME, holder, by),
+        "drop_waiters": lambda: store.drop_waiters(NAME, [waiter.token], by),
+        "promote": lambda: store.promote(NAME, waiter.token, by),
+        "pause": lambda: store.pause(NAME, by),
+        "limit": lambda: store.set_limit(NAME, 2, by),
+    }
+    steps[verb]()
+    (entry,) = store.audit()
+    assert entry["why"] == r"caf\udce9"
+    assert verb != "force_release" or store.inspect(NAME).holders[0].token == waiter.token
+    assert verb != "pause" or store.inspect(NAME).paused.endswith(r": caf\udce9")
+
+
+@pytest.mark.parametrize("junk", ["no JSON", "3", "null"])
+def test_an_audit_log_of_another_program_leaves_no_lock_half_changed(store, junk):
+    holder = hold(store)
+    store.client.lpush(store.keyspace.audit, junk)
+    with pytest.raises(LockUnusable):
+        store.force_release(NAME, holder, Operator("jane"))
+    assert [each.token for each in store.inspect(NAME).holders] == [holder]
+
+
 def test_an_operators_limit_is_taken_back_without_a_trace(store):
     hold(store, limit=2)
     assert store.set_limit(NAME, 5, JANE) == 5
@@ -259,6 +298,59 @@ def test_a_worker_that_is_silent_is_not_live(store):
     assert store.workers() == {"w": {"realm": "R", "queues": ["q"]}}
 
 
+def test_a_light_heartbeat_keeps_a_worker_alive_and_is_whole_if_data_was_lost(store):
+    """It also tells the free slots; before a first heartbeat it is whole, too."""
+
+    def beat(free):
+        store.worker_heartbeat("w", "R", ["p", "q"], 3, free, tasks=["t"], light=True)
+        assert store.client.get(f"{store.keyspace.fleet}:free:w") in {b"%d" % free, str(free)}
+        assert set(store.workers()) == {"w"}
+        assert store.silences(["w"])["w"] < ALIVE
+        assert store.consumers("R", "q", "t") == {"w": True}
+        assert store.fleet_size("R", ["q"]) == 1
+
+    beat(1)
+    route = f"{store.keyspace.fleet}:route:R:q"
+    store.client.zadd(route, {"w": 1})
+    beat(2)
+    assert store.client.zscore(route, "w") > 1
+    for key in ("route:R:q", "worker:w", "routes"):
+        store.client.delete(f"{store.keyspace.fleet}:{key}")
+        beat(3)
+    store.client.flushall()
+    beat(4)
+
+
+@pytest.mark.needs_real_redis("maxmemory")
+def test_a_light_heartbeat_is_not_refused_by_a_full_redis(make_redis):
+    """Else its worker would get no grants, and its parked tasks would never make room."""
+    with make_redis().client(decode_responses=False) as client:
+        store = RedisAdminStore(client)
+        store.worker_heartbeat("w", "R", ["q"], 3, tasks=["t"])
+        route = f"{store.keyspace.fleet}:route:R:q"
+        client.zadd(route, {"w": 1})
+        client.config_set("maxmemory", 1)
+        store.worker_heartbeat("w", "R", ["q"], 3, tasks=["t"], light=True)
+        assert client.zscore(route, "w") > 1
+        store.close()
+
+
+@pytest.mark.needs_real_redis("INFO commandstats")
+def test_the_workers_of_all_queues_are_found_without_a_scan(store):
+    """A page may ask every second, beside any number of locks."""
+    assert store.workers() == {}
+    store.worker_heartbeat("a", "R", ["p", "q"], 30)
+    store.worker_heartbeat("b", "S", ["q"], 30)
+    store.client.config_resetstat()
+    assert store.workers() == {
+        "a": {"realm": "R", "queues": ["p", "q"]},
+        "b": {"realm": "S", "queues": ["q"]},
+    }
+    assert "cmdstat_scan" not in store.client.info("commandstats")
+    store.leave("a", "R", ["p", "q"])
+    assert set(store.workers()) == {"b"}
+
+
 def test_a_record_of_no_holder_is_no_holder():
-    (found,) = glances_of(b'[[1, 0, 0, 0, 1, 0, 0, "name", "x.0", 1000, {}]]')
+    (found,) = glances_of(b'[[1, 0, 0, 0, 1, 0, 0, 0, 0, "name", "x.0", 1000, {}]]')
     assert found.holders == (Holder("x.0", expires_in=1.0),)

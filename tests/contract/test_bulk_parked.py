@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import time
 
@@ -9,14 +10,25 @@ import pytest
 
 from celery_singleton_lock.admin import export_parked
 from celery_singleton_lock.admin.bulk_parked import Pace, drain, purge
-from celery_singleton_lock.admin.export_parked import export, restore
+from celery_singleton_lock.admin.export_parked import (
+    SERVED,
+    PurgedFile,
+    export,
+    refuse_drained,
+    restore,
+    served_realms,
+    would_restore,
+)
+from celery_singleton_lock.admin.force_release import Refused
 from celery_singleton_lock.admin.select_parked import Filter, count, names_of, select, steps
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
 from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.rate import Rate, packed
 from celery_singleton_lock.errors import BackendError, ConfigurationError
 from celery_singleton_lock.store.operator.base import Operator, Waiting
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
+from support.passing_time import let_pass
 from support.waiters import hold, park
 
 pytestmark = pytest.mark.contract
@@ -177,6 +189,23 @@ def test_purged_tasks_are_reported_although_the_reply_was_lost(store):
     assert entry["count"] == 3
 
 
+def test_a_purge_and_an_export_find_the_tasks_of_killed_workers_too(store):
+    """No worker sweeps any more: an export before a change of Redis would lose what had begun."""
+    held = hold(store, "a")
+    park(store, "a", "began")
+    store.release("a", held.token, Ending.FINAL)
+    park(store, "a", "waits")
+    let_pass(store, 700)  # the heartbeat and the lease have ended
+    lines = list(export(store, Filter(), by("export")))
+    assert [json.loads(line)["attempt"] for line in lines] == ["began/0/0", "waits/0/0"]
+
+    store.worker_heartbeat("w", "R", ["q"], 600)
+    store.sweep_and_grant("a")  # the first one is granted again
+    let_pass(store, 700)
+    assert purge(store, Filter(), by("purge")).total == 2
+    assert store.inspect("a").bodies == 0
+
+
 # -- drain -----------------------------------------------------------------------------------------
 
 
@@ -195,6 +224,20 @@ def test_drained_messages_are_published_in_order_and_dropped(store):
     copies = [Owner(new_token(), f"t{number}/0/0") for number in (0, 44)]
     answers = {store.acquire(copy, Claim("a", copy=True)).verdict for copy in copies}
     assert answers == {Verdict.BLOCKED}, "the message is to run"
+
+
+def test_a_drain_sends_the_tasks_of_killed_workers_too(store):
+    """No worker sweeps any more; their stored messages would stay in Redis after an uninstall."""
+    for name in ("a", "b"):
+        held = hold(store, name)
+        park(store, name, f"ran-{name}")
+        store.release(name, held.token, Ending.FINAL)
+    park(store, "a", "waits")
+    let_pass(store, 700)  # the heartbeat and both leases have ended
+    sent = []
+    drain(store, Filter(), by("drain"), realm="R", publish=sent.append, pace=Pace(0))
+    assert sorted(ids(sent)) == ["ran-a", "ran-b", "waits"]
+    assert [store.inspect(name).bodies for name in ("a", "b")] == [0, 0]
 
 
 def test_what_stays_in_a_drain_is_counted_by_reason(store):
@@ -396,16 +439,147 @@ def test_a_second_import_parks_nothing_unless_again_is_given(store):
     hold(store, "a")
     park(store, "a", "t")
     lines = list(export(store, Filter(), by("export")))
-    assert restore(store, lines, by("import")).total == 1
+    still = restore(store, lines, by("import"))
+    assert (still.total, still.skipped) == (0, {"waits or runs already": 1})
+    assert "import" not in [entry["action"] for entry in store.audit()]
     assert count(store, Filter()).total == 1
     purge(store, Filter(), by("purge"))
     assert restore(store, lines, by("import")).skipped == {"has ended already": 1}
     assert count(store, Filter()).total == 0
     assert restore(store, lines, by("import"), again=True).done == {"a": 1}
     assert ids(select(store, Filter())) == ["t"]
-    beside = restore(store, lines, by("import"), again=True)
-    assert (beside.total, beside.skipped) == (0, {"waits or runs already": 1})
+    for again in (True, False):
+        beside = restore(store, lines, by("import"), again=again)
+        assert (beside.total, beside.skipped) == (0, {"waits or runs already": 1})
     assert count(store, Filter()).total == 1
+
+
+def run_next(store, holder, task_id):
+    """Release the lock, and start the task that is next. Return its owner."""
+    store.release("a", holder.token, Ending.FINAL)
+    owner = Owner(store.inspect("a").holders[0].token, f"{task_id}/0/0", "app.task", "w")
+    assert store.claim(owner, "a", 30.0, settle=True).verdict is Verdict.GRANTED
+    return owner
+
+
+@pytest.mark.parametrize(
+    "rate",
+    [Rate("1/h"), Rate("1/h", kind="smooth", burst=1), Rate("1/h", cost=1)],
+    ids=["sliding", "smooth", "cost"],
+)
+def test_imported_tasks_start_no_faster_than_the_rate_of_their_lock(store, redis_client, rate):
+    """In another Redis nothing else knows the rate, until the next task is parked there."""
+    claim = Claim("a", 60.0, 300, flow=packed((rate,)))
+    held = Owner(new_token(), "first/0/0", "app.task")
+    store.acquire(held, claim)
+    for number in range(3):
+        owner = Owner(new_token(), f"t{number}/0/0", "app.task")
+        store.park(owner, claim, Parcel(b"body", "R", "q", None))
+    lines = list(export(store, Filter(), by("export")))
+    redis_client.flushdb()
+    store.worker_heartbeat("w", "R", ["q"], 600)
+    assert restore(store, lines, by("import")).total == 3
+    view = store.inspect("a")
+    assert (len(view.holders), view.waiting) == (1, 2)
+    (found,) = view.rates
+    assert (found.rate, found.by_cost) == (str(rate), rate.cost is not None)
+
+
+def test_an_import_after_a_purge_does_not_run_what_ran_between_export_and_purge(store):
+    """Only what was purged or dropped is parked again, at its place, and once."""
+    holder = hold(store, "a")
+    for task_id in ("runs", "purged", "dropped"):
+        park(store, "a", task_id)
+    lines = list(export(store, Filter(), by("export")))
+    before = [each.place for each in select(store, Filter())]
+    holder = run_next(store, holder, "runs")
+    store.pause("a", by("pause"))
+    store.release("a", holder.token, Ending.FINAL)
+    store.drop_waiters("a", [list(select(store, Filter()))[-1].token], by("drop"))
+    purge(store, Filter(), by("purge"))
+    tally = restore(store, lines, by("import"), again=True)
+    assert (tally.done, tally.skipped) == ({"a": 2}, {"has ended already": 1})
+    assert ids(select(store, Filter())) == ["purged", "dropped"]
+    assert [each.place for each in select(store, Filter())] == before[1:]
+    store.resume("a", by("resume"))
+    for task_id in ("purged", "dropped"):
+        holder = run_next(store, holder, task_id)
+    store.release("a", holder.token, Ending.FINAL)
+    assert restore(store, lines, by("import"), again=True).skipped == {"has ended already": 3}
+
+
+def test_a_task_that_was_imported_again_is_not_lost_when_its_message_is_published(store):
+    """Workers dropped the published message as a copy of a task that has ended."""
+    hold(store, "a")
+    for task_id in ("once", "twice"):
+        park(store, "a", task_id)
+    lines = list(export(store, Filter(), by("export")))
+    for _ in range(2):
+        purge(store, Filter(), by("purge"))
+        assert restore(store, lines, by("import"), again=True).done == {"a": 2}
+    published = []
+
+    def publish(each):
+        published.append(each.task_id)
+        again = Owner(new_token(), each.attempt, each.task)
+        claim = Claim("a", place=each.place, copy=True)
+        assert store.acquire(again, claim).verdict is Verdict.TWIN
+
+    drain(store, Filter(), by("drain"), realm="R", publish=publish, pace=Pace(0))
+    assert published == ["once", "twice"]
+    assert count(store, Filter()).total == 2
+
+
+def test_a_copy_of_a_task_that_ran_before_a_drop_does_not_run_after_an_import_again(store):
+    """Another message of this attempt has run; its copies are dropped as before."""
+    holder = hold(store, "a")
+    park(store, "a", "t")
+    run_next(store, holder, "t")
+    store.release("a", store.inspect("a").holders[0].token, Ending.FINAL)
+    hold(store, "a")
+    park(store, "a", "t")
+    lines = list(export(store, Filter(), by("export")))
+    purge(store, Filter(), by("purge"))
+    store.forget_drops("a", [(json.loads(lines[0])["token"], "t/0/0")])
+    copy = Owner(new_token(), "t/0/0", "app.task")
+    assert store.acquire(copy, Claim("a", copy=True)).verdict is Verdict.DONE
+
+
+def test_a_purge_writes_what_it_drops_and_not_what_starts_meanwhile(store):
+    """So an import of its file runs nothing twice, however long Redis remembers what has run."""
+    holder = hold(store, "a")
+    for number in range(25):
+        park(store, "a", f"t{number}", body=b"%d" % number)
+
+    class Late(RedisAdminStore):
+        """The lock is released between the read of the messages and the drop."""
+
+        def drop_waiters(self, name, tokens, by, **how):
+            self.release("a", holder.token, Ending.FINAL)
+            return super().drop_waiters(name, tokens, by, **how)
+
+    late, kept = Late(store.client), io.StringIO()
+    tally = purge(late, Filter(), by("purge"), file=PurgedFile(late, kept))
+    assert (tally.total, tally.skipped) == (24, {"moved meanwhile": 1})
+    lines = kept.getvalue().splitlines()
+    assert [json.loads(line)["attempt"] for line in lines] == [f"t{n}/0/0" for n in range(1, 25)]
+    assert restore(store, lines, by("import"), again=True).total == 24
+    assert ids(select(store, Filter())) == [f"t{number}" for number in range(1, 25)]
+    late.close()
+
+
+def test_an_import_of_a_running_task_says_that_it_has_parked_nothing(store):
+    """It has begun under its old token, and its message was deleted: it is acknowledged early."""
+    store.worker_heartbeat("w", "R", ["q"], 30)
+    holder = hold(store, "a")
+    token = park(store, "a", "t")
+    lines = list(export(store, Filter(), by("export")))
+    store.release("a", holder.token, Ending.FINAL)
+    owner = Owner(token, "t/0/0", "app.task", "w")
+    assert store.claim(owner, "a", 30.0, settle=True).verdict is Verdict.GRANTED
+    tally = restore(store, lines, by("import"))
+    assert (tally.total, tally.skipped) == (0, {"waits or runs already": 1})
+    assert count(store, Filter()).total == 0
 
 
 def test_an_import_may_move_messages_to_another_broker(store):
@@ -416,6 +590,191 @@ def test_an_import_may_move_messages_to_another_broker(store):
     hold(store, "a")
     restore(store, lines, by("import"), realm="S")
     assert [each.realm for each in select(store, Filter())] == ["S"]
+
+
+def test_an_import_moves_waiting_tasks_to_another_broker(store):
+    """They went on waiting for workers of the former broker."""
+    holder = hold(store, "a")
+    for task_id in ("t", "u", "v"):
+        park(store, "a", task_id)
+    lines = list(export(store, Filter(), by("export")))
+    before = [each._replace(age=0.0, since=0.0) for each in select(store, Filter())]
+    store.leave("w", "R", ["q"])
+    tally = restore(store, lines, by("import"), realm="S")
+    assert (tally.done, +tally.skipped) == ({"a": 3}, {})
+    after = [each._replace(age=0.0, since=0.0) for each in select(store, Filter())]
+    assert after == [each._replace(realm="S") for each in before]
+    for realm in ("S", ""):  # the file itself does not move them back
+        again = restore(store, lines, by("import"), realm=realm)
+        assert (again.total, again.skipped) == (0, {"waits or runs already": 3})
+    store.worker_heartbeat("other", "S", ["q"], 600)
+    store.worker_heartbeat("w", "R", ["q"], 600)
+    store.release("a", holder.token, Ending.FINAL)
+    granted = store.receive("other", 1)
+    assert granted.token == before[0].token
+    assert store.receive("w", 0.01) is None
+    assert store.parked("R") == {}
+    assert store.parked("S")["q"].waiting == 2
+    assert [entry["count"] for entry in store.audit() if entry["action"] == "import"] == [3]
+
+
+def test_an_import_moves_no_task_to_another_broker_that_runs_or_must_end(store):
+    """They stay with the workers that have them, or have to end them."""
+    holder = hold(store, "a")
+    runs, revoked = park(store, "a", "t"), park(store, "a", "u")
+    lines = list(export(store, Filter(), by("export")))
+    store.deliver_revoked("a", revoked, realm="R")
+    store.release("a", holder.token, Ending.FINAL)
+    store.leave("w", "R", ["q"])
+    assert restore(store, lines, by("import"), realm="S").total == 0
+    assert [each.token for each in store.inspect("a").holders] == [runs]
+    assert {each.realm for each in select(store, Filter())} <= {"R"}
+
+
+def test_an_import_leaves_the_tasks_of_another_application_with_live_workers(store):
+    """Workers of the app do not know these tasks, and would drop them as unregistered."""
+    hold(store, "a")
+    for realm in ("R", "gone", "S"):
+        park(store, "a", f"of {realm}", realm=realm)
+    park(store, "a", "purged", realm="R")
+    lines = list(export(store, Filter(), by("export")))
+    store.drop_waiters("a", [list(select(store, Filter()))[-1].token], by("drop"))
+    assert served_realms(store, "S") == {"R"}
+    assert served_realms(store, "") == set()
+    tally = would_restore(lines, served_realms(store, "S"))
+    assert (tally.done, tally.skipped) == ({"a": 2}, {SERVED: 2})
+    tally = restore(store, lines, by("import"), realm="S", again=True)
+    assert tally.done == {"a": 1}
+    assert tally.skipped == {SERVED: 2, "waits or runs already": 1}
+    assert [(each.task_id, each.realm) for each in select(store, Filter())] == [
+        ("of R", "R"),
+        ("of gone", "S"),
+        ("of S", "S"),
+    ]
+    assert restore(store, lines, by("import"), again=True).done == {"a": 1}, "the purged one"
+
+
+def test_a_worker_that_starts_while_tasks_are_adopted_keeps_its_tasks(store):
+    """The script looks again whether a live worker consumes their queue."""
+    hold(store, "a")
+    token = park(store, "a", "t")
+    assert store.adopt_messages("a", [token], "S", by("import")) == []
+    assert [each.realm for each in select(store, Filter())] == ["R"]
+    assert store.audit() == []
+
+
+def test_an_adopted_task_that_was_returned_waits_for_the_end_of_its_delay(store):
+    token = park(store, "a", "t")
+    for _ in range(2):
+        owner = Owner(store.inspect("a").holders[0].token, "t/0/0", "app.task", "w")
+        store.claim(owner, "a", 30.0)
+        store.release("a", owner.token, Ending.AGAIN)
+    (delayed,) = select(store, Filter())
+    assert (delayed.state, delayed.token.partition(".")[0]) == ("delayed", token.partition(".")[0])
+    store.leave("w", "R", ["q"])
+    assert store.adopt_messages("a", [delayed.token], "S", by("import")) == [delayed.token]
+    assert store.adopt_messages("a", [delayed.token], "S", by("import")) == [delayed.token]
+    (after,) = select(store, Filter())
+    assert (after.state, after.realm) == ("delayed", "S")
+    assert list(store.find_contradictions("a")) == []
+    assert [entry["count"] for entry in store.audit()] == [1]
+
+
+def drained(store, wanted=None, realm="R"):
+    """Drain the tasks; return their ids."""
+    sent = []
+    drain(store, wanted or Filter(), by("drain"), realm=realm, publish=sent.append, pace=Pace(0))
+    return ids(sent)
+
+
+def without_time(line):
+    """Return a line as earlier versions wrote it."""
+    return json.dumps({name: v for name, v in json.loads(line).items() if name != "exported"})
+
+
+def test_tasks_that_were_drained_after_their_export_are_refused_by_an_import(store):
+    """They run from the broker, without a lock, and would run a second time."""
+    hold(store, "a")
+    for task_id in ("t", "u"):
+        park(store, "a", task_id)
+    lines = list(export(store, Filter(), by("export")))
+    refuse_drained(store, lines)
+    began = store.time()
+    assert drained(store) == ["t", "u"]
+    (at,) = store.drains().values()
+    assert began - 0.001 <= at <= store.time()
+    for given in (lines, map(without_time, lines), [*lines, "{"]):
+        with pytest.raises(Refused, match=r"^2 tasks of this file .* UTC\..* --force$"):
+            refuse_drained(store, given)
+    with pytest.raises(Refused, match=r"^1 task of this file"):
+        refuse_drained(store, ["{}"[:0], lines[0], "{", lines[1]])
+    refuse_drained(store, ["{", *lines])  # the import parks nothing
+
+
+def test_an_export_that_begins_while_a_drain_runs_is_refused_too(store):
+    """It has tasks that the drain sends later."""
+    hold(store, "a")
+    for number in range(3):
+        park(store, "a", f"t{number}")
+    lines = []
+
+    def publish(each):
+        if each.task_id == "t1":
+            lines.extend(export(store, Filter(), by("export")))
+
+    pace = Pace(0.2, sleep=lambda _seconds: None)  # two messages in a step
+    drain(store, Filter(), by("drain"), realm="R", publish=publish, pace=pace)
+    with pytest.raises(Refused, match=r"^3 tasks"):
+        refuse_drained(store, lines)
+
+
+def test_tasks_that_were_not_drained_since_their_export_are_imported(store):
+    """No false alarm: after a drain of another queue or broker, or before the export."""
+    hold(store, "a")
+    park(store, "a", "early")
+    assert drained(store) == ["early"]
+    park(store, "a", "t")
+    park(store, "a", "u", queue="other")
+    park(store, "a", "v", realm="S")
+    since = store.time() * 1000
+    while store.time() * 1000 < since + 2:  # times are whole milliseconds
+        pass
+    lines = list(export(store, Filter(), by("export")))
+    refuse_drained(store, lines)
+    assert drained(store, Filter(queue="other")) == ["u"]
+    kept = [line for line in lines if json.loads(line)["queue"] == "q"]
+    refuse_drained(store, kept)
+    with pytest.raises(Refused, match=r"^1 task "):
+        refuse_drained(store, lines)
+    store.client.flushall()
+    refuse_drained(store, map(without_time, lines))  # as in another Redis
+
+
+def test_a_message_that_a_drain_leaves_is_not_recorded_as_drained(store):
+    """A worker with locks has parked it again."""
+    hold(store, "a")
+    park(store, "a", "t")
+
+    def publish(each):
+        again = Owner(new_token(), each.attempt, each.task)
+        store.park(again, Claim("a", place=each.place, copy=True), Parcel(b"body", "R", "q"))
+
+    drain(store, Filter(), by("drain"), realm="R", publish=publish, pace=Pace(0))
+    purge(store, Filter(), by("purge"))
+    assert store.drains() == {}
+
+
+def test_tasks_that_were_adopted_and_then_drained_are_refused(store):
+    """The file has their former broker, the drain their new one."""
+    hold(store, "a")
+    park(store, "a", "t")
+    lines = list(export(store, Filter(), by("export")))
+    store.leave("w", "R", ["q"])
+    restore(store, lines, by("import"), realm="S")
+    assert drained(store, realm="S") == ["t"]
+    refuse_drained(store, lines)
+    with pytest.raises(Refused):
+        refuse_drained(store, lines, realm="S")
 
 
 GOOD = {
@@ -475,12 +834,32 @@ def test_an_import_that_redis_refuses_raises_the_error(make_redis):
     server = make_redis("--maxmemory", "3mb")
     with server.client(decode_responses=False) as client:
         store = RedisAdminStore(client)
-        line = json.dumps({**GOOD, "message": "YWFh" * 400_000})
+        line = json.dumps({**GOOD, "message": "YWFh" * 50_000})
         hold(store, "a")
         lines = [
             line.replace("abc.0", f"{number:032x}.0").replace("t/0/0", f"{number}/0/0")
-            for number in range(6)
+            for number in range(40)
         ]
-        with pytest.raises(BackendError):
+        with pytest.raises(BackendError) as raised:
             restore(store, lines, by("import"))
+        parked = store.inspect("a").bodies
+        assert 0 < parked < 40
+        assert f"{parked} tasks of the file were parked before." in str(raised.value)
+        assert sum(entry["count"] for entry in store.audit()) == parked
+        store.close()
+
+
+def test_a_full_redis_keeps_the_waiting_tasks_that_an_import_adopts(make_redis):
+    """They were dropped, and could not be parked again."""
+    with make_redis().client(decode_responses=False) as client:
+        store = RedisAdminStore(client)
+        hold(store, "a")
+        for number in range(25):
+            park(store, "a", f"t{number}")
+        lines = list(export(store, Filter(), by("export")))
+        client.config_set("maxmemory", 1)
+        tally = restore(store, lines, by("import"), realm="S")
+        assert tally.done == {"a": 25}
+        assert {each.realm for each in select(store, Filter())} == {"S"}
+        assert store.inspect("a").bodies == 25
         store.close()

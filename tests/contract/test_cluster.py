@@ -19,7 +19,11 @@ from redis.crc import key_slot
 from redis.credentials import CredentialProvider
 
 from celery_singleton_lock import AsyncLock, Lock
+from celery_singleton_lock.admin.bulk_parked import Pace, drain
 from celery_singleton_lock.admin.doctor import Health, examine
+from celery_singleton_lock.admin.export_parked import export, refuse_drained
+from celery_singleton_lock.admin.force_release import Refused
+from celery_singleton_lock.admin.select_parked import Filter
 from celery_singleton_lock.cli.main import main
 from celery_singleton_lock.config.redis_url import parse_backend_url
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
@@ -151,6 +155,23 @@ def test_what_concerns_all_locks_is_asked_of_all_masters(store, cluster_client):
         == [True] * 3
     )
     assert reset_all(cluster_client) == 3
+
+
+def test_an_import_knows_of_drains_on_every_master(store):
+    """Each bucket has its own record of drains."""
+    admin, sent = admin_of(store), []
+    drainer = Operator("jane", action="drain")
+    for name in names_of_all_masters(store):
+        hold(store, name)
+        park(store, f"{name}/0/0", name)
+        (line,) = export(admin, Filter(name, exact=True), Operator("jane"))
+        drain(
+            admin, Filter(name, exact=True), drainer, realm="R", publish=sent.append, pace=Pace(0)
+        )
+        assert list(admin.drains()) == ["R:q"]
+        with pytest.raises(Refused):
+            refuse_drained(admin, [line])
+    assert len(sent) == 3
 
 
 def test_the_doctor_looks_at_every_master(store, redis_cluster):
@@ -367,6 +388,20 @@ def test_a_batch_that_is_sent_again_follows_a_slot_that_moved(changing):
     cluster.move(key_slot(key.encode()), new, old)
 
 
+@contextlib.contextmanager
+def moving(slot, old, new):
+    """Move a slot, but none of its keys; at the end it stays where it was."""
+    with old.client() as one, new.client() as two:
+        old_id, new_id = (c.execute_command("CLUSTER", "MYID").decode() for c in (one, two))
+        two.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", old_id)
+        one.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", new_id)
+        try:
+            yield
+        finally:
+            for each in (one, two):
+                each.execute_command("CLUSTER", "SETSLOT", slot, "STABLE")
+
+
 def test_while_its_slot_moves_a_lock_is_out_of_reach_and_others_are_not(changing):
     """During the move half of its keys are on each server.
 
@@ -378,18 +413,28 @@ def test_while_its_slot_moves_a_lock_is_out_of_reach_and_others_are_not(changing
     key = store.keyspace.lock(NAME).meta
     old = cluster.owner(key)
     new = cluster.another(old)
-    slot = key_slot(key.encode())
-    with old.client() as one, new.client() as two:
-        old_id, new_id = (c.execute_command("CLUSTER", "MYID").decode() for c in (one, two))
-        two.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", old_id)
-        one.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", new_id)
+    with moving(key_slot(key.encode()), old, new):
         with pytest.raises(BackendUnreachable):
             store.acquire(owner(), Claim(NAME))
         hold(store, other)
-        one.execute_command("CLUSTER", "SETSLOT", slot, "STABLE")
-        two.execute_command("CLUSTER", "SETSLOT", slot, "STABLE")
     assert store.extend([(NAME, holder.token, 30.0)]) == [True]
     assert store.acquire(owner(), Claim(NAME)).verdict is Verdict.BLOCKED
+
+
+def test_while_its_slot_moves_a_lock_is_not_taken_for_another_programs(changing):
+    """The doctor's advice was to delete a key of the lock."""
+    cluster, store = changing
+    holder, admin = hold(store), admin_of(store)
+    key = store.keyspace.lock(NAME).meta
+    old = cluster.owner(key)
+    new = cluster.another(old)
+    with moving(key_slot(key.encode()), old, new):
+        with pytest.raises(BackendUnreachable):
+            list(admin.summarise_locks())
+        (drift,) = (check for check in examine(admin) if check.name == "drift")
+        assert "did not answer" in drift.told
+    (lock,) = admin.summarise_locks(NAME)
+    assert (lock.name, lock.holders[0].token) == (NAME, holder.token)
 
 
 def test_t24_a_failover_of_one_master_loses_nothing_that_was_replicated(changing):

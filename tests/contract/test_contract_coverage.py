@@ -20,6 +20,7 @@ FILES = (
     "test_store_modes.py",
     "test_data_loss.py",
     "test_store_probe.py",
+    "test_timed_close.py",
 )
 
 

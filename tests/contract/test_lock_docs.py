@@ -47,12 +47,13 @@ def blocks(page, redis_url):
 def test_each_example_of_the_page_runs(redis_url, capsys):
     """Alone, as if copied from the page."""
     found = blocks("locks-in-code.md", redis_url)
-    assert len(found) == 5
+    assert len(found) == 7
     for block in found:
         exec(block, {})
     said = capsys.readouterr().out
     assert said.count("held, fence 1") == 2
     assert "report 7" in said
+    assert "call 1\ncall 2 waits for the rate\none more prompt" in said
 
 
 @pytest.mark.parametrize("kind", ["Lock", "AsyncLock"])
@@ -77,17 +78,17 @@ PUBLIC = {name: getattr(celery_singleton_lock, name) for name in celery_singleto
 def expected(name, lock):
     """Return what a row's call answers, where that is known beforehand."""
     return {
-        "take it, if it is free": True,
+        "acquire it if it is free": True,
         "own owner id": lock and lock.token,
-        "id of who holds it": lock and lock.token,
-        "does anybody hold it?": True,
-        "do I?": True,
-        "hold it for longer": True,
+        "id of the holder": lock and lock.token,
+        "whether anybody holds it": True,
+        "whether this client holds it": True,
+        "hold it longer": True,
         "for a full lease from now": True,
-        "owner id of one's choice": True,
+        "a chosen owner id": True,
         "reset one": 1,
-        "wait, with a fall-back when the holder lapsed": True,
-        "compute once, for all": 42,
+        "wait, with a fall-back if the holder's lease ends": True,
+        "compute once for all callers": 42,
         "reset all": 2,
     }.get(name)
 
@@ -124,7 +125,7 @@ def before_row(client):
     """Return the set-up of a row: another client holds a lock that expires, or is reset."""
 
     def before(name):
-        if "lapsed" in name:
+        if "lease ends" in name:
             Lock(client, "lapses", lease=0.3, renew=False).acquire()
         if name == "reset all":
             Lock(client, "somebody's", renew=False, thread_local=False).acquire()
@@ -137,7 +138,7 @@ def test_every_call_for_threads_matches_its_row_in_the_docs(redis_client):
     space["compute"] = lambda: 42
     answers = asyncio.run(run_cells(1, space, before_row(redis_client)))
     assert len(answers) == 18
-    assert answers["who that is, for people"].startswith("pid ")
+    assert answers["the holder, as a text"].startswith("pid ")
 
 
 def test_every_call_for_asyncio_matches_its_row_in_the_docs(redis_client, redis_url):
@@ -151,7 +152,7 @@ def test_every_call_for_asyncio_matches_its_row_in_the_docs(redis_client, redis_
             return await run_cells(2, space, before_row(redis_client))
 
     answers = asyncio.run(scene())
-    assert answers["who that is, for people"].startswith("pid ")
+    assert answers["the holder, as a text"].startswith("pid ")
 
 
 def test_the_page_has_the_actual_claim_lease():
@@ -264,6 +265,16 @@ def test_three_print_one_after_another_each_with_a_higher_fence(example, name):
     assert {line.split()[0] for line in said} == {"Ann", "Ben", "Cid"}
     fences = [int(line.split()[-1]) for line in said]
     assert fences == sorted(set(fences))
+
+
+def test_ten_calls_take_three_seconds_at_three_a_second(example):
+    said = example("rate.py")
+    assert sorted(int(line.split()[-1]) for line in said) == list(range(10))
+    assert max(float(line.split()[0]) for line in said) >= 3
+
+
+def test_the_urgent_waiter_is_next(example):
+    assert example("priority.py") == ["ticket", "report", "backup"]
 
 
 def test_a_late_owner_does_not_free_its_successors_lock(example):

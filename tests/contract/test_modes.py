@@ -192,6 +192,7 @@ def test_the_waits_are_those_of_a_queue_in_order_of_arrival(line, limit):
     assert longest == pytest.approx(max(waits), abs=0.05)
 
 
+@pytest.mark.full
 @pytest.mark.not_in_memory("ten thousand calls take minutes there")
 def test_the_report_is_bounded_and_expires(line):
     """Of very many locks those are kept that would have blocked most often; all keys expire."""

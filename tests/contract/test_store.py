@@ -21,7 +21,7 @@ from celery_singleton_lock.core.model import (
     Reservation,
     Verdict,
 )
-from celery_singleton_lock.core.owner_token import base_of, new_token
+from celery_singleton_lock.core.owner_token import base_of, new_token, token_on
 from celery_singleton_lock.core.parked_message import Parcel
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.store.operator.base import Operator
@@ -710,6 +710,35 @@ def test_a_retry_is_not_a_duplicate(store):
     retry = owner("id/1/0")
     assert store.acquire(retry, claim(copy=True)).verdict is Verdict.BLOCKED
     assert store.park(retry, claim(copy=True), parcel()).verdict is Verdict.WAITING
+
+
+@NO_MESSAGES
+def test_a_copy_of_one_of_many_holders_is_a_twin(store):
+    """Also of one that came after an earlier search, and until its task has ended."""
+    many = [owner(f"id{number}/0/0") for number in range(250)]
+    early, late = many[:240], many[240:]
+    for part in (early, late):
+        for who in part:
+            assert store.acquire(who, claim(limit=300)).verdict is Verdict.GRANTED
+        verdicts = [
+            store.park(owner(who.attempt), claim(limit=300, copy=True), parcel()).verdict
+            for who in (*part[:3], *part[-3:], early[100])
+        ]
+        assert set(verdicts) == {Verdict.TWIN}
+    store.release(NAME, late[5].token, Ending.FINAL)
+    copy = owner(late[5].attempt)
+    assert store.acquire(copy, claim(limit=300, copy=True)).verdict is Verdict.GRANTED
+
+
+@NO_MESSAGES
+def test_a_second_unmarked_delivery_beside_many_holders_is_a_twin(store):
+    many = [owner(f"id{number}/0/0") for number in range(120)]
+    for who in many:
+        assert store.acquire(who, claim(limit=150)).verdict is Verdict.GRANTED
+    again = many[20]._replace(token=token_on(base_of(many[20].token)))
+    assert store.acquire(again, claim(limit=150)).verdict is Verdict.TWIN
+    call_of_its_own = owner(many[20].attempt)
+    assert store.acquire(call_of_its_own, claim(limit=150)).verdict is Verdict.GRANTED
 
 
 @NO_MESSAGES

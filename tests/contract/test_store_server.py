@@ -10,7 +10,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from celery_singleton_lock.core.model import SCHEMA, Claim, Owner
+from celery_singleton_lock.core.model import SCHEMA, Claim, Ending, Owner, Verdict
 from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.core.parked_message import Parcel
 from celery_singleton_lock.core.redis_keys import Keyspace, bucket_of
@@ -188,3 +188,63 @@ def test_a_reconnect_interrupts_no_running_call(store, redis_client):
         store.reconnect()
         redis_client.rpush(Keyspace().wake("a", "t.0"), "1")
         assert waiting.result(60) is True
+
+
+@pytest.mark.parametrize("copy", [0, 1])
+@pytest.mark.needs_real_redis("INFO commandstats")
+def test_a_refusal_beside_many_holders_reads_none_that_was_read_before(store, redis_client, copy):
+    """The first search reads them; later ones read only holders that came since."""
+
+    def commands_of_a_refusal():
+        redis_client.config_resetstat()
+        refused = Owner(new_token(), "refused/0/0", "app.task")
+        store.acquire(refused, Claim("lock", 60.0, limit=200, copy=copy))
+        return sum(found["calls"] for found in redis_client.info("commandstats").values())
+
+    for number in range(200):
+        holder = Owner(new_token(), f"{number}/0/0", "app.task")
+        store.acquire(holder, Claim("lock", 60.0, limit=200))
+    commands_of_a_refusal()
+    with_one_holder = 50
+    assert commands_of_a_refusal() <= with_one_holder
+    assert redis_client.pttl(Keyspace().attempts("lock")) > 0
+
+
+def test_former_holders_do_not_fill_the_cache_of_attempts(store, redis_client):
+    holders = [Owner(new_token(), f"first{number}/0/0", "app.task") for number in range(20)]
+    for holder in holders:
+        store.acquire(holder, Claim("lock", 60.0, limit=20))
+    for number in range(300):
+        store.release("lock", holders[number % 20].token, Ending.FINAL)
+        holder = holders[number % 20] = Owner(new_token(), f"{number}/0/0", "app.task")
+        store.acquire(holder, Claim("lock", 60.0, limit=20, copy=1))
+    assert redis_client.zcard(Keyspace().attempts("lock")) <= 150
+
+
+def test_a_key_of_another_program_in_place_of_the_cache_of_attempts_does_no_harm(
+    store, redis_client
+):
+    redis_client.set(Keyspace().attempts("lock"), "not ours")
+    for number in range(20):
+        holder = Owner(new_token(), f"{number}/0/0", "app.task")
+        store.acquire(holder, Claim("lock", 60.0, limit=20))
+    copy = Owner(new_token(), "7/0/0", "app.task")
+    assert store.acquire(copy, Claim("lock", 60.0, limit=20, copy=1)).verdict is Verdict.TWIN
+
+
+def test_a_parked_task_is_found_by_its_id_whichever_version_has_parked_it(store, redis_client):
+    """Older versions write an entry with the task id for a first attempt, too."""
+    index = Keyspace().index(bucket_of("lock"))
+    store.acquire(Owner(new_token(), "runs/0/0"), Claim("lock", 60.0))
+    first, retry, older = (
+        Owner(new_token(), attempt, "app.task") for attempt in ("a/0/0", "b/1/0", "c/0/0")
+    )
+    for who in (first, retry, older):
+        store.park(who, Claim("lock"), Parcel(b"body", "R", "q"))
+    redis_client.hset(index, "@c", f"lock\n{older.token}")
+    found = {("lock", who.token) for who in (first, retry, older)}
+    assert set(store.locate_tasks(["a", "b", "c"])) == found
+    assert len(store.locate_tasks(["c"])) == 1
+    for who in (first, retry, older):
+        store.release("lock", who.token, Ending.CANCEL)
+    assert redis_client.hgetall(index) == {}

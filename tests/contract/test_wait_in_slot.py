@@ -88,14 +88,14 @@ def test_a_waiter_that_expired_is_queued_again_with_its_token(store, holder, asi
     lapsed = threading.Event()
     claim = store.claim
 
-    def late(owner, name, lease):
+    def late(owner, name, lease, **options):
         if not lapsed.is_set():
             eventually(lambda: tokens(store) == [who.token])
             let_pass(store, 25)
             store.sweep_and_grant(NAME)
             assert not tokens(store)
             lapsed.set()
-        return claim(owner, name, lease)
+        return claim(owner, name, lease, **options)
 
     store.claim = late
     who = Owner(new_token())

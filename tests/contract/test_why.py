@@ -15,6 +15,7 @@ from celery_singleton_lock.admin import (
     why,
 )
 from celery_singleton_lock.admin.lock_views import show_lock
+from celery_singleton_lock.admin.why import why_at_lock
 from celery_singleton_lock.admin.why_sentences import named, ordinal, seconds, short, worker_name
 from celery_singleton_lock.core.lock_view import Holder
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Reservation
@@ -58,14 +59,39 @@ def live_worker(store):
 class App:
     """An app that has seen some tasks."""
 
-    def __init__(self, seen=None, queues=""):
-        self._seen, self._queues = seen, queues
+    def __init__(self, seen=None, queues="", consumers=()):
+        self._seen, self._queues, self._consumers = seen, queues, consumers
 
     def seen(self, task_id):
         return self._seen
 
+    def consumers(self, realm, queue):
+        return self._consumers if (realm, queue) == ("R", "q") else ()
+
     def queues(self):
         return self._queues
+
+
+def test_the_answer_has_the_reason_as_a_word(store, holder):
+    """The same words as in events: Flower shows them, and programs need not read the sentence."""
+    live_worker(store)
+    for task_id in ("a", "me"):
+        park(store, task_id)
+    assert why(store, "me").waits_for == "holder"
+    store.pause(NAME, Operator("jane", why="deploy"))
+    assert why(store, "me").waits_for == "pause"
+    assert why(store, "3f2a91c0-1").waits_for == ""
+    assert why(store, "unknown").waits_for == ""
+    store.resume(NAME, Operator("jane"))
+    far = Owner(new_token(), "far/0/0", "bank.tasks.settle")
+    store.park(far, Claim(NAME), Parcel(b"body", "R", "nobody"))
+    store.promote(NAME, far.token, Operator("jane"))
+    store.release(NAME, holder.token, Ending.FINAL)
+    assert why(store, "far").waits_for == "worker"
+    (me,) = (each for each in show_lock(store, NAME).waiting if each.task_id == "me")
+    answer = why_at_lock(store, me, 1)
+    assert answer.waits_for == "holder"
+    assert answer.sentence.startswith("blocked")
 
 
 def test_a_blocked_task_shows_its_holder_its_wait_and_its_rank(store, holder):
@@ -93,7 +119,84 @@ def test_a_message_without_a_consumer_names_the_missing_queue(store):
     answer = why(store, "me")
     assert answer.state == "adrift"
     assert (
-        "no live worker consumes the queue 'q': start one (celery worker -Q q)" in answer.sentence
+        "no live worker with locks consumes the queue 'q': start one (celery worker -Q q)"
+        in answer.sentence
+    )
+
+
+LOCKS_NOT = (
+    "worker-2 consumes the queue 'q' and does not declare 'bank.tasks.settle' as a LockedTask: "
+    "deploy the version that does, or send such tasks back to run without a lock (locks drain "
+    "--queue q --task bank.tasks.settle)"
+)
+
+
+def plain_worker(store, name="worker-2#a1b2c3"):
+    """Its version declares another task only."""
+    store.worker_heartbeat(name, "R", ["q"], 600, tasks=["bank.tasks.report"])
+
+
+def test_why_names_the_worker_that_knows_the_task_only_as_a_plain_one(store):
+    """After a rollback: to start another worker of that version would not help."""
+    plain_worker(store)
+    park(store, "me")
+    answer = why(store, "me")
+    assert answer.state == "adrift"
+    assert re.fullmatch(
+        rf"has waited \S+ s and is next, but {re.escape(LOCKS_NOT)}", answer.sentence
+    )
+
+
+def test_why_names_three_workers_that_do_not_lock_the_task_and_counts_the_others(store):
+    for number in range(5):
+        plain_worker(store, f"w{number}#a1")
+    store.worker_heartbeat("other#a1", "S", ["q"], 600, tasks=["bank.tasks.settle"])
+    park(store, "me")
+    told = why(store, "me").sentence
+    assert "but w0, w1, w2 and 2 more consume the queue 'q' and do not declare 'bank" in told
+
+
+def test_why_says_that_a_new_worker_which_locks_the_task_takes_it(store):
+    """It came after the sweep which found no worker for the task."""
+    plain_worker(store)
+    park(store, "me")
+    store.worker_heartbeat("new#a1", "R", ["q"], 600, tasks=["bank.tasks.settle"])
+    assert re.fullmatch(
+        r"has waited \S+ s; a live worker now takes it from the queue 'q': the next sweep queues "
+        "it again",
+        why(store, "me").sentence,
+    )
+
+
+def test_why_does_not_promise_the_next_sweep_of_a_free_lock_without_a_worker_that_locks(store):
+    store.acquire(Owner(new_token()), Claim(NAME, lease=20.0))
+    park(store, "me")
+    let_pass(store, 25)
+    plain_worker(store)
+    told = why(store, "me").sentence
+    assert told.endswith(f"'account:42' is free, you are next, but {LOCKS_NOT}")
+
+
+@pytest.mark.parametrize("with_locks", [False, True])
+def test_why_does_not_say_that_a_plain_worker_ends_a_revoked_task(store, holder, with_locks):
+    plain_worker(store)
+    if with_locks:
+        store.worker_heartbeat("new#a1", "R", ["q"], 600, tasks=["bank.tasks.settle"])
+    store.deliver_revoked(NAME, park(store, "me").token, realm="R")
+    told = why(store, "me").sentence
+    assert ("worker-2 consumes the queue 'q' and does not declare" in told) is not with_locks
+    assert "drain" not in told  # it leaves such tasks
+
+
+def test_why_names_workers_of_a_release_without_locks(store):
+    """Only the broker knows them: they send no heartbeat to the locks' Redis."""
+    park(store, "me")
+    told = why(store, "me", App(consumers=["old@host"])).sentence
+    assert told.endswith(
+        "and is next, but old@host consumes the queue 'q' and sends no heartbeat to the locks' "
+        "Redis: it is of a version without locks, or does not reach this Redis (see its log). "
+        "Start a worker with locks, or send such tasks back to run without a lock (locks drain "
+        "--queue q --task bank.tasks.settle)"
     )
 
 
@@ -101,7 +204,11 @@ def test_a_granted_task_and_a_running_task_have_different_sentences(store):
     live_worker(store)
     me = park(store, "me")
     assert why(store, "me").state == "granted"
-    assert "granted to worker-2, not started," in why(store, "me").sentence
+    assert re.fullmatch(
+        r"granted to worker-2, not started: on its way there, or waits there for a free pool slot, "
+        r"lease [\d.]+ s left",
+        why(store, "me").sentence,
+    )
     store.claim(Owner(me.token, worker="worker-2#a1b2c3"), NAME, 30.0)
     assert re.fullmatch(
         r"runs on worker-2, holds 'account:42', lease (2\d|30) s left",
@@ -235,10 +342,18 @@ def test_every_answer_says_what_to_do_next(store):
 
 
 def test_why_does_not_claim_that_a_task_killed_with_its_worker_is_redelivered(store):
-    """With early acknowledgement it is lost. An operator may have dropped the task, too."""
+    """If it had begun and is acknowledged early, it is lost. An operator may have dropped it."""
     for answer in (why(store, "x" * 36), why(store, "x" * 36, App())):
-        assert "if it is acknowledged early, it is lost with its worker" in answer.sentence
+        assert "lost only if it had begun and is acknowledged early" in answer.sentence
         assert "an operator has dropped it (locks audit)" in answer.sentence
+
+
+def test_why_does_not_advise_to_send_a_task_again_that_the_broker_redelivers(store):
+    """A dead worker had prefetched it, or it waits between two tries: it would run twice."""
+    for answer in (why(store, "x" * 36), why(store, "x" * 36, App())):
+        assert "Otherwise the broker redelivers it" in answer.sentence
+        assert "Do not send it again unless you know that it had begun" in answer.sentence
+        assert 'between two tries (lock_on_conflict="requeue")' in answer.sentence
 
 
 def test_locks_are_sorted_and_cut(store, holder):
@@ -273,6 +388,21 @@ def test_t28_a_refused_release_names_the_present_holder(store, holder):
         force_release(store, NAME, waiter.token, by)
     force_release(store, NAME, holder.token, by)
     assert store.inspect(NAME).holders == ()
+
+
+def test_one_operator_who_releases_two_holders_is_told_of_each(store):
+    """The second one was called released, since the audit had an entry of the same operator."""
+    by = Operator("jane")
+    first, second = (Owner(new_token()) for _ in range(2))
+    for owner in (first, second):
+        store.acquire(owner, Claim("pool", 30.0, 2))
+    force_release(store, "pool", first.token, by)
+    force_release(store, "pool", first.token, by)  # may be repeated
+    store.release("pool", second.token, Ending.FINAL)
+    with pytest.raises(Refused, match="has released it"):
+        force_release(store, "pool", second.token, by)
+    (entry,) = store.audit()
+    assert (entry["token"], entry["count"]) == (first.token, 1)
 
 
 @pytest.mark.parametrize(
@@ -310,8 +440,8 @@ def test_a_waiter_of_a_free_lock_without_a_consumer_is_explained(store):
     park(store, "me")
     let_pass(store, 25)
     assert re.fullmatch(
-        r"has waited \S+ s; 'account:42' is free, you are next, but no live worker consumes the "
-        r"queue 'q': start one \(celery worker -Q q\)",
+        r"has waited \S+ s; 'account:42' is free, you are next, but no live worker with locks "
+        r"consumes the queue 'q': start one \(celery worker -Q q\)",
         why(store, "me").sentence,
     )
 

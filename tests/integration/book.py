@@ -20,7 +20,7 @@ from kombu import Connection
 
 from celery_singleton_lock.core.lock_view import LockView
 from celery_singleton_lock.core.redis_keys import Keyspace
-from celery_singleton_lock.store.redis.sync import RedisStore
+from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from integration.taskbook import Journal, build
 from support import fork_server
 from support.ci import skip_or_fail
@@ -97,7 +97,7 @@ class Book:
         self._offset = 0
         self.client = redis.Redis.from_url(lock_url or url)
         self.broker = redis.Redis.from_url(url) if url.startswith("redis") else None
-        self.store = RedisStore(
+        self.store = RedisAdminStore(
             self.client, Keyspace(self.conf.get("singleton_lock_prefix", "csl"))
         )
 

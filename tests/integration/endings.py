@@ -846,7 +846,12 @@ def check(ending: Ending, scene: Scene) -> float:
         )
     _, alone = ending.but.get(scene.pool, ((), ending.runs[scene.late]))
     runs = scene.runs(scene.plain) if scene.plain and not ending.again else alone
-    assert scene.runs(scene.locked) == runs, scene.facts()
+    if ending.but is _STOPS_HALFWAY and scene.late and scene.pool in GREEN:
+        # Celery acknowledges a plain task that it has cancelled. A locked one runs again.
+        eventually(lambda: book.state(scene.locked) == states.SUCCESS, 20, scene.facts)
+        assert scene.runs(scene.locked) in {1, 2}, scene.facts()
+    else:
+        assert scene.runs(scene.locked) == runs, scene.facts()
     assert book.peak(scene.key) <= 1
     for key in set(scene.others.values()):
         assert sorted(book.order(key)) == [1, 2], scene.facts()

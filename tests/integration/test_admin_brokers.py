@@ -50,7 +50,7 @@ def test_parked_tasks_go_back_to_rabbitmq_and_come_again_from_a_file(make_book, 
     with book.worker(concurrency=1):
         assert [book.value(each, 30) for each in sent] == list(range(NUMBER))
         book.await_settled("a")
-        ran(book, "import", file, "--again")
+        ran(book, "import", file, "--again", "--force")
         eventually(lambda: len(book.starts("a")) == 2 * NUMBER, 20, "all run again")
         book.await_settled("a")
     assert book.order("a") == [*range(NUMBER)] * 2

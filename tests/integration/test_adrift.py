@@ -21,6 +21,7 @@ def adrift(book, count=1):
     return holder, first, parked
 
 
+@pytest.mark.full
 def test_a_worker_that_starts_later_runs_them(own_book):
     """They were granted while no worker consumed their queue.
 

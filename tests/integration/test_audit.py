@@ -23,7 +23,7 @@ from celery_singleton_lock.worker.message_codec import pack
 from support.waiters import park
 
 NAME = "account:42"
-LOOKS = {"list", "show", "why", "watch", "audit", "doctor"}
+LOOKS = {"list", "show", "why", "watch", "audit", "doctor", "tasks", "try"}
 """Commands that change nothing, and that show no arguments of tasks."""
 
 
@@ -77,7 +77,9 @@ STEPS = {
     "import": (["import", "FILE", "--again"], NAME, 2),
     "pause": (["pause", NAME], NAME, 1),
     "resume": (["resume", NAME], NAME, 1),
+    "reopen": (["reopen", NAME], NAME, 1),
     "limit": (["limit", NAME, "3"], NAME, 1),
+    "rate": (["rate", NAME, "9/s"], NAME, 1),
     "report": (["report", "--reset", "--yes"], "(report of what was observed)", 1),
     "mode": (["mode", "observe"], "(all tasks: observe)", 1),
     "sweep": (["sweep"], "(all locks)", 1),
@@ -95,6 +97,8 @@ def test_each_operator_action_leaves_one_audit_entry_and_one_event(scene, comman
     if command == "resume":
         scene.store.pause(NAME, Operator("jane"))
         scene.store.client.delete(scene.store.keyspace.audit)
+    if command == "reopen":
+        scene.store.close_for(NAME, 60.0, "by app.task")
     if command == "import":  # what waits is not parked a second time
         purge(scene.store, Filter(), Operator("jane", action="purge"))
         scene.store.client.delete(scene.store.keyspace.audit)

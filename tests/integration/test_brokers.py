@@ -15,7 +15,7 @@ from support.waiting import eventually
 TENANT = {"x-tenant": "acme"}
 
 
-@pytest.mark.full("redis-1", "classic-4", "quorum-1")
+@pytest.mark.full("redis-1", "classic-1", "quorum")
 @pytest.mark.parametrize("prefetch", [1, 4])
 def test_contended_keys_run_one_at_a_time_in_order(make_book, pool, prefetch):
     """60 tasks of three keys, acknowledged early, late, and late with reject: each runs once."""
@@ -242,6 +242,7 @@ def test_a_broadcast_task_may_not_be_locked(make_book, pool):
     assert "Broadcast" in worker.log()
 
 
+@pytest.mark.full
 def test_a_locked_task_that_arrives_by_broadcast_fails(make_book, pool):
     """A plain task may be broadcast to the same worker; a locked one fails, and says why."""
     book = make_book()

@@ -52,6 +52,28 @@ def test_a_call_takes_another_lock(book, worker, key):
     book.await_free(key)
 
 
+def test_an_urgent_task_is_the_next_of_fifty_that_are_parked(book, worker, key):
+    """Also one that is parked last; one that can wait comes after those that arrive later."""
+    book.start_holder(key)
+    patient = book.send("act", key, 98, lock_priority=-60)
+    usual = [book.send("act", key, n) for n in range(1, 51)]
+    book.await_waiting(key, 51)
+    urgent = book.send("act", key, 99, lock_priority=60)
+    book.await_waiting(key, 52)
+    book.open(f"{key}-0")
+    assert [book.value(each) for each in (*usual, urgent, patient)] == [*range(1, 51), 99, 98]
+    order = book.order(key)
+    assert (order[1], order[-1]) == (99, 98)
+    assert order[2:-1] == [*range(1, 51)]
+
+
+def test_a_priority_that_is_no_number_fails_its_task_and_names_it(book, worker, key):
+    failed = book.send("act", key, 1, lock_priority="{key}")
+    state, error = book.outcome(failed)
+    assert state == states.FAILURE
+    assert f"lock_priority is '{key}', from the template" in str(error)
+
+
 @pytest.mark.parametrize("end", ["retry", "raise"])
 def test_T37_a_retry_keeps_the_options_of_its_call_which_stay_hidden(book, worker, key, end):
     """Of a retry that the task asks for, and of one that Celery makes."""

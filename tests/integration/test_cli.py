@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 import stat
 import subprocess
 import sys
+from contextlib import contextmanager
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 
@@ -17,7 +19,10 @@ from celery import Celery
 from click.testing import CliRunner
 
 from celery_singleton_lock import Lock
-from celery_singleton_lock.cli import app_context, change_commands, locks, main, render
+from celery_singleton_lock.admin.production_checks import CHECKLIST
+from celery_singleton_lock.cli import change_commands, locks, main, render
+from celery_singleton_lock.core.installed_version import installed_version
+from celery_singleton_lock.core.lock_set import LockSet, Part
 from celery_singleton_lock.core.model import Claim, Ending, Owner
 from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.core.parked_message import Parcel
@@ -25,6 +30,7 @@ from celery_singleton_lock.core.redis_keys import bucket_of
 from celery_singleton_lock.demo.redis_server import RedisServer
 from celery_singleton_lock.flower.rows import LockRows
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
+from celery_singleton_lock.worker import operator_actions
 from celery_singleton_lock.worker.install import install
 from celery_singleton_lock.worker.message_codec import pack
 from integration.book import Book, standing
@@ -225,6 +231,15 @@ def test_why_answers_at_every_point_of_a_tasks_way(run, alone, book, worker, key
     assert run("why", contended.rest[1], "--json").json["state"] == "finished"
 
 
+def test_why_names_the_worker_that_holds_a_task_back_between_two_tries(run, book, contended):
+    """It waits with ``lock_on_conflict="requeue"``. Nobody is to send it again."""
+    waits = book.send("act_requeue_slow", contended.name.removeprefix("k:"), 3)
+
+    told = eventually(lambda: re.match("received: .* did not get", run("why", waits).out)).string
+    assert f"did not get '{contended.name}': that worker holds it back" in told
+    assert "send it again" not in told
+
+
 def test_watch_shows_the_locks_again_and_again(run, contended):
     out = run("watch", contended.name, "--interval", 0.1, "--count", 3).out
     assert out.count(f"{contended.name}  1/1") == 3
@@ -298,10 +313,33 @@ def test_a_frozen_process_that_cannot_be_terminated_is_named(
         told = run("release", name, "--token", token, "--terminate", code=1).err
         assert f"its process (pid {holder.pid} on {holder.host}) has not ended" in told
         assert "kill the process" in told
+        assert "In any other pool it is the whole worker, with all its tasks" in told
         assert f"process  pid {holder.pid} on {holder.host}\n" in run("show", name).out
     finally:
         os.kill(holder.pid, signal.SIGKILL)
     assert [book.value(r) for r in contended.rest] == [1, 2]
+
+
+def test_nobody_is_told_to_kill_a_process_that_does_not_run_the_task(run, admin, key, monkeypatch):
+    """The task keeps the lock while it is parked at another one. The process runs other tasks."""
+    monkeypatch.setattr(change_commands, "ENDED_WITHIN", 0.5)
+    a, b = f"{key}-a", f"{key}-b"
+    first = Owner(new_token(), f"{key}/0/0", "act", "w@here#1", "here", 4711)
+    admin.acquire(Owner(new_token()), Claim(b))
+    admin.acquire(first, Claim(a))
+    second = first._replace(token=new_token())
+    lock_set = LockSet((Part(a, first.token), Part(b, second.token)), at=1)
+    body = json.dumps({"headers": lock_set.header()}).encode() + b"\nbody"
+    admin.park(second, Claim(b), Parcel(body, "R", "q"))
+    assert "4711" not in run("show", a).out + run("show", a, "--json").out
+    for options in (["--terminate"], []):
+        told = run("release", a, "--token", first.token, *options, code=1).err
+        assert f"does not run: it waits for the lock '{b}'" in told
+        assert f"locks drop {b} {key}" in told
+        assert "4711" not in told
+    run("drop", b, key, "--yes")
+    assert "nobody holds" in run("release", a, code=1).err
+    admin.reset(b)
 
 
 def test_a_lease_that_ends_by_itself_is_not_taken_for_a_terminated_task(run, admin, key):
@@ -311,6 +349,7 @@ def test_a_lease_that_ends_by_itself_is_not_taken_for_a_terminated_task(run, adm
     told = run("release", f"k:{key}", "--token", owner.token, "--terminate", code=1).err
     assert "the lease of" in told
     assert "Whether its process (pid 4711 on gone) has ended is not known" in told
+    assert "In any other pool it is the whole worker" in told
 
 
 def test_a_broker_that_is_away_terminates_nothing_and_is_named(run, admin, key, book, monkeypatch):
@@ -323,6 +362,7 @@ def test_a_broker_that_is_away_terminates_nothing_and_is_named(run, admin, key, 
     monkeypatch.setattr(book.app.control, "revoke", refuse)
     told = run("release", f"k:{key}", "--token", owner.token, "--terminate", code=3).err
     assert "nothing was terminated" in told
+    assert "in others it is the whole worker" in told
     assert not admin.audit()
     admin.release(f"k:{key}", owner.token, Ending.FINAL)
 
@@ -453,6 +493,85 @@ def run_own(own_book):
     return call
 
 
+def test_purged_tasks_are_brought_back_from_the_file_of_the_purge(alone, admin, key, tmp_path):
+    name, file = f"k:{key}", tmp_path / "purged.jsonl"
+    admin.acquire(Owner(new_token()), Claim(name))
+    park(admin, name, 3)
+    args = ("purge", "--lock", name, "--output", file)
+    alone(*args, "--dry-run")
+    alone(*args, stdin="n\n", code=1)
+    assert not file.exists()
+    assert alone(*args, "--yes", "--json").json["total"] == 3
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    park(admin, name)
+    assert "give a new file" in alone(*args, "--yes", code=2).err
+    assert admin.inspect(name).bodies == 1
+    assert alone("import", file, "--json").json["left"] == {"has ended already": 3}
+    assert [alone("import", file, "--again", "--json").json["total"] for _ in "ab"] == [3, 0]
+    assert admin.inspect(name).bodies == 4
+    alone("purge", "--lock", name, "--yes")
+
+
+def test_a_purge_whose_file_cannot_be_written_drops_nothing(alone, admin, key, tmp_path):
+    name = f"k:{key}"
+    admin.acquire(Owner(new_token()), Claim(name))
+    park(admin, name, 3)
+    file, limits = tmp_path / "purged.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))  # as on a full disk
+    try:
+        told = alone("purge", "--lock", name, "--output", file, "--yes", code=1).err
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "cannot be written (File too large). What is not in it is still parked." in told
+    assert admin.inspect(name).bodies == 3
+    alone("purge", "--lock", name, "--yes")
+
+
+@pytest.mark.parametrize("step", ["promote", "pause", "resume"])
+def test_a_step_whose_reply_was_lost_is_reported_as_done(run, admin, key, monkeypatch, step):
+    """The call is repeated. The second one finds nothing to do."""
+    name = f"k:{key}"
+    holder = Owner(new_token())
+    admin.acquire(holder, Claim(name))
+    waiter = Owner(new_token(), f"{key}/0/0", "act")
+    admin.acquire(waiter, Claim(name), wait=60.0)
+    if step == "resume":
+        admin.pause(name, _by())
+    once = getattr(RedisAdminStore, step)
+
+    def twice(store, *args, **how):
+        once(store, *args, **how)
+        if step == "promote":
+            store.release(name, holder.token, Ending.FINAL)
+        return once(store, *args, **how)
+
+    monkeypatch.setattr(RedisAdminStore, step, twice)
+    told = run(step, name, *([waiter.token] if step == "promote" else [])).out
+    assert {"promote": "is next.", "pause": "Paused.", "resume": "Resumed."}[step] in told
+    admin.resume(name, _by())
+    admin.reset(name)
+
+
+def test_resume_refuses_a_name_that_no_lock_has(alone, admin, key):
+    told = alone("resume", f"{key}-mistyped", code=1).err
+    assert f"no lock '{key}-mistyped' is known" in told
+    assert "--force" not in told
+
+
+@pytest.mark.parametrize(
+    "junk", ["no JSON", "3", "null", "{}", '{"at": "x", "action": 1}', '{"at": "1"}', "[1]"]
+)
+def test_junk_in_the_audit_log_hides_no_other_entry(alone, admin, key, junk):
+    admin.write_audit_entry(key, _by())
+    admin.client.rpush(admin.keyspace.audit, junk)
+    admin.client.rpush(admin.keyspace.audit, b"\xff")
+    told = alone("audit").out
+    assert key in told
+    assert told.count("unreadable") == 2
+    assert len(alone("audit", "--json").json) == 3
+    admin.client.delete(admin.keyspace.audit)
+
+
 @pytest.mark.full
 def test_a_task_of_a_dead_worker_is_not_shown_as_running(run_own, own_book, key):
     """Until its lease ends: it shows the time without heartbeat, and when the lock is free."""
@@ -531,12 +650,27 @@ def test_a_purge_does_not_wait_for_the_results_one_by_one_if_they_cannot_be_stor
         calls.append(task_id)
         raise ConnectionError
 
-    monkeypatch.setattr(app_context, "SLOW", 0.0 if away else 60.0)
+    monkeypatch.setattr(operator_actions, "SLOW", 0.0 if away else 60.0)
     monkeypatch.setattr(book.app.backend, "mark_as_revoked", fail)
     parked_messages(book, key, 3)
     told = run("purge", "--lock", f"k:{key}", "--yes")
     assert "3 results could not be stored" in told.err
     assert len(calls) == asked
+
+
+def test_a_dropped_task_that_waits_in_its_slot_is_not_said_to_be_ended(run, admin, key):
+    """It asks again, and runs: its result must not be REVOKED, and the question must not say so."""
+    name = f"k:{key}"
+    admin.acquire(Owner(new_token()), Claim(name))
+    waiter = Owner(new_token(), f"{key}/0/0", "app.task")
+    admin.acquire(waiter, Claim(name), wait=60.0)
+    asked = run("drop", name, waiter.token, code=1, stdin="n\n").err
+    assert "queues again within seconds" in asked
+    assert "It will not run" not in asked
+    dropped = run("drop", name, waiter.token, "--yes")
+    assert dropped.out.split()[-2:] == ["1", "dropped"]
+    assert "queues again within seconds" in dropped.err
+    assert "could not be stored" not in dropped.err
 
 
 def test_a_purge_does_not_wait_for_the_broker_once_per_lock(run, book, admin, key, monkeypatch):
@@ -566,19 +700,60 @@ def test_exported_tasks_are_imported_at_their_places_and_twice_is_once(
     assert [line["attempt"] for line in lines] == [f"{r}/0/0" for r in contended.rest]
     admin.drop_waiters(name, [line["token"] for line in lines], _by(), done_for=None)
     assert alone("import", file, "--dry-run").out.split()[0] == "2"
-    for _ in range(2):
-        assert alone("import", file, "--json").json["total"] == 2
+    assert [alone("import", file, "--json").json["total"] for _ in range(2)] == [2, 0]
     assert admin.inspect(name).bodies == 2
     book.open(name.removeprefix("k:"))
     assert [book.value(r) for r in contended.rest] == [1, 2]
     assert book.order(name.removeprefix("k:")) == [0, 1, 2]
     book.await_free(name.removeprefix("k:"))
-    again = alone("import", file, "--json").json
-    assert again["left"] == {"has ended already": 2}
-    alone("import", file, "--again")
-    eventually(lambda: len(book.starts(name.removeprefix("k:"))) == 5, 10, "both run again")
+    for args in ((), ("--again",)):
+        again = alone("import", file, *args, "--json").json
+        assert (again["total"], again["left"]) == (0, {"has ended already": 2})
     file.write_text('{"no": "task"}\n')
     assert "line 1 is not a parked task" in alone("import", file, code=1).err
+
+
+def test_an_import_does_not_run_drained_tasks_a_second_time(
+    run_own, alone, own_book, key, tmp_path
+):
+    """They went to the broker after the export, and run without a lock."""
+    book, file, name = own_book, tmp_path / "parked.jsonl", f"k:{key}"
+    store = RedisAdminStore(book.client)
+    parked_messages(book, key, 3)
+    run_own("export", "--lock", name, "--output", file)
+    run_own("drain", "--lock", name, "--rate", 0, "--yes")
+    text = file.read_text()
+    for args in ((file,), (file, "--dry-run"), (file, "--again"), ("-",)):
+        refused = alone("import", *args, stdin=text, url=book.url, code=1)
+        assert refused.err.startswith("Error: 3 tasks of this file may have been sent back")
+        assert "--force" in refused.err
+    with piped(text) as pipe:
+        assert "3 tasks" in alone("import", pipe, url=book.url, code=1).err
+    assert store.inspect(name).bodies == 0
+    assert store.audit()[0]["action"] == "drain"
+    counted = alone("import", file, "--force", "--dry-run", "--json", url=book.url).json
+    assert (counted["total"], store.inspect(name).bodies) == (3, 0)
+    with piped(text) as pipe:
+        assert alone("import", pipe, "--force", "--json", url=book.url).json["total"] == 3
+    assert store.inspect(name).bodies == 3
+    assert (store.audit()[0]["action"], store.audit()[0]["count"]) == ("import --force", 3)
+    later = alone("export", "--lock", name, url=book.url).out
+    run_own("purge", "--lock", name, "--yes")
+    with piped(later) as pipe:
+        assert alone("import", pipe, "--again", "--json", url=book.url).json["total"] == 3
+    run_own("purge", "--lock", name, "--yes")
+
+
+@contextmanager
+def piped(text):
+    """Yield the name of a pipe with this text: a file that can be read once only."""
+    out, into = os.pipe()
+    with os.fdopen(into, "w") as file:
+        file.write(text)
+    try:
+        yield f"/dev/fd/{out}"
+    finally:
+        os.close(out)
 
 
 def _by():
@@ -607,6 +782,8 @@ def test_a_sweep_from_cron_republishes_messages_without_a_worker(run_own, alone,
 
 def test_doctor_is_never_green_where_it_does_not_know(run, alone, worker, admin):
 
+    alone("purge", "--all", "--yes")  # what other tests have left without a worker
+
     def checks(command, **options):
         found = command("doctor", "--json", code=4, **options).json
         return {check["name"]: check for check in found}
@@ -614,7 +791,7 @@ def test_doctor_is_never_green_where_it_does_not_know(run, alone, worker, admin)
     def found_by(command):
         """Wait until all but the persistence is right: no worker stands still, and all answer."""
         found = checks(command)
-        wrong = {name for name, check in found.items() if check["health"] != "ok"}
+        wrong = {n for n, check in found.items() if check["health"] not in {"ok", "note"}}
         assert wrong == {"persistence"}, found
         return found
 
@@ -622,11 +799,14 @@ def test_doctor_is_never_green_where_it_does_not_know(run, alone, worker, admin)
     assert "appendonly yes" in found["persistence"]["told"]
     assert set(found) == {
         "connection", "scripts", "version", "eviction", "memory", "replicas", "persistence",
-        "clock", "schema", "workers", "modes", "sweeping", "lost", "drift",
+        "database", "clock", "schema", "workers", "modes", "sweeping", "lost", "backlog", "closed",
+        "costs", "parked", "drift",
     }  # fmt: skip
+    assert found["database"]["health"] == "note", "the broker is there too"
     assert "redis://***@" in alone("doctor", code=4).out
-    threads = eventually(lambda: found_by(run))["threads"]
-    assert "are running" in threads["told"]
+    found = eventually(lambda: found_by(run))
+    assert "are running" in found["threads"]["told"]
+    assert found["versions"]["told"] == f"1 worker and this command have {installed_version()}"
     rights = ("on", ">pw", "~*", "&*", "+@all", "-info", "-config")
     admin.client.execute_command("ACL", "SETUSER", "half", *rights)
     url = re.sub(r"//:[^@]*@", "//half:pw@", str(_url(admin)))
@@ -634,6 +814,20 @@ def test_doctor_is_never_green_where_it_does_not_know(run, alone, worker, admin)
     assert {name for name, check in found.items() if check["health"] == "unknown"} == {
         "version", "eviction", "memory", "replicas", "persistence",
     }  # fmt: skip
+
+
+def test_doctor_ends_with_a_production_checklist(run, alone, worker):
+    """In one order; without the app it says what it leaves out."""
+
+    def listed(out):
+        rows = out.partition("\nProduction checklist\n")[2].splitlines()[1:]
+        return [row.split()[0] for row in rows]
+
+    assert listed(run("doctor", code=4).out) == list(CHECKLIST)
+    out = alone("doctor", code=4).out
+    assert listed(out) == ["eviction", "persistence", "database", "clock", "For"]
+    told = "For versions, threads, alerts give the app: celery -A YOUR_APP locks doctor"
+    assert out.splitlines()[-1] == told
 
 
 def _url(admin):
@@ -678,7 +872,7 @@ def test_an_unreachable_redis_gives_a_one_line_error(alone):
         (["limit", "a", "0"], "0 is not in the range"),
         (["purge", "--older-than", "soon"], "is not a duration: give 90, 10m, 2h or 3d"),
         (["nonsense"], "No such command"),
-        (["pause"], "Missing argument 'NAME'"),
+        (["pause"], "give the name of one lock, or --match"),
     ],
 )
 def test_wrong_usage_says_what_to_change(args, told, book):
@@ -871,7 +1065,9 @@ def test_a_completed_action_is_reported_although_redis_is_away_afterwards(
         "release": (["--token", holder.token, "--force", "--yes"], "Released from task[id]"),
     }
     args, told = steps[step]
-    failure = Failure("inspect", looks + (step in {"pause", "limit"}), Moment.BEFORE, "connection")
+    failure = Failure(
+        "inspect", looks + (step in {"pause", "limit", "resume"}), Moment.BEFORE, "connection"
+    )
     with FailingStores(failure).installed():
         said = alone(step, name, *args).out
     assert told in said

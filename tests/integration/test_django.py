@@ -115,6 +115,7 @@ def test_t19_tasks_sent_on_commit_are_parked_and_run_under_their_lock(site, held
         eventually(lambda: not site.store.inspect(ENTRY).holders and site.waiting() == 0, 10)
 
 
+@pytest.mark.full
 def test_a_rolled_back_transaction_sends_no_task_and_takes_no_lock(site, redis_client):
     """No message, no key."""
     site.book("a", 8, "--rollback")
@@ -139,6 +140,7 @@ def test_a_worker_does_not_start_with_an_alias_that_is_missing(redis_url, tmp_pa
     )
 
 
+@pytest.mark.full
 def test_manage_locks_is_the_command_line_of_the_project(site, held):
     """For the Redis that CACHES says, with the app that the project has made."""
     (lock,) = json.loads(site.manage("locks", "list", "--json"))

@@ -23,7 +23,8 @@ from celery_singleton_lock import (
     current_lock,
 )
 from celery_singleton_lock.store.redis.sync import RedisStore
-from support.waiting import eventually
+from celery_singleton_lock.worker.execution.eager import EagerTracer
+from support.waiting import PATIENCE, eventually
 
 
 class Scene(SimpleNamespace):
@@ -130,6 +131,31 @@ def test_always_eager_holds_the_lock(scene, propagates):
     assert act.s("a", 3).apply_async().get() == 3
     assert scene.seen == [held("act", n) for n in (1, 2, 3)]
     assert not scene.holders()
+
+
+def test_of_two_threads_that_call_a_task_first_both_take_its_lock(scene, monkeypatch):
+    """The first call prepares the task. A second one, in between, ran the body without its lock."""
+    act = scene.task("act")
+    prepares, goes_on = threading.Event(), threading.Event()
+    guarded = EagerTracer._guarded
+
+    def slowly(*args):
+        if not prepares.is_set():
+            prepares.set()
+            assert goes_on.wait(PATIENCE)
+        return guarded(*args)
+
+    monkeypatch.setattr(EagerTracer, "_guarded", slowly)
+    first = threading.Thread(target=act.apply, args=(("a", 1),))
+    second = threading.Thread(target=act.apply, args=(("b", 2),))
+    first.start()
+    assert prepares.wait(PATIENCE)
+    second.start()
+    second.join(PATIENCE)
+    goes_on.set()
+    first.join(PATIENCE)
+    assert act.apply(("c", 3)).get() == 3
+    assert scene.seen == [held("act", n, key=key) for n, key in ((2, "b"), (1, "a"), (3, "c"))]
 
 
 def test_a_direct_call_takes_no_lock(scene):

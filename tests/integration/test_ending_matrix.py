@@ -84,6 +84,7 @@ def test_T18_a_message_that_cannot_be_decoded_takes_no_lock(play, ending, late):
     play(ending, late=late)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("pool", ["threads"], indirect=True, scope="module")
 def test_where_celery_cannot_end_a_task_it_keeps_its_lock(book, worker, pool, keeper, key):
     """Time limits and terminate do not affect a thread: it keeps running, and holds the lock."""

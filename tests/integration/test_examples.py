@@ -33,6 +33,7 @@ def environment(redis_url, tmp_path):
         "LEDGER_LEASE": "10",
         "REPORT_LOG": str(tmp_path / "report.log"),
         "REPORT_EVERY": "0.4",
+        "QUOTA_PERIOD": "2s",
     }
 
 
@@ -123,6 +124,21 @@ def test_L33_the_ledger_refuses_a_worker_that_was_stopped_past_its_lease(
     with pytest.raises(Exception, match="account 2 has seen a fence above"):
         late.get(timeout=60)
     assert client.send_task("tasks.settle", [2, 0]).get(timeout=60) == 70
+
+
+@pytest.mark.full
+def test_customers_have_their_quotas_and_an_api_refuses_one_call(worker, environment):
+    """Two calls of 400 tokens fit in a period of 1,000, counted from the first start."""
+    worker("quota", concurrency=4)
+    acme, globex, refused = run("quota", "calls.py", environment).splitlines()
+    first, second = (
+        [float(each) for each in re.findall(r"\d+\.\d+", line)] for line in (acme, globex)
+    )
+    assert (len(first), len(second)) == (4, 4)
+    assert first[2] >= 1.9
+    assert second[0] >= 2.9
+    assert second[2] >= 4.8
+    assert refused == "refused by the API: 1"
 
 
 @pytest.mark.full

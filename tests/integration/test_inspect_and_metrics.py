@@ -142,6 +142,20 @@ def test_inspect_locks_shows_what_a_worker_holds_and_waits_for(book, blocked, ke
     assert stats().keys() == answer.keys() - {"locks", "locks_left_out"}
 
 
+def test_a_worker_lists_a_running_task_until_it_has_ended(book, worker, key):
+    """``why`` finds it there, beside any number of locks."""
+    store = RedisAdminStore(book.client, book.store.keyspace)
+    holder = book.start_holder(key)
+    (view,) = book.view(key).holders
+
+    def listed():
+        return [each for each in store.locate_running(holder) if each[2] == view.token]
+
+    assert eventually(listed, 10) == [(holder, f"k:{key}", view.token)]
+    book.open(f"{key}-0")
+    eventually(lambda: not listed(), 10, "it is no longer listed")
+
+
 def test_inspect_locks_answers_while_redis_does_not(book, worker, blocked, key):
     """It does not use Redis: an outage does not delay the reply."""
     book.client.client_pause(1500)
@@ -252,7 +266,7 @@ def test_tasks_of_a_paused_lock_say_that_they_wait_for_an_operator(book, worker,
     parked, failed = book.send("act", key, 1), book.send("act_fail", key, 2)
     _, error = book.outcome(failed)
     assert error.waits_for == WaitsFor.PAUSE
-    worker.await_log(f"for '{lock}', which an operator has paused; `locks why {parked}`")
+    worker.await_log(f"for '{lock}', which is paused, or closed for a time; `locks why {parked}`")
     grown = [count + 1 for count in before]
     eventually(lambda: [sample(book, name, **labels) for name, labels in series] == grown, 5)
     operators.resume(lock, jane)

@@ -65,6 +65,7 @@ def test_T28_a_reset_lock_goes_to_the_next_through_the_normal_path(book, worker,
     book.await_free(key)
 
 
+@pytest.mark.full
 def test_T9_nothing_is_renewed_after_its_release(book, worker, key):
     """After 50 tasks no holder is left, and none reappears while the worker renews."""
     for result in [book.send("act", f"{key}-{n % 5}", n) for n in range(50)]:
@@ -79,6 +80,7 @@ def test_T9_nothing_is_renewed_after_its_release(book, worker, key):
         assert book.view(f"{key}-{n}").holders == ()
 
 
+@pytest.mark.full
 def test_a_task_longer_than_its_lease_keeps_its_lock(book, worker, key):
     """The watchdog renews: no other task gets the lock."""
     first = book.start_holder(key, 1)

@@ -123,6 +123,7 @@ def test_observe_runs_tasks_and_reports_what_would_have_blocked(book, worker, ke
 # -- as declared -----------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_off_by_the_settings_needs_no_redis_for_the_locks(redis_url, tmp_path, key):
     """No connection is opened: nothing listens at the URL."""
     conf = {
@@ -178,6 +179,7 @@ def test_a_key_that_raises_is_reported_and_the_task_runs(redis_url, tmp_path, ke
         assert "is not observed" in worker.log()
 
 
+@pytest.mark.full
 def test_tasks_wait_for_redis_no_longer_once_they_are_switched_off(
     make_redis, redis_url, tmp_path, key
 ):

@@ -62,6 +62,28 @@ def test_one_lost_reply_to_a_release_is_no_lost_lock(redis_url, locks, tmp_path,
 
 
 @pytest.mark.full
+def test_the_last_task_of_a_process_leaves_its_lock_although_redis_is_silent(
+    redis_url, locks, tmp_path
+):
+    """The release never arrives, and its process ends before it could be repeated."""
+    with Proxy(locks.port) as proxy:
+        conf = {"singleton_lock_backend": proxy.url, "singleton_lock_lease": 600.0}
+        with (
+            Book(redis_url, tmp_path, lock_url=locks.url, conf=conf) as book,
+            book.worker(concurrency=1, args=["--max-tasks-per-child=1"]) as worker,
+        ):
+            first = book.start_holder("a", 1)
+            (child,) = worker.child_pids()
+            proxy.stalled = True
+            book.open("a-1")
+            assert book.value(first) == 1
+            eventually(lambda: child not in worker.child_pids(), 20)
+            proxy.cut()
+            proxy.stalled = False
+            eventually(lambda: not book.view("a").holders, 20, worker.log_tail)
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["restarted empty", "flushed"])
 def test_parked_tasks_that_redis_has_lost_are_reported(book, locks, how):
     """By the log, the doctor and ``why``; a task that runs, or has ended, is not among them."""
@@ -92,6 +114,7 @@ def test_parked_tasks_that_redis_has_lost_are_reported(book, locks, how):
         assert book.value(running) == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("what", ["Redis starts after the worker", "Redis is emptied"])
 def test_doctor_does_not_report_a_missing_schema_for_ever(book, locks, what):
     """A live worker writes the schema when it finds that it may be missing."""
@@ -221,6 +244,7 @@ def test_a_stalled_redis_stalls_nothing_else(book, locks, pool):
             book.await_free(f"k{n}", LEASE + 3)
 
 
+@pytest.mark.full
 def test_a_worker_that_started_before_a_full_redis_runs_its_parked_tasks(book, locks):
     """Only they can make room in it."""
     lock = Lock(book.client, "k:a", lease=LONG_LEASE)
@@ -269,6 +293,7 @@ def test_a_burst_for_a_busy_lock_in_an_outage_stalls_no_other_task(book, locks, 
         eventually(lambda: book.unacked() == 0, 10)
 
 
+@pytest.mark.full
 def test_a_short_outage_costs_no_lease(book, locks):
     """Redis hangs while a task runs: it keeps its lock, and renews it afterwards (T8)."""
     with book.worker(conf={"singleton_lock_lease": 30.0}):

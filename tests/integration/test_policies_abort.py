@@ -39,6 +39,7 @@ def test_T10_a_task_that_lost_its_lock_is_interrupted(book, worker, key, task):
     in_time(took, LEASE / 3 + 1.5)
 
 
+@pytest.mark.full
 @only("prefork")
 def test_a_parked_task_is_interrupted_too(book, worker, key):
     """Also a task that was parked before."""
@@ -68,6 +69,7 @@ def test_the_child_process_survives_and_other_tasks_are_not_interrupted(book, wo
     assert set(worker.child_pids()) == children
 
 
+@pytest.mark.full
 @only("threads")
 def test_in_threads_ensure_held_raises_after_a_loss(book, worker, key):
     """A thread cannot be interrupted: ``lost`` is True, and ``ensure_held()`` raises."""

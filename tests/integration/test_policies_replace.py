@@ -81,6 +81,7 @@ def test_messages_of_other_tasks_that_share_the_lock_stay(book, worker, key):
     assert [book.value(first), book.value(other)] == [0, 1]
 
 
+@pytest.mark.full
 def test_what_was_replaced_outlives_the_worker_that_was_to_end_it(own_book, key):
     """Its message stays until a worker has ended it: here the next worker."""
     conf = {"singleton_lock_lease": 3.0}

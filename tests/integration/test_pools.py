@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from celery_singleton_lock.lock.lease_watchdog import LINGER
+from celery_singleton_lock.store.operator.base import Operator
 from integration.book import LONG_LEASE, Book, needs_pool
 from support.waiting import eventually, in_time, never
 from support.workers import TESTS
@@ -205,7 +206,25 @@ def test_an_early_ack_task_is_acknowledged_when_it_holds_its_lock(scene, ground)
     eventually(lambda: scene.unacked() == 0, 5, "acknowledged")
 
 
-@pytest.mark.full("[prefork-hog]", "solo-hog", "eventlet-hog", "gevent-hog")
+@pytest.mark.full
+@on(SPAWN)
+def test_only_the_task_that_lost_its_lock_is_interrupted_in_spawned_children(scene):
+    """``abort``: it fails with LockLost, as in a forked child; the signal once killed the child."""
+    worker = scene.start()
+    others = [scene.send("act_abort", f"other-{n}", n, hold="others") for n in range(2)]
+    first = scene.send("act_abort", "a", 1, hold="a-1")
+    for result in (*others, first):
+        scene.started(result, 30)
+    children = set(worker.child_pids())
+    assert scene.store.reset("k:a") == 1
+    state, error = scene.outcome(first, 30)
+    assert (state, type(error).__name__) == ("FAILURE", "LockLost")
+    scene.open("others")
+    assert [scene.value(result) for result in others] == [0, 1]
+    assert set(worker.child_pids()) == children
+
+
+@pytest.mark.full("[prefork-hog]", "threads-hog", "solo-hog", "eventlet-hog", "gevent-hog")
 @pytest.mark.parametrize("end", ["sleep", "hog"])
 @on(*ALL)
 def test_t11_a_lease_is_renewed_for_as_long_as_its_task_runs(scene, end):
@@ -401,6 +420,7 @@ def test_t17_a_greenlets_time_limit_frees_its_lock(scene, task):
     in_time(took, 1 + 2)
 
 
+@pytest.mark.full("polling")
 @on(POLLING, SPAWN)
 def test_a_killed_child_frees_its_lock(scene, ground):
     """Kill -9 of the child: within 2 s; without an event loop Celery itself looks after 10 s."""
@@ -459,15 +479,17 @@ def test_a_green_pool_without_green_threads_is_refused(redis_url, tmp_path, pool
 @on(THREADS)
 def test_a_task_that_is_terminated_before_a_thread_begins_it_frees_its_lock(scene):
     """Celery cannot terminate it: its thread neither runs the task, nor reports an end."""
-    worker = scene.start(concurrency=1)
-    scene.started(scene.send("act", "a", 1, hold="first"))
+    scene.start(concurrency=1)
+    by = Operator("jane")
+    scene.store.pause("k:a", by)  # else the granted task takes the thread before the plain one
     terminated = scene.send("act", "a", 2)
     scene.await_waiting("a", 1)
-    in_slot = scene.send("plain", "p", hold="slot")
-    eventually(lambda: in_slot in worker.log(), message="it waits for the thread")
-    scene.open("first")
-    scene.started(in_slot)
-    eventually(lambda: scene.view("a").holders[0].task_id == terminated, message="it is granted")
+    scene.started(scene.send("plain", "p", hold="slot"))
+    scene.store.resume("k:a", by)
+    eventually(
+        lambda: [holder.task_id for holder in scene.view("a").holders] == [terminated],
+        message="it is granted",
+    )
     scene.app.control.revoke(terminated, terminate=True, reply=True)
     scene.open("slot")
     following = scene.send("act", "a", 3)
@@ -485,6 +507,7 @@ def test_a_hard_time_limit_frees_the_lock_though_the_tasks_hook_fails(scene):
     scene.await_free("a")
 
 
+@pytest.mark.full
 @on(THREADS, GEVENT, EVENTLET)
 def test_a_refused_task_ends_though_its_hook_fails(scene):
     """Neither its message stays unacknowledged, nor does it stay parked."""
@@ -497,6 +520,7 @@ def test_a_refused_task_ends_though_its_hook_fails(scene):
     scene.await_drained("celery")
 
 
+@pytest.mark.full
 @on(THREADS, GEVENT, EVENTLET)
 def test_a_failed_task_ends_though_its_hook_fails(scene):
     """No loss of its lock is reported."""

@@ -43,6 +43,7 @@ def test_one_worker_keeps_the_order_of_what_was_queued_before_it(own_book):
     assert own_book.order("a") == list(range(100))
 
 
+@pytest.mark.full
 @pytest.mark.needs_real_redis("the speed of a server")
 @only("prefork")
 @pytest.mark.timeout(180 + MANY / 20)

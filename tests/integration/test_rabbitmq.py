@@ -130,6 +130,7 @@ def crosswise(kind):
     return both
 
 
+@pytest.mark.full
 def test_a_parked_task_returns_to_its_queue_whatever_its_routing_key(make_book, kind):
     """Each of two workers runs what came through its own queue, parked or not."""
     book = make_book(conf={"task_queues": crosswise(kind), "task_default_queue": "one"})

@@ -91,6 +91,12 @@ def test_the_ten_line_example_runs_as_in_the_readme(redis_url, redis_client, tmp
     assert fences == sorted(set(fences))
 
 
+def test_the_quick_start_of_the_docs_has_the_same_example():
+    page = (ROOT / "docs" / "quick-start.md").read_text(encoding="utf-8")
+    (example,), (sender,) = blocks("celery-singleton-lock"), blocks("Try it")
+    assert BLOCK.findall(page) == [example, sender]
+
+
 def test_a_slip_in_the_template_is_refused_with_the_line_that_the_readme_shows(redis_url, tmp_path):
     (example,) = blocks("celery-singleton-lock")
     wrong = example.replace("account:{account_id}", "account:{acount_id}")
@@ -121,7 +127,7 @@ SNIPPETS = {
     "An import per aircraft, or per file": "import_flights",
     "A search index that must see the latest change": "reindex",
     "A third-party API that allows three calls at a time": "push_contact",
-    "A nightly job of which a second run is a mistake": "close_of_day",
+    "A nightly job that fails if the last run is not over": "close_of_day",
 }
 
 PRELUDE = '''
@@ -317,6 +323,7 @@ def test_the_settings_table_is_complete_and_right(page):
     """Every option and setting of the code has a row, with the default that the code has."""
     table = rows((ROOT / page).read_text(encoding="utf-8"))
     options = {f"lock_{field.name}": field.default for field in dataclasses.fields(LockOptions)}
+    options["lock_rate"] = options["lock_rate"] or None  # None is parsed as no rates
     found_out = {"backend_source", "done_for"}  # and not to be set
     fields = [field for field in dataclasses.fields(Settings) if field.name not in found_out]
     settings = {f"{PREFIX}{field.name}": field for field in fields}

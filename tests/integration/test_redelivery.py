@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from integration.book import SAFE_LEASE, only_kind
+from integration.book import SAFE_LEASE, needs_pool, only_kind
 from support.redelivery import redelivery_after
 from support.waiting import eventually, in_time, never
 
@@ -138,6 +138,28 @@ def test_T36_a_task_that_a_lost_connection_cancels_runs_again(book):
         assert [book.value(first), book.value(second)] == [1, 2]
         book.await_settled("a", timeout=15)
     assert sorted(book.order("a")) == [1, 1, 2]
+
+
+@pytest.mark.full
+@only_kind("redis")
+@pytest.mark.parametrize("pool", ["prefork", "gevent", "eventlet"])
+def test_a_parked_task_that_a_lost_connection_cancels_is_not_lost(book, pool):
+    """The broker has no message for it, so its message in Redis must queue again."""
+    needs_pool(pool)
+    conf = {"worker_cancel_long_running_tasks_on_connection_loss": True}
+    with book.worker(pool=pool, conf=conf):
+        book.start_holder("a", 0)
+        parked = book.send("act_late", "a", 1, hold="a-1")
+        book.await_waiting("a", 1)
+        book.open("a-0")
+        child = book.started(parked)["pid"]
+        book.cut()
+        book.journal.note("killed", victim=child)  # by the worker, soon
+        book.started(parked, 20, times=2)
+        book.open("a-1")
+        assert book.value(parked) == 1
+        book.await_settled("a", timeout=15)
+    assert book.order("a") == [0, 1, 1]
 
 
 @only_kind("classic", "quorum")

@@ -48,6 +48,7 @@ def held(book):
     return holder, first
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_blocked_tasks_come_back_until_they_run_and_each_time_later(make_book, pool):
     """As they were sent; their delays double, so the count of requeues survives the broker."""

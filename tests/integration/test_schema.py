@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+import signal
+from types import SimpleNamespace
 
+import pytest
+from click.testing import CliRunner
+
+from celery_singleton_lock.cli import locks
 from celery_singleton_lock.core.model import SCHEMA
-from integration.book import LONG_LEASE
+from integration.book import LONG_LEASE, Book
 from support.waiting import eventually
 
 
@@ -86,3 +91,42 @@ def snapshot(client):
         key: client.get(key) if client.type(key) == b"string" else None
         for key in client.scan_iter("csl:*")
     }
+
+
+@pytest.mark.full
+def test_parked_tasks_move_to_another_schema_by_the_recipe(own_book, tmp_path, redis_url):
+    """docs/upgrading.md: export with the old version, import with the new one, a new prefix.
+
+    Each runs once, in its order, with a higher fencing token. The old keys stay until they are
+    deleted, so that the old version can be started again.
+    """
+    file = tmp_path / "parked.jsonl"
+    with own_book.worker() as old:
+        first = own_book.start_holder("a")
+        parked = [own_book.send("act", "a", n) for n in (1, 2)]
+        own_book.await_waiting("a", 2)
+        old.signal(signal.SIGTERM)
+        eventually(lambda: not own_book.consumers(), 20)  # it takes no grants any more
+        own_book.open("a-0")
+        assert own_book.value(first) == 0
+        eventually(lambda: not old.is_running, 20)
+    command(own_book, "export", "--all", "--output", file)
+    conf = {**own_book.conf, "singleton_lock_prefix": "csl2"}
+    with (
+        Book(redis_url, own_book.journal.folder, conf=conf) as new_book,
+        other_version(new_book, "2"),
+    ):
+        command(new_book, "import", file)
+        assert [new_book.value(task_id) for task_id in parked] == [1, 2]
+    starts = own_book.starts("a")
+    assert [event["id"] for event in starts] == [first, *parked]
+    assert [event["fence"] for event in starts] == sorted(event["fence"] for event in starts)
+    assert own_book.client.get("csl:schema") == SCHEMA.encode()
+    assert own_book.client.get("csl2:schema") == b"2"
+
+
+def command(book, *args):
+    """Run a command of ``celery -A app locks``; it must succeed."""
+    obj = SimpleNamespace(app=book.app)
+    ran = CliRunner().invoke(locks, [*map(str, args)], obj=obj)
+    assert ran.exit_code == 0, ran.output

@@ -67,6 +67,7 @@ def test_a_task_whose_claim_was_not_answered_runs_once(app, options, busy, numbe
     play(app, options, busy, FailingStores(failure, then_silent=stops), stops=stops)
 
 
+@pytest.mark.full("its first one")
 @pytest.mark.parametrize("number", [1, 2], ids=["the one it waited for", "its first one"])
 @pytest.mark.parametrize("stops", [False, True], ids=["its worker goes on", "its worker stops"])
 def test_a_task_with_a_lock_that_is_refused_as_it_begins_runs_later(app, number, stops):

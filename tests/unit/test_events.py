@@ -156,7 +156,7 @@ def test_each_field_of_an_event_is_documented(kind):
     """Name, unit (seconds, if it is a duration) and meaning."""
     for name, unit, about in fields_of(kind):
         assert about
-        assert (unit == "s") is (name in {"waited", "held", "down_for"})
+        assert (unit == "s") is (name in {"waited", "held", "seconds", "down_for", "stopped_for"})
 
 
 def test_an_observer_gets_only_the_types_that_it_asked_for():

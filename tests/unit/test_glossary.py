@@ -81,9 +81,10 @@ def test_the_glossary_lists_each_retired_word():
 
 
 KEYS = {
-    **{part: part for part in LockKeys.__slots__[:8]},
+    **{part: part for part in LockKeys.__slots__[:9]},
     "due": "csl:{bNN}:due",
     "index": "csl:{bNN}:index",
+    "attempts": "attempts",
     "wake": "wake:<token>",
     "vote": "vote",
     "gone": "gone:<token>",
@@ -91,9 +92,12 @@ KEYS = {
     "waited": "csl:{bNN}:waited",
     "fleet": "csl:fleet:",
     "audit": "csl:fleet:audit",
+    "drained": "csl:fleet:drained",
     "inbox": "csl:fleet:inbox:<worker>",
     "bell": "csl:fleet:bell:<worker>",
     "lost": "csl:fleet:lost",
+    "running": "csl:fleet:running",
+    "running_of": "csl:fleet:running:<worker>",
     "vouched": "csl:fleet:vouched",
     "mode": "csl:fleet:mode",
     "observed": "csl:{bNN}:observed:…",

@@ -125,3 +125,12 @@ def test_a_silent_holder_is_shown_with_the_time_until_the_lock_is_free():
     assert f"holder   {named((silent,))}, silent" in detail(Detail(view, ()))
     (row,) = lock_rows([Glance("account:42", 1, holders=(silent,))])
     assert row[-1] == "settle[3f2a91c0] on w2@host#1, silent for 14 s"
+
+
+def test_the_list_tells_a_granted_task_from_one_that_runs():
+    """It waits for a free pool slot; who reads the list would search for it in the worker's log."""
+    granted = RUNS._replace(state="granted")
+    rows = list(lock_rows([Glance("a", 1, holders=(each,)) for each in (RUNS, granted)]))
+    (several,) = lock_rows([Glance("a", 3, limit=3, holders=(RUNS,))])
+    assert several[-1] == f"{rows[0][-1]}, and 2 more"
+    assert [row[-1].partition("#1")[2] for row in rows] == ["", ", granted"]

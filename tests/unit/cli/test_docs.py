@@ -35,6 +35,16 @@ def test_pages_name_commands_and_options_that_there_are(page):
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - {"--help"} <= OPTIONS
 
 
+def test_no_page_shows_locks_without_a_command_which_prints_only_the_help():
+    pages = [DOCS.parent / "README.md", *DOCS.rglob("*.md")]
+    lines = [line for page in pages for line in page.read_text(encoding="utf-8").splitlines()]
+    typed = [line for line in lines if re.match(r"\$ celery -A \w+ locks\b", line)]
+    assert typed
+    for line in typed:
+        assert re.match(r"\$ celery -A \w+ locks ([a-z]+)", line), line
+        assert line.split()[5] in NAMES, line
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
 def test_every_command_has_a_help_text(command):
     assert command.help

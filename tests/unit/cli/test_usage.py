@@ -72,6 +72,16 @@ def test_without_an_app_the_error_says_how_to_give_one():
     assert "celery-singleton-lock --backend URL" in ran.output
 
 
+def test_doctor_of_an_app_whose_redis_is_away_does_not_say_to_give_the_app():
+    with Celery(set_as_current=False) as app:
+        app.conf.broker_url = "memory://"
+        app.conf.singleton_lock_backend = NOBODY
+        ran = CliRunner().invoke(locks, ["doctor"], obj=SimpleNamespace(app=app))
+    assert ran.exit_code == 3
+    assert "Not examined, since the locks' Redis did not answer: eviction, " in ran.output
+    assert "give the app" not in ran.output
+
+
 @pytest.mark.parametrize("group", [locks, main], ids=["celery locks", "celery-singleton-lock"])
 def test_the_help_cuts_no_summary(group):
     """A sentence whose end is missing may say the contrary."""
@@ -106,3 +116,11 @@ def test_drain_refuses_a_rate_that_it_cannot_keep(value):
     ran = CliRunner().invoke(main, ["--backend", NOBODY, "drain", "--rate", value, "--all"])
     assert ran.exit_code == 2
     assert "Invalid value for '--rate'" in ran.output
+
+
+@pytest.mark.parametrize("task_id", ["", " "])
+def test_why_refuses_an_empty_id_as_a_script_with_an_unset_variable_gives_it(task_id, monkeypatch):
+    """It said that the task had not reached a worker."""
+    monkeypatch.setattr("celery_singleton_lock.cli.show_commands.why", pytest.fail)
+    ran = CliRunner().invoke(main, ["--backend", NOBODY, "why", task_id])
+    assert (ran.exit_code, "TASK_ID is empty" in ran.output) == (2, True), ran.output

@@ -127,7 +127,7 @@ def test_a_long_lease_gives_a_warning_with_the_reason():
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        *(("lock_limit", value) for value in (0, -1, True, 1.0, "1", None, 2**31)),
+        *(("lock_limit", value) for value in (0, -1, True, 1.0, "1", 2**31)),
         *(("lock_max_waiting", value) for value in (-1, True, 1.0, "1", 2**31, float("inf"))),
     ],
     ids=repr,
@@ -248,6 +248,12 @@ def test_a_misspelt_policy_is_recognised():
         ("backend_options", [("a", 1)]),
         ("backend_options", {1: 2}),
         ("max_body_bytes", 0),
+        ("max_parked", 0),
+        ("max_parked", "many"),
+        ("max_parked", True),
+        ("max_parked_bytes", -1),
+        ("max_parked_bytes", 2**53 + 1),
+        ("max_parked_bytes", 1e9),
     ],
 )
 def test_other_settings_are_checked_too(name, value):

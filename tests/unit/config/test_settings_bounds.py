@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 
 import pytest
-from celery import Celery
+from celery import Celery, _state
 
 from celery_singleton_lock import LockedTask
 from celery_singleton_lock.config.app_settings import is_eager, parse_settings
@@ -214,6 +214,17 @@ def test_a_worker_warns_once_of_an_option_when_it_knows_the_settings():
         install(app).options_of_call(task, {"lock_on_conflict": "park"})
 
 
+@pytest.mark.parametrize("name", ["max_parked", "max_parked_bytes"])
+def test_a_limit_of_parked_messages_on_a_quorum_is_refused_at_the_start(name, monkeypatch):
+    """No message is parked there, so it would have no effect."""
+    monkeypatch.setattr(_state, "_on_app_finalizers", set())  # shared tasks of other tests
+    app, _ = app_with(lock_on_conflict="requeue")
+    app.conf.singleton_lock_backend = [f"redis://host{number}" for number in range(3)]
+    app.conf[f"singleton_lock_{name}"] = 5
+    with pytest.raises(ConfigurationError, match=f"^singleton_lock_{name} is 5: .*no message is"):
+        check_app(install(app))
+
+
 def test_an_option_that_a_setting_gives_a_meaning_is_not_warned_of():
     app, _ = app_with(lock_on_full="replace")
     app.conf.singleton_lock_max_waiting = 1
@@ -237,3 +248,8 @@ def test_the_error_of_a_setting_given_as_a_task_option_names_the_option():
 def test_the_error_of_a_misspelt_call_option_suggests_the_right_one():
     with pytest.raises(ConfigurationError, match=r"Did you mean 'lock_on_conflict'\?"):
         check_names("shop.settle", {"lock_onconflict": "skip"})
+
+
+def test_the_error_of_an_option_of_the_task_in_a_call_suggests_no_other_option():
+    with pytest.raises(ConfigurationError, match=r"lock_lease cannot .* with the task\.$"):
+        check_names("shop.settle", {"lock_lease": 5})

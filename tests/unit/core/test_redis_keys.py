@@ -53,6 +53,7 @@ def test_the_keys_outside_of_a_lock():
     """Wake lists, indexes, inboxes, and the schema."""
     keys = Keyspace("app")
     assert keys.wake("account:42", "tok.0") == "app:{b41}:account:42:wake:tok.0"
+    assert keys.attempts("account:42") == "app:{b41}:account:42:attempts"
     assert keys.due(7) == "app:{b07}:due"
     assert keys.index(7) == "app:{b07}:index"
     assert keys.inbox("w1") == "app:fleet:inbox:w1"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 from fakeredis import FakeRedis, FakeServer
+from redis import exceptions as failures
 from redis.crc import key_slot
 
 from celery_singleton_lock.core.model import Claim, Owner, Verdict
@@ -11,6 +14,7 @@ from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.core.parked_message import Parcel
 from celery_singleton_lock.core.redis_keys import BUCKETS
 from celery_singleton_lock.store.cluster.sync import ClusterStore
+from celery_singleton_lock.store.cluster_routing import as_redis_errors
 from celery_singleton_lock.store.requests import Command
 
 MASTERS = 3
@@ -98,3 +102,35 @@ def test_all_masters_are_probed_with_nodes_that_have_no_hash(store):
     cluster = store.nodes.cluster
     store.probe()
     assert cluster.asked == {node.name for node in cluster.get_nodes()}
+
+
+def _closed_buffer():
+    buffer = io.BytesIO()
+    buffer.close()
+    buffer.seek(0)
+
+
+def _no_buffer():
+    return None.readline
+
+
+@pytest.mark.parametrize("fail", [_closed_buffer, _no_buffer])
+def test_a_call_whose_connection_another_thread_closed_may_have_been_executed(fail):
+    """redis-py 5.1 to 6.4 does so when it looks up the layout."""
+    with pytest.raises(failures.ConnectionError, match="before the answer"), as_redis_errors():
+        fail()
+
+
+@pytest.mark.parametrize("name", ["redis_connection", "execute_command"])
+def test_a_call_to_a_node_that_is_new_in_the_cluster_was_not_executed(name):
+    """The first for threads, the other one for asyncio."""
+    with pytest.raises(failures.TryAgainError, match="is moving"), as_redis_errors():
+        getattr(None, name)
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("not a number"), AttributeError("'int' object")], ids=repr
+)
+def test_an_error_of_a_programmer_is_not_taken_for_one_of_the_cluster(error):
+    with pytest.raises(type(error), match=str(error)), as_redis_errors():
+        raise error

@@ -164,3 +164,11 @@ def test_an_invalid_certificate_is_reported_with_its_cause_and_what_to_change(ve
     assert f"TLS failed, its certificate cannot be verified: {verified.split(',')[0]}; " in said
     assert remedy in said
     assert "secret" not in said
+
+
+def test_a_redis_that_accepts_no_more_clients_is_not_said_to_be_away():
+    """Commands would say to check its address, and that it runs; a restart would lose the locks."""
+    told = explain(redis_errors.ConnectionError("max number of clients reached"))
+    assert isinstance(told, BackendUnreachable)
+    assert "raise maxclients" in str(told)
+    assert "did not answer" not in str(told)

@@ -17,6 +17,7 @@ from celery_singleton_lock.worker.agent.loop import (
 from celery_singleton_lock.worker.agent_queue import AgentQueue
 from celery_singleton_lock.worker.dispatch.notifier import Notifier
 from celery_singleton_lock.worker.partial_lock_sets import PartialLockSets
+from celery_singleton_lock.worker.queue_stops import QueueStops
 from support.agent_fakes import (
     CAPACITY,
     MAX_BODY,
@@ -97,4 +98,5 @@ def agent(clock, store, dispatcher, seen):
         stands_still=lambda: seen.still,
         commands=AgentQueue(clock),
         dispatcher=dispatcher,
+        queue_stops=QueueStops(SimpleNamespace(hub=None), post),
     )

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from celery_singleton_lock.core.model import Ending
+from celery_singleton_lock.core.model import ALIVE, Ending
 from celery_singleton_lock.errors import BackendUnreachable, LockUnusable
 from celery_singleton_lock.worker import background_thread
 from celery_singleton_lock.worker.agent.loop import (
@@ -59,6 +59,27 @@ def test_the_servers_clock_is_asked_rarely(agent, store, clock):
     assert len(store.asked("worker_heartbeat")) == 10
 
 
+def test_an_idle_worker_of_a_large_fleet_sends_fewer_heartbeats(agent, store, clock):
+    """A thousand idle workers must not load Redis. It counts as alive for three intervals."""
+    store.fleet = 1000
+    for _ in range(40):
+        agent.run_once()
+        clock.now += 1.2
+    assert store.beats[0] == (ALIVE, False)  # it does not know the fleet yet
+    assert set(store.beats[4:]) == {(5 * ALIVE, True), (5 * ALIVE, False)}
+    assert len(store.beats) < 20
+    assert len(store.asked("take_due_locks")) == len(store.beats)
+
+
+def test_a_worker_of_a_large_fleet_tells_at_once_that_it_has_a_free_slot(agent, store, clock):
+    store.fleet = 1000
+    for free in range(40):
+        agent._heartbeat._free = lambda free=free: free
+        agent.run_once()
+        clock.now += 1.2
+    assert len(store.beats) == 40
+
+
 def test_a_retired_worker_neither_beats_nor_sweeps(agent, store, clock):
     """A beat would put it back into the fleet."""
     agent.retire()
@@ -92,7 +113,7 @@ def test_stop_ends_though_redis_is_away(agent, store, caplog):
     agent.start()
     agent._commands.put(Park(request("a")))
     agent.stop(timeout=60)
-    assert "leases were not released and expire" in caplog.text
+    assert "Leases and grants that it has, if any, end by themselves" in caplog.text
     assert not any(thread.is_alive() for thread in (agent._agent_thread, agent._inbox_thread))
 
 

@@ -58,6 +58,7 @@ def parts(app):
         rules=extension.options,
         of_call=extension.options_of_call,
         name_of=extension.name_of,
+        computed=extension.computed,
         modes=Modes({}),
     )
 

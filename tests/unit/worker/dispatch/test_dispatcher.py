@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.core.parked_message import Delivery
+from celery_singleton_lock.core.rate import Rate
 from celery_singleton_lock.worker.message_stage import Stage
 from support.dispatcher_fakes import (
     end,
@@ -28,6 +30,21 @@ def test_the_second_of_a_key_is_parked_without_a_slot(parts):
     parts.dispatcher(second)
     assert parts.sent == [first]
     assert parts.agent.parked() == [second]
+
+
+def test_while_a_lock_waits_for_its_rate_later_tasks_are_parked_without_a_slot(parts):
+    """Those of other locks, and those that do not park, go to the pool."""
+    parts.dispatcher.waits_for_rate = lambda name: name == "k:a"
+    rated, skips = (
+        LockOptions(rate=(Rate("1/m"),)),
+        LockOptions(rate=(Rate("1/m"),), on_rate="skip"),
+    )
+    waits, other, skipped = (parts.message("early", key) for key in "aba")
+    for request, options in ((waits, rated), (other, rated), (skipped, skips)):
+        request.own_options = options
+        parts.dispatcher(request)
+    assert parts.agent.parked() == [waits]
+    assert parts.sent == [other, skipped]
 
 
 def test_a_follower_is_not_parked_before_the_first_message_is_decided(parts):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from celery_singleton_lock.config.call_options import HEADER as OPTIONS
 from celery_singleton_lock.core.owner_token import base_of
 from celery_singleton_lock.worker.agent_commands import LookUp
 from celery_singleton_lock.worker.dispatch.dispatcher import worker_id
@@ -65,7 +68,7 @@ def test_tokens_are_never_the_task_id(parts):
 
 def test_places_grow_with_the_order_of_arrival(parts):
     """A message that arrived later never has the smaller place."""
-    parts.place.sync(1000.0, 0.0)
+    parts.place.sync(1000.0, 0.0, 0.0)
     requests = [parts.message("early", key) for key in "abc"]
     for request in requests:
         parts.dispatcher(request)
@@ -97,6 +100,16 @@ def test_a_message_that_was_parked_before_keeps_its_place_and_the_base_of_its_to
     header = LockHeader(*request.request_dict[HEADER_KEY])
     assert (header.place, base_of(header.token), header.copy) == (12, "t", False)
     assert may_be_copied(header, header.created_at, 3600)
+
+
+def test_a_message_with_priority_that_was_sent_to_the_broker_keeps_its_place(parts):
+    """Its place has the head start, which the scripts subtract from the arrival."""
+    headers = {MOVED: ["x/0/0", 12_000_000, "t"], OPTIONS: {"lock_priority": 30}}
+    request = parts.message("early", "a", request_id="x", **headers)
+    parts.dispatcher(request)
+    header = LockHeader(*request.request_dict[HEADER_KEY])
+    assert header.place == 42_000_000
+    assert json.loads(header.flow) == {"head_start": 30_000_000}
 
 
 CLAIM = {REQUEUED: [1, 12], UNANSWERED: ["x/0/0", "t.4", [["k:9", "u.0"], ["k:b", "v.0"]]]}
