@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import time
 import uuid
@@ -61,6 +62,17 @@ class Journal:
     def open_gate(self, name: str) -> None:
         (self._folder / f"gate-{name}").touch()
 
+    def close_service(self, seconds: float) -> None:
+        """Let the service that tasks call answer 429 for a time."""
+        (self._folder / "service").write_text(str(time.monotonic() + seconds))
+
+    def ask_service(self, n: int) -> int:
+        """Call the service; return the whole seconds for which it asks to wait, or 0."""
+        closed = float((self._folder / "service").read_text()) - time.monotonic()
+        wait = max(0, math.ceil(closed))
+        self.note("asked", n=n, wait=wait)
+        return wait
+
     def await_gate(self, name: str) -> None:
         deadline = time.monotonic() + LONGEST_HOLD
         while not (self._folder / f"gate-{name}").exists() and time.monotonic() < deadline:
@@ -82,6 +94,8 @@ def build(setup: Setup) -> Celery:
             _hold(journal, hold)
         finally:
             journal.note("end", **run, lost=_knows_of_loss(self))
+        if end == "429" and (wait := journal.ask_service(n)):
+            PACKAGES[setup.package].later(self, wait)
         if end == "retry" and not self.request.retries:
             raise self.retry(countdown=1)
         return n

@@ -10,12 +10,34 @@ import importlib.metadata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import redis
 from celery import Celery
 
 Body = Callable[..., Any]
+
+STARTS, PERIOD = 10, 3
+"""The rate of the scenes: starts in a number of seconds."""
+
+
+def _head_start(key: str, *_: Any, **__: Any) -> float:
+    return 600 if key == "urgent" else 0
+
+
+FLOW: Final[Mapping[str, Mapping[str, Any]]] = {
+    "rate": {"lock_key": "work:{key}", "lock_limit": None, "lock_rate": f"{STARTS}/{PERIOD}s"},
+    "closed": {"lock_key": "work:{key}"},
+    "priority": {"lock_key": "api", "lock_limit": 2, "lock_priority": _head_start},
+}
+"""Options of this package, by what starts the tasks."""
+
+CELERY_RATE: Final = {"rate_limit": f"{60 * STARTS / PERIOD:g}/m"}
+"""What packages without a rate use: Celery's own, which each worker keeps for itself."""
+
+
+def _retry(task: Any, seconds: float) -> NoReturn:
+    raise task.retry(countdown=seconds, max_retries=None)
 
 
 @dataclass(frozen=True)
@@ -27,11 +49,14 @@ class Wanted:
         by_key: one lock for each value of its argument ``key``; else what the package does by
             default.
         options: of Celery's own, for the task.
+        flow: what starts its tasks, a key of ``FLOW``. Then the other packages use all arguments
+            for their lock, so that many tasks of a key are queued, and may run at once.
     """
 
     seconds: float = 10.0
     by_key: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
+    flow: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,6 +69,7 @@ class Package:
         declare: registers the task; gets the app, the URL of the locks, the body, what is wanted.
         usage: how it is declared, for the page.
         expires: its lock's time-out by default.
+        later: ends an attempt in a task that has to wait for some seconds.
     """
 
     name: str
@@ -51,6 +77,7 @@ class Package:
     declare: Callable[[Celery, str, Body, Wanted], None]
     usage: str
     expires: str
+    later: Callable[[Any, float], NoReturn] = _retry
 
     def version(self) -> str:
         """Return its version; empty if it is not installed."""
@@ -67,14 +94,14 @@ def _singleton(app: Celery, locks: str, body: Body, wanted: Wanted) -> None:
     from celery_singleton import Singleton  # noqa: PLC0415  # optional, as the other two
 
     app.conf.singleton_backend_url = locks
-    by_key = {"unique_on": ["key"]} if wanted.by_key else {}
+    by_key = {"unique_on": ["key"]} if _by_key(wanted) else {}
     app.task(
         name=TASK,
         bind=True,
         base=Singleton,
         lock_expiry=int(wanted.seconds),
         **by_key,
-        **wanted.options,
+        **_options(wanted),
     )(body)
 
 
@@ -83,9 +110,9 @@ def _once(app: Celery, locks: str, body: Body, wanted: Wanted) -> None:
 
     app.conf.ONCE = {"backend": "celery_once.backends.Redis", "settings": {"url": locks}}
     once: dict[str, Any] = {"timeout": int(wanted.seconds)}
-    if wanted.by_key:
+    if _by_key(wanted):
         once["keys"] = ["key"]
-    app.task(name=TASK, bind=True, base=QueueOnce, once=once, **wanted.options)(body)
+    app.task(name=TASK, bind=True, base=QueueOnce, once=once, **_options(wanted))(body)
 
 
 def _heimdall(app: Celery, locks: str, body: Body, wanted: Wanted) -> None:
@@ -98,7 +125,9 @@ def _heimdall(app: Celery, locks: str, body: Body, wanted: Wanted) -> None:
             return redis.Redis.from_url(locks)
 
     heimdall: dict[str, Any] = {"unique": True, "unique_timeout": int(wanted.seconds)}
-    if wanted.by_key:
+    if wanted.flow == "rate":
+        heimdall = {"times": STARTS, "per": PERIOD}
+    if wanted.flow == "rate" or _by_key(wanted):
         heimdall["key"] = lambda args, _kwargs: f"work:{args[0]}"
     app.task(name=TASK, bind=True, base=OnLocks, heimdall=heimdall, **wanted.options)(body)
 
@@ -109,25 +138,41 @@ def _in_the_body(app: Celery, locks: str, body: Body, wanted: Wanted) -> None:
         return redis.Redis.from_url(locks)
 
     def locked(self: Any, key: str, n: int = 0, hold: Any = 0, end: str = "return") -> Any:
-        with client().lock(f"work:{key}", timeout=wanted.seconds):
+        name = f"work:{key}:{n}" if wanted.flow else f"work:{key}"
+        with client().lock(name, timeout=wanted.seconds):
             return body(self, key, n, hold, end)
 
-    app.task(name=TASK, bind=True, **wanted.options)(locked)
+    app.task(name=TASK, bind=True, **_options(wanted))(locked)
 
 
 def _ours(app: Celery, locks: str, body: Body, wanted: Wanted) -> None:
     from celery_singleton_lock import LockedTask  # noqa: PLC0415  # its worker part is for its own
 
     app.conf.singleton_lock_backend = locks
-    by_key = {"lock_key": "work:{key}"} if wanted.by_key else {}
+    by_key = {"lock_key": "work:{key}"} if _by_key(wanted) else {}
     app.task(
         name=TASK,
         bind=True,
         base=LockedTask,
         lock_lease=wanted.seconds,
         **by_key,
+        **FLOW.get(wanted.flow, {}),
         **wanted.options,
     )(body)
+
+
+def _retry_later(_task: Any, seconds: float) -> NoReturn:
+    from celery_singleton_lock import RetryLater  # noqa: PLC0415
+
+    raise RetryLater(seconds, why="429")
+
+
+def _by_key(wanted: Wanted) -> bool:
+    return wanted.by_key and not wanted.flow
+
+
+def _options(wanted: Wanted) -> dict[str, Any]:
+    return {**wanted.options, **(CELERY_RATE if wanted.flow == "rate" else {})}
 
 
 PACKAGES: Final = {
@@ -165,5 +210,6 @@ PACKAGES: Final = {
         _ours,
         '`base=LockedTask, lock_key="work:{key}", lock_lease=…`',
         "30 s after the last renewal",
+        _retry_later,
     ),
 }

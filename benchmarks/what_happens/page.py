@@ -46,19 +46,29 @@ def write(played: Sequence[Mapping[str, str]], *, whole: bool) -> None:
         whole: all scenes on all packages; else the others stay as they were.
 
     Raises:
-        ValueError: the others were seen with other versions.
+        ValueError: the others were seen with other versions, and not all packages played the scene.
     """
     seen = {f"{one['scene']} {one['package']}": one for one in played}
     results = {"date": time.strftime("%Y-%m-%d"), "versions": versions(), "seen": seen}
     if not whole:
-        before = stored()
-        if before["versions"] != results["versions"]:
-            msg = "the page was written with other versions: play all scenes on all packages"
-            raise ValueError(msg)
-        results["seen"] = {**before["seen"], **seen}
+        results = _joined(stored(), results)
     text = json.dumps(results, indent=1, sort_keys=True) + "\n"
     RESULTS.write_text(text, encoding="utf-8")
     PAGE.write_text(render(results), encoding="utf-8")
+
+
+def _joined(before: Results, now: Results) -> dict[str, Any]:
+    """Return what was seen before, with some scenes played anew."""
+    joined = {**before, "seen": {**before["seen"], **now["seen"]}}
+    if before["versions"] == now["versions"]:
+        return joined
+    scenes = {one["scene"] for one in now["seen"].values()}
+    if len(now["seen"]) < len(scenes) * len(PACKAGES):
+        msg = "the page was written with other versions: play these scenes on all packages"
+        raise ValueError(msg)
+    of_now = {"date": now["date"], "versions": now["versions"]}
+    joined["later"] = {**before.get("later", {}), **dict.fromkeys(sorted(scenes), of_now)}
+    return joined
 
 
 def render(results: Results) -> str:
@@ -113,11 +123,24 @@ def _table(results: Results) -> Iterator[str]:
 
 def _paragraph(scene: Scene, results: Results) -> Iterator[str]:
     yield f"## {scene.title}\n"
-    yield f"{_wrapped(scene.description)}\n"
+    yield f"{_wrapped(scene.description + _played_later(results, scene))}\n"
     for key, package in PACKAGES.items():
         told = f"- **{package.name}**: {_seen(results, scene, key)['told']}."
         yield _wrapped(told, indent="  ")
     yield f"\n{_wrapped(scene.remark)}\n"
+
+
+def _played_later(results: Results, scene: Scene) -> str:
+    """Tell with which versions a scene was played, if not with those of the page."""
+    later = results.get("later", {}).get(scene.name)
+    if not later:
+        return ""
+    other = [
+        f"{name} {version}"
+        for name, version in sorted(later["versions"].items())
+        if results["versions"].get(name) != version
+    ]
+    return f" Played on {later['date']} with {' and '.join(other)}."
 
 
 def _wrapped(text: str, indent: str = "") -> str:

@@ -11,69 +11,18 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from celery import chord
 
+from benchmarks.what_happens.flow_scenes import FLOW_SCENES
 from benchmarks.what_happens.packages import TASK, Wanted
+from benchmarks.what_happens.scene import Scene, Seen
 from benchmarks.what_happens.stage import Call, Run, Stage, overlap, when
 
 READY: Final = ("SUCCESS", "FAILURE", "REVOKED")
 SOON = 1.5
 """Seconds in which a task that nothing is in the way of has begun."""
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What was seen in a scene.
-
-    Args:
-        brief: for the table.
-        told: the whole, as a sentence without its full stop.
-    """
-
-    brief: str
-    told: str
-
-
-@dataclass(frozen=True)
-class Scene:
-    """A row of the page.
-
-    Args:
-        name: for ``--only``.
-        play: plays it. Its docstring is title, description and remark: what is fair to add.
-        wanted: how the task is declared.
-        workers: how many there are.
-    """
-
-    name: str
-    play: Callable[[Stage], Seen]
-    wanted: Wanted = field(default_factory=Wanted)
-    workers: int = 1
-
-    @property
-    def title(self) -> str:
-        return self._paragraphs[0].rstrip(".")
-
-    @property
-    def description(self) -> str:
-        return self._paragraphs[1]
-
-    @property
-    def remark(self) -> str:
-        return self._paragraphs[2]
-
-    @property
-    def _paragraphs(self) -> list[str]:
-        return [" ".join(part.split()) for part in (self.play.__doc__ or "").split("\n\n")]
-
-    def on(self, package: str) -> Seen:
-        """Play it on a stage of its own."""
-        with Stage(package, self.wanted, self.workers) as stage:
-            return self.play(stage)
 
 
 def second_call(stage: Stage) -> Seen:
@@ -82,9 +31,9 @@ def second_call(stage: Stage) -> Seen:
     Two slots. A task runs, and the same key is called again. Then an unrelated task of another
     key is called, to see whether it finds a slot. Then the first task ends.
 
-    celery-singleton, celery-once and celery-heimdall answer whether a task is *queued* twice;
-    that the second call is not sent is their purpose. Here it is sent, and waits.
-    `lock_on_conflict="skip"` comes nearest to theirs.
+    celery-singleton, celery-once and celery-heimdall prevent that a task is *queued* twice, so they
+    do not send the second call. Here it is sent, and waits. `lock_on_conflict="skip"` is the
+    closest option.
     """
     stage.first("hot")
     second = stage.call("hot", 2)
@@ -107,10 +56,9 @@ def child_killed(stage: Stage) -> Seen:
     The process that runs the task is killed with SIGKILL, as the kernel does when memory is
     short.
 
-    The peers' documentation names this case, and the time-out as the remedy. celery-singleton
-    also has `clear_locks`, to be called when a worker starts; and in its repository, not yet in
-    0.3.1, an option by which the caller asks the workers whether the lock's task is still
-    there.
+    The other packages document this case, with the time-out as the remedy. celery-singleton also
+    has `clear_locks`, to be called when a worker starts. Its repository, but not release 0.3.1, has
+    an option with which the caller asks the workers whether the lock's task still exists.
     """
     run = stage.first("hot")
     os.kill(run.pid, signal.SIGKILL)
@@ -123,9 +71,9 @@ def worker_killed(stage: Stage) -> Seen:
     Two workers. The one that runs the task is killed with SIGKILL, with all its processes. The
     task is acknowledged early, as is Celery's default.
 
-    Nobody is left to release anything, so all wait for the time-out, and this package is no
-    quicker. A time-out that is not renewed has to be longer than the longest run; one that is
-    renewed may be short.
+    No process is left that could release the lock, so all packages wait for the time-out, this one
+    too. A time-out that is not renewed has to be longer than the longest run. One that is renewed
+    may be short.
     """
     run = stage.first("hot")
     next(worker for worker in stage.workers if worker.has(run.pid)).kill()
@@ -139,8 +87,8 @@ def revoked_before(stage: Stage) -> Seen:
     All slots are occupied. The task waits in the worker, is revoked there, and is discarded
     when the slots are free.
 
-    A lock that the caller takes is released by hooks of the task (`on_success`, `on_failure`,
-    `after_return`), and Celery calls none of them for a task that is discarded.
+    Hooks of the task (`on_success`, `on_failure`, `after_return`) release a lock that the caller
+    has taken. Celery calls none of them for a task that is discarded.
     """
     gates = ["slot1", "slot2"]
     for gate in gates:
@@ -162,8 +110,8 @@ def terminated(stage: Stage) -> Seen:
 
     The task runs, and is revoked with `terminate=True`.
 
-    Celery sends SIGTERM to the process, in which that is a `SystemExit`: a `with` block is left
-    in order, and hooks of the task are not called.
+    Celery sends SIGTERM to the process, which raises `SystemExit` there. So a `with` block releases
+    its lock, and hooks of the task are not called.
     """
     run = stage.first("hot")
     stage.app.control.revoke(run.id, terminate=True)
@@ -175,9 +123,9 @@ def time_limit(stage: Stage) -> Seen:
 
     The task exceeds its hard time limit (`time_limit=1`), and Celery ends its process.
 
-    After a hard time limit Celery 5.7 calls `on_failure` and `after_return` in the worker's
-    main process, which releases the peers' locks; Celery 5.4 does not call them. The process
-    gets a SIGTERM before the SIGKILL; if it heeds that, a `with` block is left in order.
+    After a hard time limit Celery 5.7 calls `on_failure` and `after_return` in the worker's main
+    process, which releases the locks of the other packages. Celery 5.4 does not call them. The
+    process gets a SIGTERM before the SIGKILL; if it handles that, a `with` block releases its lock.
     """
     run = stage.first("hot", hold=20)
     stage.await_state(run.id, *READY)
@@ -190,9 +138,9 @@ def retried(stage: Stage) -> Seen:
     The first attempt raises `self.retry(countdown=1)`. The key is called again at once, and
     again until that call is sent.
 
-    `self.retry` calls `apply_async`, which a lock that the caller takes may refuse. celery-once
-    takes no lock for a retry, and keeps the first one's. Here `lock_on_retry="keep"` keeps the
-    lock over the countdown.
+    `self.retry` calls `apply_async`, where the package finds the task's own lock held. celery-once
+    takes no lock for a retry, and keeps that of the first attempt. Here `lock_on_retry="keep"`
+    keeps the lock during the countdown.
     """
     run = stage.first("hot", hold="first", end="retry")
     stage.journal.open_gate("first")
@@ -214,8 +162,8 @@ def redelivered(stage: Stage) -> Seen:
     over, and its message is delivered a second time (by Kombu's own code, which is told of a
     time-out of 0).
 
-    The message was sent once, so a lock that the caller takes has no part in this. The peers'
-    documentation does not speak of it. A visibility time-out longer than any run avoids it.
+    The message was sent once, so a lock that the caller takes has no effect. The other packages do
+    not document this case. A visibility time-out longer than any run avoids it.
     """
     run = stage.first("hot")
     _redeliver(stage)
@@ -243,8 +191,7 @@ def chord_members(stage: Stage) -> Seen:
 
     A chord of two tasks of the same key, each of which takes half a second.
 
-    A chord waits for as many results as it has members, and one that was not sent never
-    reports.
+    A chord waits for one result per member. A member that was not sent has no result.
     """
     task = stage.app.tasks[TASK]
     header = [task.s("hot", n, 0.5) for n in (1, 2)]
@@ -270,8 +217,8 @@ def positional_and_keyword(stage: Stage) -> Seen:
     with positional arguments, and while it runs with the same arguments by name.
 
     celery-singleton's `unique_on` binds the arguments to the signature, which gives one lock.
-    celery-heimdall's `key` is a function of the arguments as they were given. The lock in the
-    body has no default: its name is made in the body, of the bound argument.
+    celery-heimdall's `key` is a function of the arguments as they were given. A lock in the body
+    has no default: the body computes its name from the bound argument.
     """
     first = stage.first("hot")
     second = stage.call_by_name("hot", 1, "first")
@@ -291,7 +238,7 @@ def longer_than_the_lock(stage: Stage) -> Seen:
     The lock's time-out is 2 s, and the task takes 5 s. The key is called again until that call
     is sent.
 
-    None of the peers renews a lock, so their time-out is meant to be longer than any run; the
+    The other packages do not renew a lock, so their time-out has to be longer than any run; the
     documentation of celery-singleton says so. With a lock in the body, the body could call
     `lock.extend()` from time to time.
     """
@@ -319,9 +266,9 @@ def hot_and_cold(stage: Stage) -> Seen:
     20 calls of one key, then 20 of other keys; each task takes 0.1 s. The worker begins when
     all calls were made. 2 s are the shortest time in which two slots could run all 40.
 
-    For the three that take the lock in the caller, one hot task is what was asked for.
-    celery-heimdall asks for its lock once more in the worker, where each task waits for a
-    second, by default, until it finds that the lock is its own.
+    For the three packages that take the lock in the caller, one hot task is the intended result.
+    celery-heimdall asks for its lock again in the worker, where each task waits, by default for a
+    second, until it finds that it holds the lock already.
     """
     (worker,) = stage.workers
     with worker.stopped():
@@ -355,8 +302,8 @@ def redis_emptied(stage: Stage) -> Seen:
     The Redis of the locks (and results) is killed while the task runs, and comes back empty.
     The broker is another Redis. Then the key is called again.
 
-    No lock on one Redis survives this. With a lock in the body, the body could ask `lock.owned()`;
-    as it is, the release fails at the end. See [what is not
+    No lock on one Redis survives this. With a lock in the body, the body could call `lock.owned()`.
+    Otherwise the release at the end fails. See [what is not
     promised](guarantees.md#eviction-failover-restart-without-persistence).
     """
     first = stage.first("hot")
@@ -450,6 +397,7 @@ SCENES: Final = [
     Scene("longer", longer_than_the_lock, Wanted(seconds=2)),
     Scene("hot-cold", hot_and_cold, Wanted(seconds=60)),
     Scene("redis-emptied", redis_emptied),
+    *FLOW_SCENES,
 ]
 
 

@@ -188,17 +188,21 @@ class Stage:
 
     # -- the caller -------------------------------------------------------------------------------
 
-    def call(self, key: str, n: int = 0, hold: Any = 0, end: str = "return") -> Call:
-        """Call the task with positional arguments."""
-        return self._apply((key, n, hold, end), {})
+    def call(
+        self, key: str, n: int = 0, hold: Any = 0, end: str = "return", **options: Any
+    ) -> Call:
+        """Call the task with positional arguments, and options of Celery's own."""
+        return self._apply((key, n, hold, end), {}, options)
 
     def call_by_name(self, key: str, n: int = 0, hold: Any = 0, end: str = "return") -> Call:
         """Call the task with the same arguments by name."""
-        return self._apply((), {"key": key, "n": n, "hold": hold, "end": end})
+        return self._apply((), {"key": key, "n": n, "hold": hold, "end": end}, {})
 
-    def _apply(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    def _apply(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]
+    ) -> Call:
         try:
-            result = self.app.tasks[TASK].apply_async(args, kwargs)
+            result = self.app.tasks[TASK].apply_async(args, kwargs, **options)
         except Exception as error:  # noqa: BLE001  # whatever the package raises is the observation
             return Call("", f"raises `{type(error).__name__}`")
         if result.id is None:
