@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from celery_singleton_lock.cli import locks
-from celery_singleton_lock.core.model import SCHEMA
+from celery_singleton_lock.core.model import SCHEMA, SCHEMAS
 from integration.book import LONG_LEASE, Book
 from support.waiting import eventually
 
@@ -35,7 +35,7 @@ def refusal(worker):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("schema", ["0", "2"], ids=["an-older-worker", "a-newer-worker"])
+@pytest.mark.parametrize("schema", ["0", "3"], ids=["an-older-worker", "a-newer-worker"])
 def test_a_worker_of_another_schema_is_refused(own_book, schema):
     """It ends with an error that names both schemas and the remedy; the first keeps running."""
     with own_book.worker() as ours:
@@ -61,15 +61,15 @@ def test_a_worker_of_another_schema_is_refused(own_book, schema):
 @pytest.mark.full
 def test_a_worker_is_refused_by_another_schema_and_writes_nothing(own_book):
     """What the other version keeps there is as it was, key by key."""
-    with other_version(own_book, "2"):
+    with other_version(own_book, "3"):
         assert own_book.value(own_book.send("act", "a", 0)) == 0
     before = snapshot(own_book.client)
-    assert before[b"csl:schema"] == b"2"
+    assert before[b"csl:schema"] == b"3"
     log = refusal(own_book.worker())
-    assert "data of schema 2" in log
-    assert f"this version needs {SCHEMA}" in log
+    assert "data of schema 3" in log
+    assert f"this version needs {' or '.join(SCHEMAS)}" in log
     assert snapshot(own_book.client).keys() <= before.keys()
-    assert own_book.client.get("csl:schema") == b"2"
+    assert own_book.client.get("csl:schema") == b"3"
 
 
 @pytest.mark.full
@@ -114,7 +114,7 @@ def test_parked_tasks_move_to_another_schema_by_the_recipe(own_book, tmp_path, r
     conf = {**own_book.conf, "singleton_lock_prefix": "csl2"}
     with (
         Book(redis_url, own_book.journal.folder, conf=conf) as new_book,
-        other_version(new_book, "2"),
+        other_version(new_book, "3"),
     ):
         command(new_book, "import", file)
         assert [new_book.value(task_id) for task_id in parked] == [1, 2]
@@ -122,7 +122,7 @@ def test_parked_tasks_move_to_another_schema_by_the_recipe(own_book, tmp_path, r
     assert [event["id"] for event in starts] == [first, *parked]
     assert [event["fence"] for event in starts] == sorted(event["fence"] for event in starts)
     assert own_book.client.get("csl:schema") == SCHEMA.encode()
-    assert own_book.client.get("csl2:schema") == b"2"
+    assert own_book.client.get("csl2:schema") == b"3"
 
 
 def command(book, *args):
