@@ -350,8 +350,8 @@ DECLARED = [
 
 AROUND = """
 from celery import Celery
-from celery_singleton_lock import LockedTask
-app = Celery("docs")
+from celery_singleton_lock import LockedTask, Rate
+app = Celery("docs", broker="memory://")
 {block}
 app.finalize()
 assert any(name.startswith(f"{app.main}.") for name in app.tasks), list(app.tasks)
