@@ -8,7 +8,7 @@ from support.fair_simulation import GROUPS, HISTORIES, MUTANTS, Broken, World, s
 
 pytestmark = [pytest.mark.property, pytest.mark.needs_real_redis("the clock of the scripts is set")]
 
-WALKS, FULL_WALKS = 8, 200
+WALKS, FULL_WALKS = 8, 60
 
 
 def play(client, scripts=None, walks=WALKS):
