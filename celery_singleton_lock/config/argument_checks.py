@@ -118,9 +118,8 @@ def checked_seconds(what: str, value: object, least: float, most: float) -> floa
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not least <= value <= most:  # type: ignore[operator]
         use = seconds_meant(value)
-        msg = f"{what} must be a number of seconds from {least:g} to {most:g}, not {value!r}" + (
-            f": {use}." if use else "."
-        )
+        wanted = f"a number of seconds from {least:.10g} to {most:.10g}"
+        msg = f"{what} must be {wanted}, not {value!r}" + (f": {use}." if use else ".")
         raise ConfigurationError(msg)
     return float(value)  # type: ignore[arg-type]
 

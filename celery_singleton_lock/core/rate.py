@@ -307,8 +307,8 @@ def rates_of(option: object) -> tuple[Rate, ...]:
     for rate in rates:
         if keys.count(rate.key) > 1:
             msg = (
-                f"rate is {option!r}: two {rate.kind} rates have the period "
-                f"{_period(rate.period)}. Keep the lower one."
+                f"rate is {option!r}: two {rate.kind} rates have a period of "
+                f"{rate.period:g} seconds. Keep the lower one."
             )
             raise ConfigurationError(msg)
     return rates

@@ -45,7 +45,7 @@ def milliseconds_of(what: str, duration: float, *, least: float = 0.0) -> int:
     """
     given: object = duration  # may be anything, whatever the annotation says
     if not isinstance(given, (int, float)) or not least <= given <= LONGEST_LEASE:
-        msg = f"{what} is {duration!r}: give seconds, from {least:g} to {LONGEST_LEASE:g}."
+        msg = f"{what} is {duration!r}: give seconds, from {least:.10g} to {LONGEST_LEASE:.10g}."
         raise ConfigurationError(msg)
     return milliseconds(duration)
 

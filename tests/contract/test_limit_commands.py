@@ -123,7 +123,7 @@ def test_a_dry_run_changes_nothing(run, store, names):
         (["limit", "a", "--clear", "--for", "1h"], "so --for has no effect"),
         (["rate", "a"], "give a rate, such as 100/m, or --clear"),
         (["rate", "a", "fast"], "Rate 'fast' cannot be read"),
-        (["rate", "a", "5/m", "9/m"], "two sliding rates have the period m"),
+        (["rate", "a", "5/m", "9/m"], "two sliding rates have a period of 60 seconds"),
         (["rate", "a", "5/m", "--burst", "9"], "burst of rate '5/m' is 9"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

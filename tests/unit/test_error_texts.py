@@ -697,7 +697,7 @@ SENTENCES = [
     ),
     (
         lambda: checked_timeout(-1),
-        ("blocking_timeout must be a number of seconds from 0.001 to 3.16224e+07, not -1."),
+        ("blocking_timeout must be a number of seconds from 0.001 to 31622400, not -1."),
     ),
     (lambda: checked_limit(0), "limit must be a whole number from 1 to 2147483647, not 0."),
     (lambda: checked_bool("renew", 1), "renew must be True or False, not 1."),

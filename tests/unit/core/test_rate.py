@@ -63,7 +63,7 @@ WRONG = (
     (lambda: Rate("1000001/s", kind="smooth"), "above 1000000 a second"),
     (lambda: rates_of([]), "give 1 to 4 rates"),
     (lambda: rates_of(["1/s", "2/m", "3/h", "4/d", "5/2d"]), "give 1 to 4 rates"),
-    (lambda: rates_of(["1/m", "2/60s"]), "two sliding rates have the period m"),
+    (lambda: rates_of(["1/m", "2/60s"]), "two sliding rates have a period of 60 seconds"),
     (lambda: rates_of(b"1/m"), "cannot be read"),
     (lambda: rates_of({"1/m": 2}.values()), "Rate 2 cannot be read"),
     (lambda: rates_of(3), "Rate 3 cannot be read"),
