@@ -6,8 +6,10 @@
 ``E001``                      unknown setting, also with a misspelt prefix
 ``E002``                      invalid value
 ``E003``                      no Redis for the locks: unknown alias, or invalid URL
+``E004``                      invalid option of a task; only with ``--deploy``
 ``W001``                      valid value with an effect that is probably not intended
 ``W002``                      locks and parked tasks share a database with the values of a cache
+``W003``                      tasks cannot be imported, so their options are not checked
 ============================  =====================================================================
 """
 
@@ -17,6 +19,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, Final
 
+from celery import current_app
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register  # noqa: A004  # Django's
 
@@ -27,6 +30,7 @@ from celery_singleton_lock.config.option_checks import OPTIONS, ConfigurationWar
 from celery_singleton_lock.config.settings import Settings
 from celery_singleton_lock.config.unknown_names import spelled_in, wrong_settings
 from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.worker.install import install
 
 TAG: Final = "celery_singleton_lock"
 NAMESPACE: Final = "CELERY"
@@ -40,6 +44,32 @@ def check_settings(**_: Any) -> list[CheckMessage]:
     given = {name: getattr(settings, name) for name in dir(settings) if _is_ours(name)}
     wrong = [*_unknown(), *_values(given)]
     return wrong or list(_backend(given))
+
+
+@register(TAG, deploy=True)
+def check_tasks(**_: Any) -> list[CheckMessage]:
+    """Return errors in the options of the locked tasks, which are imported as a worker does."""
+    if check_settings():
+        return []
+    app = current_app._get_current_object()  # noqa: SLF001  # Celery's proxy has no other way
+    try:
+        app.loader.import_default_modules()
+        app.finalize(auto=True)
+    except ConfigurationError as error:
+        return [_error("E004", error)]
+    except Exception as error:  # noqa: BLE001  # a module of the user may raise anything
+        text = f"The tasks of {app.main or 'the app'} cannot be imported: {error}"
+        return [Warning(text, hint="Their options are not checked.", id=f"{TAG}.W003")]
+    return list(_options(app))
+
+
+def _options(app: Any) -> Iterator[CheckMessage]:
+    extension = install(app)
+    for name in sorted(extension.declared()):
+        try:
+            extension.options(app.tasks[name])
+        except ConfigurationError as error:
+            yield _error("E004", error)
 
 
 def _is_ours(name: str) -> bool:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 pytest.importorskip("django")
 
+from celery import Celery, _state
 from django.core import checks
 
+from celery_singleton_lock import LockedTask
+from celery_singleton_lock.django import checks as django_checks
 from celery_singleton_lock.django.checks import TAG
 from support import django_project
 
@@ -84,3 +89,47 @@ def test_a_misspelt_prefix_is_an_error(name):
     assert found.msg == (
         f"The setting {name!r} has no effect. Did you mean CELERY_SINGLETON_LOCK_LEASE?"
     )
+
+
+def messages_of(app, monkeypatch):
+    """Return the messages of the checks before a deploy for this app."""
+    monkeypatch.setattr(django_checks, "current_app", SimpleNamespace(_get_current_object=app))
+    with django_project.project(CACHES=CACHES):
+        found = checks.run_checks(tags=[TAG], include_deployment_checks=True)
+    return [(each.id.removeprefix(f"{TAG}."), each.msg) for each in found]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, None),
+        ({"lock_rate": "ten per minute"}, "app.settle: lock_rate: Rate 'ten per minute' cannot"),
+        ({"lock_limit": 0}, "app.settle: lock_limit is 0"),
+        ({"lock_fair_by": "{tenant}"}, "app.settle: "),
+    ],
+)
+def test_a_wrong_option_of_a_task_is_reported_before_a_deploy(monkeypatch, options, says):
+    """Else the first worker of the new version would end with it."""
+    monkeypatch.setattr(_state, "_on_app_finalizers", set())
+    app = Celery("shop", set_as_current=False)
+
+    @app.task(base=LockedTask, lock_key="account:{account}", name="app.settle", **options)
+    def settle(account): ...
+
+    found = messages_of(lambda: app, monkeypatch)
+    if says is None:
+        assert found == []
+    else:
+        ((number, text),) = found
+        assert number == "E004"
+        assert says in text
+    app.close()
+
+
+def test_tasks_that_cannot_be_imported_are_reported_before_a_deploy(monkeypatch):
+    monkeypatch.setattr(_state, "_on_app_finalizers", set())
+    app = Celery("shop", set_as_current=False, include=["no.such.module"])
+    ((number, text),) = messages_of(lambda: app, monkeypatch)
+    assert number == "W003"
+    assert "The tasks of shop cannot be imported: No module named 'no'" in text
+    app.close()
