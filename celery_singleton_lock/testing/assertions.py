@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn, TypeVar
 from celery import states
 
 from celery_singleton_lock.core.clock import SystemClock
-from celery_singleton_lock.core.lock_view import Holder, LockView
+from celery_singleton_lock.core.lock_view import Holder, LockView, WaitsFor
 from celery_singleton_lock.core.owner_token import base_of
 from celery_singleton_lock.store.redis.sync import RedisStore
 from celery_singleton_lock.testing.event_log import EventLog, Run, id_of, state_of
@@ -49,6 +49,19 @@ class LockAssertions:
         """Return the tasks that are parked for a lock, in order."""
         return tuple(each for each in self._view(name).waiters if each.state != "waiting")
 
+    def next_start(self, name: str) -> float:
+        """Return the seconds until the rate of a lock, or its pause, allows the next start.
+
+        Args:
+            name: the lock's name.
+
+        Returns:
+            Seconds, for ``lock_time.advance``; 0 if no rate and no pause delays the next task.
+        """
+        view = self._view(name)
+        by_time = view.waits_for in {WaitsFor.RATE, WaitsFor.PAUSE}
+        return view.next_look if by_time else 0.0
+
     def _view(self, name: str) -> LockView:
         return self.store.inspect(name, waiters=ALL)
 
@@ -58,6 +71,7 @@ class LockAssertions:
         *,
         lock: str | None = None,
         count: int | None = None,
+        waits_for: str | None = None,
         timeout: float = PATIENCE,
     ) -> tuple[Holder, ...]:
         """Assert that a task is parked, or that tasks are parked for a lock.
@@ -66,6 +80,8 @@ class LockAssertions:
             result: what ``delay`` returned, or a task's id.
             lock: the lock's name; with or without ``result``.
             count: number of tasks parked for ``lock``; None: one or more.
+            waits_for: what the next task of the lock waits for: ``"holder"``, ``"rate"``,
+                ``"pause"``, ``"group"``, ``"worker"`` or ``"redis"``; None: for anything.
             timeout: real seconds to wait until it is true.
 
         Returns:
@@ -74,32 +90,44 @@ class LockAssertions:
         Raises:
             AssertionError: it is not true in time. The message says what was found.
             TypeError: neither ``result`` nor ``lock`` is given.
+            ValueError: no task waits for such a thing.
         """
         __tracebackhide__ = True
         if result is None and lock is None:
             msg = "assert_parked() needs a result, a task's id, or lock=…"
             raise TypeError(msg)
-        found = _await(lambda: self._parked(result, lock, count), timeout)
+        reasons = {each.value: each for each in WaitsFor}
+        if waits_for is not None and waits_for not in reasons:
+            msg = f"waits_for is {waits_for!r}; give one of {', '.join(map(repr, reasons))}"
+            raise ValueError(msg)
+        reason = None if waits_for is None else reasons[waits_for]
+        found = _await(lambda: self._parked(result, lock, count, reason), timeout)
         if found is not None:
             return found
+        why = f", or the next one does not wait for {waits_for!r}" if waits_for else ""
         if result is not None:
-            self._fail(result, f"is not parked{f' for the lock {lock!r}' if lock else ''}", lock)
+            where = f" for the lock {lock!r}" if lock else ""
+            self._fail(result, f"is not parked{where}{why}", lock)
         name = str(lock)
         wanted = "no task is" if count is None else f"not {count}, but {len(self.parked(name))} are"
-        msg = f"{wanted} parked for the lock {name!r}. {self._facts(name)}"
+        msg = f"{wanted} parked for the lock {name!r}{why}. {self._facts(name)}"
         raise AssertionError(msg)
 
     def _parked(
-        self, result: Any, lock: str | None, count: int | None
+        self, result: Any, lock: str | None, count: int | None, reason: WaitsFor | None
     ) -> tuple[Holder, ...] | None:
         if result is None:
             found = self.parked(str(lock))
-            return found if (found if count is None else len(found) == count) else None
+            right = bool(found) if count is None else len(found) == count
+            return found if right and self._waits_for(str(lock), reason) else None
         for name, token in self.store.locate_tasks([id_of(result)]):
             for each in self.parked(name):
                 if base_of(each.token) == base_of(token) and lock in {None, name}:
-                    return (each,)
+                    return (each,) if self._waits_for(name, reason) else None
         return None
+
+    def _waits_for(self, name: str, reason: WaitsFor | None) -> bool:
+        return reason in {None, self._view(name).waits_for}
 
     def assert_skipped(self, result: Any, *, timeout: float = PATIENCE) -> None:
         """Assert that a task was skipped: it did not get its lock, did not run, ended as REVOKED.
@@ -220,7 +248,10 @@ class LockAssertions:
         view = self._view(name)
         held = ", ".join(f"{each} (for {each.expires_in:.1f} s more)" for each in view.holders)
         waits = ", ".join(f"{each} ({each.state})" for each in view.waiters)
-        return f"The lock {name!r}: held by {held or 'nobody'}; waiting: {waits or 'nobody'}."
+        reason = f", for the {view.waits_for.value}" if waits and view.waits_for else ""
+        return (
+            f"The lock {name!r}: held by {held or 'nobody'}; waiting: {waits or 'nobody'}{reason}."
+        )
 
 
 def _await(look: Callable[[], T | None], timeout: float) -> T | None:

@@ -158,12 +158,24 @@ class LockTime:
                 watchdog.confirm(lease.token, watchdog.clock.monotonic() + lease.seconds + step)
 
     def _beat(self, store: RedisStore, step: float) -> None:
-        prefix = f"{store.keyspace.fleet}:worker:".encode()
+        """Repeat the last heartbeat of each worker."""
+        fleet = store.keyspace.fleet
+        prefix = f"{fleet}:worker:".encode()
         for key in self._keys(f"{prefix.decode()}*"):
             about = json.loads(self._client.get(key) or b"{}")
             if about:
                 worker = key[len(prefix) :].decode()
-                store.worker_heartbeat(worker, about["realm"], about["queues"], ALIVE + step)
+                members = self._client.smembers(f"{fleet}:tasks:{worker}")
+                tasks = [task.decode() for task in members if not task.startswith(b"#")]
+                store.worker_heartbeat(
+                    worker,
+                    about["realm"],
+                    about["queues"],
+                    ALIVE + step,
+                    int(self._client.get(f"{fleet}:free:{worker}") or 0),
+                    tasks=tasks if members else None,
+                    stopped=about.get("stopped"),
+                )
 
     def _sweep(self) -> None:
         """Sweep all locks that are due, as the agents of workers do."""

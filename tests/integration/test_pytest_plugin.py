@@ -41,7 +41,7 @@ def run(project, *args):
 
 @pytest.mark.full
 def test_the_page_runs_unchanged(project):
-    run(project).assert_outcomes(passed=5)
+    run(project).assert_outcomes(passed=6)
 
 
 def test_locks_without_celery_run_as_they_stand():

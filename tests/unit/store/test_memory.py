@@ -25,6 +25,7 @@ from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from celery_singleton_lock.store.redis.aio import AsyncRedisStore
 from celery_singleton_lock.store.redis.sync import RedisStore
 from celery_singleton_lock.testing import SingletonLocks, memory_client
+from celery_singleton_lock.testing.clock_control import LockTime
 from support.waiting import eventually
 
 NAME = "account:42"
@@ -184,3 +185,16 @@ def test_the_command_line_refuses_locks_in_memory(command):
     assert told.exit_code == 1
     assert "memory://nobody-here: these locks are in the memory of a test's process" in told.output
     assert "singleton_locks" in told.output
+
+
+def test_time_that_passes_repeats_what_a_worker_reported(client):
+    """Formerly it took no slots and all tasks, and its stopped queues were consumed again."""
+    store, server = RedisAdminStore(client), client.server
+    stopped = {"q": 17.0}
+    store.worker_heartbeat("w", "realm", ["q"], 3.0, 2, tasks=["app.task"], stopped=stopped)
+    names = ("worker:w", "free:w")
+    before = client.mget(f"{store.keyspace.fleet}:{name}" for name in names)
+    tasks = client.smembers(f"{store.keyspace.fleet}:tasks:w")
+    LockTime(server).advance(3600)
+    assert client.mget(f"{store.keyspace.fleet}:{name}" for name in names) == before
+    assert client.smembers(f"{store.keyspace.fleet}:tasks:w") == tasks
