@@ -71,7 +71,10 @@ class TaskDelivered(TaskEvent):
 
 @dataclass(frozen=True, slots=True)
 class TaskReplaced(TaskEvent):
-    """A later task replaced a parked one (`lock_on_full="replace"`), which ends as REVOKED."""
+    """A later task replaced a parked one, which ends as REVOKED.
+
+    See `lock_on_full="replace"` and `lock_debounce`.
+    """
 
     by: str = _field("", "id of the later task")
     waited: float = _field(0.0, "since it arrived at a worker", "s")
@@ -90,7 +93,8 @@ class LockRefused(TaskEvent):
 
     policy: str = _field(
         "fail",
-        "`skip` or `fail`: its policy; `full`: the queue is full; `timeout`: its wait has timed "
+        "`skip` or `fail`: its policy; `full`: the queue is full; `debounce`: a later task "
+        "came before it had settled; `timeout`: its wait has timed "
         "out; `cost`: its start costs more than the rate of the lock; `returned`: it has returned "
         "too often; `undecodable`: its message cannot be read",
     )

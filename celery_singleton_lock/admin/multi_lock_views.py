@@ -14,7 +14,7 @@ from celery_singleton_lock.store.operator.base import AdminStore, Waiting
 
 WAITS = frozenset(
     {
-        *("parked", "adrift", "waiting", "delayed"),
+        *("parked", "adrift", "waiting", "delayed", "settling"),
         *("overdue", "replaced", "revoked", "rejected", "too_costly", "leaving"),
     }
 )

@@ -30,7 +30,7 @@ class Filter:
         older: least number of seconds that the task has waited.
         arrived_by: server time in seconds by which the task arrived.
         queue: name of the broker queue from which the message came.
-        state: record state, such as ``parked``, ``adrift``, ``delayed`` or ``leaving``.
+        state: record state, such as ``parked``, ``adrift``, ``settling`` or ``leaving``.
     """
 
     lock: str = ""

@@ -48,9 +48,9 @@ class Answer:
     Args:
         task_id: its whole id.
         state: a record state (``parked``, ``waiting``, ``adrift``, ``granted``, ``reserved``,
-            ``running``, ``held_after``, ``delayed``, ``leaving``, ``overdue``, ``replaced``,
-            ``revoked``, ``rejected``, ``too_costly``), or one of: ``silent``: it ran, and its
-            worker shows no sign of life; ``eta``, ``received``, ``finished``: as the app
+            ``running``, ``held_after``, ``delayed``, ``settling``, ``leaving``, ``overdue``,
+            ``replaced``, ``revoked``, ``rejected``, ``too_costly``), or one of: ``silent``: it ran,
+            and its worker shows no sign of life; ``eta``, ``received``, ``finished``: as the app
             reports; ``lost``: it was parked, and Redis has lost its message; ``ambiguous``: several
             ids begin with the given text; ``unseen``: no worker, lock or result has the id.
         sentence: the explanation, with what to do if something can be done.
@@ -430,6 +430,8 @@ def _at_its_lock(  # noqa: PLR0917  # the facts of one sentence
 
 def _reason(view: LockView, me: Waiting, rank: int) -> str:
     """Return what a waiter waits for."""
+    if me.state == "settling":
+        return WaitsFor.SETTLING.value
     if me.state in _NEED_A_WORKER:
         return WaitsFor.WORKER.value
     if rank > 1 and view.waits_for is None:

@@ -128,10 +128,8 @@ def of_waiter(
         takers: the workers that could take its message.
     """
     match me.state:
-        case "delayed":
-            times = "time" if me.returns == 1 else "times"
-            again = "it is back in the queue within a minute, behind other waiters"
-            return f"has started and returned unfinished {me.returns} {times}: {again}"
+        case "delayed" | "settling":
+            return _out_of_queue_for_a_time(view, me)
         case "overdue" | "replaced" | "revoked" | "rejected" | "too_costly":
             return _to_be_ended(me, takers)
         case "leaving":
@@ -146,6 +144,17 @@ def of_waiter(
             return _lapsed(view, me)
         case _:
             return _in_line(view, me, rank, elsewhere)
+
+
+def _out_of_queue_for_a_time(view: LockView, me: Waiting) -> str:
+    if me.state == "settling":
+        return (
+            f"has settled for {seconds(me.age)}: it queues for {view.name!r} when no later call of "
+            "its task has come for lock_debounce, at the latest at lock_debounce_max"
+        )
+    times = "time" if me.returns == 1 else "times"
+    again = "it is back in the queue within a minute, behind other waiters"
+    return f"has started and returned unfinished {me.returns} {times}: {again}"
 
 
 def of_priority(me: Waiting, passed_by: int, is_all: bool) -> str:

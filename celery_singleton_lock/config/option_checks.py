@@ -87,6 +87,11 @@ def _wait(place: Place, value: Any) -> float | None:
     return None if value is None else _seconds(place, value, MAX_WAIT, "None is no limit")
 
 
+def _debounce(place: Place, value: Any) -> float | None:
+    hint = "None lets each call queue at once"
+    return None if value is None else _seconds(place, value, MAX_WAIT, hint)
+
+
 def _hold_for(place: Place, value: Any) -> float | None:
     hint = "None releases the lock when the task ends"
     return None if value is None else _seconds(place, value, MAX_WAIT, hint)
@@ -307,6 +312,9 @@ OPTIONS: Final[Mapping[str, Check]] = {
     "fair_by": _fair(checked_by),
     "fair_limit": _fair(checked_limit),
     "fair_weight": _fair(checked_weight),
+    "debounce": _debounce,
+    "debounce_max": _wait,
+    "debounce_first": _choice("wait", "run"),
     "on_conflict": _on_conflict,
     "wait_timeout": _wait,
     "max_waiting": _max_waiting,

@@ -18,6 +18,7 @@ from celery_singleton_lock.core.fair_group import Group
 from celery_singleton_lock.core.fair_option import ByOption, LimitOption, Share, WeightOption
 from celery_singleton_lock.core.priority import PriorityOption, is_computed, microseconds
 from celery_singleton_lock.core.rate import Rate, packed
+from celery_singleton_lock.core.settle import Settle
 from celery_singleton_lock.errors import ConfigurationError
 
 
@@ -72,6 +73,11 @@ class LockOptions(SharedOptions):
             call, its :class:`~celery_singleton_lock.core.fair_group.Group`.
         fair_limit: permits that a group may hold at once.
         fair_weight: share of the starts, relative to the other groups.
+        debounce: seconds without a further call of the lock after which the newest call queues;
+            None: each call queues at once.
+        debounce_max: seconds after the first call of a burst at which its newest one queues at the
+            latest; None for no limit.
+        debounce_first: ``wait``, or ``run``: the first call after a quiet period does not wait.
     """
 
     limit: int = 1
@@ -81,6 +87,9 @@ class LockOptions(SharedOptions):
     fair_by: ByOption | Group | None = None
     fair_limit: LimitOption | None = None
     fair_weight: WeightOption = 1.0
+    debounce: float | None = None
+    debounce_max: float | None = None
+    debounce_first: str = "wait"
 
     @property
     def computed(self) -> Any:
@@ -109,6 +118,13 @@ class LockOptions(SharedOptions):
     def has_computed_priority(self) -> bool:
         """Whether the priority depends on the arguments of a call."""
         return is_computed(self.priority)
+
+    @property
+    def settle(self) -> Settle | None:
+        """How its messages settle before they queue; None if they do not."""
+        if self.debounce is None:
+            return None
+        return Settle(self.debounce, self.debounce_max, self.debounce_first == "run")
 
     @property
     def group(self) -> Group | None:
@@ -141,13 +157,16 @@ class LockOptions(SharedOptions):
 
 def flow_of(options: LockOptions) -> str:
     """Return the flow options of claims with these options, without computed limits and rates."""
-    if not (options.rate or options.priority or options.group):
+    if not (options.rate or options.priority or options.group or options.settle):
         return ""
-    return packed(options.rate, options.head_start, group=options.group)
+    return packed(options.rate, options.head_start, group=options.group, settle=options.settle)
 
 
 TASK_ONLY: Final = frozenset(
-    {"limit", "rate", "on_rate", "priority", "fair_by", "fair_limit", "fair_weight"}
+    {
+        *("limit", "rate", "on_rate", "priority", "fair_by", "fair_limit", "fair_weight"),
+        *("debounce", "debounce_max", "debounce_first"),
+    }
 )
 """Options without a setting: they belong to one lock."""
 

@@ -48,7 +48,7 @@ def resolve_options(
         elif field.name not in TASK_ONLY:
             values[field.name] = getattr(defaults, field.name)
     options = LockOptions(**values)
-    _check_together(task_name, attributes, options, final=settings is not None)
+    _check_together(task_name, attributes, options, settings)
     if attributes.get("lock_keys") is not None:
         _check_for_several(task_name, attributes, options, settings)
     if settings is not None and settings.is_quorum:
@@ -61,10 +61,11 @@ def resolve_options(
 
 
 def _check_together(
-    task_name: str, attributes: Mapping[str, Any], options: LockOptions, *, final: bool
+    task_name: str, attributes: Mapping[str, Any], options: LockOptions, settings: Settings | None
 ) -> None:
     none_declared = attributes.get("lock_wait_timeout", "") is None
-    if options.on_conflict == "wait" and options.wait_timeout is None and (final or none_declared):
+    is_final = settings is not None or none_declared
+    if options.on_conflict == "wait" and options.wait_timeout is None and is_final:
         Place("lock_on_conflict", task_name).refuse(
             "wait",
             "a task that waits occupies a pool slot, so it needs a time-out. Add "
@@ -93,6 +94,7 @@ def _check_together(
             'pool slot, or go back to the broker again and again. Use "park", "skip" or "fail"',
         )
     _check_fairness(task_name, attributes, options)
+    _check_debounce(task_name, attributes, options, settings)
     if options.requeue_delay > options.requeue_max:
         Place("lock_requeue_delay", task_name).refuse(
             options.requeue_delay,
@@ -120,6 +122,39 @@ def _check_fairness(task_name: str, attributes: Mapping[str, Any], options: Lock
             "replace",
             "with lock_fair_by the oldest waiter may be of another group than the task that "
             'replaces it. Use "skip" or "fail"',
+        )
+
+
+def _check_debounce(
+    task_name: str, attributes: Mapping[str, Any], options: LockOptions, settings: Settings | None
+) -> None:
+    if options.debounce is None:
+        return
+    place = Place("lock_debounce", task_name)
+    if settings is not None and settings.is_quorum:
+        place.refuse(
+            options.debounce,
+            "with several servers in singleton_lock_backend no message is stored until it settles. "
+            "Leave it out, or use one Redis",
+        )
+    if options.on_conflict != "park":
+        place.refuse(
+            options.debounce,
+            f'with lock_on_conflict="{options.on_conflict}" no message is parked, and one that '
+            'settles is. Use "park"',
+        )
+    if attributes.get("lock_keys") is not None:
+        place.refuse(
+            options.debounce,
+            "with lock_keys calls of one burst may have different locks. Use lock_key, or leave "
+            "lock_debounce out",
+        )
+    most = options.debounce_max
+    if most is not None and most <= options.debounce:
+        Place("lock_debounce_max", task_name).refuse(
+            most,
+            f"it must be longer than lock_debounce ({options.debounce:g}), since the first call "
+            "alone waits for as long. Leave it out for no limit",
         )
 
 
@@ -277,6 +312,9 @@ def _idle_flow(options: LockOptions, *, has_rate: bool) -> dict[str, str]:
     if options.fair_by is None:
         reason = 'without lock_fair_by there are no groups. Add lock_fair_by="{tenant}"'
         idle |= dict.fromkeys(("lock_fair_limit", "lock_fair_weight"), reason)
+    if options.debounce is None:
+        reason = "without lock_debounce no call settles. Add lock_debounce=5"
+        idle |= dict.fromkeys(("lock_debounce_max", "lock_debounce_first"), reason)
     parks_above_rate = has_rate and options.on_rate == "park"
     if options.on_conflict not in {"park", "wait"} and not parks_above_rate:
         reason = f'with lock_on_conflict="{options.on_conflict}" it is in no queue{_LEAVE_OUT}'

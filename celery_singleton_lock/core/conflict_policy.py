@@ -35,6 +35,8 @@ class Outcome(enum.Enum):
     """It ends as REVOKED (``lock_on_conflict="skip"``)."""
     SKIP_FULL = "skip-full"
     """It ends as REVOKED: there is no room to wait, or a later message took its room."""
+    SKIP_DEBOUNCED = "skip-debounced"
+    """It ends as REVOKED: a later message came before it had settled (``lock_debounce``)."""
     FAIL = "fail"
     """It fails with ``LockConflict`` (``lock_on_conflict="fail"``)."""
     FAIL_FULL = "fail-full"
@@ -59,7 +61,7 @@ class Outcome(enum.Enum):
     """Redis refuses this lock and serves others. Its worker holds the message and tries again."""
 
 
-SKIPPED: Final = frozenset({Outcome.SKIP, Outcome.SKIP_FULL})
+SKIPPED: Final = frozenset({Outcome.SKIP, Outcome.SKIP_FULL, Outcome.SKIP_DEBOUNCED})
 """The task ends as REVOKED, without an error."""
 
 TWINS: Final = frozenset({Outcome.TWIN, Outcome.REQUEUE_TWIN})

@@ -29,6 +29,8 @@ class WaitsFor(str, enum.Enum):
     """A permit is free, and the rate of the lock allows no start yet."""
     GROUP = "group"
     """A permit is free, and its group holds as many as it may (``lock_fair_limit``)."""
+    SETTLING = "settling"
+    """A later call may replace it until its quiet period ends (``lock_debounce``)."""
     QUEUE = "queue"
     """Others are before it."""
     WORKER = "worker"
@@ -62,8 +64,8 @@ class Holder(NamedTuple):
         expires_in: seconds left of the lease; 0 for a waiter.
         fencing_token: number of the grant; 0 for a waiter.
         state: ``running``, ``granted``, ``reserved``, ``held_after`` (its task has ended),
-            ``waiting``, ``parked``, ``adrift``, ``delayed``, ``overdue``, ``replaced``,
-            ``revoked``, ``rejected`` or ``too_costly``.
+            ``waiting``, ``parked``, ``adrift``, ``delayed``, ``settling``, ``overdue``,
+            ``replaced``, ``revoked``, ``rejected`` or ``too_costly``.
         since: server seconds at which this state began.
         lease: length of its lease in seconds; 0 if unknown.
         silent: seconds since the last heartbeat or renewal of its worker; 0 if that was recent or

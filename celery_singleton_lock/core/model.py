@@ -310,7 +310,11 @@ class Reply(NamedTuple):
     @property
     def next_start(self) -> float:
         """Seconds until the next waiter may start without a call, if it waits for that; else 0."""
-        return self.next_look if self.waits_for in {WaitsFor.RATE, WaitsFor.PAUSE} else 0.0
+        return self.next_look if self.waits_for in _ENDS_BY_TIME else 0.0
+
+
+_ENDS_BY_TIME: Final = frozenset({WaitsFor.RATE, WaitsFor.PAUSE, WaitsFor.SETTLING})
+"""What a waiter waits for that ends by itself, at a time that the reply gives."""
 
 
 def why_busy(name: str, refused: Reply | LockView | None = None) -> str:

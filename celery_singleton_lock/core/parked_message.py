@@ -39,13 +39,14 @@ class Delivery:
         fencing_token: number of the grant; 0 if ``verdict`` is not ``granted``.
         body: the parked message; None if it is too long for the inbox and must be fetched.
         verdict: ``granted``, or why it must end without having run: ``overdue`` (it has waited too
-            long), ``replaced`` (a later message has taken its room), ``revoked`` or ``rejected``
+            long), ``replaced`` (by a later message), ``revoked`` or ``rejected``
             (by its task), or ``too_costly`` (its start costs more than the lock's rate).
         waited: seconds since it arrived.
         by: the attempt that replaced it.
         returns: how often it has returned unfinished or unread.
         queue: the queue from which it came.
         excess: why it is ``too_costly``, see :func:`celery_singleton_lock.core.rate.why_never`.
+        settled: whether it was replaced before it had settled (``lock_debounce``).
     """
 
     name: str
@@ -58,6 +59,7 @@ class Delivery:
     returns: int = 0
     queue: str = ""
     excess: str = ""
+    settled: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from celery_singleton_lock.core.fair_group import Group
+from celery_singleton_lock.core.settle import Settle
 from celery_singleton_lock.errors import ConfigurationError
 
 SLIDING: Final = "sliding"
@@ -327,7 +328,13 @@ def listed(rates: Iterable[Rate]) -> list[list[Any]]:
 
 
 @functools.lru_cache(maxsize=1024)
-def packed(rates: tuple[Rate, ...], head_start: int = 0, *, group: Group | None = None) -> str:
+def packed(
+    rates: tuple[Rate, ...],
+    head_start: int = 0,
+    *,
+    group: Group | None = None,
+    settle: Settle | None = None,
+) -> str:
     """Return the flow options of a caller for the scripts; empty if there are none.
 
     Args:
@@ -335,6 +342,7 @@ def packed(rates: tuple[Rate, ...], head_start: int = 0, *, group: Group | None 
         head_start: microseconds by which it counts as having arrived earlier; see
             :mod:`celery_singleton_lock.core.priority`.
         group: its group, if the lock is shared fairly.
+        settle: how its message settles before it queues.
     """
     options: dict[str, object] = {}
     if rates:
@@ -343,6 +351,8 @@ def packed(rates: tuple[Rate, ...], head_start: int = 0, *, group: Group | None 
         options["head_start"] = head_start
     if group:
         options["group"] = group.packed
+    if settle:
+        options["settle"] = settle.packed
     return json.dumps(options, separators=(",", ":")) if options else ""
 
 

@@ -23,10 +23,12 @@ class RecordState(str, enum.Enum):
     """A stored message is on its way back to the broker."""
     DELAYED = "delayed"
     """A stored message has returned more than once. It joins the queue again after a delay."""
+    SETTLING = "settling"
+    """A stored message joins the queue unless a later one replaces it (``lock_debounce``)."""
     OVERDUE = "overdue"
     """A stored message has waited too long. It is delivered so that its task fails."""
     REPLACED = "replaced"
-    """A later message took the room of a stored one, which is delivered so that its task ends."""
+    """A later message replaced a stored one, which is delivered so that its task ends."""
     REVOKED = "revoked"
     """The task of a stored message was revoked. It is delivered so that its task ends."""
     REJECTED = "rejected"
@@ -49,6 +51,7 @@ RECORD_MOVES: Final[Mapping[RecordState | None, Mapping[RecordState | None, str]
         RecordState.RUNNING: "acquire, a permit is free",
         RecordState.GRANTED: "likewise, with a rate and further locks",
         RecordState.PARKED: "park",
+        RecordState.SETTLING: "park, with lock_debounce",
         RecordState.WAITING: "a Lock blocks",
     },
     RecordState.WAITING: {
@@ -77,6 +80,12 @@ RECORD_MOVES: Final[Mapping[RecordState | None, Mapping[RecordState | None, str]
     RecordState.DELAYED: {
         RecordState.PARKED: "its delay is over, behind those who wait",
         RecordState.REVOKED: "its task is revoked",
+    },
+    RecordState.SETTLING: {
+        RecordState.PARKED: "its quiet period is over, behind those who wait",
+        RecordState.REPLACED: "a later message of its task comes",
+        RecordState.REVOKED: "its task is revoked",
+        None: "it is dropped",
     },
     RecordState.OVERDUE: {None: "fails with LockWaitTimeout"},
     RecordState.REPLACED: {None: "ends as REVOKED"},

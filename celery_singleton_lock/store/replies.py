@@ -46,7 +46,9 @@ def holder_of(token: str, rec: Mapping[str, Any], expires_in: float = 0.0) -> Ho
 
 def state_of(rec: Mapping[str, Any]) -> str:
     """Return the state of a record as users see it."""
-    return "delayed" if rec.get("delayed") else str(rec.get("state", ""))
+    if rec.get("delayed"):
+        return "settling" if rec.get("settles") else "delayed"
+    return str(rec.get("state", ""))
 
 
 def entries_in_index(raw: Any) -> list[tuple[str, str]]:
@@ -141,6 +143,7 @@ def delivery(raw: bytes | str) -> Delivery:
         returns=int(fields.get("returns") or 0),
         queue=fields.get("queue") or "",
         excess=fields.get("excess") or "",
+        settled=bool(fields.get("settles")),
     )
 
 

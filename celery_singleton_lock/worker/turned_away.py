@@ -98,6 +98,7 @@ def refusal(
             | Outcome.UNAVAILABLE
             | Outcome.REFUSED
             | Outcome.LATER
+            | Outcome.SKIP_DEBOUNCED
         ):
             raise unexpected(outcome)
 

@@ -30,6 +30,8 @@
 --   costs      cost of its start, by the id of a rate that counts costs; started = when it counted
 --   excess     why it costs too much ever to start: cost, number, period and burst of a rate
 --   seal       id of the call that took the message out of the queue for publishing
+--   settles    1: it settles, or was replaced while it did; delayed and in the state leaving. See let_settle()
+--   settles_from   when the first message of this burst came, milliseconds; ahead = its head start, microseconds
 --   publish_at, publish_every   earliest time of the next attempt to publish, and the interval
 local GRACE_MS = 60000   -- how long keys live after the last lease, so that fencing tokens continue to grow
 local ADRIFT_MS = 5000   -- pause between two sweeps of a lock with messages that no worker consumes
@@ -129,6 +131,7 @@ local function open_rates()
   end
   local function live(key, left_ms)
     local closed_ms, kept_ms = (closed_till() or now) - now, math.max(math.ceil(longest_window() / 1000), left_ms or 0)
+    if key == flow then kept_ms = math.max(kept_ms, tonumber(kept.quiet or 0)) end
     redis.call('PEXPIRE', key, math.max(closed_ms, kept_ms + GRACE_MS))
   end
   -- Of two closes the longer one is in force.
@@ -147,6 +150,29 @@ local function open_rates()
   local function store(field, value)
     kept[field] = value
     redis.call('HSET', flow, field, value)
+  end
+  -- Debounce: `settling:<task>` is the token of the message that settles, and `came:<task>` when the last one came.
+  local function note_settling(task, token)
+    if token then return store('settling:' .. task, token) end
+    kept['settling:' .. task] = nil
+    redis.call('HDEL', flow, 'settling:' .. task)
+  end
+  -- Returns when the last message of this task came before this one (ms).
+  local function note_arrival(task, quiet_ms)
+    local last = tonumber(kept['came:' .. task] or 0)
+    store('came:' .. task, digits(now))
+    if quiet_ms > tonumber(kept.quiet or 0) then store('quiet', digits(quiet_ms)) end
+    return last
+  end
+  -- When the first of the messages that settle may queue (ms); nil if none settles.
+  local function next_settled()
+    local first
+    for i = 1, #flat, 2 do
+      local token = string.sub(flat[i], 1, 9) == 'settling:' and kept[flat[i]]
+      local till = token and tonumber(redis.call('ZSCORE', deadlines, token) or nil)
+      if till and not (first and first <= till) then first = till end
+    end
+    return first
   end
   -- Costs.
   local function log_of(rate) return log .. ':' .. rate[1] end
@@ -458,6 +484,8 @@ local function open_rates()
     note_asker = note_asker, excess = excess, charge = charge,
     close = close_until, reopen = reopen, closed_till = closed_till,
     counts = function() return #known > 0 end,
+    note_settling = note_settling, note_arrival = note_arrival, next_settled = next_settled,
+    settling = function(task) return kept['settling:' .. task] end,
     closed_why = function() return closed_till() and kept.closed_why or '' end,
     vt = kept.vt,
   }
@@ -1074,7 +1102,7 @@ local function deliver(token, rec, verdict, own)
     lock = lock, token = token, fence = rec.fence or '0', verdict = verdict, by = rec.by or '',
     whole = #body <= INBOX_BODY and '1' or '0',
     waited = digits(math.max(0, now_us - arrival_of(rec)) / 1000),
-    returns = rec.returns, queue = rec.queue, excess = rec.excess,
+    returns = rec.returns, queue = rec.queue, excess = rec.excess, settles = rec.by and rec.settles,
   })
   local inbox = fleet .. ':inbox:' .. worker
   redis.pcall('RPUSH', inbox, head .. '\n' .. (#body <= INBOX_BODY and body or ''))
@@ -1293,12 +1321,20 @@ local function lapse(token)
   if rec then return_delivery(token, rec) end
 end
 
+-- A message has settled: it queues, with its head start.
+local function end_settling(token, rec)
+  if rates and rates.settling(rec.task) == token then rates.note_settling(rec.task, nil) end
+  if rec.ahead then move_to(rec, digits(math.max(0, tonumber(rec.place) - tonumber(rec.ahead)))) end
+  rec.settles, rec.settles_from, rec.ahead = nil, nil, nil
+end
+
 -- Queue a message again at the end of its time out of the queue. A delayed one goes behind all waiters.
 local function queue_again(token, rec)
   rec.seal = nil
   if rec.delayed then
     rec.delayed = nil
     move_behind_all(rec)
+    if rec.settles then end_settling(token, rec) end
     rec.deadline = rec.wait and digits(now + tonumber(rec.wait)) or nil
   end
   enqueue(token, rec, 'parked')
@@ -1321,6 +1357,46 @@ local function expire(token, own)
   deliver(token, rec, rec.state, own)
   save(token, rec)
   redis.call('ZADD', deadlines, now + tonumber(claim_ms), token)
+end
+
+-- End a message that has not settled: `by` is the attempt of a later one.
+local function replace_settling(token, rec, by, own)
+  unqueue(token, rec)
+  rec.by, rec.settles, rec.delayed, rec.state = by, '1', nil, 'parked'
+  put_in_index(token, rec)
+  save(token, rec)
+  count('replaced')
+  expire(token, own)
+end
+
+-- Debounce: a new message settles before it queues. It replaces the one of its task that settles; of the two, a
+-- copy is the older one. It is out of the queue in the state of a delayed message, since scripts of an older
+-- version queue such a message at its deadline, too. Returns false if it need not settle: it is the first after
+-- a quiet period, and the first one shall not wait.
+local function let_settle(token, rec, own)
+  local quiet_ms, most_ms, run_first = unpack(wanted_flow.settle)
+  rates, alone = rates or open_rates(), false
+  local last = rates.note_arrival(rec.task, quiet_ms)
+  local other = rates.settling(rec.task)
+  local older = other and load(other)
+  if not (older and older.settles and older.delayed) then older = nil end
+  if not older and run_first == 1 and last + quiet_ms <= now then return false end
+  if older and (rec.copy or arrival_of(rec) < arrival_of(older)) then
+    replace_settling(token, rec, older.attempt, own)
+    return true
+  end
+  if older then replace_settling(other, older, rec.attempt, own) end
+  rec.settles, rec.delayed, rec.settles_from = '1', '1', older and older.settles_from or digits(now)
+  rec.ahead = wanted_flow.head_start and digits(wanted_flow.head_start)
+  local till = now + quiet_ms
+  if most_ms > 0 then till = math.min(till, tonumber(rec.settles_from) + most_ms) end
+  set_state(rec, 'leaving')
+  put_in_index(token, rec)
+  list_parked(token, rec)
+  save(token, rec)
+  redis.call('ZADD', deadlines, digits(till), token)
+  rates.note_settling(rec.task, token)
+  return true
 end
 
 -- A stored message was acknowledged, so its task cannot reject it at the broker. A worker publishes it
@@ -1553,6 +1629,10 @@ local function answer(verdict, token, rec)
   end
   if verdict == 'waiting' and not rank then -- adrift; or granted just now, or stored under a later number
     local mine = load(token)
+    if mine and mine.settles and mine.delayed then
+      local settled = tonumber(redis.call('ZSCORE', deadlines, token))
+      return line(verdict, '0', 0, 0, settled - now, 'settling', '')
+    end
     if not mine or mine.state ~= 'adrift' then reason = '' elseif reason == 'queue' then reason = 'worker' end
   end
   if till then next_look_ms = till - now end

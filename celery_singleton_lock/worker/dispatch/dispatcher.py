@@ -220,9 +220,10 @@ class Dispatcher:
         if patient and not header.granted and self.held.hold_while_refused(request):
             return None
         own = options if header.lock_set is None else options_of(header, 0, options)
-        parks = options.on_conflict == options.on_rate == "park"
-        parks = parks and not header.granted and not self.held.redis_is_down
-        if parks and self.waits_for_rate(header.name):
+        can_park = not header.granted and not self.held.redis_is_down
+        parks = can_park and options.on_conflict == options.on_rate == "park"
+        settles = can_park and options.debounce is not None
+        if settles or (parks and self.waits_for_rate(header.name)):
             return self._wait(request)
         if self.in_flight.admit(request, own.limit, parks=parks):
             self._send(request, header)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 from collections.abc import Callable, Mapping
@@ -151,7 +152,8 @@ class HeaderFactory:
         if self.broadcast and request.delivery_info.get("exchange") in self.broadcast:
             return self.unlocked(request, broadcast_refused(request))
         try:
-            name, options = self._name(request), self._options(request)
+            settles = _settles(request, before)
+            name, options = self._name(request), self._options(request, settles=settles)
         except ArgumentsDoNotBind:
             return self.unlocked(request, None)  # the call itself fails, and needs no lock
         except Exception as error:  # noqa: BLE001  # the child fails the task with it
@@ -185,10 +187,15 @@ class HeaderFactory:
     def _name(self, request: LockedRequest) -> str:
         return self._name_of(request.task, request.args, request.kwargs, self._sent(request))
 
-    def _options(self, request: LockedRequest) -> LockOptions:
-        """Return the options of a message, with those that depend on its arguments as numbers."""
+    def _options(self, request: LockedRequest, *, settles: bool = False) -> LockOptions:
+        """Return the options of a message, with those that depend on its arguments as numbers.
+
+        ``settles``: it is a first delivery, which ``lock_debounce`` concerns.
+        """
         options, sent = request.options(self._rules), self._sent(request)
         own = self._computed(request.task, request.args, request.kwargs, sent, options)
+        if own.debounce is not None and not settles:
+            own = dataclasses.replace(own, debounce=None)
         if own is not options:
             request.own_options = own
         return own
@@ -298,6 +305,9 @@ def _verdict(delivery: Delivery) -> Exception | None:
         return None
     if delivery.verdict == "replaced":
         by = task_id_of(delivery.by)
+        if delivery.settled:
+            reason = f"task {by} came before it had settled at the lock {delivery.name!r}"
+            return TurnedAway(Outcome.SKIP_DEBOUNCED, f"{reason} (lock_debounce)")
         reason = f"task {by} took its place in the queue of lock {delivery.name!r}"
         return TurnedAway(Outcome.SKIP_FULL, reason)
     if delivery.verdict == "too_costly":
@@ -319,6 +329,13 @@ def _before(request: LockedRequest, moved: Any) -> _Before | None:
     own = attempt_of(request.request_dict)
     same = attempt.rpartition("/")[0] == own.rpartition("/")[0]
     return _Before(int(place), str(base)) if same else None
+
+
+def _settles(request: LockedRequest, before: _Before | None) -> bool:
+    """Return whether this is a new call: no retry, and no message that has been parked before."""
+    came_before = before is not None or request.arrival.copy or request.arrival.requeues > 0
+    is_retry = bool(request.request_dict.get("retries"))
+    return not (came_before or is_retry or request.arrival.claim is not None)
 
 
 def _place_before(request: LockedRequest, before: _Before | None, options: LockOptions) -> int:

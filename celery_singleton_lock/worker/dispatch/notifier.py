@@ -47,6 +47,7 @@ much, so that they follow those of the worker that parked it.
 
 _BESIDES: Final = {
     WaitsFor.RATE.value: ", which has reached its rate",
+    WaitsFor.SETTLING.value: ", and settles until no later call has come for its lock_debounce",
     WaitsFor.GROUP.value: ", and its group holds as many permits as it may",
     WaitsFor.PAUSE.value: ", which is paused, or closed for a time",
     WaitsFor.REDIS.value: ", which a new Redis server does not grant yet",
@@ -85,6 +86,7 @@ class Notifier:
         self.sends_events = sends_events
         self.send_event = send_event
         self.later = later
+        self._warned: set[str] = set()
 
     def tell(self, request: LockedRequest, event: TaskEvent) -> None:
         """Call the observers, and send the Celery event."""
@@ -151,6 +153,21 @@ class Notifier:
         event = LockRefused(*about(request), policy=policy, waits_for=turned.waits_for)
         self.tell(request, event)
         logger.info("Task %s was skipped: %s", request, turned.reason, extra=log_keys(event))
+
+    def debounced(self, request: LockedRequest) -> None:
+        """Warn once for each task that a replaced call was a member of a canvas."""
+        canvas = next(
+            (key for key in ("chord", "chain", "callbacks") if request.request_dict.get(key)), ""
+        )
+        if canvas and request.task.name not in self._warned:
+            self._warned.add(request.task.name)
+            logger.warning(
+                "Task %s has %s, and was replaced before it had settled: what follows it is not "
+                "called. Leave lock_debounce out, or send the task outside of a canvas. This is "
+                "said once for each task.",
+                request,
+                {"chord": "a chord", "chain": "a chain behind it", "callbacks": "links"}[canvas],
+            )
 
     def closed(self, request: LockedRequest, turned: TurnedAway) -> None:
         """Report that a task has closed its lock for a time, and runs again later."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from celery.worker.state import task_ready
 
@@ -31,6 +31,13 @@ from celery_singleton_lock.worker.lock_set_header import at_first_lock, onward, 
 from celery_singleton_lock.worker.message_stage import UNACCEPTED, Stage
 from celery_singleton_lock.worker.request import LockedRequest
 from celery_singleton_lock.worker.turned_away import TurnedAway
+
+_SKIPPED_BY: Final = {
+    Outcome.SKIP: "skip",
+    Outcome.SKIP_FULL: "full",
+    Outcome.SKIP_DEBOUNCED: "debounce",
+}
+"""Outcome of a skipped task -> the policy in its event."""
 
 
 class PoolCallbacks:
@@ -207,8 +214,9 @@ class PoolCallbacks:
         if request.move(Stage.BLOCKED) is Stage.WITHDRAWN:
             return self._got_elsewhere(request)
         if outcome in SKIPPED:
-            policy = "skip" if outcome is Outcome.SKIP else "full"
-            self._notifier.skipped(request, turned, policy)
+            self._notifier.skipped(request, turned, _SKIPPED_BY[outcome])
+            if outcome is Outcome.SKIP_DEBOUNCED:
+                self._notifier.debounced(request)
             return False
         request.undecide()
         if outcome is Outcome.LATER:
@@ -271,6 +279,7 @@ class PoolCallbacks:
                 | Outcome.REQUEUE_TWIN
                 | Outcome.SKIP
                 | Outcome.SKIP_FULL
+                | Outcome.SKIP_DEBOUNCED
                 | Outcome.FAIL
                 | Outcome.FAIL_FULL
                 | Outcome.FAIL_TIMEOUT

@@ -160,6 +160,7 @@ RUNS_OR_WAITS = [
     Outcome.UNAVAILABLE,
     Outcome.REFUSED,
     Outcome.LATER,
+    Outcome.SKIP_DEBOUNCED,
 ]
 
 

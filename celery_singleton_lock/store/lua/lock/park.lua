@@ -16,6 +16,7 @@ local base = base_of(token)
 local rec = load(token)
 local where = standing(token, rec)
 local verdict, reserved, first
+local settles = not where and wanted_flow and wanted_flow.settle
 local about = {parked = '1', realm = realm, queue = route, task = task}
 if copy == '3' and where == 'holder' then -- its claim may have deleted the stored message
   verdict, alone, rec.settled = 'waiting', false, nil
@@ -53,7 +54,7 @@ end
 if not verdict then
   if not where then reserved, first = take_reservation(attempt, true, about) end
   if fair and fair.mine then fair.assign(about, fair.mine) end
-  local room = reserved or first or not waiter_waits_for(about, worker)
+  local room = reserved or first or not waiter_waits_for(about, worker) or settles
   if not where and not room and is_full(max_waiting) then
     verdict = (on_full ~= 'replace' or not replace_oldest(task, attempt, realm, route, worker)) and 'full' or nil
   end
@@ -85,7 +86,7 @@ if not verdict then
     grant(token, rec, worker)
   else
     unqueue(token, rec)
-    enqueue(token, rec, 'parked')
+    if not (settles and let_settle(token, rec, worker)) then enqueue(token, rec, 'parked') end
   end
 end
 

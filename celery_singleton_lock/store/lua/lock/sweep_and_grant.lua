@@ -3,7 +3,7 @@
 -- ARGV: name worker realm seal patience_ms hold_ms claim_ms
 --   realm = hash of the broker; seal = id of this call, empty = take out none; patience_ms = for how long
 --   they must be adrift; hold_ms = after which they queue again, without record_publish_result
--- REPLY: list of token, record, message; and if this call has granted the lock, and the next waiter waits for a rate, in how many ms it may start
+-- REPLY: list of token, record, message; then in how many ms the next waiter may start, if this call has granted the lock and that one waits for a rate, or in how many ms a message has settled
 lock = name
 check()
 write_though_full()
@@ -38,8 +38,10 @@ for _, route in ipairs(leave and routes_adrift(BATCH) or {}) do
 end
 if alone then keep_indexed_due() end -- an indexed holder made it due, or its keys have expired
 finish()
+local next_start = rates and rates.next_settled()
 if rates and grants > granted_before and redis.call('ZCARD', queue) > 0 then
   local why, till = waits_for()
-  if (why == 'rate' or why == 'pause') and till then strays[#strays + 1] = digits(till - now) end
+  if (why == 'rate' or why == 'pause') and till then next_start = math.min(till, next_start or till) end
 end
+if next_start then strays[#strays + 1] = digits(next_start - now) end
 return strays
