@@ -77,24 +77,22 @@ def test_a_callable_computes_the_cost(send, worker, store):
     assert 60 <= view.rates[0].started <= 80
 
 
-@pytest.mark.parametrize(
-    ("argument", "told"),
-    [
-        (1001, "is 1001, and above the rate, 1000"),
-        ("many", "is 'many': give a whole number"),
-        (-5, "is '-5': give a whole number"),
-        (1.5, "is '1.5': give a whole number, from 0 to 1000"),
-        (True, "give a whole number"),
-        (None, "argument 'tokens' is None"),
-    ],
-)
-def test_a_cost_that_is_no_number_or_above_the_rate_fails_that_task(
-    send, worker, store, argument, told
-):
-    failed = send("ask", argument)
-    with pytest.raises(LockCostError, match=told):
-        failed.get(timeout=30)
-    assert failed.state == states.FAILURE
+WRONG = [
+    (1001, "is 1001, and above the rate, 1000"),
+    ("many", "is 'many': give a whole number"),
+    (-5, "is '-5': give a whole number"),
+    (1.5, "is '1.5': give a whole number, from 0 to 1000"),
+    (True, "give a whole number"),
+    (None, "argument 'tokens' is None"),
+]
+
+
+def test_a_cost_that_is_no_number_or_above_the_rate_fails_that_task(send, worker, store):
+    results = [(send("ask", argument), told) for argument, told in WRONG]
+    for failed, told in results:
+        with pytest.raises(LockCostError, match=told):
+            failed.get(timeout=30)
+        assert failed.state == states.FAILURE
     assert send("plain").get(timeout=30) == 7
 
 

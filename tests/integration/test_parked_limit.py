@@ -93,6 +93,7 @@ def test_every_pool_stops_and_resumes(make_book, pool):
         book.await_settled("a")
 
 
+@pytest.mark.full
 @only("prefork")
 @only_kind("redis", "classic")
 def test_a_stop_outlives_a_lost_connection_and_a_restart_of_the_worker(book, pool):
@@ -132,6 +133,7 @@ def test_a_stopped_queue_that_an_operator_adds_is_consumed(book, pool):
         book.await_settled("a")
 
 
+@pytest.mark.full
 @only("threads")
 @only_kind("redis", "classic")
 def test_a_stopped_queue_that_an_operator_cancels_stays_cancelled(book, pool):

@@ -224,7 +224,7 @@ def test_only_the_task_that_lost_its_lock_is_interrupted_in_spawned_children(sce
     assert set(worker.child_pids()) == children
 
 
-@pytest.mark.full("[prefork-hog]", "threads-hog", "solo-hog", "eventlet-hog", "gevent-hog")
+@pytest.mark.full("[prefork-hog]", "-hog")
 @pytest.mark.parametrize("end", ["sleep", "hog"])
 @on(*ALL)
 def test_t11_a_lease_is_renewed_for_as_long_as_its_task_runs(scene, end):

@@ -156,6 +156,7 @@ def test_a_process_that_dies_after_closing_the_lock_loses_no_task(
     assert not redis_client.get("die")
 
 
+@pytest.mark.full("early")
 @pytest.mark.parametrize("name", ["early", "late"])
 def test_a_message_of_rabbitmq_runs_again_once(name, rabbit_url, redis_url, redis_client):
     """It is acknowledged when Redis has it, and not delivered a second time."""
