@@ -5,6 +5,7 @@ from property import test_close_mutants
 
 from support import (
     cost_simulation,
+    debounce_simulation,
     fair_simulation,
     priority_simulation,
     quarantine_simulation,
@@ -19,6 +20,7 @@ SUITES = {
     "model": (mutants.MUTANTS, mutants.Mutant.scripts),
     "close": (test_close_mutants.MUTANTS, mutants.Mutant.patched),
     "cost": (cost_simulation.MUTANTS, mutants.Mutant.patched),
+    "debounce": (debounce_simulation.MUTANTS, mutants.Mutant.patched),
     "fair": (fair_simulation.MUTANTS, mutants.Mutant.patched),
     "priority": (priority_simulation.MUTANTS, mutants.Mutant.patched),
     "quarantine": (quarantine_simulation.MUTANTS, quarantine_simulation.scripts_of),

@@ -16,7 +16,7 @@ local base = base_of(token)
 local rec = load(token)
 local where = standing(token, rec)
 local verdict, reserved, first
-local settles = not where and wanted_flow and wanted_flow.settle
+local settles = wanted_flow and wanted_flow.settle
 local about = {parked = '1', realm = realm, queue = route, task = task}
 if copy == '3' and where == 'holder' then -- its claim may have deleted the stored message
   verdict, alone, rec.settled = 'waiting', false, nil
