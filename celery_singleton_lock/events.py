@@ -64,7 +64,7 @@ class TaskDelivered(TaskEvent):
     verdict: str = _field(
         "granted",
         "`granted`; or it goes there to fail: `overdue`: its wait has timed out; `too_costly`: its "
-        "start costs more than the rate of its lock",
+        "start costs more than the rate of its lock; `above_rate`: it does not wait for the rate",
     )
     waited: float = _field(0.0, "since it arrived at a worker", "s")
 

@@ -148,7 +148,7 @@ def _stays(each: Waiting, realm: str, began: int) -> str:
         return "of another broker"
     if each.state in {"delayed", "settling", "leaving"}:
         return each.state
-    if each.state in {"overdue", "replaced", "revoked", "rejected", "too_costly"}:
+    if each.state in {"overdue", "replaced", "revoked", "rejected", "too_costly", "above_rate"}:
         return f"{each.state}: a worker has to end it"
     return "parked since" if each.arrival > began else ""
 

@@ -15,7 +15,7 @@ from celery_singleton_lock.store.operator.base import AdminStore, Waiting
 WAITS = frozenset(
     {
         *("parked", "adrift", "waiting", "delayed", "settling"),
-        *("overdue", "replaced", "revoked", "rejected", "too_costly", "leaving"),
+        *("overdue", "replaced", "revoked", "rejected", "too_costly", "above_rate", "leaving"),
     }
 )
 """Record states of a waiter."""

@@ -49,10 +49,11 @@ class Answer:
         task_id: its whole id.
         state: a record state (``parked``, ``waiting``, ``adrift``, ``granted``, ``reserved``,
             ``running``, ``held_after``, ``delayed``, ``settling``, ``leaving``, ``overdue``,
-            ``replaced``, ``revoked``, ``rejected``, ``too_costly``), or one of: ``silent``: it ran,
-            and its worker shows no sign of life; ``eta``, ``received``, ``finished``: as the app
-            reports; ``lost``: it was parked, and Redis has lost its message; ``ambiguous``: several
-            ids begin with the given text; ``unseen``: no worker, lock or result has the id.
+            ``replaced``, ``revoked``, ``rejected``, ``too_costly``, ``above_rate``), or one of:
+            ``silent``: it ran, and its worker shows no sign of life; ``eta``, ``received``,
+            ``finished``: as the app reports; ``lost``: it was parked, and Redis has lost its
+            message; ``ambiguous``: several ids begin with the given text; ``unseen``: no worker,
+            lock or result has the id.
         sentence: the explanation, with what to do if something can be done.
         lock: name of its lock, if known.
         token: its owner token, if known.
@@ -299,7 +300,7 @@ def _passed_by(store: AdminStore, me: Waiting, rank: int) -> tuple[int, bool]:
 
 
 _NEED_A_WORKER: Final = frozenset(
-    {"adrift", "overdue", "replaced", "revoked", "rejected", "too_costly"}
+    {"adrift", "overdue", "replaced", "revoked", "rejected", "too_costly", "above_rate"}
 )
 """Record states that only a worker which takes the message can change."""
 

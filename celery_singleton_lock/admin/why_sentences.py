@@ -130,7 +130,7 @@ def of_waiter(
     match me.state:
         case "delayed" | "settling":
             return _out_of_queue_for_a_time(view, me)
-        case "overdue" | "replaced" | "revoked" | "rejected" | "too_costly":
+        case "overdue" | "replaced" | "revoked" | "rejected" | "too_costly" | "above_rate":
             return _to_be_ended(me, takers)
         case "leaving":
             return (
@@ -250,6 +250,7 @@ _VERDICTS = {
     "replaced": "replaced by a later task",
     "revoked": "revoked",
     "rejected": "rejected by its task",
+    "above_rate": "found above the rate of its lock (lock_on_rate)",
     "too_costly": "found to cost more than the rate of its lock",
 }
 

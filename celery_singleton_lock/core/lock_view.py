@@ -65,7 +65,7 @@ class Holder(NamedTuple):
         fencing_token: number of the grant; 0 for a waiter.
         state: ``running``, ``granted``, ``reserved``, ``held_after`` (its task has ended),
             ``waiting``, ``parked``, ``adrift``, ``delayed``, ``settling``, ``overdue``,
-            ``replaced``, ``revoked``, ``rejected`` or ``too_costly``.
+            ``replaced``, ``revoked``, ``rejected``, ``too_costly`` or ``above_rate``.
         since: server seconds at which this state began.
         lease: length of its lease in seconds; 0 if unknown.
         silent: seconds since the last heartbeat or renewal of its worker; 0 if that was recent or

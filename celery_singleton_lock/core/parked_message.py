@@ -39,8 +39,9 @@ class Delivery:
         fencing_token: number of the grant; 0 if ``verdict`` is not ``granted``.
         body: the parked message; None if it is too long for the inbox and must be fetched.
         verdict: ``granted``, or why it must end without having run: ``overdue`` (it has waited too
-            long), ``replaced`` (by a later message), ``revoked`` or ``rejected``
-            (by its task), or ``too_costly`` (its start costs more than the lock's rate).
+            long), ``replaced`` (by a later message), ``revoked`` or ``rejected`` (by its task),
+            ``too_costly`` (its start costs more than the lock's rate) or ``above_rate`` (it does
+            not wait for the rate).
         waited: seconds since it arrived.
         by: the attempt that replaced it.
         returns: how often it has returned unfinished or unread.

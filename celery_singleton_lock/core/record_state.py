@@ -35,6 +35,9 @@ class RecordState(str, enum.Enum):
     """The task of a stored message rejected it. A worker publishes it to be dead-lettered."""
     TOO_COSTLY = "too_costly"
     """The start of a stored message costs more than the rate. It is delivered so that it fails."""
+    ABOVE_RATE = "above_rate"
+    """A stored message is next, above the rate, and its task does not wait for that. It is
+    delivered so that its task ends (``lock_on_rate``)."""
     GRANTED = "granted"
     """It holds the lock, and has not claimed the grant yet. With a rate and several locks, it also
     waits for the others."""
@@ -65,6 +68,7 @@ RECORD_MOVES: Final[Mapping[RecordState | None, Mapping[RecordState | None, str]
         RecordState.REPLACED: "a later message takes its room",
         RecordState.REVOKED: "its task is revoked",
         RecordState.TOO_COSTLY: "it is first, and costs more than the rate in force",
+        RecordState.ABOVE_RATE: 'it is first, above the rate, with lock_on_rate="skip" or "fail"',
         None: "it is dropped, or its task has ended after its lease",
     },
     RecordState.ADRIFT: {
@@ -92,6 +96,7 @@ RECORD_MOVES: Final[Mapping[RecordState | None, Mapping[RecordState | None, str]
     RecordState.REVOKED: {None: "ends as REVOKED"},
     RecordState.REJECTED: {None: "a worker has published it to be rejected"},
     RecordState.TOO_COSTLY: {None: "fails with LockCostError"},
+    RecordState.ABOVE_RATE: {None: "ends as REVOKED, or fails with LockConflict"},
     RecordState.GRANTED: {
         RecordState.RUNNING: "claim",
         RecordState.PARKED: "not claimed in 5 seconds, or its worker gives it back",

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 logger: Final = logging.getLogger(__name__)
 
 _STAYS: Final = frozenset(
-    {"parked", "granted", "overdue", "replaced", "revoked", "too_costly", "leaving"}
+    {"parked", "granted", "overdue", "replaced", "revoked", "too_costly", "above_rate", "leaving"}
 )
 """States of a message in which the locks that it holds are renewed.
 

@@ -10,7 +10,7 @@ from celery_singleton_lock.config.limits import MAX_WAIT
 from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.core.conflict_policy import TWINS, Outcome, unexpected
 from celery_singleton_lock.core.lock_set import LockSet
-from celery_singleton_lock.core.lock_view import LockView, reason_in
+from celery_singleton_lock.core.lock_view import LockView, WaitsFor, reason_in
 from celery_singleton_lock.core.model import Reply, why_busy
 from celery_singleton_lock.core.rate import why_never
 from celery_singleton_lock.errors import (
@@ -136,6 +136,19 @@ def no_room(outcome: Outcome, name: str, sentence: str, waits_for: str) -> Excep
 def waited_in_vain(name: str, seconds: str) -> LockWaitTimeout:
     """Return the error of a task whose ``lock_wait_timeout`` is over."""
     return LockWaitTimeout(f"Waited {seconds} s for the lock {name!r} (lock_wait_timeout).", name)
+
+
+def above_rate(name: str, options: LockOptions) -> Exception:
+    """Return the exception that ends a parked task that was next when the rate was used up.
+
+    Args:
+        name: of the lock.
+        options: of the task; ``on_rate`` says whether it is skipped or fails.
+    """
+    reason = f"lock {name!r} had reached its rate when the task was next (lock_on_rate)"
+    if options.on_rate == "fail":
+        return LockConflict(f"The {reason}.", name, waits_for=WaitsFor.RATE.value)
+    return TurnedAway(Outcome.SKIP, reason, waits_for=WaitsFor.RATE.value)
 
 
 def too_costly(name: str, excess: str) -> LockCostError:

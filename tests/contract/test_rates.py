@@ -27,7 +27,7 @@ from celery_singleton_lock.core.lock_view import WaitsFor
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
 from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.core.parked_message import Parcel
-from celery_singleton_lock.core.rate import packed, rates_of
+from celery_singleton_lock.core.rate import ending_at_rate, packed, rates_of
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.lock.backends import _watchdogs
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
@@ -583,3 +583,88 @@ def test_no_window_of_a_storm_has_more_starts_than_the_rate(redis_client):
     times = starts(redis_client)
     assert len(times) >= len(begun) > 500
     assert all(late - early >= 1_000_000 for early, late in zip(times, times[50:]))  # noqa: B905
+
+
+def test_a_caller_with_another_rate_does_not_let_the_first_one_forget_its_starts(store):
+    """Between the calls the lock is idle, so each caller's rate is the one in force."""
+    rare, often = packed(rates_of("2/h")), packed(rates_of("100/s"))
+
+    def call(flow):
+        who = Owner(new_token())
+        reply = store.acquire(who, Claim("k", flow=flow))
+        store.release("k", who.token, Ending.FINAL)
+        return reply.verdict
+
+    for _ in range(2):
+        assert call(rare) is Verdict.GRANTED
+    for _ in range(3):
+        let_pass(store, 5)
+        assert call(often) is Verdict.GRANTED
+    assert call(rare) is Verdict.BLOCKED
+    let_pass(store, 1800)
+    assert call(often) is Verdict.GRANTED  # the hour of the other rate goes on
+    assert call(rare) is Verdict.BLOCKED
+    let_pass(store, 3600)
+    assert call(rare) is Verdict.GRANTED
+    assert [rate.rate for rate in store.inspect("k").rates] == ["2/h"]
+
+
+def told(store):
+    """Return what the worker receives: (verdict, token)."""
+    found = []
+    while (each := store.receive("w1", 0.01)) is not None:
+        found.append((each.verdict, each.token))
+    return found
+
+
+def park_ending(store, rate):
+    me = Owner(new_token(), f"{new_token()}/0/0", "t", "w1")
+    claim = Claim("k", flow=ending_at_rate(packed(rates_of(rate))))
+    assert store.park(me, claim, Parcel(b"body", "R", "q", None)).verdict is Verdict.WAITING
+    return me.token
+
+
+def test_parked_tasks_that_do_not_wait_for_the_rate_end_when_it_is_their_turn(store):
+    """They were parked for the holder, and the first of them has used the rate up."""
+    holder = Owner(new_token())
+    assert store.acquire(holder, Claim("k")).verdict is Verdict.GRANTED
+    first, *others = [park_ending(store, "1/h") for _ in range(3)]
+    _, last = park(store, "1/h")
+    store.release("k", holder.token, Ending.FINAL, worker="w1")
+    assert told(store) == [("granted", first)]
+    store.claim(Owner(first, worker="w1"), "k", 30.0)
+    store.release("k", first, Ending.FINAL, worker="w1")
+    assert sorted(told(store)) == sorted(("above_rate", token) for token in others)
+    for token in others:
+        store.release("k", token, Ending.FINAL)
+    view = store.inspect("k")
+    assert (view.waiting, view.bodies, view.waits_for) == (1, 1, WaitsFor.RATE)
+    assert view.waiters[0].task == "t"
+    assert last.verdict is Verdict.WAITING
+
+
+def test_a_task_that_has_started_and_comes_back_waits_for_the_rate(store):
+    """Its worker was lost: it is not skipped for that."""
+    holder = Owner(new_token())
+    assert store.acquire(holder, Claim("k")).verdict is Verdict.GRANTED
+    token = park_ending(store, "1/h")
+    store.release("k", holder.token, Ending.FINAL, worker="w1")
+    store.claim(Owner(token, worker="w1"), "k", 30.0)
+    assert told(store) == [("granted", token)]
+    store.release("k", token, Ending.AGAIN, worker="w1")
+    assert told(store) == []
+    assert store.inspect("k").waits_for is WaitsFor.RATE
+
+
+def test_a_message_that_ends_above_the_rate_is_ended_after_its_worker_was_lost(store):
+    """It is delivered until a worker has ended it, and never granted, whatever the rate allows."""
+    holder = Owner(new_token())
+    assert (
+        store.acquire(holder, Claim("k", flow=packed(rates_of("1/m")))).verdict is Verdict.GRANTED
+    )
+    token = park_ending(store, "1/m")
+    store.release("k", holder.token, Ending.FINAL, worker="w1")
+    assert told(store) == [("above_rate", token)]
+    let_pass(store, 120)
+    store.sweep_and_grant("k", worker="w1")
+    assert told(store) == [("above_rate", token)]

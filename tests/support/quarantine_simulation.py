@@ -288,7 +288,7 @@ MUTANTS = (
            "if false then return end"),
     Mutant("permits are free", "lock/acquire.lua", "if not waits_for(nil, rec) and not (fair",
            "if redis.call('ZCARD', holders) < limit and not (fair"),
-    Mutant("the line is granted", SHARED, "while not waits_for() do",
+    Mutant("the line is granted", SHARED, "while next_may_start(own) do",
            "while redis.call('ZCARD', holders) < limit do",
            (("elseif waiter_waits_for(rec, own) == 'worker' then",
              "elseif rec.parked and not worker_for(rec, own) then"),)),

@@ -500,7 +500,34 @@ def long_log(world: World) -> None:
         world.broken("the log keeps what no rate counts")
 
 
+def another_rate_between(world: World) -> None:
+    """What the first caller's rate counts is kept for its period, and no longer."""
+    rare, often = packed((Rate("2/m"),)), packed((Rate("9/s"),))
+
+    def calls(flow: str) -> bool:
+        who = Owner(new_token())
+        reply = world.store.acquire(who, Claim(NAME, 30.0, world.limit, flow=flow))
+        world.store.release(NAME, who.token, Ending.FINAL)
+        return reply.verdict is Verdict.GRANTED
+
+    if not (calls(rare) and calls(rare)):
+        world.broken("a rate allows less than it says")
+    for _ in range(3):
+        world.advance(5)
+        if not calls(often):
+            world.broken("the idle lock has not taken the rate of its caller")
+    if calls(rare):
+        world.broken("the first rate has forgotten its starts")
+    world.advance(121)
+    calls(often)
+    world.advance(121)
+    calls(often)
+    if json.loads(world.client.hget(KEYS.flow, "past")):
+        world.broken("a rate that counts nothing any more is remembered")
+
+
 HISTORIES = (
+    another_rate_between,
     late_claims,
     lapsed_grant,
     grant_given_back,
@@ -573,10 +600,17 @@ MUTANTS = (
            "do till = opens_at(rate, rec) end"),
     Mutant("the higher rate is in force", LIBRARY, "= math.min(other[2], rate[2]),",
            "= math.max(other[2], rate[2]),"),
-    Mutant("an idle lock keeps its rate", LIBRARY, "      if replace then own = {} end\n",
-           ""),
-    Mutant("other rates are forgotten", LIBRARY, "      if replace then own = {} end\n",
-           "      own = {}\n"),
+    Mutant("an idle lock keeps its rate", LIBRARY,
+           "      if replace then replace_own(wanted.rates) end\n", ""),
+    Mutant("other rates are forgotten", LIBRARY,
+           "      if replace then replace_own(wanted.rates) end\n",
+           "      replace_own(wanted.rates)\n"),
+    Mutant("an idle lock forgets what other rates count", LIBRARY,
+           "tonumber(each[2]) > at and #left < MOST_PAST", "false"),
+    Mutant("an idle lock remembers rates for ever", LIBRARY,
+           "tonumber(each[2]) > at and #left < MOST_PAST", "#left < MOST_PAST"),
+    Mutant("what another rate counts is not logged", LIBRARY,
+           "for _, each in ipairs(past) do known[#known + 1] = each[1] end", ""),
     Mutant("a retry passes the rate", LIBRARY, "  return not reason, place\n",
            "  return not later or reason == 'rate', place\n"),
     Mutant("a retry loses its place to the rate", LIBRARY,

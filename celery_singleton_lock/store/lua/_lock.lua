@@ -10,7 +10,7 @@
 --   parked     a stored message waits in the queue
 --   adrift     a stored message for which no live worker is known; it is not in the queue
 --   leaving    a stored message that is being published, or delayed; it queues again at its deadline
---   overdue, replaced, revoked, rejected, too_costly   a stored message that must not run: it is delivered
+--   overdue, replaced, revoked, rejected, too_costly, above_rate   a stored message that must not run: it is delivered
 --              with this verdict until a worker has ended its task
 --   granted    holds the lock, and has not claimed the grant yet
 --   running    holds the lock, and has claimed the grant or needed no claim
@@ -29,6 +29,7 @@
 --   returns    how many deliveries of the message came back
 --   costs      cost of its start, by the id of a rate that counts costs; started = when it counted
 --   excess     why it costs too much ever to start: cost, number, period and burst of a rate
+--   ends_at_rate   true if it ends when it is next and above the rate (lock_on_rate); above_rate = it does
 --   seal       id of the call that took the message out of the queue for publishing
 --   settles    1: it settles, or was replaced while it did; delayed and in the state leaving. See let_settle()
 --   settles_from   when the first message of this burst came, milliseconds; ahead = its head start, microseconds
@@ -45,6 +46,7 @@ local MOST_DELAY_MS = 60000
 local WAITS = {
   waiting = 'queue', parked = 'queue', adrift = 'adrift',
   overdue = 'overdue', replaced = 'overdue', revoked = 'overdue', rejected = 'overdue', too_costly = 'overdue',
+  above_rate = 'overdue',
   leaving = 'overdue', -- out of the queue until its deadline, then it queues again
 }
 
@@ -80,6 +82,7 @@ local function digits(n) return string.format('%.0f', n) end
 -- A costed rate counts costs, not starts. Its own log has members '<cost> <token>'; `used:<id>` is their sum. A
 -- smooth one logs only unclaimed grants. A caller without a cost for it costs 1.
 local UNCLAIMED = 9e15
+local MOST_PAST = 16
 local function open_rates()
   local log, kept, flat = flow .. ':log', {}, redis.call('HGETALL', flow)
   for i = 1, #flat, 2 do kept[flat[i]] = flat[i + 1] end
@@ -90,6 +93,9 @@ local function open_rates()
   local set, set_ends = kept.ruled_rates and cjson.decode(kept.ruled_rates), tonumber(kept.rates_until)
   local set_ended = set and set_ends and set_ends <= now
   if set_ended then set = nil end
+  -- Rates that were in force, until another caller met the idle lock: each with the time (us) at which what it
+  -- counted has left its period. Until then starts are logged for it, too, since it may be declared again.
+  local past = cjson.decode(kept.past or '[]')
   local list, known -- the rates in force, and those with all that may be in force later
   -- Of two declarations of one rate the lower one is in force.
   local function add(to, rate)
@@ -106,10 +112,11 @@ local function open_rates()
     for _, rate in ipairs(own) do add(list, rate) end
     for _, rate in ipairs(newest.rates and newest.rates[1] or {}) do add(list, rate) end
     known = list
-    if not set then return end
-    known, list = {unpack(set)}, set
-    for _, rate in ipairs(own) do known[#known + 1] = rate end
-    for _, rate in ipairs(newest.rates and newest.rates[1] or {}) do known[#known + 1] = rate end
+    if not set and #past == 0 then return end
+    known = {unpack(set or list)}
+    for _, rate in ipairs(set and list or {}) do known[#known + 1] = rate end
+    for _, each in ipairs(past) do known[#known + 1] = each[1] end
+    list = set or list
   end
   choose_rates()
   local at = math.max(now_us, tonumber(kept.seen or 0)) -- a clock that was set back allows no start
@@ -372,6 +379,21 @@ local function open_rates()
       end
     end
   end
+  -- Remember the rates that the caller does not declare, the latest ones of many.
+  local function replace_own(rates_wanted)
+    local before, left = {}, {}
+    for _, rate in ipairs(own) do before[#before + 1] = {rate, digits(at + rate[3])} end
+    for _, each in ipairs(past) do before[#before + 1] = each end
+    local taken = {}
+    for _, rate in ipairs(rates_wanted) do taken[rate[1]] = true end
+    for _, each in ipairs(before) do
+      if not taken[each[1][1]] and tonumber(each[2]) > at and #left < MOST_PAST then left[#left + 1] = each end
+      taken[each[1][1]] = true
+    end
+    own = {}
+    if #left > 0 or #past > 0 then store('past', cjson.encode(left)) end
+    past = left
+  end
   -- An idle lock takes the rates of the caller. Returns whether a rate is new.
   local function declare_rates(wanted, place, copy, replace)
     local before, is_new = {}, false
@@ -379,7 +401,7 @@ local function open_rates()
     take_costs(wanted.rates)
     take_costs(wanted.newest and wanted.newest.rates)
     if wanted.rates then
-      if replace then own = {} end
+      if replace then replace_own(wanted.rates) end
       for _, rate in ipairs(wanted.rates) do add(own, rate) end
       redis.call('HSET', flow, 'rates', cjson.encode(own))
     end
@@ -1131,6 +1153,7 @@ end
 local function start(token, rec)
   if rates and rec.state ~= 'running' and not starts_later then rates.note_start(token, rec) end
   if not starts_later then set_state(rec, 'running') end
+  rec.ends_at_rate = nil -- what has started once waits, if it comes back
   redis.call('ZADD', holders, now + tonumber(rec.lease), token)
   if fair then fair.renew(rec, tonumber(rec.lease)) end
   save(token, rec)
@@ -1272,7 +1295,7 @@ local function end_delivery(token, rec, delay, wait_goes_on)
     if not (wait_goes_on and was_parked) then rec.deadline = rec.wait and digits(from + tonumber(rec.wait)) or nil end
     rec.publish_at, rec.publish_every = nil, nil
   end
-  if rec.by or rec.revoked or rec.rejected or rec.excess then rec.deadline, delay = digits(now), nil end -- it may not run
+  if rec.by or rec.revoked or rec.rejected or rec.excess or rec.above_rate then rec.deadline, delay = digits(now), nil end -- it may not run
   if not delay then return enqueue(following, rec, 'parked') end
   alone, rec.delayed = false, '1'
   set_state(rec, 'leaving') -- workers of an older version queue a message in this state again, too
@@ -1352,7 +1375,7 @@ local function expire(token, own)
     if not rec.deadline or tonumber(rec.deadline) > now then return end
     unqueue(token, rec)
   end
-  local ended = rec.by and 'replaced' or rec.excess and 'too_costly' or 'overdue'
+  local ended = rec.by and 'replaced' or rec.excess and 'too_costly' or rec.above_rate and 'above_rate' or 'overdue'
   set_state(rec, rec.rejected and 'rejected' or rec.revoked and 'revoked' or ended)
   deliver(token, rec, rec.state, own)
   save(token, rec)
@@ -1484,6 +1507,27 @@ local function sweep(own)
   if fair and sweeping then fair.repair() end
 end
 
+-- The next waiter ends if it does not wait for the rate. Returns whether there was one.
+local function end_above_rate(own)
+  local head = next_waiter()
+  local rec = head and load(head)
+  if not (rec and rec.parked and rec.ends_at_rate) then return false end
+  rec.above_rate = '1'
+  save(head, rec)
+  expire(head, own)
+  return true
+end
+
+local ended_above_rate = 0
+local function next_may_start(own)
+  local reason = waits_for()
+  while reason == 'rate' and ended_above_rate < BATCH and end_above_rate(own) do
+    ended_above_rate = ended_above_rate + 1
+    reason = waits_for()
+  end
+  return not reason
+end
+
 -- Grant free permits in queue order, and with groups in the order of next_waiter(). Messages that no live
 -- worker takes become adrift.
 -- `me` is the caller's token: it gets its full lease, and needs no wake-up.
@@ -1491,7 +1535,7 @@ local function grant_waiters(own, me, my_record)
   if alone then return end
   if rates then rates.drop_ended() end
   local moved = 0
-  while not waits_for() do
+  while next_may_start(own) do
     local head, repaired = next_waiter()
     if not head then return end
     local rec = head == me and my_record or load(head)

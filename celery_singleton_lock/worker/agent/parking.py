@@ -200,8 +200,10 @@ class Parking:
             header = singles(header)[header.lock_set.at]
         if request.runs_later:
             deadline = self._rest_of_wait(header, options.wait_timeout)
-            if options.debounce is not None:  # it has settled
-                header = header._replace(flow=replace(options, debounce=None).flow)
+            settled = options.debounce is not None
+            options = replace(options, debounce=None, on_rate="park")  # it has started before
+            if settled:
+                header = header._replace(flow=options.flow)
         parcel = Parcel(
             body=pack(request.message, ours),
             realm=self._realm,

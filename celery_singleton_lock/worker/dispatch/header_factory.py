@@ -37,7 +37,12 @@ from celery_singleton_lock.worker.lock_set_header import with_lock_set
 from celery_singleton_lock.worker.message_stage import Arrival, UnansweredClaim
 from celery_singleton_lock.worker.redelivery import REJECT, rejection_of
 from celery_singleton_lock.worker.request import LockedRequest
-from celery_singleton_lock.worker.turned_away import TurnedAway, too_costly, waited_in_vain
+from celery_singleton_lock.worker.turned_away import (
+    TurnedAway,
+    above_rate,
+    too_costly,
+    waited_in_vain,
+)
 
 logger: Final = logging.getLogger(__name__)
 _clock = SystemClock()
@@ -260,7 +265,9 @@ class HeaderFactory:
             granted=True,
             settle=not request.task.acks_late,
             announce=lock_set is not None or request.options(self._rules).on_lost == "abort",
-            error=_verdict(delivery) or self._returned(delivery) or wrong,
+            error=_verdict(delivery, request.options(self._rules))
+            or self._returned(delivery)
+            or wrong,
             lock_set=lock_set,
             call=request.call,
             flow=self._flow_again(request),
@@ -299,7 +306,7 @@ class HeaderFactory:
         return (self._place.next_place() - request.first_place) / 1e6
 
 
-def _verdict(delivery: Delivery) -> Exception | None:
+def _verdict(delivery: Delivery, options: LockOptions) -> Exception | None:
     """Return the exception with which a delivered task ends; None if it runs or is revoked."""
     if delivery.verdict in {"granted", "revoked"}:
         return None
@@ -310,6 +317,8 @@ def _verdict(delivery: Delivery) -> Exception | None:
             return TurnedAway(Outcome.SKIP_DEBOUNCED, f"{reason} (lock_debounce)")
         reason = f"task {by} took its place in the queue of lock {delivery.name!r}"
         return TurnedAway(Outcome.SKIP_FULL, reason)
+    if delivery.verdict == "above_rate":
+        return above_rate(delivery.name, options)
     if delivery.verdict == "too_costly":
         return too_costly(delivery.name, delivery.excess)
     return waited_in_vain(delivery.name, f"{delivery.waited:.1f}")

@@ -276,8 +276,8 @@ MUTANTS = (
     Mutant(
         "one permit too many",
         LIBRARY,
-        "  while not waits_for() do",
-        "  while not waits_for() or redis.call('ZCARD', holders) == limit do",
+        "  while next_may_start(own) do",
+        "  while next_may_start(own) or redis.call('ZCARD', holders) == limit do",
     ),
     Mutant(
         "one permit too many for newcomers",
@@ -453,7 +453,7 @@ MUTANTS = (
     Mutant(
         "a replaced message runs after all",
         LIBRARY,
-        "if rec.by or rec.revoked or rec.rejected or rec.excess then "
+        "if rec.by or rec.revoked or rec.rejected or rec.excess or rec.above_rate then "
         "rec.deadline, delay = digits(now), nil end",
         "rec.deadline = rec.deadline",
     ),
@@ -485,7 +485,7 @@ MUTANTS = (
     Mutant(
         "a revoked message that was given back runs after all",
         LIBRARY,
-        "if rec.by or rec.revoked or rec.rejected or rec.excess then "
+        "if rec.by or rec.revoked or rec.rejected or rec.excess or rec.above_rate then "
         "rec.deadline, delay = digits(now), nil end",
         "if rec.by then rec.deadline = digits(now) end",
     ),
@@ -535,8 +535,8 @@ MUTANTS = (
     Mutant(
         "a rejected message that was given back runs after all",
         LIBRARY,
-        "if rec.by or rec.revoked or rec.rejected or rec.excess then",
-        "if rec.by or rec.revoked or rec.excess then",
+        "if rec.by or rec.revoked or rec.rejected or rec.excess or",
+        "if rec.by or rec.revoked or rec.excess or",
     ),
     Mutant(
         "the end of a rejected message is remembered",

@@ -69,6 +69,7 @@ if not verdict then
   rec = rec or {
     attempt = attempt, task = task, worker = '', host = host, pid = pid, lease = lease_ms,
     copy = copy ~= '0' and '1' or nil, costs = about.costs,
+    ends_at_rate = wanted_flow and wanted_flow.ends_at_rate,
   }
   if not rec.place then place_at(rec, tonumber(place_us)) end
   if first then move_to(rec, first) end
