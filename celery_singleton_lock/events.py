@@ -110,7 +110,7 @@ class LockReleased(TaskEvent):
 
 @dataclass(frozen=True, slots=True)
 class LockClosed(TaskEvent):
-    """A task has closed its lock for a time (`RetryLater`), and runs again later."""
+    """A task has closed its lock for a time (`RetryLater`, `self.lock.pause`)."""
 
     seconds: float = _field(0.0, "for how long nobody gets the lock", "s")
     why: str = _field("", "its reason, for people")
@@ -150,6 +150,8 @@ class LockAdmin:
     host: str = _field("", "their machine, or address")
     via: str = _field("", "`cli`, `flower` or `control`")
     why: str = _field("", "their reason")
+    to: str = _field("", "the new limit or the new rates; empty: as declared, or nothing was set")
+    seconds: float = _field(0.0, "for how long; 0: until it is ended", "s")
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,8 @@ def pause(target: Target, words: tuple[str, ...], seconds: float | None, **how: 
         new = change_lock.pause(target.store, name, by, force=how["force"], seconds=seconds)
         return f"Paused{_for(seconds)}." if new else ""
 
-    _change(target, names, change, "pause", "It was already paused.", how)
+    sets = ("", seconds)
+    _change(target, names, change, "pause", "It was already paused.", how, sets)
 
 
 @click.command()
@@ -116,7 +117,7 @@ def limit(target: Target, words: tuple[str, ...], seconds: float | None, **how: 
         now = change_lock.set_limit(store, name, permits, by, force=force, seconds=seconds)
         return f"The limit is {now}{_for(seconds)}."
 
-    _change(target, names, change, "limit", "", how)
+    _change(target, names, change, "limit", "", how, (str(permits or ""), seconds))
 
 
 @click.command()
@@ -134,12 +135,13 @@ def rate(
     rates = _rates(values, burst)
     names = _names(target, named, how, "Set the rate of")
 
+    shown = ", ".join(map(str, rates))
+
     def change(name: str, by: Operator) -> str:
         change_lock.set_rates(target.store, name, rates, by, force=how["force"], seconds=seconds)
-        told = ", ".join(map(str, rates)) or "as its tasks declare"
-        return f"The rate is {told}{_for(seconds)}."
+        return f"The rate is {shown or 'as its tasks declare'}{_for(seconds)}."
 
-    _change(target, names, change, "rate", "", how)
+    _change(target, names, change, "rate", "", how, (shown, seconds))
 
 
 # --- the arguments --------------------------------------------------------------------------------
@@ -226,11 +228,12 @@ def _change(  # noqa: PLR0917  # the parts of one command
     action: str,
     unchanged: str,
     how: dict[str, Any],
+    sets: tuple[str, float | None] = ("", None),
 ) -> None:
     """Change the locks. One lock that was selected by its name prints its state after that."""
     if names is None:
         return None
-    by = target.operator(why=how["why_text"])
+    by = target.operator(why=how["why_text"]).sets(*sets)
     if not how["match"]:
         with _hint_for_unknown(names[0], action):
             told = change(names[0], by)

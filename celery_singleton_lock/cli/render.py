@@ -167,7 +167,7 @@ def _who(lock: Glance) -> str:
     if lock.closed_for:
         told.insert(0, f"CLOSED for {seconds(lock.closed_for)}")
     if lock.paused:
-        told.insert(0, "PAUSED")
+        told.insert(0, f"PAUSED{f' for {seconds(lock.paused_for)}' if lock.paused_for else ''}")
     return ", ".join(told)
 
 

@@ -24,7 +24,7 @@ class ChangeApi(OperatorHandler):
             wanted = parse_change(self.request.body)
         except ValueError as error:
             return self.refuse(400, str(error))
-        by = self.operator(wanted.why)
+        by = self.operator(wanted.why).sets(wanted.to, wanted.seconds)
         found = await self.ask(lambda rows: self._answer(rows, wanted, by))
         if found is not None:
             self.finish(found)

@@ -81,6 +81,11 @@ class ChangeRequest(NamedTuple):
     rates: tuple[Rate, ...] = ()
     seconds: float | None = None
 
+    @property
+    def to(self) -> str:
+        """The value that it sets, as text; empty if it sets none, or what the tasks declare."""
+        return str(self.permits or "") or ", ".join(map(str, self.rates))
+
 
 def parse_change(body: bytes) -> ChangeRequest:
     """Return the request in a JSON object.

@@ -16,6 +16,7 @@ from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.core.lock_set import LockSet
 from celery_singleton_lock.core.model import Ending, Reservation
 from celery_singleton_lock.core.rate import unpacked, with_rates_of
+from celery_singleton_lock.events import LockClosed
 
 HEADER_KEY: Final = "celery_singleton_lock"
 """Key of the header in a request."""
@@ -51,7 +52,10 @@ _UNHEARD: Final = "?"
 _NEXT: Final = "~"
 """First character of a notice of the next start that a rate allows; no token begins with it."""
 
-MARKS: Final = _LOSS + _UNHEARD + _NEXT
+_CLOSED: Final = "#"
+"""First character of a notice that a task has closed a lock for a time; see above."""
+
+MARKS: Final = _LOSS + _UNHEARD + _NEXT + _CLOSED
 """A line that begins with one of these is a notice; any other is a token."""
 
 
@@ -212,6 +216,31 @@ def next_start_in(notice: str) -> tuple[str, float] | None:
         return None
     name, seconds = json.loads(notice.removeprefix(_NEXT))
     return str(name), float(seconds)
+
+
+def notice_of_close(header: LockHeader, name: str, seconds: float, why: str) -> str:
+    """Return the notice with which a pool child reports that its task has closed a lock.
+
+    Args:
+        header: the header of the task.
+        name: the name of the lock.
+        seconds: for how long.
+        why: the reason, for people; it is shortened if the notice is too long.
+
+    Returns:
+        The notice; empty if the lock's name is too long for one.
+    """
+    told = [name, header.task, task_id_of(header.attempt), seconds]
+    notices = (_CLOSED + json.dumps([*told, text]) for text in (why, why[:MOST_OF_NAME], ""))
+    return next((each for each in notices if len(each.encode()) <= MOST_OF_NOTICE), "")
+
+
+def close_in(notice: str) -> LockClosed | None:
+    """Return the event in a notice of a closed lock; None for any other notice."""
+    if not notice.startswith(_CLOSED):
+        return None
+    name, task, task_id, seconds, why = json.loads(notice.removeprefix(_CLOSED))
+    return LockClosed(name, task, task_id, seconds=float(seconds), why=why)
 
 
 def doubted(header: LockHeader, now: float, done_for: float) -> LockHeader:

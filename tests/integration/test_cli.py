@@ -969,7 +969,7 @@ def test_a_number_that_no_server_can_keep_is_refused(alone, command):
 
 def test_a_state_that_no_task_can_be_in_is_no_empty_answer(alone):
     assert (
-        "'paked' is not one of 'adrift', 'delayed'"
+        "'paked' is not one of 'above_rate', 'adrift'"
         in alone("purge", "--state", "paked", "--yes", code=2).err
     )
 
@@ -1111,3 +1111,23 @@ def test_a_forced_release_with_a_lost_reply_is_reported_as_done(alone, book, adm
         assert proxy.lose_reply_to is None
     assert "Released from task[id]" in said
     assert [entry["count"] for entry in alone("audit", "--json").json[:2]] == [1, 1]
+
+
+def test_the_event_of_a_limit_says_what_was_set_and_for_how_long(run, contended, book):
+    with EventLog(book.app) as events:
+        run("limit", contended.name, "3", "--for", "10m")
+        run("rate", contended.name, "100/m", "9/s")
+        run("pause", contended.name, "--for", "1h")
+        run("resume", contended.name)
+        found = eventually(
+            lambda: (seen := [e for e in events.seen if e["type"] == "lock-admin"])[3:] and seen
+        )
+    told = [(each["action"], each["to"], each["seconds"]) for each in found]
+    assert told == [
+        ("limit", "3", 600.0),
+        ("rate", "100/m, 9/s", 0.0),
+        ("pause", "", 3600.0),
+        ("resume", "", 0.0),
+    ]
+    run("limit", contended.name, "--clear")
+    run("rate", contended.name, "--clear")

@@ -10,6 +10,7 @@ from celery import Celery, chord, states
 from celery_singleton_lock import ConfigurationError, LockWaitTimeout
 from celery_singleton_lock.core.lock_view import WaitsFor
 from celery_singleton_lock.store.redis.sync import RedisStore
+from support.events import EventLog
 from support.waiting import eventually
 from support.workers import CeleryWorker
 
@@ -125,10 +126,20 @@ def test_a_full_queue_does_not_end_a_task_that_runs_again(send, prefork_worker):
     assert send("full", 1).get(timeout=60) == [1, 0, 2]
 
 
-def test_a_task_that_closes_its_lock_runs_to_its_end(send, worker, redis_client):
-    first, second = send("pausing", 1), send("pausing", 2)
-    assert (first.get(timeout=60), second.get(timeout=60)) == (1, 2)
+def test_a_task_that_closes_its_lock_runs_to_its_end_and_is_reported(
+    app, send, worker, redis_client
+):
+    app.control.enable_events()
+    with EventLog(app) as events:
+        first, second = send("pausing", 1), send("pausing", 2)
+        assert (first.get(timeout=60), second.get(timeout=60)) == (1, 2)
+        closed = eventually(
+            lambda: [each for each in events.seen if each["type"] == "lock-closed"][:1],
+            message="the event",
+        )
     assert gaps(redis_client)[0] >= 1.9
+    assert (closed[0]["uuid"], closed[0]["why"]) == (first.id, "429")
+    assert 1.9 < closed[0]["seconds"] <= 2
 
 
 def test_with_several_locks_the_task_names_the_one_to_close(send, prefork_worker, redis_client):

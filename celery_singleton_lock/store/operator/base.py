@@ -29,6 +29,8 @@ class Operator:
         why: the reason; its first 500 characters are stored.
         action: name of the operation, if it consists of several (``purge``, ``drain``).
         op: id of the operation: its steps on a lock are one entry of the audit log.
+        to: the value that the operation sets, as text, for the event.
+        seconds: for how long it is set; 0: until it is ended.
     """
 
     who: str
@@ -37,6 +39,17 @@ class Operator:
     why: str = ""
     action: str = ""
     op: str = field(default_factory=lambda: os.urandom(8).hex())
+    to: str = ""
+    seconds: float = 0.0
+
+    def sets(self, to: str, seconds: float | None) -> Operator:
+        """Return this operator for an operation that sets a value.
+
+        Args:
+            to: the value, as text.
+            seconds: for how long; None: until it is ended.
+        """
+        return replace(self, to=to, seconds=seconds or 0.0)
 
     def at(self, token: str) -> Operator:
         """Return this operator for one holder: each release has its own audit entry and id."""
@@ -50,9 +63,9 @@ class Operator:
             action: name of the operation; by default that of this operator.
             count: of the tasks or steps.
         """
-        return LockAdmin(
-            lock, action or self.action, count, self.who, self.host, self.via, self.why
-        )
+        done = action or self.action
+        made_by = (self.who, self.host, self.via, self.why)
+        return LockAdmin(lock, done, count, *made_by, to=self.to, seconds=self.seconds)
 
 
 class Glance(NamedTuple):
@@ -71,6 +84,7 @@ class Glance(NamedTuple):
         broken: its keys are of another type; ``name`` is a key then, and nothing else is known.
         rated: a permit is free, others wait, and a rate was declared, which may hold them back.
         closed_for: seconds for which a task or client has closed it; 0 if it is not closed.
+        paused_for: seconds until the pause ends by itself; 0 if it does not.
     """
 
     name: str
@@ -85,6 +99,7 @@ class Glance(NamedTuple):
     broken: bool = False
     rated: bool = False
     closed_for: float = 0.0
+    paused_for: float = 0.0
 
     @property
     def is_idle(self) -> bool:

@@ -17,6 +17,7 @@ LONGEST_WHY: Final = 500
 def audit_entry(by: Operator, action: str, to: str = "") -> str:
     """Return who does what, as the scripts write it into the audit log."""
     told = {**asdict(by), "action": by.action or action, "to": to, "why": by.why[:LONGEST_WHY]}
+    del told["seconds"]  # the script writes when it ends
     return json.dumps({key: encodable(value) for key, value in told.items() if value})
 
 
@@ -52,7 +53,7 @@ def _glance(  # noqa: PLR0917  # in the order of view/summarise_locks.lua
     adrift: int,
     bodies: int,
     limit: int,
-    paused: int,
+    paused: float,
     oldest: float,
     rated: int,
     closed: float,
@@ -70,11 +71,12 @@ def _glance(  # noqa: PLR0917  # in the order of view/summarise_locks.lua
         adrift,
         bodies,
         limit,
-        paused == 1,
+        paused != 0,
         oldest / 1000,
         shown,
         rated=rated == 1,
         closed_for=closed / 1000,
+        paused_for=max(0.0, paused / 1000),
     )
 
 

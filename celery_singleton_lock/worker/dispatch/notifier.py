@@ -182,6 +182,11 @@ class Notifier:
             extra=log_keys(event),
         )
 
+    def closed_by_running(self, event: LockClosed) -> None:
+        """Report that a task has closed a lock for a time, and goes on (``self.lock.pause``)."""
+        self.observers.notify(event)
+        self.announce(event)
+
     # -- of a message -----------------------------------------------------------------------------
 
     def parked(self, request: LockedRequest, event: TaskBlocked) -> None:

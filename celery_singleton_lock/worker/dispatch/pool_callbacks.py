@@ -26,7 +26,7 @@ from celery_singleton_lock.worker.dispatch.notifier import Notifier
 from celery_singleton_lock.worker.dispatch.pool_exit import PoolExit
 from celery_singleton_lock.worker.dispatch.task_leases import TaskLeases, other_parts
 from celery_singleton_lock.worker.execution.celery_outcome import reservation_for
-from celery_singleton_lock.worker.lock_header import MARKS, end_in, loss_in, next_start_in
+from celery_singleton_lock.worker.lock_header import MARKS, close_in, end_in, loss_in, next_start_in
 from celery_singleton_lock.worker.lock_set_header import at_first_lock, onward, unanswered
 from celery_singleton_lock.worker.message_stage import UNACCEPTED, Stage
 from celery_singleton_lock.worker.request import LockedRequest
@@ -145,6 +145,8 @@ class PoolCallbacks:
             self._commands.put(Release(header, ending, kept=kept))
         elif (next_start := next_start_in(notice)) is not None:
             self._commands.put(NoteNextStart(*next_start))
+        elif (closed := close_in(notice)) is not None:
+            self._notifier.closed_by_running(closed)
 
     def interruptible(self, token: str) -> LockedRequest | None:
         """Return the running request of a lost lock, if ``lock_on_lost`` is ``abort``."""

@@ -226,7 +226,15 @@ class MultiLockTracer:
             self._tracer.warn_of_limit(one, options, reply)
         self._tracer.tell_next_start(one.name, reply)
         valid_until = asked + reply.lease
-        return TaskLock(store, one, reply, options.lease, valid_until, rates=options.rate)
+        return TaskLock(
+            store,
+            one,
+            reply,
+            options.lease,
+            valid_until,
+            rates=options.rate,
+            announce=self._announce,
+        )
 
     def _refuse(
         self, header: LockHeader, each: list[LockHeader], taken: Taken, options: LockOptions

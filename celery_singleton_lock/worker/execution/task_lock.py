@@ -29,7 +29,7 @@ from celery_singleton_lock.store.base import LockStore
 from celery_singleton_lock.worker.execution.celery_outcome import (
     Run,
 )
-from celery_singleton_lock.worker.lock_header import LockHeader, whose
+from celery_singleton_lock.worker.lock_header import LockHeader, notice_of_close, whose
 
 T = TypeVar("T")
 
@@ -47,6 +47,10 @@ _current: ContextVar[TaskLock | PlacedLock | MultiLock | None] = ContextVar(
 )
 
 
+def _unheard(_notice: str) -> None:
+    """Send no notice: no main process tracks the task."""
+
+
 class TaskLock:
     """The lock of the running task, as the task sees it (``self.lock``, :func:`current_lock`).
 
@@ -60,6 +64,7 @@ class TaskLock:
     """
 
     __slots__ = (
+        "_announce",
         "_asked_at",
         "_by",
         "_charges",
@@ -82,8 +87,10 @@ class TaskLock:
         valid_until: float,
         *,
         rates: tuple[Rate, ...] = (),
+        announce: Callable[[str], None] = _unheard,
     ) -> None:
         self.rates: tuple[Rate, ...] = rates
+        self._announce = announce
         self._charges = 0
         self.name: str = header.name
         self.fencing_token: int = reply.fencing_token
@@ -144,6 +151,9 @@ class TaskLock:
         text = described(whose(self._by), told)
         closed = self._store.close_for(closing, checked, text)
         logger.info("Lock %r is closed for %.1f s, %s", closing, closed, text)
+        notice = notice_of_close(self._by, closing, closed, told)
+        if notice:
+            self._announce(notice)
         return closed
 
     def _each(self) -> Sequence[TaskLock]:

@@ -208,7 +208,15 @@ class LockTracer:
         if reply.limit != options.limit == options.declared_limit:
             self.warn_of_limit(header, options, reply)
         valid_until = asked + reply.lease
-        return TaskLock(store, header, reply, options.lease, valid_until, rates=options.rate)
+        return TaskLock(
+            store,
+            header,
+            reply,
+            options.lease,
+            valid_until,
+            rates=options.rate,
+            announce=self._announce,
+        )
 
     def interrupted(self, header: LockHeader, error: BaseException) -> None:
         """Release what may be held after an interruption between grant and bookkeeping.

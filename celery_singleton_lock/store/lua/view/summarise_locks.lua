@@ -30,9 +30,11 @@ local function glance(meta)
   end
   local limit = tonumber(m[3] or m[2] or 0)
   local rated = waiting > 0 and holding < limit and redis.call('HEXISTS', base .. 'flow', 'rates') or 0
+  -- 0: not paused; -1: until it is resumed; else for how long.
+  local paused_ms = m[4] and (m[6] and tonumber(m[6]) - now or -1) or 0
   local closed_ms = math.max(0, tonumber(m[7] or 0) - now)
   local told = { -- joined once: each concatenation would copy all holders before it
-    holding, waiting, adrift, bodies, limit, m[4] and 1 or 0, oldest, rated, closed_ms, cjson.encode(m[1]),
+    holding, waiting, adrift, bodies, limit, paused_ms, oldest, rated, closed_ms, cjson.encode(m[1]),
   }
   for i = 1, 2 * shown, 2 do
     told[#told + 1] = cjson.encode(held[i])
