@@ -29,8 +29,8 @@ _WAITS_FOR: Final = (
     "why the lock was not granted: `holder`: all permits are held; `rate`: it has reached its "
     "rate; `pause`: an operator has paused it, or a task has closed it for a time; `redis`: its "
     "Redis was replaced or restarted, and grants nothing yet; `group`: its group holds as many "
-    "permits as it may; `queue`: others are next; `worker`: no live worker takes the task; empty: "
-    "not known"
+    "permits as it may; `settling`: a later call may replace it; `queue`: others are next; "
+    "`worker`: no live worker takes the task; empty: not known"
 )
 
 

@@ -227,3 +227,16 @@ def check_wrap(runtime: Runtime) -> None:
             name,
             *why_alone(task, by_dispatcher=by_dispatcher),
         )
+    if runtime.dispatcher.alone:
+        tell_of_idle_debounce(runtime.extension)
+
+
+def tell_of_idle_debounce(extension: Extension) -> None:
+    """Log which tasks do not settle, since the pool acquires their locks."""
+    declared = sorted(extension.declared())
+    idle = [n for n in declared if extension.options(extension.app.tasks[n]).debounce is not None]
+    if idle:
+        logger.warning(
+            "celery-singleton-lock: lock_debounce has no effect here, so each call runs: %s",
+            ", ".join(idle),
+        )

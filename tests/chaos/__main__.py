@@ -67,7 +67,9 @@ def _storm(options: argparse.Namespace, seed: int) -> int:
     folder = Path(tempfile.mkdtemp(prefix=f"csl-chaos-{seed}-"))
     print(f"--minutes {options.minutes:g} --seed {seed}; history in {folder}", flush=True)
     began = time.monotonic()
-    report = Storm(folder, seed, seconds, broker=options.broker, broken=options.broken).run()
+    report = Storm(
+        folder, seed, seconds, broker=options.broker, broken=options.broken, flow=options.flow
+    ).run()
     print(f"{time.monotonic() - began:.0f} s\n{summary(report)}")
     if options.broken:
         return _caught(report, options.broken, folder)
@@ -87,6 +89,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=5, help="how long the storm lasts")
     parser.add_argument("--seed", type=int, default=None, help="repeat a plan")
     parser.add_argument("--broker", choices=BROKERS, default="redis")
+    parser.add_argument("--flow", action="store_true", help="also tasks with flow control")
     parser.add_argument("--broken", choices=VARIANTS, default="", help="a variant to be caught")
     parser.add_argument(
         "--catch",

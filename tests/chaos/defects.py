@@ -9,7 +9,15 @@ from collections.abc import Callable
 from typing import Any
 
 from celery_singleton_lock.lock.lease_watchdog import Watchdog
-from celery_singleton_lock.store.scripts import VERBS, assemble, file_of, load_scripts, read
+from celery_singleton_lock.store.scripts import (
+    FLOW_VERBS,
+    VERBS,
+    assemble,
+    file_of,
+    load_scripts,
+    read,
+    with_flow,
+)
 from celery_singleton_lock.worker.execution.multi_lock_tracer import MultiLockTracer
 from celery_singleton_lock.worker.partial_lock_sets import PartialLockSets
 
@@ -47,6 +55,16 @@ def no_keeping() -> None:
     PartialLockSets.begin = lambda *_: None
 
 
+def no_rate() -> None:
+    """No rate is in force."""
+    _patch(LIBRARY, "if rates then return rates.waits(rec) end\n", "")
+
+
+def no_group_limit() -> None:
+    """A group may hold all permits."""
+    _patch(LIBRARY, "local most, running = rec.group_limit,", "local most, running = nil,")
+
+
 class _Credulous:
     """A store that takes every lease for renewed."""
 
@@ -65,7 +83,12 @@ VARIANTS: dict[str, Callable[[], None]] = {
     "renewal": no_renewal,
     "sweep": no_sweep,
     "kept": no_keeping,
+    "rate": no_rate,
+    "group": no_group_limit,
 }
+
+FLOW_VARIANTS = frozenset({"rate", "group"})
+"""Variants that only a storm with flow control can detect."""
 
 
 def _patch(file: str, old: str, new: str) -> None:
@@ -76,4 +99,6 @@ def _patch(file: str, old: str, new: str) -> None:
     texts[file] = texts[file].replace(old, new)
     clock = read("_clock.lua")
     loaded = load_scripts(quarantine=False)  # as a store asks for them
-    loaded.update({v: assemble(v, clock, texts[LIBRARY], texts[file_of(v)]) for v in VERBS})
+    bodies = {verb: texts[file_of(verb)] for verb in VERBS}
+    bodies |= {f"{verb}_with_flow": with_flow(bodies[verb]) for verb in FLOW_VERBS}
+    loaded.update({v: assemble(v, clock, texts[LIBRARY], body) for v, body in bodies.items()})

@@ -153,6 +153,7 @@ class Fleet:
         broken: variant of the library that the workers run; see :mod:`chaos.defects`.
         managed_workers: pool and concurrency of each worker.
         past: an older version of this repository, which every second worker runs.
+        flow: whether there are tasks with flow control.
     """
 
     def __init__(
@@ -163,8 +164,10 @@ class Fleet:
         broken: str = "",
         managed_workers: tuple[tuple[str, int], ...] = CREWS,
         past: OlderVersion | None = None,
+        flow: bool = False,
     ) -> None:
         self.folder = folder
+        self._flow = flow
         self.journal = Journal(folder)
         self._broken = broken
         self._exit = contextlib.ExitStack()
@@ -186,7 +189,9 @@ class Fleet:
             stack.enter_context(self.locks)
             self.proxy = stack.enter_context(Proxy(self.broker.port))
             self.conf = settings(self.locks.url, self.broker.options)
-            self.app = build(self.broker.url, self._results.url, self.folder, self.conf)
+            self.app = build(
+                self.broker.url, self._results.url, self.folder, self.conf, flow=self._flow
+            )
             stack.callback(self.app.close)
             self.app.backend.on_task_call = lambda *_: None  # no subscription per task
             self.results = stack.enter_context(redis.Redis.from_url(self._results.url))
@@ -213,6 +218,7 @@ class Fleet:
             args=QUICK,
             env={
                 "CHAOS_FOLDER": str(self.folder),
+                "CHAOS_FLOW": "1" if self._flow else "",
                 "CHAOS_CONF": json.dumps(self.conf),
                 "CHAOS_BROKEN": self._broken,
                 "C_FORCE_ROOT": "1",

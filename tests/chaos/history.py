@@ -13,11 +13,13 @@ received    a worker's main process      id, attempt
 discarded   a worker's main process      id: its task was revoked
 asks, left  a process that has a task    id; in between it may hold the locks; to (process id)
                                          who has it from then on, if Redis did not answer
-start       a body                       run, id, attempt, main, until, locks: {key: (fence, limit)}
+start       a body                       run, id, task, attempt, main, until, group, locks: {key:
+                                         (fence, limit)}
 held        a body                       run, until: it has learned that the lease is longer
 lost        a body                       run: it has learned that the lock is lost
 end         a body                       run
 again       a body                       id, attempt: it sends itself for that attempt
+later       a body                       run: it closes its lock for a time, and runs again
 kill        the storm                    victim (process id)
 gone        the observer                 victim, seen: when it was last seen alive
 stop, cont  the storm                    victims (process ids)

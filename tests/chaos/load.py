@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Sequence
+from itertools import chain as chain_of
 from typing import Any
 
 from celery import chain
@@ -16,7 +17,7 @@ from typing_extensions import Self
 from chaos.fault_plan import LEASE
 from chaos.fleet import Fleet
 from chaos.rules import READY
-from chaos.tasks import LOCK, TASKS, keys_of, limit_of
+from chaos.tasks import ALL, LOCK, base_of, keys_of, limit_of
 from support.checked_thread import CheckedThread
 
 PAUSE = 0.1
@@ -40,7 +41,17 @@ KEYS += [f"cold{n}" for n in range(30)]
 TRIOS = [f"trio{n}" for n in range(3)]
 LEADS = [f"cold{n}" for n in range(6)]
 HOT = [LOCK.format(key=key) for key in HOT_KEYS]
-LOCKS = sorted({LOCK.format(key=key) for key in [*KEYS, *TRIOS]})
+FLOW_KEYS = {
+    "rated": ["rate0"],
+    "rated_early": ["rate1"],
+    "smooth": ["smooth0"],
+    "fair": [f"fair0/{group}" for group in "aaaab"],
+    "settles": ["settles0"],
+}
+"""Keys of tasks with flow control, which share them with no other."""
+LOCKS = sorted(
+    {LOCK.format(key=base_of(key)) for key in chain_of(KEYS, TRIOS, *FLOW_KEYS.values())}
+)
 
 WEIGHTS = {
     "early": 8,
@@ -58,15 +69,29 @@ WEIGHTS = {
 }
 
 
+FLOW_WEIGHTS = {
+    **{name: weight / 2 for name, weight in WEIGHTS.items()},
+    "rated": 3,
+    "rated_early": 2,
+    "smooth": 3,
+    "fair": 10,
+    "urgent": 3,
+    "later": 3,
+    "settles": 6,
+}
+
+
 class Load:
     """Publishes tasks until :meth:`stop_publishing`; records final states until the end.
 
     Args:
         fleet: the servers and workers.
         seed: seed of the tasks. The rate depends on the fleet.
+        flow: whether tasks with flow control are among them.
     """
 
-    def __init__(self, fleet: Fleet, seed: int) -> None:
+    def __init__(self, fleet: Fleet, seed: int, *, flow: bool = False) -> None:
+        self._weights = FLOW_WEIGHTS if flow else WEIGHTS
         self._fleet = fleet
         self._random = random.Random(seed)
         self._open: dict[str, tuple[float, list[str]]] = {}  # start time and keys
@@ -127,7 +152,11 @@ class Load:
                 self._signature(name) for name in self._random.sample(["early", "late"] * 2, 3)
             ]
         else:
-            links = [self._signature(self._random.choices(list(WEIGHTS), [*WEIGHTS.values()])[0])]
+            links = [
+                self._signature(
+                    self._random.choices(list(self._weights), [*self._weights.values()])[0]
+                )
+            ]
         if any(self._has_enough(key) for link in links for key in keys_of(link.args[0])):
             return
         before = None
@@ -160,9 +189,11 @@ class Load:
     def _key(self, task: str) -> str | list[str]:
         """Return a task's key, or its keys in any order, with repetitions."""
         rng = self._random
+        if task in FLOW_KEYS:
+            return rng.choice(FLOW_KEYS[task])
         if task == "several_mixed":
             return [rng.choice(KEYS), rng.choice(TRIOS)]
-        if "lock_keys" in TASKS[task]:
+        if "lock_keys" in ALL[task]:
             return rng.choices(rng.choices(KEYS, k=3), k=3)
         return rng.choice(TRIOS if limit_of(task) > 1 else KEYS)
 
@@ -173,7 +204,7 @@ class Load:
             id=task_id,
             task=link.task,
             key=link.args[0],
-            late=bool(TASKS[link.task].get("acks_late")),
+            late=bool(ALL[link.task].get("acks_late")),
             after=before,
             kwargs=dict(link.kwargs),
             options={k: v for k, v in link.options.items() if k.endswith("time_limit")},

@@ -11,6 +11,7 @@ from pathlib import Path
 import redis
 from typing_extensions import Self
 
+from celery_singleton_lock.core.lock_view import WaitsFor
 from celery_singleton_lock.errors import BackendError
 from chaos.fleet import Fleet
 from chaos.load import LOCKS
@@ -68,7 +69,9 @@ class Observer:
         """Return the number of waiters of a lock with a free permit; else 0."""
         view = self._fleet.store.inspect(lock, waiters=0)
         waiting = view.waiting + view.adrift
-        return waiting if waiting and len(view.holders) < view.limit else 0
+        if not waiting or view.waits_for in {WaitsFor.RATE, WaitsFor.PAUSE, WaitsFor.GROUP}:
+            return 0
+        return waiting if len(view.holders) < view.limit else 0
 
     def _observe_processes(self) -> None:
         """Record the end of each process of the fleet, and when it was last seen alive."""

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Final
 
 from chaos.history import DYING, Event, History, Run, Span, joined
+from chaos.tasks import GROUP_LIMIT, RATED
 
 READY = frozenset({"SUCCESS", "FAILURE", "REVOKED"})
 
@@ -137,6 +138,50 @@ def causeless_losses(history: History) -> Iterator[Violation]:
                 f"{', '.join(run.keys)}: {run} lost it; neither it nor its worker nor Redis had "
                 "stood still",
             )
+
+
+# --- flow control ---------------------------------------------------------------------------------
+
+
+@rule("no period has more starts than the rate", always=True)
+def rates(history: History) -> Iterator[Violation]:
+    """A fencing token is the time of the grant, in microseconds of the server.
+
+    Grants that are not claimed yet count, so their times keep the rate as those of starts do.
+    """
+    rated = [run for run in history.runs if run.facts.get("task") in RATED]
+    for key, runs in _by_each(rated, lambda run: run.keys):
+        by_fence = {run.fence(key): run for run in runs}
+        fences = sorted(by_fence)
+        number, period = RATED[runs[0].task]
+        for first, last in zip(fences, fences[number:], strict=False):
+            if (last - first) / 1e6 < period - TICK:
+                run, apart = by_fence[last], (last - first) / 1e6
+                text = f"{key}: {run} is start {number + 1} within {apart:.3f} s"
+                yield Violation("no period has more starts than the rate", run.start, text)
+
+
+@rule("at most the limit of a group hold its lock", always=True)
+def group_limits(history: History) -> Iterator[Violation]:
+    fair = [(run, span) for run, span in history.beliefs if run.facts.get("group")]
+    for (key, group), beliefs in _by(fair, lambda each: (each[0].keys[0], each[0].group)):
+        for run, begin, others in _crowds(beliefs):
+            if len(others) >= GROUP_LIMIT:
+                text = f"{key}: {run} of group {group} began beside {', '.join(map(str, others))}"
+                yield Violation("at most the limit of a group hold its lock", begin, text)
+
+
+@rule("of calls that settle only older ones are replaced")
+def newest_calls(history: History) -> Iterator[Violation]:
+    """The last one of a key is replaced by none. What the storm has revoked does not count."""
+    revoked = {event["id"] for event in history.of("revoke")}
+    states = {event["id"]: event["state"] for event in history.of("final")}
+    calls = [task for task in history.of("published") if task["task"] == "settles"]
+    for key, tasks in _by(calls, lambda task: task["key"]):
+        ended = [task for task in tasks if task["id"] in states and task["id"] not in revoked]
+        if ended and all(states[task["id"]] == "REVOKED" for task in ended) and ended == tasks:
+            text = f"{key}: all of {len(ended)} calls were replaced"
+            yield Violation("of calls that settle only older ones are replaced", history.now, text)
 
 
 # --- the register ---------------------------------------------------------------------------------
@@ -266,10 +311,11 @@ def ended_twice(history: History) -> Iterator[Violation]:
     """
     name = "what has ended runs again only for a cause"
     twice, sent = _sent_twice(history), _sent(history)
+    later = {event["run"] for event in history.of("later")}
     cuts = [event["t"] for event in history.of("cut")]
     for attempt, runs in _by(history.runs, lambda run: (run.id, run.attempt)):
         for run, after in pairwise(runs):
-            if run.killed or run.end >= after.start or attempt in twice:
+            if run.killed or run.end >= after.start or attempt in twice or run.run in later:
                 continue
             since = sent.get(attempt, run.asked)
             copied = any(since <= cut <= after.start for cut in cuts)
@@ -416,7 +462,8 @@ def leftovers(history: History) -> Iterator[Violation]:
     """Markers are left for a while: the last fence, ended attempts, who was in the fleet."""
     for event in history.of("key"):
         part = event["name"].rpartition(":")[2]
-        marker = event["ttl"] >= 0 and (part in {"meta", "done"} or ":fleet:" in event["name"])
+        stays = part in {"meta", "done"} or ":fleet:" in event["name"] or ":flow" in event["name"]
+        marker = event["ttl"] >= 0 and stays
         lapsed = event["ttl"] >= 0 and not event["live"]
         if not (marker or lapsed or event["name"].endswith(":schema")):
             text = (

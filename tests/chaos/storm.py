@@ -12,6 +12,7 @@ from pathlib import Path
 from celery_singleton_lock.core.lock_view import LockView
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.errors import BackendError
+from chaos.defects import FLOW_VARIANTS
 from chaos.fault_plan import KILLS_AND_STOPS, Fault, plan
 from chaos.fenced_register import Register
 from chaos.fleet import CREWS, Fleet, ManagedWorker
@@ -66,6 +67,7 @@ class Storm:
         broken: a wrong variant of the library, to be caught: the storm ends when it is.
         managed_workers: pool and concurrency of each worker.
         past: an older version of this repository, which every second worker runs.
+        flow: whether there are tasks with rates, groups, priorities and quiet periods.
     """
 
     def __init__(
@@ -78,12 +80,25 @@ class Storm:
         broken: str = "",
         managed_workers: tuple[tuple[str, int], ...] = CREWS,
         past: OlderVersion | None = None,
+        flow: bool = False,
     ) -> None:
+        self._flow = flow or broken in FLOW_VARIANTS
         self.folder = folder
         self.seed, self.seconds, self.broken = seed, seconds, broken
-        self._about = {"seed": seed, "seconds": seconds, "broker": broker, "broken": broken}
+        self._about = {
+            "seed": seed,
+            "seconds": seconds,
+            "broker": broker,
+            "broken": broken,
+            "flow": flow,
+        }
         self.fleet = Fleet(
-            folder, broker=broker, broken=broken, managed_workers=managed_workers, past=past
+            folder,
+            broker=broker,
+            broken=broken,
+            managed_workers=managed_workers,
+            past=past,
+            flow=self._flow,
         )
         self.faults: Counter[str] = Counter()
         self._later: list[tuple[float, Callable[[], None]]] = []
@@ -96,7 +111,7 @@ class Storm:
             try:
                 fleet.start()
                 with Observer(fleet):
-                    with Load(fleet, self.seed) as load:
+                    with Load(fleet, self.seed, flow=self._flow) as load:
                         self._inject_faults(load)
                         if self._caught is None:
                             self._settle(load)

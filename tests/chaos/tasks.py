@@ -11,7 +11,8 @@ from typing import Any
 
 from celery import Celery, Task
 
-from celery_singleton_lock import LockedTask, current_lock, current_locks
+from celery_singleton_lock import LockedTask, Rate, RetryLater, current_lock, current_locks
+from celery_singleton_lock.config.limits import NO_LIMIT
 from chaos.fenced_register import Register
 from integration.taskbook import Journal
 
@@ -45,19 +46,62 @@ TASKS: dict[str, dict[str, Any]] = {
 """Name -> declaration. The first argument is a key, or the keys of a task of several locks."""
 
 
+def lock_of(key: str, *_: Any, **__: Any) -> str:
+    """Return the lock of a key that names a group, ``fair0/a``."""
+    return LOCK.format(key=base_of(key))
+
+
+def group_of(key: str, *_: Any, **__: Any) -> str:
+    """Return the group in a key."""
+    return key.partition("/")[2]
+
+
+def base_of(key: str) -> str:
+    """Return a key without the group."""
+    return key.partition("/")[0]
+
+
+def urgency_of(_key: str, hold: float = 0.1, *_: Any, **__: Any) -> float:
+    """Return the head start of a task: short ones go first."""
+    return 2.0 if hold < 0.2 else 0.0
+
+
+GROUP_LIMIT = 2
+FLOW: dict[str, dict[str, Any]] = {
+    "rated": {**LATE, "lock_limit": None, "lock_rate": "12/5s"},
+    "rated_early": {"lock_rate": "8/5s"},
+    "smooth": {**LATE, "lock_limit": None, "lock_rate": Rate("4/s", kind="smooth", burst=2)},
+    "fair": {
+        **LATE,
+        "lock_key": lock_of,
+        "lock_limit": 3,
+        "lock_fair_by": group_of,
+        "lock_fair_limit": GROUP_LIMIT,
+    },
+    "urgent": {**LATE, "lock_priority": urgency_of},
+    "later": LATE,
+    "settles": {**LATE, "lock_debounce": 1.2, "lock_debounce_max": 4},
+}
+"""As :data:`TASKS`, of a storm with flow control."""
+
+ALL = {**TASKS, **FLOW}
+RATED = {"rated": (12, 5.0), "rated_early": (8, 5.0), "smooth": (2, 0.25)}
+"""Name -> how many starts are within any time of so many seconds."""
+
+
 def limit_of(task: str) -> int:
     """Return how many may hold a lock of the task, if it has one."""
-    return int(TASKS[task].get("lock_limit", 1))
+    return int(ALL[task].get("lock_limit", 1) or NO_LIMIT)
 
 
 def keys_of(key: str | list[str]) -> list[str]:
     """Return the keys that a task's first argument names, each once."""
-    return [key] if isinstance(key, str) else sorted(set(key))
+    return [base_of(key)] if isinstance(key, str) else sorted(set(key))
 
 
 def limits_of(task: str, key: str | list[str]) -> dict[str, int]:
     """Return how many may hold each of a task's keys."""
-    several = TASKS[task].get("lock_keys")
+    several = ALL[task].get("lock_keys")
     if isinstance(several, dict):
         return dict(zip(key, several.values(), strict=True))
     return dict.fromkeys(keys_of(key), limit_of(task))
@@ -117,6 +161,7 @@ class Run:
             main=_MAIN,
             worker=task.request.hostname,
             until=self._until,
+            group=group_of(key) if isinstance(key, str) else "",
         )
 
     def glance(self) -> None:
@@ -144,7 +189,9 @@ class Run:
         return now + self.lock.expires_in
 
 
-def build(broker: str, backend: str, folder: str | Path, conf: Mapping[str, Any]) -> Celery:
+def build(
+    broker: str, backend: str, folder: str | Path, conf: Mapping[str, Any], *, flow: bool = False
+) -> Celery:
     """Return the app.
 
     Args:
@@ -152,6 +199,7 @@ def build(broker: str, backend: str, folder: str | Path, conf: Mapping[str, Any]
         backend: URL.
         folder: for the journal and the registers.
         conf: settings.
+        flow: whether it has the tasks with flow control.
     """
     app = Celery("chaos", broker=broker, backend=backend, set_as_current=False)
     app.conf.update(conf)
@@ -171,6 +219,9 @@ def build(broker: str, backend: str, folder: str | Path, conf: Mapping[str, Any]
             _hold(run, hold, GLANCE if not quiet else hold)
             run.write()
             run.glance()
+            if self.name == "later" and _is_first(Path(folder, f"later-{self.request.id}")):
+                journal.note("later", run=run.name)
+                raise RetryLater(0.4, why="storm")
             if self.request.retries < retries:
                 journal.note("again", id=self.request.id, attempt=self.request.retries + 1)
                 raise self.retry(countdown=0.2 + hold, max_retries=retries)
@@ -178,7 +229,7 @@ def build(broker: str, backend: str, folder: str | Path, conf: Mapping[str, Any]
         finally:
             run.end()
 
-    for name, options in TASKS.items():
+    for name, options in (ALL if flow else TASKS).items():
         app.task(
             bind=True,
             base=Watched,
@@ -189,6 +240,14 @@ def build(broker: str, backend: str, folder: str | Path, conf: Mapping[str, Any]
         )(act)
     app.finalize()
     return app
+
+
+def _is_first(mark: Path) -> bool:
+    try:
+        mark.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 def _hold(run: Run, seconds: float, nap: float) -> None:

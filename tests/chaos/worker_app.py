@@ -24,6 +24,7 @@ app = build(
     os.environ["CELERY_RESULT_BACKEND"],
     os.environ["CHAOS_FOLDER"],
     json.loads(os.environ["CHAOS_CONF"]),
+    flow=bool(os.environ.get("CHAOS_FLOW")),
 )
 _journal = Journal(os.environ["CHAOS_FOLDER"])
 

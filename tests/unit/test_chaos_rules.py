@@ -28,6 +28,10 @@ DIED = "no worker dies of itself"
 KEYS = "no key is left"
 COMPLAINT = "the library logs no failure of its own"
 
+RATE = "no period has more starts than the rate"
+GROUP = "at most the limit of a group hold its lock"
+NEWEST = "of calls that settle only older ones are replaced"
+
 MAIN = 1
 
 
@@ -634,3 +638,62 @@ def test_a_free_lock_is_looked_at_in_time_though_the_first_sweeper_stands_still(
     """It keeps the lock from others for a while; the round of the next one is the slowest."""
     slowest_round = 1.2 * BEAT
     assert DEFER + slowest_round < LONGEST_IDLE
+
+
+# --- flow control ---------------------------------------------------------------------------------
+
+
+def rated(*fences, task="rated", key="rate0"):
+    story = Story()
+    for n, fence in enumerate(fences):
+        story.run(f"r{n}", n, n + 0.5, fence=round(fence * 1e6), key=key, limit=9, task=task)
+    return story
+
+
+def test_one_start_too_many_in_a_period_is_found():
+    """Twelve in five seconds, by the times of the grants, whenever the bodies began."""
+    twelve = [n / 10 for n in range(12)]
+    assert rated(*twelve, 5.0, 5.1).broken() == []
+    assert rated(*twelve, 4.9).broken() == [RATE]
+    assert rated(0, 0.1, 0.26, task="smooth", key="smooth0").broken() == []
+    assert rated(0, 0.1, 0.2, task="smooth", key="smooth0").broken() == [RATE]
+
+
+def test_a_group_above_its_limit_is_found():
+    def two_of_a(end):
+        story = Story()
+        for n, group in enumerate("aab"):
+            about = {"key": "fair0", "limit": 3, "group": group, "task": "fair", "id": f"t{n}"}
+            story.run(f"g{n}", n / 10, end, fence=n + 1, **about)
+        return story
+
+    assert two_of_a(2.0).broken() == []
+    third = {"key": "fair0", "limit": 4, "group": "a", "task": "fair", "fence": 9}
+    assert two_of_a(2.0).run("g9", 2.1, 2.2, **third).broken() == []
+    story = Story()
+    for n in range(3):
+        about = {"key": "fair0", "limit": 4, "group": "a", "task": "fair", "fence": n + 1}
+        story.run(f"g{n}", n / 10, 2.0, **about)
+    assert story.broken() == [GROUP]
+
+
+def test_a_burst_of_which_none_ran_is_found():
+    def burst(*states):
+        story = Story()
+        for n, state in enumerate(states):
+            story.published(n, f"t{n}", task="settles", key="settles0", late=True)
+            if state == "SUCCESS":
+                story.run(f"r{n}", 10, 11, key="settles0", task="settles", id=f"t{n}")
+            story.note(20 + n, "final", id=f"t{n}", state=state)
+        return story
+
+    assert burst("REVOKED", "REVOKED", "SUCCESS").broken() == []
+    assert burst("REVOKED", "REVOKED").broken() == [NEWEST]
+    assert burst("REVOKED", "REVOKED").note(1.5, "revoke", id="t1").broken() == []
+
+
+def test_a_task_that_runs_later_by_itself_is_no_repetition():
+    story = Story().run("one", 0, 1, id="t").run("two", 2, 3, id="t", fence=5)
+    assert AGAIN in story.broken()
+    story = Story().run("one", 0, 1, id="t").run("two", 2, 3, id="t", fence=5)
+    assert AGAIN not in story.note(0.5, "later", run="one").broken()
