@@ -6,6 +6,7 @@ import itertools
 from contextlib import ExitStack
 
 import pytest
+from celery import Celery
 
 from celery_singleton_lock import Lock
 from celery_singleton_lock.demo.redis_server import RedisServer
@@ -86,6 +87,14 @@ def locked(book, worker, key):
     yield lock
     if lock.held:
         lock.release()
+
+
+@pytest.fixture
+def sending_app(redis_url):
+    """An app without tasks on the shared Redis, emptied: it sends tasks by their names."""
+    with Celery("client", broker=redis_url, backend=redis_url, set_as_current=False) as app:
+        yield app
+        app.backend.result_consumer.stop()  # else its subscription stays open
 
 
 @pytest.fixture

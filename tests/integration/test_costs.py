@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from celery import Celery, states
+from celery import states
 
 from celery_singleton_lock import ConfigurationError, Lock, LockCostError, Rate
 from celery_singleton_lock.store.redis.sync import RedisStore
@@ -17,11 +17,9 @@ def pool(request):
 
 
 @pytest.fixture
-def send(redis_url):
+def send(sending_app):
     """Send a task by its name: ``send("ask", 900)``."""
-    with Celery("client", broker=redis_url, backend=redis_url, set_as_current=False) as app:
-        yield lambda name, *args: app.send_task(f"integration.costs_app.{name}", args)
-        app.backend.result_consumer.stop()  # else its subscription stays open
+    return lambda name, *args: sending_app.send_task(f"integration.costs_app.{name}", args)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from celery import Celery, chord
+from celery import chord
 from celery.exceptions import ChordError, TaskRevokedError
 
 from celery_singleton_lock.admin.why import why
@@ -19,16 +19,9 @@ def pool(request):
 
 
 @pytest.fixture
-def client(redis_url):
-    with Celery("client", broker=redis_url, backend=redis_url, set_as_current=False) as app:
-        yield app
-        app.backend.result_consumer.stop()  # else its subscription stays open
-
-
-@pytest.fixture
-def send(client):
+def send(sending_app):
     """Send a task by its name: ``send("index", "a", 1)``."""
-    return lambda name, *args: client.send_task(f"integration.debounce_app.{name}", args)
+    return lambda name, *args: sending_app.send_task(f"integration.debounce_app.{name}", args)
 
 
 @pytest.fixture
@@ -78,21 +71,21 @@ def test_calls_that_settle_occupy_no_slot_and_are_explained(send, worker, redis_
 
 
 @pytest.mark.full
-def test_a_revoked_call_that_settles_does_not_run(send, client, worker, redis_client):
+def test_a_revoked_call_that_settles_does_not_run(send, sending_app, worker, redis_client):
     store = RedisAdminStore(redis_client)
     result = send("slow", 1)
     eventually(lambda: settling(store, result), message="it settles")
-    client.control.revoke(result.id)
+    sending_app.control.revoke(result.id)
     with pytest.raises(TaskRevokedError):
         result.get(timeout=60)
     eventually(lambda: not store.inspect("slow").bodies, message="its message is gone")
 
 
-def test_a_chord_hears_of_a_call_that_was_replaced(client, send, worker):
+def test_a_chord_hears_of_a_call_that_was_replaced(sending_app, send, worker):
     """Else its body would never be called."""
-    index = client.signature("integration.debounce_app.index")
-    body = client.signature("integration.debounce_app.collect")
-    result = chord([index.clone(("a", 1)), index.clone(("a", 2))], app=client)(body)
+    index = sending_app.signature("integration.debounce_app.index")
+    body = sending_app.signature("integration.debounce_app.collect")
+    result = chord([index.clone(("a", 1)), index.clone(("a", 2))], app=sending_app)(body)
     with pytest.raises((ChordError, TaskRevokedError), match="came before it had settled"):
         result.get(timeout=60)
     worker.await_log("has a chord, and was replaced before it had settled")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from celery import Celery
 
 from celery_singleton_lock import ConfigurationError
 from celery_singleton_lock.core.rate import Rate
@@ -21,10 +20,8 @@ def pool(request):
 
 
 @pytest.fixture
-def send(redis_url):
-    with Celery("client", broker=redis_url, backend=redis_url, set_as_current=False) as app:
-        yield lambda name, *args: app.send_task(f"integration.limits_app.{name}", args)
-        app.backend.result_consumer.stop()  # else its subscription stays open
+def send(sending_app):
+    return lambda name, *args: sending_app.send_task(f"integration.limits_app.{name}", args)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from celery import Celery
 from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import Lock
@@ -25,10 +24,8 @@ def pool(request):
 
 
 @pytest.fixture
-def send(redis_url):
-    with Celery("client", broker=redis_url, backend=redis_url, set_as_current=False) as app:
-        yield lambda name, *args: app.send_task(name, args)
-        app.backend.result_consumer.stop()  # else its subscription stays open
+def send(sending_app):
+    return lambda name, *args: sending_app.send_task(name, args)
 
 
 @pytest.fixture

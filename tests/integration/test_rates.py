@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from celery import Celery, states
+from celery import states
 from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import LockConflict
@@ -19,11 +19,9 @@ def pool(request):
 
 
 @pytest.fixture
-def send(redis_url):
+def send(sending_app):
     """Send a task by its name: ``send("daily", 1)``."""
-    with Celery("client", broker=redis_url, backend=redis_url, set_as_current=False) as app:
-        yield lambda name, n: app.send_task(f"integration.rates_app.{name}", (n,))
-        app.backend.result_consumer.stop()  # else its subscription stays open
+    return lambda name, n: sending_app.send_task(f"integration.rates_app.{name}", (n,))
 
 
 @pytest.fixture

@@ -21,16 +21,9 @@ def pool(request):
 
 
 @pytest.fixture
-def app(redis_url):
-    with Celery("client", broker=redis_url, backend=redis_url, set_as_current=False) as app:
-        yield app
-        app.backend.result_consumer.stop()  # else its subscription stays open
-
-
-@pytest.fixture
-def send(app):
+def send(sending_app):
     """Send a task by its name: ``send("late", 1)``."""
-    return lambda name, *args: app.send_task(name, args)
+    return lambda name, *args: sending_app.send_task(name, args)
 
 
 @pytest.fixture
@@ -91,9 +84,9 @@ def test_meanwhile_the_lock_says_by_whom_it_is_closed_and_no_result_is_stored(
     assert "which is paused, or closed for a time" in log
 
 
-def test_a_chord_waits_for_the_run_that_succeeds(app, send, prefork_worker):
-    member = [app.signature("early", (n, 0.5, n - 1)) for n in (1, 2)]
-    assert chord(member)(app.signature("add")).get(timeout=60) == 3
+def test_a_chord_waits_for_the_run_that_succeeds(sending_app, send, prefork_worker):
+    member = [sending_app.signature("early", (n, 0.5, n - 1)) for n in (1, 2)]
+    assert chord(member)(sending_app.signature("add")).get(timeout=60) == 3
 
 
 @pytest.mark.parametrize("name", ["unlocked", "observed"])
@@ -127,10 +120,10 @@ def test_a_full_queue_does_not_end_a_task_that_runs_again(send, prefork_worker):
 
 
 def test_a_task_that_closes_its_lock_runs_to_its_end_and_is_reported(
-    app, send, worker, redis_client
+    sending_app, send, worker, redis_client
 ):
-    app.control.enable_events()
-    with EventLog(app) as events:
+    sending_app.control.enable_events()
+    with EventLog(sending_app) as events:
         first, second = send("pausing", 1), send("pausing", 2)
         assert (first.get(timeout=60), second.get(timeout=60)) == (1, 2)
         closed = eventually(
