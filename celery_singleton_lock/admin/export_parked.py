@@ -14,6 +14,7 @@ from typing import Any, Final, TextIO, TypeVar
 from celery_singleton_lock.admin.force_release import Refused
 from celery_singleton_lock.admin.select_parked import LOAD, STEP, Filter, Tally, select, steps
 from celery_singleton_lock.admin.sweep import requeue_expired
+from celery_singleton_lock.core.fair_group import LEAST_WEIGHT, MOST_WEIGHT, Group, group_name
 from celery_singleton_lock.core.model import Claim, Owner, Verdict
 from celery_singleton_lock.core.owner_token import base_of, token_on
 from celery_singleton_lock.core.parked_message import Parcel, ParkedMessage
@@ -105,6 +106,10 @@ def _line(
     fields = {name: getattr(each, name) for name in _FIELDS}
     if each.arrived:
         fields["arrived"] = each.arrived
+    if each.costs:
+        fields["costs"] = each.costs
+    if each.group:
+        fields["group"] = list(each.group)
     encoded = base64.b64encode(message).decode()
     return {**fields, **of_lock, "exported": exported, "message": encoded}
 
@@ -372,6 +377,24 @@ def _fields(line: str) -> dict[str, Any]:
     return given
 
 
+def _group_in(given: Mapping[str, Any]) -> Group | None:
+    """Return the group in the fields of a line; None if its task has none.
+
+    Raises:
+        ValueError: it is no group.
+    """
+    if given.get("group") is None:
+        return None
+    name, limit, weight = given["group"]
+    is_name = isinstance(name, str) and name and group_name(name) == name
+    has_limit = limit is None or (type(limit) is int and limit >= 1)
+    has_weight = type(weight) in {int, float} and LEAST_WEIGHT <= weight <= MOST_WEIGHT
+    if not (is_name and has_limit and has_weight):
+        msg = "group must be a list of its name, limit and weight"
+        raise ValueError(msg)
+    return Group(name, limit, float(weight))
+
+
 def _parcel(given: Mapping[str, Any]) -> _Parked:
     """Convert the fields of a line.
 
@@ -382,8 +405,10 @@ def _parcel(given: Mapping[str, Any]) -> _Parked:
     """
     milliseconds_of("lease", given["lease"])
     arrived = given.get("arrived") or given["place"]
+    costs = given.get("costs") or {}
     rates = rates_of([parsed(str(text)) for text in given.get("rates", ())] or None)
-    flow = packed(rates, arrived - given["place"])
+    rates = tuple(each.costing(costs[each.key]) if each.key in costs else each for each in rates)
+    flow = packed(rates, arrived - given["place"], group=_group_in(given))
     limit = limit_of(given["limit"])
     claim = Claim(given["lock"], given["lease"], limit, arrived, flow=flow)
     body = base64.b64decode(given["message"], validate=True)

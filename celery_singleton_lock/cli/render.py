@@ -6,7 +6,7 @@ import dataclasses
 import json
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any, Final
 
@@ -203,13 +203,12 @@ def detail(found: Detail) -> list[str]:
         if holder.pid:
             lines.append(f"process  pid {holder.pid} on {holder.host}")
     if found.waiting:
-        rows = list(_line(found.waiting))
-        if any(each.head_start for each in found.waiting):
-            starts = ["" if not w.head_start else f"{w.head_start:+.10g} s" for w in found.waiting]
-            rows = [(*row, start) for row, start in zip(rows, starts, strict=True)]
-            lines += ["", *table((*_WAITING, "HEAD START"), rows)]
-        else:
-            lines += ["", *table(_WAITING, rows)]
+        more = {name: of for name, of in _FLOW_COLUMNS.items() if any(map(of, found.waiting))}
+        rows = [
+            (*row, *(of(each) for of in more.values()))
+            for row, each in zip(_line(found.waiting), found.waiting, strict=True)
+        ]
+        lines += ["", *table((*_WAITING, *more), rows)]
     return lines
 
 
@@ -245,6 +244,12 @@ def _rate(rate: RateInForce) -> str:
         else f"{rate}: {rate.started:,} in the last period"
     )
 
+
+_FLOW_COLUMNS: Final[Mapping[str, Callable[[Waiting], str]]] = {
+    "HEAD START": lambda each: f"{each.head_start:+.10g} s" if each.head_start else "",
+    "GROUP": lambda each: each.group.name if each.group else "",
+}
+"""Columns for what only some tasks have."""
 
 _WAITING: Final = ("RANK", "AGE", "STATE", "TASK", "QUEUE", "TOKEN")
 

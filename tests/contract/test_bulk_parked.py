@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import time
 
 import pytest
@@ -20,7 +21,10 @@ from celery_singleton_lock.admin.export_parked import (
     would_restore,
 )
 from celery_singleton_lock.admin.force_release import Refused
+from celery_singleton_lock.admin.lock_views import show_lock
 from celery_singleton_lock.admin.select_parked import Filter, count, names_of, select, steps
+from celery_singleton_lock.cli.render import detail
+from celery_singleton_lock.core.fair_group import Group
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
 from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.core.parked_message import Parcel
@@ -483,6 +487,43 @@ def test_imported_tasks_start_no_faster_than_the_rate_of_their_lock(store, redis
     assert (len(view.holders), view.waiting) == (1, 2)
     (found,) = view.rates
     assert (found.rate, found.by_cost) == (str(rate), rate.cost is not None)
+
+
+def test_imported_tasks_keep_their_groups_and_costs(store, redis_client):
+    """The order of the groups, their limits, and what each start costs."""
+    hold(store, "a", limit=9)
+    rate = Rate("100/h", cost=1)
+    for number, (group, cost) in enumerate((("x", 60), ("x", 50), ("y", 7))):
+        flow = packed((rate.costing(cost),), group=Group(group, 1, 0.5))
+        claim = Claim("a", 60.0, 1, flow=flow)
+        owner = Owner(new_token(), f"t{number}/0/0", "app.task")
+        store.park(owner, claim, Parcel(b"body", "R", "q", None))
+    lines = list(export(store, Filter(), by("export")))
+    redis_client.flushdb()
+    store.worker_heartbeat("w", "R", ["q"], 600)
+    hold(store, "a", limit=9)
+    assert restore(store, lines, by("import")).total == 3
+    found = {each.task_id: (each.group, each.costs) for each in select(store, Filter())}
+    assert found == {
+        "t0": (Group("x", 1, 0.5), {rate.key: 60}),
+        "t1": (Group("x", 1, 0.5), {rate.key: 50}),
+        "t2": (Group("y", 1, 0.5), {rate.key: 7}),
+    }
+    shown = "\n".join(detail(show_lock(store, "a")))
+    assert re.search(r"TOKEN +GROUP\n", shown)
+    assert len(re.findall(r" x$", shown, re.MULTILINE)) == 2
+
+
+@pytest.mark.parametrize(
+    "group", [["x"], ["", None, 1], ["x", 0, 1], ["x", True, 1], ["x", 1, 0], ["é" * 60, 1, 1], 3]
+)
+def test_an_import_refuses_a_group_that_is_none(store, group):
+    hold(store, "a")
+    park(store, "a", "t")
+    (line,) = export(store, Filter(), by("export"))
+    line = json.dumps({**json.loads(line), "group": group})
+    with pytest.raises(ConfigurationError, match="line 1 is not a parked task"):
+        restore(store, [line], by("import"))
 
 
 def test_an_import_after_a_purge_does_not_run_what_ran_between_export_and_purge(store):

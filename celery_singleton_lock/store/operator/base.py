@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
+from celery_singleton_lock.core.fair_group import Group
 from celery_singleton_lock.core.lock_view import Holder, Observations
 from celery_singleton_lock.core.model import Reply
 from celery_singleton_lock.core.rate import Rate
@@ -132,6 +133,7 @@ class Waiting(NamedTuple):
         message: the message, if it was requested.
         arrived: time of arrival in microseconds of the server; 0: its place.
         costs: id of a rate -> what its start costs; None if it has no costs.
+        group: its group, if its task has one (``lock_fair_by``).
     """
 
     lock: str
@@ -153,6 +155,7 @@ class Waiting(NamedTuple):
     message: bytes = b""
     arrived: int = 0
     costs: Mapping[str, int] | None = None
+    group: Group | None = None
 
     @property
     def arrival(self) -> int:

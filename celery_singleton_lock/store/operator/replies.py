@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
+from celery_singleton_lock.core.fair_group import Group
 from celery_singleton_lock.message_text import encodable
 from celery_singleton_lock.store import replies
 from celery_singleton_lock.store.operator.base import Glance, Operator, Waiting
@@ -107,4 +109,11 @@ def waiting_of(  # noqa: PLR0917  # in the order of a page
         message=message,
         arrived=arrived,
         costs=rec.get("costs"),
+        group=_group_of(rec),
     )
+
+
+def _group_of(rec: Mapping[str, Any]) -> Group | None:
+    if "group" not in rec:
+        return None
+    return Group(rec["group"], rec.get("group_limit"), float(rec.get("group_weight") or 1))
