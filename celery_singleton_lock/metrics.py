@@ -52,7 +52,7 @@ COUNTERS: Final = {
     "celery_lock_replaced": "Parked tasks that a later one replaced.",
     "celery_lock_duplicates": "Copies of a task, stored (twin) or dropped (done).",
     "celery_lock_lost": "Locks that were lost while their task ran.",
-    "celery_lock_closed": "Tasks that closed their lock for a time, and run again (RetryLater).",
+    "celery_lock_closed": "How often a task has closed its lock for a time.",
     "celery_lock_parked_lost": "Parked tasks that the locks' Redis has lost.",
 }
 """Counters per task: name -> description."""

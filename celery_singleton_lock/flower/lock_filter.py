@@ -53,7 +53,8 @@ def trouble_of(lock: Glance) -> Trouble:
         return _UNSERVED
     if not waits:
         return _HELD
-    is_free = lock.held < max(1, lock.limit) and not (lock.rated or lock.closed_for)
+    held_back = lock.rated or lock.grouped or lock.closed_for
+    is_free = lock.held < max(1, lock.limit) and not held_back
     return _IDLE if is_free and lock.oldest > SOON else _WAITING
 
 
@@ -70,8 +71,9 @@ def sentence_of(lock: Glance) -> str:
     waiters = lock.waiting + lock.adrift
     match trouble_of(lock).kind:
         case "paused":
+            ends = f" for another {seconds(lock.paused_for)}" if lock.paused_for else ""
             kept = f"{_wait(waiters)} until it is resumed" if waiters else "Nobody waits for it"
-            return f"An operator has paused it. {kept}."
+            return f"An operator has paused it{ends}. {kept}."
         case "dead":
             return _of_dead(next(holder for holder in lock.holders if holder.silent))
         case "unserved":
@@ -102,6 +104,8 @@ def _of_waiting(lock: Glance) -> str:
         return f"A task has closed it for another {seconds(lock.closed_for)}."
     if lock.rated:
         return "A permit is free. The rate of the lock says when the next task may start."
+    if lock.grouped:
+        return "A permit is free. The groups that wait may be at their limits (lock_fair_limit)."
     if not lock.holders:
         return "The next task starts at once."
     first, more = lock.holders[0], lock.held - 1

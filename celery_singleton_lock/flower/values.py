@@ -141,6 +141,8 @@ def glance_of(view: LockView, now: float) -> Glance:
         max(0.0, oldest),
         view.holders[:HOLDERS],
         rated=view.waits_for is WaitsFor.RATE,
+        grouped=view.waits_for is WaitsFor.GROUP,
+        paused_for=view.pause_left,
         closed_for=view.closed_for,
     )
 

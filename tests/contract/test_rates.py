@@ -23,6 +23,7 @@ from celery_singleton_lock import (
 )
 from celery_singleton_lock.admin.lock_views import Detail, is_known
 from celery_singleton_lock.cli.render import detail
+from celery_singleton_lock.core.fair_group import Group
 from celery_singleton_lock.core.lock_view import WaitsFor
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
 from celery_singleton_lock.core.owner_token import new_token
@@ -30,6 +31,7 @@ from celery_singleton_lock.core.parked_message import Parcel
 from celery_singleton_lock.core.rate import ending_at_rate, packed, rates_of
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.lock.backends import _watchdogs
+from celery_singleton_lock.store.operator.base import Operator
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from celery_singleton_lock.store.redis.sync import RedisStore
 from celery_singleton_lock.store.scripts import VERBS, assemble, file_of, load_scripts, read
@@ -668,3 +670,29 @@ def test_a_message_that_ends_above_the_rate_is_ended_after_its_worker_was_lost(s
     let_pass(store, 120)
     store.sweep_and_grant("k", worker="w1")
     assert told(store) == [("above_rate", token)]
+
+
+def test_a_list_says_what_may_hold_the_waiters_of_a_free_permit_back(redis_client):
+    """Else a monitor takes them for stuck."""
+    store = RedisAdminStore(redis_client, claim_lease=60.0)
+    store.worker_heartbeat("w1", "R", ["q"], 600.0, 9)
+
+    def parked(name, flow):
+        me = Owner(new_token(), f"{new_token()}/0/0", "t", "w1")
+        store.park(me, Claim(name, 60.0, 3, flow=flow), Parcel(b"body", "R", "q", None))
+
+    for _ in range(2):
+        parked("rated", packed(rates_of("1/h")))
+        parked("grouped", packed((), group=Group("a", 1)))
+        parked("plain", "")
+        parked("ruled", "")
+    store.set_rates("ruled", rates_of("1/h"), Operator("test"))
+    parked("ruled", "")
+    parked("ruled", "")
+    found = {each.name: (each.rated, each.grouped) for each in store.summarise_locks()}
+    assert found == {
+        "rated": (True, False),
+        "grouped": (False, True),
+        "plain": (False, False),
+        "ruled": (True, False),
+    }

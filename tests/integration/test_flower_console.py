@@ -224,7 +224,7 @@ def test_the_first_waiter_is_explained_with_its_reason(view, store):
     open_page(view)
     for name, reason, told in (
         ("account:2", "waits for its holder", "First waiter: blocked"),
-        ("paused", "waits for an operator", "is paused (jane"),
+        ("paused", "waits for the end of a pause", "is paused (jane"),
         ("unserved", "waits for a worker", "no live worker with locks consumes the queue 'nobody'"),
     ):
         unfold(view, name)

@@ -84,6 +84,7 @@ class Glance(NamedTuple):
         holders: the first holders by the end of their leases.
         broken: its keys are of another type; ``name`` is a key then, and nothing else is known.
         rated: a permit is free, others wait, and a rate was declared, which may hold them back.
+        grouped: likewise, and it has groups, whose limits may hold them back.
         closed_for: seconds for which a task or client has closed it; 0 if it is not closed.
         paused_for: seconds until the pause ends by itself; 0 if it does not.
     """
@@ -99,6 +100,7 @@ class Glance(NamedTuple):
     holders: tuple[Holder, ...] = ()
     broken: bool = False
     rated: bool = False
+    grouped: bool = False
     closed_for: float = 0.0
     paused_for: float = 0.0
 

@@ -77,6 +77,7 @@ def _glance(  # noqa: PLR0917  # in the order of view/summarise_locks.lua
         oldest / 1000,
         shown,
         rated=rated == 1,
+        grouped=rated == 2,  # noqa: PLR2004  # see held_back() there
         closed_for=closed / 1000,
         paused_for=max(0.0, paused / 1000),
     )

@@ -41,6 +41,8 @@ ALL = [FREE, HELD, BLOCKED, SILENT, STUCK, PAUSED, PAUSED_QUEUE, UNSERVED]
         (UNSERVED, 3, "unserved", "consumes the queue of 2 tasks. Start such a worker."),
         (FREE, 3, "idle", "A permit is free, and the first task has waited 9.0 s"),
         (FREE._replace(rated=True), 1, "waiting", "The rate of the lock says when the next task"),
+        (FREE._replace(grouped=True), 1, "waiting", "The groups that wait may be at their"),
+        (PAUSED_QUEUE._replace(paused_for=90.0), 3, "paused", "has paused it for another 90 s"),
         (FREE._replace(oldest=1.0), 1, "waiting", "The next task starts at once."),
     ],
 )

@@ -9,6 +9,14 @@ local most = tonumber(most_holders)
 -- The names of a lock's other keys follow from its meta key, and they are in the same slot. So the caller
 -- sends one key per lock: a list of 100,000 locks would otherwise need a million. Records are JSON already,
 -- so they go into the reply unchanged, and the client parses it as a whole.
+-- What may hold the waiters of a lock with a free permit back: 1 = a rate, 2 = the limits of groups, 0 = nothing.
+local function held_back(flow)
+  local rates, set, newest, groups = unpack(redis.call('HMGET', flow, 'rates', 'ruled_rates', 'newest', 'vt'))
+  local computed = newest and string.find(newest, '"rates"', 1, true)
+  if rates or set or computed then return 1 end
+  return groups and 2 or 0
+end
+
 local function glance(meta)
   local base = string.sub(meta, 1, -5)
   local holders, queue, record = base .. 'holders', base .. 'queue', base .. 'record'
@@ -29,7 +37,7 @@ local function glance(meta)
     oldest = arrived and math.floor((now_us - tonumber(arrived)) / 1000) or 0
   end
   local limit = tonumber(m[3] or m[2] or 0)
-  local rated = waiting > 0 and holding < limit and redis.call('HEXISTS', base .. 'flow', 'rates') or 0
+  local rated = waiting > 0 and holding < limit and held_back(base .. 'flow') or 0
   -- 0: not paused; -1: until it is resumed; else for how long.
   local paused_ms = m[4] and (m[6] and tonumber(m[6]) - now or -1) or 0
   local closed_ms = math.max(0, tonumber(m[7] or 0) - now)
