@@ -268,7 +268,8 @@ def lost_on_the_way(history: History) -> set[str]:
 
     kombu's Redis transport pops a message (BRPOP), and notes it as unacknowledged in a later call.
     What is on its way in between is lost if the connection is cut, or the worker killed: no worker
-    has seen it, so no lock was asked for. ``test_broker_gap.py`` shows it with a plain task.
+    has seen it, so no lock was asked for. ``test_broker_gap.py`` shows it with a plain task. So is
+    what a worker that ends gives back, if another one is killed at that moment.
     RabbitMQ has no such excuse.
     """
     if any(event.get("broker") == "rabbitmq" for event in history.of("storm")):
@@ -276,6 +277,7 @@ def lost_on_the_way(history: History) -> set[str]:
     received = {(event["id"], event["attempt"]) for event in history.of("received")}
     arrived = {event["id"]: event["t"] for event in history.of("received")}
     back = {event["id"] for event in history.of("returned") if event["t"] > arrived[event["id"]]}
+    back |= _given_back_to_the_dead(history)
     attempt: dict[str, int] = defaultdict(int)
     for event in history.of("again"):
         attempt[event["id"]] = max(attempt[event["id"]], event["attempt"])
@@ -287,6 +289,18 @@ def lost_on_the_way(history: History) -> set[str]:
         if ((task["id"], attempt[task["id"]]) not in received or task["id"] in back)
         and task["t"] <= last + DYING
         and (task.get("after") is None or task["after"] in succeeded)
+    }
+
+
+def _given_back_to_the_dead(history: History) -> set[str]:
+    """Return the messages whose worker ended just when another was killed, or connections cut."""
+    holder = {event["id"]: (event["pid"], event["t"]) for event in history.of("received")}
+    blows = [(event["t"], event.get("victim")) for event in history.of("cut", "kill")]
+    ends = {who: history.death_of(*who) for who in set(holder.values())}
+    return {
+        task_id
+        for task_id, who in holder.items()
+        if any(abs(at - ends[who]) <= DYING and victim != who[0] for at, victim in blows)
     }
 
 

@@ -7,8 +7,9 @@ import time
 import redis
 from celery import Celery
 
-from celery_singleton_lock import LockedTask, RetryLater
+from celery_singleton_lock import LockedTask, RetryLater, observe
 from celery_singleton_lock.core.model import Ending
+from celery_singleton_lock.events import LockClosed
 from celery_singleton_lock.worker.execution.tracer import LockTracer
 
 URL = os.environ["CELERY_RESULT_BACKEND"]
@@ -62,6 +63,12 @@ def plain(self, n):
 @app.task(name="add")
 def add(numbers):
     return sum(n[0] for n in numbers)
+
+
+@observe(app, LockClosed)
+def note_close(event):
+    """Called in the main process of a worker."""
+    client.rpush("closed", f"{event.task_id} {event.seconds} {event.why}")
 
 
 @app.task(base=LockedTask, bind=True, name="pausing", lock_key="pausing")

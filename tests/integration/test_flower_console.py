@@ -6,6 +6,7 @@ There is no worker: the tests write the state of the locks themselves.
 from __future__ import annotations
 
 import json
+import re
 import time
 from types import SimpleNamespace
 
@@ -134,7 +135,8 @@ def chip(page, state):
 
 
 def unfold(page, name):
-    page.locator(".csl-fold", has_text=name).click()
+    shown = re.compile(re.escape(name) + r"(?!\d)")  # account:1, and not account:10
+    page.locator(".csl-fold", has_text=shown).click()
     page.locator("#csl-more").wait_for()
 
 

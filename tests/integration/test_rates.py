@@ -7,6 +7,7 @@ from celery import states
 from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import LockConflict
+from celery_singleton_lock.core.lock_view import WaitsFor
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.store.redis.sync import RedisStore
 from support.waiting import eventually
@@ -72,9 +73,9 @@ def test_a_task_waits_for_the_rate_and_why_says_so(send, worker, redis_client):
     assert first.get(timeout=30) == 1
     store = RedisStore(redis_client)
     view = eventually(
-        lambda: (v := store.inspect("daily")).waits_for and v.waiting and v, message="it waits"
+        lambda: (v := store.inspect("daily")).waits_for is WaitsFor.RATE and v.waiting and v,
+        message="it waits for the rate",
     )
-    assert view.waits_for.value == "rate"
     assert [str(rate) for rate in view.rates] == ["1/d"]
     assert redis_client.pttl(Keyspace().lock("daily").flow) == -1
     second.revoke()

@@ -640,6 +640,20 @@ def test_a_free_lock_is_looked_at_in_time_though_the_first_sweeper_stands_still(
     assert DEFER + slowest_round < LONGEST_IDLE
 
 
+def test_what_an_ending_worker_gives_back_may_be_lost_with_one_that_is_killed_just_then():
+    """It is a gap of the broker's transport; at any other time it is no excuse."""
+
+    def given_back(killed_at, victim):
+        story = Story().published(0, "t", received=False)
+        story.note(1, "received", MAIN, id="t", attempt=0)
+        story.note(5, "gone", victim=MAIN, seen=5)
+        return story.note(killed_at, "kill", victim=victim)
+
+    assert UNFINISHED not in given_back(5.2, 2).broken()
+    assert UNFINISHED in given_back(9, 2).broken()
+    assert UNFINISHED in given_back(5, MAIN).broken()
+
+
 # --- flow control ---------------------------------------------------------------------------------
 
 
