@@ -50,7 +50,8 @@ napoleon_custom_sections = [("Raises by the decorated function", "params_style")
 # a network. Neither have internal names, which appear in signatures.
 OTHERS = "asyncio|celery|collections|contextlib|logging|prometheus_client|redis|typing"
 INTERNAL = (
-    "Backend|Celery|CollectorRegistry|Event|Holder|MemoryServer|Never|OnLost|RateOption|RedisStore"
+    r"Backend|Celery|CollectorRegistry|Event|Group|Holder|MemoryServer"
+    r"|Never|OnLost|RateOption|RedisStore"
 )
 nitpick_ignore_regex = [
     ("py:.*", rf"({OTHERS})(\..*)?"),
