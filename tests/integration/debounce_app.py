@@ -3,7 +3,7 @@
 import os
 
 import redis
-from celery import Celery
+from celery import Celery, chord
 
 from celery_singleton_lock import LockedTask, RetryLater
 
@@ -48,3 +48,8 @@ def later():
 @app.task
 def collect(results):
     return results
+
+
+@app.task(ignore_result=True)
+def send_chord():
+    client.set("body", chord([index.s("a", 1), index.s("a", 2)])(collect.s()).id)
