@@ -1,7 +1,7 @@
 """The group of a task, by which a lock shares its permits fairly (pure).
 
 A lock with groups grants in the order of start-time fair queueing: each group gets a share of the
-starts by its weight, whatever the others have parked. ``open_groups`` in ``_lock.lua`` decides.
+starts by its weight, whatever the others have parked. ``open_groups`` in ``groups.lua`` decides.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ HELD_AFTER: Final = "held_after"
 
 
 class WaitsFor(str, enum.Enum):
-    """What a task waits for before it may start; ``waits_for`` in _lock.lua decides it."""
+    """What a task waits for before it may start; ``waits_for`` in admission.lua decides it."""
 
     REDIS = "redis"
     """Redis was replaced or restarted and grants nothing yet (``singleton_lock_quarantine``)."""

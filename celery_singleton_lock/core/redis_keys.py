@@ -184,7 +184,7 @@ class Keyspace:
         return f"{self.bucket(bucket_of(name))}:{key_name(name)}:wake:{token}"
 
     def attempts(self, name: str) -> str:
-        """Return the cache of the attempts of a lock's many holders; _lock.lua makes it."""
+        """Return the cache of the attempts of a lock's many holders; search.lua makes it."""
         return f"{self.bucket(bucket_of(name))}:{key_name(name)}:attempts"
 
     def vote(self, name: str) -> str:

@@ -5,7 +5,7 @@ script takes, ``-- ARGV:`` names its arguments in order. The names become local 
 script and keywords of its callers, so that header, body and callers agree.
 
 In each call Redis runs a script from its first line, and creates each function in it anew. So a
-script gets only those blocks of ``_lock.lua`` (separated by blank lines) that it uses. Blocks that
+script gets only those blocks of ``shared/`` (separated by blank lines) that it uses. Blocks that
 only the part after its line ``-- REST`` uses are inserted there: the usual case returns before that
 line, and does not create their functions. A function costs more the more outer variables it uses,
 so the usual cases are written without functions.
@@ -73,12 +73,38 @@ QUORUM_VERBS: Final = {
 }
 """Operations of one server of a quorum: :mod:`celery_singleton_lock.store.quorum.server`."""
 
+SHARED: Final = "shared"
+"""Folder with the blocks that the scripts about locks share."""
+_SHARED_FILES: Final = (
+    "state",
+    "rates",
+    "groups",
+    "lock",
+    "records",
+    "admission",
+    "places",
+    "routes",
+    "queue",
+    "workers",
+    "index",
+    "holders",
+    "stored",
+    "ends",
+    "deadlines",
+    "sweep",
+    "finish",
+    "replies",
+    "search",
+    "reservations",
+)
+"""Its files. A block uses only what stands before it."""
+
 _FILES: Final = {**VERBS, **ADMIN_VERBS, **QUORUM_VERBS}
 
 _HEADER: Final = re.compile(r"^-- (KEYS|ARGV): *(.*?) *$", re.MULTILINE)
 
 _OF_LOCKS: Final = ("lock", "lock*")
-"""Keys of the scripts that use ``_lock.lua``."""
+"""Keys of the scripts that use ``shared/``."""
 
 _FIRST: Final = "lock = name\n"
 """First line of a script about one lock."""
@@ -187,7 +213,9 @@ def file_of(verb: str) -> str:
 
 
 def read(file: str) -> str:
-    """Return the text of a file in ``lua/``."""
+    """Return the text of a file in ``lua/``, or of all files in ``shared/``."""
+    if file == SHARED:
+        return "\n\n".join(read(f"shared/{each}.lua").strip() for each in _SHARED_FILES)
     return (resources.files(__package__) / "lua" / file).read_text(encoding="utf-8")
 
 
@@ -269,11 +297,11 @@ def _code(text: str) -> str:
 
 
 def read_shared(*, quarantine: bool | None) -> str:
-    """Return the shared text; unless ``quarantine`` is False, it includes ``_quarantine.lua``."""
-    shared = read("_lock.lua")
+    """Return the shared text; unless ``quarantine`` is False, with ``quarantine.lua``."""
+    shared = read(SHARED)
     if quarantine is False:
         return shared
-    guard = read("_quarantine.lua")
+    guard = read("shared/quarantine.lua")
     if quarantine is None:
         guard = guard.replace("local ALWAYS = true", "local ALWAYS = false")
     before, _, rest = shared.partition("-- QUARANTINE\n")
@@ -303,14 +331,14 @@ def load_scripts(
 def load_admin_scripts(
     clock: str | None = None, *, quarantine: bool | None = False
 ) -> Mapping[str, Script]:
-    """Return the scripts of operators; they also share ``_operator.lua``.
+    """Return the scripts of operators; they also use ``operator.lua``.
 
     Args:
         clock: Lua text that replaces ``_clock.lua``; for tests.
         quarantine: as of :func:`load_scripts`.
     """
     clock = read("_clock.lua") if clock is None else clock
-    shared = f"{read_shared(quarantine=quarantine)}\n\n{read('_operator.lua')}"
+    shared = f"{read_shared(quarantine=quarantine)}\n\n{read('shared/operator.lua')}"
     return {verb: assemble(verb, clock, shared, read(file_of(verb))) for verb in ADMIN_VERBS}
 
 

@@ -21,7 +21,7 @@ from celery_singleton_lock.store.scripts import (
 from celery_singleton_lock.worker.execution.multi_lock_tracer import MultiLockTracer
 from celery_singleton_lock.worker.partial_lock_sets import PartialLockSets
 
-LIBRARY = "_lock.lua"
+LIBRARY = "shared"
 
 ANYBODY_RELEASES = """local where = standing(token, rec)
 if not where and ending ~= 'cancel' then

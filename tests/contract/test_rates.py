@@ -371,7 +371,7 @@ def claim_with(rate, limit=1):
 
 def older_store(client):
     """A store of a version that knows no rates."""
-    library = read("_lock.lua").replace(
+    library = read("shared").replace(
         "rates = left > 0 and redis.call('EXISTS', flow) == 1 and open_rates() or nil",
         "left = left - redis.call('EXISTS', flow)",
     )

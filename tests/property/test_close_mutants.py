@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.needs_real_redis("the clock of the scripts is set"),
 ]
 
-LIBRARY = "_lock.lua"
+LIBRARY = "shared"
 RELEASE = "lock/release_and_grant_next.lua"
 SCENES = {
     name: scene
@@ -104,7 +104,7 @@ def scripts_of(mutant):
     shared, clock = texts[LIBRARY], test_timed_close.CLOCK
     bodies = {verb: texts[file_of(verb)] for verb in VERBS}
     bodies |= {f"{verb}_with_flow": with_flow(bodies[verb]) for verb in FLOW_VERBS}
-    operators = f"{shared}\n\n{read('_operator.lua')}"
+    operators = f"{shared}\n\n{read('shared/operator.lua')}"
     return (
         {verb: assemble(verb, clock, shared, body) for verb, body in bodies.items()},
         {verb: assemble(verb, clock, operators, texts[file_of(verb)]) for verb in ADMIN_VERBS},

@@ -717,7 +717,7 @@ HISTORIES = (
     many_idle,
 )
 
-LIBRARY = "_lock.lua"
+LIBRARY = "shared"
 MUTANTS = (
     Mutant("a group has no limit", LIBRARY, "return most and call('ZCARD', running) >= most and",
            "return false and"),
@@ -878,11 +878,11 @@ MUTANTS = (
 
 def scripts_of(mutant: Mutant) -> dict[str, Script]:
     """All verbs, one line of them wrong."""
-    texts = {"_lock.lua": read("_lock.lua"), **{file_of(v): read(file_of(v)) for v in VERBS}}
+    texts = {LIBRARY: read("shared"), **{file_of(v): read(file_of(v)) for v in VERBS}}
     texts[mutant.file] = mutant.patch(texts[mutant.file])
     bodies = {verb: texts[file_of(verb)] for verb in VERBS}
     bodies |= {f"{verb}_with_flow": with_flow(bodies[verb]) for verb in FLOW_VERBS}
-    return {v: _assembled(v, CLOCK, texts["_lock.lua"], body) for v, body in bodies.items()}
+    return {v: _assembled(v, CLOCK, texts[LIBRARY], body) for v, body in bodies.items()}
 
 
 _assembled = functools.cache(assemble)

@@ -299,7 +299,7 @@ def walk(world: World, seed: int, steps: int = 60) -> None:
         world.advance(dice.choice((0, 0.000_001, 0.3, 4, 30)))
 
 
-LIBRARY = "_lock.lua"
+LIBRARY = "shared"
 ACQUIRE, PARK = "lock/acquire.lua", "lock/park.lua"
 COUNTED = "view/summarise_locks.lua"
 # fmt: off
@@ -359,6 +359,6 @@ def scripts_of(mutant: Mutant | None) -> dict[str, Script]:
         texts[mutant.file] = mutant.patch(texts[mutant.file])
     bodies = {verb: texts[file_of(verb)] for verb in verbs}
     bodies |= {f"{verb}_with_flow": with_flow(bodies[verb]) for verb in FLOW_VERBS}
-    shared = f"{texts[LIBRARY]}\n\n{read('_operator.lua')}"
+    shared = f"{texts[LIBRARY]}\n\n{read('shared/operator.lua')}"
     library = {verb: shared if verb in ADMIN_VERBS else texts[LIBRARY] for verb in bodies}
     return {verb: assemble(verb, CLOCK, library[verb], body) for verb, body in bodies.items()}

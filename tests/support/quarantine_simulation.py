@@ -264,7 +264,7 @@ HISTORIES = (
     empty_server,
 )
 
-SHARED = "_lock.lua with _quarantine.lua"
+SHARED = "shared with quarantine"
 MUTANTS = (
     Mutant("a promotion is not seen", SHARED, "noted[1] ~= run", "not noted[1]"),
     Mutant("an empty server grants", SHARED, "(noted[4] and quarantine.longest or UNKNOWN_MS)",

@@ -545,7 +545,7 @@ HISTORIES = (
     long_log,
 )
 
-LIBRARY = "_lock.lua"
+LIBRARY = "shared"
 MUTANTS = (
     Mutant("no rate is in force", LIBRARY, "if rates then return rates.waits(rec) end\n", ""),
     Mutant("the clock may be set back", LIBRARY,

@@ -436,7 +436,7 @@ HISTORIES = (
     long_run_of_a_computed_limit,
 )
 
-LIBRARY = "_lock.lua"
+LIBRARY = "shared"
 PAUSE, LIMIT = "operator/pause.lua", "operator/set_limit.lua"
 RATES, EXTEND = "operator/set_rates.lua", "lock/extend_leases.lua"
 MUTANTS = (
@@ -615,7 +615,7 @@ def scripts_of(mutant: Mutant) -> dict[str, Script]:
     texts[mutant.file] = mutant.patch(texts[mutant.file])
     bodies = {verb: texts[file_of(verb)] for verb in verbs}
     bodies |= {f"{verb}_with_flow": with_flow(bodies[verb]) for verb in FLOW_VERBS}
-    operators = f"{texts[LIBRARY]}\n\n{read('_operator.lua')}"
+    operators = f"{texts[LIBRARY]}\n\n{read('shared/operator.lua')}"
     return {
         verb: assemble(verb, CLOCK, operators if verb in ADMIN_VERBS else texts[LIBRARY], body)
         for verb, body in bodies.items()

@@ -19,7 +19,7 @@ from celery_singleton_lock.store.scripts import (
 )
 from support.script_model.world import CLOCK
 
-LIBRARY = "_lock.lua"
+LIBRARY = "shared"
 OPERATORS_VERBS = ("pause", "reopen", "set_limit", "set_rates")
 """Those that the moves call."""
 SEARCH_MANY = ("local FEW = 10 ", "local FEW = 0 ")
@@ -61,7 +61,9 @@ class Mutant:
         texts = {f: read(f) for f in (LIBRARY, *(file_of(verb) for verb in verbs))}
         texts[self.file] = self.patched()
         shared = dict.fromkeys(VERBS, texts[LIBRARY])
-        shared |= dict.fromkeys(OPERATORS_VERBS, f"{texts[LIBRARY]}\n\n{read('_operator.lua')}")
+        shared |= dict.fromkeys(
+            OPERATORS_VERBS, f"{texts[LIBRARY]}\n\n{read('shared/operator.lua')}"
+        )
         bodies = {verb: texts[file_of(verb)] for verb in verbs}
         bodies |= {f"{verb}_with_flow": with_flow(bodies[verb]) for verb in FLOW_VERBS}
         shared |= {f"{verb}_with_flow": texts[LIBRARY] for verb in FLOW_VERBS}

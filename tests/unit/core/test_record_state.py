@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-import celery_singleton_lock.store
 from celery_singleton_lock.core.record_state import RECORD_MOVES, RecordState
-
-SCRIPT = Path(celery_singleton_lock.store.__file__).parent / "lua" / "_lock.lua"
+from celery_singleton_lock.store.scripts import SHARED, read
 
 
 def test_the_scripts_write_no_other_state():
-    text = SCRIPT.read_text(encoding="utf-8")
+    text = read(SHARED)
     (waits,) = re.findall(r"^local WAITS = \{(.*?)^\}", text, re.DOTALL | re.MULTILINE)
     written = set(re.findall(r"(\w+) = '", waits))
     for call in re.findall(r"set_state\(rec, (.*)\)", text):

@@ -29,8 +29,8 @@ from celery_singleton_lock.store.scripts import (
 
 ALL = (*VERBS, *ADMIN_VERBS)
 FILES = [file_of(verb) for verb in ALL]
-LIBRARY = read("_lock.lua")
-ADMIN_LIBRARY = f"{LIBRARY}\n\n{read('_operator.lua')}"
+LIBRARY = read("shared")
+ADMIN_LIBRARY = f"{LIBRARY}\n\n{read('shared/operator.lua')}"
 SCRIPTS = {**load_scripts(), **load_admin_scripts()}
 KEYS_OF = {"lock": 12, "lock*": None, "meta*": None, "due*": None, "fleet": 1}
 LOOKS = {
@@ -134,7 +134,7 @@ def test_every_script_has_a_method_of_the_store(verb):
     assert hasattr(protocol, verb), f"{protocol} does not know {verb}"
 
 
-@pytest.mark.parametrize("file", [*FILES, "_lock.lua", "_operator.lua", "_clock.lua"])
+@pytest.mark.parametrize("file", [*FILES, "shared", "shared/operator.lua", "_clock.lua"])
 def test_no_script_looks_through_all_keys(file):
     text = read(file)
     for command in ("KEYS", "SCAN", "FLUSHALL", "FLUSHDB"):

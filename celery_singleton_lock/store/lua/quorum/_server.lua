@@ -1,4 +1,4 @@
--- What the scripts of one server of a quorum share. They read before they write, as in _lock.lua.
+-- What the scripts of one server of a quorum share. They read before they write, as those about locks.
 local GRACE_MS = 60000 -- how long a server remembers the last fencing token of a lock
 
 local now_us = tonumber(server_time())

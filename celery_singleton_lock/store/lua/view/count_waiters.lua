@@ -30,7 +30,7 @@ local function number_of(base)
   return 0
 end
 
-local ADRIFT_MS = 5000 -- as in _lock.lua: a lock with messages adrift is due within this time
+local ADRIFT_MS = 5000 -- as in shared/state.lua: a lock with messages adrift is due within this time
 local names = call('ZRANGE', KEYS[1], first, string.format('%.0f', first + most - 1), 'WITHSCORES')
 local found = {call('ZCARD', KEYS[1])}
 local has_number = order ~= 'waiting' and order ~= 'name'

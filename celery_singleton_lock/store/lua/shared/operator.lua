@@ -1,4 +1,4 @@
--- What the scripts for operators share, in addition to _lock.lua.
+-- The audit log: what only the scripts for operators share.
 local AUDITED = 1000 -- entries of the audit log
 local LOCKS = 20     -- most entries of one operation; its last one sums up all further locks
 

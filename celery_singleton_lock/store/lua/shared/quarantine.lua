@@ -1,4 +1,4 @@
--- Replaces the functions between QUARANTINE and END OF QUARANTINE in _lock.lua, for
+-- Replaces the functions between QUARANTINE and END OF QUARANTINE in lock.lua, for
 -- singleton_lock_quarantine.
 --
 -- A server that was promoted or restarted may miss the last grants. So it grants nothing until those

@@ -1,0 +1,79 @@
+-- Deadlines of waiters, and debounce.
+
+-- A message has settled: it queues, with its head start.
+local function end_settling(token, rec)
+  if rates and rates.settling(rec.task) == token then rates.note_settling(rec.task, nil) end
+  if rec.ahead then move_to(rec, digits(math.max(0, tonumber(rec.place) - tonumber(rec.ahead)))) end
+  rec.settles, rec.settles_from, rec.ahead = nil, nil, nil
+end
+
+-- Queue a message again at the end of its time out of the queue. A delayed one goes behind all waiters.
+local function queue_again(token, rec)
+  rec.seal = nil
+  if rec.delayed then
+    rec.delayed = nil
+    move_behind_all(rec)
+    if rec.settles then end_settling(token, rec) end
+    rec.deadline = rec.wait and digits(now + tonumber(rec.wait)) or nil
+  end
+  enqueue(token, rec, 'parked')
+end
+
+-- The deadline of a waiter has passed. A client is removed. A stored message is never removed: it is
+-- delivered with a verdict, repeatedly, until a worker has ended its task.
+local function expire(token, own)
+  local rec = load(token)
+  unqueue(token, rec)
+  if not rec then return end
+  if not rec.parked then return end_delivery(token, rec) end
+  if rec.state == 'leaving' then
+    queue_again(token, rec)
+    if not rec.deadline or tonumber(rec.deadline) > now then return end
+    unqueue(token, rec)
+  end
+  local ended = rec.by and 'replaced' or rec.excess and 'too_costly' or rec.above_rate and 'above_rate' or 'overdue'
+  set_state(rec, rec.rejected and 'rejected' or rec.revoked and 'revoked' or ended)
+  deliver(token, rec, rec.state, own)
+  save(token, rec)
+  redis.call('ZADD', deadlines, now + tonumber(claim_ms), token)
+end
+
+-- End a message that has not settled: `by` is the attempt of a later one.
+local function replace_settling(token, rec, by, own)
+  unqueue(token, rec)
+  rec.by, rec.settles, rec.delayed, rec.state = by, '1', nil, 'parked'
+  put_in_index(token, rec)
+  save(token, rec)
+  count('replaced')
+  expire(token, own)
+end
+
+-- Debounce: a new message settles before it queues. It replaces the one of its task that settles; of the two, a
+-- copy is the older one. It is out of the queue in the state of a delayed message, since scripts of an older
+-- version queue such a message at its deadline, too. Returns false if it need not settle: it is the first after
+-- a quiet period, and the first one shall not wait.
+local function let_settle(token, rec, own)
+  local quiet_ms, most_ms, run_first = unpack(wanted_flow.settle)
+  rates, alone = rates or open_rates(), false
+  local last = rates.note_arrival(rec.task, quiet_ms)
+  local other = rates.settling(rec.task)
+  local older = other and load(other)
+  if not (older and older.settles and older.delayed) then older = nil end
+  if not older and run_first == 1 and last + quiet_ms <= now then return false end
+  if older and (rec.copy or arrival_of(rec) < arrival_of(older)) then
+    replace_settling(token, rec, older.attempt, own)
+    return true
+  end
+  if older then replace_settling(other, older, rec.attempt, own) end
+  rec.settles, rec.delayed, rec.settles_from = '1', '1', older and older.settles_from or digits(now)
+  rec.ahead = wanted_flow.head_start and digits(wanted_flow.head_start)
+  local till = now + quiet_ms
+  if most_ms > 0 then till = math.min(till, tonumber(rec.settles_from) + most_ms) end
+  set_state(rec, 'leaving')
+  put_in_index(token, rec)
+  list_parked(token, rec)
+  save(token, rec)
+  redis.call('ZADD', deadlines, digits(till), token)
+  rates.note_settling(rec.task, token)
+  return true
+end
