@@ -246,6 +246,16 @@ def test_what_was_given_back_can_be_used_at_once(redis_client, rate):
     thread.join(10)
 
 
+def test_a_late_charge_is_not_forgotten_before_its_period_ends(redis_client):
+    """The sum expired before the entries that it counts, and more started than the rate allows."""
+    lock = tried(redis_client, sliding(40))
+    redis_client.pexpire(KEYS.flow, 60_000)
+    lock.charge(50)
+    (entries,) = redis_client.keys(f"{KEYS.flow}:log:*")
+    assert redis_client.pttl(KEYS.flow) >= redis_client.pttl(entries) > 3_600_000
+    assert not tried(redis_client, sliding(20)).held
+
+
 def test_usage_leaves_with_its_period_in_virtual_time():
     client = memory_client("costs in virtual time")
     client.flushdb()

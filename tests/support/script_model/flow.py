@@ -51,6 +51,8 @@ class Flow:
         closed: ms until when it is closed.
         paused_until: ms at which the operator's pause ends; likewise for the other two.
         held_back: whether a reservation could not be used in this step.
+        granted_again: tokens that have started, and have another grant now. Who parks a message
+            has not heard of its start, so that it does not count in a period.
     """
 
     starts: list[tuple[int, dict[str, int], str]] = field(default_factory=list)
@@ -60,6 +62,7 @@ class Flow:
     rates_ruled: bool = False
     rates_until: int | None = None
     held_back: bool = False
+    granted_again: set[str] = field(default_factory=set)
     expired_lines: set[str] = field(default_factory=set)  # groups whose clients died unnoticed
 
 
@@ -122,6 +125,7 @@ def _opens(flow: Flow, rate: list[Any], granted: Any, cost: int, now_us: int) ->
         return max(on_time, now_us) + (taken + cost - burst) * gap
     # A token that starts again has not heard that it had started.
     last = {token: (at, costs[key]) for at, costs, token in flow.starts if key in costs}
+    last = {token: start for token, start in last.items() if token not in flow.granted_again}
     inside = sorted((at, each) for at, each in last.values() if at > now_us - period)
     over = taken + cost - number + sum(each for _, each in inside)
     opens: float = now_us

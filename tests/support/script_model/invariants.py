@@ -10,7 +10,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from celery_singleton_lock.core.model import CLAIM_UNANSWERED, Claim, Ending, Verdict
 from celery_singleton_lock.core.owner_token import base_of
@@ -362,10 +362,35 @@ def i9_the_lock_is_free_within_its_longest_lease(world: World, step: Step) -> No
                 broken("I9", f"{token} holds {name} for {till - world.now} ms, lease {longest}")
 
 
+RULINGS = {
+    "paused_until": "paused",
+    "ruled_until": "ruled",
+    "rates_until": "ruled_rates",
+}
+"""When what an operator has set ends -> what that is."""
+
+
+def _without_ended(raw: dict[str, Any], now: int) -> dict[str, Any]:
+    """Return the keys without what an operator has set and has ended: the next sweep deletes it."""
+    kept = dict(raw)
+    for key, value in raw.items():
+        if not key.endswith((":flow", ":meta")):
+            continue
+        fields = dict(zip(value[::2], value[1::2], strict=True))
+        for till, what in RULINGS.items():
+            if till in fields and float(fields[till]) <= now:
+                del fields[till]
+                fields.pop(what, None)
+        kept[key] = fields
+        if not fields:
+            del kept[key]
+    return kept
+
+
 def i10_asking_again_changes_nothing(world: World, step: Step) -> None:
     if not step.verb.startswith("again "):
         return
-    before, after = dict(step.before.raw), dict(step.after.raw)
+    before, after = (_without_ended(each.raw, world.now) for each in (step.before, step.after))
     if before != after:
         changed = [key for key in before.keys() | after.keys() if before.get(key) != after.get(key)]
         broken("I10", f"{step.verb} changed {[(k, before.get(k), after.get(k)) for k in changed]}")
@@ -1369,8 +1394,6 @@ def _note_flow(
     flow, now = ledger.flow, world.now
     if step.ending is Ending.LATER and step.asked[2]:
         flow.closed = max(flow.closed, now + round(1000 * step.asked[2].seconds))
-    if not known_rates(before, now)[1]:
-        flow.starts.clear()
     rates, known = known_rates(after, now)
     rec = after.record.get(step.token) or {"costs": costs_of(step.asker and step.asker.claim.flow)}
     granted = list(unclaimed(before, now))
@@ -1379,6 +1402,10 @@ def _note_flow(
     for token, rec in after.record.items():
         was = before.record.get(token, {})
         same = was.get("fence") == rec.get("fence") and was.get("state") != "granted"
+        if token in after.holders and rec["state"] == "granted":
+            flow.granted_again.add(token)
+        if token in after.holders and rec["state"] == "running":
+            flow.granted_again.discard(token)
         if token in after.holders and rec["state"] == "running" and not same and known:
             costs = {log_of(rate): cost_of(rate, rec) for rate in known}
             flow.starts.append((world.now_us, costs, token))

@@ -138,6 +138,7 @@ local function open_rates()
     add_used(rate, cost)
     redis.call('ZADD', log_of(rate), digits(score), entry)
     live(log_of(rate))
+    live(flow) -- its sum lives as long
   end
   local function strike(rate, entry)
     if redis.call('ZREM', log_of(rate), entry) == 1 then add_used(rate, -cost_in(entry)) end
@@ -239,7 +240,11 @@ local function open_rates()
     redis.call('HSET', flow, 'seen', digits(at)) -- its claim counts at this time at the earliest
     redis.call('ZADD', log, digits(UNCLAIMED), token)
     live(log)
-    each_costed(function(rate) enter(rate, cost_of(rate, rec), token, UNCLAIMED) end)
+    each_costed(function(rate)
+      local cost = cost_of(rate, rec)
+      strike(rate, digits(cost) .. ' ' .. token) -- its worker has not heard that it was granted before
+      enter(rate, cost, token, UNCLAIMED)
+    end)
   end
   -- A grant was claimed, or needs no claim.
   local function note_start(token, rec)
