@@ -232,6 +232,17 @@ def test_a_redelivered_call_loses_to_one_that_settles(store):
 
 
 @on_all_stores
+def test_the_newest_of_calls_that_are_all_redelivered_runs(store):
+    """A worker that stopped had received all of them, and none was stored."""
+    park(store, "old", copy=1)
+    park(store, "new", copy=1)
+    assert_delivered(store, ("replaced", "old", "new", True))
+    let_pass(store, QUIET)
+    sweep(store)
+    assert_delivered(store, ("granted", "new", "", False))
+
+
+@on_all_stores
 def test_a_redelivered_call_alone_settles_and_runs(store):
     park(store, "old", copy=1)
     let_pass(store, QUIET)

@@ -55,6 +55,10 @@ class Message:
     began: int = 0
     settled: int = 0
 
+    def is_older_than(self, other: Message) -> bool:
+        """Return whether the worker that has this one received it before the other one."""
+        return (self.copy and not other.copy) or self.place < other.place
+
 
 class Bursts:
     """One lock, and the messages of two tasks.
@@ -122,7 +126,7 @@ class Bursts:
         if older is None and self.settle.run_first and (last is None or last + quiet <= self.now):
             self.expected.append(("granted", message.token, ""))
             return
-        if older is not None and (message.copy or message.place < older.place):
+        if older is not None and message.is_older_than(older):
             self.expected.append(("replaced", message.token, older.token))
             return
         message.began = self.now
@@ -339,11 +343,13 @@ MUTANTS = (
     Mutant("a message that queues is replaced", LIBRARY,
            "if not (older and older.settles and older.delayed) then older = nil end", ""),
     Mutant("a copy replaces a newer one", LIBRARY,
-           "if older and (rec.copy or arrival_of(rec) < arrival_of(older)) then",
+           "if older and (rec.copy and not older.copy or arrival_of(rec) < arrival_of(older)) then",
            "if older and arrival_of(rec) < arrival_of(older) then"),
     Mutant("what comes last is the newest", LIBRARY,
-           "if older and (rec.copy or arrival_of(rec) < arrival_of(older)) then",
-           "if older and rec.copy then"),
+           "if older and (rec.copy and not older.copy or arrival_of(rec) < arrival_of(older)) then",
+           "if older and rec.copy and not older.copy then"),
+    Mutant("of two copies the first one is the newest", LIBRARY,
+           "rec.copy and not older.copy or", "rec.copy or"),
     Mutant("the older one stays", LIBRARY,
            "if older then replace_settling(other, older, rec.attempt, own) end", ""),
     Mutant("the maximum begins anew", LIBRARY,

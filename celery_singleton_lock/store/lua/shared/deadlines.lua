@@ -49,9 +49,9 @@ local function replace_settling(token, rec, by, own)
 end
 
 -- Debounce: a new message settles before it queues. It replaces the one of its task that settles; of the two, a
--- copy is the older one. It is out of the queue in the state of a delayed message, since scripts of an older
--- version queue such a message at its deadline, too. Returns false if it need not settle: it is the first after
--- a quiet period, and the first one shall not wait.
+-- copy is older than a first delivery. It is out of the queue in the state of a delayed message, since scripts of
+-- an older version queue such a message at its deadline, too. Returns false if it need not settle: it is the first
+-- after a quiet period, and the first one shall not wait.
 local function let_settle(token, rec, own)
   local quiet_ms, most_ms, run_first = unpack(wanted_flow.settle)
   rates, alone = rates or open_rates(), false
@@ -60,7 +60,7 @@ local function let_settle(token, rec, own)
   local older = other and load(other)
   if not (older and older.settles and older.delayed) then older = nil end
   if not older and run_first == 1 and last + quiet_ms <= now then return false end
-  if older and (rec.copy or arrival_of(rec) < arrival_of(older)) then
+  if older and (rec.copy and not older.copy or arrival_of(rec) < arrival_of(older)) then
     replace_settling(token, rec, older.attempt, own)
     return true
   end
