@@ -86,12 +86,16 @@ class Republisher:
             self._send_back(command.request, lambda error: self._requeued(command, error))
 
     def rescue(self, request: LockedRequest) -> None:
-        """Send a message to the broker at once: this worker ends, and Redis does not answer."""
+        """Send a message to the broker at once: this worker ends, and Redis may not have it."""
 
         def told(error: Exception | None) -> None:
             if error is None:
                 self.requeued += 1
-                logger.warning("%s may have been lost in an outage: sent to the broker", request)
+                logger.info(
+                    "%s was sent to the broker: this worker stopped before it heard that Redis has "
+                    "stored the message. It is not lost.",
+                    request,
+                )
             else:
                 logger.error("%s may be lost: neither Redis nor the broker accepts it", request)
 

@@ -55,7 +55,7 @@ class Dispatcher:
         commands: the queue of the agent, which does the I/O.
         leases: renews the leases of the worker's tasks.
         backend_failed: called when Redis has not answered a task.
-        rescue: sends a message to the broker at once, while Redis does not answer.
+        rescue: sends a message to the broker at once, since Redis may not have it.
         notifier: sends events.
         prefetch: raises (+1) or lowers (-1) the worker's prefetch count.
         children: whether tasks run in child processes, which may die. In other pools Celery's pid
