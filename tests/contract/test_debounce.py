@@ -36,20 +36,30 @@ def store(lock_client, kind):
 SETTLES = Settle(QUIET)
 
 
-def park(store, who, *, settle=SETTLES, task="app.task", head_start=0, deadline=None, **more):
+def park(
+    store,
+    who,
+    *,
+    settle=SETTLES,
+    task="app.task",
+    head_start=0,
+    deadline=None,
+    realm=REALM,
+    **more,
+):
     owner = Owner(f"{who}.0", f"{who}/0/0", task, "w")
     claim = Claim("k", flow=packed((), head_start, settle=settle), **more)
-    return store.park(owner, claim, Parcel(b"body", REALM, "q", deadline))
+    return store.park(owner, claim, Parcel(b"body", realm, "q", deadline))
 
 
 def sweep(store):
     return store.sweep_and_grant("k", worker="w").next_starts.get("k")
 
 
-def assert_delivered(store, *expected):
+def assert_delivered(store, *expected, worker="w"):
     """Assert what has come to the worker: (verdict, who, by whom, whether it settled)."""
     found = []
-    while (each := store.receive("w", 10.0 if len(found) < len(expected) else 0.01)) is not None:
+    while (each := store.receive(worker, 10.0 if len(found) < len(expected) else 0.01)) is not None:
         by = each.by.partition("/")[0]
         found.append((each.verdict, each.token.partition(".")[0], by, each.settled))
     assert found == list(expected)
@@ -165,6 +175,35 @@ def test_tasks_that_share_a_lock_settle_apart(store):
     assert state(store, "b.0") == "parked"
 
 
+@on_all_stores
+def test_a_call_is_not_lost_to_one_of_another_application_on_the_same_redis(store):
+    """It has another broker, and other workers: they would run another task."""
+    other = "e" * 16
+    store.worker_heartbeat("w2", other, ["q"], 60_000.0, 99)
+    first = Settle(QUIET, run_first=True)
+    for who in "abc":
+        park(store, who, settle=first)
+        park(store, f"other-{who}", realm=other, settle=first)
+    end(store, "a")
+    end(store, "other-a")
+    let_pass(store, QUIET)
+    sweep(store)
+    assert_delivered(
+        store,
+        ("granted", "a", "", False),
+        ("replaced", "b", "c", True),
+        ("granted", "c", "", False),
+    )
+    end(store, "c")
+    assert_delivered(
+        store,
+        ("replaced", "other-b", "other-c", True),
+        ("granted", "other-a", "", False),
+        ("granted", "other-c", "", False),
+        worker="w2",
+    )
+
+
 # --- its place ------------------------------------------------------------------------------------
 
 
@@ -197,6 +236,21 @@ def test_a_head_start_passes_those_that_came_shortly_before_its_end(store):
     sweep(store)
     page, _ = store.list_waiters("k", "queue")
     assert [each.token[:-2] for each in page] == ["urgent", "late"]
+
+
+@on_all_stores
+@pytest.mark.parametrize("head_start", [0, -60_000_000])
+def test_a_settled_call_is_not_passed_by_later_ones_because_a_patient_one_waits(store, head_start):
+    """Who lets others pass for an hour is no reason that they pass the settled one, too."""
+    store.acquire(Owner("holder"), Claim("k", 30_000.0))
+    park(store, "patient", settle=None, head_start=-3_600_000_000)
+    park(store, "settled", head_start=head_start)
+    let_pass(store, QUIET)
+    sweep(store)
+    let_pass(store, 61)
+    park(store, "late", settle=None)
+    page, _ = store.list_waiters("k", "queue")
+    assert [each.token[:-2] for each in page] == ["settled", "late", "patient"]
 
 
 @on_all_stores

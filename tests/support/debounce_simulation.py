@@ -336,10 +336,10 @@ def play(client: Any, scripts: dict[str, Script] | None = None, walks: int = 2) 
 
 MUTANTS = (
     Mutant("each message settles on its own", LIBRARY,
-           "local other = rates.settling(rec.task)", "local other = nil"),
-    Mutant("all tasks settle together", LIBRARY, "store('settling:' .. task, token)",
+           "local other = rates.settling(source)", "local other = nil"),
+    Mutant("all tasks settle together", LIBRARY, "store('settling:' .. source, token)",
            "store('settling:', token)",
-           (("return kept['settling:' .. task] end,", "return kept['settling:'] end,"),)),
+           (("return kept['settling:' .. source] end,", "return kept['settling:'] end,"),)),
     Mutant("a message that queues is replaced", LIBRARY,
            "if not (older and older.settles and older.delayed) then older = nil end", ""),
     Mutant("a copy replaces a newer one", LIBRARY,
@@ -360,7 +360,7 @@ MUTANTS = (
            "if not older and run_first == 1 and last + quiet_ms <= now then return false end", ""),
     Mutant("the first of a burst runs before its quiet period", LIBRARY,
            "run_first == 1 and last + quiet_ms <= now then", "run_first == 1 then"),
-    Mutant("the last call is not remembered", LIBRARY, "store('came:' .. task, digits(now))", ""),
+    Mutant("the last call is not remembered", LIBRARY, "store('came:' .. source, digits(now))", ""),
     Mutant("the last call is forgotten with the lock", LIBRARY,
            "store('quiet', digits(quiet_ms))", "local _ = quiet_ms"),
     Mutant("a replaced one is not told", LIBRARY,

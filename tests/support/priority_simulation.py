@@ -323,7 +323,7 @@ MUTANTS = (
            (("(rec and arrival_of(rec) or last) + 1",
              "(rec and arrival_of(rec) or last - 1) + 1"),)),
     Mutant("who returns often keeps its head start", LIBRARY,
-           "    rec.delayed = nil\n    move_behind_all(rec)\n", "    rec.delayed = nil\n"),
+           "else move_behind_all(rec) end", "end"),
     Mutant("who goes behind all is before those that can wait", LIBRARY,
            "  if last >= arrived then move_to(rec, digits(last + 1)) end\n", ""),
     Mutant("who goes behind all is as old as before", LIBRARY,

@@ -524,8 +524,8 @@ MUTANTS = (
     Mutant(
         "who was delayed comes before who waits",
         LIBRARY,
-        "    rec.delayed = nil\n    move_behind_all(rec)\n",
-        "    rec.delayed = nil\n",
+        "end_settling(token, rec) else move_behind_all(rec) end",
+        "end_settling(token, rec) end",
     ),
     Mutant("returns are not counted", LIBRARY, "  rec.returns = digits(times)\n", ""),
     Mutant(

@@ -1,19 +1,25 @@
 -- Deadlines of waiters, and debounce.
 
--- A message has settled: it queues, with its head start.
+-- Only messages of one source replace each other while they settle. The same task of another broker is one of
+-- another application.
+local function source_of(rec) return rec.realm .. ':' .. rec.task end
+
+-- A message has settled: it queues as one that arrives now, with its head start.
 local function end_settling(token, rec)
-  if rates and rates.settling(rec.task) == token then rates.note_settling(rec.task, nil) end
+  local source = source_of(rec)
+  if rates and rates.settling(source) == token then rates.note_settling(source, nil) end
+  rec.place, rec.arrived = digits(arrival_at(0)), nil
   if rec.ahead then move_to(rec, digits(math.max(0, tonumber(rec.place) - tonumber(rec.ahead)))) end
   rec.settles, rec.settles_from, rec.ahead = nil, nil, nil
 end
 
--- Queue a message again at the end of its time out of the queue. A delayed one goes behind all waiters.
+-- Queue a message again at the end of its time out of the queue. One that was delayed because it came back goes
+-- behind all waiters.
 local function queue_again(token, rec)
   rec.seal = nil
   if rec.delayed then
     rec.delayed = nil
-    move_behind_all(rec)
-    if rec.settles then end_settling(token, rec) end
+    if rec.settles then end_settling(token, rec) else move_behind_all(rec) end
     rec.deadline = rec.wait and digits(now + tonumber(rec.wait)) or nil
   end
   enqueue(token, rec, 'parked')
@@ -48,15 +54,16 @@ local function replace_settling(token, rec, by, own)
   expire(token, own)
 end
 
--- Debounce: a new message settles before it queues. It replaces the one of its task that settles; of the two, a
+-- Debounce: a new message settles before it queues. It replaces the one of its source that settles; of the two, a
 -- copy is older than a first delivery. It is out of the queue in the state of a delayed message, since scripts of
 -- an older version queue such a message at its deadline, too. Returns false if it need not settle: it is the first
 -- after a quiet period, and the first one shall not wait.
 local function let_settle(token, rec, own)
   local quiet_ms, most_ms, run_first = unpack(wanted_flow.settle)
   rates, alone = rates or open_rates(), false
-  local last = rates.note_arrival(rec.task, quiet_ms)
-  local other = rates.settling(rec.task)
+  local source = source_of(rec)
+  local last = rates.note_arrival(source, quiet_ms)
+  local other = rates.settling(source)
   local older = other and load(other)
   if not (older and older.settles and older.delayed) then older = nil end
   if not older and run_first == 1 and last + quiet_ms <= now then return false end
@@ -74,6 +81,6 @@ local function let_settle(token, rec, own)
   list_parked(token, rec)
   save(token, rec)
   redis.call('ZADD', deadlines, digits(till), token)
-  rates.note_settling(rec.task, token)
+  rates.note_settling(source, token)
   return true
 end

@@ -85,16 +85,17 @@ local function open_rates()
     kept[field] = value
     redis.call('HSET', flow, field, value)
   end
-  -- Debounce: `settling:<task>` is the token of the message that settles, and `came:<task>` when the last one came.
-  local function note_settling(task, token)
-    if token then return store('settling:' .. task, token) end
-    kept['settling:' .. task] = nil
-    redis.call('HDEL', flow, 'settling:' .. task)
+  -- Debounce: `settling:<source>` is the token of the message that settles, and `came:<source>` when the last one
+  -- came; see source_of().
+  local function note_settling(source, token)
+    if token then return store('settling:' .. source, token) end
+    kept['settling:' .. source] = nil
+    redis.call('HDEL', flow, 'settling:' .. source)
   end
-  -- Returns when the last message of this task came before this one (ms).
-  local function note_arrival(task, quiet_ms)
-    local last = tonumber(kept['came:' .. task] or 0)
-    store('came:' .. task, digits(now))
+  -- Returns when the last message came before this one (ms).
+  local function note_arrival(source, quiet_ms)
+    local last = tonumber(kept['came:' .. source] or 0)
+    store('came:' .. source, digits(now))
     if quiet_ms > tonumber(kept.quiet or 0) then store('quiet', digits(quiet_ms)) end
     return last
   end
@@ -439,7 +440,7 @@ local function open_rates()
     close = close_until, reopen = reopen, closed_till = closed_till,
     counts = function() return #known > 0 end,
     note_settling = note_settling, note_arrival = note_arrival, next_settled = next_settled,
-    settling = function(task) return kept['settling:' .. task] end,
+    settling = function(source) return kept['settling:' .. source] end,
     closed_why = function() return closed_till() and kept.closed_why or '' end,
     vt = kept.vt,
   }
