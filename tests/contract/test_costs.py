@@ -12,9 +12,11 @@ from celery_singleton_lock.cli.render import detail
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
 from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.core.parked_message import Parcel
-from celery_singleton_lock.core.rate import packed
+from celery_singleton_lock.core.rate import packed, rates_of
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.lock.backends import _watchdogs
+from celery_singleton_lock.store.operator.base import Operator
+from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from celery_singleton_lock.store.redis.sync import RedisStore
 from celery_singleton_lock.testing import memory_client
 from celery_singleton_lock.testing.clock_control import LockTime
@@ -271,6 +273,67 @@ def test_usage_leaves_with_its_period_in_virtual_time():
         assert used(client) == 30, "its start does not count any more, so nothing is given back"
         time.advance(30)
         assert used(client) == 0
+
+
+@BOTH
+def test_a_task_that_runs_again_costs_as_much_as_before_whatever_it_gave_back(redis_client, rate):
+    """It may use all of it this time."""
+    store = RedisStore(redis_client)
+    store.worker_heartbeat("w", "R", ["q"], 60.0, 9)
+    claim = Claim("k", limit=9, flow=packed((rate(60),)))
+    store.park(Owner("t.0", "t/0/0", "t", "w"), claim, Parcel(b"body", "R", "q"))
+    store.claim(Owner("t.0", worker="w"), "k", 30.0)
+    store.charge("k", "t.0", "first run", -50, [rate(60).key])
+    assert used(redis_client) in {9, 10}
+    store.release("k", "t.0", Ending.AGAIN)
+    store.claim(Owner("t.1", worker="w"), "k", 30.0)
+    assert used(redis_client) in {69, 70}
+    store.charge("k", "t.1", "second run", -50, [rate(60).key])
+    store.charge("k", "t.1", "second run, again", -50, [rate(60).key])
+    assert used(redis_client) in {9, 10}
+
+
+@BOTH
+def test_a_charge_counts_also_if_the_task_has_run_for_much_longer_than_the_period(rate):
+    """Nobody else declares the rate meanwhile."""
+    client = memory_client("charges of long tasks")
+    client.flushdb()
+    time = LockTime(client.server)
+    with time.frozen():
+        lock = tried(client, rate(10), lease=1800, renew=False)
+        for _ in range(9):
+            time.advance(900)
+            lock.extend(1800, replace_ttl=True)
+        lock.charge(95)
+        lock.release()
+        assert not tried(client, rate(10)).held
+
+
+def test_what_was_charged_above_a_smooth_rate_is_not_forgotten_while_the_lock_is_idle():
+    client = memory_client("charges above a smooth rate")
+    client.flushdb()
+    time = LockTime(client.server)
+    rate = Rate("60/m", kind="smooth", burst=10, cost=1)
+    with time.frozen():
+        lock = tried(client, rate)
+        lock.charge(600)
+        lock.release()
+        time.advance(580)
+        assert not tried(client, rate).held
+        time.advance(20)
+        assert tried(client, rate).held
+
+
+def test_grants_count_before_they_are_claimed_if_an_operator_adds_a_cost(redis_client):
+    """The lock has counted starts before."""
+    store = RedisAdminStore(redis_client)
+    store.worker_heartbeat("w", "R", ["q"], 60.0, 9)
+    for number in range(5):
+        if number == 2:
+            store.set_rates("k", [Rate("3/h", cost=1)], Operator("test"))
+        claim = Claim("k", limit=9, flow=packed(rates_of("100/h")))
+        store.park(Owner(f"t{number}.0", task="t"), claim, Parcel(b"body", "R", "q"))
+    assert len(store.inspect("k").holders) == 3
 
 
 @on_all_stores

@@ -8,7 +8,7 @@ import threading
 import pytest
 import redis.asyncio
 
-from celery_singleton_lock import AsyncLock, ConfigurationError, Lock, LockTimeout
+from celery_singleton_lock import AsyncLock, ConfigurationError, Lock, LockTimeout, Rate
 from celery_singleton_lock.admin import change_lock, why
 from celery_singleton_lock.admin.lock_views import Detail
 from celery_singleton_lock.cli.render import detail, lock_rows, summary
@@ -74,11 +74,11 @@ class World:
         assert reply.verdict is Verdict.GRANTED
         return owner.token
 
-    def parks(self, attempt="m/0/0", *, deadline=None, body=b"body", token="", copy=0, place=0):
+    def parks(self, attempt="m/0/0", *, deadline=None, body=b"body", token="", **claimed):
         token = token or new_token()
         self.beats()
         owner = Owner(token, attempt, "t", WORKER)
-        claim, parcel = Claim("k", copy=copy, place=place), Parcel(body, REALM, ROUTE, deadline)
+        claim, parcel = Claim("k", **claimed), Parcel(body, REALM, ROUTE, deadline)
         return token, self.store.park(owner, claim, parcel)
 
     def beats(self):
@@ -322,6 +322,24 @@ def test_the_ending_later_releases_and_closes_in_one_step(world):
     assert (view.waits_for, view.next_look) == (WaitsFor.PAUSE, 30)
     assert world.received() is None
     world.advance(30)
+    assert world.received() is not None
+
+
+@pytest.mark.parametrize("rate", ["2/h", Rate("2/h", cost=1)])
+def test_each_run_of_a_task_that_runs_later_counts_for_its_rate(world, rate):
+    """Its worker parks it under the token that it had, and the log has one start of each token."""
+    flow = packed(rates_of(rate))
+    token, runs = world.holds("m/0/0", flow=flow), 1
+    while world.later(token, 1.0) and runs < 4:
+        world.parks("m/0/0", token=token, copy=CLAIM_UNANSWERED, flow=flow)
+        world.advance(2)
+        delivery = world.received()
+        if delivery is None:
+            break
+        token, runs = delivery.token, runs + 1
+        world.store.claim(Owner(token), "k", 30.0, settle=True)
+    assert runs == 2
+    world.advance(3600)
     assert world.received() is not None
 
 

@@ -319,7 +319,7 @@ MUTANTS = (
            "if amount > 0 then return end"),
     Mutant("more is given back than a start has cost", LIBRARY,
            "local less = math.min(cost, -amount)", "local less = -amount"),
-    Mutant("a start gives back again and again", LIBRARY, "rec.costs[rate[1]] = cost - less", ""),
+    Mutant("a start gives back again and again", LIBRARY, "rec.given[rate[1]] = given + less", ""),
     Mutant("a smooth start gives back what later ones use", LIBRARY,
            "then back = math.min(back, low[2]) end", "then local _ = low end"),
     Mutant("a start gives back only what is left of its own", LIBRARY,

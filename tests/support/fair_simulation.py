@@ -829,7 +829,7 @@ MUTANTS = (
     Mutant("the groups live for a minute", LIBRARY, "local live = till - now + GRACE_MS",
            "local live = GRACE_MS"),
     Mutant("a renewal does not renew its group", "lock/extend_leases.lua",
-           "    if rec then fair.renew(rec, lease_ms) end\n", ""),
+           "    if rec and fair then fair.renew(rec, lease_ms) end\n", ""),
     Mutant("a renewal does not see the group", "lock/extend_leases.lua",
            "redis.call('EXISTS', queue, bodies, deadlines, adrift, flow) == 0",
            "redis.call('EXISTS', queue, bodies, deadlines, adrift) == 0"),

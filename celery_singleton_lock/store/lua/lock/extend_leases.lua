@@ -14,8 +14,9 @@ local function renew(offset, lock_name, token, lease_ms)
   note_lease(lease_ms)
   if held then
     redis.call('ZADD', holders, math.max(till, now + lease_ms), token)
-    local rec = fair and load(token)
-    if rec then fair.renew(rec, lease_ms) end
+    local rec = (fair or rates) and load(token)
+    if rec and fair then fair.renew(rec, lease_ms) end
+    if rec and rates and rec.costs then rates.expect_charges(lease_ms) end
   elseif standing(token, load(token)) == 'overdue' then -- a worker has it, and has no free slot yet to end its task
     redis.call('ZADD', deadlines, now + lease_ms, token)
     held = true

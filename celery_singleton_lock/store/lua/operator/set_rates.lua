@@ -8,7 +8,6 @@ check()
 check_audit()
 write_though_full()
 drop_ended_rulings()
-local counted = rates and rates.counts()
 rates = rates or open_rates()
 local before = rates.ruled() and 1 or 0
 local wanted = rates_arg ~= '' and rates_arg or nil
@@ -18,7 +17,7 @@ if wanted then
   redis.call('HSET', meta, 'name', lock, 'schema', '1')
   redis.call('PERSIST', meta)
 end
-for _, token in ipairs(counted and {} or redis.call('ZRANGE', holders, 0, BATCH - 1)) do
+for _, token in ipairs(redis.call('ZRANGE', holders, 0, BATCH - 1)) do
   local rec = load(token)
   if rec and rec.state == 'granted' then rates.note_grant(token, rec) end -- it counts until it is claimed
 end

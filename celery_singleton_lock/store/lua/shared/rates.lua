@@ -63,9 +63,18 @@ local function open_rates()
     local till = tonumber(kept.closed or 0)
     return till > now and till or nil
   end
+  -- For how long (ms) the rates may be needed although nobody declares them: a holder that has declared costs may
+  -- charge until its lease ends, and a charge may put a smooth rate many periods ahead.
+  local function may_count_for()
+    local till_us = 1000 * tonumber(kept.charging or 0)
+    for _, rate in ipairs(known) do
+      if rate[4] > 0 then till_us = math.max(till_us, on_time(rate)) end
+    end
+    return math.ceil((till_us - now_us) / 1000)
+  end
   local function live(key, left_ms)
     local closed_ms, kept_ms = (closed_till() or now) - now, math.max(math.ceil(longest_window() / 1000), left_ms or 0)
-    if key == flow then kept_ms = math.max(kept_ms, tonumber(kept.quiet or 0)) end
+    if key == flow then kept_ms = math.max(kept_ms, tonumber(kept.quiet or 0), may_count_for()) end
     redis.call('PEXPIRE', key, math.max(closed_ms, kept_ms + GRACE_MS))
   end
   -- Of two closes the longer one is in force.
@@ -84,6 +93,12 @@ local function open_rates()
   local function store(field, value)
     kept[field] = value
     redis.call('HSET', flow, field, value)
+  end
+  -- A lease of a holder that has declared costs begins.
+  local function expect_charges(lease_ms)
+    if now + lease_ms <= tonumber(kept.charging or 0) then return end
+    store('charging', digits(now + lease_ms))
+    live(flow)
   end
   -- Debounce: `settling:<source>` is the token of the message that settles, and `came:<source>` when the last one
   -- came; see source_of().
@@ -250,6 +265,7 @@ local function open_rates()
   -- A grant was claimed, or needs no claim.
   local function note_start(token, rec)
     if #known == 0 then return end
+    rec.given = nil
     local old = redis.call('ZCOUNT', log, '-inf', digits(at - longest_window()))
     if old > 0 then redis.call('ZREMRANGEBYRANK', log, 0, math.min(old, 10 * BATCH) - 1) end
     redis.call('HSET', flow, 'seen', digits(at))
@@ -269,6 +285,7 @@ local function open_rates()
       end
       if rate[5] then rec.started = digits(at) end
     end
+    if rec.costs then expect_charges(tonumber(rec.lease)) end
     if not sliding then return redis.call('ZREM', log, token) end
     redis.call('ZADD', log, digits(at), token)
     live(log)
@@ -412,13 +429,15 @@ local function open_rates()
       if amount > 0 and rate[4] > 0 then return add_smooth(rate, amount) end
       if amount > 0 then return enter(rate, amount, '+' .. charge_id, at) end
       if not rec or not rec.started then return end
-      local cost = cost_of(rate, rec)
+      rec.given = rec.given or {}
+      local given = tonumber(rec.given[rate[1]] or 0)
+      local cost = cost_of(rate, rec) - given
       local less = math.min(cost, -amount)
       if rate[4] > 0 then give_back_smooth(rate, tonumber(rec.started), less) end
       if rate[4] == 0 then give_back_sliding(rate, token, cost, less) end
-      rec.costs = rec.costs or {}
-      rec.costs[rate[1]] = cost - less
+      rec.given[rate[1]] = given + less
     end)
+    if found and not repeated then live(flow) end
     return found
   end
   -- The rates, each with what it counts now, and whether it counts costs.
@@ -436,9 +455,8 @@ local function open_rates()
     declare = declare_rates, keep = keep, view = view_rates, static_limit = static_limit, bounded = bounded,
     rule = rule, ruling_ends = ruling_ends, drop_ruling = drop_ruling,
     ruled = function() return set end, newest = newest,
-    note_asker = note_asker, excess = excess, charge = charge,
+    note_asker = note_asker, excess = excess, charge = charge, expect_charges = expect_charges,
     close = close_until, reopen = reopen, closed_till = closed_till,
-    counts = function() return #known > 0 end,
     note_settling = note_settling, note_arrival = note_arrival, next_settled = next_settled,
     settling = function(source) return kept['settling:' .. source] end,
     closed_why = function() return closed_till() and kept.closed_why or '' end,

@@ -27,7 +27,8 @@
 --   by         attempt whose message replaced this one
 --   bytes      of its stored message, while they count in the sum of its route
 --   returns    how many deliveries of the message came back
---   costs      cost of its start, by the id of a rate that counts costs; started = when it counted
+--   costs      cost of its start, by the id of a rate that counts costs; started = when it counted;
+--              given = what charges have given back of it since then, by that id
 --   excess     why it costs too much ever to start: cost, number, period and burst of a rate
 --   ends_at_rate   true if it ends when it is next and above the rate (lock_on_rate); above_rate = it does
 --   seal       id of the call that took the message out of the queue for publishing
