@@ -289,6 +289,8 @@ class Runtime:
         """
         if self.agent.inbox.retired:
             return self.agent.inbox.give_back(delivery)
+        if delivery.token in self.dispatcher.in_flight.by_token:
+            return None  # it waits here for a slot; a request for it would be dropped
         try:
             return self._receive(delivery)
         except Exception as error:  # noqa: BLE001  # a message or a user's class may raise anything

@@ -271,6 +271,26 @@ def test_a_call_that_settles_takes_no_room_in_a_full_queue(store):
     assert park(store, "a", max_waiting=0).waits_for is WaitsFor.SETTLING
 
 
+OFFER = 5
+"""Seconds after which a message that a worker has to end is delivered again."""
+
+
+@pytest.mark.parametrize("kind", ["redis", "in_memory"], indirect=True)
+def test_replaced_calls_that_wait_for_a_slot_do_not_occupy_their_worker(lock_client, kind):
+    """They are delivered again, since the worker may have died, but ever more rarely."""
+    store, times = RedisAdminStore(lock_client, claim_lease=OFFER), 0
+    store.worker_heartbeat("w", REALM, ["q"], 60_000.0, 0)
+    park(store, "old", settle=Settle(10_000))
+    park(store, "new", settle=Settle(10_000))
+    for _ in range(14):
+        let_pass(store, OFFER)
+        sweep(store)
+    while (each := store.receive("w", 0.01)) is not None:
+        assert (each.verdict, each.token) == ("replaced", "old.0")
+        times += 1
+    assert 4 <= times <= 5  # after 0, 5, 15 and 35 s, and perhaps after 75 s
+
+
 # --- which is the newest --------------------------------------------------------------------------
 
 

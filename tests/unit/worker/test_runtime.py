@@ -1,4 +1,4 @@
-"""A worker that interrupts the task of a lost lock."""
+"""A worker that interrupts the task of a lost lock, and one that receives a delivery twice."""
 
 from __future__ import annotations
 
@@ -26,3 +26,18 @@ def test_a_task_whose_process_is_not_known_yet_is_interrupted_when_it_is():
     later.pop()()
     assert interrupted == [(4711, "t")]
     assert later == []
+
+
+def test_a_message_that_waits_for_a_slot_is_not_decoded_again():
+    """Redis repeats a delivery that must end its task until a slot has been free for it."""
+    received = []
+    worker = SimpleNamespace(
+        agent=SimpleNamespace(inbox=SimpleNamespace(retired=False)),
+        dispatcher=SimpleNamespace(in_flight=SimpleNamespace(by_token={"t": object()})),
+        _receive=received.append,
+    )
+    Runtime.receive(worker, SimpleNamespace(token="t"))
+    assert received == []
+    other = SimpleNamespace(token="other")
+    Runtime.receive(worker, other)
+    assert received == [other]

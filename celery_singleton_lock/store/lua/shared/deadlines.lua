@@ -25,6 +25,16 @@ local function queue_again(token, rec)
   enqueue(token, rec, 'parked')
 end
 
+-- After how many ms a message that was delivered to be ended is delivered again. A replaced one may wait long for a
+-- slot, and there may be thousands: they are delivered ever more rarely.
+local function offered_again_in(rec)
+  local pause = tonumber(claim_ms)
+  if not rec.by then return pause end
+  local longer = math.max(pause, math.min(tonumber(rec.offer_every or 0), MOST_DELAY_MS))
+  rec.offer_every = digits(2 * longer)
+  return longer
+end
+
 -- The deadline of a waiter has passed. A client is removed. A stored message is never removed: it is
 -- delivered with a verdict, repeatedly, until a worker has ended its task.
 local function expire(token, own)
@@ -40,8 +50,9 @@ local function expire(token, own)
   local ended = rec.by and 'replaced' or rec.excess and 'too_costly' or rec.above_rate and 'above_rate' or 'overdue'
   set_state(rec, rec.rejected and 'rejected' or rec.revoked and 'revoked' or ended)
   deliver(token, rec, rec.state, own)
+  local pause = offered_again_in(rec)
   save(token, rec)
-  redis.call('ZADD', deadlines, now + tonumber(claim_ms), token)
+  redis.call('ZADD', deadlines, now + pause, token)
 end
 
 -- End a message that has not settled: `by` is the attempt of a later one.

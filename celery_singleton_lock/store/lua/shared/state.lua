@@ -34,6 +34,7 @@
 --   seal       id of the call that took the message out of the queue for publishing
 --   settles    1: it settles, or was replaced while it did; delayed and in the state leaving. See let_settle()
 --   settles_from   when the first message of this burst came, milliseconds; ahead = its head start, microseconds
+--   offer_every   after how many ms a replaced message is delivered again; it doubles
 --   publish_at, publish_every   earliest time of the next attempt to publish, and the interval
 local GRACE_MS = 60000   -- how long keys live after the last lease, so that fencing tokens continue to grow
 local ADRIFT_MS = 5000   -- pause between two sweeps of a lock with messages that no worker consumes
