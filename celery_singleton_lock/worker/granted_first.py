@@ -3,6 +3,9 @@
 While a granted task waits for a slot, nobody can use its lock. So it passes the tasks that hold
 none. A task is passed only once while it is the next one, so that a steady stream of granted tasks
 leaves them every second slot.
+
+A delivery may also end its task, since a later one replaced it, for example. It holds no lock, and
+there may be thousands. It passes tasks from the broker likewise, and granted tasks pass it.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from enum import IntEnum
 from typing import Any, Final, Generic, TypeVar
 
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
@@ -31,31 +35,49 @@ _UNSUPPORTED: Final = (
 )
 
 
+class Rank(IntEnum):
+    """What an item passes: those of a lower rank."""
+
+    FROM_BROKER = 0
+    """It holds no lock."""
+
+    ENDS = 1
+    """It was parked, and ends without its lock."""
+
+    GRANTED = 2
+    """It holds its lock."""
+
+
 class Order(Generic[T]):
     """The order in which the waiting items of a deque get a slot.
 
     Args:
         waiting: items in their order; other code may append items and take the first.
-        is_granted: returns whether an item holds its lock.
+        rank: returns the rank of an item.
     """
 
-    def __init__(self, waiting: deque[T], is_granted: Callable[[T], bool]) -> None:
+    def __init__(self, waiting: deque[T], rank: Callable[[T], Rank]) -> None:
         self._waiting = waiting
-        self._is_granted = is_granted
+        self._rank = rank
         self._passed: T | None = None
 
     def advance_last(self) -> None:
-        """Move the last item, which is granted, before items that are not."""
+        """Move the last item before items of a lower rank."""
         item = self._waiting.pop()
-        place = min(self._place(), len(self._waiting))
+        place = min(self._place(self._rank(item)), len(self._waiting))
         self._passed = self._waiting[place] if place < len(self._waiting) else None
         self._waiting.insert(place, item)
 
-    def _place(self) -> int:
-        """Return the place of the next granted item: between two of them, one other starts."""
+    def _place(self, rank: Rank) -> int:
+        """Return the place of the next item: between two of this rank, one of a lower one starts.
+
+        Behind an item of this rank none of a lower one waits that could be passed.
+        """
+        if self._waiting and self._rank(self._waiting[-1]) >= rank:
+            return len(self._waiting)
         last = -1
         for place, item in enumerate(self._waiting):
-            if self._is_granted(item):
+            if self._rank(item) >= rank:
                 last = place
             elif place > last + 1:
                 break
@@ -83,8 +105,10 @@ def granted_first(worker: Any, to_pool: ToPool) -> ToPool:
     return to_pool
 
 
-def _is_granted(request: Any) -> bool:
-    return isinstance(request, LockedRequest) and request.lock_header.granted
+def _rank_of(request: Any) -> Rank:
+    if not isinstance(request, LockedRequest) or not request.lock_header.granted:
+        return Rank.FROM_BROKER
+    return Rank.GRANTED if request.lock_header.error is None else Rank.ENDS
 
 
 def _before_slots(semaphore: Any, to_pool: ToPool) -> ToPool:
@@ -93,12 +117,12 @@ def _before_slots(semaphore: Any, to_pool: ToPool) -> ToPool:
         logger.warning(_UNSUPPORTED, f"the semaphore {type(semaphore).__qualname__}")
         return to_pool
     waiting = semaphore._waiting  # noqa: SLF001  # kombu's
-    order = Order(waiting, lambda entry: any(map(_is_granted, entry[1])))
+    order = Order(waiting, lambda entry: max(map(_rank_of, entry[1]), default=Rank.FROM_BROKER))
 
     def forward(request: Any) -> None:
         before = len(waiting)
         to_pool(request)
-        if len(waiting) > before and _is_granted(request):
+        if len(waiting) > before and _rank_of(request):
             order.advance_last()
 
     return forward
@@ -126,9 +150,10 @@ def _before_threads(executor: Any, to_pool: ToPool) -> ToPool:
         return to_pool
 
     def forward(request: Any) -> None:
-        if not _is_granted(request):
+        rank = _rank_of(request)
+        if not rank:
             return to_pool(request)
-        with order.granted():
+        with order.ranked(rank):
             return to_pool(request)
 
     return forward
@@ -152,7 +177,7 @@ def _takes_from_queue(order: ThreadQueue) -> bool:
         ran: list[int] = []
         executor.submit(gate.wait)
         executor.submit(ran.append, 1)
-        with order.granted():
+        with order.ranked(Rank.GRANTED):
             executor.submit(ran.append, 2)
         gate.set()
     return ran == [2, 1]
@@ -163,26 +188,26 @@ class ThreadQueue:
 
     def __init__(self) -> None:
         self._tickets: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._waiting: deque[tuple[bool, Any]] = deque()
+        self._waiting: deque[tuple[Rank, Any]] = deque()
         self._order = Order(self._waiting, lambda entry: entry[0])
         self._mutex = threading.RLock()  # the executor may put while garbage is collected
         self._mode = threading.local()
 
     @contextmanager
-    def granted(self) -> Iterator[None]:
-        """Mark what this thread puts as granted."""
-        self._mode.granted = True
+    def ranked(self, rank: Rank) -> Iterator[None]:
+        """Give what this thread puts a rank."""
+        self._mode.rank = rank
         try:
             yield
         finally:
-            self._mode.granted = False
+            self._mode.rank = Rank.FROM_BROKER
 
     def put(self, item: Any) -> None:
         """Add an item."""
-        granted = getattr(self._mode, "granted", False)
+        rank = getattr(self._mode, "rank", Rank.FROM_BROKER)
         with self._mutex:
-            self._waiting.append((granted, item))
-            if granted:
+            self._waiting.append((rank, item))
+            if rank:
                 self._order.advance_last()
         self._tickets.put(None)
 

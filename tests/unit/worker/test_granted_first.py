@@ -11,15 +11,20 @@ from types import SimpleNamespace
 import pytest
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
-from celery_singleton_lock.worker.granted_first import Order, ThreadQueue, granted_first
+from celery_singleton_lock.worker.granted_first import Order, Rank, ThreadQueue, granted_first
 from celery_singleton_lock.worker.lock_header import NO_HEADER
 from celery_singleton_lock.worker.request import LockedRequest
 
 
-def request(name, *, granted=False):
+def request(name, *, granted=False, error=None):
     made = LockedRequest.__new__(LockedRequest)
-    made.id, made.lock_header = name, NO_HEADER._replace(granted=granted)
+    made.id, made.lock_header = name, NO_HEADER._replace(granted=granted, error=error)
     return made
+
+
+def replaced(name):
+    """A delivery that ends its task, since a later call replaced it."""
+    return request(name, granted=True, error=Exception("replaced"))
 
 
 class Slots:
@@ -78,6 +83,47 @@ def test_a_steady_stream_of_granted_tasks_holds_up_no_other_task():
     assert slots.started == [0, "a", 1, "b", 2, "c", 3, "d"]
 
 
+def test_a_granted_task_does_not_wait_behind_a_burst_of_replaced_ones():
+    """They hold no lock, and its own lock is idle while it waits."""
+    slots = Slots()
+    for number in range(100):
+        slots.send(replaced(number))
+    slots.send(request("G", granted=True))
+    slots.send(request("H", granted=True))
+    slots.free(5)
+    assert slots.started == ["G", 0, "H", 1, 2]
+
+
+def test_replaced_tasks_and_those_of_the_broker_take_turns():
+    slots = Slots()
+    for name in "ab":
+        slots.send(request(name))
+    for number in range(4):
+        slots.send(replaced(number))
+    for name in "cd":
+        slots.send(request(name))
+    slots.send(request("G", granted=True))
+    slots.free(9)
+    assert slots.started == ["G", 0, "a", 1, "b", 2, 3, "c", "d"]
+
+
+def test_a_burst_of_replaced_tasks_is_put_in_order_at_once():
+    """A search through all of them for each one would stop the main loop."""
+    asked = []
+    waiting = deque()
+
+    def rank(item):
+        asked.append(item)
+        return Rank.ENDS
+
+    order = Order(waiting, rank)
+    for number in range(1000):
+        waiting.append(number)
+        order.advance_last()
+    assert list(waiting) == list(range(1000))
+    assert len(asked) < 3000
+
+
 def test_a_task_whose_connection_was_lost_is_not_waited_for():
     """Celery clears the semaphore then."""
     slots = Slots()
@@ -128,6 +174,19 @@ def test_granted_tasks_get_the_next_thread():
     assert ran == ["G", "a", "b"]
 
 
+def test_a_granted_task_gets_the_next_thread_before_replaced_ones():
+    ran, gate = [], threading.Event()
+    with ThreadPoolExecutor(1) as executor:
+        worker = SimpleNamespace(pool=SimpleNamespace(executor=executor))
+        send = granted_first(worker, lambda each: executor.submit(ran.append, each.id))
+        executor.submit(gate.wait)
+        for number in range(3):
+            send(replaced(number))
+        send(request("G", granted=True))
+        gate.set()
+    assert ran == ["G", 0, 1, 2]
+
+
 def test_threads_that_have_begun_keep_their_queue(caplog):
     sent = []
     with ThreadPoolExecutor(1) as executor:
@@ -150,7 +209,7 @@ def test_a_thread_queue_that_is_empty_says_so():
 def test_items_may_be_taken_while_others_wait():
     """The place of a granted item depends only on what still waits."""
     waiting = deque()
-    order = Order(waiting, str.isupper)
+    order = Order(waiting, lambda item: Rank.GRANTED if item.isupper() else Rank.FROM_BROKER)
     for item in "abGHcI":
         waiting.append(item)
         if item.isupper():
