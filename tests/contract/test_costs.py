@@ -145,6 +145,17 @@ def test_a_charge_with_one_id_counts_once(lock_client, rate):
 
 
 @on_all_stores
+@pytest.mark.parametrize("rate", [Rate("1/h", kind="smooth", burst=1, cost=1), sliding(1)])
+def test_the_highest_charge_does_not_break_the_lock(lock_client, rate):
+    lock = tried(lock_client, rate)
+    lock.charge(10**12)
+    lock.release()
+    later = Lock(lock_client, "k", rate=rate, limit=9, blocking_timeout=0.01)
+    assert not later.acquire()
+    assert not Lock(lock_client, "k", limit=9, blocking=False).acquire()
+
+
+@on_all_stores
 def test_a_charge_may_choose_one_of_several_rates(lock_client):
     lock = tried(lock_client, [sliding(1), Rate("50/d", cost=2), "9/h"])
     lock.charge(10, rate="50/d")

@@ -70,7 +70,7 @@ local function open_rates()
     for _, rate in ipairs(known) do
       if rate[4] > 0 then till_us = math.max(till_us, on_time(rate)) end
     end
-    return math.ceil((till_us - now_us) / 1000)
+    return math.ceil((math.min(till_us, UNCLAIMED) - now_us) / 1000) -- Redis refuses an expiry of 18 digits
   end
   local function live(key, left_ms)
     local closed_ms, kept_ms = (closed_till() or now) - now, math.max(math.ceil(longest_window() / 1000), left_ms or 0)
