@@ -14,6 +14,7 @@
         ├── LockNotOwned                          the caller does not hold the lock
         ├── LockLost                              the lock was held and then lost
         ├── LockConflict                          the lock is busy, and the policy is "fail"
+        ├── DuplicateTask                         a call like this one was sent before
         ├── LockCostError                         a start costs more than the rate, or no number
         ├── LockQueueFull                         the lock is busy, and its queue is full
         ├── MaxReturnsExceeded                    the message has returned too often
@@ -158,6 +159,24 @@ class LockConflict(_LockBusy):
         waits_for: why it was not granted: ``holder``, ``rate``, ``pause``, ``redis`` or
             ``queue``; or empty.
     """
+
+
+class DuplicateTask(LockError):
+    """A call like this one was sent before, so it was not sent (``lock_unique``).
+
+    Args:
+        message: what happened.
+        name: name of its lock.
+        task_id: id of the task that was sent before.
+    """
+
+    def __init__(self, message: str = "", name: str = "", task_id: str = "") -> None:
+        super().__init__(message, name, task_id)
+
+    @property
+    def task_id(self) -> str:
+        """Id of the task that was sent before."""
+        return str(self.args[2])
 
 
 class LockCostError(LockError, ValueError):

@@ -70,6 +70,16 @@ class TaskDelivered(TaskEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class CallNotSent(TaskEvent):
+    """A call was not sent, since one like it was sent before; see `lock_unique`.
+
+    Its sender notifies observers in its own process, and sends no Celery event.
+    """
+
+    of: str = _field("", "id of the task that was sent before")
+
+
+@dataclass(frozen=True, slots=True)
 class TaskReplaced(TaskEvent):
     """A later task replaced a parked one, which ends as REVOKED.
 

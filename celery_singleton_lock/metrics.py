@@ -18,6 +18,7 @@ from celery.exceptions import ImproperlyConfigured
 
 from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.events import (
+    CallNotSent,
     Event,
     LeaseLost,
     LockAcquired,
@@ -50,6 +51,7 @@ COUNTERS: Final = {
     "celery_lock_blocked": "Tasks that found their lock busy: what became of them, and why.",
     "celery_lock_delivered": "Parked tasks that went to a pool, by verdict.",
     "celery_lock_replaced": "Parked tasks that a later one replaced.",
+    "celery_lock_not_sent": "Calls that were not sent, since one like it was sent before.",
     "celery_lock_duplicates": "Copies of a task, stored (twin) or dropped (done).",
     "celery_lock_lost": "Locks that were lost while their task ran.",
     "celery_lock_closed": "How often a task has closed its lock for a time.",
@@ -64,6 +66,7 @@ COUNTED: Final[dict[type[Event], str]] = {
     TaskDelivered: "delivered",
     TaskDuplicate: "duplicates",
     TaskReplaced: "replaced",
+    CallNotSent: "not_sent",
     LeaseLost: "lost",
     LockClosed: "closed",
     ParkedLost: "parked_lost",
@@ -170,7 +173,7 @@ class TaskMetrics:
                 self._count("blocked", event, event.policy, event.waits_for or UNKNOWN)
             case TaskDelivered() | TaskDuplicate():
                 self._count(COUNTED[type(event)], event, event.verdict)
-            case TaskReplaced() | LeaseLost() | LockClosed() | ParkedLost():
+            case TaskReplaced() | CallNotSent() | LeaseLost() | LockClosed() | ParkedLost():
                 self._count(COUNTED[type(event)], event)
             case _:
                 pass

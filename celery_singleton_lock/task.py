@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from celery import Task
 
 from celery_singleton_lock.config.call_options import HEADER, calling, current_call, take_given
+from celery_singleton_lock.core.lock_mode import ENFORCE
 from celery_singleton_lock.core.model import CurrentLock
 from celery_singleton_lock.errors import LockConflict, LockQueueFull, LockWaitTimeout
+from celery_singleton_lock.send_unique import Call, send_unique, with_task_id
 from celery_singleton_lock.worker.execution.batches import is_running
 from celery_singleton_lock.worker.execution.celery_outcome import Run
 from celery_singleton_lock.worker.execution.eager import failed_later
@@ -106,12 +108,33 @@ class LockedTask(_Task):  # type: ignore[misc]  # celery is untyped
                 ``lock_on_conflict`` and ``lock_wait_timeout`` for this call and its retries.
 
         Returns:
-            Celery's ``AsyncResult``.
+            Celery's ``AsyncResult``. With ``lock_unique``, its attribute ``duplicate`` says whether
+            it is that of a call that was sent before.
 
         Raises:
+            DuplicateTask: a call like this one was sent, and ``lock_on_duplicate`` is ``"raise"``.
             ConfigurationError: a lock option is invalid, or not possible for one call.
         """
-        return super().apply_async(args, kwargs, *rest, **self._with_call(options))
+        options, extension = self._with_call(options), self._lock_extension
+        if extension is None or not self._lock_may_be_unique(options):
+            return super().apply_async(args, kwargs, *rest, **options)
+        lock_options = extension.options_sent(self, options)
+        if lock_options.mode != ENFORCE:
+            return super().apply_async(args, kwargs, *rest, **options)
+        sending = with_task_id(rest, options)
+
+        def call() -> Call:
+            name, key = extension.unique_key(self, args or (), kwargs or {}, sending)
+            return Call(self, lock_options, name, key, sending)
+
+        send = partial(super().apply_async, args, kwargs)
+        return send_unique(call, extension.store, send, sending, extension.observers)
+
+    def _lock_may_be_unique(self, sending: dict[str, Any]) -> bool:
+        """Return whether a call has ``lock_unique``. The settings are read only then."""
+        call = (sending.get("headers") or {}).get(HEADER) or {}
+        unique = call.get("lock_unique", getattr(self, "lock_unique", None))
+        return unique is not None and not self.app.conf.task_always_eager
 
     def _with_call(self, options: dict[str, Any]) -> dict[str, Any]:
         """Return the options of a call, with its lock options in a header."""

@@ -16,7 +16,14 @@ from celery_singleton_lock.message_text import meant
 HEADER: Final = "csl-options"
 """Message header with the lock options of a call: names and values."""
 
-PER_CALL: Final = ("lock_key", "lock_on_conflict", "lock_priority", "lock_wait_timeout")
+PER_CALL: Final = (
+    "lock_key",
+    "lock_on_conflict",
+    "lock_on_duplicate",
+    "lock_priority",
+    "lock_unique",
+    "lock_wait_timeout",
+)
 """Options that a call may have."""
 
 Call = Mapping[str, Any]

@@ -92,6 +92,29 @@ def _debounce(place: Place, value: Any) -> float | None:
     return None if value is None else _seconds(place, value, MAX_WAIT, hint)
 
 
+def _unique(place: Place, value: Any) -> str | float | None:
+    if value is None or value in ("until_started", "until_done"):  # any type
+        return cast("str | None", value)
+    if isinstance(value, (str, bool)):
+        place.refuse(
+            value, 'it must be "until_started", "until_done", a number of seconds, or None'
+        )
+    return _seconds(place, value, MAX_WAIT, 'use "until_done" for as long as the task exists')
+
+
+def _unique_max(place: Place, value: Any) -> float:
+    return _seconds(place, value, MAX_WAIT, "a message may be lost, so use 3600")
+
+
+def _unique_key(place: Place, value: Any) -> Any:
+    if value is not None and not isinstance(value, str) and not callable(value):
+        place.refuse(
+            value,
+            f'it must be a template such as "{{user}}", or a callable, not {a_kind(value)}',
+        )
+    return value
+
+
 def _hold_for(place: Place, value: Any) -> float | None:
     hint = "None releases the lock when the task ends"
     return None if value is None else _seconds(place, value, MAX_WAIT, hint)
@@ -315,6 +338,10 @@ OPTIONS: Final[Mapping[str, Check]] = {
     "debounce": _debounce,
     "debounce_max": _wait,
     "debounce_first": _choice("wait", "run"),
+    "unique": _unique,
+    "unique_key": _unique_key,
+    "unique_max": _unique_max,
+    "on_duplicate": _choice("existing", "raise"),
     "on_conflict": _on_conflict,
     "wait_timeout": _wait,
     "max_waiting": _max_waiting,

@@ -19,6 +19,7 @@ from celery_singleton_lock.core.fair_option import ByOption, LimitOption, Share,
 from celery_singleton_lock.core.priority import PriorityOption, is_computed, microseconds
 from celery_singleton_lock.core.rate import Rate, packed
 from celery_singleton_lock.core.settle import Settle
+from celery_singleton_lock.core.unique import UniqueCall
 from celery_singleton_lock.errors import ConfigurationError
 
 
@@ -42,6 +43,8 @@ class SharedOptions:
         requeue_max: longest delay of a requeue in seconds.
         hold_for: seconds, from the start of a run, for which the lock stays held after a success;
             None: it is released at the end.
+        unique_max: seconds for which ``lock_unique`` counts a call whose message the broker has,
+            from its ETA on, unless its ``expires`` says when it ends.
         mode: ``enforce``, ``observe`` (run without the lock, and record what it would have
             blocked) or ``off`` (run without the lock).
     """
@@ -57,6 +60,7 @@ class SharedOptions:
     requeue_delay: float = 1.0
     requeue_max: float = 60.0
     hold_for: float | None = None
+    unique_max: float = 3600.0
     mode: str = "enforce"
 
 
@@ -78,6 +82,13 @@ class LockOptions(SharedOptions):
         debounce_max: seconds after the first call of a burst at which its newest one queues at the
             latest; None for no limit.
         debounce_first: ``wait``, or ``run``: the first call after a quiet period does not wait.
+        unique: until when a call like one that was sent before is not sent: ``until_started``,
+            ``until_done`` or a number of seconds; None: each is sent. Of a call, its
+            :class:`~celery_singleton_lock.core.unique.UniqueCall`.
+        unique_key: a template or a callable for what makes two calls of one lock alike; None: that
+            they have the same lock.
+        on_duplicate: what ``apply_async`` does with such a call: ``existing`` returns the result of
+            the first one, ``raise`` raises DuplicateTask.
     """
 
     limit: int = 1
@@ -90,6 +101,9 @@ class LockOptions(SharedOptions):
     debounce: float | None = None
     debounce_max: float | None = None
     debounce_first: str = "wait"
+    unique: str | float | UniqueCall | None = None
+    unique_key: Any = None
+    on_duplicate: str = "existing"
 
     @property
     def computed(self) -> Any:
@@ -157,15 +171,23 @@ class LockOptions(SharedOptions):
 
 def flow_of(options: LockOptions) -> str:
     """Return the flow options of claims with these options, without computed limits and rates."""
-    if not (options.rate or options.priority or options.group or options.settle):
+    unique = options.unique if isinstance(options.unique, UniqueCall) else None
+    if not (options.rate or options.priority or options.group or options.settle or unique):
         return ""
-    return packed(options.rate, options.head_start, group=options.group, settle=options.settle)
+    return packed(
+        options.rate,
+        options.head_start,
+        group=options.group,
+        settle=options.settle,
+        unique=unique,
+    )
 
 
 TASK_ONLY: Final = frozenset(
     {
         *("limit", "rate", "on_rate", "priority", "fair_by", "fair_limit", "fair_weight"),
         *("debounce", "debounce_max", "debounce_first"),
+        *("unique", "unique_key", "on_duplicate"),
     }
 )
 """Options without a setting: they belong to one lock."""

@@ -95,6 +95,7 @@ def _check_together(
         )
     _check_fairness(task_name, attributes, options)
     _check_debounce(task_name, attributes, options, settings)
+    _check_unique(task_name, attributes, options, settings)
     if options.requeue_delay > options.requeue_max:
         Place("lock_requeue_delay", task_name).refuse(
             options.requeue_delay,
@@ -155,6 +156,40 @@ def _check_debounce(
             most,
             f"it must be longer than lock_debounce ({options.debounce:g}), since the first call "
             "alone waits for as long. Leave it out for no limit",
+        )
+
+
+def _check_unique(
+    task_name: str, attributes: Mapping[str, Any], options: LockOptions, settings: Settings | None
+) -> None:
+    if options.unique is None:
+        return
+    place = Place("lock_unique", task_name)
+    if settings is not None and settings.is_quorum:
+        place.refuse(
+            options.unique,
+            "with several servers in singleton_lock_backend no server knows all calls that were "
+            "sent. Leave it out, or use one Redis",
+        )
+    if attributes.get("lock_keys") is not None:
+        place.refuse(
+            options.unique,
+            "with lock_keys two calls that are alike may have different locks. Use lock_key, or "
+            "leave lock_unique out",
+        )
+    if options.debounce is not None:
+        place.refuse(
+            options.unique,
+            "with lock_debounce the newest call counts, and with lock_unique the first one. Use "
+            "one of the two",
+        )
+    templates = {option: str(attributes.get(option)) for option in ("lock_key", "lock_unique_key")}
+    of_queue = [option for option, text in templates.items() if "{__queue__" in text]
+    if of_queue:
+        place.refuse(
+            options.unique,
+            f"{of_queue[0]} names {{__queue__}}, and the sender does not know the queue. Use an "
+            "argument instead",
         )
 
 
@@ -312,6 +347,9 @@ def _idle_flow(options: LockOptions, *, has_rate: bool) -> dict[str, str]:
     if options.fair_by is None:
         reason = 'without lock_fair_by there are no groups. Add lock_fair_by="{tenant}"'
         idle |= dict.fromkeys(("lock_fair_limit", "lock_fair_weight"), reason)
+    if options.unique is None:
+        reason = 'without lock_unique each call is sent. Add lock_unique="until_started"'
+        idle |= dict.fromkeys(("lock_unique_key", "lock_on_duplicate"), reason)
     if options.debounce is None:
         reason = "without lock_debounce no call settles. Add lock_debounce=5"
         idle |= dict.fromkeys(("lock_debounce_max", "lock_debounce_first"), reason)

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeAlias
 
 from celery_singleton_lock.core.fair_group import Group
 from celery_singleton_lock.core.settle import Settle
+from celery_singleton_lock.core.unique import UniqueCall
 from celery_singleton_lock.errors import ConfigurationError
 
 SLIDING: Final = "sliding"
@@ -334,6 +335,7 @@ def packed(
     *,
     group: Group | None = None,
     settle: Settle | None = None,
+    unique: UniqueCall | None = None,
 ) -> str:
     """Return the flow options of a caller for the scripts; empty if there are none.
 
@@ -343,6 +345,7 @@ def packed(
             :mod:`celery_singleton_lock.core.priority`.
         group: its group, if the lock is shared fairly.
         settle: how its message settles before it queues.
+        unique: its entry among the unique calls.
     """
     options: dict[str, object] = {}
     if rates:
@@ -353,6 +356,8 @@ def packed(
         options["group"] = group.packed
     if settle:
         options["settle"] = settle.packed
+    if unique:
+        options["unique"] = unique.packed
     return json.dumps(options, separators=(",", ":")) if options else ""
 
 

@@ -27,6 +27,7 @@ from celery_singleton_lock.core.model import (
     Reservation,
 )
 from celery_singleton_lock.core.parked_message import Delivery, Parcel, ParkedMessage, Swept
+from celery_singleton_lock.core.unique import Announced
 from celery_singleton_lock.errors import BackendError
 
 
@@ -190,6 +191,54 @@ class RatedStore(Protocol):
         Returns:
             CHARGED, or ABSENT if the lock has none of the rates. The next instant is that at which
             the next waiter may start.
+        """
+        ...
+
+
+class UniqueStore(Protocol):
+    """The entries of unique calls (``lock_unique``); they change no lock."""
+
+    def announce(self, name: str, key: str, task_id: str, *, instead_of: str = "") -> Announced:
+        """Say that a unique call is about to be sent, or find out which one was sent before.
+
+        Args:
+            name: name of the lock that the call takes.
+            key: text that two calls of this lock share if they are alike.
+            task_id: id of the caller's task. Its own entry does not refuse it.
+            instead_of: id of a task for which the caller has waited in vain: it takes its place, if
+                that is still pending.
+
+        Returns:
+            ANNOUNCED: send it, then call :meth:`confirm_sent` or :meth:`withdraw`. Otherwise the
+            state and id of the task that was sent before. If it is PENDING, :meth:`LockStore.wait`
+            for the token ``unique:<id>``.
+
+        Raises:
+            BackendError: the server is unreachable or refused.
+        """
+        ...
+
+    def confirm_sent(self, name: str, key: str, task_id: str, retries: int, seconds: float) -> bool:
+        """Note that the broker has the message of a call that was announced.
+
+        Args:
+            name: likewise.
+            key: likewise.
+            task_id: likewise.
+            retries: of the attempt that was sent.
+            seconds: for how long the entry stays, unless a worker parks or starts the task.
+
+        Returns:
+            Whether the entry is that of this task.
+        """
+        ...
+
+    def withdraw(self, name: str, key: str, task_id: str, retries: int) -> bool:
+        """End the entry of a call that was not sent, or whose task has ended without a start.
+
+        Returns:
+            Whether it has ended: not if the task is parked or holds the lock, or if its retry was
+            sent.
         """
         ...
 
@@ -491,5 +540,5 @@ class ReplicaStore(Protocol):
         ...
 
 
-class Store(LockStore, RatedStore, MessageStore, WorkerStore, Protocol):
+class Store(LockStore, RatedStore, UniqueStore, MessageStore, WorkerStore, Protocol):
     """All operations that a worker needs."""

@@ -21,13 +21,14 @@ from celery_singleton_lock.store.error_mapping import one_node
 from celery_singleton_lock.store.lock_operations import LockOperations
 from celery_singleton_lock.store.message_operations import MessageOperations
 from celery_singleton_lock.store.requests import Command, Steps
+from celery_singleton_lock.store.unique_operations import UniqueOperations
 from celery_singleton_lock.store.worker_operations import WorkerOperations
 
 PROBE: Final = "celery-singleton-lock probe"
 """Name of the lock of :meth:`Operations.probe`. On several servers, names begin with it."""
 
 
-class Operations(LockOperations, MessageOperations, WorkerOperations):
+class Operations(LockOperations, UniqueOperations, MessageOperations, WorkerOperations):
     """All operations; arguments as of :class:`ScriptRunner`."""
 
     def probe(self) -> Steps[None]:

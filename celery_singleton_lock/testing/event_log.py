@@ -12,6 +12,7 @@ from celery.result import AsyncResult
 
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.events import (
+    CallNotSent,
     LeaseLost,
     LockRefused,
     TaskBlocked,
@@ -204,6 +205,7 @@ _SENTENCES: Final[dict[type[TaskEvent], str]] = {
     TaskBlocked: "it was blocked ({policy}): {holder} held the lock {lock!r}; it had rank {rank}",
     TaskDelivered: "it was delivered to the pool ({verdict}), after {waited:.3f} s",
     TaskReplaced: "{by} replaced it in the queue",
+    CallNotSent: "it was not sent, since {of} was",
     LockRefused: "it was refused the lock {lock!r} and did not run ({policy})",
     LeaseLost: "it lost the lock {lock!r}: {reason}",
     TaskDuplicate: "a duplicate of it was delivered ({verdict})",

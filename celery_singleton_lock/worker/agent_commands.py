@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from celery_singleton_lock.core.model import Ending, Reservation
 from celery_singleton_lock.core.parked_message import Delivery, Stray
+from celery_singleton_lock.core.unique import UniqueCall
 from celery_singleton_lock.worker.lock_header import LockHeader, task_id_of
 from celery_singleton_lock.worker.request import LockedRequest
 
@@ -116,6 +117,21 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class EndUnique:
+    """End the entry of a unique call that runs without its lock, or not at all.
+
+    Args:
+        unique: of the call.
+        task_id: id of its task.
+        retries: of its attempt.
+    """
+
+    unique: UniqueCall
+    task_id: str
+    retries: int
+
+
+@dataclass(frozen=True, slots=True)
 class TrackReservation:
     """End the reservation for a retry as soon as its task is revoked.
 
@@ -203,6 +219,7 @@ Command = (
     | Requeue
     | RetryRefused
     | Release
+    | EndUnique
     | TrackReservation
     | ReportLoss
     | RecordPublished
@@ -238,7 +255,7 @@ def lock_of(command: Command) -> str:
             return command.strays[0].name
         case LookUp() | ReportLoss() | TrackReservation() | Delivery() | SweepLock():
             return command.name
-        case RetryRefused() | DeliverRevoked() | SwitchMode() | LeaveFleet() | Call():
+        case EndUnique() | RetryRefused() | DeliverRevoked() | SwitchMode() | LeaveFleet() | Call():
             return ""
         case NoteNextStart():
             return ""

@@ -27,14 +27,20 @@ from celery_singleton_lock.config.unknown_names import check_unknown
 from celery_singleton_lock.config.url_text import realm_of
 from celery_singleton_lock.core.fair_option import GroupOf, compile_group
 from celery_singleton_lock.core.lock_mode import ENFORCE, OFF
-from celery_singleton_lock.core.lock_name_template import Namer, Sent, compile_name
+from celery_singleton_lock.core.lock_name_template import (
+    Namer,
+    NotComputable,
+    Sent,
+    compile_name,
+    compile_value,
+)
 from celery_singleton_lock.core.model import FLOW_SCHEMA, SCHEMA
 from celery_singleton_lock.core.native_threads import patched_by
 from celery_singleton_lock.core.priority import PriorityOf, PriorityOption, compile_priority
-from celery_singleton_lock.core.redis_keys import Keyspace
+from celery_singleton_lock.core.redis_keys import Keyspace, key_name
 from celery_singleton_lock.core.shared_attribute import SharedAttribute
 from celery_singleton_lock.core.start_cost import RatesOf, compile_costs
-from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.errors import ConfigurationError, LockNameError
 from celery_singleton_lock.events import (
     LockAdmin,
     Observers,
@@ -98,6 +104,7 @@ class Extension:
         self._costs: dict[str, RatesOf] = {}
         self._computers: dict[str, Computer] = {}
         self._groups: dict[str, GroupOf] = {}
+        self._unique_keys: dict[str, Callable[..., object]] = {}
         self._options: dict[str, LockOptions] = {}
         self._clamped: set[str] = set()
         self._store: RedisStore | TaskQuorum | None = None
@@ -116,6 +123,9 @@ class Extension:
         options = resolve_options(task.name, declared, None)
         if options.share:
             self._groups[task.name] = compile_group(task.name, task.run, options.share)
+        if options.unique_key is not None:
+            compiled = compile_value(task.name, task.run, options.unique_key, "lock_unique_key")
+            self._unique_keys[task.name] = compiled
         limit = options.limit
         computer = compile_options(task.name, task.run, declared)
         if computer is not None:
@@ -166,7 +176,7 @@ class Extension:
 
     def _has_flow(self, task: Any) -> bool:
         options, keys = self.options(task), declared_options(task).get("lock_keys")
-        return bool(options.flow or options.is_computed or rates_in(keys))
+        return bool(options.flow or options.unique or options.is_computed or rates_in(keys))
 
     def options(self, task: Any) -> LockOptions:
         """Return a task's options, with defaults from the settings.
@@ -254,6 +264,35 @@ class Extension:
                 start.seconds,
             )
         return dataclasses.replace(options, priority=start.seconds)
+
+    # -- unique calls -----------------------------------------------------------------------------
+
+    def options_sent(self, task: Any, sending: Mapping[str, Any]) -> LockOptions:
+        """Return the lock options of a call that is about to be sent.
+
+        Raises:
+            ConfigurationError: an option or a setting is invalid.
+        """
+        call = (sending.get("headers") or {}).get(HEADER)
+        return self.options(task) if call is None else self.options_of_call(task, call)
+
+    def unique_key(
+        self, task: Any, args: Any, kwargs: Any, sending: Mapping[str, Any]
+    ) -> tuple[str, str]:
+        """Return the lock of a call that is about to be sent, and what makes it unique there.
+
+        Raises:
+            LockNameError: one of the two cannot be computed.
+        """
+        headers = sending.get("headers") or {}
+        sent = Sent(lambda: ("", headers), headers.get(HEADER))
+        name, compute = self.name_of(task, args, kwargs, sent), self._unique_keys.get(task.name)
+        if compute is None:
+            return name, str(task.name)
+        try:
+            return name, key_name(f"{task.name} {compute(args, kwargs, sent)}")
+        except NotComputable as error:
+            raise LockNameError(str(error)) from error
 
     # -- settings and connections -----------------------------------------------------------------
 

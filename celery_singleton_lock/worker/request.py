@@ -50,6 +50,7 @@ from celery_singleton_lock.worker.turned_away import TurnedAway
 if TYPE_CHECKING:
     from celery_singleton_lock.config.call_options import Call
     from celery_singleton_lock.config.settings import LockOptions
+    from celery_singleton_lock.core.unique import UniqueCall
 
 logger: Final = logging.getLogger(__name__)
 _clock = SystemClock()
@@ -170,6 +171,7 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
     own_options: LockOptions | None = None
     """Options of its task, overridden by those of this call; None if the call has none."""
     call: Call | None = None
+    unique: UniqueCall | None = None
     """Lock options of this call."""
     was_blocked = False
     """Whether monitors may show BLOCKED or DELIVERED, which only an explicit state replaces."""

@@ -10,6 +10,7 @@ from math import inf
 from typing import Any, Final
 
 from celery.exceptions import ImproperlyConfigured
+from celery.signals import task_revoked
 from celery.worker.state import reserved_requests
 
 from celery_singleton_lock.core import native_threads
@@ -17,11 +18,14 @@ from celery_singleton_lock.core.clock import ServerClock
 from celery_singleton_lock.core.installed_version import installed_version
 from celery_singleton_lock.core.lock_mode import Modes
 from celery_singleton_lock.core.parked_message import Delivery
+from celery_singleton_lock.core.unique import HEADER as UNIQUE
+from celery_singleton_lock.core.unique import unpacked
 from celery_singleton_lock.lock.lease_watchdog import Watchdog
 from celery_singleton_lock.store.factory import admin_of
 from celery_singleton_lock.worker.agent.loop import Agent
 from celery_singleton_lock.worker.agent.parked_limit import MostParked
 from celery_singleton_lock.worker.agent.unreadable_messages import UNREADABLE, UnreadableMessages
+from celery_singleton_lock.worker.agent_commands import EndUnique
 from celery_singleton_lock.worker.agent_queue import AgentQueue
 from celery_singleton_lock.worker.consumed_queues import Consumed
 from celery_singleton_lock.worker.dispatch.dispatcher import Dispatcher, worker_id
@@ -161,6 +165,14 @@ class Runtime:
         if self.kind in ("solo", *GREEN):  # tasks run in the process of the dispatcher
             extension.announce = partial(guarded, self.dispatcher.pool_callbacks.on_notice)
         consumer.on_task_request = self.dispatcher
+        task_revoked.connect(self._revoked_at_arrival)  # a weak reference
+
+    def _revoked_at_arrival(self, request: Any = None, **_: Any) -> None:
+        """End the entry of a unique call that Celery drops before the dispatcher has seen it."""
+        headers = getattr(request, "headers", None) or {}
+        unique = unpacked(getattr(request, UNIQUE, None) or headers.get(UNIQUE))
+        if unique is not None:
+            self.commands.put(EndUnique(unique, request.id, int(request.retries or 0)))
 
     def _new_dispatcher(self) -> Dispatcher:
         return Dispatcher(

@@ -15,6 +15,7 @@ from celery_singleton_lock.core.lock_view import Parked
 from celery_singleton_lock.core.model import SCHEMA, Claim, Ending, Identity, Owner, Reply, Verdict
 from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.core.parked_message import Delivery, Parcel, ParkedMessage, Swept
+from celery_singleton_lock.core.unique import Announced
 from celery_singleton_lock.errors import BackendError, BackendRefused
 from celery_singleton_lock.store.operations import PROBE
 from celery_singleton_lock.store.quorum.sync import QuorumStore
@@ -46,6 +47,22 @@ class TaskQuorum(QuorumStore):
     ) -> Reply:
         """Refuse: a quorum counts no starts."""
         refuse("A charge")
+
+    def announce(self, name: str, key: str, task_id: str, *, instead_of: str = "") -> Announced:
+        """Refuse: a quorum has no entries of unique calls."""
+        refuse("A unique call")
+
+    def confirm_sent(self, name: str, key: str, task_id: str, retries: int, seconds: float) -> bool:
+        """Refuse likewise."""
+        refuse("A unique call")
+
+    def confirm_soon(self, name: str, key: str, task_id: str, retries: int, seconds: float) -> None:
+        """Refuse likewise."""
+        refuse("A unique call")
+
+    def withdraw(self, name: str, key: str, task_id: str, retries: int) -> bool:
+        """Refuse likewise."""
+        refuse("A unique call")
 
     def park(self, owner: Owner, claim: Claim, parcel: Parcel) -> Reply:
         """Refuse: the message stays with the broker."""

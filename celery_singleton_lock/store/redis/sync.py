@@ -15,6 +15,7 @@ from celery_singleton_lock.core.clock import Clock, clock_for
 from celery_singleton_lock.core.lock_steps import by_thread, carry_out
 from celery_singleton_lock.core.model import CLAIM_LEASE, Claim, Ending, Owner, Reply, Reservation
 from celery_singleton_lock.core.redis_keys import Keyspace
+from celery_singleton_lock.core.unique import Announced
 from celery_singleton_lock.store import replies
 from celery_singleton_lock.store.error_mapping import FAILED, demoted, explain
 from celery_singleton_lock.store.lock_operations import released
@@ -46,6 +47,7 @@ from celery_singleton_lock.store.requests import (
 )
 from celery_singleton_lock.store.script_arguments import settles_of
 from celery_singleton_lock.store.scripts import Argument, Call, Script
+from celery_singleton_lock.store.unique_operations import announced
 
 
 def confirmed(answers: Sequence[Any], request: Confirm) -> bool:
@@ -113,6 +115,7 @@ class RedisStore:
         self._fast_path = FastPath(client) if direct else None
         self._blocking = BlockingClients(self._copier())
         self._inbox: FastPath | None = None
+        self._has_confirmed = False
         # Not at exit: a thread may still use a connection, and would fail.
         weakref.finalize(self, _close_all, self._blocking, self._fast_path).atexit = False
 
@@ -205,6 +208,31 @@ class RedisStore:
     confirm: Final = by_thread(Operations.confirm)
     extend: Final = by_thread(Operations.extend)
     charge: Final = by_thread(Operations.charge)
+    confirm_sent: Final = by_thread(Operations.confirm_sent)
+    withdraw: Final = by_thread(Operations.withdraw)
+
+    def announce(self, name: str, key: str, task_id: str, *, instead_of: str = "") -> Announced:
+        """Announce a unique call; see :meth:`UniqueStore.announce`."""
+        call = self.operations.announce_call(name, key, task_id, instead_of)
+        return announced(self._run_split(call))
+
+    def confirm_soon(self, name: str, key: str, task_id: str, retries: int, seconds: float) -> None:
+        """Note that a unique call was sent, as ``confirm_sent`` does; do not wait for the reply.
+
+        The first call waits, so that the server knows the script. If a later one is not heard, the
+        call counts as announced only: the next one like it is sent after a second.
+        """
+        if self._fast_path is None or not (self.defers and self._has_confirmed):
+            self.confirm_sent(name, key, task_id, retries, seconds)
+            self._has_confirmed = True
+            return
+        split = self.operations.confirm_call(name, key, task_id, retries, seconds)
+        command = packed(split.script, self.keyspace.prefix, split.name, split.own, split.usual)
+        try:
+            self._fast_path.send(command, lambda _reply: None, self.clock.monotonic())
+        except (failures.RedisError, OSError) as error:
+            raise explain(error) from error
+
     sweep_and_grant: Final = by_thread(Operations.sweep_and_grant)
     sweep_and_grant_many: Final = by_thread(Operations.sweep_and_grant_many)
     record_publish_result: Final = by_thread(Operations.record_publish_result)

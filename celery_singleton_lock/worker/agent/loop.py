@@ -52,6 +52,7 @@ from celery_singleton_lock.worker.agent_commands import (
     CheckBlocked,
     Command,
     DeliverRevoked,
+    EndUnique,
     LeaveFleet,
     LookUp,
     NoteNextStart,
@@ -504,6 +505,9 @@ class Agent:
                 self.republisher.requeue(command)
             case RetryRefused() as command:
                 self._post(self._dispatcher.try_again, command.subject)
+            case EndUnique() as command:
+                unique = command.unique
+                self.store.withdraw(unique.lock, unique.key, command.task_id, command.retries)
             case TrackReservation() as command:
                 self._revokes.track(command)
             case ReportLoss() as command:

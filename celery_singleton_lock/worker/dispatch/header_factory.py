@@ -20,6 +20,8 @@ from celery_singleton_lock.core.lock_name_template import ArgumentsDoNotBind, Se
 from celery_singleton_lock.core.lock_set import KEPT, LockSet, Names, read
 from celery_singleton_lock.core.owner_token import new_token, token_for, token_on
 from celery_singleton_lock.core.parked_message import Delivery
+from celery_singleton_lock.core.unique import HEADER as UNIQUE
+from celery_singleton_lock.core.unique import unpacked
 from celery_singleton_lock.errors import (
     ConfigurationError,
     MaxReturnsExceeded,
@@ -109,9 +111,10 @@ class HeaderFactory:
         Returns:
             Lock name and token of the parked original, if this is a copy; else None.
         """
-        copy_of, requeued, moved, claim, call = taken_from(
-            request, COPY, REQUEUED, MOVED, UNANSWERED, HEADER
+        copy_of, requeued, moved, claim, call, unique = taken_from(
+            request, COPY, REQUEUED, MOVED, UNANSWERED, HEADER, UNIQUE
         )
+        request.unique = unpacked(unique)
         wrong = self._call_of(request, call)
         if copy_of is not None or requeued is not None:
             requeues, first_place = requeued or (0, 0)
@@ -201,6 +204,8 @@ class HeaderFactory:
         own = self._computed(request.task, request.args, request.kwargs, sent, options)
         if own.debounce is not None and not settles:
             own = dataclasses.replace(own, debounce=None)
+        if own.unique is not None or request.unique is not None:
+            own = dataclasses.replace(own, unique=request.unique)
         if own is not options:
             request.own_options = own
         return own
@@ -251,7 +256,8 @@ class HeaderFactory:
 
     def delivered(self, request: LockedRequest, delivery: Delivery) -> LockHeader:
         """Return the header of a parked message that is delivered, with its lock set."""
-        header, call = taken_from(request, KEPT, HEADER)
+        header, call, unique = taken_from(request, KEPT, HEADER, UNIQUE)
+        request.unique = unpacked(unique)
         wrong = self._call_of(request, call)
         lock_set = None if header is None else read(header).granted(delivery.fencing_token)
         return LockHeader(

@@ -13,6 +13,7 @@ from celery_singleton_lock.core.conflict_policy import SKIPPED, Outcome, assert_
 from celery_singleton_lock.core.model import CLAIM_LEASE, Ending, Reservation
 from celery_singleton_lock.errors import LockError
 from celery_singleton_lock.worker.agent_commands import (
+    EndUnique,
     NoteNextStart,
     Release,
     TrackReservation,
@@ -87,6 +88,8 @@ class PoolCallbacks:
     def on_accepted(self, request: LockedRequest) -> None:
         """Start to renew the lease: the pool acquires the lock now, or has just done so."""
         header, was = request.lock_header, request.move_from(UNACCEPTED, Stage.ACCEPTED)
+        if not header.name:
+            self._end_unique(request)
         if not header.name or request.stage is Stage.WITHDRAWN:
             return
         if header.error is not None:
@@ -176,6 +179,7 @@ class PoolCallbacks:
 
     def on_revoked(self, request: LockedRequest) -> None:
         """Release the reservation of a task that was revoked before its next attempt."""
+        self._end_unique(request)
         header = request.lock_header
         retried = request.request_dict.get("retries")
         if retried and header.name and request.options(self._rules).on_retry == "keep":
@@ -184,6 +188,7 @@ class PoolCallbacks:
 
     def on_refused(self, request: LockedRequest, error: LockError) -> None:
         """Report a task that has ended with an error since it did not get its lock."""
+        self._end_unique(request)
         self._notifier.refused(request, error)
 
     def on_lost(self, request: LockedRequest) -> None:
@@ -216,6 +221,7 @@ class PoolCallbacks:
         if request.move(Stage.BLOCKED) is Stage.WITHDRAWN:
             return self._got_elsewhere(request)
         if outcome in SKIPPED:
+            self._end_unique(request)
             self._notifier.skipped(request, turned, _SKIPPED_BY[outcome])
             if outcome is Outcome.SKIP_DEBOUNCED:
                 self._notifier.debounced(request)
@@ -240,6 +246,12 @@ class PoolCallbacks:
         if outcome is Outcome.GONE:
             request.move(Stage.ENDED)
         return True
+
+    def _end_unique(self, request: LockedRequest) -> None:
+        """Let a call like this one be sent, since this one has no lock that would end its entry."""
+        if request.unique is not None:
+            retries = int(request.request_dict.get("retries") or 0)
+            self._commands.put(EndUnique(request.unique, request.id, retries))
 
     def _run_later(self, request: LockedRequest, turned: TurnedAway) -> None:
         """Let the message of a task that has run wait in Redis until its lock is open again."""

@@ -79,6 +79,7 @@ def refuse_unsupported(task_name: str, declared: Mapping[str, Any], options: Loc
         ("fair_by", options.has_computed_group, "a name, with limit and weight as numbers"),
         ("rate", options.has_computed_costs, "rates whose costs are numbers"),
         ("debounce", options.debounce is not None, "None"),
+        ("unique", options.unique is not None, "None"),
         ("limit", is_computed(declared.get("lock_limit")), "a number"),
         ("rate", is_computed(declared.get("lock_rate")), 'a rate such as "100/m"'),
     ):

@@ -410,7 +410,7 @@ MUTANTS = (
     Mutant(
         "who dies alone stays in the index",
         LIBRARY,
-        "if rec and rec.indexed or i == BATCH then return",
+        "if rec and (rec.indexed or rec.unique) or i == BATCH then return",
         "if not rec then return",
     ),
     Mutant(

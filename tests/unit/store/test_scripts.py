@@ -34,6 +34,9 @@ ADMIN_LIBRARY = f"{LIBRARY}\n\n{read('shared/operator.lua')}"
 SCRIPTS = {**load_scripts(), **load_admin_scripts()}
 KEYS_OF = {"lock": 12, "lock*": None, "meta*": None, "due*": None, "fleet": 1}
 LOOKS = {
+    "announce",
+    "confirm_sent",
+    "withdraw",
     "inspect",
     "worker_heartbeat",
     "identify",

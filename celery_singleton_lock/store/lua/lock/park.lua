@@ -68,7 +68,7 @@ if not verdict then
   redis.call('HSET', bodies, base, body)
   rec = rec or {
     attempt = attempt, task = task, worker = '', host = host, pid = pid, lease = lease_ms,
-    copy = copy ~= '0' and '1' or nil, costs = about.costs,
+    copy = copy ~= '0' and '1' or nil, costs = about.costs, unique = wanted_flow and wanted_flow.unique,
     ends_at_rate = wanted_flow and wanted_flow.ends_at_rate,
   }
   if not rec.place then place_at(rec, tonumber(place_us)) end

@@ -16,7 +16,7 @@ for i = 6, #ARGV do
   if is_leaving_under(rec, seal) then
     if sent == '1' and not rec.copied then
       unqueue(token, rec)
-      forget(token, rec)
+      forget(token, rec, true)
       forgotten = forgotten + 1
     else
       local pause = tonumber(rec.publish_every or PUBLISH_MS)

@@ -22,6 +22,7 @@ local function end_delivery(token, rec, delay, wait_goes_on)
   drop_record(token, rec)
   local was_parked = rec.parked
   local following, is_duplicate = next_stored(token, rec)
+  if not following and rec.unique then end_unique(rec, rec.unique[4] == 1) end
   if not following then return end
   -- A waiter in a slot had a deadline of its own. Published copies have arrived by now.
   if is_duplicate or not was_parked or rec.state == 'running' then
@@ -66,8 +67,9 @@ local function remember_end(token, rec, done_ms, feared)
 end
 
 -- The task has ended: delete its record and its stored messages.
-local function forget(token, rec)
+local function forget(token, rec, left)
   drop_record(token, rec)
+  if rec.unique then end_unique(rec, left) end
   if not alone then redis.call('HDEL', bodies, base_of(token), base_of(rec.twin or token)) end
 end
 

@@ -40,7 +40,7 @@ local function keep_indexed_due()
   local held = redis.call('ZRANGE', holders, 0, BATCH - 1)
   for i, token in ipairs(held) do
     local rec = load(token)
-    if rec and rec.indexed or i == BATCH then return redis.call('ZADD', due, lease_end(token), lock) end
+    if rec and (rec.indexed or rec.unique) or i == BATCH then return redis.call('ZADD', due, lease_end(token), lock) end
   end
   redis.call('ZREM', due, lock)
 end

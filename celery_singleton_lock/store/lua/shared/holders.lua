@@ -12,6 +12,7 @@ end
 local function start(token, rec)
   if rates and rec.state ~= 'running' and not starts_later then rates.note_start(token, rec) end
   if not starts_later then set_state(rec, 'running') end
+  if rec.unique and not starts_later then start_unique(rec) end
   rec.ends_at_rate = nil -- what has started once waits, if it comes back
   redis.call('ZADD', holders, now + tonumber(rec.lease), token)
   if fair then fair.renew(rec, tonumber(rec.lease)) end
@@ -33,5 +34,7 @@ local function grant_caller(token, rec, lease)
   if rates and starts_later then rates.note_grant(token, rec) end
   if rates and not starts_later then rates.note_start(token, rec) end
   if rec.copy and not rec.indexed then put_in_index(token, rec) end
+  if rec.unique then keep_unique(rec) end
+  if rec.unique and not starts_later then start_unique(rec) end
   save(token, rec)
 end

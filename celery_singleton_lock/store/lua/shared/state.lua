@@ -31,6 +31,7 @@
 --              given = what charges have given back of it since then, by that id
 --   excess     why it costs too much ever to start: cost, number, period and burst of a rate
 --   ends_at_rate   true if it ends when it is next and above the rate (lock_on_rate); above_rate = it does
+--   unique     its entry among the unique calls; see keep_unique()
 --   seal       id of the call that took the message out of the queue for publishing
 --   settles    1: it settles, or was replaced while it did; delayed and in the state leaving. See let_settle()
 --   settles_from   when the first message of this burst came, milliseconds; ahead = its head start, microseconds
@@ -44,6 +45,7 @@ local INBOX_BODY = 65536 -- longer bodies do not go through the inbox: the worke
 local INBOX_MS = 600000  -- how long the inbox of a worker lives
 local DELAY_MS = 1000    -- first delay of a message that is returned repeatedly; it doubles
 local MOST_DELAY_MS = 60000
+local MOST_PENDING_MS = 5000 -- how long a sender may wait for another one of the same unique call
 
 local WAITS = {
   waiting = 'queue', parked = 'queue', adrift = 'adrift',

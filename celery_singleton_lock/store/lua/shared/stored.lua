@@ -7,6 +7,7 @@ local function enqueue(token, rec, state)
   if rec.deadline then redis.call('ZADD', deadlines, rec.deadline, token) end
   put_in_index(token, rec)
   list_parked(token, rec)
+  if rec.unique then keep_unique(rec) end
   save(token, rec)
 end
 

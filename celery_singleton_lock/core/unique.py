@@ -1,0 +1,82 @@
+"""Unique calls: a call that is like one that was sent before need not be sent (``lock_unique``)."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, Final, NamedTuple
+
+HEADER: Final = "csl-unique"
+"""Message header of a unique call; see :attr:`UniqueCall.header`."""
+
+MOST_PENDING: Final = 30.0
+"""Seconds for which an announcement is valid without a confirmation."""
+
+
+MOST_KEPT: Final = 366 * 86400
+"""Seconds for which the entry of a sent call stays at most."""
+
+
+class UniqueCall(NamedTuple):
+    """What makes a call unique, as its message carries it.
+
+    Args:
+        lock: name of its lock.
+        key: text that two calls of one lock share if they are alike.
+        until_start: whether the next one may be sent once the task has started.
+        most: seconds for which the entry stays while the broker has the message.
+        late: whether the broker has the message until the task has ended.
+    """
+
+    lock: str
+    key: str
+    until_start: bool
+    most: float
+    late: bool = False
+
+    @property
+    def packed(self) -> list[Any]:
+        """The value for the scripts; seconds are milliseconds there."""
+        return [self.key, int(self.until_start), round(self.most * 1000), int(self.late)]
+
+    @property
+    def header(self) -> list[Any]:
+        """The value of the message header."""
+        return [self.lock, *self.packed]
+
+
+def unpacked(header: object) -> UniqueCall | None:
+    """Return the value of a message header, which may contain anything; None if it is none."""
+    match header:
+        case [str(lock), str(key), int(until_start), int(most_ms), int(late)]:
+            most = min(max(1, most_ms), MOST_KEPT * 1000) / 1000
+            return UniqueCall(lock, key, until_start == 1, most, late == 1)
+        case _:
+            return None
+
+
+class EntryState(Enum):
+    """What is known of the call that was sent before."""
+
+    ANNOUNCED = "announced"
+    """None was sent: the caller sends this one."""
+
+    PENDING = "pending"
+    """Its sender has announced it, and may not have sent it yet."""
+
+    SENT = "sent"
+    """The broker has its message."""
+
+    HERE = "here"
+    """It is parked, or holds the lock."""
+
+
+class Announced(NamedTuple):
+    """The answer to an announcement.
+
+    Args:
+        state: of the call that counts.
+        task_id: its task id.
+    """
+
+    state: EntryState
+    task_id: str

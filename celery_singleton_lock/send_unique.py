@@ -1,0 +1,241 @@
+"""Sends a unique call, unless one like it was sent before (``lock_unique``).
+
+Announce the call in Redis, send it, confirm it. Of several senders that announce at once, the first
+one sends; the others wait for its confirmation, and send themselves if it does not come. So a call
+is a duplicate only if the broker has, or had, the message of the first one. If Redis does not
+answer, the call is sent: the lock still lets one run at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, Final, NamedTuple, Protocol
+
+from celery import uuid
+from celery.utils.time import maybe_make_aware
+from kombu.exceptions import KombuError
+
+from celery_singleton_lock.config.settings import LockOptions
+from celery_singleton_lock.core.clock import SystemClock, wall_time
+from celery_singleton_lock.core.lock_name_template import ArgumentsDoNotBind
+from celery_singleton_lock.core.unique import (
+    HEADER,
+    MOST_KEPT,
+    Announced,
+    EntryState,
+    UniqueCall,
+)
+from celery_singleton_lock.errors import BackendError, DuplicateTask
+from celery_singleton_lock.events import CallNotSent, Observers
+
+logger: Final = logging.getLogger(__name__)
+
+PENDING_WAIT: Final = 1.0
+"""Seconds for which a sender waits for the confirmation of another one."""
+
+LONGEST_WAIT: Final = 3.0
+"""Seconds after which it sends, if further senders announced meanwhile."""
+
+_POSITIONAL: Final = ("task_id", "producer", "link", "link_error", "shadow")
+"""Parameters of Celery's ``apply_async`` that may follow ``args`` and ``kwargs`` by position."""
+
+_CANVAS: Final = ("link", "chain", "chord", "group_id")
+"""Options of a call on whose end others depend."""
+
+_clock: Final = SystemClock()
+
+
+class UniqueStore(Protocol):
+    """What a sender needs of a store."""
+
+    def announce(self, name: str, key: str, task_id: str, *, instead_of: str = "") -> Announced:
+        """Announce a call."""
+        ...
+
+    def confirm_soon(self, name: str, key: str, task_id: str, retries: int, seconds: float) -> None:
+        """Note that a call was sent."""
+        ...
+
+    def withdraw(self, name: str, key: str, task_id: str, retries: int) -> bool:
+        """Note that a call was not sent."""
+        ...
+
+    def wait(self, name: str, token: str, timeout: float) -> bool:
+        """Wait until another sender has confirmed its call, or has withdrawn it."""
+        ...
+
+
+class Call(NamedTuple):
+    """A call of a task with ``lock_unique``.
+
+    Args:
+        task: the task.
+        options: the lock options of the call.
+        name: name of its lock.
+        key: what makes two calls of that lock alike.
+        sending: options for Celery's ``apply_async``, with ``task_id``.
+    """
+
+    task: Any
+    options: LockOptions
+    name: str
+    key: str
+    sending: dict[str, Any]
+
+    @property
+    def task_id(self) -> str:
+        """Id of its task."""
+        return str(self.sending["task_id"])
+
+    @property
+    def retries(self) -> int:
+        """Number of its attempt; 0 for the first."""
+        return int(self.sending.get("retries") or 0)
+
+    @property
+    def must_be_sent(self) -> bool:
+        """Whether it is sent even if it is a duplicate: a retry, or a part of a canvas."""
+        return self.retries > 0 or any(self.sending.get(option) for option in _CANVAS)
+
+    @property
+    def kept(self) -> float:
+        """Seconds for which the entry stays while the broker has the message."""
+        if isinstance(self.options.unique, float):
+            return self.options.unique
+        most = _seconds_until(self.sending.get("expires"))
+        if most is None:
+            starts = self.sending.get("countdown") or _seconds_until(self.sending.get("eta")) or 0
+            most = max(0.0, float(starts)) + self.options.unique_max
+        return min(max(0.001, most), MOST_KEPT)
+
+    @property
+    def header(self) -> list[Any] | None:
+        """The message header by which the worker keeps or ends the entry."""
+        unique = self.options.unique
+        if isinstance(unique, float):
+            return None
+        late = bool(self.task.acks_late)
+        return UniqueCall(self.name, self.key, unique == "until_started", self.kept, late).header
+
+
+def with_task_id(rest: tuple[Any, ...], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a call by name, with a task id."""
+    named = {**dict(zip(_POSITIONAL, rest, strict=False)), **options}
+    named["task_id"] = named.get("task_id") or uuid()
+    return named
+
+
+def send_unique(
+    call: Callable[[], Call],
+    store: Callable[[], UniqueStore],
+    send: Callable[..., Any],
+    sending: dict[str, Any],
+    observers: Observers,
+) -> Any:
+    """Send a call, unless one like it was sent before.
+
+    Args:
+        call: returns the call; raises what its name raises.
+        store: returns the store of the locks.
+        send: sends a call with these options, and returns Celery's result.
+        sending: the options of the call for Celery.
+        observers: hear of a duplicate.
+
+    Returns:
+        Celery's result, or that of the first call; ``duplicate`` says which.
+
+    Raises:
+        DuplicateTask: one like it was sent, and ``lock_on_duplicate`` is ``"raise"``.
+    """
+    try:
+        unique = call()
+    except ArgumentsDoNotBind:
+        return send(**sending)  # Celery raises the error
+    if isinstance(unique.options.unique, float) and unique.retries:
+        return send(**sending)  # its time has begun with the first attempt
+    try:
+        found = _announced(unique, store())
+    except BackendError as error:
+        logger.warning("%s[%s] is sent without lock_unique: %s", *_shown(unique), error)
+        return _marked(send(**sending), duplicate=False)
+    if found.state is EntryState.ANNOUNCED:
+        return _send_and_confirm(unique, store(), send)
+    if unique.must_be_sent:
+        return _marked(send(**sending), duplicate=False)
+    return _duplicate(unique, found.task_id, observers)
+
+
+def _announced(call: Call, store: UniqueStore) -> Announced:
+    """Announce a call, and wait for others that are being sent at the same time."""
+    until = _clock.monotonic() + LONGEST_WAIT
+    found = store.announce(call.name, call.key, call.task_id)
+    while found.state is EntryState.PENDING and not call.must_be_sent:
+        if _clock.monotonic() >= until:
+            return Announced(EntryState.ANNOUNCED, call.task_id)
+        confirmed = store.wait(call.name, f"unique:{found.task_id}", PENDING_WAIT)
+        before = "" if confirmed else found.task_id
+        found = store.announce(call.name, call.key, call.task_id, instead_of=before)
+    return found
+
+
+def _send_and_confirm(call: Call, store: UniqueStore, send: Callable[..., Any]) -> Any:
+    header = call.header
+    sending = call.sending
+    if header is not None:
+        sending = {**sending, "headers": {**(sending.get("headers") or {}), HEADER: header}}
+    about = (call.name, call.key, call.task_id)
+    try:
+        result = send(**sending)
+    except Exception as error:
+        if not isinstance(error, (KombuError, OSError)):  # else the broker may have the message
+            _try(lambda: store.withdraw(*about, call.retries))
+        raise
+    _try(lambda: store.confirm_soon(*about, call.retries, call.kept))
+    return _marked(result, duplicate=False)
+
+
+def _try(tell: Callable[[], object]) -> None:
+    """Tell Redis how the sending ended. Without an answer, the announcement ends by itself."""
+    try:
+        tell()
+    except BackendError as error:
+        logger.warning("A unique call is announced, and Redis did not hear its end: %s", error)
+
+
+def _duplicate(call: Call, first: str, observers: Observers) -> Any:
+    logger.info(
+        "%s[%s] is not sent: %s was sent before, and is not over (lock_unique, lock %r).",
+        *_shown(call),
+        first,
+        call.name,
+    )
+    observers.notify(CallNotSent(call.name, call.task.name, call.task_id, of=first))
+    if call.options.on_duplicate == "raise":
+        msg = (
+            f"{call.task.name} is not sent: task {first} of the lock {call.name!r} was sent before "
+            "(lock_unique)."
+        )
+        raise DuplicateTask(msg, call.name, first)
+    return _marked(call.task.AsyncResult(first), duplicate=True)
+
+
+def _marked(result: Any, *, duplicate: bool) -> Any:
+    result.duplicate = duplicate
+    return result
+
+
+def _shown(call: Call) -> tuple[str, str]:
+    return str(call.task.name), call.task_id
+
+
+def _seconds_until(moment: object) -> float | None:
+    """Return the seconds until a moment as Celery takes it: seconds from now, or a datetime."""
+    if isinstance(moment, (int, float)) and not isinstance(moment, bool):
+        return float(moment)
+    if isinstance(moment, str):
+        moment = datetime.fromisoformat(moment)
+    if not isinstance(moment, datetime):
+        return None
+    return float(maybe_make_aware(moment).timestamp() - wall_time())

@@ -1,0 +1,69 @@
+-- Unique calls: the entry of a call that was sent, so that a second one like it need not be sent.
+
+-- The entry is JSON: `id` of the task, `retries` of its attempt, and `state`:
+--   pending   its sender has announced it, and may not have sent it yet
+--   sent      the broker has its message
+--   here      its message is parked, or its task holds the lock: the entry does not expire
+-- `waits` counts senders that wait until it is no longer pending. `again` is for how long (ms) the entry stays after
+-- the end of this attempt, since the task has sent its retry.
+local function unique_entry(key) return string.sub(holders, 1, -8) .. 'unique:' .. key end
+
+-- nil also if another program uses the key.
+local function read_unique(key)
+  local raw = redis.pcall('GET', unique_entry(key))
+  local ran, entry = pcall(cjson.decode, raw)
+  return ran and type(entry) == 'table' and entry.id and entry or nil
+end
+
+-- Without `ms` the entry does not expire; 'keep': its time stays.
+local function write_unique(key, entry, ms)
+  local raw = cjson.encode(entry)
+  if ms == 'keep' then return redis.call('SET', unique_entry(key), raw, 'KEEPTTL') end
+  if ms then return redis.call('SET', unique_entry(key), raw, 'PX', digits(ms)) end
+  redis.call('SET', unique_entry(key), raw)
+end
+
+-- Senders wait for it as clients wait for a lock.
+local function end_pending(entry)
+  local list = string.sub(holders, 1, -8) .. 'wake:unique:' .. entry.id
+  for _ = 1, tonumber(entry.waits or 0) do redis.pcall('RPUSH', list, '1') end
+  redis.pcall('PEXPIRE', list, MOST_PENDING_MS)
+  entry.waits = nil
+end
+
+local function retries_of(attempt)
+  local id, retries = string.match(attempt, '^(.*)/(%d+)/%d+$')
+  return id or attempt, tonumber(retries or 0)
+end
+
+-- The task of a record is here. `rec.unique` = {key, 1 if the entry ends at the start, longest time (ms) with the broker,
+-- 1 if the broker has the message while the task runs}. An entry of another task stays.
+local function keep_unique(rec)
+  local id, retries = retries_of(rec.attempt)
+  local entry = read_unique(rec.unique[1]) or {id = id}
+  if entry.id ~= id then
+    rec.unique = nil
+    return
+  end
+  index_changed = true -- then a sweeper comes when its lease has ended: see keep_indexed_due
+  end_pending(entry)
+  write_unique(rec.unique[1], {id = id, state = 'here', retries = retries, attempt = rec.attempt})
+end
+
+-- The task is not here any more. `left`: the broker has its message.
+local function end_unique(rec, left)
+  local key, most = rec.unique[1], rec.unique[3]
+  local id, retries = retries_of(rec.attempt)
+  local entry = read_unique(key)
+  rec.unique = nil
+  if not entry or entry.id ~= id or entry.state ~= 'here' then return end
+  if not left and not entry.again then return redis.call('DEL', unique_entry(key)) end
+  entry.state, entry.retries = 'sent', entry.again and retries + 1 or retries
+  entry.attempt = nil
+  write_unique(key, entry, tonumber(entry.again or most))
+end
+
+-- A task whose uniqueness ends at its start begins.
+local function start_unique(rec)
+  if rec.unique and rec.unique[2] == 1 then end_unique(rec) end
+end

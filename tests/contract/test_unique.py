@@ -1,0 +1,228 @@
+"""Entries of unique calls, on every store that has them."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
+from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.rate import packed
+from celery_singleton_lock.core.unique import EntryState, UniqueCall
+from celery_singleton_lock.store.redis.sync import RedisStore
+
+pytestmark = pytest.mark.contract
+
+REALM, QUEUE = "r", "q"
+
+
+@pytest.fixture(params=[False, True], ids=["by redis-py", "direct"])
+def store(redis_client, request):
+    made = RedisStore(redis_client, direct=request.param)
+    made.worker_heartbeat("w", REALM, [QUEUE], 600.0, 9)
+    return made
+
+
+def owner(task_id, retries=0, token=None):
+    return Owner(token or f"{task_id}.0", f"{task_id}/{retries}/0", "app.task", worker="w")
+
+
+def claim(*, until_start=False, late=True, most=60.0, copy=0):
+    unique = UniqueCall("k", "report", until_start, most, late)
+    return Claim("k", 30.0, flow=packed((), unique=unique), copy=copy)
+
+
+def parcel():
+    return Parcel(b"body", REALM, QUEUE)
+
+
+def announced(store, task_id, **options):
+    return store.announce("k", "report", task_id, **options)
+
+
+def sent(store, task_id):
+    assert announced(store, task_id).state is EntryState.ANNOUNCED
+    assert store.confirm_sent("k", "report", task_id, 0, 600.0)
+
+
+def entry(store):
+    """Return the state of the entry, the task that it names, and its seconds; None if none."""
+    found = announced(store, "asks")
+    if found.state is EntryState.ANNOUNCED:
+        store.withdraw("k", "report", "asks", 0)
+        return None
+    key = f"{store.keyspace.lock('k').holders.removesuffix('holders')}unique:report"
+    return found.state.value, found.task_id, round(store.client.pttl(key) / 1000)
+
+
+def test_the_first_call_is_announced_and_the_next_one_is_told_which(store):
+    assert announced(store, "a") == (EntryState.ANNOUNCED, "a")
+    assert announced(store, "a") == (EntryState.ANNOUNCED, "a")
+    assert entry(store) == ("pending", "a", 30)
+    assert store.confirm_sent("k", "report", "a", 0, 600.0)
+    assert entry(store) == ("sent", "a", 600)
+    assert announced(store, "a") == (EntryState.ANNOUNCED, "a"), "a retry is no duplicate"
+
+
+def test_a_withdrawn_call_makes_room(store):
+    announced(store, "a")
+    assert not store.withdraw("k", "report", "b", 0), "that of another task stays"
+    assert store.withdraw("k", "report", "a", 0)
+    assert entry(store) is None
+
+
+def test_a_confirmation_need_not_be_waited_for(store):
+    for task_id in ("a", "b"):
+        announced(store, task_id)
+        store.confirm_soon("k", "report", task_id, 0, 600.0)
+        assert entry(store) == ("sent", task_id, 600)
+        store.withdraw("k", "report", task_id, 0)
+
+
+@pytest.mark.parametrize("ends", ["confirm", "withdraw"])
+def test_who_waits_for_another_sender_is_woken(store, ends):
+    announced(store, "a")
+    woken = []
+
+    def wait(task_id):
+        assert announced(store, task_id).state is EntryState.PENDING
+        woken.append(store.wait("k", "unique:a", 30.0))
+
+    threads = [threading.Thread(target=wait, args=(f"b{n}",)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+        thread.join(0.1)
+    if ends == "confirm":
+        store.confirm_sent("k", "report", "a", 0, 600.0)
+    else:
+        store.withdraw("k", "report", "a", 0)
+    for thread in threads:
+        thread.join(10)
+    assert woken == [True] * 3
+
+
+def test_of_those_who_waited_in_vain_one_takes_the_place(store):
+    announced(store, "dead")
+    assert announced(store, "b", instead_of="dead").state is EntryState.ANNOUNCED
+    assert announced(store, "c", instead_of="dead") == (EntryState.PENDING, "b")
+    assert not store.confirm_sent("k", "report", "dead", 0, 600.0)
+    store.confirm_sent("k", "report", "b", 0, 600.0)
+    assert announced(store, "c", instead_of="b") == (EntryState.SENT, "b"), "it was sent meanwhile"
+
+
+def test_a_running_task_counts_until_it_has_ended(store):
+    sent(store, "a")
+    store.acquire(owner("a"), claim())
+    assert entry(store) == ("here", "a", 0)
+    store.release("k", "a.0", Ending.FINAL)
+    assert entry(store) is None
+
+
+def test_until_its_start_means_until_then(store):
+    sent(store, "a")
+    store.acquire(owner("a"), claim(until_start=True))
+    assert entry(store) is None
+    store.release("k", "a.0", Ending.FINAL)
+
+
+@pytest.mark.parametrize("until_start", [True, False])
+def test_a_parked_task_counts_until_its_start_or_end(store, until_start):
+    store.acquire(Owner("holder"), Claim("k"))
+    sent(store, "a")
+    assert (
+        store.park(owner("a"), claim(until_start=until_start), parcel()).verdict is Verdict.WAITING
+    )
+    assert entry(store) == ("here", "a", 0)
+    store.release("k", "holder", Ending.FINAL)
+    assert entry(store) == ("here", "a", 0)
+    assert store.claim(owner("a"), "k", 30.0).verdict is Verdict.GRANTED
+    assert (entry(store) is None) is until_start
+    store.release("k", "a.0", Ending.FINAL)
+    assert entry(store) is None
+
+
+def test_a_task_that_comes_without_an_entry_makes_one(store):
+    """It had expired, or Redis had lost it."""
+    store.acquire(owner("a"), claim())
+    assert entry(store) == ("here", "a", 0)
+
+
+def test_the_entry_of_another_call_stays(store):
+    sent(store, "b")
+    store.acquire(owner("a"), claim())
+    store.release("k", "a.0", Ending.FINAL)
+    assert entry(store) == ("sent", "b", 600)
+
+
+def test_a_task_whose_process_dies_counts_while_the_broker_has_it(store, redis_client):
+    sent(store, "a")
+    store.acquire(owner("a"), claim()._replace(lease=0.05))
+    keys = store.keyspace.lock("k")
+    assert redis_client.zscore(keys.due, "k"), "a sweeper ends the entry, though nobody waits"
+    threading.Event().wait(0.1)
+    store.sweep_and_grant("k")
+    assert entry(store) == ("sent", "a", 60)
+
+
+def test_a_task_that_was_acknowledged_early_is_over_when_its_process_dies(store):
+    sent(store, "a")
+    store.acquire(owner("a"), claim(late=False)._replace(lease=0.05))
+    threading.Event().wait(0.1)
+    store.sweep_and_grant("k")
+    assert entry(store) is None
+
+
+def test_a_retry_counts_from_the_first_attempt_on(store):
+    sent(store, "a")
+    store.acquire(owner("a"), claim())
+    assert announced(store, "a").state is EntryState.ANNOUNCED
+    assert store.confirm_sent("k", "report", "a", 1, 300.0)
+    store.release("k", "a.0", Ending.FINAL)
+    assert entry(store) == ("sent", "a", 300)
+    assert not store.withdraw("k", "report", "a", 0), "the first attempt is not the last one"
+    store.acquire(owner("a", 1, "second.0"), claim())
+    store.release("k", "second.0", Ending.FINAL)
+    assert entry(store) is None
+
+
+def test_a_late_confirmation_is_no_retry(store):
+    announced(store, "a")
+    store.acquire(owner("a"), claim())
+    assert store.confirm_sent("k", "report", "a", 0, 600.0)
+    store.release("k", "a.0", Ending.FINAL)
+    assert entry(store) is None
+    assert not store.confirm_sent("k", "report", "a", 0, 600.0)
+    assert entry(store) is None
+
+
+def test_a_running_task_is_not_withdrawn(store):
+    sent(store, "a")
+    store.acquire(owner("a"), claim())
+    assert not store.withdraw("k", "report", "a", 0)
+    assert entry(store) == ("here", "a", 0)
+
+
+def test_an_entry_whose_record_was_lost_does_not_count(store, redis_client):
+    sent(store, "a")
+    store.acquire(owner("a"), claim())
+    keys = store.keyspace.lock("k")
+    redis_client.delete(keys.holders, keys.record)
+    assert entry(store) is None
+
+
+def test_the_key_of_another_program_does_not_stop_a_lock(store, redis_client):
+    key = f"{store.keyspace.lock('k').holders.removesuffix('holders')}unique:report"
+    redis_client.rpush(key, "data")
+    assert store.acquire(owner("a"), claim()).verdict is Verdict.GRANTED
+    assert store.release("k", "a.0", Ending.FINAL).verdict is Verdict.RELEASED
+
+
+def test_a_message_that_goes_back_to_the_broker_counts_there(store):
+    """No worker takes it: it is published."""
+    store.worker_heartbeat("w", REALM, [QUEUE], 0.0, 9)
+    sent(store, "a")
+    store.park(owner("a"), claim(), parcel())
+    (stray,) = store.sweep_and_grant("k", realm=REALM)
+    store.record_publish_result("k", stray.seal, [stray.token], sent=True)
+    assert entry(store) == ("sent", "a", 60)

@@ -1,0 +1,232 @@
+"""Unique calls, sent to real workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+from celery import chain
+from celery.exceptions import TaskRevokedError
+
+from celery_singleton_lock import DuplicateTask
+from integration.unique_app import make_app
+from support.waiting import eventually
+from support.workers import CeleryWorker
+
+
+@pytest.fixture
+def app(redis_url):
+    return make_app(redis_url)
+
+
+@pytest.fixture
+def client(redis_client):
+    return redis_client
+
+
+def new_worker(redis_url, **options):
+    return CeleryWorker("integration.unique_app", redis_url, concurrency=2, **options)
+
+
+@pytest.fixture(params=["prefork", "threads"])
+def pool(request):
+    return request.param
+
+
+def ran(client):
+    return [
+        each.decode() if isinstance(each, bytes) else each for each in client.lrange("ran", 0, -1)
+    ]
+
+
+def has_run(client, *calls):
+    eventually(lambda: ran(client) == list(calls), timeout=60)
+
+
+def entries(client):
+    return client.keys("*:unique:*")
+
+
+def go(client, *calls):
+    for call in calls:
+        client.rpush(f"go:{call}", 1)
+
+
+def test_a_call_is_not_sent_while_one_like_it_waits(app, client, redis_url, pool):
+    """Until it starts: the next one is sent then."""
+    send = app.tasks["started"].delay
+    first, second = send("may", "a"), send("may", "b")
+    assert (first.duplicate, second.duplicate) == (False, True)
+    assert second.id == first.id
+    assert send("june", "c").duplicate is False
+    with new_worker(redis_url, pool=pool):
+        eventually(lambda: set(ran(client)) == {"a", "c"}, timeout=60)
+        third = send("may", "d")
+        assert third.duplicate is False
+        assert send("may", "e").id == third.id
+        go(client, "a", "c", "d")
+        assert second.get(timeout=60) == "a"
+        assert third.get(timeout=60) == "d"
+        eventually(lambda: not entries(client))
+
+
+def test_a_call_is_not_sent_until_the_first_one_is_done(app, client, redis_url, pool):
+    send = app.tasks["done"].delay
+    first = send("may", "a")
+    with new_worker(redis_url, pool=pool):
+        has_run(client, "a")
+        assert send("may", "b").id == first.id
+        go(client, "a")
+        assert first.get(timeout=60) == "a"
+        eventually(lambda: not entries(client))
+        last = send("may", "c")
+        assert last.duplicate is False
+        go(client, "c")
+        assert last.get(timeout=60) == "c"
+
+
+def test_a_duplicate_can_be_an_error(app):
+    send = app.tasks["strict"].delay
+    first = send("may", "a")
+    with pytest.raises(DuplicateTask, match=first.id) as raised:
+        send("may", "b")
+    assert raised.value.task_id == first.id
+
+
+def test_a_key_tells_which_calls_are_alike(app):
+    send = app.tasks["by_user"].delay
+    assert not send("may", "a", user="ann").duplicate
+    assert not send("may", "b", user="bob").duplicate
+    assert send("may", "c", user="ann").duplicate
+
+
+def test_a_call_may_be_unique_for_a_time(app, client):
+    send = app.tasks["seconds"].delay
+    assert not send("may", "a").duplicate
+    (entry,) = entries(client)
+    assert 590_000 < client.pttl(entry) <= 600_000
+    assert send("may", "b").duplicate
+
+
+def test_one_call_may_be_sent_all_the_same(app):
+    task = app.tasks["done"]
+    task.delay("may", "a")
+    assert not hasattr(task.apply_async(("may", "b"), lock_unique=None), "duplicate")
+    with pytest.raises(DuplicateTask):
+        task.apply_async(("may", "c"), lock_on_duplicate="raise")
+
+
+def test_many_senders_at_once_send_one_message(app, client):
+    results, go_all = [], threading.Barrier(50)
+
+    def send(number):
+        go_all.wait()
+        results.append(app.tasks["done"].delay("may", str(number)))
+
+    threads = [threading.Thread(target=send, args=(n,)) for n in range(50)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(60)
+    assert client.llen("celery") == 1
+    assert len({each.id for each in results}) == 1
+    assert sum(not each.duplicate for each in results) == 1
+
+
+def test_a_sender_that_dies_before_it_sends_blocks_nobody(app, client):
+    """It has announced its call; another one waits a second, and sends itself."""
+    store = app.tasks["done"]._lock_extension.store()
+    store.announce("report:may", "done", "dead")
+    result = app.tasks["done"].delay("may", "a")
+    assert not result.duplicate
+    assert client.llen("celery") == 1
+    assert app.tasks["done"].delay("may", "b").id == result.id
+
+
+def test_a_message_that_cannot_be_serialised_blocks_nobody(app):
+    with pytest.raises(Exception, match="serializ"):
+        app.tasks["done"].delay("may", object())
+    assert not app.tasks["done"].delay("may", "a").duplicate
+
+
+def test_a_part_of_a_canvas_is_sent_in_any_case(app, client):
+    task = app.tasks["done"]
+    task.delay("may", "a")
+    chain(task.si("may", "b"), task.si("may", "c")).apply_async()
+    assert client.llen("celery") == 2
+
+
+def test_a_skipped_call_does_not_block_the_next_one(app, client, redis_url):
+    with new_worker(redis_url):
+        holder = app.tasks["done"].delay("may", "a")
+        has_run(client, "a")
+        skipped = app.tasks["skips"].delay("may", "b")
+        with pytest.raises(TaskRevokedError):
+            skipped.get(timeout=60)
+        eventually(lambda: len(entries(client)) == 1)
+        assert not app.tasks["skips"].delay("may", "c").duplicate
+        go(client, "a")
+        assert holder.get(timeout=60) == "a"
+
+
+def test_a_revoked_call_does_not_block_the_next_one(app, client, redis_url):
+    """It was revoked before a worker received it."""
+    with new_worker(redis_url):
+        app.control.cancel_consumer("celery", reply=True)
+        revoked = app.tasks["done"].delay("may", "a")
+        app.control.revoke(revoked.id, reply=True)
+        app.control.add_consumer("celery", reply=True)
+        eventually(lambda: not entries(client), timeout=60)
+        again = app.tasks["done"].delay("may", "b")
+        assert not again.duplicate
+        go(client, "b")
+        assert again.get(timeout=60) == "b"
+
+
+def test_a_retry_is_no_duplicate_of_itself(app, client, redis_url):
+    """Until it is done, other calls are."""
+    with new_worker(redis_url):
+        first = app.tasks["retried"].delay("may", "a")
+        go(client, "a")
+        has_run(client, "a", "again")
+        assert app.tasks["retried"].delay("may", "b").id == first.id
+        go(client, "again")
+        assert first.get(timeout=60) == "again"
+        eventually(lambda: not entries(client))
+
+
+def test_a_parked_call_blocks_others_like_it(app, client, redis_url):
+    with new_worker(redis_url):
+        holder = app.tasks["strict"].delay("may", "a")
+        has_run(client, "a")
+        parked = app.tasks["done"].delay("may", "b")
+        eventually(lambda: client.keys("*:bodies"), timeout=60)
+        (entry,) = [key for key in entries(client) if str(key).rstrip("'").endswith("done")]
+        eventually(lambda: client.pttl(entry) == -1, timeout=60)
+        assert app.tasks["done"].delay("may", "c").id == parked.id
+        go(client, "a", "b")
+        assert holder.get(timeout=60) == "a"
+        assert parked.get(timeout=60) == "b"
+        eventually(lambda: not entries(client))
+
+
+def test_a_call_whose_process_was_killed_runs_again_and_blocks_others(app, client, redis_url):
+    with new_worker(redis_url):
+        first = app.tasks["late"].delay("may", "a")
+        has_run(client, "a")
+        os.kill(int(client.lindex("pid", 0)), signal.SIGKILL)
+        has_run(client, "a", "a")
+        assert app.tasks["late"].delay("may", "b").id == first.id
+        go(client, "a")
+        assert first.get(timeout=60) == "a"
+        eventually(lambda: not entries(client))
+
+
+def test_without_redis_a_call_is_sent(app, client, monkeypatch):
+    """The lock still lets one run at a time."""
+    app.conf.singleton_lock_backend = "redis://127.0.0.1:1/0"
+    assert not app.tasks["done"].delay("may", "a").duplicate
+    assert not app.tasks["done"].delay("may", "b").duplicate
+    assert client.llen("celery") == 2

@@ -1,0 +1,71 @@
+"""Tasks of which a call is not sent while one like it exists."""
+
+import os
+
+import redis
+from celery import Celery, current_task
+
+from celery_singleton_lock import LockedTask
+
+
+def redis_of_task():
+    return redis.Redis.from_url(current_task.app.conf.result_backend)
+
+
+def run(month, what):
+    """Run until a test says ``go``."""
+    client = redis_of_task()
+    client.rpush("ran", what)
+    client.blpop(f"go:{what}", 60)
+    return what
+
+
+def run_for_user(month, what, user):
+    return run(month, what)
+
+
+def run_twice(self, month, what):
+    run(month, what)
+    if self.request.retries == 0:
+        raise self.retry(countdown=1, args=(month, "again"))
+    return what
+
+
+def run_late(month, what):
+    redis_of_task().rpush("pid", os.getpid())
+    return run(month, what)
+
+
+TASKS = {
+    "started": (run, {"lock_unique": "until_started"}),
+    "done": (run, {"lock_unique": "until_done"}),
+    "seconds": (run, {"lock_unique": 600}),
+    "strict": (run, {"lock_unique": "until_done", "lock_on_duplicate": "raise"}),
+    "skips": (run, {"lock_unique": "until_done", "lock_on_conflict": "skip"}),
+    "retried": (run_twice, {"lock_unique": "until_done", "bind": True, "max_retries": 1}),
+    "by_user": (run_for_user, {"lock_unique": "until_done", "lock_unique_key": "{user}"}),
+    "late": (
+        run_late,
+        {"lock_unique": "until_done", "acks_late": True, "reject_on_worker_lost": True},
+    ),
+}
+
+
+def make_app(url):
+    """Return an app; tests send its tasks, and a worker runs them."""
+    app = Celery("unique", broker=url, backend=url)
+    app.conf.singleton_lock_backend = url
+    for name, (function, options) in TASKS.items():
+        app.task(
+            function,
+            name=name,
+            base=LockedTask,
+            lock_key="report:{month}",
+            shared=False,
+            **options,
+        )
+    return app
+
+
+if "CELERY_BROKER_URL" in os.environ:
+    app = make_app(os.environ["CELERY_RESULT_BACKEND"])
