@@ -11,11 +11,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from socket import gaierror
 from typing import Any, Final, NamedTuple, Protocol
 
 from celery import uuid
 from celery.utils.time import maybe_make_aware
-from kombu.exceptions import KombuError
+from kombu.exceptions import SerializationError
 
 from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.core.clock import SystemClock, wall_time
@@ -189,11 +190,24 @@ def _send_and_confirm(call: Call, store: UniqueStore, send: Callable[..., Any]) 
     try:
         result = send(**sending)
     except Exception as error:
-        if not isinstance(error, (KombuError, OSError)):  # else the broker may have the message
+        if _was_not_sent(error):
             _try(lambda: store.withdraw(*about, call.retries))
         raise
     _try(lambda: store.confirm_soon(*about, call.retries, call.kept))
     return _marked(result, duplicate=False)
+
+
+def _was_not_sent(error: BaseException | None) -> bool:
+    """Return whether the broker cannot have the message.
+
+    With any other error it may have it: then the announcement stays, and the next sender waits a
+    second before it sends.
+    """
+    while error is not None:
+        if isinstance(error, (SerializationError, TypeError, ConnectionRefusedError, gaierror)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _try(tell: Callable[[], object]) -> None:

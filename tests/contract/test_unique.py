@@ -52,7 +52,7 @@ def entry(store):
     if found.state is EntryState.ANNOUNCED:
         store.withdraw("k", "report", "asks", 0)
         return None
-    key = f"{store.keyspace.lock('k').holders.removesuffix('holders')}unique:report"
+    key = f"{store.keyspace.lock('k').holders.removesuffix('holders')}unique:report:call"
     return found.state.value, found.task_id, round(store.client.pttl(key) / 1000)
 
 
@@ -212,7 +212,7 @@ def test_an_entry_whose_record_was_lost_does_not_count(store, redis_client):
 
 
 def test_the_key_of_another_program_does_not_stop_a_lock(store, redis_client):
-    key = f"{store.keyspace.lock('k').holders.removesuffix('holders')}unique:report"
+    key = f"{store.keyspace.lock('k').holders.removesuffix('holders')}unique:report:call"
     redis_client.rpush(key, "data")
     assert store.acquire(owner("a"), claim()).verdict is Verdict.GRANTED
     assert store.release("k", "a.0", Ending.FINAL).verdict is Verdict.RELEASED

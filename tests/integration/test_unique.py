@@ -148,6 +148,7 @@ def test_a_sender_that_dies_before_it_sends_blocks_nobody(app, client):
 def test_a_message_that_cannot_be_serialised_blocks_nobody(app):
     with pytest.raises(Exception, match="serializ"):
         app.tasks["done"].delay("may", object())
+    assert not entries(app.tasks["done"]._lock_extension.store().client)
     assert not app.tasks["done"].delay("may", "a").duplicate
 
 
@@ -203,7 +204,7 @@ def test_a_parked_call_blocks_others_like_it(app, client, redis_url):
         has_run(client, "a")
         parked = app.tasks["done"].delay("may", "b")
         eventually(lambda: client.keys("*:bodies"), timeout=60)
-        (entry,) = [key for key in entries(client) if str(key).rstrip("'").endswith("done")]
+        (entry,) = [key for key in entries(client) if str(key).rstrip("'").endswith("done:call")]
         eventually(lambda: client.pttl(entry) == -1, timeout=60)
         assert app.tasks["done"].delay("may", "c").id == parked.id
         go(client, "a", "b")
@@ -230,3 +231,13 @@ def test_without_redis_a_call_is_sent(app, client, monkeypatch):
     assert not app.tasks["done"].delay("may", "a").duplicate
     assert not app.tasks["done"].delay("may", "b").duplicate
     assert client.llen("celery") == 2
+
+
+def test_without_a_broker_the_next_call_need_not_wait(app, client):
+    """The message was certainly not sent."""
+    app.conf.broker_url = "redis://127.0.0.1:1/0"
+    app.conf.broker_transport_options = {"max_retries": 0}
+    for _ in range(2):
+        with pytest.raises(app.tasks["done"].OperationalError):
+            app.tasks["done"].apply_async(("may", "a"), retry=False)
+        assert not entries(client)

@@ -62,5 +62,5 @@ def test_killed_between_announcement_and_confirmation(redis_url, redis_client):
 
 
 def states_of(client, month):
-    entries = client.keys(f"*report:{month}:unique:done")
+    entries = client.keys(f"*report:{month}:unique:done:call")
     return {json.loads(client.get(entry))["state"] for entry in entries}

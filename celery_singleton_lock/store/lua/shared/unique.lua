@@ -6,7 +6,8 @@
 --   here      its message is parked, or its task holds the lock: the entry does not expire
 -- `waits` counts senders that wait until it is no longer pending. `again` is for how long (ms) the entry stays after
 -- the end of this attempt, since the task has sent its retry.
-local function unique_entry(key) return string.sub(holders, 1, -8) .. 'unique:' .. key end
+-- No key of a lock ends like its key, whatever the text of a caller is.
+local function unique_entry(key) return string.sub(holders, 1, -8) .. 'unique:' .. key .. ':call' end
 
 -- nil also if another program uses the key.
 local function read_unique(key)
