@@ -130,6 +130,30 @@ class LockedTask(_Task):  # type: ignore[misc]  # celery is untyped
         send = partial(super().apply_async, args, kwargs)
         return send_unique(call, extension.store, send, sending, extension.observers)
 
+    def forget_call(self, args: Any = None, kwargs: Any = None, **options: Any) -> bool:
+        """Let a call be sent again whose message is lost, as after its queue was purged.
+
+        Without this, it counts until its ``lock_unique_max`` is over. A task that is parked or runs
+        still counts.
+
+        Args:
+            args: positional arguments of the call.
+            kwargs: keyword arguments of the call.
+            options: lock options of the call, and its ``headers``, if they are part of its names.
+
+        Returns:
+            Whether a call like this one counted.
+
+        Raises:
+            ConfigurationError: a lock option is invalid, or ``lock_keys`` has several locks.
+            BackendError: Redis did not answer, or refused the command.
+        """
+        extension, options = self._lock_extension, self._with_call(options)
+        if extension is None or not self._lock_may_be_unique(options):
+            return False
+        name, key = extension.unique_key(self, args or (), kwargs or {}, options)
+        return extension.store().withdraw(name, key, "", 0)
+
     def _lock_may_be_unique(self, sending: dict[str, Any]) -> bool:
         """Return whether a call has ``lock_unique``. The settings are read only then."""
         call = (sending.get("headers") or {}).get(HEADER) or {}

@@ -236,6 +236,12 @@ class UniqueStore(Protocol):
     def withdraw(self, name: str, key: str, task_id: str, retries: int) -> bool:
         """End the entry of a call that was not sent, or whose task has ended without a start.
 
+        Args:
+            name: name of the lock that the call takes.
+            key: text that two calls of this lock share if they are alike.
+            task_id: id of its task; empty: whichever it is.
+            retries: of its attempt.
+
         Returns:
             Whether it has ended: not if the task is parked or holds the lock, or if its retry was
             sent.

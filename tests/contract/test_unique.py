@@ -80,6 +80,16 @@ def test_a_confirmation_need_not_be_waited_for(store):
         store.withdraw("k", "report", task_id, 0)
 
 
+def test_whichever_call_counts_can_be_forgotten_unless_it_is_here(store):
+    sent(store, "a")
+    store.acquire(owner("a"), claim())
+    assert not store.withdraw("k", "report", "", 0)
+    store.release("k", "a.0", Ending.FINAL)
+    sent(store, "b")
+    assert store.withdraw("k", "report", "", 0)
+    assert entry(store) is None
+
+
 @pytest.mark.parametrize("ends", ["confirm", "withdraw"])
 def test_who_waits_for_another_sender_is_woken(store, ends):
     announced(store, "a")

@@ -152,6 +152,16 @@ def test_a_message_that_cannot_be_serialised_blocks_nobody(app):
     assert not app.tasks["done"].delay("may", "a").duplicate
 
 
+def test_a_purged_call_can_be_forgotten(app, client):
+    task = app.tasks["by_user"]
+    task.delay("may", "a", user="ann")
+    app.control.purge()
+    assert task.delay("may", "b", user="ann").duplicate
+    assert not task.forget_call(("may", "b"), {"user": "bob"})
+    assert task.forget_call(("may", "b"), {"user": "ann"})
+    assert not task.delay("may", "b", user="ann").duplicate
+
+
 def test_a_part_of_a_canvas_is_sent_in_any_case(app, client):
     task = app.tasks["done"]
     task.delay("may", "a")

@@ -1151,7 +1151,8 @@ def _note_asked(world: World, step: Step, ledger: Ledger, before: LockState) -> 
     if _stands(world, step, before) or base in before.bodies:
         return
     stands = step.after.locks[step.lock].record
-    if any(base_of(token) == base and token != step.token for token in stands):
+    stood = any(base_of(token) == base for token in before.record)  # not if its data were lost
+    if stood and any(base_of(token) == base and token != step.token for token in stands):
         return  # it stands under a later number, at the place of that
     ledger.places.pop(base, None)
     if step.reply.verdict in {Verdict.DONE, Verdict.TWIN}:

@@ -1,10 +1,12 @@
 -- withdraw: end the entry of a unique call that was not sent, or whose task has ended without a start.
 -- KEYS: lock
 -- ARGV: name unique_key task_id retries
+--   task_id = of the call; empty = of any call
 -- REPLY: 1 if the entry has ended, else 0
 lock = name
 local entry = read_unique(unique_key)
-if not entry or entry.id ~= task_id or entry.state == 'here' or entry.retries > tonumber(retries) then return 0 end
+if not entry or entry.state == 'here' then return 0 end
+if task_id ~= '' and (entry.id ~= task_id or entry.retries > tonumber(retries)) then return 0 end
 end_pending(entry)
 redis.call('DEL', unique_entry(unique_key))
 return 1
