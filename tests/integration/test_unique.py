@@ -30,7 +30,13 @@ def new_worker(redis_url, **options):
     return CeleryWorker("integration.unique_app", redis_url, concurrency=2, **options)
 
 
-@pytest.fixture(params=["prefork", "threads"])
+@pytest.fixture(
+    params=[
+        "prefork",
+        "threads",
+        pytest.param("gevent", marks=pytest.mark.full),
+    ]
+)
 def pool(request):
     return request.param
 
