@@ -156,8 +156,10 @@ class LockedTask(_Task):  # type: ignore[misc]  # celery is untyped
 
     def _lock_may_be_unique(self, sending: dict[str, Any]) -> bool:
         """Return whether a call has ``lock_unique``. The settings are read only then."""
-        call = (sending.get("headers") or {}).get(HEADER) or {}
-        unique = call.get("lock_unique", getattr(self, "lock_unique", None))
+        call = (sending.get("headers") or {}).get(HEADER)
+        unique = getattr(self, "lock_unique", None)
+        if isinstance(call, Mapping):  # a caller may set any header
+            unique = call.get("lock_unique", unique)
         return unique is not None and not self.app.conf.task_always_eager
 
     def _with_call(self, options: dict[str, Any]) -> dict[str, Any]:
