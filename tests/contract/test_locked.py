@@ -712,6 +712,7 @@ def test_a_child_forked_by_a_computation_waits_and_reads(redis_server, store):
     assert children.pop()()
 
 
+@pytest.mark.usefixtures("redis_client")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_child_forked_by_a_locked_function_waits_for_its_lock(redis_server):
     """Formerly it was refused with LockReentered, as if it were its parent."""

@@ -149,6 +149,7 @@ def test_a_lost_reply_to_a_release_is_no_lost_lock(redis_server, redis_client, s
     assert holders(store) == []
 
 
+@pytest.mark.usefixtures("redis_client")  # else a lock of the test before may be held
 @pytest.mark.parametrize("single", [False, True])
 def test_a_lost_reply_to_a_release_that_valkey_py_repeats_is_no_lost_lock(redis_server, single):
     """With retries of its own, and with a single connection, too."""
