@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
+import warnings
 
 import pytest
 from celery import chain
 from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import DuplicateTask
-from integration.unique_app import make_app
+from integration.unique_app import make_app, sending
 from support.waiting import eventually
 from support.workers import CeleryWorker
 
 
+@pytest.fixture(autouse=True)
+def _collect_what_celery_leaves_open():
+    """Its consumer of results keeps a connection, of which a later test would be told."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+
+
 @pytest.fixture
 def app(redis_url):
-    return make_app(redis_url)
+    with sending(make_app(redis_url)) as app:
+        yield app
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from integration.unique_app import make_app
+from integration.unique_app import make_app, sending
 
 KILLS = 1000
 SLOWEST = 0.03
@@ -41,7 +41,8 @@ def ids_with_the_broker(client):
 
 @pytest.mark.full
 def test_killed_between_announcement_and_confirmation(redis_url, redis_client):
-    make_app(redis_url).tasks["done"].delay("first", "imports what is needed")
+    with sending(make_app(redis_url)) as app:
+        app.tasks["done"].delay("first", "imports what is needed")
     dice, states = random.Random(20), set()
     for number in range(KILLS):
         pid = send_in_a_process(redis_url, f"m{number}")
@@ -52,8 +53,8 @@ def test_killed_between_announcement_and_confirmation(redis_url, redis_client):
     sent = ids_with_the_broker(redis_client)
     assert states == {"pending", "sent"}, "some were killed before they had sent, and some later"
 
-    task = make_app(redis_url).tasks["done"]
-    with ThreadPoolExecutor(20) as pool:
+    with sending(make_app(redis_url)) as app, ThreadPoolExecutor(20) as pool:
+        task = app.tasks["done"]
         results = list(pool.map(lambda n: task.delay(f"m{n}", "second"), range(KILLS)))
     assert {each.id for each in results if each.duplicate} <= sent
     sent = ids_with_the_broker(redis_client)

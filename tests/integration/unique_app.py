@@ -1,6 +1,7 @@
 """Tasks of which a call is not sent while one like it exists."""
 
 import os
+from contextlib import contextmanager
 
 import redis
 from celery import Celery, current_task
@@ -65,6 +66,18 @@ def make_app(url):
             **options,
         )
     return app
+
+
+@contextmanager
+def sending(app):
+    """Close what an app has opened to send tasks and to wait for their results."""
+    with app:
+        yield app
+        app.backend.result_consumer.stop()
+        store = app.tasks["done"]._lock_extension.store()
+        store.close()
+        store.client.connection_pool.disconnect()
+        app.backend.client.connection_pool.disconnect()
 
 
 if "CELERY_BROKER_URL" in os.environ:
