@@ -32,6 +32,12 @@ YOUNG = 20.0
 MOST_OF_KEY = 15
 """Largest number of open tasks of one key: those left at the storm's end must run then."""
 
+BURSTS = {"rated": 18, "smooth": 6}
+"""Number of short tasks that arrive at once: on a slow machine, only these reach the rates."""
+
+BURST_PERIOD = 12.0
+"""Seconds between two bursts."""
+
 FORGOTTEN = 150.0
 """Seconds for which a task counts as open."""
 
@@ -91,6 +97,7 @@ class Load:
     """
 
     def __init__(self, fleet: Fleet, seed: int, *, flow: bool = False) -> None:
+        self._flow = flow
         self._weights = FLOW_WEIGHTS if flow else WEIGHTS
         self._fleet = fleet
         self._random = random.Random(seed)
@@ -141,10 +148,19 @@ class Load:
         link.apply_async()
 
     def _publish_loop(self) -> None:
+        next_burst = time.monotonic()
         while not self._stopped.wait(PAUSE):
+            if self._flow and time.monotonic() >= next_burst:
+                self._publish_burst()
+                next_burst += BURST_PERIOD
             young = time.monotonic() - YOUNG
             if sum(since > young for since, _ in list(self._open.values())) < MOST_OPEN:
                 self._publish()
+
+    def _publish_burst(self) -> None:
+        for task, number in BURSTS.items():
+            for _ in range(number):
+                self._send(task, *FLOW_KEYS[task], hold=0.02)
 
     def _publish(self) -> None:
         if self._random.random() < 0.1:

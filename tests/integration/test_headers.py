@@ -265,6 +265,7 @@ def test_copies_of_old_messages_wake_a_worker_and_end_quietly(own_book, key, sen
         own_book.await_waiting(key, 2)
         with own_book.worker(app=app, pool="threads", queues=["elsewhere"]):
             first.terminate()
+            first.await_log("Warm shutdown")  # before that, it would run both itself
             own_book.open(f"{key}-0")
             first.wait()
             eventually(lambda: own_book.queued() >= 1, 15)
