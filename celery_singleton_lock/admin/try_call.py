@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from celery_singleton_lock.admin.lock_views import waiting_in
@@ -15,11 +15,15 @@ from celery_singleton_lock.core.lock_mode import ENFORCE
 from celery_singleton_lock.core.lock_set import Key
 from celery_singleton_lock.core.lock_view import Holder, LockView, WaitsFor
 from celery_singleton_lock.core.model import Reply, Verdict
+from celery_singleton_lock.core.unique import EntryState, SentCall
 from celery_singleton_lock.message_text import nth, number_of
 from celery_singleton_lock.store.operator.base import AdminStore
 
 REPLACE: Final = "replace"
 """Outcome of a call that would be parked in place of the oldest waiting message of its task."""
+
+DUPLICATE: Final = "duplicate"
+"""Outcome of a call that its sender would not send."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +56,12 @@ class Forecast:
 
     Args:
         outcome: ``run``, ``run-unlocked``, ``park``, ``wait``, ``requeue``, ``skip``, ``fail``,
-            ``skip-full``, ``fail-full`` or ``replace``.
+            ``skip-full``, ``fail-full``, ``replace`` or ``duplicate``.
         sentence: the same as a sentence.
         lock: the lock for which it would wait; empty if all are free.
         rank: the rank that it would have in the queue of that lock; 0 if it would not queue.
         locks: all its locks, in the order in which it would acquire them.
+        duplicate_of: id of the task that was sent before, with the outcome ``duplicate``.
     """
 
     outcome: str
@@ -64,6 +69,26 @@ class Forecast:
     lock: str = ""
     rank: int = 0
     locks: tuple[LockNow, ...] = ()
+    duplicate_of: str = ""
+
+
+def not_sent(forecast: Forecast, call: SentCall, options: LockOptions) -> Forecast:
+    """Return the forecast for a call that is like one that counts as sent.
+
+    Args:
+        forecast: what would happen if it were sent.
+        call: the one that counts.
+        options: the task's options.
+    """
+    known = {
+        EntryState.PENDING: "is being sent",
+        EntryState.HERE: "is parked, or holds the lock",
+    }.get(call.state, f"was sent before, and counts for another {seconds(call.expires_in or 0.0)}")
+    raised = ": DuplicateTask would be raised" if options.on_duplicate == "raise" else ""
+    told = f"It would not be sent{raised}. Task {call.task_id} {known} (lock_unique)."
+    return replace(
+        forecast, outcome=DUPLICATE, sentence=told, lock="", rank=0, duplicate_of=call.task_id
+    )
 
 
 def try_call(

@@ -28,7 +28,11 @@ from celery_singleton_lock.cli.show_commands import (
     watch_command,
     why_command,
 )
-from celery_singleton_lock.cli.task_commands import tasks_command, try_command
+from celery_singleton_lock.cli.task_commands import (
+    forget_call_command,
+    tasks_command,
+    try_command,
+)
 
 COMMANDS: Final = (
     tasks_command,
@@ -40,6 +44,7 @@ COMMANDS: Final = (
     release,
     drop,
     promote,
+    forget_call_command,
     purge_command,
     drain_command,
     export_command,

@@ -1,4 +1,4 @@
-"""Commands for the app's own declarations: tasks, try."""
+"""Commands for the app's own declarations: tasks, try, forget-call."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from typing import Any, Final
 import click
 
 from celery_singleton_lock.admin.force_release import Refused
-from celery_singleton_lock.admin.try_call import Forecast, LockNow, try_call
+from celery_singleton_lock.admin.forget_call import forget_call
+from celery_singleton_lock.admin.try_call import DUPLICATE, Forecast, LockNow, not_sent, try_call
 from celery_singleton_lock.admin.why_sentences import seconds
 from celery_singleton_lock.cli import render
 from celery_singleton_lock.cli.app_context import AppSide
+from celery_singleton_lock.cli.change_commands import done
 from celery_singleton_lock.cli.declared_tasks import DeclaredTask, declared_tasks
-from celery_singleton_lock.cli.options import as_json
+from celery_singleton_lock.cli.options import Command, as_json, reason
 from celery_singleton_lock.cli.target import LONGEST_SHOWN, Target, with_target
 from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.core.lock_mode import Modes
@@ -56,14 +58,29 @@ def _task_rows(tasks: Iterable[DeclaredTask]) -> Iterable[Sequence[object]]:
         )
 
 
+def _arguments(command: Command) -> Command:
+    """Add the options for the arguments and headers of a call to a command."""
+    for option in (
+        click.option(
+            "--header",
+            "headers",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="Header of the message.",
+        ),
+        click.option(
+            "--kwargs", "kwargs_text", default="{}", metavar="JSON", help="A dict: '{\"a\": 1}'."
+        ),
+        click.option("--args", "args_text", default="[]", metavar="JSON", help="A list: '[42]'."),
+    ):
+        command = option(command)
+    return command
+
+
 @click.command("try")
 @click.argument("task")
-@click.option("--args", "args_text", default="[]", metavar="JSON", help="A list: '[42]'.")
-@click.option("--kwargs", "kwargs_text", default="{}", metavar="JSON", help="A dict: '{\"a\": 1}'.")
+@_arguments
 @click.option("--queue", default="", help="Queue of the message. Default: as the app routes it.")
-@click.option(
-    "--header", "headers", multiple=True, metavar="NAME=VALUE", help="Header of the message."
-)
 @as_json
 @with_target
 def try_command(  # noqa: PLR0917  # click gives them by name
@@ -96,12 +113,64 @@ def try_command(  # noqa: PLR0917  # click gives them by name
     else:
         options = replace(options, mode=_mode_now(target, task, options))
         forecast = try_call(target.store, task, keys, options, app.realm)
+        unique = _unique_key(app, found, args, kwargs, sent_headers)
+        call = target.store.find_call(*unique) if unique else None
+        if call is not None:
+            forecast = not_sent(forecast, call, options)
     if machine:
         return render.as_json(
             {"task": task, "queue": queue, "mode": options.mode, **_fields(forecast)}
         )
-    lines = render.table(("LOCK", "HELD", "WAITING", "NOW"), map(_lock_row, forecast.locks))
-    return render.show([*lines, "", forecast.sentence, *_without_worker(target, app, queue, task)])
+    lines = list(render.table(("LOCK", "HELD", "WAITING", "NOW"), map(_lock_row, forecast.locks)))
+    lines += ["", forecast.sentence]
+    if forecast.outcome != DUPLICATE:
+        lines += _without_worker(target, app, queue, task)
+    return render.show(lines)
+
+
+@click.command("forget-call")
+@click.argument("task")
+@_arguments
+@reason
+@as_json
+@with_target
+def forget_call_command(  # noqa: PLR0917  # click gives them by name
+    target: Target,
+    task: str,
+    args_text: str,
+    kwargs_text: str,
+    headers: tuple[str, ...],
+    why_text: str,
+    *,
+    machine: bool,
+) -> None:
+    """Let a call of TASK be sent again that is like one whose message is lost (lock_unique).
+
+    TASK is the name of a locked task, as in celery -A YOUR_APP locks tasks.
+    """
+    app = target.need_app("forget-call")
+    args, kwargs = _parsed("--args", args_text), _parsed("--kwargs", kwargs_text)
+    sent_headers = _headers(headers)
+    app.load_tasks()
+    found = _locked_task(app, task)
+    unique = _unique_key(app, found, args, kwargs, sent_headers)
+    if unique is None:
+        msg = f"the task {task!r} has no lock_unique: each call of it is sent"
+        raise Refused(msg)
+    name, key = unique
+    by = target.operator(why=why_text)
+    before = forget_call(target.store, name, key, by)
+    told = f"Task {before} does not count as sent any more: the next call like it is sent."
+    done(target, by, machine, "forget-call", name, told)
+
+
+def _unique_key(
+    app: AppSide, task: Any, args: Any, kwargs: Any, headers: Mapping[str, str]
+) -> tuple[str, str] | None:
+    """Return the lock of a call, and what makes it unique there; None without lock_unique."""
+    if app.extension.options(task).unique is None:
+        return None
+    return app.extension.unique_key(task, args, kwargs, {"headers": headers})
 
 
 def _fields(forecast: Forecast) -> dict[str, Any]:

@@ -70,6 +70,20 @@ class EntryState(Enum):
     """It is parked, or holds the lock."""
 
 
+class SentCall(NamedTuple):
+    """The call that counts as sent, of calls that are alike.
+
+    Args:
+        state: what is known of it.
+        task_id: id of its task.
+        expires_in: seconds for which it counts; None: as long as it is parked or holds the lock.
+    """
+
+    state: EntryState
+    task_id: str
+    expires_in: float | None
+
+
 class Announced(NamedTuple):
     """The answer to an announcement.
 

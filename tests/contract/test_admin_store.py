@@ -622,14 +622,17 @@ def test_nothing_is_changed_if_the_audit_cannot_be_written(store, lock_client):
     """The key holds other data: the action is refused before a write."""
     lock_client.set(f"{store.keyspace.fleet_of(NAME)}:audit", "x")
     holder, waiter = hold(store), wait(store)
+    store.announce(NAME, "report", "lost")
     for step in (
         lambda: store.force_release(NAME, holder.token, by()),
         lambda: store.drop_waiters(NAME, [waiter.token], by()),
         lambda: store.promote(NAME, waiter.token, by()),
         lambda: store.pause(NAME, by()),
         lambda: store.set_limit(NAME, 2, by()),
+        lambda: store.forget_call(NAME, "report", by()),
     ):
         with pytest.raises(BackendRefused):
             step()
+    assert store.find_call(NAME, "report") is not None
     assert tokens(store) == [holder.token]
     assert line(store) == [waiter.token]

@@ -10,6 +10,8 @@ from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
 from celery_singleton_lock.core.parked_message import Parcel
 from celery_singleton_lock.core.rate import packed
 from celery_singleton_lock.core.unique import EntryState, UniqueCall
+from celery_singleton_lock.store.operator.base import Operator
+from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from celery_singleton_lock.store.redis.sync import RedisStore
 
 pytestmark = pytest.mark.contract
@@ -236,3 +238,34 @@ def test_a_message_that_goes_back_to_the_broker_counts_there(store):
     (stray,) = store.sweep_and_grant("k", realm=REALM)
     store.record_publish_result("k", stray.seal, [stray.token], sent=True)
     assert entry(store) == ("sent", "a", 60)
+
+
+def test_an_operator_finds_and_forgets_the_call_that_counts(store, redis_client):
+    admin, by = RedisAdminStore(redis_client), Operator("jane")
+    assert admin.find_call("k", "report") is None
+    assert not admin.forget_call("k", "report", by)
+    announced(store, "a")
+    state, task_id, left = admin.find_call("k", "report")
+    assert (state, task_id) == (EntryState.PENDING, "a")
+    assert 29 < left <= 30
+    store.confirm_sent("k", "report", "a", 0, 600.0)
+    assert admin.find_call("k", "report").state is EntryState.SENT
+    store.acquire(owner("a"), claim())
+    assert admin.find_call("k", "report") == (EntryState.HERE, "a", None)
+    assert not admin.forget_call("k", "report", by), "it is not lost"
+    store.release("k", "a.0", Ending.FINAL)
+    sent(store, "b")
+    assert admin.audit() == []
+    assert admin.forget_call("k", "report", by)
+    assert [(each["action"], each["lock"]) for each in admin.audit()] == [("forget-call", "k")]
+    assert entry(store) is None
+    admin.close()
+
+
+def test_a_call_whose_record_was_lost_does_not_count(store, redis_client):
+    sent(store, "a")
+    store.acquire(owner("a"), claim())
+    redis_client.delete(store.keyspace.lock("k").record)
+    admin = RedisAdminStore(redis_client)
+    assert admin.find_call("k", "report") is None
+    admin.close()

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
+from celery_singleton_lock import LockedTask
 from celery_singleton_lock.admin.bulk_parked import purge
 from celery_singleton_lock.admin.export_parked import export
 from celery_singleton_lock.admin.select_parked import Filter
@@ -27,10 +28,17 @@ LOOKS = {"list", "show", "why", "watch", "audit", "doctor", "tasks", "try"}
 """Commands that change nothing, and that show no arguments of tasks."""
 
 
+UNIQUE = {"lock_key": "report", "lock_unique": "until_done"}
+
+
+def unique(): ...
+
+
 @pytest.fixture
 def scene(own_book, tmp_path):
     """A held lock with two waiting messages, the events about it, and a way to run commands."""
     app, told = own_book.app, []
+    app.task(base=LockedTask, name="unique", shared=False, **UNIQUE)(unique)
     observe(app, LockAdmin)(told.append)
     store = RedisAdminStore(own_book.client)
     holder = Owner(new_token(), "holding/0/0", "app.task")
@@ -71,6 +79,7 @@ STEPS = {
     "release": (["release", NAME, "--token", "HOLDER", "--force", "--yes"], NAME, 1),
     "drop": (["drop", NAME, "WAITER", "--yes"], NAME, 1),
     "promote": (["promote", NAME, "WAITER"], NAME, 1),
+    "forget-call": (["forget-call", "unique"], "report", 1),
     "purge": (["purge", "--all", "--yes"], NAME, 2),
     "drain": (["drain", "--lock", NAME, "--rate", "0", "--yes"], NAME, 2),
     "export": (["export", "--lock", NAME], NAME, 2),
@@ -99,6 +108,8 @@ def test_each_operator_action_leaves_one_audit_entry_and_one_event(scene, comman
         scene.store.client.delete(scene.store.keyspace.audit)
     if command == "reopen":
         scene.store.close_for(NAME, 60.0, "by app.task")
+    if command == "forget-call":
+        scene.store.announce("report", "unique", "lost")
     if command == "import":  # what waits is not parked a second time
         purge(scene.store, Filter(), Operator("jane", action="purge"))
         scene.store.client.delete(scene.store.keyspace.audit)

@@ -12,10 +12,12 @@ import pytest
 from celery import Celery, _state
 from click.testing import CliRunner
 
-from celery_singleton_lock import LockedTask
+from celery_singleton_lock import DuplicateTask, LockedTask
 from celery_singleton_lock.cli import locks, main
 from celery_singleton_lock.core.model import Claim, Owner
 from celery_singleton_lock.core.owner_token import new_token
+from celery_singleton_lock.core.rate import packed
+from celery_singleton_lock.core.unique import UniqueCall
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from celery_singleton_lock.worker.install import install
 
@@ -57,6 +59,15 @@ def app(redis_url):
     declare("default", of_day)
     declare("move", move, lock_keys={"account:{a}": None, "fee:{b}": 2})
     declare("sent", nothing, lock_key="of:{__queue__}:{__headers__[tenant]}")
+    declare("make", of_day, lock_key="report:{day}", lock_unique="until_done")
+    declare(
+        "user",
+        of_day,
+        lock_key="day:{day}",
+        lock_unique=600.0,
+        lock_unique_key="{__headers__[user]}",
+        lock_on_duplicate="raise",
+    )
     declare("plain", nothing, base=None)
     yield app
     app.close()
@@ -278,3 +289,66 @@ def test_what_a_caller_wrote_reaches_no_terminal_raw(run, name):
     out += run("try", "bank.sent", "--header", name, code=2)
     assert not set("\x1b\u202e") & set(out)
     assert "a\nb" not in out
+
+
+# -- unique calls ----------------------------------------------------------------------------------
+
+DAY = ["--args", '["may"]']
+
+
+def test_try_tells_that_a_call_like_one_that_was_sent_is_not_sent(run, app):
+    first = app.tasks["bank.make"].delay("may")
+    told = run("try", "bank.make", *DAY)
+    assert f"It would not be sent. Task {first.id} was sent before, and counts for another " in told
+    found = json.loads(run("try", "bank.make", *DAY, "--json"))
+    assert (found["outcome"], found["duplicate_of"]) == ("duplicate", first.id)
+    assert app.tasks["bank.make"].delay("may").duplicate, "what it foretold"
+    found = json.loads(run("try", "bank.make", "--args", '["june"]', "--json"))
+    assert (found["outcome"], found["duplicate_of"]) == ("run", "")
+
+
+def test_try_tells_that_a_call_is_being_sent_or_is_here(run, store):
+    store.announce("report:may", "bank.make", "first")
+    told = "It would not be sent. Task first is being sent (lock_unique)."
+    assert told in run("try", "bank.make", *DAY)
+    unique = UniqueCall("report:may", "bank.make", until_start=False, most=60.0)
+    claim = Claim("report:may", lease=600, flow=packed((), unique=unique))
+    store.acquire(Owner(new_token(), "first/0/0", "bank.make", "w@h#1"), claim)
+    told = "It would not be sent. Task first is parked, or holds the lock (lock_unique)."
+    assert told in run("try", "bank.make", *DAY)
+    refused = run("forget-call", "bank.make", *DAY, code=1)
+    assert "task first is parked, or holds the lock, so its message is not lost" in refused
+    assert "See locks why first" in refused
+    assert store.audit() == []
+
+
+def test_a_call_whose_message_was_purged_is_sent_again(run, app, store):
+    first = app.tasks["bank.make"].delay("may")
+    told = run("forget-call", "bank.make", *DAY, "--why", "purged")
+    assert (
+        f"Task {first.id} does not count as sent any more: the next call like it is sent." in told
+    )
+    (entry,) = store.audit()
+    assert (entry["action"], entry["lock"], entry["why"]) == ("forget-call", "report:may", "purged")
+    again = app.tasks["bank.make"].delay("may")
+    assert (again.duplicate, again.id != first.id) == (False, True)
+
+
+def test_calls_are_told_apart_by_the_headers_of_the_message(run, app):
+    jane, joe = ({"user": "jane"}, {"user": "joe"})
+    app.tasks["bank.user"].apply_async(("may",), headers=jane)
+    told = run("try", "bank.user", *DAY, "--header", "user=jane")
+    assert "It would not be sent: DuplicateTask would be raised. Task " in told
+    assert re.search(r" was sent before, and counts for another (9|10) min ", told)
+    assert "It would start at once" in run("try", "bank.user", *DAY, "--header", "user=joe")
+    assert "no call like this one counts as sent, so the next one is sent" in run(
+        "forget-call", "bank.user", *DAY, "--header", "user=joe", code=1
+    )
+    with pytest.raises(DuplicateTask):
+        app.tasks["bank.user"].apply_async(("may",), headers=jane)
+    assert not app.tasks["bank.user"].apply_async(("may",), headers=joe).duplicate
+
+
+def test_a_task_without_lock_unique_has_no_call_to_forget(run):
+    told = run("forget-call", "bank.settle", "--args", "[42]", code=1)
+    assert "the task 'bank.settle' has no lock_unique: each call of it is sent" in told

@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.property, pytest.mark.needs_real_redis("the clock of t
 
 def test_of_a_burst_the_newest_message_runs(redis_client, full):
     """Whoever is delivered twice, stored late, revoked or dropped, and if the clock goes back."""
-    play(redis_client, walks=40 if full else 3)
+    play(redis_client, walks=15 if full else 3)
 
 
 @pytest.mark.full

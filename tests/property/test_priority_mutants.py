@@ -8,7 +8,7 @@ from support.priority_simulation import MUTANTS, Broken, World, scripts_of, walk
 
 pytestmark = [pytest.mark.property, pytest.mark.needs_real_redis("the clock of the scripts is set")]
 
-WALKS, FULL_WALKS = 4, 100
+WALKS, FULL_WALKS = 4, 50
 
 
 def play(client, scripts=None, walks=WALKS):

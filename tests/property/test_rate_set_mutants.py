@@ -9,7 +9,7 @@ from support.rate_simulation import Broken, scripts_of
 
 pytestmark = [pytest.mark.property, pytest.mark.needs_real_redis("the clock of the scripts is set")]
 
-WALKS, FULL_WALKS = 4, 60
+WALKS, FULL_WALKS = 4, 40
 
 
 def play(client, scripts=None, walks=WALKS):

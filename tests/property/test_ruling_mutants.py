@@ -8,7 +8,7 @@ from support.ruling_simulation import HISTORIES, MUTANTS, Broken, World, scripts
 
 pytestmark = [pytest.mark.property, pytest.mark.needs_real_redis("the clock of the scripts is set")]
 
-WALKS, FULL_WALKS = 10, 200
+WALKS, FULL_WALKS = 10, 80
 
 
 def play(client, scripts=None, walks=WALKS):

@@ -15,6 +15,7 @@ from celery_singleton_lock.core.fair_group import Group
 from celery_singleton_lock.core.lock_view import Holder, Observations
 from celery_singleton_lock.core.model import Reply
 from celery_singleton_lock.core.rate import Rate
+from celery_singleton_lock.core.unique import SentCall
 from celery_singleton_lock.events import LockAdmin
 from celery_singleton_lock.store.base import Store
 
@@ -272,6 +273,15 @@ class AdminStore(Store, Protocol):
         """Return whether a token holds the lock or waits for it, and at which rank."""
         ...
 
+    def find_call(self, name: str, key: str) -> SentCall | None:
+        """Return the call that counts as sent, of calls that are alike; None if there is none.
+
+        Args:
+            name: name of the lock that they take.
+            key: text that they share (see ``UniqueStore.announce``).
+        """
+        ...
+
     def locate_running(self, start: str, most: int = 100) -> Sequence[tuple[str, str, str]]:
         """Return task id, lock name and token of tasks that workers say to have had for seconds.
 
@@ -397,6 +407,19 @@ class AdminStore(Store, Protocol):
 
         Returns:
             WAITING, also if that has granted the lock to it; ABSENT if it does not wait.
+        """
+        ...
+
+    def forget_call(self, name: str, key: str, by: Operator) -> bool:
+        """Let a call be sent again that is like one whose message is lost.
+
+        Args:
+            name: name of the lock that it takes.
+            key: text that calls share if they are alike.
+            by: who does it.
+
+        Returns:
+            Whether a call like it counted, without being parked or holding the lock.
         """
         ...
 

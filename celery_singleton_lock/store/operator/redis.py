@@ -15,6 +15,7 @@ from celery_singleton_lock.core.model import ALIVE, REMEMBERED, Reply
 from celery_singleton_lock.core.owner_token import base_of, new_token
 from celery_singleton_lock.core.rate import Rate, listed
 from celery_singleton_lock.core.redis_keys import BUCKETS
+from celery_singleton_lock.core.unique import EntryState, SentCall
 from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.message_text import encodable
 from celery_singleton_lock.store import replies
@@ -210,6 +211,15 @@ class RedisAdminStore(RedisStore):
         now, record, rank, left, size, ended = self._run(call)
         found = waiting_of(name, float(now), token, record, int(size)) if record else None
         return Standing(found, int(rank), replies.seconds(left), bool(int(ended)))
+
+    def find_call(self, name: str, key: str) -> SentCall | None:
+        """Return the call that counts as sent; see :meth:`AdminStore.find_call`."""
+        found = self._run(self._lock_call("find_call", name, unique_key=key))
+        if not found:
+            return None
+        state, task_id, left = found
+        expires_in = None if int(left) < 0 else replies.seconds(left)
+        return SentCall(EntryState(replies.text(state)), replies.text(task_id), expires_in)
 
     def locate_running(self, start: str, most: int = 100) -> Sequence[tuple[str, str, str]]:
         """Return tasks that workers have; see :meth:`AdminStore.locate_running`."""
@@ -416,6 +426,11 @@ class RedisAdminStore(RedisStore):
             who=audit_entry(by, "promote"),
         )
         return replies.reply(self._run(call))
+
+    def forget_call(self, name: str, key: str, by: Operator) -> bool:
+        """Let a call be sent again; see :meth:`AdminStore.forget_call`."""
+        who = audit_entry(by, "forget-call")
+        return bool(self._run(self._lock_call("forget_call", name, unique_key=key, who=who)))
 
     def pause(self, name: str, by: Operator, *, seconds: float | None = None) -> bool:
         """Stop granting the lock; see :meth:`AdminStore.pause`."""

@@ -29,7 +29,7 @@ def test_every_command_has_its_section():
 @pytest.mark.parametrize("page", PAGES)
 def test_pages_name_commands_and_options_that_there_are(page):
     text = PAGES[page]
-    named = re.findall(r"(?:celery -A \w+ |`)locks ([a-z]+)", text)
+    named = re.findall(r"(?:celery -A \w+ |`)locks ([a-z-]+)", text)
     assert named
     assert set(named) <= NAMES
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - {"--help"} <= OPTIONS

@@ -36,6 +36,7 @@ KEYS_OF = {"lock": 12, "lock*": None, "meta*": None, "due*": None, "fleet": 1}
 LOOKS = {
     "announce",
     "confirm_sent",
+    "find_call",
     "withdraw",
     "inspect",
     "worker_heartbeat",
