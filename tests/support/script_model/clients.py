@@ -94,7 +94,7 @@ class Patient:
             self._broken(f"{token} has {self.lock}, and does not hold it")
 
     def _broken(self, message: str) -> NoReturn:
-        from support.script_model.invariants import broken  # noqa: PLC0415  # they know the world
+        from support.script_model.invariants.facts import broken  # noqa: PLC0415  # they know the world
 
         broken("wait", message)
 

@@ -630,7 +630,7 @@ def next_attempt_meets_a_pause(world, lock, who, first, lost):
 
 def everybody_dies(world: World) -> None:  # noqa: C901  # a list of facts
     """The last move: all die; each lock must be free within its longest lease (I9)."""
-    from support.script_model.invariants import broken  # noqa: PLC0415  # the invariants know the world
+    from support.script_model.invariants.facts import broken  # noqa: PLC0415  # the invariants know the world
 
     world.fill(full=False)
     for worker in WORKERS:

@@ -15,7 +15,7 @@ from typing import Any
 
 from celery_singleton_lock.core.model import CLAIM_UNANSWERED, Ending, Verdict
 from celery_singleton_lock.core.owner_token import base_of
-from support.script_model.invariants import ends_unanswered, grants, reservations, verb
+from support.script_model.invariants.facts import ends_unanswered, grants, reservations, verb
 from support.script_model.snapshot import LockState
 from support.script_model.world import Ledger, Step, World
 
