@@ -35,7 +35,6 @@ def test_history_keeps_the_invariants_if_each_lock_has_many_holders(name, redis_
     HISTORIES[name](World(redis_client, check, MANY_HOLDERS.scripts()))
 
 
-@pytest.mark.timeout(240)
 def test_walks_keep_the_invariants_and_meet_every_outcome(redis_client, full):
     """A search whose moves never led to a case has said nothing about it."""
     tally: Counter[str] = Counter()

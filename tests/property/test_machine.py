@@ -21,7 +21,6 @@ STEPS = 60
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_machine_keeps_the_invariants(redis_client, full):
     """No sequence of calls, losses and deaths breaks an invariant."""
     tally: Counter[str] = Counter()
