@@ -1,9 +1,9 @@
 """Sends a unique call, unless one like it was sent before (``lock_unique``).
 
 Announce the call in Redis, send it, confirm it. Of several senders that announce at once, the first
-one sends; the others wait for its confirmation, and send themselves if it does not come. So a call
-is a duplicate only if the broker has, or had, the message of the first one. If Redis does not
-answer, the call is sent: the lock still lets one run at a time.
+one sends; the others wait for its confirmation. If it does not come, one of them sends its own.
+So a call is a duplicate only if the broker has, or had, the message of the first one. If Redis does
+not answer, the call is sent: the lock still lets one run at a time.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ PENDING_WAIT: Final = 1.0
 """Seconds for which a sender waits for the confirmation of another one."""
 
 LONGEST_WAIT: Final = 3.0
-"""Seconds after which it sends, if further senders announced meanwhile."""
+"""Seconds for which a sender waits for confirmations in all. Then it sends its call."""
 
 _POSITIONAL: Final = ("task_id", "producer", "link", "link_error", "shadow")
 """Parameters of Celery's ``apply_async`` that may follow ``args`` and ``kwargs`` by position."""
 
 _CANVAS: Final = ("link", "chain", "chord", "group_id")
-"""Options of a call on whose end others depend."""
+"""If a call has one of these options, other tasks wait for its end."""
 
 _clock: Final = SystemClock()
 
@@ -138,7 +138,7 @@ def send_unique(
     """Send a call, unless one like it was sent before.
 
     Args:
-        call: returns the call; raises what its name raises.
+        call: returns the call. Raises the errors of computing the lock's name.
         store: returns the store of the locks.
         send: sends a call with these options, and returns Celery's result.
         sending: the options of the call for Celery.
@@ -198,10 +198,10 @@ def _send_and_confirm(call: Call, store: UniqueStore, send: Callable[..., Any]) 
 
 
 def _was_not_sent(error: BaseException | None) -> bool:
-    """Return whether the broker cannot have the message.
+    """Return whether the error proves that the message was not sent.
 
-    With any other error it may have it: then the announcement stays, and the next sender waits a
-    second before it sends.
+    After any other error the broker may have the message. Then the announcement stays, and the next
+    sender waits a second before it sends.
     """
     while error is not None:
         if isinstance(error, (SerializationError, TypeError, ConnectionRefusedError, gaierror)):
@@ -215,12 +215,15 @@ def _try(tell: Callable[[], object]) -> None:
     try:
         tell()
     except BackendError as error:
-        logger.warning("A unique call is announced, and Redis did not hear its end: %s", error)
+        logger.warning(
+            "Redis did not store whether a unique call was sent; its announcement expires: %s",
+            error,
+        )
 
 
 def _duplicate(call: Call, first: str, observers: Observers) -> Any:
     logger.info(
-        "%s[%s] is not sent: %s was sent before, and is not over (lock_unique, lock %r).",
+        "%s[%s] is not sent: task %s was sent before, and still counts (lock_unique, lock %r).",
         *_shown(call),
         first,
         call.name,

@@ -1,4 +1,4 @@
-"""Let a call be sent again that is like one whose message is lost (``lock_unique``)."""
+"""Let a unique call be sent again after its message was lost (``lock_unique``)."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ def forget_call(store: AdminStore, name: str, key: str, by: Operator) -> str:
     if call is None:
         msg = "no call like this one counts as sent, so the next one is sent"
         raise Refused(msg, name)
-    here = call.state is EntryState.HERE
-    if here or not (store.forget_call(name, key, by) or has_done(store, name, by)):
+    if call.state is EntryState.HERE:
         msg = (
             f"task {call.task_id} is parked, or holds the lock, so its message is not lost. See "
             f"locks why {call.task_id}"
         )
+        raise Refused(msg, name)
+    if not (store.forget_call(name, key, by) or has_done(store, name, by)):
+        msg = f"task {call.task_id} has just been parked, started or forgotten. Try again"
         raise Refused(msg, name)
     return call.task_id

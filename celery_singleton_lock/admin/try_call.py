@@ -103,7 +103,7 @@ def try_call(
     Args:
         store: the store of the locks.
         task: name of the task.
-        keys: its locks, in order; a limit of None is the task's.
+        keys: the locks that the call takes, in order. None as a limit: that of the task.
         options: the task's options, with the mode that is in force.
         realm: the realm of the app's broker.
 

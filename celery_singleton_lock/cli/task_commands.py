@@ -144,7 +144,7 @@ def forget_call_command(  # noqa: PLR0917  # click gives them by name
     *,
     machine: bool,
 ) -> None:
-    """Let a call of TASK be sent again that is like one whose message is lost (lock_unique).
+    """Let a unique call of TASK be sent again after its message was lost (lock_unique).
 
     TASK is the name of a locked task, as in celery -A YOUR_APP locks tasks.
     """

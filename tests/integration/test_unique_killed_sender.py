@@ -40,6 +40,7 @@ def ids_with_the_broker(client):
 
 
 @pytest.mark.full
+@pytest.mark.timeout(600)
 def test_killed_between_announcement_and_confirmation(redis_url, redis_client):
     with sending(make_app(redis_url)) as app:
         app.tasks["done"].delay("first", "imports what is needed")

@@ -189,7 +189,7 @@ class Parking:
         options, ours = request.options(self._rules), {}
         deadline = options.wait_timeout
         admitted = header.granted or request.is_unanswered or request.runs_later
-        if admitted:  # by this queue, or this lock, before
+        if admitted:  # the lock has accepted it before, so lock_max_waiting does not count
             options = replace(options, max_waiting=None)
         if header.lock_set is not None:
             ours = header.lock_set.header()
@@ -218,7 +218,7 @@ class Parking:
         return owner, claim, parcel
 
     def _rest_of_wait(self, header: LockHeader, timeout: float | None) -> float | None:
-        """Return what is left of ``lock_wait_timeout`` of a task that has run: it goes on."""
+        """Return the rest of ``lock_wait_timeout`` of a task that has run, from its arrival on."""
         if timeout is None or not header.place:
             return timeout
         return max(0.001, timeout - (self._store.time() - header.place / 1e6))

@@ -1,8 +1,8 @@
 -- The admission decision: what a lock declares, and what its next start waits for.
 
--- The lowest limit that a holder or waiter declared as a number is in force; an idle lock takes the new one. A
--- limit that messages compute counts if it is lower. Likewise with rates. A caller without a rate declares none:
--- it is bound by those of others. `copy`: the caller may be a second delivery of a message.
+-- Holders and waiters declare limits as numbers. The lowest one is in force. If the lock is idle, that of the caller
+-- is. A limit that messages compute is in force if it is lower. The same holds for rates. A caller without a rate
+-- must keep the rates of others. `copy`: the caller may be a second delivery of a message.
 local function declare(wanted, place, copy)
   local idle = redis.call('EXISTS', holders) == 0 and (alone or redis.call('EXISTS', queue, bodies, deadlines) == 0)
   local options = wanted_flow and (wanted_flow.rates or wanted_flow.newest) and wanted_flow
@@ -36,7 +36,7 @@ end
 -- The admission decision, which is made before every grant. Returns nil if the next waiter may start.
 -- Otherwise returns what it waits for (redis, pause, holder or rate), and the earliest time (ms) at which that
 -- can end without a call to this lock. The time is nil if only a call can end it. `held` is the number of
--- holders, if the caller does not count all of them; `rec` is the waiter, if it is not the first of the queue.
+-- holders to count; nil counts all. `rec` is the waiter to check; nil checks the first of the queue.
 local function waits_for(held, rec)
   local opens = closed_until()
   if opens then return 'redis', opens end

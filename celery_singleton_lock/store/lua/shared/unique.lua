@@ -6,7 +6,7 @@
 --   here      its message is parked, or its task holds the lock: the entry does not expire
 -- `waits` counts senders that wait until it is no longer pending. `again` is for how long (ms) the entry stays after
 -- the end of this attempt, since the task has sent its retry.
--- No key of a lock ends like its key, whatever the text of a caller is.
+-- Its key ends in `:call`. No other key of a lock does, so no text of a caller can name another key.
 local function unique_entry(key) return string.sub(holders, 1, -8) .. 'unique:' .. key .. ':call' end
 
 -- nil also if another program uses the key.
@@ -37,8 +37,11 @@ local function retries_of(attempt)
   return id or attempt, tonumber(retries or 0)
 end
 
--- The task of a record is here. `rec.unique` = {key, 1 if the entry ends at the start, longest time (ms) with the broker,
--- 1 if the broker has the message while the task runs}. An entry of another task stays.
+-- Note that the task of a record is parked or holds the lock. An entry of another task is not changed. `rec.unique`:
+--   1  the key
+--   2  1 if the entry ends at the start of the task
+--   3  the longest time (ms) for which the broker may have the message
+--   4  1 if the broker has the message while the task runs
 local function keep_unique(rec)
   local id, retries = retries_of(rec.attempt)
   local entry = read_unique(rec.unique[1]) or {id = id}
@@ -51,7 +54,7 @@ local function keep_unique(rec)
   write_unique(rec.unique[1], {id = id, state = 'here', retries = retries, attempt = rec.attempt})
 end
 
--- The task is not here any more. `left`: the broker has its message.
+-- Note that the task is neither parked nor holds the lock. `left`: its message went back to the broker.
 local function end_unique(rec, left)
   local key, most = rec.unique[1], rec.unique[3]
   local id, retries = retries_of(rec.attempt)
