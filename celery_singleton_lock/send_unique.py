@@ -42,7 +42,7 @@ LONGEST_WAIT: Final = 3.0
 _POSITIONAL: Final = ("task_id", "producer", "link", "link_error", "shadow")
 """Parameters of Celery's ``apply_async`` that may follow ``args`` and ``kwargs`` by position."""
 
-_CANVAS: Final = ("link", "chain", "chord", "group_id")
+_CANVAS: Final = ("link", "chain", "chord", "group_id", "replaced_task_nesting")
 """If a call has one of these options, other tasks wait for its end."""
 
 _clock: Final = SystemClock()
@@ -77,6 +77,7 @@ class Call(NamedTuple):
         name: name of its lock.
         key: what makes two calls of that lock alike.
         sending: options for Celery's ``apply_async``, with ``task_id``.
+        has_own_id: whether the caller has given the id, so that others may wait for its result.
     """
 
     task: Any
@@ -84,6 +85,7 @@ class Call(NamedTuple):
     name: str
     key: str
     sending: dict[str, Any]
+    has_own_id: bool = False
 
     @property
     def task_id(self) -> str:
@@ -97,8 +99,12 @@ class Call(NamedTuple):
 
     @property
     def must_be_sent(self) -> bool:
-        """Whether it is sent even if it is a duplicate: a retry, or a part of a canvas."""
-        return self.retries > 0 or any(self.sending.get(option) for option in _CANVAS)
+        """Whether it is sent even if it is a duplicate: others wait for its end, or it is a retry.
+
+        The last member of a chain has an empty one. Nothing but its id shows the body of a chord.
+        """
+        canvas = any(self.sending.get(option) is not None for option in _CANVAS)
+        return self.retries > 0 or self.has_own_id or canvas
 
     @property
     def kept(self) -> float:

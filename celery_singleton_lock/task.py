@@ -122,10 +122,11 @@ class LockedTask(_Task):  # type: ignore[misc]  # celery is untyped
         if lock_options.mode != ENFORCE:
             return super().apply_async(args, kwargs, *rest, **options)
         sending = with_task_id(rest, options)
+        has_own_id = sending["task_id"] in {*rest[:1], options.get("task_id")}
 
         def call() -> Call:
             name, key = extension.unique_key(self, args or (), kwargs or {}, sending)
-            return Call(self, lock_options, name, key, sending)
+            return Call(self, lock_options, name, key, sending, has_own_id)
 
         send = partial(super().apply_async, args, kwargs)
         return send_unique(call, extension.store, send, sending, extension.observers)

@@ -20,7 +20,7 @@ from celery_singleton_lock.cli.declared_tasks import DeclaredTask, declared_task
 from celery_singleton_lock.cli.options import Command, as_json, reason
 from celery_singleton_lock.cli.target import LONGEST_SHOWN, Target, with_target
 from celery_singleton_lock.config.settings import LockOptions
-from celery_singleton_lock.core.lock_mode import Modes
+from celery_singleton_lock.core.lock_mode import ENFORCE, Modes
 from celery_singleton_lock.core.lock_name_template import Sent
 from celery_singleton_lock.core.lock_set import Key, Names
 from celery_singleton_lock.message_text import a_kind, meant, printable
@@ -155,7 +155,7 @@ def forget_call_command(  # noqa: PLR0917  # click gives them by name
     found = _locked_task(app, task)
     unique = _unique_key(app, found, args, kwargs, sent_headers)
     if unique is None:
-        msg = f"the task {task!r} has no lock_unique: each call of it is sent"
+        msg = f"each call of the task {task!r} is sent: it has no lock_unique, or takes no lock"
         raise Refused(msg)
     name, key = unique
     by = target.operator(why=why_text)
@@ -167,8 +167,9 @@ def forget_call_command(  # noqa: PLR0917  # click gives them by name
 def _unique_key(
     app: AppSide, task: Any, args: Any, kwargs: Any, headers: Mapping[str, str]
 ) -> tuple[str, str] | None:
-    """Return the lock of a call, and what makes it unique there; None without lock_unique."""
-    if app.extension.options(task).unique is None:
+    """Return the lock of a call, and what makes it unique there; None if each call is sent."""
+    options = app.extension.options(task)
+    if options.unique is None or options.mode != ENFORCE:
         return None
     return app.extension.unique_key(task, args, kwargs, {"headers": headers})
 

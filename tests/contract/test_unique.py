@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
+from celery_singleton_lock.core.model import Claim, Ending, Owner, Reservation, Verdict
 from celery_singleton_lock.core.parked_message import Parcel
 from celery_singleton_lock.core.rate import packed
 from celery_singleton_lock.core.unique import EntryState, UniqueCall
@@ -268,4 +268,40 @@ def test_a_call_whose_record_was_lost_does_not_count(store, redis_client):
     redis_client.delete(store.keyspace.lock("k").record)
     admin = RedisAdminStore(redis_client)
     assert admin.find_call("k", "report") is None
+    admin.close()
+
+
+@pytest.mark.parametrize("until_start", [False, True])
+def test_the_parked_retry_that_takes_its_reservation_ends_the_entry(store, until_start):
+    """Later calls were duplicates of it for an hour."""
+    sent(store, "a")
+    store.acquire(owner("a"), claim(until_start=until_start))
+    announced(store, "a")
+    store.confirm_sent("k", "report", "a", 1, 600.0)
+    store.release("k", "a.0", Ending.KEEP, reserve=Reservation("a/1/0", 30.0))
+    retry = owner("a", 1, "b.0")
+    store.park(retry, claim(until_start=until_start), parcel())
+    assert store.claim(retry, "k", 30.0).verdict is Verdict.GRANTED
+    store.release("k", "b.0", Ending.FINAL)
+    assert entry(store) is None
+
+
+def test_the_first_attempt_leaves_the_entry_to_its_parked_retry(store):
+    sent(store, "a")
+    store.acquire(owner("a"), claim())
+    announced(store, "a")
+    store.confirm_sent("k", "report", "a", 1, 600.0)
+    store.park(owner("a", 1, "b.0"), claim(), parcel())
+    store.release("k", "a.0", Ending.FINAL)
+    assert announced(store, "c") == (EntryState.HERE, "a")
+
+
+def test_a_drained_message_counts_since_the_broker_has_it(store, redis_client):
+    admin, by = RedisAdminStore(redis_client), Operator("jane")
+    store.acquire(Owner("h"), Claim("k"))
+    sent(store, "a")
+    store.park(owner("a"), claim(), parcel())
+    admin.take_out_messages("k", ["a.0"], 60.0, "seal")
+    assert len(admin.drop_waiters("k", ["a.0"], by, done_for=None, seal="seal")) == 1
+    assert entry(store) == ("sent", "a", 60)
     admin.close()

@@ -351,4 +351,4 @@ def test_calls_are_told_apart_by_the_headers_of_the_message(run, app):
 
 def test_a_task_without_lock_unique_has_no_call_to_forget(run):
     told = run("forget-call", "bank.settle", "--args", "[42]", code=1)
-    assert "the task 'bank.settle' has no lock_unique: each call of it is sent" in told
+    assert "each call of the task 'bank.settle' is sent: it has no lock_unique" in told

@@ -7,12 +7,13 @@ import os
 import signal
 import threading
 import warnings
+from enum import Enum
 
 import pytest
 from celery import chain
 from celery.exceptions import TaskRevokedError
 
-from celery_singleton_lock import DuplicateTask
+from celery_singleton_lock import DuplicateTask, reset_all
 from integration.unique_app import make_app, sending
 from support.waiting import eventually
 from support.workers import CeleryWorker
@@ -269,3 +270,46 @@ def test_without_a_broker_the_next_call_need_not_wait(app, client):
         with pytest.raises(app.tasks["done"].OperationalError):
             app.tasks["done"].apply_async(("may", "a"), retry=False)
         assert not entries(client)
+
+
+# -- a task that has ended does not count ----------------------------------------------------------
+
+
+class Month(str, Enum):
+    """A callable key sees it in the sender, and its text in the worker."""
+
+    MAY = "may"
+
+
+def test_a_task_that_lost_its_lock_does_not_count_when_it_has_ended(app, client, redis_url, pool):
+    """Its next calls were duplicates for an hour."""
+    send = app.tasks["late"].delay
+    first = send("may", "a")
+    with new_worker(redis_url, pool=pool):
+        has_run(client, "a")
+        assert reset_all(client, "report:may") == 1
+        go(client, "a")
+        assert first.get(timeout=60) == "a"
+        eventually(lambda: not entries(client))
+
+
+def test_a_task_does_not_count_whose_worker_computes_another_lock(app, client, redis_url, pool):
+    first = app.tasks["keyed"].delay(Month.MAY, "a")
+    with new_worker(redis_url, pool=pool):
+        go(client, "a")
+        assert first.get(timeout=60) == "a"
+        eventually(lambda: not entries(client))
+
+
+def test_who_waits_for_the_end_of_a_chain_or_of_a_replaced_task_gets_it(
+    app, client, redis_url, pool
+):
+    """Each ended with a call like one that waits elsewhere, and its result stayed PENDING."""
+    app.tasks["started"].apply_async(("may", "elsewhere"), queue="nobody")
+    go(client, "a", "b", "instead", "own")
+    with new_worker(redis_url, pool=pool):
+        task = app.tasks["started"]
+        assert chain(app.tasks["done"].si("june", "a"), task.si("may", "b"))().get(60) == "b"
+        assert app.tasks["replaced"].delay("may").get(timeout=60) == "instead"
+        own = task.apply_async(("may", "own"), task_id="of-the-caller")
+        assert (own.duplicate, own.get(timeout=60)) == (False, "own")

@@ -37,6 +37,10 @@ def run_late(month, what):
     return run(month, what)
 
 
+def replace_by(self, month):
+    raise self.replace(current_task.app.tasks["started"].si(month, "instead"))
+
+
 TASKS = {
     "started": (run, {"lock_unique": "until_started"}),
     "done": (run, {"lock_unique": "until_done"}),
@@ -65,6 +69,15 @@ def make_app(url):
             shared=False,
             **options,
         )
+    app.task(replace_by, name="replaced", bind=True, shared=False)
+    app.task(
+        run,
+        name="keyed",
+        base=LockedTask,
+        lock_key=lambda month, what: f"report:{month}",
+        lock_unique="until_done",
+        shared=False,
+    )
     return app
 
 

@@ -211,6 +211,8 @@ class PoolCallbacks:
             request: of the task.
             gone: whether its process has died, so that the agent must release its locks.
         """
+        if request.ending() is Ending.FINAL:
+            self._end_unique(request)  # a lock that was lost, or never acquired, ends no entry
         self._pool_exit.end(request, gone=gone)
 
     # -- when it did not run ----------------------------------------------------------------------

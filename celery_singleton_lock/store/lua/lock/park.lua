@@ -84,6 +84,7 @@ if not verdict then
     save(token, rec)
   elseif reserved and worker_for(rec, worker) then -- without such a worker there is no inbox for the grant
     put_in_index(token, rec)
+    if rec.unique then keep_unique(rec) end
     grant(token, rec, worker)
   else
     unqueue(token, rec)

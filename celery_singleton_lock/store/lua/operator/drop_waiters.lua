@@ -30,7 +30,7 @@ for i = 7, #ARGV do
     end
     -- For imports, which refuse older files. No decision about the lock depends on it.
     if sealed == '1' then redis.pcall('HSET', fleet .. ':drained', route_of(rec), digits(now)) end
-    forget(token, rec)
+    forget(token, rec, sealed == '1')
     remember(now + ASKED_MS, call .. ':' .. token)
     dropped[#dropped + 1] = token
     steps, last, last_token = steps + 1, rec, token

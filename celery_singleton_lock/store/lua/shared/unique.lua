@@ -60,7 +60,8 @@ local function end_unique(rec, left)
   local id, retries = retries_of(rec.attempt)
   local entry = read_unique(key)
   rec.unique = nil
-  if not entry or entry.id ~= id or entry.state ~= 'here' then return end
+  -- Its retry may be parked already.
+  if not entry or entry.id ~= id or entry.state ~= 'here' or entry.attempt ~= rec.attempt then return end
   if not left and not entry.again then return redis.call('DEL', unique_entry(key)) end
   entry.state, entry.retries = 'sent', entry.again and retries + 1 or retries
   entry.attempt = nil
