@@ -80,12 +80,16 @@ def not_sent(forecast: Forecast, call: SentCall, options: LockOptions) -> Foreca
         call: the one that counts.
         options: the task's options.
     """
-    known = {
-        EntryState.PENDING: "is being sent",
-        EntryState.HERE: "is parked, or holds the lock",
-    }.get(call.state, f"was sent before, and counts for another {seconds(call.expires_in or 0.0)}")
     raised = ": DuplicateTask would be raised" if options.on_duplicate == "raise" else ""
-    told = f"It would not be sent{raised}. Task {call.task_id} {known} (lock_unique)."
+    told = f"It would not be sent{raised}. Task {call.task_id} "
+    match call.state:
+        case EntryState.PENDING:
+            told += "is being sent. If its sender has died, this call is sent after a second"
+        case EntryState.HERE:
+            told += "is parked, or holds the lock"
+        case _:
+            told += f"was sent before, and counts for another {seconds(call.expires_in or 0.0)}"
+    told += " (lock_unique)."
     return replace(
         forecast, outcome=DUPLICATE, sentence=told, lock="", rank=0, duplicate_of=call.task_id
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import click
 
@@ -98,25 +98,22 @@ def try_command(  # noqa: PLR0917  # click gives them by name
     TASK is the name of a locked task, as in celery -A YOUR_APP locks tasks.
     """
     app = target.need_app("try")
-    args, kwargs = _parsed("--args", args_text), _parsed("--kwargs", kwargs_text)
-    sent_headers = _headers(headers)
-    app.load_tasks()
-    found = _locked_task(app, task)
-    queue = queue or app.queue_of(found)
-    sent = Sent(lambda: (queue, sent_headers))
-    name = app.extension.name_of(found, args, kwargs, sent)
-    options = app.extension.options(found)
-    options = app.extension.computed(found, args, kwargs, sent, options)
+    call = _call(app, task, args_text, kwargs_text, headers)
+    queue = queue or app.queue_of(call.task)
+    sent = Sent(lambda: (queue, call.headers))
+    name = app.extension.name_of(call.task, call.args, call.kwargs, sent)
+    options = app.extension.options(call.task)
+    options = app.extension.computed(call.task, call.args, call.kwargs, sent, options)
     keys = name.keys if isinstance(name, Names) else (Key(name, rate=options.rate),)
     if target.settings.is_quorum:
         forecast = _of_quorum(keys, options)
     else:
         options = replace(options, mode=_mode_now(target, task, options))
         forecast = try_call(target.store, task, keys, options, app.realm)
-        unique = _unique_key(app, found, args, kwargs, sent_headers)
-        call = target.store.find_call(*unique) if unique else None
-        if call is not None:
-            forecast = not_sent(forecast, call, options)
+        unique = _unique_key(app, call)
+        sent_before = target.store.find_call(*unique) if unique else None
+        if sent_before is not None:
+            forecast = not_sent(forecast, sent_before, options)
     if machine:
         return render.as_json(
             {"task": task, "queue": queue, "mode": options.mode, **_fields(forecast)}
@@ -149,11 +146,7 @@ def forget_call_command(  # noqa: PLR0917  # click gives them by name
     TASK is the name of a locked task, as in celery -A YOUR_APP locks tasks.
     """
     app = target.need_app("forget-call")
-    args, kwargs = _parsed("--args", args_text), _parsed("--kwargs", kwargs_text)
-    sent_headers = _headers(headers)
-    app.load_tasks()
-    found = _locked_task(app, task)
-    unique = _unique_key(app, found, args, kwargs, sent_headers)
+    unique = _unique_key(app, _call(app, task, args_text, kwargs_text, headers))
     if unique is None:
         msg = f"each call of the task {task!r} is sent: it has no lock_unique, or takes no lock"
         raise Refused(msg)
@@ -164,14 +157,37 @@ def forget_call_command(  # noqa: PLR0917  # click gives them by name
     done(target, by, machine, "forget-call", name, told)
 
 
-def _unique_key(
-    app: AppSide, task: Any, args: Any, kwargs: Any, headers: Mapping[str, str]
-) -> tuple[str, str] | None:
+class _Call(NamedTuple):
+    """A call, as the options of a command describe it."""
+
+    task: Any
+    args: Any
+    kwargs: Any
+    headers: dict[str, str]
+
+
+def _call(
+    app: AppSide, task: str, args_text: str, kwargs_text: str, headers: Iterable[str]
+) -> _Call:
+    """Return the call of a locked task.
+
+    Raises:
+        click.UsageError: an option is not valid.
+        Refused: the app has no such task, or it takes no lock.
+    """
+    args, kwargs = _parsed("--args", args_text), _parsed("--kwargs", kwargs_text)
+    given = _headers(headers)
+    app.load_tasks()
+    return _Call(_locked_task(app, task), args, kwargs, given)
+
+
+def _unique_key(app: AppSide, call: _Call) -> tuple[str, str] | None:
     """Return the lock of a call, and what makes it unique there; None if each call is sent."""
-    options = app.extension.options(task)
+    options = app.extension.options(call.task)
     if options.unique is None or options.mode != ENFORCE:
         return None
-    return app.extension.unique_key(task, args, kwargs, {"headers": headers})
+    sending = {"headers": call.headers}
+    return app.extension.unique_key(call.task, call.args, call.kwargs, sending)
 
 
 def _fields(forecast: Forecast) -> dict[str, Any]:

@@ -26,6 +26,6 @@ def test_a_storm_with_flow_control_breaks_no_rule(tmp_path):
 
 
 def test_a_rate_that_is_not_in_force_is_noticed(tmp_path):
-    """The storm ends as soon as the defect is caught: seconds later on a quiet machine."""
+    """The storm ends when the defect is caught, after some seconds."""
     report = Storm(tmp_path, seed=3, seconds=120, broken="rate").run()
     assert report.caught is not None, summary(report)

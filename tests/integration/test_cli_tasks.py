@@ -309,7 +309,7 @@ def test_try_tells_that_a_call_like_one_that_was_sent_is_not_sent(run, app):
 
 def test_try_tells_that_a_call_is_being_sent_or_is_here(run, store):
     store.announce("report:may", "bank.make", "first")
-    told = "It would not be sent. Task first is being sent (lock_unique)."
+    told = "It would not be sent. Task first is being sent. If its sender has died, this call is "
     assert told in run("try", "bank.make", *DAY)
     unique = UniqueCall("report:may", "bank.make", until_start=False, most=60.0)
     claim = Claim("report:may", lease=600, flow=packed((), unique=unique))
