@@ -9,13 +9,13 @@ not answer, the call is sent: the lock still lets one run at a time.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from socket import gaierror
 from typing import Any, Final, NamedTuple, Protocol
 
 from celery import uuid
-from celery.utils.time import maybe_make_aware
+from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.exceptions import SerializationError
 
 from celery_singleton_lock.config.settings import LockOptions
@@ -108,13 +108,17 @@ class Call(NamedTuple):
 
     @property
     def kept(self) -> float:
-        """Seconds for which the entry stays while the broker has the message."""
+        """Seconds for which the entry stays while the broker has the message.
+
+        Raises:
+            _WrongTime: an ETA, a countdown or ``expires`` that Celery refuses.
+        """
         if isinstance(self.options.unique, float):
             return self.options.unique
-        most = _seconds_until(self.sending.get("expires"))
+        most = _seconds_until(self.sending.get("expires", self.task.expires))
         if most is None:
-            starts = self.sending.get("countdown") or _seconds_until(self.sending.get("eta")) or 0
-            most = max(0.0, float(starts)) + self.options.unique_max
+            given = self.sending.get("countdown") or self.sending.get("eta")
+            most = max(0.0, _seconds_until(given) or 0.0) + self.options.unique_max
         return min(max(0.001, most), MOST_KEPT)
 
     @property
@@ -158,7 +162,8 @@ def send_unique(
     """
     try:
         unique = call()
-    except ArgumentsDoNotBind:
+        header = unique.header
+    except (ArgumentsDoNotBind, _WrongTime):
         return send(**sending)  # Celery raises the error
     if isinstance(unique.options.unique, float) and unique.retries:
         return send(**sending)  # its time has begun with the first attempt
@@ -168,7 +173,7 @@ def send_unique(
         logger.warning("%s[%s] is sent without lock_unique: %s", *_shown(unique), error)
         return _marked(send(**sending), duplicate=False)
     if found.state is EntryState.ANNOUNCED:
-        return _send_and_confirm(unique, store(), send)
+        return _send_and_confirm(unique, header, store(), send)
     if unique.must_be_sent:
         return _marked(send(**sending), duplicate=False)
     return _duplicate(unique, found.task_id, observers)
@@ -187,29 +192,34 @@ def _announced(call: Call, store: UniqueStore) -> Announced:
     return found
 
 
-def _send_and_confirm(call: Call, store: UniqueStore, send: Callable[..., Any]) -> Any:
-    header = call.header
+def _send_and_confirm(
+    call: Call, header: list[Any] | None, store: UniqueStore, send: Callable[..., Any]
+) -> Any:
     sending = call.sending
     if header is not None:
         sending = {**sending, "headers": {**(sending.get("headers") or {}), HEADER: header}}
-    about = (call.name, call.key, call.task_id)
+    about, outer = (call.name, call.key, call.task_id), sys.exc_info()[1]
     try:
         result = send(**sending)
     except Exception as error:
-        if _was_not_sent(error):
+        if _was_not_sent(error, outer):
             _try(lambda: store.withdraw(*about, call.retries))
         raise
     _try(lambda: store.confirm_soon(*about, call.retries, call.kept))
     return _marked(result, duplicate=False)
 
 
-def _was_not_sent(error: BaseException | None) -> bool:
+def _was_not_sent(error: BaseException | None, outer: BaseException | None) -> bool:
     """Return whether the error proves that the message was not sent.
 
     After any other error the broker may have the message. Then the announcement stays, and the next
     sender waits a second before it sends.
+
+    Args:
+        error: of sending.
+        outer: an error that the caller handled when it sent the call. It proves nothing.
     """
-    while error is not None:
+    while error is not None and error is not outer:
         if isinstance(error, (SerializationError, TypeError, ConnectionRefusedError, gaierror)):
             return True
         error = error.__cause__ or error.__context__
@@ -253,12 +263,17 @@ def _shown(call: Call) -> tuple[str, str]:
     return str(call.task.name), call.task_id
 
 
+class _WrongTime(Exception):
+    """A value that Celery does not take as a time."""
+
+
 def _seconds_until(moment: object) -> float | None:
     """Return the seconds until a moment as Celery takes it: seconds from now, or a datetime."""
-    if isinstance(moment, (int, float)) and not isinstance(moment, bool):
-        return float(moment)
-    if isinstance(moment, str):
-        moment = datetime.fromisoformat(moment)
-    if not isinstance(moment, datetime):
+    if moment is None:
         return None
-    return float(maybe_make_aware(moment).timestamp() - wall_time())
+    if isinstance(moment, (int, float)):
+        return float(moment)
+    try:
+        return float(maybe_make_aware(maybe_iso8601(moment)).timestamp() - wall_time())
+    except (TypeError, ValueError, OverflowError, AttributeError) as error:
+        raise _WrongTime(moment) from error

@@ -18,7 +18,7 @@ from celery_singleton_lock.errors import LockConflict, LockQueueFull, LockWaitTi
 from celery_singleton_lock.send_unique import Call, send_unique, with_task_id
 from celery_singleton_lock.worker.execution.batches import is_running
 from celery_singleton_lock.worker.execution.celery_outcome import Run
-from celery_singleton_lock.worker.execution.eager import failed_later
+from celery_singleton_lock.worker.execution.eager import as_sent, failed_later
 from celery_singleton_lock.worker.execution.task_lock import (
     NoLock,
     current_lock,
@@ -125,7 +125,7 @@ class LockedTask(_Task):  # type: ignore[misc]  # celery is untyped
         has_own_id = sending["task_id"] in {*rest[:1], options.get("task_id")}
 
         def call() -> Call:
-            name, key = extension.unique_key(self, args or (), kwargs or {}, sending)
+            name, key = self._unique_key(args, kwargs, sending)
             return Call(self, lock_options, name, key, sending, has_own_id)
 
         send = partial(super().apply_async, args, kwargs)
@@ -152,8 +152,12 @@ class LockedTask(_Task):  # type: ignore[misc]  # celery is untyped
         extension, options = self._lock_extension, self._with_call(options)
         if extension is None or not self._lock_may_be_unique(options):
             return False
-        name, key = extension.unique_key(self, args or (), kwargs or {}, options)
-        return extension.store().withdraw(name, key, "", 0)
+        return extension.store().withdraw(*self._unique_key(args, kwargs, options), "", 0)
+
+    def _unique_key(self, args: Any, kwargs: Any, sending: dict[str, Any]) -> tuple[str, str]:
+        if sending.get("serializer") != "pickle":
+            args, kwargs = as_sent(self, args, kwargs)
+        return install(self.app).unique_key(self, args or (), kwargs or {}, sending)
 
     def _lock_may_be_unique(self, sending: dict[str, Any]) -> bool:
         """Return whether a call has ``lock_unique``. The settings are read only then."""
@@ -165,6 +169,9 @@ class LockedTask(_Task):  # type: ignore[misc]  # celery is untyped
 
     def _with_call(self, options: dict[str, Any]) -> dict[str, Any]:
         """Return the options of a call, with its lock options in a header."""
+        headers = options.get("headers")
+        if headers is not None and not isinstance(headers, Mapping):
+            options["headers"] = dict(headers)  # Celery takes pairs, too
         given = take_given(options)
         if given and self._lock_extension is not None:
             headers = options.get("headers") or {}

@@ -293,6 +293,9 @@ class Extension:
             return name, key_name(f"{task.name} {compute(args, kwargs, sent)}")
         except NotComputable as error:
             raise LockNameError(str(error)) from error
+        except UnicodeEncodeError as error:
+            msg = f"task {task.name}: lock_unique_key holds a lone surrogate. Send valid Unicode."
+            raise LockNameError(msg) from error
 
     # -- settings and connections -----------------------------------------------------------------
 

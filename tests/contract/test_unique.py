@@ -230,6 +230,37 @@ def test_the_key_of_another_program_does_not_stop_a_lock(store, redis_client):
     assert store.release("k", "a.0", Ending.FINAL).verdict is Verdict.RELEASED
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        "[]",
+        "7",
+        '{"id": 7, "state": "sent", "retries": 0}',
+        '{"id": "b", "state": "sent"}',
+        '{"id": "b", "retries": 0}',
+        '{"id": "b", "state": "here", "retries": 0}',
+    ],
+)
+def test_what_another_program_has_stored_does_not_count(store, redis_client, value):
+    admin = RedisAdminStore(redis_client)
+    key = f"{store.keyspace.lock('k').holders.removesuffix('holders')}unique:report:call"
+    redis_client.set(key, value)
+    assert admin.find_call("k", "report") is None
+    assert not admin.forget_call("k", "report", Operator("jane"))
+    assert announced(store, "a").state is EntryState.ANNOUNCED
+    admin.close()
+
+
+def test_a_task_whose_process_dies_while_it_waits_in_its_slot_counts(store):
+    """Its message is not acknowledged, though the task acknowledges early."""
+    store.acquire(Owner("holder"), Claim("k"))
+    sent(store, "a")
+    assert store.acquire(owner("a"), claim(late=False), wait=0.05).verdict is Verdict.WAITING
+    threading.Event().wait(0.1)
+    store.sweep_and_grant("k")
+    assert entry(store) == ("sent", "a", 60)
+
+
 def test_a_message_that_goes_back_to_the_broker_counts_there(store):
     """No worker takes it: it is published."""
     store.worker_heartbeat("w", REALM, [QUEUE], 0.0, 9)

@@ -13,7 +13,7 @@ import pytest
 from celery import chain
 from celery.exceptions import TaskRevokedError
 
-from celery_singleton_lock import DuplicateTask, reset_all
+from celery_singleton_lock import DuplicateTask, LockedTask, LockNameError, reset_all
 from integration.unique_app import make_app, sending
 from support.waiting import eventually
 from support.workers import CeleryWorker
@@ -272,6 +272,60 @@ def test_without_a_broker_the_next_call_need_not_wait(app, client):
         assert not entries(client)
 
 
+# -- what the sender knows of a call ---------------------------------------------------------------
+
+
+def test_a_key_looks_into_a_model_as_its_message_has_it(app, client):
+    pydantic = pytest.importorskip("pydantic")
+    if not hasattr(app.tasks["done"], "_dump_pydantic_arguments"):
+        pytest.skip("this Celery sends no models")
+
+    class Order(pydantic.BaseModel):
+        number: int
+
+    def ship(order): ...
+
+    ship.__annotations__ = {"order": Order}
+    ship = app.task(
+        base=LockedTask,
+        lock_key="order:{order[number]}",
+        lock_unique="until_done",
+        pydantic=True,
+        shared=False,
+    )(ship)
+    assert not ship.delay(Order(number=1)).duplicate
+    assert not ship.delay(Order(number=2)).duplicate
+    assert ship.delay({"number": 1}).duplicate
+    assert ship.forget_call((Order(number=1),))
+
+
+def test_a_key_that_is_no_unicode_is_refused(app, client):
+    with pytest.raises(LockNameError, match="lone surrogate"):
+        app.tasks["by_user"].delay("may", "a", user="\udce9")
+    assert not entries(client)
+
+
+@pytest.mark.parametrize("option", [{"expires": "soon"}, {"countdown": "soon"}])
+def test_a_time_that_celery_refuses_announces_nothing(app, client, option):
+    """The next sender waited a second for a call that was never sent."""
+    with pytest.raises((TypeError, ValueError, AttributeError)):
+        app.tasks["done"].apply_async(("may", "a"), **option)
+    assert not entries(client)
+
+
+def test_headers_may_be_pairs(app):
+    send = app.tasks["done"].apply_async
+    assert not send(("may", "a"), headers=[("tenant", "x")]).duplicate
+    assert send(("may", "b"), headers=[("tenant", "x")]).duplicate
+
+
+def test_a_call_counts_until_its_task_class_lets_it_expire(app, client):
+    app.tasks["done"].expires = 90
+    app.tasks["done"].delay("may", "a")
+    (entry,) = entries(client)
+    assert 80_000 < client.pttl(entry) <= 90_000
+
+
 # -- a task that has ended does not count ----------------------------------------------------------
 
 
@@ -299,6 +353,32 @@ def test_a_task_does_not_count_whose_worker_computes_another_lock(app, client, r
         go(client, "a")
         assert first.get(timeout=60) == "a"
         eventually(lambda: not entries(client))
+
+
+def test_a_task_with_a_request_class_of_its_own_ends_its_entry(app, client, redis_url):
+    """Later calls were duplicates for an hour."""
+    with new_worker(redis_url, env={"OWN_REQUEST": "1"}):
+        first = app.tasks["done"].delay("may", "a")
+        has_run(client, "a")
+        assert app.tasks["done"].delay("may", "b").id == first.id
+        skipped = app.tasks["skips"].delay("may", "skipped")
+        with pytest.raises(TaskRevokedError):
+            skipped.get(timeout=60)
+        assert not app.tasks["skips"].delay("june", "c").duplicate
+        go(client, "a", "c")
+        assert first.get(timeout=60) == "a"
+        eventually(lambda: not entries(client), timeout=60)
+        retried = app.tasks["retried"].delay("july", "d")
+        go(client, "d")
+        has_run(client, "a", "c", "d", "again")
+        assert app.tasks["retried"].delay("july", "e").id == retried.id
+        started = app.tasks["started"].delay("august", "f")
+        eventually(lambda: "f" in ran(client), timeout=60)
+        assert not app.tasks["started"].delay("august", "g").duplicate
+        go(client, "again", "f", "g")
+        assert retried.get(timeout=60) == "again"
+        assert started.get(timeout=60) == "f"
+        eventually(lambda: not entries(client), timeout=60)
 
 
 def test_who_waits_for_the_end_of_a_chain_or_of_a_replaced_task_gets_it(

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import redis
 from celery import Celery, current_task
+from celery.worker.request import Request
 
 from celery_singleton_lock import LockedTask
 
@@ -41,6 +42,10 @@ def replace_by(self, month):
     raise self.replace(current_task.app.tasks["started"].si(month, "instead"))
 
 
+class OwnRequest(Request):
+    """Does not pass the dispatcher of its worker."""
+
+
 TASKS = {
     "started": (run, {"lock_unique": "until_started"}),
     "done": (run, {"lock_unique": "until_done"}),
@@ -61,7 +66,7 @@ def make_app(url):
     app = Celery("unique", broker=url, backend=url)
     app.conf.singleton_lock_backend = url
     for name, (function, options) in TASKS.items():
-        app.task(
+        task = app.task(
             function,
             name=name,
             base=LockedTask,
@@ -69,6 +74,8 @@ def make_app(url):
             shared=False,
             **options,
         )
+        if "OWN_REQUEST" in os.environ:
+            type(app.tasks[task.name]).Request = OwnRequest
     app.task(replace_by, name="replaced", bind=True, shared=False)
     app.task(
         run,

@@ -8,7 +8,7 @@ import itertools
 import pytest
 from contract import test_unique
 
-from celery_singleton_lock.errors import LockUnusable
+from celery_singleton_lock.errors import LockError
 from celery_singleton_lock.store.redis.sync import RedisStore
 from celery_singleton_lock.store.scripts import (
     FLOW_VERBS,
@@ -30,7 +30,16 @@ LIBRARY = "shared"
 ANNOUNCE = "lock/announce.lua"
 CONFIRM = "lock/confirm_sent.lua"
 WITHDRAW = "lock/withdraw.lua"
-VALUES = {"until_start": (False, True), "ends": ("confirm", "withdraw")}
+DEATH = "rec.unique[4] == 1 or rec.state == 'waiting'"
+FOREIGN = (
+    "[]",
+    "7",
+    '{"id": 7, "state": "sent", "retries": 0}',
+    '{"id": "b", "state": "sent"}',
+    '{"id": "b", "retries": 0}',
+    '{"id": "b", "state": "here", "retries": 0}',
+)
+VALUES = {"value": FOREIGN, "until_start": (False, True), "ends": ("confirm", "withdraw")}
 """Parameters of the scenes."""
 
 MUTANTS = (
@@ -87,10 +96,11 @@ MUTANTS = (
     Mutant("a return to the broker ends it", LIBRARY, "end_unique(rec, left) end\n",
            "end_unique(rec) end\n"),
     Mutant("a death leaves it", LIBRARY,
-           "  if not following and rec.unique then end_unique(rec, rec.unique[4] == 1) end\n", ""),
-    Mutant("a death ends it", LIBRARY, "end_unique(rec, rec.unique[4] == 1)", "end_unique(rec)"),
-    Mutant("who was acknowledged is waited for", LIBRARY, "end_unique(rec, rec.unique[4] == 1)",
+           f"  if not following and rec.unique then end_unique(rec, {DEATH}) end\n", ""),
+    Mutant("a death ends it", LIBRARY, f"end_unique(rec, {DEATH})", "end_unique(rec)"),
+    Mutant("who was acknowledged is waited for", LIBRARY, f"end_unique(rec, {DEATH})",
            "end_unique(rec, true)"),
+    Mutant("a death in its slot ends it", LIBRARY, DEATH, "rec.unique[4] == 1"),
     Mutant("no sweeper comes", LIBRARY, "rec and (rec.indexed or rec.unique)",
            "rec and rec.indexed"),
     Mutant("no sweeper is called", LIBRARY,
@@ -107,6 +117,14 @@ MUTANTS = (
     Mutant("another program's key stops the lock", LIBRARY,
            "local raw = redis.pcall('GET', unique_entry(key))",
            "local raw = redis.call('GET', unique_entry(key))"),
+    Mutant("what is no object stops it", LIBRARY, " or type(entry) ~= 'table'", ""),
+    Mutant("what has no text as id counts", LIBRARY, "type(entry.id) ~= 'string' or not", "not"),
+    Mutant("what has no attempts counts", LIBRARY, " or not tonumber(entry.retries)", ""),
+    Mutant("what has no attempt is here", LIBRARY,
+           "entry.state == 'here' and type(entry.attempt) == 'string'", "entry.state == 'here'"),
+    Mutant("any state counts", LIBRARY,
+           "return (entry.state == 'pending' or entry.state == 'sent') and entry or nil",
+           "return entry"),
 )  # fmt: skip
 
 
@@ -143,7 +161,7 @@ def test_a_wrong_line_is_found_by_a_scene(mutant, redis_client, monkeypatch):
         store.worker_heartbeat("w", test_unique.REALM, [test_unique.QUEUE], 600.0, 9)
         try:
             scene(store, **given)
-        except (AssertionError, ValueError, LockUnusable):
+        except (AssertionError, ValueError, LockError):
             return True
         return False
 

@@ -102,6 +102,16 @@ def _send_again(run: Run, later: RetryLater) -> None:
         run.task.request_stack.pop()
 
 
+def has_ended(outcome: Any) -> bool:
+    """Return whether a task has ended: neither it nor its message runs again."""
+    info = outcome.info
+    if info is None or info.state == states.FAILURE:
+        return True
+    if info.state == states.REJECTED:
+        return not info.retval.requeue
+    return info.state != states.RETRY and later_in(outcome) is None
+
+
 def ending_of(outcome: Any, task: Any, header: LockHeader) -> Ending:
     """Return the ending of a traced task, from what Celery does with its message."""
     info = outcome.info

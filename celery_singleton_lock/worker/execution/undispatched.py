@@ -20,13 +20,17 @@ from celery_singleton_lock.core.lock_name_template import ArgumentsDoNotBind
 from celery_singleton_lock.core.lock_view import LockView
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Reply, Verdict
 from celery_singleton_lock.core.owner_token import new_token
+from celery_singleton_lock.core.unique import HEADER as UNIQUE
+from celery_singleton_lock.core.unique import UniqueCall, unpacked
 from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.lock.multi_lock import MultiLock
 from celery_singleton_lock.lock.sync import Lock
+from celery_singleton_lock.message_text import printable
 from celery_singleton_lock.store.base import LockStore, Store
 from celery_singleton_lock.worker.execution.celery_outcome import (
     Run,
     fail,
+    has_ended,
     ignored,
     later_in,
     take_out,
@@ -88,6 +92,33 @@ class UndispatchedTracer:
         Returns:
             The result of Celery's tracer.
         """
+        unique = unpacked(take_out(run.request, UNIQUE))
+        if unique is None:
+            return self._trace(run, named, options, _nothing)
+        end = partial(self._end_unique, run, unique)
+        outcome = self._trace(run, named, options, end if unique.until_start else _nothing)
+        if has_ended(outcome):
+            end()
+        return outcome
+
+    def _end_unique(self, run: Run, unique: UniqueCall) -> None:
+        """Let a call like this one be sent."""
+        try:
+            retries = int(run.request.get("retries") or 0)
+            self._store().withdraw(unique.lock, unique.key, run.uuid, retries)
+        except BackendError as error:
+            logger.warning(
+                "Redis did not store that the unique call %s[%s] is over. It counts for up to %g s "
+                "more: %s",
+                run.task.name,
+                printable(run.uuid),
+                unique.most,
+                error,
+            )
+
+    def _trace(
+        self, run: Run, named: Named, options: LockOptions, started: Callable[[], None]
+    ) -> Any:
         try:
             name, options = named()
         except ArgumentsDoNotBind:
@@ -95,10 +126,16 @@ class UndispatchedTracer:
         except Exception as error:  # noqa: BLE001  # the task fails with it
             return fail(run, error)
         lock = in_place(self._store(), name, options)
-        locked = partial(self._run_locked, run, lock, options)
+        locked = partial(self._run_locked, run, lock, options, started)
         return and_then(partial(let_go, lock, f"task {run.task.name}"), locked)
 
-    def _run_locked(self, run: Run, lock: PlacedLock | MultiLock, options: LockOptions) -> Any:
+    def _run_locked(
+        self,
+        run: Run,
+        lock: PlacedLock | MultiLock,
+        options: LockOptions,
+        started: Callable[[], None],
+    ) -> Any:
         """Acquire the lock and run the task. The caller releases the lock."""
         try:
             self._refuse_copies(run, lock)
@@ -107,6 +144,7 @@ class UndispatchedTracer:
             return turn_away(run, turned)
         except Exception as error:  # noqa: BLE001  # an error of this package, or a time limit
             return fail(run, error)
+        started()
         if not held:
             return run.go()
         hold = Held(options.hold_for, self._store().clock)
@@ -209,6 +247,9 @@ class UndispatchedTracer:
                     raise
                 logger.warning("%s waits in its slot for the lock %r: %s", task, lock.name, error)
                 Event().wait(SLOT_RETRY)
+
+
+def _nothing() -> None: ...
 
 
 def _close(lock: PlacedLock | MultiLock, run: Run, later: RetryLater, outcome: Any) -> Any:

@@ -22,7 +22,8 @@ local function end_delivery(token, rec, delay, wait_goes_on)
   drop_record(token, rec)
   local was_parked = rec.parked
   local following, is_duplicate = next_stored(token, rec)
-  if not following and rec.unique then end_unique(rec, rec.unique[4] == 1) end
+  -- The message of a task that waits in its slot is not acknowledged.
+  if not following and rec.unique then end_unique(rec, rec.unique[4] == 1 or rec.state == 'waiting') end
   if not following then return end
   -- A waiter in a slot had a deadline of its own. Published copies have arrived by now.
   if is_duplicate or not was_parked or rec.state == 'running' then

@@ -13,7 +13,9 @@ local function unique_entry(key) return string.sub(holders, 1, -8) .. 'unique:' 
 local function read_unique(key)
   local raw = redis.pcall('GET', unique_entry(key))
   local ran, entry = pcall(cjson.decode, raw)
-  return ran and type(entry) == 'table' and entry.id and entry or nil
+  if not ran or type(entry) ~= 'table' or type(entry.id) ~= 'string' or not tonumber(entry.retries) then return nil end
+  if entry.state == 'here' and type(entry.attempt) == 'string' then return entry end
+  return (entry.state == 'pending' or entry.state == 'sent') and entry or nil
 end
 
 -- Without `ms` the entry does not expire; 'keep': its time stays.
