@@ -182,7 +182,8 @@ class DuplicateTask(LockError):
 class LockCostError(LockError, ValueError):
     """A start can never be allowed: its cost is no whole number, or above the rate of the lock.
 
-    The task fails with it at once, and does not run.
+    The task fails with it and does not run: when it asks for its lock, or if it is parked, when it
+    is next.
     """
 
 

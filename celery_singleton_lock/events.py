@@ -99,7 +99,7 @@ class LockAcquired(TaskEvent):
 
 @dataclass(frozen=True, slots=True)
 class LockRefused(TaskEvent):
-    """A task ends without having run, because its lock is busy."""
+    """A task ends without having run; `policy` says why. Most often its lock is busy."""
 
     policy: str = _field(
         "fail",

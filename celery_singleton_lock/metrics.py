@@ -92,11 +92,17 @@ TOTALS: Final = {
         "celery_lock_let_run",
         "Parked messages that were delivered to run without the lock.",
     ),
-    "released_for_dead": ("celery_lock_released_for_dead", "Locks released for dead processes."),
-    "unclaimed": ("celery_lock_unclaimed_grants", "Grants that lapsed before their task began."),
+    "released_for_dead": (
+        "celery_lock_released_for_dead",
+        "Locks released for processes that had died.",
+    ),
+    "unclaimed": (
+        "celery_lock_unclaimed_grants",
+        "Messages that did not run here, since another worker had them.",
+    ),
     "renewed": ("celery_lock_renewals", "Leases renewed."),
     "renewals_failed": ("celery_lock_renewals_failed", "Renewals that Redis did not answer."),
-    "backend_errors": ("celery_lock_backend_errors", "Calls that the locks' Redis did not answer."),
+    "backend_errors": ("celery_lock_backend_errors", "Calls to the locks' Redis that failed."),
 }
 """Counters of a worker: name in its report -> metric and description."""
 

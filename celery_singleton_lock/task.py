@@ -45,12 +45,8 @@ class LockedTask(_Task):  # type: ignore[misc]  # celery is untyped
     * ``lock_keys``: instead, a list of such templates, or a dict from templates to limits: the
       task acquires all of these locks (docs/several-locks.md).
     * ``lock_args``: instead, names of the arguments that are part of the lock name.
-    * ``lock_lease`` (30 seconds), ``lock_limit`` (1), ``lock_on_conflict`` (``"park"``),
-      ``lock_rate``, ``lock_on_rate``, ``lock_fair_by``, ``lock_fair_limit``,
-      ``lock_fair_weight``, ``lock_wait_timeout``, ``lock_max_waiting``, ``lock_on_full``,
-      ``lock_on_retry``,
-      ``lock_on_lost``, ``lock_on_backend_error``: see
-      :class:`~celery_singleton_lock.config.settings.LockOptions`.
+    * ``lock_lease`` (30 seconds), ``lock_limit`` (1), ``lock_on_conflict`` (``"park"``), and the
+      others: see :class:`~celery_singleton_lock.config.settings.LockOptions` and docs/settings.md.
 
     The lock surrounds Celery's own tracing, so it also works in a class that overrides
     ``__call__``, ``before_start`` or ``after_return`` without ``super``. A direct call takes no
@@ -105,7 +101,8 @@ class LockedTask(_Task):  # type: ignore[misc]  # celery is untyped
             kwargs: keyword arguments of the task.
             rest: arguments of Celery's method.
             options: options of Celery's method; also ``lock_key`` (a template),
-                ``lock_on_conflict`` and ``lock_wait_timeout`` for this call and its retries.
+                ``lock_on_conflict``, ``lock_wait_timeout``, ``lock_priority``, ``lock_unique`` and
+                ``lock_on_duplicate`` for this call and its retries.
 
         Returns:
             Celery's ``AsyncResult``. With ``lock_unique``, its attribute ``duplicate`` says whether

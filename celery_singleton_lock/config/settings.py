@@ -222,8 +222,8 @@ class Settings(SharedOptions):
             dropped: the broker's visibility time-out.
         max_body_bytes: size of the longest message that is parked; for a longer one ``on_full``
             applies.
-        max_parked: number of parked messages of one queue above which workers stop consuming it;
-            None for no limit.
+        max_parked: number of parked messages of one queue from which on workers do not consume
+            it; None for no limit.
         max_parked_bytes: likewise, the bytes of these messages.
         max_returns: how often a parked message may return before it is ended; None for no limit.
         quarantine: whether no lock is granted for one longest lease after the run id of the locks'

@@ -48,7 +48,10 @@ class CurrentLock(Protocol):
 
     @property
     def held(self) -> bool:
-        """Whether the lock is certainly held, as far as is known without asking Redis."""
+        """Whether the lock is certainly held.
+
+        Redis is asked if its last reply is older than a third of the lease.
+        """
         ...
 
     @property

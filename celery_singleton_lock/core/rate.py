@@ -388,8 +388,8 @@ def unpacked(flow: str) -> tuple[Rate, ...]:
 
 
 @functools.lru_cache(maxsize=1024)
-def with_rates_of(flow: str, other: str) -> str:
-    """Return flow options with the rates of others; empty if the first are empty."""
+def overridden_by(flow: str, other: str) -> str:
+    """Return flow options overridden by others; unchanged if one of the two is empty."""
     if not (flow and other):
         return flow
     return json.dumps({**json.loads(flow), **json.loads(other)}, separators=(",", ":"))

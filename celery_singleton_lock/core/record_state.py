@@ -20,7 +20,9 @@ class RecordState(str, enum.Enum):
     ADRIFT = "adrift"
     """A stored message is next, and no live worker takes it."""
     LEAVING = "leaving"
-    """A stored message is on its way back to the broker."""
+    """A stored message is on its way back to the broker.
+
+    In Redis, delayed and settling messages have this state, too; other fields tell them apart."""
     DELAYED = "delayed"
     """A stored message has returned more than once. It joins the queue again after a delay."""
     SETTLING = "settling"

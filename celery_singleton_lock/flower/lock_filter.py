@@ -101,7 +101,7 @@ def _of_dead(holder: Holder) -> str:
 
 def _of_waiting(lock: Glance) -> str:
     if lock.closed_for:
-        return f"A task has closed it for another {seconds(lock.closed_for)}."
+        return f"A task or client has closed it for another {seconds(lock.closed_for)}."
     if lock.rated:
         return "A permit is free. The rate of the lock says when the next task may start."
     if lock.grouped:

@@ -1,4 +1,4 @@
-"""The watchdog: a thread that renews all leases of a process in one call.
+"""The watchdog: a thread that renews all leases of one store in one call.
 
 A lease is renewed after a third of its length, so it need not exceed the run time of the work.
 Leases that are due soon are renewed in the same call.

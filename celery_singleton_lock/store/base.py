@@ -4,10 +4,10 @@ Three protocols, by caller: :class:`LockStore` for locks, :class:`MessageStore` 
 :class:`WorkerStore` for the housekeeping of workers. :class:`Store` is all three. What operators
 need in addition is in :mod:`celery_singleton_lock.store.operator.base`.
 
-All methods are idempotent per token: a call may be repeated if its answer was lost. The methods
-that change a lock, except ``extend``, also sweep it: they end lapsed leases and grant the lock to
-the next waiters. A store knows tokens, leases and queues, but neither threads nor Celery. Durations
-are in seconds, measured by the server's clock.
+All methods are idempotent per token: a call may be repeated if its answer was lost. Most methods
+that change a lock also sweep it: they end lapsed leases and grant the lock to the next waiters.
+``extend``, ``close_for`` and those of unique calls do not. A store knows tokens, leases and queues,
+but neither threads nor Celery. Durations are in seconds, measured by the server's clock.
 """
 
 from __future__ import annotations
@@ -189,8 +189,8 @@ class RatedStore(Protocol):
             rates: keys of the rates, see :attr:`Rate.key`.
 
         Returns:
-            CHARGED, or ABSENT if the lock has none of the rates. The next instant is that at which
-            the next waiter may start.
+            CHARGED, or ABSENT if the lock has none of the rates. ``next_look``
+            is when the next waiter may start.
         """
         ...
 

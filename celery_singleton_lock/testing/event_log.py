@@ -140,6 +140,8 @@ class EventLog:
         if isinstance(event, TaskEvent):
             self.events.append(event)
             sentence = _SENTENCES.get(type(event))
+            if isinstance(event, TaskBlocked) and not event.holder:
+                sentence = _BLOCKED_BY_NOBODY
             if sentence is not None:
                 self._add_line(event.task_id, sentence.format_map(asdict(event)))
 
@@ -200,6 +202,10 @@ class EventLog:
     def _add_line(self, task_id: str, sentence: str) -> None:
         self._lines.append((self._clock.monotonic(), task_id, sentence))
 
+
+_BLOCKED_BY_NOBODY: Final = (
+    "it was blocked ({policy}): the lock {lock!r} waits for the {waits_for}; it had rank {rank}"
+)
 
 _SENTENCES: Final[dict[type[TaskEvent], str]] = {
     TaskBlocked: "it was blocked ({policy}): {holder} held the lock {lock!r}; it had rank {rank}",

@@ -95,10 +95,12 @@ class RetryRefused:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Release the locks of a task whose process cannot: once it is gone, or when the lease ends.
+    """Release the locks of a task in the main process.
+
+    Either its process cannot, since it has died or is being killed, or its delivery does not run.
 
     Args:
-        header: the lock header of the task.
+        lock_header: the lock header of the task.
         ending: how the task has ended.
         pid: id of the process; None if the command does not wait for its end.
         since: monotonic time of the command.

@@ -5,16 +5,12 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 
 import celery_singleton_lock.worker.celery_hook  # noqa: F401  # adds a startup check
 from celery_singleton_lock.events import (
-    BackendDown,
-    BackendUp,
     Event,
     Listener,
-    LockAdmin,
-    TaskEvent,
 )
 from celery_singleton_lock.worker.extension import Extension
 
@@ -89,4 +85,4 @@ def observe(app: Celery, *kinds: type[Event]) -> Callable[[_Call], _Call]:
     return register
 
 
-_EVENTS: Final = (TaskEvent, BackendDown, BackendUp, LockAdmin)
+_EVENTS: Final = get_args(Event)

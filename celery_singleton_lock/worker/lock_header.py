@@ -15,14 +15,16 @@ from celery_singleton_lock.config.computed_options import Computed
 from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.core.lock_set import LockSet
 from celery_singleton_lock.core.model import Ending, Reservation
-from celery_singleton_lock.core.rate import unpacked, with_rates_of
+from celery_singleton_lock.core.rate import overridden_by, unpacked
 from celery_singleton_lock.events import LockClosed
 
 HEADER_KEY: Final = "celery_singleton_lock"
 """Key of the header in a request."""
 
 COPY: Final = "csl-copy"
-"""Message header of a copy that was published to start a worker: the lock's name and the token."""
+"""Message header of a copy of a parked message: the lock's name and the token.
+
+Older versions publish such copies; this one only reads the header."""
 
 MOVED: Final = "csl-moved"
 """Message header of a task that was parked, and then sent to the broker: its attempt, its place
@@ -69,7 +71,7 @@ class LockHeader(NamedTuple):
         task: the task's name.
         worker: id of the worker that received it.
         place: server microseconds of arrival.
-        stamped_at: monotonic seconds of arrival on this machine, before any ETA or rate limit.
+        created_at: monotonic seconds of arrival on this machine, before any ETA or rate limit.
         moved: it was parked, and then sent to the broker, which may have it twice. All of them have
             tokens with the same base, so ``copy`` is not needed to recognise them.
         copy: another copy of the attempt may exist. For a granted delivery: an earlier claim may
@@ -140,7 +142,7 @@ def singles(header: LockHeader) -> list[LockHeader]:
             place=lock_set.place,
             lock_set=None,
             later=number < last and bool(part.flow),
-            flow=with_rates_of(header.flow, part.flow),
+            flow=overridden_by(header.flow, part.flow),
         )
         for number, part in enumerate(lock_set.parts)
     ]

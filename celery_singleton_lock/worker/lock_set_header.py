@@ -72,7 +72,9 @@ def _moved(header: LockHeader, lock_set: LockSet) -> LockHeader:
 
 
 def begun_again(header: LockHeader, lock_set: LockSet, *, frees: tuple[Part, ...]) -> LockHeader:
-    """Return the header of a task that starts over, since it lost a lock while it was parked.
+    """Return the header of a task that acquires all of its locks anew.
+
+    It may have lost one while it was parked, or its locks are others by now.
 
     It gets new tokens, and counts as a copy: the first lock recognises duplicates.
 

@@ -33,7 +33,7 @@ class Arrival(NamedTuple):
     """Facts about a message that are known when it arrives. They are set once.
 
     Args:
-        copy: whether it is a copy of a parked message, published by this package.
+        copy: whether it is a copy of a parked message, which an older version has published.
         requeues: number of its requeues.
         returns: number of its returns.
         first_place: server microseconds of its first arrival, if it was requeued since; else 0.

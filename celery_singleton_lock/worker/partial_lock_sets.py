@@ -51,7 +51,7 @@ class _Entry:
     """A message that this worker has parked, and that holds locks.
 
     Args:
-        header: the header of the message, with the name of the lock for which it waits.
+        lock_header: the header of the message, with the name of the lock for which it waits.
         lock_set: its locks.
         options: the options of its task.
         look_at: monotonic time of the next check; infinite until it is parked.

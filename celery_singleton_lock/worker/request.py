@@ -72,13 +72,13 @@ _REFUSED: Final = (
     MaxReturnsExceeded,
 )
 
-_NEVER_RAN: Final = (
+_MAY_NOT_HAVE_RUN: Final = (
     *_PROCESS_GONE,  # it may have run
     TurnedAway,
     BackendError,
     *_REFUSED,
 )
-"""Errors with which a task may end that has not had its lock."""
+"""Errors that do not prove that the task has run."""
 
 _LEFT_TO_CELERY: Final = frozenset({AckState.LEFT_TO_CELERY})
 _HELD_BACK: Final = frozenset({AckState.HELD_BACK})
@@ -171,8 +171,9 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
     own_options: LockOptions | None = None
     """Options of its task, overridden by those of this call; None if the call has none."""
     call: Call | None = None
-    unique: UniqueCall | None = None
     """Lock options of this call."""
+    unique: UniqueCall | None = None
+    """What its message says of a unique call; None if it is not unique."""
     was_blocked = False
     """Whether monitors may show BLOCKED or DELIVERED, which only an explicit state replaces."""
     lock_refused = False
@@ -424,7 +425,7 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
         if self.dispatcher is None:
             super().on_failure(exc_info, *args, **kwargs)
         elif not (isinstance(error, TurnedAway) and self.dispatcher.on_turned(self, error)):
-            if not isinstance(error, _NEVER_RAN):
+            if not isinstance(error, _MAY_NOT_HAVE_RUN):
                 self.dispatcher.on_ran(self)
             elif isinstance(error, _REFUSED) and self.lock_header.concerns(error.name):
                 self.dispatcher.on_refused(self, error)

@@ -476,6 +476,21 @@ def test_t24_a_task_keeps_its_lock_through_a_failover(changing):
     assert store.inspect(NAME).holders == ()
 
 
+def test_a_lock_of_asyncio_can_be_closed_for_a_time(store, redis_cluster):
+    """It raised AttributeError."""
+
+    async def scene():
+        port = redis_cluster.masters[0].port
+        async with (
+            redis.asyncio.RedisCluster("127.0.0.1", port) as client,
+            AsyncLock(client, NAME) as lock,
+        ):
+            assert await lock.pause(60, "busy")
+
+    asyncio.run(scene())
+    assert store.inspect(NAME).closed_for > 50
+
+
 class Waiter:
     """The wait survives the failover: a call that the old master ended is repeated."""
 

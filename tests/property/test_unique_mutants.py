@@ -8,7 +8,7 @@ import itertools
 import pytest
 from contract import test_unique
 
-from celery_singleton_lock.errors import LockError
+from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.store.redis.sync import RedisStore
 from celery_singleton_lock.store.scripts import (
     FLOW_VERBS,
@@ -161,7 +161,7 @@ def test_a_wrong_line_is_found_by_a_scene(mutant, redis_client, monkeypatch):
         store.worker_heartbeat("w", test_unique.REALM, [test_unique.QUEUE], 600.0, 9)
         try:
             scene(store, **given)
-        except (AssertionError, ValueError, LockError):
+        except (AssertionError, ValueError, SingletonLockError):
             return True
         return False
 

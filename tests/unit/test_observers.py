@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
+import pytest
+from celery import Celery
+
+from celery_singleton_lock import observe
 from celery_singleton_lock.errors import LockConflict
-from celery_singleton_lock.events import Listener, Observers, TaskBlocked
+from celery_singleton_lock.events import Event, Listener, Observers, TaskBlocked
+from celery_singleton_lock.worker.install import install
 
 
 class Broken:
@@ -18,6 +25,18 @@ def test_an_observer_that_fails_is_logged_with_what_it_failed_on(caplog):
     (record,) = caplog.records
     assert record.getMessage() == f"An observer of locks raised an error for {event!r}"
     assert isinstance(record.exc_info[1], OSError)
+
+
+@pytest.mark.parametrize("kind", get_args(Event))
+def test_each_event_type_can_be_observed(kind):
+    """Those of stopped queues were refused, and an observer of all events did not hear them."""
+    app, heard, told = Celery(set_as_current=False), [], []
+    observe(app, kind)(told.append)
+    observe(app)(heard.append)
+    observers = install(app).observers
+    event = object.__new__(kind)
+    observers.notify(event)
+    assert told == heard == [event]
 
 
 def test_a_conflict_without_known_facts_has_no_details():

@@ -28,7 +28,7 @@ AT_ONCE: Final = 16
 
 
 class AsyncClusterStore:
-    """Locks on a Redis Cluster; the operations of :class:`LockStore` as coroutines.
+    """Locks on a Redis Cluster: the operations that AsyncLock needs, as coroutines.
 
     Args:
         client: redis-py's client of a Cluster for asyncio. It follows slots that move.
@@ -66,6 +66,7 @@ class AsyncClusterStore:
     charge: Final = by_task(ClusterOperations.charge)
     inspect: Final = by_task(ClusterOperations.inspect)
     reset: Final = by_task(ClusterOperations.reset)
+    close_for: Final = by_task(ClusterOperations.close_for)
     wait: Final = by_task(ClusterOperations.wait)
     time: Final = by_task(ClusterOperations.time)
 

@@ -33,7 +33,9 @@ from celery_singleton_lock.store.scripts import Script
 
 
 class AsyncRedisStore:
-    """Locks on one Redis server; the operations of :class:`Store` as coroutines.
+    """Locks on one Redis server. Its operations are coroutines.
+
+    It has those of :class:`Store`, without those for unique calls and for lost data.
 
     Args:
         client: redis-py client for asyncio; replies may be decoded or not.

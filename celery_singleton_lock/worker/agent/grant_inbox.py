@@ -74,7 +74,7 @@ class GrantInbox:
     # -- receiving --------------------------------------------------------------------------------
 
     def receive(self) -> bool:
-        """Wait for a grant, and put it into the agent's queue. One round of a thread.
+        """Wait for a grant, and pass it on. One round of a thread.
 
         Returns:
             False once the worker takes no more grants.

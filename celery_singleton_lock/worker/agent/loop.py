@@ -2,7 +2,7 @@
 
 The main loop puts commands into a queue and does not wait. This thread carries them out in batches,
 and calls the dispatcher through the loop channel. A second thread waits for grants in the worker's
-inbox and puts them into the same queue.
+inbox. It passes them to the main loop itself, or puts them into the same queue.
 
 :meth:`Agent.run_once` is one round. The other modules of this package do the work, one subject
 each. :meth:`Agent._carry_out` shows which module carries out which command.
@@ -409,7 +409,7 @@ class Agent:
         self.inbox.retire()
 
     def stop(self, timeout: float) -> None:
-        """Carry out the remaining commands within ``timeout`` seconds, and end both threads."""
+        """Carry out the remaining commands within ``timeout`` seconds, and end its threads."""
         self.retire()
         self._stopped.set()
         self._commands.wake()

@@ -1,4 +1,8 @@
-"""Releases the locks of tasks whose processes cannot: they have died, or are being killed."""
+"""Releases locks in the main process.
+
+A task's own process cannot if it has died or is being killed. Nor does it if a delivery does not
+run.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,7 @@ RARE_LOOK: Final = 0.5
 
 
 class ReleaseAfterProcessDeath:
-    """Releases the locks of a task once its process has ended.
+    """Releases the locks of a task. If its process is being killed, it waits for its end.
 
     Args:
         store: the agent's store.
@@ -43,7 +47,7 @@ class ReleaseAfterProcessDeath:
         released: called with the token of each task whose locks were released.
 
     Attributes:
-        done: number of tasks whose locks were released.
+        done: number of tasks whose locks were released for a process.
     """
 
     def __init__(
@@ -78,7 +82,7 @@ class ReleaseAfterProcessDeath:
             return
         self._release_all(command)
         self._partial_lock_sets.drop(command.lock_header.token)
-        self.done += 1
+        self.done += command.pid is not None
         self._released(command.lock_header.token)
 
     def _release_all(self, command: Release) -> None:

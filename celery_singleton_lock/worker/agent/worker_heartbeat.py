@@ -17,7 +17,7 @@ SYNC: Final = 30.0
 
 
 WHOLE: Final = 8.0
-"""Seconds between two heartbeats that also renew the keys, at least."""
+"""Seconds after which a heartbeat renews the keys again."""
 
 PER_SECOND: Final = 200
 """Workers from which on an idle one sends its heartbeat less often than every second."""

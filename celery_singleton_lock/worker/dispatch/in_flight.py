@@ -102,7 +102,7 @@ class InFlight:
             self._wait(request)
 
     def add(self, request: LockedRequest) -> None:
-        """Track a message that has its lock."""
+        """Track a message by its token: it has its lock, or is delivered so that its task ends."""
         self.by_token[request.lock_header.token] = request
 
     def add_part(self, token: str, part: str) -> None:

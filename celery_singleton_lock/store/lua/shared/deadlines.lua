@@ -35,7 +35,7 @@ local function offered_again_in(rec)
   return longer
 end
 
--- The deadline of a waiter has passed. A client is removed. A stored message is never removed: it is
+-- End the wait of a waiter. A client is removed. A stored message is never removed: it is
 -- delivered with a verdict, repeatedly, until a worker has ended its task.
 local function expire(token, own)
   local rec = load(token)
