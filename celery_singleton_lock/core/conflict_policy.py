@@ -194,7 +194,9 @@ def _requeues(policy: Policy, facts: Facts) -> bool:
 
 
 def _without_redis(policy: Policy, error: BackendError, facts: Facts) -> Outcome:
-    if facts.asker is not Asker.PARKING and policy.on_backend_error != "retry":
+    # The message of a granted task is in Redis, which delivers it again.
+    is_stored = facts.asker is Asker.PARKING or facts.granted
+    if not is_stored and policy.on_backend_error != "retry":
         return Outcome.RUN_UNLOCKED if policy.on_backend_error == "run" else Outcome.FAIL_BACKEND
     match facts.asker:
         case Asker.POOL | Asker.PARKING:

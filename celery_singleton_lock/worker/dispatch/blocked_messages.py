@@ -16,6 +16,7 @@ from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.errors import LockError
 from celery_singleton_lock.events import TaskBlocked, TaskDuplicate
+from celery_singleton_lock.message_text import printable
 from celery_singleton_lock.worker.agent_commands import CheckBlocked, Park
 from celery_singleton_lock.worker.agent_queue import AgentQueue
 from celery_singleton_lock.worker.dispatch.header_factory import HeaderFactory
@@ -154,6 +155,13 @@ class BlockedMessages:
 
     def dropped(self, request: LockedRequest) -> None:
         """Acknowledge a duplicate without running it: the original is parked or has ended."""
+        logger.info(
+            "Task %s[%s] does not run: this delivery counts as a copy of a message that is parked "
+            "for the lock %r, or has ended.",
+            request.task.name,
+            printable(request.id),
+            request.lock_header.name,
+        )
         self._is_parked(request, Stage.ENDED)
         task_ready(request)
         request.acknowledge()

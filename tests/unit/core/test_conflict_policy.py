@@ -130,11 +130,12 @@ WITHOUT_REDIS = [
         (policy, error, facts, outcome)
         for policy, outcome in [("run", "RUN_UNLOCKED"), ("fail", "FAIL_BACKEND")]
         for error in (UNREACHABLE, UNUSABLE)
-        for facts in (POOL, GRANTED, SLOT, SLOT_WAITED, CALLER)
+        for facts in (POOL, SLOT, SLOT_WAITED, CALLER)
     ),
     *(
-        (policy, error, PARKING, outcome)
+        (policy, error, facts, outcome)
         for policy in ("retry", "run", "fail")
+        for facts in (PARKING, GRANTED)
         for error, outcome in [(UNREACHABLE, "UNAVAILABLE"), (UNUSABLE, "REFUSED")]
     ),
 ]
@@ -142,7 +143,7 @@ WITHOUT_REDIS = [
 
 @pytest.mark.parametrize(("policy", "error", "facts", "outcome"), WITHOUT_REDIS)
 def test_without_redis_a_task_is_handled_by_lock_on_backend_error(policy, error, facts, outcome):
-    """A message that is to be parked stays with its worker, whatever the policy is."""
+    """A message that is parked, or is to be, stays with its worker, whatever the policy is."""
     options = LockOptions(on_backend_error=policy)
     assert outcome_of(options, error, facts) is Outcome[outcome]
 
