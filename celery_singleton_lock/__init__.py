@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from celery_singleton_lock.lock.get_or_set import async_get_or_set, get_or_set
     from celery_singleton_lock.lock.reset import async_reset_all, reset_all
     from celery_singleton_lock.lock.sync import Lock
+    from celery_singleton_lock.send_by_name import install
     from celery_singleton_lock.store.quorum.aio import AsyncQuorumStore
     from celery_singleton_lock.store.quorum.sync import QuorumStore
     from celery_singleton_lock.task import LockedTask
@@ -81,6 +82,7 @@ __all__ = [
     "current_lock",
     "current_locks",
     "get_or_set",
+    "install",
     "locked",
     "new_token",
     "observe",
@@ -105,6 +107,7 @@ _HOMES: Final = {
     "current_lock": "worker.execution.task_lock",
     "current_locks": "worker.execution.task_lock",
     "get_or_set": "lock.get_or_set",
+    "install": "send_by_name",
     "locked": "lock.decorator",
     "new_token": "core.owner_token",
     "observe": "worker.install",

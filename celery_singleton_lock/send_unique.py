@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from socket import gaierror
 from typing import Any, Final, NamedTuple, Protocol
 
-from celery import uuid
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.exceptions import SerializationError
 
@@ -131,11 +130,9 @@ class Call(NamedTuple):
         return UniqueCall(self.name, self.key, unique == "until_started", self.kept, late).header
 
 
-def with_task_id(rest: tuple[Any, ...], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a call by name, with a task id."""
-    named = {**dict(zip(_POSITIONAL, rest, strict=False)), **options}
-    named["task_id"] = named.get("task_id") or uuid()
-    return named
+def named(rest: tuple[Any, ...]) -> dict[str, Any]:
+    """Return positional arguments of Celery's ``apply_async``, after ``kwargs``, by name."""
+    return dict(zip(_POSITIONAL, rest, strict=False))
 
 
 def send_unique(

@@ -9,13 +9,14 @@ from functools import partial
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from celery import Task
+from celery import Task, uuid
 
 from celery_singleton_lock.config.call_options import HEADER, calling, current_call, take_given
 from celery_singleton_lock.core.lock_mode import ENFORCE
 from celery_singleton_lock.core.model import CurrentLock
 from celery_singleton_lock.errors import LockConflict, LockQueueFull, LockWaitTimeout
-from celery_singleton_lock.send_unique import Call, send_unique, with_task_id
+from celery_singleton_lock.send_by_name import install as install_by_name
+from celery_singleton_lock.send_unique import Call, named, send_unique
 from celery_singleton_lock.worker.execution.batches import is_running
 from celery_singleton_lock.worker.execution.celery_outcome import Run
 from celery_singleton_lock.worker.execution.eager import as_sent, failed_later
@@ -71,6 +72,7 @@ class LockedTask(_Task):  # type: ignore[misc]  # celery is untyped
         super().on_bound(app)
         cls.throws = (*_as_tuple(cls.throws), LockConflict, LockQueueFull, LockWaitTimeout)
         extension = install(app)
+        install_by_name(app)
         cls._lock_extension = extension
         with told_in_one_line():
             extension.declare(cls())
@@ -112,20 +114,26 @@ class LockedTask(_Task):  # type: ignore[misc]  # celery is untyped
             DuplicateTask: a call like this one was sent, and ``lock_on_duplicate`` is ``"raise"``.
             ConfigurationError: a lock option is invalid, or not possible for one call.
         """
+        send = partial(super().apply_async, args, kwargs)
+        return self._lock_send(send, args, kwargs, {**named(rest), **options})
+
+    def _lock_send(
+        self, send: Callable[..., Any], args: Any, kwargs: Any, options: dict[str, Any]
+    ) -> Any:
+        """Send a call by ``send``, with its lock options in a header, unless it is a duplicate."""
         options, extension = self._with_call(options), self._lock_extension
         if extension is None or not self._lock_may_be_unique(options):
-            return super().apply_async(args, kwargs, *rest, **options)
+            return send(**options)
         lock_options = extension.options_sent(self, options)
         if lock_options.mode != ENFORCE:
-            return super().apply_async(args, kwargs, *rest, **options)
-        sending = with_task_id(rest, options)
-        has_own_id = sending["task_id"] in {*rest[:1], options.get("task_id")}
+            return send(**options)
+        sending = {**options, "task_id": options.get("task_id") or uuid()}
 
         def call() -> Call:
             name, key = self._unique_key(args, kwargs, sending)
+            has_own_id = sending["task_id"] == options.get("task_id")
             return Call(self, lock_options, name, key, sending, has_own_id)
 
-        send = partial(super().apply_async, args, kwargs)
         return send_unique(call, extension.store, send, sending, extension.observers)
 
     def forget_call(self, args: Any = None, kwargs: Any = None, **options: Any) -> bool:

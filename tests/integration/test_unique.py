@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import signal
 import threading
@@ -11,9 +12,17 @@ from enum import Enum
 
 import pytest
 from celery import chain
+from celery.beat import ScheduleEntry, Scheduler
 from celery.exceptions import TaskRevokedError
 
-from celery_singleton_lock import DuplicateTask, LockedTask, LockNameError, reset_all
+from celery_singleton_lock import (
+    ConfigurationError,
+    DuplicateTask,
+    LockedTask,
+    LockNameError,
+    install,
+    reset_all,
+)
 from integration.unique_app import make_app, sending
 from support.waiting import eventually
 from support.workers import CeleryWorker
@@ -324,6 +333,48 @@ def test_a_call_counts_until_its_task_class_lets_it_expire(app, client):
     app.tasks["done"].delay("may", "a")
     (entry,) = entries(client)
     assert 80_000 < client.pttl(entry) <= 90_000
+
+
+# -- a call by the name of its task ----------------------------------------------------------------
+
+
+def test_a_call_by_name_is_not_sent_either(app, client):
+    """By ``send_task``, by a signature, or by beat."""
+    first = app.tasks["done"].delay("may", "a")
+    for again in (
+        app.send_task("done", ("may", "b")),
+        app.signature("done", ("may", "c")).apply_async(),
+        app.signature("done", ("may", "d"), app=app).delay(),
+        Scheduler(app).apply_async(ScheduleEntry("e", task="done", args=("may", "e"), app=app)),
+    ):
+        assert (again.duplicate, again.id) == (True, first.id)
+    assert client.llen("celery") == 1
+
+
+def test_a_call_by_name_has_the_options_of_send_task(app, client):
+    install(app)
+    sent = app.send_task("done", ("may", "a"), None, 5, expires=90)
+    assert not sent.duplicate
+    (message,) = map(json.loads, client.lrange("celery", 0, -1))
+    assert message["headers"]["eta"]
+    assert message["headers"]["expires"]
+    assert not hasattr(app.send_task("done", ("may", "b"), lock_unique=None), "duplicate")
+    with pytest.raises(DuplicateTask):
+        app.send_task("done", ("may", "c"), lock_on_duplicate="raise")
+    with pytest.raises(ConfigurationError, match="lock_lease"):
+        app.send_task("done", ("may", "c"), lock_lease=5)
+
+
+def test_a_program_that_only_sends_installs_it(redis_url, client):
+    """Nothing has used its tasks, so they are not bound to it yet."""
+    with sending(make_app(redis_url)) as app:
+        assert not hasattr(app.send_task("done", ("may", "a")), "duplicate")
+    with sending(make_app(redis_url)) as app:
+        for _ in range(2):
+            install(app)
+        assert not app.send_task("done", ("may", "a")).duplicate
+        assert app.send_task("done", ("may", "b")).duplicate
+        assert not hasattr(app.send_task("elsewhere", ("may",)), "duplicate")
 
 
 # -- a task that has ended does not count ----------------------------------------------------------
