@@ -41,6 +41,21 @@ CLAIMS = {
     "one lock": ({"lock_key": "a"}, "a", 1),
     "may run without Redis": ({"lock_key": "a", "lock_on_backend_error": "run"}, "a", 1),
     "may fail without Redis": ({"lock_key": "a", "lock_on_backend_error": "fail"}, "a", 1),
+    "may run without Redis, with two locks": (
+        {"lock_keys": ["a", "b"], "lock_on_backend_error": "run"},
+        "a",
+        1,
+    ),
+    "may fail without Redis, at the second of two locks": (
+        {"lock_keys": ["a", "b"], "lock_on_backend_error": "fail"},
+        "b",
+        1,
+    ),
+    "may run without Redis, at its first lock": (
+        {"lock_keys": ["a", "b"], "lock_on_backend_error": "run"},
+        "b",
+        2,
+    ),
     "parked at the first of two locks": ({"lock_keys": ["a", "b"]}, "a", 1),
     "parked at the second of two locks": ({"lock_keys": ["a", "b"]}, "b", 1),
     "its first lock, which settles it": ({"lock_keys": ["a", "b"]}, "b", 2),

@@ -86,10 +86,8 @@ class MultiLockTracer:
         try:
             taken = self._take(store, header, each, options)
         except BackendError as error:
-            if options.on_backend_error != "retry":
-                self._tracer.leave(header, Ending.FINAL)
-            elif isinstance(error, LockUnusable) and not header.granted:
-                self._free(store, each)
+            if not header.granted:  # else its message is in Redis, and waits for it
+                self._let_go(store, header, each, options, error)
             return self._tracer.without_backend(header, options, error)
         except BaseException as error:
             self._tracer.interrupted(header, error)
@@ -99,6 +97,20 @@ class MultiLockTracer:
         if header.announce:
             self._announce(header.token)
         return TaskLocks(store, header, taken.locks, options.lease)
+
+    def _let_go(
+        self,
+        store: LockStore,
+        header: LockHeader,
+        each: list[LockHeader],
+        options: LockOptions,
+        error: BackendError,
+    ) -> None:
+        """Release the locks of a task that runs or fails without Redis, or has a refused lock."""
+        if options.on_backend_error != "retry":
+            self._tracer.leave(header, Ending.FINAL)
+        elif isinstance(error, LockUnusable):
+            self._free(store, each)
 
     def leave(
         self,
