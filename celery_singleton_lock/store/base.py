@@ -372,7 +372,7 @@ class MessageStore(Protocol):
         ...
 
     def has_traces(self, messages: Sequence[ParkedMessage]) -> Sequence[bool]:
-        """Return for each message whether it is stored, or has ended, or is vouched for.
+        """Return for each message whether it is stored, has ended, was sent, or is vouched for.
 
         After a loss of data, a message without a trace is lost.
         """

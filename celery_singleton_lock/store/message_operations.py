@@ -239,7 +239,14 @@ class MessageOperations(ScriptRunner):
 
     def has_traces(self, messages: Sequence[ParkedMessage]) -> Steps[Sequence[bool]]:
         """Return which messages have a trace; see :meth:`MessageStore.has_traces`."""
-        traces = (self._body_of, self._end_of, self._first_of, self._later_of, self._vouched_of)
+        traces = (
+            self._body_of,
+            self._end_of,
+            self._sent_of,
+            self._first_of,
+            self._later_of,
+            self._vouched_of,
+        )
         found = yield from self._exist(trace(each) for each in messages for trace in traces)
         return [any(found[i : i + len(traces)]) for i in range(0, len(found), len(traces))]
 
@@ -250,6 +257,10 @@ class MessageOperations(ScriptRunner):
     def _end_of(self, message: ParkedMessage) -> Command:
         key = self.keyspace.lock(message.lock).done
         return Command(("ZSCORE", key, base_of(message.token)))
+
+    def _sent_of(self, message: ParkedMessage) -> Command:
+        key = self.keyspace.lock(message.lock).done
+        return Command(("ZSCORE", key, f"sent:{base_of(message.token)}"))
 
     def _first_of(self, message: ParkedMessage) -> Command:
         key = self.keyspace.lock(message.lock).index

@@ -105,6 +105,17 @@ def test_a_task_that_counts_as_acknowledged_from_its_start_leaves_a_trace_while_
     assert list(store.has_traces([message])) == [True]
 
 
+def test_a_message_that_the_broker_has_is_not_lost(store):
+    """The loss was reported, with the advice to send the task again."""
+    first, second = (park(store, name, number) for number, name in enumerate(NAMES))
+    store.leave("w", "r", ["q"])
+    store.release("a", "holder.0", Ending.FINAL)
+    (stray,) = store.sweep_and_grant("a", realm="r")
+    store.record_publish_result("a", stray.seal, [stray.token], sent=True)
+    assert list(store.has_messages([first, second])) == [False, True]
+    assert list(store.has_traces([first, second])) == [True, True]
+
+
 def lost_check(store):
     return next(check for check in examine(store, deep=False) if check.name == "lost")
 

@@ -67,9 +67,12 @@ local function remember_end(token, rec, done_ms, feared)
   if not rec.rejected or rec.publish_at then remember(till, rec.attempt) end
 end
 
--- The task has ended: delete its record and its stored messages.
+local SENT_MS = 120000 -- a worker that has parked a message finds out within this time that it is no longer stored
+
+-- The task has ended, or with `left` the broker has its message: delete its record and its stored messages.
 local function forget(token, rec, left)
   drop_record(token, rec)
+  if left then remember(now + SENT_MS, 'sent:' .. base_of(token)) end -- it is not lost if Redis restarts now
   if rec.unique then end_unique(rec, left) end
   if not alone then redis.call('HDEL', bodies, base_of(token), base_of(rec.twin or token)) end
 end
