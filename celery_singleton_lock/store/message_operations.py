@@ -80,7 +80,7 @@ class MessageOperations(ScriptRunner):
     def too_few(self) -> str:
         """Return the error text for locks that too few replicas confirm."""
         return (
-            f"Fewer than {self.replicas.number} replicas of the lock's Redis have it after "
+            f"Fewer than {self.replicas.number} replicas of the locks' Redis have it after "
             f"{self.replicas.seconds:g} s (singleton_lock_replicas_wait)."
         )
 

@@ -100,7 +100,7 @@ class RedisHealth:
             self._on_return()
         self._observers.notify(event)
         logger.warning(
-            "celery-singleton-lock: the lock's Redis answers again.", extra=log_keys(event)
+            "celery-singleton-lock: the locks' Redis answers again.", extra=log_keys(event)
         )
 
     def down_for(self) -> float:
