@@ -401,8 +401,8 @@ _MEANINGS: Final = {
     "resume": "They are granted to their waiters again.",
     "reopen": "They are granted to their waiters before the time ends for which a task or client "
     "has closed them. A pause stays.",
-    "limit": "It counts whatever the tasks declare. Present holders keep their permits.",
-    "rate": "It counts whatever the tasks declare. Starts that were counted still count.",
+    "limit": "It overrides what the tasks declare. Present holders keep their permits.",
+    "rate": "It overrides what the tasks declare. Starts that were counted still count.",
 }
 
 _THEY_WILL_NOT_RUN: Final = "They will not run. Their results become REVOKED."

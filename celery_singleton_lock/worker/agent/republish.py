@@ -197,11 +197,11 @@ class Republisher:
             )
         if sent:
             logger.info(
-                "no live worker that locks them consumes the queue %r of tasks that are parked for "
-                "the lock %r: %d were sent to the broker",
-                sent[0].queue,
-                sent[0].name,
+                "sent %d parked tasks of the lock %r back to the queue %r: no live worker that "
+                "locks them consumes it",
                 len(sent),
+                sent[0].name,
+                sent[0].queue,
             )
             self._commands.put(RecordPublished(tuple(sent), sent=True))
         if len(sent) < len(strays):

@@ -33,9 +33,9 @@ class Tick:
         except BackendError as error:
             if not self._health.down:
                 logger.warning(
-                    "celery-singleton-lock: %s It is %s. Locked tasks wait.",
-                    error,
+                    "celery-singleton-lock: Redis at %s: %s Locked tasks wait.",
                     self._health.address,
+                    error,
                 )
             self._health.failed(error)
         else:
