@@ -101,7 +101,8 @@ class Call(NamedTuple):
     def must_be_sent(self) -> bool:
         """Whether it is sent even if it is a duplicate: others wait for its end, or it is a retry.
 
-        The last member of a chain has an empty one. Nothing but its id shows the body of a chord.
+        The last task of a chain has an empty ``chain``. Only a task id of its own shows that a call
+        is the body of a chord.
         """
         canvas = any(self.sending.get(option) is not None for option in _CANVAS)
         return self.retries > 0 or self.has_own_id or canvas

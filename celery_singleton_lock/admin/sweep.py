@@ -21,7 +21,7 @@ class Swept:
     Args:
         locks: number of locks that were swept.
         published: number of parked messages that were sent to the broker.
-        adrift: number of parked messages that no live worker consumes and that were not sent.
+        adrift: number of parked messages that no live worker takes and that were not sent.
     """
 
     locks: int = 0
@@ -37,7 +37,7 @@ def sweep_once(
 ) -> Swept:
     """Sweep all locks that are due: remove expired holders, and grant to the next waiters.
 
-    Sends messages that no live worker consumes to the broker, at most 100 of each lock, so that an
+    Sends messages that no live worker takes to the broker, at most 100 of each lock, so that an
     autoscaler sees the work.
 
     Args:

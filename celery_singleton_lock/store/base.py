@@ -80,9 +80,10 @@ class LockStore(Protocol):
             name: the lock's name.
             lease: seconds.
             settle: delete the stored message (early acknowledgement).
-            kept_elsewhere: delete the stored message: another lock of the task stores it.
-            later: likewise, if there is one; and the task acquires other locks before it starts, so
-                a rate does not count the start yet: another claim does.
+            kept_elsewhere: delete the message that is stored here: another lock of the task stores
+                it.
+            later: the task acquires other locks before it starts. If a message is stored here, it
+                is deleted. A later claim counts the start at the rates.
 
         Returns:
             GRANTED, WAITING, or ABSENT if the grant was lost.

@@ -1,8 +1,8 @@
 """Starts granted tasks before tasks that wait for a pool slot and hold no lock.
 
 While a granted task waits for a slot, nobody can use its lock. So it passes the tasks that hold
-none. A task is passed only once while it is the next one, so that a steady stream of granted tasks
-leaves them every second slot.
+none. While one of these is first, only one granted task passes it. So a steady stream of granted
+tasks leaves them every second slot.
 
 A delivery may also end its task, since a later one replaced it, for example. It holds no lock, and
 there may be thousands. It passes tasks from the broker likewise, and granted tasks pass it.
@@ -69,9 +69,10 @@ class Order(Generic[T]):
         self._waiting.insert(place, item)
 
     def _place(self, rank: Rank) -> int:
-        """Return the place of the next item: between two of this rank, one of a lower one starts.
+        """Return the place of the next item of this rank.
 
-        Behind an item of this rank none of a lower one waits that could be passed.
+        Between two items of this rank, one item of a lower rank starts. If the last item has this
+        rank or a higher one, the next item may pass none.
         """
         if self._waiting and self._rank(self._waiting[-1]) >= rank:
             return len(self._waiting)

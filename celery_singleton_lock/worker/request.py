@@ -263,7 +263,7 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
 
     @property
     def is_unanswered(self) -> bool:
-        """Whether it has had its lock, or may have it, and must be parked and not run here.
+        """Whether it may hold its lock, or has held it: then it is parked again, not run here.
 
         Redis did not answer its claim, here or in a former worker; or it has raised ``RetryLater``.
         """

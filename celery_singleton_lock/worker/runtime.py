@@ -58,7 +58,7 @@ FLUSH: Final = 2.0
 
 @dataclasses.dataclass(slots=True)
 class Link:
-    """The parts of a worker that are created before its pool forks, and what its start left over.
+    """The parts of a worker that exist before its pool forks, and the check that its start missed.
 
     Attributes:
         late_check: checks the locks' Redis, if that did not answer at the start; see

@@ -136,8 +136,8 @@ class DataLoss:
     def _check_schema(self) -> None:
         """Check whether a newer version has raised the schema.
 
-        Write it if there is none: the worker started without Redis, or it lost data. A full Redis
-        refuses that. A loss is reported nevertheless.
+        If Redis has no schema, this writes it: the worker started without Redis, or Redis has lost
+        data. A full Redis refuses the write. The check for lost messages goes on nevertheless.
         """
         try:
             found = self._store.schema(self._schema)

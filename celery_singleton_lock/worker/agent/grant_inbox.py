@@ -91,7 +91,7 @@ class GrantInbox:
         return True
 
     def _delivered_at_once(self, delivery: Delivery) -> bool:
-        """Pass a grant to the main loop without the agent, which takes a switch of threads less.
+        """Pass a grant to the main loop without the agent, which saves a switch of threads.
 
         Not while the agent works: it may have parked this message, and not reported that yet. The
         main loop must first hear that the message is parked.

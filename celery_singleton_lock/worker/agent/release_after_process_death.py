@@ -86,9 +86,10 @@ class ReleaseAfterProcessDeath:
         self._released(command.lock_header.token)
 
     def _release_all(self, command: Release) -> None:
-        """Release the locks of a task; if it has begun without being heard of, it keeps them all.
+        """Release the locks of a task.
 
-        It claims the lock at which its message is parked last, so that one tells.
+        With RETURN, release none if the task has started, although no report of that has arrived.
+        The lock at which its message is parked shows this, since the task claims that one last.
         """
         each = leaving(command.lock_header)
         if command.ending is Ending.RETURN:

@@ -320,7 +320,10 @@ class Dispatcher:
             self.rescue()
 
     def _give_back(self, request: LockedRequest, *, unless_dispatched: bool) -> None:
-        """Return a message that the pool will not run. Celery has flushed a pool that goes on."""
+        """Return a message that the pool will not run.
+
+        Without ``unless_dispatched``, Celery has flushed the pool, which continues.
+        """
         granted = request.lock_header.granted
         if unless_dispatched:
             left = request.stage is Stage.IN_POOL and not (granted and request.unsent())
@@ -332,7 +335,7 @@ class Dispatcher:
             self.pool_exit.leave(request, UNBEGUN, Stage.GIVEN_BACK, gone=granted)
 
     def rescue(self) -> None:
-        """Send the messages to the broker that neither Redis nor the broker may have.
+        """Publish each message that may be neither in Redis nor in the broker.
 
         Call it when the worker ends, and again when its pool has ended. The worker that receives
         the message parks it under the token of its claim: that ends this delivery, and if Redis has

@@ -277,7 +277,7 @@ class HeaderFactory:
             lock_set=lock_set,
             call=request.call,
             flow=self._flow_again(request),
-            computed=request.options(self._rules).computed,  # as the line before has left it
+            computed=request.options(self._rules).computed,  # _flow_again() has set it
         )
 
     def _returned(self, delivery: Delivery) -> Exception | None:

@@ -107,10 +107,10 @@ class PoolCallbacks:
             self._notifier.acquired(request)
 
     def on_not_begun(self, request: LockedRequest) -> None:
-        """End a task that its thread or greenlet does not run, since its acceptance has failed.
+        """End a task that a thread or greenlet does not run, since its acceptance has failed.
 
-        That is so if it was to be terminated: Celery tries that at the acceptance, and no thread
-        can be terminated. A child process runs the task all the same.
+        If a task is to be terminated, Celery tries to kill its thread when the pool accepts it, and
+        no thread can be killed. A child process runs the task although its acceptance has failed.
         """
         if self._pool_exit.children:
             return
@@ -125,8 +125,8 @@ class PoolCallbacks:
         """Handle a notice of a pool child.
 
         It says that the child acquired a lock, that the lock was lost when the task ended, or that
-        the child could not release it. After the first one the message is acknowledged, and a
-        failed renewal means that the lock is lost.
+        the child could not release it. When the child has acquired the lock, the message is
+        acknowledged. From then on a failed renewal means that the lock is lost.
         """
         request = self._in_flight.by_token.get(notice)
         if request is None:

@@ -181,7 +181,7 @@ local function open_rates()
     if rate[5] then note_low(rate) end
     store('tat:' .. rate[1], digits(on_time(rate) + cost * gap_of(rate)))
   end
-  -- A start gives back, at most as much as the lowest level since then: what is below would take from later ones.
+  -- Give back a part of the cost of a start, at most the lowest level since then: more is the cost of later starts.
   local function give_back_smooth(rate, since, less)
     local lows, left = cjson.decode(kept['lows:' .. rate[1]] or '[]'), {}
     local back = math.min(less * gap_of(rate), on_time(rate) - at)
