@@ -67,7 +67,7 @@ class LockStore(Protocol):
         name: str,
         lease: float,
         *,
-        settle: bool = False,
+        acks_early: bool = False,
         kept_elsewhere: bool = False,
         later: bool = False,
     ) -> Reply:
@@ -79,7 +79,7 @@ class LockStore(Protocol):
             owner: the granted token, with the process that now uses it.
             name: the lock's name.
             lease: seconds.
-            settle: delete the stored message (early acknowledgement).
+            acks_early: delete the stored message (early acknowledgement).
             kept_elsewhere: delete the message that is stored here: another lock of the task stores
                 it.
             later: the task acquires other locks before it starts. If a message is stored here, it

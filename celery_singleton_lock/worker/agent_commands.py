@@ -23,7 +23,7 @@ class Park:
 
 
 @dataclass(frozen=True, slots=True)
-class SettleParked:
+class LeavePreviousQueue:
     """Remove a message of a task with several locks from the queue in which it waited before."""
 
     request: LockedRequest
@@ -213,7 +213,7 @@ class Call:
 
 Command = (
     Park
-    | SettleParked
+    | LeavePreviousQueue
     | CheckBlocked
     | LookUp
     | NoteNextStart
@@ -249,7 +249,7 @@ def loss_of(header: LockHeader, ended: str) -> ReportLoss:
 def lock_of(command: Command) -> str:
     """Return the name of the lock that a command concerns; empty if it concerns none."""
     match command:
-        case Park() | Requeue() | SettleParked() | CheckBlocked():
+        case Park() | Requeue() | LeavePreviousQueue() | CheckBlocked():
             return command.request.lock_header.name
         case Release():
             return command.lock_header.name

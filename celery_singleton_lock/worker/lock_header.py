@@ -77,7 +77,7 @@ class LockHeader(NamedTuple):
         copy: another copy of the attempt may exist. For a granted delivery: an earlier claim may
             have reached Redis.
         granted: the lock was granted to this delivery; claim it instead of acquiring it.
-        settle: the message counts as acknowledged when the task begins (early acknowledgement).
+        acks_early: the message counts as acknowledged when the task begins (early acknowledgement).
         announce: send a notice when the lock is acquired, so that the main process acknowledges.
         error: the error with which the task fails instead of running.
         observed: in mode ``observe``, the name of the lock that the task would take; then ``name``
@@ -100,7 +100,7 @@ class LockHeader(NamedTuple):
     moved: bool = False
     copy: bool = False
     granted: bool = False
-    settle: bool = False
+    acks_early: bool = False
     announce: bool = False
     error: Exception | None = None
     observed: str = ""

@@ -109,7 +109,7 @@ def unanswered(header: LockHeader) -> LockHeader:
     Args:
         header: the header of a delivery that has not begun.
     """
-    if header.lock_set is None or not header.settle:
+    if header.lock_set is None or not header.acks_early:
         return header._replace(copy=True)
     return at_first_lock(header)
 

@@ -113,7 +113,7 @@ class PartialLockSets:
         for part in header.lock_set.frees if header.lock_set else ():
             self._store.release(part.name, part.token, Ending.AGAIN, worker=self._worker)
 
-    def settle(self, header: LockHeader, lease: float) -> None:
+    def leave_previous_queue(self, header: LockHeader, lease: float) -> None:
         """Remove a message that is now parked from its previous queue.
 
         If the task holds the lock of that queue, it continues to hold it.

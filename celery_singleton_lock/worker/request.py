@@ -259,7 +259,7 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
     def is_only_copy(self) -> bool:
         """Whether a claim that Redis did not answer may have deleted the stored message."""
         header = self.lock_header
-        return header.granted and header.settle and header.copy
+        return header.granted and header.acks_early and header.copy
 
     @property
     def is_unanswered(self) -> bool:

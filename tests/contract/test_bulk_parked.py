@@ -462,7 +462,7 @@ def run_next(store, holder, task_id):
     """Release the lock, and start the task that is next. Return its owner."""
     store.release("a", holder.token, Ending.FINAL)
     owner = Owner(store.inspect("a").holders[0].token, f"{task_id}/0/0", "app.task", "w")
-    assert store.claim(owner, "a", 30.0, settle=True).verdict is Verdict.GRANTED
+    assert store.claim(owner, "a", 30.0, acks_early=True).verdict is Verdict.GRANTED
     return owner
 
 
@@ -617,7 +617,7 @@ def test_an_import_of_a_running_task_says_that_it_has_parked_nothing(store):
     lines = list(export(store, Filter(), by("export")))
     store.release("a", holder.token, Ending.FINAL)
     owner = Owner(token, "t/0/0", "app.task", "w")
-    assert store.claim(owner, "a", 30.0, settle=True).verdict is Verdict.GRANTED
+    assert store.claim(owner, "a", 30.0, acks_early=True).verdict is Verdict.GRANTED
     tally = restore(store, lines, by("import"))
     assert (tally.total, tally.skipped) == (0, {"waits or runs already": 1})
     assert count(store, Filter()).total == 0

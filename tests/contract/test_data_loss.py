@@ -100,7 +100,7 @@ def test_a_message_is_kept_until_its_task_has_ended_and_leaves_a_trace_then(stor
 def test_a_task_that_counts_as_acknowledged_from_its_start_leaves_a_trace_while_it_runs(store):
     message = park(store, "a", 1)
     store.release("a", "holder.0", Ending.FINAL)
-    store.claim(Owner(message.token), "a", 30, settle=True)
+    store.claim(Owner(message.token), "a", 30, acks_early=True)
     assert list(store.has_messages([message])) == [False]
     assert list(store.has_traces([message])) == [True]
 

@@ -313,7 +313,7 @@ def test_a_time_limit_while_the_next_task_reads_a_failed_reply_leaves_the_lock_t
         where = injected.where
         store.read_owed(float("inf"))
         while not releases._failed.empty():
-            releases._settle(releases._failed.get())
+            releases._repeat_release(releases._failed.get())
         assert not store.inspect("a").holders, where
         store.release("b", NEXT.token, Ending.FINAL)
     assert number > 20, "lines were struck"

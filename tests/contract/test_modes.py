@@ -256,7 +256,7 @@ def test_parked_messages_of_a_task_are_delivered_beside_the_holder(line, held):
     }
     assert (view.waiting, view.bodies) == (1, 3)
     for owner in owners[:2]:
-        claimed = line.store.claim(owner, NAME, 30.0, settle=True)
+        claimed = line.store.claim(owner, NAME, 30.0, acks_early=True)
         assert claimed.verdict is Verdict.GRANTED
         line.store.release(NAME, owner.token, Ending.FINAL)
     assert line.store.inspect(NAME).waiting == 1, "the lock is kept for all others"

@@ -113,7 +113,7 @@ def parks(store, header):
     claim = Claim(one.name, 30.0, options.limit, one.place, flow=options.flow)
     owner = Owner(one.token, one.attempt, "task", "w")
     assert store.park(owner, claim, PARCEL).verdict is Verdict.WAITING
-    PartialLockSets(store, Watched(), "w", lambda *_: None).settle(header, 30.0)
+    PartialLockSets(store, Watched(), "w", lambda *_: None).leave_previous_queue(header, 30.0)
 
 
 class Watched:
@@ -134,12 +134,12 @@ def delivered(store, header):
     return header._replace(granted=True, lock_set=own, announce=True)
 
 
-@pytest.mark.parametrize("settle", [True, False], ids=["early", "late"])
-def test_a_task_that_is_parked_at_each_of_its_locks_starts_once(store, enter, settle):
+@pytest.mark.parametrize("acks_early", [True, False], ids=["early", "late"])
+def test_a_task_that_is_parked_at_each_of_its_locks_starts_once(store, enter, acks_early):
     """It keeps the first one, unclaimed, while it waits for the second one."""
     names = in_order([Key("a", 1, (Rate("2/h"),)), Key("b", 1)])
     before, busy = holds(store, "a"), holds(store, "b")
-    header = arrives(names, settle=settle)
+    header = arrives(names, acks_early=acks_early)
     assert turned(enter, header).waits_for == "holder"
     parks(store, header)
     store.release("a", before.token, Ending.FINAL)

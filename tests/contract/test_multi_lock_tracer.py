@@ -41,7 +41,7 @@ def delivered(store):
     """The header of a task, acknowledged early, that holds a and was granted b."""
     lock_set = LockSet((Part("a", new_token()), Part("b", new_token())), at=1, place=1)
     header = LockHeader("b", lock_set.here.token, "id/0/0", "task", "w", lock_set=lock_set)
-    header = header._replace(granted=True, settle=True)
+    header = header._replace(granted=True, acks_early=True)
     first, second = singles(header)
     assert store.acquire(owner(first), Claim("a")).verdict is Verdict.GRANTED
     store.park(owner(second), Claim("b"), PARCEL)

@@ -161,8 +161,10 @@ class Walk:
     def receive(self, _name):
         delivery = self.store.receive("w", 0.001)
         if delivery is not None and self.random.random() < 0.7:
-            settle = self.random.choice([True, False])
-            self.store.claim(Owner(delivery.token, worker="w"), delivery.name, 30.0, settle=settle)
+            acks_early = self.random.choice([True, False])
+            self.store.claim(
+                Owner(delivery.token, worker="w"), delivery.name, 30.0, acks_early=acks_early
+            )
 
     def end(self, name):
         ending = self.random.choice([*ENDINGS, Ending.FINAL, Ending.FINAL])

@@ -493,7 +493,9 @@ def scripts_of(commit):
 
     clock, shared = text("_clock.lua"), with_flow_key(text("_lock.lua"))
     verbs = ("acquire", "park", "claim", "release", "sweep_and_grant", "extend", "identify")
-    return {verb: assemble(verb, clock, shared, text(file_of(verb))) for verb in verbs}
+    texts = {verb: text(file_of(verb)) for verb in verbs}
+    texts["claim"] = texts["claim"].replace("settle ", "delete_message ")  # the argument's name
+    return {verb: assemble(verb, clock, shared, body) for verb, body in texts.items()}
 
 
 def test_an_older_worker_keeps_the_order_of_priorities(redis_client):

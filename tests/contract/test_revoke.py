@@ -89,7 +89,7 @@ def test_a_dead_holder_without_waiters_leaves_the_index(store, all_keys, limit):
     held = [hold(store, limit) for _ in range(limit)]
     token = park(store, "id1/0/0", limit=limit)
     store.release(NAME, held.pop(), Ending.FINAL)
-    assert store.claim(Owner(token, "id1/0/0"), NAME, SHORT, settle=True).verdict == "granted"
+    assert store.claim(Owner(token, "id1/0/0"), NAME, SHORT, acks_early=True).verdict == "granted"
     for other in held:
         store.release(NAME, other, Ending.FINAL)
 

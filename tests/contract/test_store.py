@@ -523,7 +523,7 @@ def test_l13_a_message_whose_claim_was_not_answered_is_delivered_once_more(store
     store.release(NAME, holder.token, Ending.FINAL)
     delivery = store.receive("w", SOON)
     if reached:
-        store.claim(Owner(delivery.token), NAME, LEASE, settle=True)
+        store.claim(Owner(delivery.token), NAME, LEASE, acks_early=True)
 
     again = claim(copy=CLAIM_UNANSWERED)
     assert store.park(who, again, parcel(b"first")).verdict is Verdict.WAITING
@@ -532,7 +532,7 @@ def test_l13_a_message_whose_claim_was_not_answered_is_delivered_once_more(store
     assert second.token != delivery.token
     assert store.park(who, again, parcel(b"first")).verdict is Verdict.WAITING, "asked again"
     assert store.claim(Owner(delivery.token), NAME, LEASE).verdict is Verdict.ABSENT, "arrives late"
-    assert store.claim(Owner(second.token), NAME, LEASE, settle=True).verdict is Verdict.GRANTED
+    assert store.claim(Owner(second.token), NAME, LEASE, acks_early=True).verdict is Verdict.GRANTED
     assert store.park(who, again, parcel(b"first")).verdict is Verdict.WAITING, "asked later"
     store.release(NAME, second.token, Ending.FINAL)
     assert store.park(who, again, parcel(b"first")).verdict is Verdict.DONE
@@ -547,13 +547,13 @@ def test_l13_a_repeated_call_takes_no_lock_from_a_message_that_was_parked_after_
     who = parked(store, body=b"first")
     store.release(NAME, holder.token, Ending.FINAL)
     delivery = store.receive("w", SOON)
-    store.claim(Owner(delivery.token), NAME, SHORT, settle=True)
+    store.claim(Owner(delivery.token), NAME, SHORT, acks_early=True)
     lapse(store)
     store.worker_heartbeat("w", "R", ["q"], LEASE)
     again = claim(copy=CLAIM_UNANSWERED)
     assert store.park(who, again, parcel(b"first")).verdict is Verdict.WAITING
     second = store.receive("w", SOON)
-    assert store.claim(Owner(second.token), NAME, LEASE, settle=True).verdict is Verdict.GRANTED
+    assert store.claim(Owner(second.token), NAME, LEASE, acks_early=True).verdict is Verdict.GRANTED
     assert store.park(who, again, parcel(b"first")).verdict is Verdict.WAITING
     assert tokens(store) == [second.token]
     assert store.receive("w", 0.05) is None
@@ -564,7 +564,7 @@ def test_t5_a_message_that_is_parked_again_shares_no_token_with_a_late_holder(st
     """Two copies of it come from the broker, each after the lease of the delivery before."""
     store.worker_heartbeat("w", "R", ["q"], LEASE)
     who = parked(store, body=b"first")
-    store.claim(Owner(store.receive("w", SOON).token), NAME, SHORT, settle=True)
+    store.claim(Owner(store.receive("w", SOON).token), NAME, SHORT, acks_early=True)
     deliveries = []
     for _ in range(2):
         lapse(store)
@@ -572,7 +572,7 @@ def test_t5_a_message_that_is_parked_again_shares_no_token_with_a_late_holder(st
         again = claim(copy=CLAIM_UNANSWERED)
         assert store.park(who, again, parcel(b"first")).verdict is Verdict.WAITING
         deliveries.append(store.receive("w", SOON).token)
-        store.claim(Owner(deliveries[-1]), NAME, SHORT, settle=True)
+        store.claim(Owner(deliveries[-1]), NAME, SHORT, acks_early=True)
     late, now = deliveries
     assert store.extend([(NAME, late, LEASE)]) == [False]
     assert store.release(NAME, late, Ending.FINAL).verdict is Verdict.ABSENT
@@ -584,7 +584,7 @@ def test_a_delivery_that_was_not_parked_here_is_parked_if_its_claim_was_not_answ
     """With several locks: the claim has settled the message at the first one."""
     store.worker_heartbeat("w", "R", ["q"], LEASE)
     first = held_by(store, attempt="id/0/0")
-    assert store.claim(first, NAME, LEASE, settle=True).verdict is Verdict.GRANTED
+    assert store.claim(first, NAME, LEASE, acks_early=True).verdict is Verdict.GRANTED
     again = claim(copy=CLAIM_UNANSWERED)
     assert store.park(first, again, parcel(b"all")).verdict is Verdict.WAITING
     delivery = store.receive("w", SOON)
@@ -904,7 +904,7 @@ def test_early_acknowledgement_drops_the_body_at_the_start(store):
     store.worker_heartbeat("w", "R", ["q"], LEASE)
     parked(store)
     delivery = store.receive("w", SOON)
-    store.claim(store_owner(delivery), NAME, SHORT, settle=True)
+    store.claim(store_owner(delivery), NAME, SHORT, acks_early=True)
     assert store.inspect(NAME).bodies == 0
     lapse(store)
     store.sweep_and_grant(NAME)

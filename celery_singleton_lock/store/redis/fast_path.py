@@ -182,10 +182,10 @@ class FastPath:
                     self._idle.remove(line)
                 except ValueError:  # a call has taken it
                     continue
-                self._settle(line)
+                self._read_reply(line)
         return any(line.is_owed for line in list(self._idle))
 
-    def _settle(self, line: Line) -> None:
+    def _read_reply(self, line: Line) -> None:
         try:
             _read_owed(line)
         except redis.RedisError:  # heard() has it

@@ -28,7 +28,7 @@ logger: Final = logging.getLogger(__name__)
 INTERVAL: Final = 3.0
 """Seconds between two checks of the parked messages and of the server's identity."""
 
-SETTLE: Final = 5.0
+REPORT_AFTER: Final = 5.0
 """Seconds in which the other workers report their running tasks, before a loss is reported."""
 
 MOST: Final = 10_000
@@ -163,7 +163,9 @@ class DataLoss:
     def _begin_check(self, reason: str) -> None:
         """Send Redis the ends and tokens that it may have lost; check once all workers did so."""
         self._ends.doubt()
-        self._check = _Check(reason, list(self._tracked.values()), self._clock.monotonic() + SETTLE)
+        self._check = _Check(
+            reason, list(self._tracked.values()), self._clock.monotonic() + REPORT_AFTER
+        )
         ended = self._ends.headers()
         known = {base_of(token) for token in self._in_hand()}
         known.update(base_of(header.token) for header in ended)

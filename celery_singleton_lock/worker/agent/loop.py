@@ -54,6 +54,7 @@ from celery_singleton_lock.worker.agent_commands import (
     DeliverRevoked,
     EndUnique,
     LeaveFleet,
+    LeavePreviousQueue,
     LookUp,
     NoteNextStart,
     Park,
@@ -62,7 +63,6 @@ from celery_singleton_lock.worker.agent_commands import (
     ReportLoss,
     Requeue,
     RetryRefused,
-    SettleParked,
     SweepLock,
     SwitchMode,
     TrackReservation,
@@ -495,8 +495,8 @@ class Agent:
                 self.inbox.deliver(delivery)
             case Release() as command:
                 self._releases.carry_out(command)
-            case SettleParked() as command:
-                self._parking.settle(command)
+            case LeavePreviousQueue() as command:
+                self._parking.leave_previous_queue(command)
             case CheckBlocked() as command:
                 self._parking.check_blocked(command)
             case LookUp() as command:

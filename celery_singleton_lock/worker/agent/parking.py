@@ -20,7 +20,7 @@ from celery_singleton_lock.worker.agent.data_loss import DataLoss
 from celery_singleton_lock.worker.agent.rate_timers import RateTimers
 from celery_singleton_lock.worker.agent.replica_wait import ParkedAnswer, ReplicaWait
 from celery_singleton_lock.worker.agent.revoke_parked import RevokeParked
-from celery_singleton_lock.worker.agent_commands import CheckBlocked, Park, SettleParked
+from celery_singleton_lock.worker.agent_commands import CheckBlocked, LeavePreviousQueue, Park
 from celery_singleton_lock.worker.agent_queue import AgentQueue
 from celery_singleton_lock.worker.background_thread import BackgroundThread
 from celery_singleton_lock.worker.consumed_queues import Queues
@@ -164,13 +164,13 @@ class Parking:
             token, task = answer.parcel[0].token, answer.parcel[0].task
             self._data_loss.track(ParkedMessage(answer.lock, token, task, request.id))
         if request.lock_header.lock_set is not None and reply.verdict in _KEPT | {Verdict.DONE}:
-            self.settle(SettleParked(request))
+            self.leave_previous_queue(LeavePreviousQueue(request))
 
-    def settle(self, command: SettleParked) -> None:
-        """Remove a message from its previous queue; see :meth:`PartialLockSets.settle`."""
-        request = command.request
+    def leave_previous_queue(self, command: LeavePreviousQueue) -> None:
+        """Remove a message of a task with several locks from its previous queue."""
+        request, sets = command.request, self._partial_lock_sets
         try:
-            self._partial_lock_sets.settle(request.lock_header, request.options(self._rules).lease)
+            sets.leave_previous_queue(request.lock_header, request.options(self._rules).lease)
         except BackendError as error:
             self._commands.try_again(command, error)
 

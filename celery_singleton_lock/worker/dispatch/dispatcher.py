@@ -245,7 +245,7 @@ class Dispatcher:
         request.request_dict[HEADER_KEY] = tuple(header)
         if self.children:
             request.spare_decoding()
-        if header.settle:
+        if header.acks_early:
             request.withhold_ack()
         self._forward(request)
 
@@ -343,8 +343,8 @@ class Dispatcher:
         """
         for request in [*self.held.abandon(), *self.in_flight.parking()]:
             alone = request.arrival.delivered or request.runs_later
-            is_settled = alone and request.lock_header.settle
-            if is_settled and request.move_from(UNSAVED, Stage.RESCUED):
+            is_acknowledged = alone and request.lock_header.acks_early
+            if is_acknowledged and request.move_from(UNSAVED, Stage.RESCUED):
                 self._rescue(request)
 
     def counts(self) -> dict[str, Any]:

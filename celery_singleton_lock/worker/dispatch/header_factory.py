@@ -183,7 +183,7 @@ class HeaderFactory:
             created_at=request.received_at,
             moved=before is not None,
             copy=copy or bool(request.delivery_info.get("redelivered")),
-            settle=not task.acks_late,
+            acks_early=not task.acks_late,
             announce=True,
             flow=options.flow,
             computed=options.computed,
@@ -269,7 +269,7 @@ class HeaderFactory:
             place=self._place_before(delivery.waited),
             created_at=_clock.monotonic() - delivery.waited,
             granted=True,
-            settle=not request.task.acks_late,
+            acks_early=not request.task.acks_late,
             announce=lock_set is not None or request.options(self._rules).on_lost == "abort",
             error=_verdict(delivery, request.options(self._rules))
             or self._returned(delivery)

@@ -261,7 +261,9 @@ class PoolCallbacks:
         self.on_ran(request)
         self._notifier.closed(request, turned)
         self._pool_exit.left(request, began=True, gone=False)
-        if header.granted and not header.settle:  # Redis has it: the release has queued it again
+        if (
+            header.granted and not header.acks_early
+        ):  # Redis has it: the release has queued it again
             request.move(Stage.ENDED)
             task_ready(request)
         else:

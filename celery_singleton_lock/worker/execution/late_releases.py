@@ -149,10 +149,10 @@ class LateReleases:
             if store.read_owed(before):
                 self._wakes.put(None)
         while not self._failed.empty():
-            self._settle(self._failed.get())
+            self._repeat_release(self._failed.get())
         return not ending
 
-    def _settle(self, late: _Late) -> None:
+    def _repeat_release(self, late: _Late) -> None:
         """Repeat a release that has failed, and report what became of it."""
         outcome: Reply | BackendError
         try:

@@ -181,7 +181,7 @@ class MultiLockTracer:
         claimed = self._ask(store, each[at], options, 0.0)
         if isinstance(claimed, Reply):
             return Taken(locks, at, claimed)
-        if at and each[at].settle and not _settled(store, each[0], options):
+        if at and each[at].acks_early and not _ack_recorded(store, each[0], options):
             self._give_back(each[at + 1 :])
             return Taken([], 0)
         locks.insert(at, claimed)
@@ -326,7 +326,7 @@ class TaskLocks(TaskLock):
         return all(answers)
 
 
-def _settled(store: LockStore, first: LockHeader, options: LockOptions) -> bool:
+def _ack_recorded(store: LockStore, first: LockHeader, options: LockOptions) -> bool:
     """Record at the first lock, which recognises copies, that the message is acknowledged.
 
     Otherwise a copy that is parked there would run after this worker has died. Call it last: it
@@ -339,7 +339,7 @@ def _settled(store: LockStore, first: LockHeader, options: LockOptions) -> bool:
     """
     owner = owner_of(first)
     try:
-        reply = store.claim(owner, first.name, options.lease, settle=True)
+        reply = store.claim(owner, first.name, options.lease, acks_early=True)
     except LockUnusable:
         return False
     return reply.verdict is Verdict.GRANTED

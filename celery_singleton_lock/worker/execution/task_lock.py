@@ -260,7 +260,7 @@ def ask(store: LockStore, header: LockHeader, options: LockOptions) -> Reply:
     """Acquire the lock of a delivery, or claim it if it was granted."""
     owner = owner_of(header)
     if header.granted:
-        return store.claim(owner, header.name, options.lease, settle=header.settle)
+        return store.claim(owner, header.name, options.lease, acks_early=header.acks_early)
     if options.on_conflict == "wait":
         return wait(store, owner, claim_of(header, options), options)
     return store.acquire(owner, claim_of(header, options))

@@ -246,7 +246,7 @@ MUTANTS = (
     Mutant(
         "the body is dropped at the claim",
         "lock/claim.lua",
-        "and settle ~= '0' then redis",
+        "and delete_message ~= '0' then redis",
         "then redis",
     ),
     Mutant(

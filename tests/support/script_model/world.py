@@ -443,7 +443,7 @@ class World:
         return self._twice(
             "claim",
             lock,
-            lambda: self.store.claim(owner, lock, lease, settle=settle),
+            lambda: self.store.claim(owner, lock, lease, acks_early=settle),
             lost,
             token=token,
             asked=(lease, settle),

@@ -293,7 +293,7 @@ def test_a_delivery_with_an_unanswered_claim_is_parked_at_its_first_lock_and_fre
 ):
     """Only the first lock may count its message as acknowledged, and recognises copies."""
     first, here, last = granted.lock_set.parts
-    settling = granted._replace(settle=True)
+    settling = granted._replace(acks_early=True)
     again = unanswered(settling)
     assert (again.name, again.token, again.copy) == ("a", first.token, True)
     assert (again.lock_set.at, again.lock_set.left, again.lock_set.frees) == (0, here, (last,))
@@ -304,7 +304,7 @@ def test_a_delivery_with_an_unanswered_claim_is_parked_at_its_first_lock_and_fre
 
 def test_a_late_acknowledged_delivery_asks_for_the_same_locks_after_an_unanswered_claim(granted):
     """Its claim deletes nothing."""
-    settling = granted._replace(settle=False)
+    settling = granted._replace(acks_early=False)
     assert unanswered(settling) == settling._replace(copy=True)
 
 

@@ -84,7 +84,7 @@ def header():
 
 def park(kept, header):
     kept.begin(header, OPTIONS)
-    kept.settle(header, LEASE)
+    kept.leave_previous_queue(header, LEASE)
 
 
 @pytest.mark.parametrize("state", ["parked", "granted", "overdue", "revoked", "leaving"])
@@ -154,7 +154,7 @@ def test_a_task_that_has_nothing_yet_keeps_nothing(kept, paper, header):
 
 
 def test_where_a_message_was_kept_before_it_is_dropped_and_the_lock_is_not(kept, paper, header):
-    kept.settle(header._replace(lock_set=header.lock_set._replace(left=B)), LEASE)
+    kept.leave_previous_queue(header._replace(lock_set=header.lock_set._replace(left=B)), LEASE)
     assert paper.calls == [("claim", "b", "tb.0", True)]
 
 
@@ -167,7 +167,7 @@ def test_a_restarted_task_releases_all_locks_and_keeps_its_place(kept, paper, he
         ("release", "a", "ta.0", Ending.AGAIN),
         ("release", "b", "tb.0", Ending.AGAIN),
     ]
-    kept.settle(again, LEASE)
+    kept.leave_previous_queue(again, LEASE)
     assert paper.calls[2:] == [("release", "c", "c0c0c0c0.0", Ending.FINAL)]
 
 
