@@ -26,7 +26,7 @@ from celery_singleton_lock.core.model import (
     Reply,
     Reservation,
 )
-from celery_singleton_lock.core.parked_message import Delivery, Parcel, ParkedMessage, Swept
+from celery_singleton_lock.core.parked_message import Delivery, MessageToPark, ParkedMessage, Swept
 from celery_singleton_lock.core.unique import Announced
 from celery_singleton_lock.errors import BackendError
 
@@ -253,7 +253,7 @@ class UniqueStore(Protocol):
 class MessageStore(Protocol):
     """Parked messages: store, deliver, publish and find them."""
 
-    def park(self, owner: Owner, claim: Claim, parcel: Parcel) -> Reply:
+    def park(self, owner: Owner, claim: Claim, message: MessageToPark) -> Reply:
         """Store a message and queue it at its place; grant it at once if it is next.
 
         Returns:
@@ -266,7 +266,7 @@ class MessageStore(Protocol):
         ...
 
     def park_many(
-        self, parcels: Iterable[tuple[Owner, Claim, Parcel]]
+        self, messages: Iterable[tuple[Owner, Claim, MessageToPark]]
     ) -> Sequence[Reply | BackendError]:
         """Park several messages in one round trip; return an answer or error for each."""
         ...
@@ -309,8 +309,8 @@ class MessageStore(Protocol):
 
         Args:
             name: the lock's name.
-            seal: of :class:`~celery_singleton_lock.core.parked_message.Stray`. Messages that queue
-                again, or were taken out by another call, are not changed.
+            seal: see :class:`~celery_singleton_lock.core.parked_message.UntakenMessage`. Messages
+                that queue again, or were taken out by another call, are not changed.
             tokens: of the messages.
             sent: True: the broker has them; delete them here. If a worker has acknowledged the
                 published copy as a duplicate, the message queues again. False: all queue again.

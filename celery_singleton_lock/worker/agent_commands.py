@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from celery_singleton_lock.core.model import Ending, Reservation
-from celery_singleton_lock.core.parked_message import Delivery, Stray
+from celery_singleton_lock.core.parked_message import Delivery, UntakenMessage
 from celery_singleton_lock.core.unique import UniqueCall
 from celery_singleton_lock.worker.lock_header import LockHeader, task_id_of
 from celery_singleton_lock.worker.request import LockedRequest
@@ -176,11 +176,11 @@ class RecordPublished:
     """Record in Redis which messages of one lock the broker has.
 
     Args:
-        strays: the messages; one call took them out of the queue of the lock.
+        messages: the messages; one call took them out of the queue of the lock.
         sent: whether the broker has them.
     """
 
-    strays: tuple[Stray, ...]
+    messages: tuple[UntakenMessage, ...]
     sent: bool
 
 
@@ -254,7 +254,7 @@ def lock_of(command: Command) -> str:
         case Release():
             return command.lock_header.name
         case RecordPublished():
-            return command.strays[0].name
+            return command.messages[0].name
         case LookUp() | ReportLoss() | TrackReservation() | Delivery() | SweepLock():
             return command.name
         case EndUnique() | RetryRefused() | DeliverRevoked() | SwitchMode() | LeaveFleet() | Call():

@@ -12,7 +12,7 @@ from celery.signals import worker_shutdown
 from celery_singleton_lock.core.clock import Clock, ServerClock
 from celery_singleton_lock.worker.event_dispatcher import open_buffers
 from celery_singleton_lock.worker.execution import batches, interrupt
-from celery_singleton_lock.worker.execution.interrupt import Board, Listener
+from celery_singleton_lock.worker.execution.interrupt import LostTokens, SignalHandler
 from celery_singleton_lock.worker.extension import Extension
 from celery_singleton_lock.worker.install import install
 from celery_singleton_lock.worker.loop_channel import PATH, LoopChannel
@@ -42,14 +42,14 @@ class WorkerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is un
             check_app(extension)
             refuse_forks(worker, extension)
         # before the pool forks: its children inherit the pipes
-        self.link: Link = Link(LoopChannel(), ServerClock(clock_of(extension)), Board())
+        self.link: Link = Link(LoopChannel(), ServerClock(clock_of(extension)), LostTokens())
         if "prefork" in getattr(worker.pool_cls, "__module__", str(worker.pool_cls)):
-            extension.listen = Listener(self.link.board).listen
+            extension.install_signal_handler = SignalHandler(self.link.lost_tokens).install
         extension.announce = self.link.loop_channel.announce
         worker.singleton_lock_link = self.link
         if extension.active() and spawns(worker):
             os.environ[PATH] = channel = self.link.loop_channel.publish()
-            os.environ[interrupt.PATH] = self.link.board.publish(channel)
+            os.environ[interrupt.PATH] = self.link.lost_tokens.publish(channel)
 
     def start(self, worker: Any) -> None:
         """Check the locks' Redis, before any message is taken."""

@@ -265,14 +265,14 @@ def announcer() -> Callable[[str], None]:
     if path is None:
         return _nobody
     try:
-        mouth = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        write_end = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
     except OSError as error:
         logger.warning("celery-singleton-lock: the worker's channel %s is closed: %s", path, error)
         return _nobody
 
     def announce(token: str) -> None:
         with suppress(OSError):  # the pipe is full, or the worker has ended
-            os.write(mouth, token.encode() + b"\n")
+            os.write(write_end, token.encode() + b"\n")
 
     return announce
 

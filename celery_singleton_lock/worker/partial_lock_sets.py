@@ -23,7 +23,7 @@ from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.lock_set import LockSet
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
-from celery_singleton_lock.core.parked_message import Delivery, Parcel, Stray
+from celery_singleton_lock.core.parked_message import Delivery, MessageToPark, UntakenMessage
 from celery_singleton_lock.lock.lease_watchdog import Watchdog
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.worker.lock_header import LockHeader, options_of, singles
@@ -138,7 +138,7 @@ class PartialLockSets:
         """Stop tracking a message that is delivered here: the dispatcher renews its locks."""
         self._entries.pop(token, None)
 
-    def give_back(self, message: Delivery | Stray) -> None:
+    def give_back(self, message: Delivery | UntakenMessage) -> None:
         """Release the locks of a message that does not run now: its task starts over.
 
         Raises:
@@ -211,7 +211,7 @@ class PartialLockSets:
             Claim(
                 first.name, entry.options.lease, limit, lock_set.place, copy=True, flow=first.flow
             ),
-            Parcel(kept, waiting.realm, waiting.queue, waiting.wait),
+            MessageToPark(kept, waiting.realm, waiting.queue, waiting.wait),
         )
         if self._store.release(waits_for, token, Ending.CANCEL).verdict is Verdict.RELEASED:
             for part in reversed(lock_set.kept):

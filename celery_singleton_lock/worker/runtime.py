@@ -33,7 +33,7 @@ from celery_singleton_lock.worker.dispatch.header_factory import HeaderFactory
 from celery_singleton_lock.worker.dispatch.notifier import Notifier
 from celery_singleton_lock.worker.dispatch.task_leases import TaskLeases
 from celery_singleton_lock.worker.event_dispatcher import admit
-from celery_singleton_lock.worker.execution.interrupt import Board
+from celery_singleton_lock.worker.execution.interrupt import LostTokens
 from celery_singleton_lock.worker.extension import PATIENCE, Extension
 from celery_singleton_lock.worker.granted_first import granted_first
 from celery_singleton_lock.worker.loop_channel import LoopChannel, guarded
@@ -67,7 +67,7 @@ class Link:
 
     loop_channel: LoopChannel
     place: ServerClock
-    board: Board
+    lost_tokens: LostTokens
     late_check: Callable[[], None] | None = None
 
 
@@ -84,7 +84,7 @@ class Runtime:
         self.extension = extension
         self.consumer = consumer
         self.loop_channel: LoopChannel = link.loop_channel
-        self.board: Board = link.board
+        self.lost_tokens: LostTokens = link.lost_tokens
         self.kind: str = pool_kind(type(consumer.pool))
         self._reader = RequestReader(extension, consumer)
         self._to_pool = granted_first(consumer.controller, consumer.on_task_request)
@@ -182,7 +182,7 @@ class Runtime:
             commands=self.commands,
             leases=TaskLeases(self.watchdog, self._partial_lock_sets, self._lease_lost),
             backend_failed=self._backend_failed,
-            rescue=self._rescue,
+            publish_at_exit=self._publish_at_exit,
             notifier=self.notifier,
             prefetch=self.prefetch,
             children=self.kind == "prefork",
@@ -194,8 +194,8 @@ class Runtime:
     def _backend_failed(self) -> None:
         self.agent.health.lost()
 
-    def _rescue(self, request: LockedRequest) -> None:
-        self.agent.republisher.rescue(request)
+    def _publish_at_exit(self, request: LockedRequest) -> None:
+        self.agent.republisher.publish_at_exit(request)
 
     def _new_watchdog(self) -> Watchdog:
         """Return the watchdog; under gevent and eventlet it runs in a native thread.
@@ -262,7 +262,7 @@ class Runtime:
         if request.worker_pid is None:  # the pool has not reported yet which process runs it
             self.loop_channel.later(partial(self.abort, token))
         else:
-            self.board.interrupt(request.worker_pid, request.lock_header.token)
+            self.lost_tokens.interrupt(request.worker_pid, request.lock_header.token)
 
     def send_event(self, name: str, /, **fields: Any) -> None:
         """Send a Celery event, if this worker sends task events. Runs in the main loop."""
@@ -357,7 +357,7 @@ class Runtime:
         then: the watchdog ends with the process.
         """
         self._pool_feeder.close()
-        self.dispatcher.rescue()
+        self.dispatcher.publish_at_exit()
         unfinished = self.dispatcher.in_flight.unfinished()
         if self.kind == "prefork":
             self.watchdog.stop()

@@ -23,7 +23,7 @@ from celery_singleton_lock.worker.extension import PATIENCE, Extension
 
 logger: Final = logging.getLogger(__name__)
 
-_SLIPS: Final = {
+_LIKELY_MISTAKES: Final = {
     UNRESOLVED: "If the host name is misspelt, correct it and restart the worker. ",
     UNTRUSTED: "Correct the TLS options and restart the worker. ",
 }
@@ -113,13 +113,13 @@ def tell_of_silence(extension: Extension, error: BackendUnreachable, until: str)
 
     An unknown host name and an invalid certificate are errors, since waiting does not help.
     """
-    slip = next((remedy for sign, remedy in _SLIPS.items() if sign in str(error)), "")
+    remedy = next((what for sign, what in _LIKELY_MISTAKES.items() if sign in str(error)), "")
     logger.log(
-        logging.ERROR if slip else logging.WARNING,
+        logging.ERROR if remedy else logging.WARNING,
         "celery-singleton-lock: %s %s %s%s",
         error,
         extension.settings.named(),
-        slip,
+        remedy,
         until,
     )
 

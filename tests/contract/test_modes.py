@@ -9,7 +9,7 @@ import pytest
 from celery_singleton_lock.core.lock_view import WaitsFor
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
 from celery_singleton_lock.core.owner_token import new_token
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.store.operator.base import Operator
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from celery_singleton_lock.store.redis.sync import RedisStore
@@ -218,7 +218,7 @@ def test_the_report_is_bounded_and_expires(line):
 
 def parked(line, who, task="settle", realm="R", name=NAME):
     owner = Owner(new_token(), f"{who}/0/0", task, "w")
-    kept = line.store.park(owner, Claim(name), Parcel(who.encode(), realm, "q"))
+    kept = line.store.park(owner, Claim(name), MessageToPark(who.encode(), realm, "q"))
     assert kept.verdict is Verdict.WAITING
     return owner
 

@@ -22,7 +22,7 @@ from celery_singleton_lock.core.model import (
     Verdict,
 )
 from celery_singleton_lock.core.owner_token import new_token
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.rate import packed, rates_of
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.flower.lock_filter import sentence_of
@@ -78,8 +78,8 @@ class World:
         token = token or new_token()
         self.beats()
         owner = Owner(token, attempt, "t", WORKER)
-        claim, parcel = Claim("k", **claimed), Parcel(body, REALM, ROUTE, deadline)
-        return token, self.store.park(owner, claim, parcel)
+        claim, to_park = Claim("k", **claimed), MessageToPark(body, REALM, ROUTE, deadline)
+        return token, self.store.park(owner, claim, to_park)
 
     def beats(self):
         self.store.worker_heartbeat(WORKER, REALM, [ROUTE], 1000.0, 9)

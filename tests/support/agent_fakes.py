@@ -70,9 +70,9 @@ class FakeStore:
         if self.fails.get(verb):
             raise self.fails[verb]
 
-    def park_many(self, parcels):
-        tokens = [owner.token for owner, _, _ in parcels]
-        self.claims = [claim for _, claim, _ in parcels]
+    def park_many(self, to_park):
+        tokens = [owner.token for owner, _, _ in to_park]
+        self.claims = [claim for _, claim, _ in to_park]
         self._note("park_many", *tokens)
         return [self.replies.get(token, Reply(Verdict.WAITING, rank=1)) for token in tokens]
 

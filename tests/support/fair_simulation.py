@@ -17,7 +17,7 @@ from celery_singleton_lock.core.fair_group import Group
 from celery_singleton_lock.core.lock_view import WaitsFor
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Reply, Reservation, Verdict
 from celery_singleton_lock.core.owner_token import new_token
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.rate import packed
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.store.operator.base import Operator
@@ -156,7 +156,7 @@ class World:
         token = new_token()
         owner = Owner(token, attempt or token, "t", WORKER)
         claim = self._claim(group)._replace(place=place, copy=copy)
-        self.store.park(owner, claim, Parcel(b"body", REALM, ROUTE, None))
+        self.store.park(owner, claim, MessageToPark(b"body", REALM, ROUTE, None))
         self.check(group=group, kept=attempt)
         return token
 
@@ -677,8 +677,8 @@ def told(world: World) -> None:
         world.broken(f"the lock is said to wait for {view.waits_for}, {view.next_look}")
     world.park(D)
     full = Claim(NAME, 30.0, world.limit, max_waiting=0, flow=packed((), group=A))
-    parcel = Parcel(b"body", REALM, ROUTE, None)
-    reply = world.store.park(Owner(new_token(), "x", "t", WORKER), full, parcel)
+    to_park = MessageToPark(b"body", REALM, ROUTE, None)
+    reply = world.store.park(Owner(new_token(), "x", "t", WORKER), full, to_park)
     if reply.verdict is not Verdict.FULL or reply.waits_for is not WaitsFor.GROUP:
         world.broken(f"it was told {reply.verdict}, {reply.waits_for}")
 

@@ -197,13 +197,13 @@ class RedisStore:
             raise explain(error) from error
         return True
 
-    def read_owed(self, sent_before: float) -> bool:
+    def read_unread_replies(self, sent_before: float) -> bool:
         """Read the replies to releases that were sent before a monotonic time, and not read yet.
 
         Returns:
             Whether replies to later releases are unread.
         """
-        return self._fast_path is not None and self._fast_path.read_owed(sent_before)
+        return self._fast_path is not None and self._fast_path.read_unread_replies(sent_before)
 
     park: Final = by_thread(Operations.park)
     park_many: Final = by_thread(Operations.park_many)

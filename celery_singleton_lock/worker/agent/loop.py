@@ -325,7 +325,7 @@ class Agent:
         self._next_look = 0.0
         self._stopped = threading.Event()
         self._agent_thread = BackgroundThread(
-            "singleton-lock-agent", self._round, at_end=self._farewell
+            "singleton-lock-agent", self._round, at_end=self._shut_down
         )
         self._inbox_thread = BackgroundThread("singleton-lock-inbox", self._receive)
         self._threads = ThreadGroup(
@@ -399,9 +399,9 @@ class Agent:
         if found not in SCHEMAS:
             raise wrong_schema(found, self.store.keyspace.schema)  # type: ignore[attr-defined]
 
-    def stand_aside(self) -> None:
+    def take_no_grants(self) -> None:
         """Take no grants for the life of this worker, and report locks that no worker sweeps."""
-        self._sweeper.stand_aside()
+        self._sweeper.start_reports()
         self.retire()
 
     def retire(self) -> None:
@@ -439,7 +439,7 @@ class Agent:
         look = min(self._next_beat, self._commands.next_at())
         return max(0.0, min(LOOK, look - self._clock.monotonic()))
 
-    def _farewell(self) -> None:
+    def _shut_down(self) -> None:
         """Carry out the remaining commands, leave the fleet, and return the grants in the inbox."""
         try:
             while self.run_once():
@@ -580,7 +580,7 @@ class Agent:
 
     def _tell_of_neglected(self) -> None:
         if not self._stopped.is_set():
-            self._sweeper.tell_of_neglected()
+            self._sweeper.report_unswept_locks()
 
     def _probe(self) -> None:
         """Acquire a lock while Redis counts as down: a full Redis refuses only writes."""

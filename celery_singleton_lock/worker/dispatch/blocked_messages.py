@@ -28,8 +28,8 @@ from celery_singleton_lock.worker.dispatch.requeue_policy import RequeuePolicy
 from celery_singleton_lock.worker.dispatch.task_leases import TaskLeases
 from celery_singleton_lock.worker.lock_header import LockHeader
 from celery_singleton_lock.worker.message_stage import BEGUN, Stage
+from celery_singleton_lock.worker.not_started import cannot_wait
 from celery_singleton_lock.worker.request import LockedRequest, about
-from celery_singleton_lock.worker.turned_away import cannot_wait
 
 logger: Final = logging.getLogger(__name__)
 

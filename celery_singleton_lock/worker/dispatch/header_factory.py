@@ -37,14 +37,14 @@ from celery_singleton_lock.worker.lock_header import (
 )
 from celery_singleton_lock.worker.lock_set_header import with_lock_set
 from celery_singleton_lock.worker.message_stage import Arrival, UnansweredClaim
-from celery_singleton_lock.worker.redelivery import REJECT, rejection_of
-from celery_singleton_lock.worker.request import LockedRequest
-from celery_singleton_lock.worker.turned_away import (
-    TurnedAway,
+from celery_singleton_lock.worker.not_started import (
+    NotStarted,
     above_rate,
     too_costly,
     waited_in_vain,
 )
+from celery_singleton_lock.worker.redelivery import REJECT, rejection_of
+from celery_singleton_lock.worker.request import LockedRequest
 
 logger: Final = logging.getLogger(__name__)
 _clock = SystemClock()
@@ -320,9 +320,9 @@ def _verdict(delivery: Delivery, options: LockOptions) -> Exception | None:
         by = task_id_of(delivery.by)
         if delivery.settled:
             reason = f"task {by} came before it had settled at the lock {delivery.name!r}"
-            return TurnedAway(Outcome.SKIP_DEBOUNCED, f"{reason} (lock_debounce)")
+            return NotStarted(Outcome.SKIP_DEBOUNCED, f"{reason} (lock_debounce)")
         reason = f"task {by} took its place in the queue of lock {delivery.name!r}"
-        return TurnedAway(Outcome.SKIP_FULL, reason)
+        return NotStarted(Outcome.SKIP_FULL, reason)
     if delivery.verdict == "above_rate":
         return above_rate(delivery.name, options)
     if delivery.verdict == "too_costly":

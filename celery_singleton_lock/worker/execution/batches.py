@@ -26,7 +26,7 @@ from celery_singleton_lock.message_text import printable
 from celery_singleton_lock.worker.execution.celery_outcome import Run, fail, mark_skipped, take_out
 from celery_singleton_lock.worker.execution.task_lock import and_then, entered, in_place, let_go
 from celery_singleton_lock.worker.lock_header import LockHeader
-from celery_singleton_lock.worker.turned_away import REFUSALS, TurnedAway
+from celery_singleton_lock.worker.not_started import REFUSALS, NotStarted
 
 logger: Final = logging.getLogger(__name__)
 
@@ -256,17 +256,17 @@ def _run_locked(
     """Acquire the lock and run the batch. The caller releases the lock."""
     try:
         held = task._lock_extension.undispatched.take(lock, task.name, options)  # noqa: SLF001  # our own
-    except TurnedAway as turned:
-        return _skipped(task, requests, lock.name, turned)
+    except NotStarted as not_started:
+        return _skipped(task, requests, lock.name, not_started)
     except Exception as error:  # noqa: BLE001  # an error of this package, or a time limit
         return _failed(task, requests, lock.name, error)
     with entered(lock if held else None):
         return go()
 
 
-def _skipped(task: Any, requests: list[Any], lock: str, turned: TurnedAway) -> Refused:
-    _end_each(task, requests, lambda run: mark_skipped(run, turned.reason))
-    return Refused(lock, "skip", turned.reason, turned.waits_for)
+def _skipped(task: Any, requests: list[Any], lock: str, not_started: NotStarted) -> Refused:
+    _end_each(task, requests, lambda run: mark_skipped(run, not_started.reason))
+    return Refused(lock, "skip", not_started.reason, not_started.waits_for)
 
 
 def _failed(task: Any, requests: list[Any], lock: str, error: Exception) -> Refused:

@@ -146,7 +146,7 @@ class LateReleases:
         store = self._store()
         if isinstance(store, RedisStore):
             before = math.inf if ending else store.clock.monotonic() - IDLE
-            if store.read_owed(before):
+            if store.read_unread_replies(before):
                 self._wakes.put(None)
         while not self._failed.empty():
             self._repeat_release(self._failed.get())

@@ -27,7 +27,7 @@ from celery_singleton_lock.worker.lock_header import (
     options_of,
     singles,
 )
-from celery_singleton_lock.worker.turned_away import TurnedAway, refusal
+from celery_singleton_lock.worker.not_started import NotStarted, refusal
 
 if TYPE_CHECKING:
     from celery_singleton_lock.config.settings import LockOptions
@@ -77,7 +77,7 @@ class MultiLockTracer:
         """Acquire all locks, and return them as one; return None to run without them.
 
         Raises:
-            TurnedAway: the task does not run. The main process handles its message.
+            NotStarted: the task does not run. The main process handles its message.
             LockError: the task fails by its policy. No lock is held.
         """
         store, each = self._store(), singles(header)
@@ -250,7 +250,7 @@ class MultiLockTracer:
         if outcome is Outcome.PARK and reply is not None and busy:
             further = how_far(header, taken)
             reason, waits_for = why_busy(name, reply), reason_in(reply)
-            raise TurnedAway(outcome, reason, reply.rank, further, waits_for)
+            raise NotStarted(outcome, reason, reply.rank, further, waits_for)
         if outcome is Outcome.GONE:
             self._give_back([one for one in each if not one.granted])
         elif outcome is not Outcome.AGAIN:

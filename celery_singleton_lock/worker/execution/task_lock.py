@@ -47,7 +47,7 @@ _current: ContextVar[TaskLock | PlacedLock | MultiLock | None] = ContextVar(
 )
 
 
-def _unheard(_notice: str) -> None:
+def _announce_nothing(_notice: str) -> None:
     """Send no notice: no main process tracks the task."""
 
 
@@ -87,7 +87,7 @@ class TaskLock:
         valid_until: float,
         *,
         rates: tuple[Rate, ...] = (),
-        announce: Callable[[str], None] = _unheard,
+        announce: Callable[[str], None] = _announce_nothing,
     ) -> None:
         self.rates: tuple[Rate, ...] = rates
         self._announce = announce
@@ -368,8 +368,8 @@ def in_place(store: LockStore, name: str, options: LockOptions) -> PlacedLock | 
 def and_then(end: Callable[[], object], work: Callable[[], T]) -> T:
     """Call ``work``, and then ``end``, however ``work`` ends.
 
-    A soft time limit may strike at any line, also on the way to ``end``. So ``end`` is called once
-    more after any exception; it must have no further effect then.
+    A soft time limit may be raised at any line, also on the way to ``end``. So ``end`` is called
+    once more after any exception; it must have no further effect then.
     """
     try:
         try:

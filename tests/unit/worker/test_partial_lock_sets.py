@@ -39,9 +39,9 @@ class Paper:
     def body(self, name, token):
         return self.message
 
-    def park(self, owner, claim, parcel):
+    def park(self, owner, claim, to_park):
         self.calls.append(("park", claim.name, owner.attempt, claim.place))
-        self.parked = parcel
+        self.parked = to_park
         return Reply(Verdict.TWIN)
 
     def claim(self, owner, name, lease, *, kept_elsewhere, later):
