@@ -48,7 +48,7 @@ _CANVAS: Final = ("link", "chain", "chord", "group_id", "replaced_task_nesting")
 _clock: Final = SystemClock()
 
 
-class UniqueStore(Protocol):
+class SendingStore(Protocol):
     """What a sender needs of a store."""
 
     def announce(self, name: str, key: str, task_id: str, *, instead_of: str = "") -> Announced:
@@ -141,7 +141,7 @@ def with_task_id(rest: tuple[Any, ...], options: Mapping[str, Any]) -> dict[str,
 
 def send_unique(
     call: Callable[[], Call],
-    store: Callable[[], UniqueStore],
+    store: Callable[[], SendingStore],
     send: Callable[..., Any],
     sending: dict[str, Any],
     observers: Observers,
@@ -180,7 +180,7 @@ def send_unique(
     return _duplicate(unique, found.task_id, observers)
 
 
-def _announced(call: Call, store: UniqueStore) -> Announced:
+def _announced(call: Call, store: SendingStore) -> Announced:
     """Announce a call, and wait for others that are being sent at the same time."""
     until = _clock.monotonic() + LONGEST_WAIT
     found = store.announce(call.name, call.key, call.task_id)
@@ -194,7 +194,7 @@ def _announced(call: Call, store: UniqueStore) -> Announced:
 
 
 def _send_and_confirm(
-    call: Call, header: list[Any] | None, store: UniqueStore, send: Callable[..., Any]
+    call: Call, header: list[Any] | None, store: SendingStore, send: Callable[..., Any]
 ) -> Any:
     sending = call.sending
     if header is not None:

@@ -86,7 +86,7 @@ class UntakenMessage:
     place: int = 0
 
 
-class Swept(list[UntakenMessage]):
+class SweepReply(list[UntakenMessage]):
     """The result of a sweep: messages that no live worker takes.
 
     Attributes:
@@ -98,7 +98,7 @@ class Swept(list[UntakenMessage]):
         super().__init__(messages)
         self.next_starts: dict[str, float] = {}
 
-    def add(self, other: Swept) -> None:
+    def add(self, other: SweepReply) -> None:
         """Append the result of another sweep."""
         self += other
         self.next_starts |= other.next_starts

@@ -66,7 +66,7 @@ class EntryState(Enum):
     SENT = "sent"
     """The broker has its message."""
 
-    HERE = "here"
+    PARKED_OR_HELD = "here"
     """It is parked, or holds the lock."""
 
 

@@ -26,7 +26,12 @@ from celery_singleton_lock.core.model import (
     Reply,
     Reservation,
 )
-from celery_singleton_lock.core.parked_message import Delivery, MessageToPark, ParkedMessage, Swept
+from celery_singleton_lock.core.parked_message import (
+    Delivery,
+    MessageToPark,
+    ParkedMessage,
+    SweepReply,
+)
 from celery_singleton_lock.core.unique import Announced
 from celery_singleton_lock.errors import BackendError
 
@@ -281,7 +286,7 @@ class MessageStore(Protocol):
 
     def sweep_and_grant(
         self, name: str, *, worker: str = "", realm: str = "", patience: float = 0.0
-    ) -> Swept:
+    ) -> SweepReply:
         """Sweep and grant; take messages that no live worker consumes out of the queue.
 
         Args:
@@ -298,7 +303,7 @@ class MessageStore(Protocol):
 
     def sweep_and_grant_many(
         self, names: Sequence[str], *, worker: str = "", realm: str = "", patience: float = 0.0
-    ) -> Swept:
+    ) -> SweepReply:
         """Sweep several locks in one round trip; skip a lock that the server refuses."""
         ...
 

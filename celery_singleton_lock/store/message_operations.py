@@ -8,7 +8,12 @@ from typing import Final
 from celery_singleton_lock.core.lock_view import Parked
 from celery_singleton_lock.core.model import Claim, Owner, Reply, Verdict
 from celery_singleton_lock.core.owner_token import base_of, new_token
-from celery_singleton_lock.core.parked_message import Delivery, MessageToPark, ParkedMessage, Swept
+from celery_singleton_lock.core.parked_message import (
+    Delivery,
+    MessageToPark,
+    ParkedMessage,
+    SweepReply,
+)
 from celery_singleton_lock.core.redis_keys import BUCKETS
 from celery_singleton_lock.errors import BackendError, BackendUnreachable
 from celery_singleton_lock.store import replies
@@ -138,7 +143,7 @@ class MessageOperations(ScriptRunner):
 
     def sweep_and_grant(
         self, name: str, *, worker: str = "", realm: str = "", patience: float = 0.0
-    ) -> Steps[Swept]:
+    ) -> Steps[SweepReply]:
         """Sweep and grant; see :meth:`MessageStore.sweep_and_grant`."""
         # No batch of one: this raises if the server refuses the lock; a batch skips it.
         seal = new_token()
@@ -147,13 +152,13 @@ class MessageOperations(ScriptRunner):
 
     def sweep_and_grant_many(
         self, names: Sequence[str], *, worker: str = "", realm: str = "", patience: float = 0.0
-    ) -> Steps[Swept]:
+    ) -> Steps[SweepReply]:
         """Sweep several locks; see :meth:`MessageStore.sweep_and_grant_many`."""
         seal = new_token()
         answers = yield from self.run_many(
             [self._sweep_call(name, worker, realm, seal, patience) for name in names]
         )
-        found = Swept()
+        found = SweepReply()
         for name, answer in zip(names, answers, strict=True):
             if not isinstance(answer, BackendError):
                 found.add(replies.swept(name, seal, answer))

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from celery_singleton_lock.core.lock_view import Holder, LockView, Observed, RateInForce, WaitsFor
 from celery_singleton_lock.core.model import Reply, Verdict
-from celery_singleton_lock.core.parked_message import Delivery, Swept, UntakenMessage
+from celery_singleton_lock.core.parked_message import Delivery, SweepReply, UntakenMessage
 from celery_singleton_lock.core.rate import described
 
 
@@ -155,9 +155,9 @@ def untaken_messages(name: str, seal: str, raw: Sequence[Any]) -> list[UntakenMe
     ]
 
 
-def swept(name: str, seal: str, raw: Sequence[Any]) -> Swept:
+def swept(name: str, seal: str, raw: Sequence[Any]) -> SweepReply:
     """Return the answer of sweep_and_grant."""
-    found = Swept(untaken_messages(name, seal, raw))
+    found = SweepReply(untaken_messages(name, seal, raw))
     if len(raw) % 3:
         found.next_starts[name] = max(0.0, seconds(raw[-1]))
     return found

@@ -20,8 +20,8 @@ from celery_singleton_lock.worker.pools import spawns
 from celery_singleton_lock.worker.runtime import Link, Runtime
 from celery_singleton_lock.worker.startup_checks_app import (
     check_app,
+    check_messages_pass_dispatcher,
     check_pool,
-    check_wrap,
     refuse_forks,
     tell_of_modes,
 )
@@ -83,8 +83,8 @@ class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is 
     def start(self, consumer: Any) -> None:
         """Check that messages pass the dispatcher, and start the agent."""
         if self.runtime is not None:
-            check_wrap(self.runtime)
-            batches.join(self.runtime)
+            check_messages_pass_dispatcher(self.runtime)
+            batches.lock_batches(self.runtime)
             if consumer.event_dispatcher is not None:
                 open_buffers(consumer.event_dispatcher)
             self.runtime.header_factory.broadcast = self.runtime.queues.broadcast()

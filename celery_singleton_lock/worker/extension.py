@@ -46,7 +46,7 @@ from celery_singleton_lock.events import (
     Observers,
     celery_event,
 )
-from celery_singleton_lock.lock.lease_watchdog import living
+from celery_singleton_lock.lock.lease_watchdog import watchdogs
 from celery_singleton_lock.store.connect import connect
 from celery_singleton_lock.store.factory import open_store
 from celery_singleton_lock.store.quorum.sync import TIMEOUT
@@ -267,7 +267,7 @@ class Extension:
 
     # -- unique calls -----------------------------------------------------------------------------
 
-    def options_sent(self, task: Any, sending: Mapping[str, Any]) -> LockOptions:
+    def options_to_send(self, task: Any, sending: Mapping[str, Any]) -> LockOptions:
         """Return the lock options of a call that is about to be sent.
 
         Raises:
@@ -416,7 +416,7 @@ class Extension:
 
     def close(self) -> None:
         """End the idle watchdogs of the app, which is closed."""
-        for watchdog in living():
+        for watchdog in watchdogs():
             if watchdog.store is self._store:
                 watchdog.end_if_idle(for_good=True)
 

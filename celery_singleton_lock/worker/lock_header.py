@@ -131,7 +131,7 @@ def singles(header: LockHeader) -> list[LockHeader]:
     if lock_set is None:
         return [header]
     task_id, retries, _ = header.attempt.rsplit("/", 2)
-    alone, last = f"{task_id}/{retries}/{lock_set.turn}", len(lock_set.parts) - 1
+    alone, last = f"{task_id}/{retries}/{lock_set.delivery_number}", len(lock_set.parts) - 1
     return [
         header._replace(
             name=part.name,
@@ -148,7 +148,7 @@ def singles(header: LockHeader) -> list[LockHeader]:
     ]
 
 
-def leaving(header: LockHeader) -> list[LockHeader]:
+def in_order_of_release(header: LockHeader) -> list[LockHeader]:
     """Return the headers of :func:`singles` in the order in which the locks are released.
 
     The lock at which the message may be parked is the last one, so that its next holder finds the

@@ -93,16 +93,16 @@ class LoopChannel:
             hub: kombu's event loop.
         """
         self._hub = hub
-        self.turn()
+        self.resume()
         self._loops += 1
         hub.add_reader(self._reader, self.drain)
         self._listen()
 
     def detach(self) -> None:
-        """Note that the main loop reconnects, and makes no calls until :meth:`turn`."""
+        """Note that the main loop reconnects, and makes no calls until :meth:`resume`."""
         self._away = True
 
-    def turn(self) -> None:
+    def resume(self) -> None:
         """Note that the main loop runs, or is about to."""
         self._away = False
 

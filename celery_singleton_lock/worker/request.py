@@ -340,7 +340,7 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
             illegal_moves.report(self, was, to)
         return True
 
-    def doubt(self) -> None:
+    def mark_as_copy(self) -> None:
         """Mark it as a copy, since the broker redelivers its message.
 
         A pool of threads cannot be flushed, so the task runs although the connection was lost.

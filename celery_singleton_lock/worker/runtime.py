@@ -32,7 +32,7 @@ from celery_singleton_lock.worker.dispatch.dispatcher import Dispatcher, worker_
 from celery_singleton_lock.worker.dispatch.header_factory import HeaderFactory
 from celery_singleton_lock.worker.dispatch.notifier import Notifier
 from celery_singleton_lock.worker.dispatch.task_leases import TaskLeases
-from celery_singleton_lock.worker.event_dispatcher import admit
+from celery_singleton_lock.worker.event_dispatcher import enable_lock_events
 from celery_singleton_lock.worker.execution.interrupt import LostTokens
 from celery_singleton_lock.worker.extension import PATIENCE, Extension
 from celery_singleton_lock.worker.granted_first import granted_first
@@ -45,7 +45,7 @@ from celery_singleton_lock.worker.queue_stops import QueueStops
 from celery_singleton_lock.worker.redelivery import (
     dead_letters_of,
     has_dead_letters,
-    identities,
+    identifies_by_id,
     identity_of,
     most_returns,
 )
@@ -110,7 +110,7 @@ class Runtime:
             name_of=extension.name_of,
             computed=extension.computed,
             modes=self.modes,
-            identify=identity_of if identities(transport) else lambda _message: "",
+            identify=identity_of if identifies_by_id(transport) else lambda _message: "",
             most_returns=self._most_returns,
             keeps_messages=not extension.settings.is_quorum,
         )
@@ -192,7 +192,7 @@ class Runtime:
         self.agent.lost_leases.noticed(name, token)
 
     def _backend_failed(self) -> None:
-        self.agent.health.lost()
+        self.agent.health.not_answered()
 
     def _publish_at_exit(self, request: LockedRequest) -> None:
         self.agent.republisher.publish_at_exit(request)
@@ -226,7 +226,7 @@ class Runtime:
         """
         self.agent.start()
         if self.consumer.hub is None:
-            self.loop_channel.turn()
+            self.loop_channel.resume()
             self.loop_channel.thread.start()
             self._pool_feeder.thread.start()
 
@@ -268,7 +268,7 @@ class Runtime:
         """Send a Celery event, if this worker sends task events. Runs in the main loop."""
         if self.sends_events():
             dispatcher = self.consumer.event_dispatcher
-            admit(dispatcher)
+            enable_lock_events(dispatcher)
             dispatcher.send(name, **fields)
 
     def sends_events(self) -> bool:

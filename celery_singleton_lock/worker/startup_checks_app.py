@@ -203,7 +203,7 @@ def _refuse_endless_batch(extension: Extension, name: str, parks: str, key: Any)
         raise ImproperlyConfigured(msg)
 
 
-def check_wrap(runtime: Runtime) -> None:
+def check_messages_pass_dispatcher(runtime: Runtime) -> None:
     """Check that every locked message passes the dispatcher, to the pool and back.
 
     If those of one task do not, all locked messages of this worker bypass the dispatcher, and the

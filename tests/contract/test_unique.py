@@ -282,7 +282,7 @@ def test_an_operator_finds_and_forgets_the_call_that_counts(store, redis_client)
     store.confirm_sent("k", "report", "a", 0, 600.0)
     assert admin.find_call("k", "report").state is EntryState.SENT
     store.acquire(owner("a"), claim())
-    assert admin.find_call("k", "report") == (EntryState.HERE, "a", None)
+    assert admin.find_call("k", "report") == (EntryState.PARKED_OR_HELD, "a", None)
     assert not admin.forget_call("k", "report", by), "it is not lost"
     store.release("k", "a.0", Ending.FINAL)
     sent(store, "b")
@@ -324,7 +324,7 @@ def test_the_first_attempt_leaves_the_entry_to_its_parked_retry(store):
     store.confirm_sent("k", "report", "a", 1, 600.0)
     store.park(owner("a", 1, "b.0"), claim(), to_park())
     store.release("k", "a.0", Ending.FINAL)
-    assert announced(store, "c") == (EntryState.HERE, "a")
+    assert announced(store, "c") == (EntryState.PARKED_OR_HELD, "a")
 
 
 def test_a_drained_message_counts_since_the_broker_has_it(store, redis_client):

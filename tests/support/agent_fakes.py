@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from kombu.message import Message
 
 from celery_singleton_lock.core.model import SCHEMA, Identity, Reply, Verdict
-from celery_singleton_lock.core.parked_message import Delivery, Swept
+from celery_singleton_lock.core.parked_message import Delivery, SweepReply
 from celery_singleton_lock.worker.dispatch.recently_ended import RecentEnds
 from celery_singleton_lock.worker.lock_header import LockHeader
 from celery_singleton_lock.worker.message_stage import FIRST_ARRIVAL
@@ -82,7 +82,7 @@ class FakeStore:
 
     def sweep_and_grant_many(self, names, **_):
         self._note("sweep_and_grant_many", *names)
-        swept = Swept(self.strays)
+        swept = SweepReply(self.strays)
         swept.next_starts = {name: at for name, at in self.next_starts.items() if name in names}
         return swept
 

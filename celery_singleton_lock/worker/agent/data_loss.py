@@ -21,7 +21,7 @@ from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.worker.agent_commands import Call
 from celery_singleton_lock.worker.agent_queue import AgentQueue
 from celery_singleton_lock.worker.dispatch.recently_ended import RecentEnds
-from celery_singleton_lock.worker.lock_header import leaving
+from celery_singleton_lock.worker.lock_header import in_order_of_release
 
 logger: Final = logging.getLogger(__name__)
 
@@ -170,7 +170,7 @@ class DataLoss:
         known = {base_of(token) for token in self._in_hand()}
         known.update(base_of(header.token) for header in ended)
         for header in ended:
-            for each in leaving(header):
+            for each in in_order_of_release(header):
                 self._commands.put(Call(partial(self._end_again, each.name, each.token)))
         self._commands.put(Call(partial(self._vouch, sorted(known))))
 

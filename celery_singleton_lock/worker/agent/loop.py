@@ -205,7 +205,7 @@ class Agent:
             worker,
             partial_lock_sets=partial_lock_sets,
             commands=commands,
-            pass_on=receive,
+            dispatch=receive,
             post=post,
             stands_still=stands_still,
             reject=self.republisher.reject,
@@ -383,7 +383,7 @@ class Agent:
             which: likewise.
         """
         self._late_check.plan(check, which)
-        self.health.lost()
+        self.health.not_answered()
 
     def _newer_schema(self) -> None:
         """Use Redis no more: a newer version has changed the data model.

@@ -104,7 +104,7 @@ class Parking:
         self._replica_wait: ReplicaWait | None = None
         if replicated is not None:
             self._replica_wait = ReplicaWait(
-                replicated, commands=commands, confirmed=self._keep_account
+                replicated, commands=commands, confirmed=self._handle_reply
             )
 
     @property
@@ -138,7 +138,7 @@ class Parking:
         for (park, arguments), reply in zip(fitting, replies, strict=True):
             if isinstance(reply, LockUnusable) and park.request.lock_header.lock_set is None:
                 self.errors += 1
-                self._post(self._blocked.unparked, park.request, str(reply))
+                self._post(self._blocked.hold_refused, park.request, str(reply))
                 continue
             if isinstance(reply, BackendError):
                 if not self._commands.tries(park):
@@ -154,13 +154,13 @@ class Parking:
             if self._replica_wait is not None and reply.verdict in _KEPT:
                 self._replica_wait.ask(answer)
             else:
-                self._keep_account(answer)
+                self._handle_reply(answer)
         return sums
 
-    def _keep_account(self, answer: ParkedAnswer) -> None:
+    def _handle_reply(self, answer: ParkedAnswer) -> None:
         """Report the reply for a message to the main loop; track the message if it is parked."""
         request, reply = answer.park.request, answer.reply
-        self._parked(request, reply, answer.asked_at)
+        self._report(request, reply, answer.asked_at)
         self._timers.note(answer.lock, reply)
         if reply.verdict is Verdict.WAITING:
             token, task = answer.arguments[0].token, answer.arguments[0].task
@@ -225,7 +225,7 @@ class Parking:
             return timeout
         return max(0.001, timeout - (self._store.time() - header.place / 1e6))
 
-    def _parked(self, request: LockedRequest, reply: Reply, asked_at: float) -> None:
+    def _report(self, request: LockedRequest, reply: Reply, asked_at: float) -> None:
         if reply.verdict is Verdict.FULL:
             full = "as many wait as lock_max_waiting allows"
             self._post(self._blocked.refused, request, full, reason_in(reply))

@@ -39,7 +39,7 @@ class Tick:
                 )
             self._health.failed(error)
         else:
-            self._health.regained()
+            self._health.answered()
 
     def _take(self, step: Callable[[], None]) -> None:
         """Run a step. A lock that Redis refuses, or a defect, does not prevent the next steps."""

@@ -33,7 +33,7 @@ from celery_singleton_lock.worker.dispatch.in_flight import InFlight
 from celery_singleton_lock.worker.dispatch.notifier import Notifier
 from celery_singleton_lock.worker.dispatch.pool_callbacks import PoolCallbacks
 from celery_singleton_lock.worker.dispatch.pool_exit import PoolExit
-from celery_singleton_lock.worker.dispatch.requeue_policy import RequeuePolicy
+from celery_singleton_lock.worker.dispatch.requeued_messages import RequeuedMessages
 from celery_singleton_lock.worker.dispatch.task_leases import TaskLeases
 from celery_singleton_lock.worker.dispatch.wait_for_redis import LateParks
 from celery_singleton_lock.worker.lock_header import HEADER_KEY, NO_HEADER, LockHeader, options_of
@@ -112,7 +112,7 @@ class Dispatcher:
             clock=_clock,
         )
         self._late_parks = LateParks(prefetch)
-        self.requeues: RequeuePolicy = RequeuePolicy(
+        self.requeues: RequeuedMessages = RequeuedMessages(
             header_factory=header_factory,
             rules=rules,
             commands=commands,
@@ -298,8 +298,7 @@ class Dispatcher:
 
     def relax(self) -> None:
         """Dispatch the held messages of tasks that take no lock any more."""
-        keeps = self._header_factory.keeps
-        for request in self.held.free(keeps):
+        for request in self.held.free(self._header_factory.takes_lock):
             request.lock_header = self._header_factory.relaxed(request)
             guarded(self, request)
 
@@ -336,7 +335,7 @@ class Dispatcher:
             left = False
             request.keep_job()
         if request.stage in UNBEGUN and not left:
-            request.doubt()
+            request.mark_as_copy()
             self.pool_exit.leave(request, UNBEGUN, Stage.GIVEN_BACK, gone=granted)
 
     def publish_at_exit(self) -> None:

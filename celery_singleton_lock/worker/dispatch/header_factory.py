@@ -126,7 +126,7 @@ class HeaderFactory:
             )
         if wrong is not None:
             header = request.lock_header = self.unlocked(request, wrong)
-        elif self.keeps(request):
+        elif self.takes_lock(request):
             copy = request.arrival.copy or requeued is not None
             header = request.lock_header = self._locked(
                 request, copy=copy, before=_before(request, moved)
@@ -222,7 +222,7 @@ class HeaderFactory:
             return self._options(request).flow
         return ""
 
-    def keeps(self, request: LockedRequest) -> bool:
+    def takes_lock(self, request: LockedRequest) -> bool:
         """Return whether a request takes its lock.
 
         A copy of a parked message always does: it must not run at the same time as the message.

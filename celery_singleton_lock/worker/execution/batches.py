@@ -110,7 +110,7 @@ def _fields(template: str) -> list[str]:
 # -- in the main process ---------------------------------------------------------------------------
 
 
-def join(runtime: Any) -> None:
+def lock_batches(runtime: Any) -> None:
     """Make each batch of this worker acquire its lock. Call this again after each new connection.
 
     Args:
@@ -139,7 +139,7 @@ def _flush(flush: Callable[..., Any], task: Any, requests: Any) -> Any:
     return flush(task, requests)
 
 
-class Refused(NamedTuple):
+class RefusedBatch(NamedTuple):
     """What a pool process returns for a batch that did not run.
 
     Args:
@@ -184,12 +184,12 @@ class BatchPool:
         )
 
     def _returned(self, callback: Callable[..., Any], requests: list[Any], result: Any) -> None:
-        if isinstance(result, Refused):
+        if isinstance(result, RefusedBatch):
             self._runtime.loop_channel.post(self._tell, requests, result)
             result = None
         callback(result)
 
-    def _tell(self, requests: list[Any], refused: Refused) -> None:
+    def _tell(self, requests: list[Any], refused: RefusedBatch) -> None:
         """Report the refusal to observers, the log and Celery's events. Runs in the main loop."""
         for request in requests:
             about = (refused.lock, request.name, request.id)
@@ -223,7 +223,7 @@ def run_batch(
         rest: further arguments of ``target``.
 
     Returns:
-        The result of ``target``, or :class:`Refused`.
+        The result of ``target``, or :class:`RefusedBatch`.
     """
     requests = [request for request in batch[0] if _is_usable(task, request)]
     if not requests:
@@ -264,15 +264,15 @@ def _run_locked(
         return go()
 
 
-def _skipped(task: Any, requests: list[Any], lock: str, not_started: NotStarted) -> Refused:
+def _skipped(task: Any, requests: list[Any], lock: str, not_started: NotStarted) -> RefusedBatch:
     _end_each(task, requests, lambda run: mark_skipped(run, not_started.reason))
-    return Refused(lock, "skip", not_started.reason, not_started.waits_for)
+    return RefusedBatch(lock, "skip", not_started.reason, not_started.waits_for)
 
 
-def _failed(task: Any, requests: list[Any], lock: str, error: Exception) -> Refused:
+def _failed(task: Any, requests: list[Any], lock: str, error: Exception) -> RefusedBatch:
     _end_each(task, requests, lambda run: fail(run, error))
     policy = next((name for kind, name in REFUSALS.items() if isinstance(error, kind)), "")
-    return Refused(lock, policy, "", getattr(error, "waits_for", ""))
+    return RefusedBatch(lock, policy, "", getattr(error, "waits_for", ""))
 
 
 def _go(target: Callable[..., Any], task: Any, *args: Any) -> Any:

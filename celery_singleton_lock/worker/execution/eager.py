@@ -131,7 +131,7 @@ class EagerTracer:
         result = go()
         if isinstance(result, EagerResult) and isinstance(result.result, NotStarted):
             return skipped(task, result)
-        return failed_later(result)
+        return as_failed_if_retry_later(result)
 
     def leave(self, task_id: str) -> None:
         """Release the lock of a run before its end, since another task replaces it."""
@@ -269,7 +269,7 @@ def _run_or_close(lock: PlacedLock | MultiLock | None, run: Callable[[], Any]) -
         raise
 
 
-def failed_later(result: Any) -> Any:
+def as_failed_if_retry_later(result: Any) -> Any:
     """Return a result that has failed if its task raised ``RetryLater``: it has no message.
 
     Nothing could run it later, and its caller must not take it for a success.

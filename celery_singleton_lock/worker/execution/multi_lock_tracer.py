@@ -23,7 +23,7 @@ from celery_singleton_lock.worker.execution.task_lock import TaskLock, ask, owne
 from celery_singleton_lock.worker.lock_header import (
     LockHeader,
     doubted,
-    leaving,
+    in_order_of_release,
     options_of,
     singles,
 )
@@ -109,7 +109,7 @@ class MultiLockTracer:
     ) -> None:
         """Release all locks that are held."""
         held = {each.name: each for each in getattr(lock, "locks", ())}
-        for each in leaving(header):
+        for each in in_order_of_release(header):
             self._tracer.leave(each, ending, held.get(each.name), kept)
 
     def _take(

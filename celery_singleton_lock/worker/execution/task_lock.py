@@ -24,7 +24,7 @@ from celery_singleton_lock.errors import (
     SingletonLockError,
 )
 from celery_singleton_lock.lock.multi_lock import MemberLock, MultiLock
-from celery_singleton_lock.lock.wait_for_turn import stand_in_line
+from celery_singleton_lock.lock.wait_for_turn import wait_in_slot
 from celery_singleton_lock.store.base import LockStore
 from celery_singleton_lock.worker.execution.celery_outcome import (
     Run,
@@ -273,7 +273,7 @@ def wait(store: LockStore, owner: Owner, claim: Claim, options: LockOptions) -> 
     """
     began = store.clock.monotonic()
     timeout = options.wait_timeout or MAX_WAIT
-    reply, asked = stand_in_line(store, store.clock, owner, claim, timeout)
+    reply, asked = wait_in_slot(store, store.clock, owner, claim, timeout)
     return reply._replace(lease=reply.lease + asked - began)
 
 

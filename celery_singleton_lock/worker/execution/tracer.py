@@ -58,7 +58,7 @@ from celery_singleton_lock.worker.execution.task_lock import (
 from celery_singleton_lock.worker.lock_header import (
     LockHeader,
     doubted,
-    leaving,
+    in_order_of_release,
     may_be_copied,
     notice_of_end,
     notice_of_loss,
@@ -323,7 +323,7 @@ class LockTracer:
         Returns:
             What Celery's tracer returns. The exception itself, if no message can be parked.
         """
-        each = leaving(header)
+        each = in_order_of_release(header)
         try:
             name = name_to_close([one.name for one in each], later.name)
         except ConfigurationError as error:

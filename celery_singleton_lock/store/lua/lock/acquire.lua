@@ -15,7 +15,7 @@ note_lease(lease_ms)
 -- the record. For a lease longer than GRACE_MS there is no blank, since meta would expire before the lease.
 local idle
 last_fence, grants = 0, 0
-if copy == '0' and not closed_until() then
+if copy == '0' and not quarantined_until() then
   local left = redis.call('EXISTS', holders, queue, record, meta, bodies, deadlines, adrift, done, flow)
   idle = left == 0
   if left == 1 then

@@ -20,7 +20,7 @@ from celery_singleton_lock.worker.not_started import waited_in_vain
 from celery_singleton_lock.worker.request import LockedRequest, about
 
 
-class RequeuePolicy:
+class RequeuedMessages:
     """Holds messages back until the broker has a copy of each.
 
     They stay unacknowledged until then, so a worker that dies loses none.
