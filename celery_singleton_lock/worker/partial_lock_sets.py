@@ -175,7 +175,7 @@ class PartialLockSets:
         for part in entry.lock_set.kept if entry else ():
             self._watchdog.forget(part.token, patience=0)
 
-    def hand_over(self, until: float) -> None:
+    def begin_all_again(self, until: float) -> None:
         """Let the tasks start over elsewhere, since this worker stops and renews no longer.
 
         If there is no time for a message, the leases that it holds end, with the same effect.
@@ -186,9 +186,9 @@ class PartialLockSets:
         Raises:
             BackendError: Redis did not answer.
         """
-        for_each(list(self._entries.items()), partial(self._hand_over, until))
+        for_each(list(self._entries.items()), partial(self._begin_again_in_time, until))
 
-    def _hand_over(self, until: float, kept: tuple[str, _Entry]) -> None:
+    def _begin_again_in_time(self, until: float, kept: tuple[str, _Entry]) -> None:
         if self._clock.monotonic() < until:
             self._begin_again(*kept)
 

@@ -85,7 +85,7 @@ BEAT: Final = 1.0
 LOOK: Final = 0.2
 """Seconds between two checks for child processes that have died."""
 
-HAND_OVER: Final = 0.5
+BEGIN_AGAIN: Final = 0.5
 """Seconds in which a stopping worker parks messages that hold locks at their first lock again."""
 
 
@@ -451,7 +451,7 @@ class Agent:
                     self._heartbeat.leave,
                     self._running.clear,
                     self._data_loss.finish,
-                    self._hand_over,
+                    self._begin_all_again,
                 ),
                 lambda step: step(),
             )
@@ -464,8 +464,8 @@ class Agent:
         finally:
             self._partial_lock_sets.close()
 
-    def _hand_over(self) -> None:
-        self._partial_lock_sets.hand_over(self._clock.monotonic() + HAND_OVER)
+    def _begin_all_again(self) -> None:
+        self._partial_lock_sets.begin_all_again(self._clock.monotonic() + BEGIN_AGAIN)
 
     # -- one round --------------------------------------------------------------------------------
 

@@ -199,7 +199,7 @@ def message(paper, header):
 def test_a_worker_that_ends_has_its_messages_begin_again_elsewhere(kept, paper, header, message):
     """Queued at the first lock before it leaves the other line; then all is free, that last."""
     park(kept, header)
-    kept.hand_over(paper.now + 1)
+    kept.begin_all_again(paper.now + 1)
     assert paper.calls == [
         ("park", "a", "id/0/0", 7),
         ("release", "c", "c0c0c0c0.0", Ending.CANCEL),
@@ -214,7 +214,7 @@ def test_a_task_that_was_granted_meanwhile_keeps_all_locks(kept, paper, header, 
     """Somebody runs it now, and holds what was kept for it."""
     park(kept, header)
     paper.granted = True
-    kept.hand_over(paper.now + 1)
+    kept.begin_all_again(paper.now + 1)
     assert [call[:2] for call in paper.calls] == [("park", "a"), ("release", "c")]
 
 
@@ -224,11 +224,11 @@ def test_what_does_not_wait_any_more_is_not_handed_over(
 ):
     park(kept, header)
     standing.state = state
-    kept.hand_over(paper.now + 1)
+    kept.begin_all_again(paper.now + 1)
     assert not paper.calls
 
 
 def test_a_worker_ends_in_time(kept, paper, header, message):
     park(kept, header)
-    kept.hand_over(paper.now)
+    kept.begin_all_again(paper.now)
     assert not paper.calls
