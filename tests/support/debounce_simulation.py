@@ -364,7 +364,7 @@ MUTANTS = (
     Mutant("the last call is forgotten with the lock", LIBRARY,
            "store('quiet', digits(quiet_ms))", "local _ = quiet_ms"),
     Mutant("a replaced one is not told", LIBRARY,
-           "  count('replaced')\n  expire(token, own)\nend\n\n-- Debounce",
+           "  count('replaced')\n  deliver_to_end(token, own)\nend\n\n-- Debounce",
            "  count('replaced')\nend\n\n-- Debounce"),
     Mutant("a replaced one queues", LIBRARY,
            "rec.by, rec.settles, rec.delayed, rec.state = by, '1', nil, 'parked'",
