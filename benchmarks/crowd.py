@@ -12,7 +12,7 @@ from celery import Celery
 
 from celery_singleton_lock.core.model import Claim, Owner, Verdict
 from celery_singleton_lock.core.owner_token import new_token
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.store.redis.sync import RedisStore
 from celery_singleton_lock.worker.message_codec import pack
 
@@ -89,15 +89,15 @@ def park(
     old = template_id.encode()
     left, options = iter(range(count)), cycle(flows)
     while batch := list(islice(left, BATCH)):
-        parcels = []
+        messages = []
         for _ in batch:
             task_id = next(ids)
             owner = Owner(new_token(), f"{task_id}/0/0", TASK, WORKER, "host", 7)
             body = template.replace(old, task_id.encode())
-            parcels.append(
-                (owner, Claim(next(names), flow=next(options)), Parcel(body, REALM, QUEUE))
+            messages.append(
+                (owner, Claim(next(names), flow=next(options)), MessageToPark(body, REALM, QUEUE))
             )
-        refused(store.park_many(parcels))
+        refused(store.park_many(messages))
     return len(template)
 
 

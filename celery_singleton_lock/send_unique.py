@@ -47,7 +47,7 @@ _CANVAS: Final = ("link", "chain", "chord", "group_id", "replaced_task_nesting")
 _clock: Final = SystemClock()
 
 
-class UniqueStore(Protocol):
+class SendingStore(Protocol):
     """What a sender needs of a store."""
 
     def announce(self, name: str, key: str, task_id: str, *, instead_of: str = "") -> Announced:
@@ -100,7 +100,8 @@ class Call(NamedTuple):
     def must_be_sent(self) -> bool:
         """Whether it is sent even if it is a duplicate: others wait for its end, or it is a retry.
 
-        The last member of a chain has an empty one. Nothing but its id shows the body of a chord.
+        The last task of a chain has an empty ``chain``. Only a task id of its own shows that a call
+        is the body of a chord.
         """
         canvas = any(self.sending.get(option) is not None for option in _CANVAS)
         return self.retries > 0 or self.has_own_id or canvas
@@ -137,7 +138,7 @@ def named(rest: tuple[Any, ...]) -> dict[str, Any]:
 
 def send_unique(
     call: Callable[[], Call],
-    store: Callable[[], UniqueStore],
+    store: Callable[[], SendingStore],
     send: Callable[..., Any],
     sending: dict[str, Any],
     observers: Observers,
@@ -176,7 +177,7 @@ def send_unique(
     return _duplicate(unique, found.task_id, observers)
 
 
-def _announced(call: Call, store: UniqueStore) -> Announced:
+def _announced(call: Call, store: SendingStore) -> Announced:
     """Announce a call, and wait for others that are being sent at the same time."""
     until = _clock.monotonic() + LONGEST_WAIT
     found = store.announce(call.name, call.key, call.task_id)
@@ -190,7 +191,7 @@ def _announced(call: Call, store: UniqueStore) -> Announced:
 
 
 def _send_and_confirm(
-    call: Call, header: list[Any] | None, store: UniqueStore, send: Callable[..., Any]
+    call: Call, header: list[Any] | None, store: SendingStore, send: Callable[..., Any]
 ) -> Any:
     sending = call.sending
     if header is not None:

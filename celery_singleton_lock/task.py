@@ -19,7 +19,7 @@ from celery_singleton_lock.send_by_name import install as install_by_name
 from celery_singleton_lock.send_unique import Call, named, send_unique
 from celery_singleton_lock.worker.execution.batches import is_running
 from celery_singleton_lock.worker.execution.celery_outcome import Run
-from celery_singleton_lock.worker.execution.eager import as_sent, failed_later
+from celery_singleton_lock.worker.execution.eager import as_failed_if_retry_later, as_sent
 from celery_singleton_lock.worker.execution.task_lock import (
     NoLock,
     current_lock,
@@ -124,7 +124,7 @@ class LockedTask(_Task):  # type: ignore[misc]  # celery is untyped
         options, extension = self._with_call(options), self._lock_extension
         if extension is None or not self._lock_may_be_unique(options):
             return send(**options)
-        lock_options = extension.options_sent(self, options)
+        lock_options = extension.options_to_send(self, options)
         if lock_options.mode != ENFORCE:
             return send(**options)
         sending = {**options, "task_id": options.get("task_id") or uuid()}
@@ -221,7 +221,7 @@ class LockedTask(_Task):  # type: ignore[misc]  # celery is untyped
             with calling(call):
                 return extension.eager.apply(self.app.tasks[self.name], args, kwargs, go)
         with calling(call), entered(None):  # this run has no lock, even if its caller has one
-            return failed_later(super().apply(args, kwargs, *rest, **options))
+            return as_failed_if_retry_later(super().apply(args, kwargs, *rest, **options))
 
     def __getattr__(self, name: str) -> Any:
         """Return a method of Celery's task class for Django, in a Django project."""

@@ -350,9 +350,9 @@ def _backlog(store: RedisAdminStore) -> Check:
     if stopped:
         told = (
             f"{told}. Workers have stopped consuming {', '.join(map(str, stopped[:NAMED]))}: "
-            "singleton_lock_max_parked or singleton_lock_max_parked_bytes is reached. Its parked "
-            "tasks go on as their locks become free; if these are paused, nothing of it runs until "
-            "they are resumed (locks list shows them)"
+            "singleton_lock_max_parked or singleton_lock_max_parked_bytes is reached. Parked tasks "
+            "run as their locks become free. If these locks are paused (locks list shows that), no "
+            "task of the queue runs until you resume them"
         )
         return Check("backlog", Health.WARN, told)
     infos = [_info(server) for server in store.servers()]
@@ -511,7 +511,7 @@ def _drift(store: RedisAdminStore) -> Check:
     if differ := wrong_counters(store, waited):
         advice = (
             f"the counters of parked messages are wrong: {differ}. Delete the keys "
-            f"{store.keyspace.fleet}:parked*: they count right what is parked from then on"
+            f"{store.keyspace.fleet}:parked*: messages that are parked afterwards are counted right"
         )
         return Check("drift", Health.WARN, advice)
     return Check("drift", Health.OK, f"{locks:,} locks are consistent")

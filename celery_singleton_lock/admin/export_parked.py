@@ -17,7 +17,7 @@ from celery_singleton_lock.admin.sweep import requeue_expired
 from celery_singleton_lock.core.fair_group import LEAST_WEIGHT, MOST_WEIGHT, Group, group_name
 from celery_singleton_lock.core.model import Claim, Owner, Verdict
 from celery_singleton_lock.core.owner_token import base_of, token_on
-from celery_singleton_lock.core.parked_message import Parcel, ParkedMessage
+from celery_singleton_lock.core.parked_message import MessageToPark, ParkedMessage
 from celery_singleton_lock.core.rate import BY_COST, packed, parsed, rates_of
 from celery_singleton_lock.core.record_state import RecordState
 from celery_singleton_lock.errors import BackendError, ConfigurationError
@@ -187,7 +187,7 @@ def restore(
     by = replace(by, action=by.action or "import")
     try:
         served = served_realms(store, realm)
-        for group in _batches(_parsed(lines, lambda line: _parcel(_fields(line)))):
+        for group in _batches(_parsed(lines, lambda line: _message_to_park(_fields(line)))):
             rest = _adopt(store, group, realm, served, by, tally) if realm else group
             if again:
                 rest = _allow_again(store, rest)
@@ -212,8 +212,8 @@ def would_restore(lines: Iterable[str], served: Collection[str] = ()) -> Tally:
         ConfigurationError: a line is invalid.
     """
     tally = Tally()
-    for _, claim, parcel in _parsed(lines, lambda line: _parcel(_fields(line))):
-        if parcel.realm in served:
+    for _, claim, message in _parsed(lines, lambda line: _message_to_park(_fields(line))):
+        if message.realm in served:
             tally.skipped[SERVED] += 1
         else:
             tally.done[claim.name] += 1
@@ -246,13 +246,13 @@ def _adopt(  # noqa: PLR0917  # a step of restore()
     """Assign waiting tasks of a group to another broker. Return the others, with the new realm."""
     waiting: dict[str, list[str]] = {}
     rest: list[_Parked] = []
-    for owner, claim, parcel in group:
+    for owner, claim, message in group:
         found = store.locate_token(claim.name, owner.token).waiting
-        now = (found.realm if found else "") or parcel.realm
+        now = (found.realm if found else "") or message.realm
         if now != realm and now in served:
             tally.skipped[SERVED] += 1
             continue
-        rest.append((owner, claim, replace(parcel, realm=realm)))
+        rest.append((owner, claim, replace(message, realm=realm)))
         if found and found.realm != realm and found.state in _QUEUED:
             waiting.setdefault(claim.name, []).append(owner.token)
     adopted = {
@@ -279,8 +279,8 @@ def _allow_again(store: AdminStore, group: list[_Parked]) -> list[_Parked]:
     for name, dropped in owners.items():
         store.forget_drops(name, dropped)
     return [
-        (owner._replace(token=token_on(base_of(owner.token))), claim, parcel)
-        for owner, claim, parcel in group
+        (owner._replace(token=token_on(base_of(owner.token))), claim, message)
+        for owner, claim, message in group
     ]
 
 
@@ -319,15 +319,15 @@ def _message_of(owner: Owner, claim: Claim) -> ParkedMessage:
     return ParkedMessage(claim.name, owner.token, owner.task, owner.attempt.rsplit("/", 2)[0])
 
 
-_Parked = tuple[Owner, Claim, Parcel]
+_Parked = tuple[Owner, Claim, MessageToPark]
 
 
-def _batches(parcels: Iterator[_Parked]) -> Iterator[list[_Parked]]:
+def _batches(messages: Iterator[_Parked]) -> Iterator[list[_Parked]]:
     """Yield tasks in groups bounded in number and bytes. Before an error, yield the last group."""
     group: list[_Parked] = []
     size = 0
     try:
-        for each in parcels:
+        for each in messages:
             if group and (len(group) == STEP or size + len(each[2].body) > LOAD):
                 yield group
                 group, size = [], 0
@@ -395,7 +395,7 @@ def _group_in(given: Mapping[str, Any]) -> Group | None:
     return Group(name, limit, float(weight))
 
 
-def _parcel(given: Mapping[str, Any]) -> _Parked:
+def _message_to_park(given: Mapping[str, Any]) -> _Parked:
     """Convert the fields of a line.
 
     Raises:
@@ -412,8 +412,8 @@ def _parcel(given: Mapping[str, Any]) -> _Parked:
     limit = limit_of(given["limit"])
     claim = Claim(given["lock"], given["lease"], limit, arrived, flow=flow)
     body = base64.b64decode(given["message"], validate=True)
-    parcel = Parcel(body, given["realm"], given["queue"], given["wait"])
-    return Owner(given["token"], given["attempt"], given["task"]), claim, parcel
+    message = MessageToPark(body, given["realm"], given["queue"], given["wait"])
+    return Owner(given["token"], given["attempt"], given["task"]), claim, message
 
 
 _TEXTS: Final = ("token", "attempt", "task", "lock", "realm", "queue")

@@ -27,7 +27,7 @@ def forget_call(store: AdminStore, name: str, key: str, by: Operator) -> str:
     if call is None:
         msg = "no call like this one counts as sent, so the next one is sent"
         raise Refused(msg, name)
-    if call.state is EntryState.HERE:
+    if call.state is EntryState.PARKED_OR_HELD:
         msg = (
             f"task {call.task_id} is parked, or holds the lock, so its message is not lost. See "
             f"locks why {call.task_id}"

@@ -13,7 +13,7 @@ from celery_singleton_lock.admin.multi_lock_views import (
     look_elsewhere,
     with_running_pid,
 )
-from celery_singleton_lock.admin.signs_of_life import in_glances, in_view
+from celery_singleton_lock.admin.silent_holders import all_with_silent_holders, with_silent_holders
 from celery_singleton_lock.core.lock_view import LockView
 from celery_singleton_lock.message_text import natural
 from celery_singleton_lock.store.operations import PROBE
@@ -86,7 +86,7 @@ def list_locks(
         if lock.broken or not lock.is_idle or (idle and not lock.name.startswith(PROBE))
     )
     chosen = sorted(found, key=key) if most is None else heapq.nsmallest(most, found, key=key)
-    return in_glances(store, chosen)
+    return all_with_silent_holders(store, chosen)
 
 
 FEW_KEYS: Final = 20_000
@@ -148,7 +148,7 @@ def shown_of(store: AdminStore, ranking: Ranking, *, holders: int = 1) -> list[G
     Raises:
         BackendError: Redis did not answer, or refused the command.
     """
-    return in_glances(store, store.summarise_named(ranking.names, holders=holders))
+    return all_with_silent_holders(store, store.summarise_named(ranking.names, holders=holders))
 
 
 _RANKS: Final[Mapping[str, Callable[[tuple[str, int, float]], Any]]] = {
@@ -190,7 +190,7 @@ def show_lock(store: AdminStore, name: str, *, waiters: int = 20) -> Detail:
     Raises:
         BackendError: Redis did not answer, or refused the command.
     """
-    view = in_view(store, store.inspect(name, waiters=0))
+    view = with_silent_holders(store, store.inspect(name, waiters=0))
     asked, others = view.holders[:ASKED], view.holders[ASKED:]
     elsewhere = look_elsewhere(store, name, asked)
     unknown = Elsewhere({}, frozenset(each.token for each in others))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
 
-from celery_singleton_lock.core.parked_message import Stray
+from celery_singleton_lock.core.parked_message import UntakenMessage
 from celery_singleton_lock.store.operator.base import AdminStore, Operator
 
 ALL_LOCKS = "(all locks)"
@@ -21,7 +21,7 @@ class Swept:
     Args:
         locks: number of locks that were swept.
         published: number of parked messages that were sent to the broker.
-        adrift: number of parked messages that no live worker consumes and that were not sent.
+        adrift: number of parked messages that no live worker takes and that were not sent.
     """
 
     locks: int = 0
@@ -33,11 +33,11 @@ def sweep_once(
     store: AdminStore,
     by: Operator,
     realm: str = "",
-    publish: Callable[[Stray], None] | None = None,
+    publish: Callable[[UntakenMessage], None] | None = None,
 ) -> Swept:
     """Sweep all locks that are due: remove expired holders, and grant to the next waiters.
 
-    Sends messages that no live worker consumes to the broker, at most 100 of each lock, so that an
+    Sends messages that no live worker takes to the broker, at most 100 of each lock, so that an
     autoscaler sees the work.
 
     Args:
@@ -58,8 +58,8 @@ def sweep_once(
         if publish is None:
             store.sweep_and_grant_many(fresh)
         else:
-            strays = store.sweep_and_grant_many(fresh, realm=realm)
-            for _, group in groupby(strays, attrgetter("name")):
+            messages = store.sweep_and_grant_many(fresh, realm=realm)
+            for _, group in groupby(messages, attrgetter("name")):
                 swept.published += _send_on(store, list(group), publish)
         swept.adrift += sum(store.inspect(name, waiters=0).adrift for name in fresh)
     return swept
@@ -89,15 +89,17 @@ def _due(store: AdminStore) -> Iterator[list[str]]:
         yield fresh
 
 
-def _send_on(store: AdminStore, strays: list[Stray], publish: Callable[[Stray], None]) -> int:
+def _send_on(
+    store: AdminStore, messages: list[UntakenMessage], publish: Callable[[UntakenMessage], None]
+) -> int:
     """Send messages of one lock to the broker, and return their number."""
-    first, sent = strays[0], list[str]()
+    first, sent = messages[0], list[str]()
     try:
-        for stray in strays:
-            publish(stray)
-            sent.append(stray.token)
+        for message in messages:
+            publish(message)
+            sent.append(message.token)
     finally:
-        unsent = [stray.token for stray in strays[len(sent) :]]
+        unsent = [message.token for message in messages[len(sent) :]]
         for tokens, are_sent in ((sent, True), (unsent, False)):
             if tokens:
                 store.record_publish_result(first.name, first.seal, tokens, sent=are_sent)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from celery_singleton_lock.admin.lock_views import waiting_in
-from celery_singleton_lock.admin.signs_of_life import in_view
+from celery_singleton_lock.admin.silent_holders import with_silent_holders
 from celery_singleton_lock.admin.why_sentences import named, seconds
 from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.core.conflict_policy import Facts, Outcome, outcome_of
@@ -85,7 +85,7 @@ def not_sent(forecast: Forecast, call: SentCall, options: LockOptions) -> Foreca
     match call.state:
         case EntryState.PENDING:
             told += "is being sent. If its sender has died, this call is sent after a second"
-        case EntryState.HERE:
+        case EntryState.PARKED_OR_HELD:
             told += "is parked, or holds the lock"
         case _:
             told += f"was sent before, and counts for another {seconds(call.expires_in or 0.0)}"
@@ -114,7 +114,9 @@ def try_call(
     Raises:
         BackendError: Redis did not answer, or refused the command.
     """
-    views = [(in_view(store, store.inspect(key.name, waiters=0)), key.limit) for key in keys]
+    views = [
+        (with_silent_holders(store, store.inspect(key.name, waiters=0)), key.limit) for key in keys
+    ]
     locks = tuple(_now(view, limit or options.limit) for view, limit in views)
     if options.mode != ENFORCE:
         told = f"It would start at once, without a lock: its mode is {options.mode}."

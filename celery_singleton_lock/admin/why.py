@@ -17,7 +17,7 @@ from celery_singleton_lock.admin.multi_lock_views import (
     parked_elsewhere,
     standings_of,
 )
-from celery_singleton_lock.admin.signs_of_life import in_view
+from celery_singleton_lock.admin.silent_holders import with_silent_holders
 from celery_singleton_lock.admin.why_sentences import (
     NAMED,
     Takers,
@@ -228,7 +228,7 @@ def _not_in_index(
     """Yield an answer for each message with this id that got one of these locks at once."""
     known = {me.token for _, me, _ in found}
     for name in dict.fromkeys(name for name, _, _ in found):
-        view = in_view(store, store.inspect(name, waiters=0))
+        view = with_silent_holders(store, store.inspect(name, waiters=0))
         own = [h for h in view.holders if h.task_id == task_id and h.token not in known]
         elsewhere = parked_elsewhere(store, name, own)
         for holder in own:
@@ -272,7 +272,7 @@ def _found(  # noqa: PLR0917  # a position of a task, and where to look
     me: Waiting,
     rank: int,
 ) -> Answer:
-    view = in_view(store, store.inspect(name, waiters=0))
+    view = with_silent_holders(store, store.inspect(name, waiters=0))
     elsewhere = parked_elsewhere(store, name, view.holders[:NAMED])
     is_next = me.state == "parked" and not (view.holders or view.paused or view.closed)
     asked = is_next or me.state in _NEED_A_WORKER
@@ -331,14 +331,14 @@ def _among_holders(store: AdminStore, task_id: str, locks: _Holders) -> Answer |
     """
     for found_id, name, token in locks.running:
         if found_id == task_id:
-            view = in_view(store, store.inspect(name, waiters=0))
+            view = with_silent_holders(store, store.inspect(name, waiters=0))
             for holder in view.holders:
                 if holder.token == token:
                     return _holding(task_id, view, holder)
     for lock in locks:
         for holder in lock.holders:
             if holder.task_id == task_id:
-                view = in_view(store, store.inspect(lock.name, waiters=0))
+                view = with_silent_holders(store, store.inspect(lock.name, waiters=0))
                 now = next((h for h in view.holders if h.token == holder.token), holder)
                 return _holding(task_id, view, now)
     return None

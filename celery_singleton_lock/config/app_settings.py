@@ -11,7 +11,12 @@ from typing import Any, Final
 
 from celery_singleton_lock.config.django_cache_alias import found_by_alias, is_alias
 from celery_singleton_lock.config.limits import MAX_WAIT, PREFIX
-from celery_singleton_lock.config.option_checks import OPTIONS, ConfigurationWarning, Place, eager
+from celery_singleton_lock.config.option_checks import (
+    OPTIONS,
+    ConfigurationWarning,
+    Place,
+    checked_bool,
+)
 from celery_singleton_lock.config.redis_url import SCHEMES
 from celery_singleton_lock.config.settings import SENTINEL_OPTIONS, Settings
 from celery_singleton_lock.config.url_text import SENTINEL, each_address, safe_url, scheme_of
@@ -71,7 +76,7 @@ def is_eager(get: Callable[[str, Any], Any]) -> bool:
         ConfigurationError: the setting is not a bool.
     """
     name = f"{PREFIX}eager"
-    return eager(Place(name), get(name, False))
+    return checked_bool(Place(name), get(name, False))
 
 
 def _find_backend(

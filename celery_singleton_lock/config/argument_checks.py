@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar, cast
 
 from celery_singleton_lock.config.limits import LONG_LEASE, MAX_COUNT, MAX_WAIT, NO_LIMIT
 from celery_singleton_lock.config.option_checks import ConfigurationWarning
-from celery_singleton_lock.core.priority import checked_priority, is_computed
+from celery_singleton_lock.core.priority import checked_priority, is_computed_priority
 from celery_singleton_lock.errors import ConfigurationError, LockNameError
 from celery_singleton_lock.message_text import count_meant, meant, seconds_meant
 
@@ -199,7 +199,7 @@ def checked_head_start(value: object) -> float:
     Raises:
         ConfigurationError: it is not a number in the range of a head start.
     """
-    if is_computed(value):
+    if is_computed_priority(value):
         msg = (
             f"priority is {value!r}, and a lock in code has no arguments from which to compute it. "
             "Give the seconds of head start as a number, or use @locked."

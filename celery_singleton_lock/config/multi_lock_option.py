@@ -97,11 +97,12 @@ def rates_in(lock_keys: Any) -> dict[Any, tuple[Rate, ...]]:
 
 
 def idle_pairs(lock_keys: Any) -> list[tuple[Any, Any]]:
-    """Return the pairs of ``lock_keys`` of which calls may hold the first one without need.
+    """Return pairs of keys where a call may hold the first lock for long without using it.
 
-    A call holds the first while it waits for the second, and one of the two has a rate, so the wait
-    may be long. Another call that needs the first may need another second, and waits too. That is
-    not so if the name of the first has all fields that the name of the second has.
+    A call holds the first lock while it waits for the second one. The wait may be long, since one
+    of the two has a rate. Meanwhile other calls wait for the first lock, even if their second lock
+    is another one. If the name of the first has all fields that the name of the second has, their
+    second lock is the same one, so these pairs are left out.
     """
     rates = rates_in(lock_keys)
     pairs = [(one, other) for one in lock_keys for other in lock_keys] if rates else []

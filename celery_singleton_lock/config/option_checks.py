@@ -197,7 +197,7 @@ def _on_conflict(place: Place, value: Any) -> str:
     return cast("str", _any_conflict(place, value))
 
 
-def eager(place: Place, value: Any) -> bool:
+def checked_bool(place: Place, value: Any) -> bool:
     """Check a bool."""
     if not isinstance(value, bool):
         place.refuse(value, "it must be True or False")
@@ -352,17 +352,17 @@ OPTIONS: Final[Mapping[str, Check]] = {
     "requeue_delay": _delay,
     "requeue_max": _delay,
     "hold_for": _hold_for,
-    "eager": eager,
+    "eager": checked_bool,
     "mode": _choice("enforce", "observe", "off"),
     "max_parked": _most_parked(MAX_COUNT),
     "max_parked_bytes": _most_parked(MAX_BYTES),
     "max_returns": _max_returns,
-    "quarantine": eager,
+    "quarantine": checked_bool,
     "replicas_wait": _count(0, "0 waits for none"),
     "replicas_timeout": _replicas_timeout,
     "metrics_port": _port,
     "metrics_address": _address,
-    "metrics_by_lock": eager,
+    "metrics_by_lock": checked_bool,
     "max_body_bytes": _count(1, "the default is 16 MiB"),
 }
 """Option -> its check. Tasks have those of ``LockOptions``; settings all except ``TASK_ONLY``."""

@@ -16,7 +16,7 @@ from celery_singleton_lock.config.limits import PREFIX
 from celery_singleton_lock.config.redis_url import BackendAddress, parse_backend_url
 from celery_singleton_lock.core.fair_group import Group
 from celery_singleton_lock.core.fair_option import ByOption, LimitOption, Share, WeightOption
-from celery_singleton_lock.core.priority import PriorityOption, is_computed, microseconds
+from celery_singleton_lock.core.priority import PriorityOption, is_computed_priority, microseconds
 from celery_singleton_lock.core.rate import Rate, packed
 from celery_singleton_lock.core.settle import Settle
 from celery_singleton_lock.core.unique import UniqueCall
@@ -131,7 +131,7 @@ class LockOptions(SharedOptions):
     @property
     def has_computed_priority(self) -> bool:
         """Whether the priority depends on the arguments of a call."""
-        return is_computed(self.priority)
+        return is_computed_priority(self.priority)
 
     @property
     def settle(self) -> Settle | None:

@@ -135,14 +135,14 @@ def _check_debounce(
     if settings is not None and settings.is_quorum:
         place.refuse(
             options.debounce,
-            "with several servers in singleton_lock_backend no message is stored until it settles. "
-            "Leave it out, or use one Redis",
+            "with several servers in singleton_lock_backend no message is stored in Redis, and "
+            "lock_debounce stores messages there. Leave it out, or use one Redis",
         )
     if options.on_conflict != "park":
         place.refuse(
             options.debounce,
-            f'with lock_on_conflict="{options.on_conflict}" no message is parked, and one that '
-            'settles is. Use "park"',
+            f'lock_debounce parks messages, and lock_on_conflict="{options.on_conflict}" does not. '
+            'Use "park"',
         )
     if attributes.get("lock_keys") is not None:
         place.refuse(
@@ -154,8 +154,8 @@ def _check_debounce(
     if most is not None and most <= options.debounce:
         Place("lock_debounce_max", task_name).refuse(
             most,
-            f"it must be longer than lock_debounce ({options.debounce:g}), since the first call "
-            "alone waits for as long. Leave it out for no limit",
+            f"it must be longer than lock_debounce ({options.debounce:g}), since even a single "
+            "call waits for lock_debounce. Leave it out for no limit",
         )
 
 

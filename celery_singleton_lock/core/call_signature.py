@@ -108,7 +108,7 @@ class Signature:
         """Return whether an argument of this name may exist."""
         return name in self.names or self.rest is not None
 
-    def known(self, wanted: str = "") -> str:
+    def advice_on_names(self, wanted: str = "") -> str:
         """Return advice for an error text: the arguments that exist, and the most similar one."""
         names = list(self._full.parameters)
         if wanted and wanted == self._bound_to and wanted not in {"self", "cls"}:

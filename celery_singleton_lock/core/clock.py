@@ -158,9 +158,9 @@ class ServerClock:
 
         The estimate is behind the server by the time that the reply took. After a prompt reply it
         is never ahead of the server: a place in the future could swap two messages, because scripts
-        replace it by their own time. A slow reply replaces an earlier offset only if it contradicts
-        it: else a worker that stands still meanwhile would give its messages places before those
-        of others.
+        replace it by their own time. A slow reply replaces an earlier offset only if both cannot be
+        true. Otherwise a worker that was suspended during the call would put its messages before
+        those of others.
 
         Args:
             server_seconds: the server's time.

@@ -13,7 +13,12 @@ from celery_singleton_lock.core.fair_group import (
     Group,
     group_name,
 )
-from celery_singleton_lock.core.lock_name_template import NotComputable, Sent, compile_value
+from celery_singleton_lock.core.lock_name_template import (
+    NotComputable,
+    Sent,
+    compile_value,
+    is_computed,
+)
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.message_text import a_kind
 
@@ -50,11 +55,6 @@ class Share(NamedTuple):
         if any(map(is_computed, self)):
             return None
         return Group(group_name(str(self.by)), self.limit, self.weight)  # type: ignore[arg-type]
-
-
-def is_computed(value: object) -> bool:
-    """Return whether an option is a template or a callable."""
-    return callable(value) or (isinstance(value, str) and "{" in value)
 
 
 def checked_by(what: str, value: object) -> ByOption | None:

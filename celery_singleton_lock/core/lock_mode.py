@@ -90,7 +90,7 @@ class Modes:
         return self._resolve()
 
     def order(self, task: str, mode: str | None) -> list[str]:
-        """Apply a switch in this worker, until :meth:`settle`.
+        """Apply a switch in this worker, until :meth:`end_order`.
 
         Args:
             task: name, or ``*``.
@@ -106,7 +106,7 @@ class Modes:
         """Return whether this is still the last order for a task."""
         return task in self._ordered and self._ordered[task] == mode
 
-    def settle(self, task: str, mode: str | None) -> None:
+    def end_order(self, task: str, mode: str | None) -> None:
         """End an order, because the switch in Redis now has the same mode."""
         if self.is_ordered(task, mode):
             self._ordered = {name: m for name, m in self._ordered.items() if name != task}

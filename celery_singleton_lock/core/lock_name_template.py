@@ -349,12 +349,12 @@ class _Declaration:
             if "." in name:
                 remedy += f". {self._wording.looks_into}"
             wanted = name if name.startswith("__") else ""
-            self._refuse(option, value, f"{remedy}. {self._signature.known(wanted)}")
+            self._refuse(option, value, f"{remedy}. {self._signature.advice_on_names(wanted)}")
         first = match["first"]
         if not self._signature.accepts(first):
             remedy = (
                 f"it names the argument {first!r}, which the {self._wording.kind} does not have. "
-                f"{self._signature.known(first)}"
+                f"{self._signature.advice_on_names(first)}"
             )
             self._refuse(option, value, remedy)
         path = tuple(re.findall(r"\[([^\[\]]+)\]", match["path"]))

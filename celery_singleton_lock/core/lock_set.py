@@ -156,7 +156,7 @@ class LockSet(NamedTuple):
         return self.parts[: self.at]
 
     @property
-    def turn(self) -> int:
+    def delivery_number(self) -> int:
         """A number that is different for each delivery of an attempt."""
         return int(self.parts[-1].token[:8], 16)
 

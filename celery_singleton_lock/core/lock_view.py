@@ -100,9 +100,9 @@ class RateInForce:
     Args:
         rate: as text, ``100/m``.
         number: starts in a period.
-        started: starts in the last period, and grants that nobody has claimed yet; of a smooth rate
-            only these grants. If the rate counts costs, what it counts now: of a smooth rate the
-            part of its burst that is used.
+        started: of a sliding rate, the starts in the last period and the grants that nobody has
+            claimed yet. Of a smooth rate, only these grants. If the rate counts costs: their costs,
+            or of a smooth rate the part of its burst that is used.
         is_smooth: whether the starts are spaced evenly.
         by_cost: whether it counts the costs of starts.
         key: its id in the data of the lock.
@@ -131,25 +131,25 @@ class LockView:
         holders: holders with unexpired leases, by end of lease.
         waiters: the first of the queue, in order.
         waiting: length of the queue.
-        adrift: how many parked messages no live worker consumes.
+        adrift: how many parked messages are next and no live worker takes.
         bodies: how many messages are stored.
         limit: permits in force; 0 if the lock is idle.
         fencing_token: number of the last grant.
         counters: number of grants, lapsed leases …, counted until the lock's keys expire.
         paused: the reason that an operator gave for a pause; empty if the lock is not paused.
-        pause_left: seconds until this pause ends without a call; 0: only a call ends it.
+        pause_left: seconds until this pause ends by itself; 0: only an operator ends it.
         limit_set: whether an operator has set the limit, in place of the tasks' own.
-        limit_left: seconds until the tasks' limit is in force again; 0: only a call does that.
+        limit_left: seconds until the tasks' limit is in force again; 0: until an operator acts.
         limit_computed: whether the limit was computed from the arguments of a task.
         waits_for: what the next task waits for; None if a permit is free.
-        next_look: seconds until that can change without a call to the lock; 0 if only a call can
-            change it.
+        next_look: seconds until that can change by time alone; 0 if only an operation on the lock
+            can change it.
         rates: the rates in force.
         closed_for: seconds for which it is closed by a task or client; 0 if it is not. Beside that
             it may be paused.
         closed: who has closed it, and why.
         rates_set: whether an operator has set the rates, in place of the tasks' own.
-        rates_left: seconds until the tasks' rates are in force again; 0: only a call does that.
+        rates_left: seconds until the tasks' rates are in force again; 0: until an operator acts.
     """
 
     name: str

@@ -217,9 +217,9 @@ class Claim(NamedTuple):
             granted message that is parked again: its delivery ends, and it queues at its old place.
         replace: if the queue is full, the message takes the room of the oldest of its task.
         flow: flow options, see :func:`celery_singleton_lock.core.rate.packed`; empty for none.
-        later: other locks are acquired before the task starts: the start is logged by a
-            :meth:`~celery_singleton_lock.store.base.LockStore.claim`. It has no effect without
-            ``flow``.
+        later: the task acquires other locks before it starts. A later
+            :meth:`~celery_singleton_lock.store.base.LockStore.claim` counts the start at the rates.
+            It has no effect without ``flow``.
     """
 
     name: str

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class MessageToPark:
     """A message to park.
 
     Args:
@@ -64,7 +64,7 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True)
-class Stray:
+class UntakenMessage:
     """A parked message that no live worker takes, to be sent back to the broker.
 
     Args:
@@ -86,7 +86,7 @@ class Stray:
     place: int = 0
 
 
-class Swept(list[Stray]):
+class SweepReply(list[UntakenMessage]):
     """The result of a sweep: messages that no live worker takes.
 
     Attributes:
@@ -94,11 +94,11 @@ class Swept(list[Stray]):
             next waiter to start.
     """
 
-    def __init__(self, strays: Iterable[Stray] = ()) -> None:
-        super().__init__(strays)
+    def __init__(self, messages: Iterable[UntakenMessage] = ()) -> None:
+        super().__init__(messages)
         self.next_starts: dict[str, float] = {}
 
-    def add(self, other: Swept) -> None:
+    def add(self, other: SweepReply) -> None:
         """Append the result of another sweep."""
         self += other
         self.next_starts |= other.next_starts

@@ -62,7 +62,7 @@ def microseconds(seconds: float) -> int:
     return round(seconds * 1_000_000)
 
 
-def is_computed(priority: object) -> bool:
+def is_computed_priority(priority: object) -> bool:
     """Return whether a priority depends on the arguments of a call."""
     return isinstance(priority, str) or callable(priority)
 

@@ -13,7 +13,7 @@ part           type    content
 ``meta``       HASH    name, schema, last fence, limit, counters
 ``bodies``     HASH    base of the token -> parked message, raw
 ``deadlines``  ZSET    token -> when a sweep examines a waiter, ms
-``adrift``     ZSET    parked messages that no live worker consumes: route, place and token, sorted
+``adrift``     ZSET    parked messages that no live worker takes: route, place and token, sorted
 ``done``       ZSET    attempt -> until when its copies are dropped, ms; ``dropped:<base>``,
                        ``dropped:<attempt>``: it was dropped and has not run
 ``flow``       HASH    rates in force, and what they remember; only if a caller declared a rate
@@ -27,8 +27,8 @@ part           type    content
 =============  ======  =====================================================================
 
 Of each bucket: ``due`` (ZSET, lock with waiters -> when a sweep examines it, ms), ``index`` (HASH,
-attempt, and ``@`` with the task id of a later one than the first -> lock and token of a task that
-waits or has waited), and
+attempt -> lock and token of a task that waits or has waited; an attempt after the first also has
+the field ``@`` with the task id), and
 ``waited`` (string, for a second: written before waiting for replicas). Of all workers together:
 ``fleet:route:<realm>:<queue>`` (ZSET, worker -> heartbeat deadline, ms),
 ``fleet:routes`` (ZSET, ``<realm>:<queue>`` -> latest of these deadlines),

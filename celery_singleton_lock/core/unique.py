@@ -45,7 +45,7 @@ class UniqueCall(NamedTuple):
 
 
 def unpacked(header: object) -> UniqueCall | None:
-    """Return the value of a message header, which may contain anything; None if it is none."""
+    """Return the value of a message header, None if it is not valid."""
     match header:
         case [str(lock), str(key), int(until_start), int(most_ms), int(late)]:
             most = min(max(1, most_ms), MOST_KEPT * 1000) / 1000
@@ -66,7 +66,7 @@ class EntryState(Enum):
     SENT = "sent"
     """The broker has its message."""
 
-    HERE = "here"
+    PARKED_OR_HELD = "here"
     """It is parked, or holds the lock."""
 
 

@@ -154,7 +154,7 @@ class Effects(Protocol):
 
 
 @dataclass(slots=True)
-class Outcome:
+class ChangeResult:
     """What a change has done.
 
     Args:
@@ -262,7 +262,7 @@ class LockChanges:
 
     # -- the change -------------------------------------------------------------------------------
 
-    def carry_out(self, wanted: ChangeRequest, by: Operator) -> Outcome:
+    def carry_out(self, wanted: ChangeRequest, by: Operator) -> ChangeResult:
         """Make the change, one target after the other. Writes audit entries.
 
         A target that is refused does not stop the others. If Redis does not answer, the rest is
@@ -272,7 +272,7 @@ class LockChanges:
             UnknownLock: no list had one of the locks. Nothing is changed.
         """
         targets = [(self._name_of(each.lock_id), each) for each in wanted.targets]
-        outcome = Outcome()
+        outcome = ChangeResult()
         # Each promoted task passes the others, so the last one goes first.
         ordered = targets[::-1] if wanted.action == "promote" else targets
         for number, (name, target) in enumerate(ordered):
@@ -326,7 +326,7 @@ class LockChanges:
         return gone
 
 
-def answer_of(wanted: ChangeRequest, outcome: Outcome, untold: int = 0) -> dict[str, Any]:
+def answer_of(wanted: ChangeRequest, outcome: ChangeResult, untold: int = 0) -> dict[str, Any]:
     """Return the answer to a request that was carried out.
 
     Args:
@@ -401,8 +401,8 @@ _MEANINGS: Final = {
     "resume": "They are granted to their waiters again.",
     "reopen": "They are granted to their waiters before the time ends for which a task or client "
     "has closed them. A pause stays.",
-    "limit": "It counts whatever the tasks declare. Present holders keep their permits.",
-    "rate": "It counts whatever the tasks declare. Starts that were counted still count.",
+    "limit": "It overrides what the tasks declare. Present holders keep their permits.",
+    "rate": "It overrides what the tasks declare. Starts that were counted still count.",
 }
 
 _THEY_WILL_NOT_RUN: Final = "They will not run. Their results become REVOKED."

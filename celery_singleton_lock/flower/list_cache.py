@@ -13,7 +13,7 @@ from typing import Final
 
 from celery_singleton_lock.admin import ORDERS, Glance
 from celery_singleton_lock.admin.lock_views import Ranking, rank_locks, shown_of
-from celery_singleton_lock.admin.signs_of_life import in_stream
+from celery_singleton_lock.admin.silent_holders import each_with_silent_holders
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.flower.lock_filter import STATES, ListQuery, states_of
 from celery_singleton_lock.flower.values import HOLDERS
@@ -163,7 +163,7 @@ class ListCache:
     def _locks(self, ranking: Ranking | None) -> Iterable[Glance]:
         if ranking is not None:
             return shown_of(self._store, ranking, holders=HOLDERS)
-        return in_stream(self._store, self._store.summarise_locks(holders=HOLDERS))
+        return each_with_silent_holders(self._store, self._store.summarise_locks(holders=HOLDERS))
 
 
 def locks_of_task(store: AdminStore, text: str) -> frozenset[str]:

@@ -21,7 +21,7 @@ from celery_singleton_lock.admin import (
     why,
 )
 from celery_singleton_lock.admin.multi_lock_views import standing_of
-from celery_singleton_lock.admin.signs_of_life import in_view
+from celery_singleton_lock.admin.silent_holders import with_silent_holders
 from celery_singleton_lock.admin.why import why_at_lock
 from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.flower.changes import Effects, LockChanges
@@ -223,7 +223,7 @@ class LockRows:
         self, name: str, task_id: str, rank: int, waiting: Waiting | None
     ) -> dict[str, Any] | None:
         now = self._store.time()
-        view = in_view(self._store, self._store.inspect(name, waiters=0))
+        view = with_silent_holders(self._store, self._store.inspect(name, waiters=0))
         own = [holder for holder in view.holders if holder.task_id == task_id]
         if not own and waiting is None:
             return None
@@ -248,7 +248,7 @@ class LockRows:
         """
         now, rows = self._store.time(), []
         for name in names[:ROWS]:
-            view = in_view(self._store, self._store.inspect(name, waiters=1))
+            view = with_silent_holders(self._store, self._store.inspect(name, waiters=1))
             if view.holders or view.waiting:
                 rows.append(self._row(glance_of(view, now), now))
         return rows

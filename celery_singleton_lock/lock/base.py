@@ -46,7 +46,14 @@ from celery_singleton_lock.errors import (
 )
 from celery_singleton_lock.lock.lease import Lease, OnLost
 from celery_singleton_lock.lock.renewals import Renewals
-from celery_singleton_lock.lock.wait_for_turn import Do, LockWait, Request, Step, twice, way
+from celery_singleton_lock.lock.wait_for_turn import (
+    Do,
+    LockWait,
+    Request,
+    Step,
+    acquire_plan,
+    twice,
+)
 
 T = TypeVar("T")
 
@@ -325,7 +332,7 @@ class LockBase:
     def _taking(self, wait: LockWait) -> Plan[Request, bool]:
         """Acquire the lock; return whether it is held."""
         me = Owner(wait.token, host=platform.node(), pid=os.getpid())
-        step, reply = yield from way(wait, me, self._request)
+        step, reply = yield from acquire_plan(wait, me, self._request)
         if reply.verdict is Verdict.TOO_COSTLY:
             msg = f"Cannot acquire lock {self._called!r}: {why_never(reply.excess)}."
             raise LockCostError(msg, self._called)

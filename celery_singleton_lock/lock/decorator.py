@@ -31,7 +31,7 @@ from celery_singleton_lock.core.priority import (
     PriorityOption,
     checked_priority,
     compile_priority,
-    is_computed,
+    is_computed_priority,
 )
 from celery_singleton_lock.core.rate import RateOption, rates_of
 from celery_singleton_lock.core.start_cost import compile_costs
@@ -226,7 +226,7 @@ class _Guard:
         self._options = options
         self._head_start: PriorityOf | None = None
         self._before_priority = int(_is_method(function) and isinstance(options["priority"], str))
-        if is_computed(options["priority"]):
+        if is_computed_priority(options["priority"]):
             self._head_start = compile_priority(
                 name,
                 function,

@@ -266,6 +266,6 @@ class Watchdog(Renewals):
             return self._thread
 
 
-def living() -> list[Watchdog]:
+def watchdogs() -> list[Watchdog]:
     """Return the watchdogs of this process."""
     return [each for each in instances() if isinstance(each, Watchdog)]

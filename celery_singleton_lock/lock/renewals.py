@@ -230,7 +230,7 @@ class Renewals:
         batch = self._collect_due(asked)
         try:
             answers = yield from self._extend([lease for lease, _ in batch])
-            seen = self._settle(batch, answers, asked)
+            seen = self._apply_answers(batch, answers, asked)
         finally:
             self._end_renewals(batch)
         lost = self._lapsed() + seen.gone
@@ -315,7 +315,7 @@ class Renewals:
         """Log an error with its traceback."""
         self._tell(partial(logger.error, sentence, *args, exc_info=error))
 
-    def _settle(
+    def _apply_answers(
         self, batch: Sequence[tuple[Lease, bool]], answers: Sequence[bool | None], asked: float
     ) -> _Seen:
         """Apply the answers; ignore those for leases that are no longer watched."""

@@ -13,7 +13,7 @@ T = TypeVar("T")
 def noted(running: set[T], call: T) -> Iterator[None]:
     """Keep a call in a set while a block runs.
 
-    A soft time limit may strike at any line. A call that stayed in the set would be refused from
+    A soft time limit may be raised at any line. A call that stayed in the set would be refused from
     then on.
     """
     try:

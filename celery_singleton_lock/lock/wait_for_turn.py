@@ -1,10 +1,10 @@
 """How a caller acquires a lock, and waits for it: for threads, asyncio tasks and Celery tasks.
 
-:class:`LockWait` decides what to do next, without I/O. :func:`way` is the plan from the first
-request to the last reply. If the lock is busy, the caller joins its queue and blocks on a list of
-its own in Redis. The script of a release makes the first waiter the holder, and wakes it through
-that list. So the order of arrival is kept, and nobody polls. (python-redis-lock only wakes a
-waiter, which then tries again. Another client may be faster.)
+:class:`LockWait` decides what to do next, without I/O. :func:`acquire_plan` is the plan from the
+first request to the last reply. If the lock is busy, the caller joins its queue and blocks on a
+list of its own in Redis. The script of a release makes the first waiter the holder, and wakes it
+through that list. So the order of arrival is kept, and nobody polls. (python-redis-lock only wakes
+a waiter, which then tries again. Another client may be faster.)
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def twice(plan: Callable[[], Plan[Request, T]]) -> Plan[Request, T]:
         return (yield from plan())
 
 
-def way(wait: LockWait, owner: Owner, claim: Claim) -> Plan[Request, tuple[Step, Reply]]:
+def acquire_plan(wait: LockWait, owner: Owner, claim: Claim) -> Plan[Request, tuple[Step, Reply]]:
     """Acquire a lock: ask, wait and claim until the caller holds it or stops.
 
     Args:
@@ -245,7 +245,7 @@ def in_thread(store: LockStore) -> Callable[[Request], Any]:
     return do
 
 
-def stand_in_line(
+def wait_in_slot(
     store: LockStore, clock: Clock, owner: Owner, claim: Claim, timeout: float
 ) -> tuple[Reply, float]:
     """Wait for a lock in a task's pool slot. ``claim.place`` is the place in the queue.
@@ -267,5 +267,5 @@ def stand_in_line(
         BackendError: Redis did not answer, or refused.
     """
     wait = LockWait(clock, owner.token, blocking=True, timeout=timeout, rename=lambda: owner.token)
-    _, reply = carry_out(way(wait, owner, claim), in_thread(store))
+    _, reply = carry_out(acquire_plan(wait, owner, claim), in_thread(store))
     return reply, wait.asked

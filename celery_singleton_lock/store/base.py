@@ -26,7 +26,12 @@ from celery_singleton_lock.core.model import (
     Reply,
     Reservation,
 )
-from celery_singleton_lock.core.parked_message import Delivery, Parcel, ParkedMessage, Swept
+from celery_singleton_lock.core.parked_message import (
+    Delivery,
+    MessageToPark,
+    ParkedMessage,
+    SweepReply,
+)
 from celery_singleton_lock.core.unique import Announced
 from celery_singleton_lock.errors import BackendError
 
@@ -67,7 +72,7 @@ class LockStore(Protocol):
         name: str,
         lease: float,
         *,
-        settle: bool = False,
+        acks_early: bool = False,
         kept_elsewhere: bool = False,
         later: bool = False,
     ) -> Reply:
@@ -79,10 +84,11 @@ class LockStore(Protocol):
             owner: the granted token, with the process that now uses it.
             name: the lock's name.
             lease: seconds.
-            settle: delete the stored message (early acknowledgement).
-            kept_elsewhere: delete the stored message: another lock of the task stores it.
-            later: likewise, if there is one; and the task acquires other locks before it starts, so
-                a rate does not count the start yet: another claim does.
+            acks_early: delete the stored message (early acknowledgement).
+            kept_elsewhere: delete the message that is stored here: another lock of the task stores
+                it.
+            later: the task acquires other locks before it starts. If a message is stored here, it
+                is deleted. A later claim counts the start at the rates.
 
         Returns:
             GRANTED, WAITING, or ABSENT if the grant was lost.
@@ -252,7 +258,7 @@ class UniqueStore(Protocol):
 class MessageStore(Protocol):
     """Parked messages: store, deliver, publish and find them."""
 
-    def park(self, owner: Owner, claim: Claim, parcel: Parcel) -> Reply:
+    def park(self, owner: Owner, claim: Claim, message: MessageToPark) -> Reply:
         """Store a message and queue it at its place; grant it at once if it is next.
 
         Returns:
@@ -265,7 +271,7 @@ class MessageStore(Protocol):
         ...
 
     def park_many(
-        self, parcels: Iterable[tuple[Owner, Claim, Parcel]]
+        self, messages: Iterable[tuple[Owner, Claim, MessageToPark]]
     ) -> Sequence[Reply | BackendError]:
         """Park several messages in one round trip; return an answer or error for each."""
         ...
@@ -280,7 +286,7 @@ class MessageStore(Protocol):
 
     def sweep_and_grant(
         self, name: str, *, worker: str = "", realm: str = "", patience: float = 0.0
-    ) -> Swept:
+    ) -> SweepReply:
         """Sweep and grant; take messages that no live worker consumes out of the queue.
 
         Args:
@@ -297,7 +303,7 @@ class MessageStore(Protocol):
 
     def sweep_and_grant_many(
         self, names: Sequence[str], *, worker: str = "", realm: str = "", patience: float = 0.0
-    ) -> Swept:
+    ) -> SweepReply:
         """Sweep several locks in one round trip; skip a lock that the server refuses."""
         ...
 
@@ -308,8 +314,8 @@ class MessageStore(Protocol):
 
         Args:
             name: the lock's name.
-            seal: of :class:`~celery_singleton_lock.core.parked_message.Stray`. Messages that queue
-                again, or were taken out by another call, are not changed.
+            seal: see :class:`~celery_singleton_lock.core.parked_message.UntakenMessage`. Messages
+                that queue again, or were taken out by another call, are not changed.
             tokens: of the messages.
             sent: True: the broker has them; delete them here. If a worker has acknowledged the
                 published copy as a duplicate, the message queues again. False: all queue again.

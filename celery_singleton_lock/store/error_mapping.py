@@ -81,23 +81,23 @@ _NOT_READ: Final = re.compile(
 """Text of Lua if a script cannot parse the data of its lock."""
 _UNKNOWN_COMMAND: Final = re.compile(r"unknown command\W+(\w+)", re.IGNORECASE)
 _A_REPLICA: Final = (
-    "The lock's Redis is a replica (READONLY): give its master's address, or the Sentinels that "
+    "The locks' Redis is a replica (READONLY): give its master's address, or the Sentinels that "
     "know it. During a failover this passes by itself."
 )
 _WRONG_DATA: Final = (
-    "The lock's Redis cannot read the data of this lock ({}). If another program uses the same "
+    "The locks' Redis cannot read the data of this lock ({}). If another program uses the same "
     "names, set singleton_lock_prefix to a prefix of its own."
 )
-_CANNOT_NOW: Final = "The lock's Redis cannot serve now ({})."
+_CANNOT_NOW: Final = "The locks' Redis cannot serve now ({})."
 _POOL_EMPTY: Final = frozenset({"Too many connections", "No connection available."})
 """Texts of clients, without a request, when all connections of their pool are in use."""
 _NO_CONNECTION: Final = (
-    "All connections of the lock's Redis client are in use (max_connections of its pool): nothing "
+    "All connections of the locks' Redis client are in use (max_connections of its pool): nothing "
     "was sent. Raise max_connections, or give a client whose pool waits (BlockingConnectionPool)."
 )
 _FULL_OF_CLIENTS: Final = "max number of clients reached"
 _NO_MORE_CLIENTS: Final = (
-    "The lock's Redis runs, and accepts no more clients (maxclients). Stop a program that opens "
+    "The locks' Redis runs, and accepts no more clients (maxclients). Stop a program that opens "
     "many connections (redis-cli needs one, too), then raise maxclients."
 )
 _BY_SENTENCE: Final = {
@@ -119,7 +119,7 @@ def explain(error: Exception) -> BackendError:
         code = "NOPERM"
     if code:
         kind = LockUnusable if code == "WRONGTYPE" else BackendRefused
-        return kind(f"The lock's Redis refused ({code}): {_REFUSED[code]}.")
+        return kind(f"The locks' Redis refused ({code}): {_REFUSED[code]}.")
     not_read = _NOT_READ.search(sentence)
     if not_read:
         return LockUnusable(_WRONG_DATA.format(not_read[0].rstrip(" .,")))
@@ -127,7 +127,7 @@ def explain(error: Exception) -> BackendError:
     passing = "" if remedy else _why_it_passes(error, sentence)
     if passing:
         return BackendUnreachable(passing)
-    return BackendRefused(f"The lock's Redis refused: {remedy or sentence}")
+    return BackendRefused(f"The locks' Redis refused: {remedy or sentence}")
 
 
 def _why_it_passes(error: Exception, sentence: str) -> str:
@@ -144,7 +144,7 @@ def _why_it_passes(error: Exception, sentence: str) -> str:
         return _NO_MORE_CLIENTS
     if temporary and not known:
         return _A_REPLICA if temporary[1] == "READONLY" else _CANNOT_NOW.format(temporary[1])
-    return f"The lock's Redis did not answer ({_kind_and_cause(error)})." if known else ""
+    return f"The locks' Redis did not answer ({_kind_and_cause(error)})." if known else ""
 
 
 def _kind_and_cause(error: Exception) -> str:
@@ -230,7 +230,7 @@ def wrong_schema(found: str, key: str) -> SchemaMismatch:
         key: the key that holds it.
     """
     msg = (
-        f"The lock's Redis holds data of schema {found} (key {key}); this version needs "
+        f"The locks' Redis holds data of schema {found} (key {key}); this version needs "
         f"{' or '.join(SCHEMAS)}. Upgrade all workers together: let those of the other version "
         "run the parked tasks, stop them, and delete that key. Or give this worker a "
         "singleton_lock_prefix of its own; tasks under two prefixes do not exclude each other."
@@ -240,7 +240,7 @@ def wrong_schema(found: str, key: str) -> SchemaMismatch:
 
 def one_node() -> BackendRefused:
     """Return the error for a server that has only a part of all locks."""
-    return BackendRefused(f"The lock's Redis has only a part of all locks: {_A_NODE}.")
+    return BackendRefused(f"The locks' Redis has only a part of all locks: {_A_NODE}.")
 
 
 def _behind(error: Exception) -> Exception:

@@ -15,9 +15,9 @@ from celery_singleton_lock.store import replies
 from celery_singleton_lock.store.error_mapping import explain
 from celery_singleton_lock.store.requests import Attempts, Pop, SplitCall, Steps
 from celery_singleton_lock.store.script_arguments import (
+    delete_message_of,
     lease_of,
     place_of,
-    settles_of,
     usual_of_acquire,
     usual_of_claim,
     usual_of_release,
@@ -56,18 +56,22 @@ class LockOperations(ScriptRunner):
         name: str,
         lease: float,
         *,
-        settle: bool = False,
+        acks_early: bool = False,
         kept_elsewhere: bool = False,
         later: bool = False,
     ) -> Steps[Reply]:
         """Start to use a grant; see :meth:`LockStore.claim`."""
-        settles = settles_of(settle=settle, kept_elsewhere=kept_elsewhere, later=later)
-        call = self.claim_call(owner, name, lease, settles)
+        delete_message = delete_message_of(
+            acks_early=acks_early, kept_elsewhere=kept_elsewhere, later=later
+        )
+        call = self.claim_call(owner, name, lease, delete_message)
         return replies.reply((yield from self.run(call.call(self.keyspace))))
 
-    def claim_call(self, owner: Owner, name: str, lease: float, settles: int) -> SplitCall:
+    def claim_call(self, owner: Owner, name: str, lease: float, delete_message: int) -> SplitCall:
         """Return the call of the script ``claim``."""
-        usual = usual_of_claim(lease, settles, owner.worker, owner.host, owner.pid, self.claim_ms)
+        usual = usual_of_claim(
+            lease, delete_message, owner.worker, owner.host, owner.pid, self.claim_ms
+        )
         return SplitCall(self._claim, name, (name, owner.token), usual)
 
     def release(

@@ -8,7 +8,12 @@ from typing import Final
 from celery_singleton_lock.core.lock_view import Parked
 from celery_singleton_lock.core.model import Claim, Owner, Reply, Verdict
 from celery_singleton_lock.core.owner_token import base_of, new_token
-from celery_singleton_lock.core.parked_message import Delivery, Parcel, ParkedMessage, Swept
+from celery_singleton_lock.core.parked_message import (
+    Delivery,
+    MessageToPark,
+    ParkedMessage,
+    SweepReply,
+)
 from celery_singleton_lock.core.redis_keys import BUCKETS
 from celery_singleton_lock.errors import BackendError, BackendUnreachable
 from celery_singleton_lock.store import replies
@@ -40,17 +45,17 @@ class MessageOperations(ScriptRunner):
 
     # -- parking ----------------------------------------------------------------------------------
 
-    def park(self, owner: Owner, claim: Claim, parcel: Parcel) -> Steps[Reply]:
+    def park(self, owner: Owner, claim: Claim, message: MessageToPark) -> Steps[Reply]:
         """Store a message and queue it; see :meth:`MessageStore.park`."""
         # No batch of one: callers of this use stores without replicas, and need the error raised.
-        return replies.reply((yield from self.run(self.park_call(owner, claim, parcel))))
+        return replies.reply((yield from self.run(self.park_call(owner, claim, message))))
 
     def park_many(
-        self, parcels: Iterable[tuple[Owner, Claim, Parcel]]
+        self, messages: Iterable[tuple[Owner, Claim, MessageToPark]]
     ) -> Steps[Sequence[Reply | BackendError]]:
         """Park several messages in one round trip; see :meth:`MessageStore.park_many`."""
-        asked = list(parcels)
-        answers = yield from self.run_many([self.park_call(*parcel) for parcel in asked])
+        asked = list(messages)
+        answers = yield from self.run_many([self.park_call(*each) for each in asked])
         found = [a if isinstance(a, BackendError) else replies.reply(a) for a in answers]
         return (yield from self._confirmed([claim.name for _, claim, _ in asked], found))
 
@@ -80,11 +85,11 @@ class MessageOperations(ScriptRunner):
     def too_few(self) -> str:
         """Return the error text for locks that too few replicas confirm."""
         return (
-            f"Fewer than {self.replicas.number} replicas of the lock's Redis have it after "
+            f"Fewer than {self.replicas.number} replicas of the locks' Redis have it after "
             f"{self.replicas.seconds:g} s (singleton_lock_replicas_wait)."
         )
 
-    def park_call(self, owner: Owner, claim: Claim, parcel: Parcel) -> Call:
+    def park_call(self, owner: Owner, claim: Claim, message: MessageToPark) -> Call:
         """Return the call of the script ``park``."""
         flow = {"flow_options": claim.flow} if claim.flow else {}
         return self.lock_call(
@@ -92,12 +97,14 @@ class MessageOperations(ScriptRunner):
             claim.name,
             **flow,
             **arguments_of(owner, claim, self.claim_ms),
-            body=parcel.body,
-            realm=parcel.realm,
-            route=parcel.queue,
-            wait_ms="" if parcel.deadline is None else milliseconds_of("deadline", parcel.deadline),
+            body=message.body,
+            realm=message.realm,
+            route=message.queue,
+            wait_ms=""
+            if message.deadline is None
+            else milliseconds_of("deadline", message.deadline),
             on_full="replace" if claim.replace else "",
-            returns=parcel.returns,
+            returns=message.returns,
         )
 
     # -- delivery ---------------------------------------------------------------------------------
@@ -136,7 +143,7 @@ class MessageOperations(ScriptRunner):
 
     def sweep_and_grant(
         self, name: str, *, worker: str = "", realm: str = "", patience: float = 0.0
-    ) -> Steps[Swept]:
+    ) -> Steps[SweepReply]:
         """Sweep and grant; see :meth:`MessageStore.sweep_and_grant`."""
         # No batch of one: this raises if the server refuses the lock; a batch skips it.
         seal = new_token()
@@ -145,13 +152,13 @@ class MessageOperations(ScriptRunner):
 
     def sweep_and_grant_many(
         self, names: Sequence[str], *, worker: str = "", realm: str = "", patience: float = 0.0
-    ) -> Steps[Swept]:
+    ) -> Steps[SweepReply]:
         """Sweep several locks; see :meth:`MessageStore.sweep_and_grant_many`."""
         seal = new_token()
         answers = yield from self.run_many(
             [self._sweep_call(name, worker, realm, seal, patience) for name in names]
         )
-        found = Swept()
+        found = SweepReply()
         for name, answer in zip(names, answers, strict=True):
             if not isinstance(answer, BackendError):
                 found.add(replies.swept(name, seal, answer))

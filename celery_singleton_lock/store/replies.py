@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from celery_singleton_lock.core.lock_view import Holder, LockView, Observed, RateInForce, WaitsFor
 from celery_singleton_lock.core.model import Reply, Verdict
-from celery_singleton_lock.core.parked_message import Delivery, Stray, Swept
+from celery_singleton_lock.core.parked_message import Delivery, SweepReply, UntakenMessage
 from celery_singleton_lock.core.rate import described
 
 
@@ -147,24 +147,26 @@ def delivery(raw: bytes | str) -> Delivery:
     )
 
 
-def strays(name: str, seal: str, raw: Sequence[Any]) -> list[Stray]:
+def untaken_messages(name: str, seal: str, raw: Sequence[Any]) -> list[UntakenMessage]:
     """Return the messages that were taken out of the queue for publishing."""
     return [
-        _stray(name, seal, text(raw[i]), json.loads(raw[i + 1]), bytes(raw[i + 2]))
+        _untaken_message(name, seal, text(raw[i]), json.loads(raw[i + 1]), bytes(raw[i + 2]))
         for i in range(0, len(raw) - 2, 3)
     ]
 
 
-def swept(name: str, seal: str, raw: Sequence[Any]) -> Swept:
+def swept(name: str, seal: str, raw: Sequence[Any]) -> SweepReply:
     """Return the answer of sweep_and_grant."""
-    found = Swept(strays(name, seal, raw))
+    found = SweepReply(untaken_messages(name, seal, raw))
     if len(raw) % 3:
         found.next_starts[name] = max(0.0, seconds(raw[-1]))
     return found
 
 
-def _stray(name: str, seal: str, token: str, rec: Mapping[str, Any], body: bytes) -> Stray:
-    return Stray(name, token, rec["queue"], body, seal, rec["attempt"], int(rec["place"]))
+def _untaken_message(
+    name: str, seal: str, token: str, rec: Mapping[str, Any], body: bytes
+) -> UntakenMessage:
+    return UntakenMessage(name, token, rec["queue"], body, seal, rec["attempt"], int(rec["place"]))
 
 
 def view(name: str, raw: Sequence[Any]) -> LockView:

@@ -87,12 +87,12 @@ class ScriptRunner:
         if not calls:
             return []
         answers = yield Batch([by_digest(call) for call in calls], patience)
-        settled = []
+        final = []
         for call, answer in zip(calls, answers, strict=True):
-            settled.append((yield from self.settled(call, answer)))
-        return settled
+            final.append((yield from self.answer_to(call, answer)))
+        return final
 
-    def settled(self, call: Call, answer: Any) -> Steps[Any]:
+    def answer_to(self, call: Call, answer: Any) -> Steps[Any]:
         """Return the answer to one of many calls, or its error; run an unknown script again."""
         if not isinstance(answer, failures.NoScriptError):
             return explain(answer) if isinstance(answer, Exception) else answer

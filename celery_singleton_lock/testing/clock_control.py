@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from celery_singleton_lock.config.argument_checks import checked_seconds
 from celery_singleton_lock.core.model import ALIVE
 from celery_singleton_lock.core.redis_keys import Keyspace
-from celery_singleton_lock.lock.lease_watchdog import Watchdog, living
+from celery_singleton_lock.lock.lease_watchdog import Watchdog, watchdogs
 from celery_singleton_lock.store.connect import in_memory
 from celery_singleton_lock.store.redis.sync import RedisStore
 from celery_singleton_lock.store.script_arguments import LONGEST_LEASE
@@ -142,7 +142,7 @@ class LockTime:
         """Return the watchdogs of this process that use this server."""
         return [
             watchdog
-            for watchdog in living()
+            for watchdog in watchdogs()
             if getattr(getattr(watchdog.store, "client", None), "server", None) is self._server
         ]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from celery_singleton_lock.core.model import Ending, Reservation
-from celery_singleton_lock.core.parked_message import Delivery, Stray
+from celery_singleton_lock.core.parked_message import Delivery, UntakenMessage
 from celery_singleton_lock.core.unique import UniqueCall
 from celery_singleton_lock.worker.lock_header import LockHeader, task_id_of
 from celery_singleton_lock.worker.request import LockedRequest
@@ -23,7 +23,7 @@ class Park:
 
 
 @dataclass(frozen=True, slots=True)
-class SettleParked:
+class LeavePreviousQueue:
     """Remove a message of a task with several locks from the queue in which it waited before."""
 
     request: LockedRequest
@@ -176,11 +176,11 @@ class RecordPublished:
     """Record in Redis which messages of one lock the broker has.
 
     Args:
-        strays: the messages; one call took them out of the queue of the lock.
+        messages: the messages; one call took them out of the queue of the lock.
         sent: whether the broker has them.
     """
 
-    strays: tuple[Stray, ...]
+    messages: tuple[UntakenMessage, ...]
     sent: bool
 
 
@@ -213,7 +213,7 @@ class Call:
 
 Command = (
     Park
-    | SettleParked
+    | LeavePreviousQueue
     | CheckBlocked
     | LookUp
     | NoteNextStart
@@ -249,12 +249,12 @@ def loss_of(header: LockHeader, ended: str) -> ReportLoss:
 def lock_of(command: Command) -> str:
     """Return the name of the lock that a command concerns; empty if it concerns none."""
     match command:
-        case Park() | Requeue() | SettleParked() | CheckBlocked():
+        case Park() | Requeue() | LeavePreviousQueue() | CheckBlocked():
             return command.request.lock_header.name
         case Release():
             return command.lock_header.name
         case RecordPublished():
-            return command.strays[0].name
+            return command.messages[0].name
         case LookUp() | ReportLoss() | TrackReservation() | Delivery() | SweepLock():
             return command.name
         case EndUnique() | RetryRefused() | DeliverRevoked() | SwitchMode() | LeaveFleet() | Call():

@@ -12,7 +12,7 @@ from celery.signals import worker_shutdown
 from celery_singleton_lock.core.clock import Clock, ServerClock
 from celery_singleton_lock.worker.event_dispatcher import open_buffers
 from celery_singleton_lock.worker.execution import batches, interrupt
-from celery_singleton_lock.worker.execution.interrupt import Board, Listener
+from celery_singleton_lock.worker.execution.interrupt import LostTokens, SignalHandler
 from celery_singleton_lock.worker.extension import Extension
 from celery_singleton_lock.worker.install import install
 from celery_singleton_lock.worker.loop_channel import PATH, LoopChannel
@@ -20,8 +20,8 @@ from celery_singleton_lock.worker.pools import spawns
 from celery_singleton_lock.worker.runtime import Link, Runtime
 from celery_singleton_lock.worker.startup_checks_app import (
     check_app,
+    check_messages_pass_dispatcher,
     check_pool,
-    check_wrap,
     refuse_forks,
     tell_of_modes,
 )
@@ -42,14 +42,14 @@ class WorkerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is un
             check_app(extension)
             refuse_forks(worker, extension)
         # before the pool forks: its children inherit the pipes
-        self.link: Link = Link(LoopChannel(), ServerClock(clock_of(extension)), Board())
+        self.link: Link = Link(LoopChannel(), ServerClock(clock_of(extension)), LostTokens())
         if "prefork" in getattr(worker.pool_cls, "__module__", str(worker.pool_cls)):
-            extension.listen = Listener(self.link.board).listen
+            extension.install_signal_handler = SignalHandler(self.link.lost_tokens).install
         extension.announce = self.link.loop_channel.announce
         worker.singleton_lock_link = self.link
         if extension.active() and spawns(worker):
             os.environ[PATH] = channel = self.link.loop_channel.publish()
-            os.environ[interrupt.PATH] = self.link.board.publish(channel)
+            os.environ[interrupt.PATH] = self.link.lost_tokens.publish(channel)
 
     def start(self, worker: Any) -> None:
         """Check the locks' Redis, before any message is taken."""
@@ -83,8 +83,8 @@ class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is 
     def start(self, consumer: Any) -> None:
         """Check that messages pass the dispatcher, and start the agent."""
         if self.runtime is not None:
-            check_wrap(self.runtime)
-            batches.join(self.runtime)
+            check_messages_pass_dispatcher(self.runtime)
+            batches.lock_batches(self.runtime)
             if consumer.event_dispatcher is not None:
                 open_buffers(consumer.event_dispatcher)
             self.runtime.header_factory.broadcast = self.runtime.queues.broadcast()

@@ -13,16 +13,16 @@ from celery import _state
 STEP: Final = "celery_singleton_lock.worker.unlocked_tasks:UnlockedStep"
 
 
-def look_at_start(app: Any) -> None:
+def add_check_to_app(app: Any) -> None:
     """Add the check to the workers of an app."""
     app.steps["worker"].add(STEP)
 
 
-def look_in_all() -> None:
+def add_check_to_all_apps() -> None:
     """Add the check to all apps, also to those that are created later."""
-    _state.connect_on_app_finalize(look_at_start)
+    _state.connect_on_app_finalize(add_check_to_app)
     for app in _state._get_active_apps():  # noqa: SLF001  # there is no public list
-        look_at_start(app)
+        add_check_to_app(app)
 
 
-look_in_all()
+add_check_to_all_apps()

@@ -28,7 +28,7 @@ class Queues(Protocol):
         """Name of the queue from which a message came."""
         ...
 
-    def lives_by_consumers(self, name: str) -> str:
+    def why_deleted_unconsumed(self, name: str) -> str:
         """Why the broker deletes a queue without consumers; empty if it keeps it."""
         ...
 
@@ -53,7 +53,7 @@ class Consumed:
         """Return the kombu queue of this name if the worker consumes it, else None."""
         return self._queues().get(name)
 
-    def lives_by_consumers(self, name: str) -> str:
+    def why_deleted_unconsumed(self, name: str) -> str:
         """Return why the broker deletes a queue without consumers; empty if it keeps it."""
         queue = self.declared(name)
         arguments = getattr(queue, "queue_arguments", None) or {}
@@ -88,7 +88,7 @@ class Consumed:
         every: dict[str, Any] = {**consumed, **queues}  # also those not consumed any more
         for name, entry in every.items():
             if exchange and any(
-                bound == exchange and leads(pattern, kind, key)
+                bound == exchange and binding_matches(pattern, kind, key)
                 for bound, kind, pattern in _bindings(entry)
             ):
                 return name
@@ -114,7 +114,7 @@ def _bindings(queue: Any) -> Iterator[tuple[str, str, str]]:
             yield binding.exchange.name, binding.exchange.type, binding.routing_key or ""
 
 
-def leads(pattern: str, kind: str, key: str | None) -> bool:
+def binding_matches(pattern: str, kind: str, key: str | None) -> bool:
     """Return whether an exchange of this kind passes a routing key to a binding."""
     if kind == "fanout":
         return True

@@ -15,7 +15,7 @@ def open_buffers(dispatcher: Any) -> None:
         dispatcher._group_buffer[group]  # noqa: SLF001  # a defaultdict creates it
 
 
-def admit(dispatcher: Any) -> None:
+def enable_lock_events(dispatcher: Any) -> None:
     """Send ``lock-…`` events whenever task events are sent, and in batches like them."""
     if dispatcher.groups:
         dispatcher.groups.add("lock")

@@ -46,7 +46,7 @@ from celery_singleton_lock.events import (
     Observers,
     celery_event,
 )
-from celery_singleton_lock.lock.lease_watchdog import living
+from celery_singleton_lock.lock.lease_watchdog import watchdogs
 from celery_singleton_lock.store.connect import connect
 from celery_singleton_lock.store.factory import open_store
 from celery_singleton_lock.store.quorum.sync import TIMEOUT
@@ -64,7 +64,7 @@ from celery_singleton_lock.worker.execution.celery_outcome import (
     take_out,
 )
 from celery_singleton_lock.worker.execution.eager import EagerTracer
-from celery_singleton_lock.worker.execution.interrupt import listener
+from celery_singleton_lock.worker.execution.interrupt import signal_installer
 from celery_singleton_lock.worker.execution.multi_lock_tracer import MultiLockTracer
 from celery_singleton_lock.worker.execution.tracer import LockTracer
 from celery_singleton_lock.worker.execution.undispatched import UndispatchedTracer
@@ -97,7 +97,7 @@ class Extension:
     def __init__(self, app: Celery) -> None:
         self.app = app
         self.announce: Callable[[str], None] = announcer()
-        self.listen: Callable[[], None] = listener()
+        self.install_signal_handler: Callable[[], None] = signal_installer()
         self.has_child_processes = True
         self.observers: Observers = Observers()
         self._namers: dict[str, Namer | SeveralNamer] = {}
@@ -267,7 +267,7 @@ class Extension:
 
     # -- unique calls -----------------------------------------------------------------------------
 
-    def options_sent(self, task: Any, sending: Mapping[str, Any]) -> LockOptions:
+    def options_to_send(self, task: Any, sending: Mapping[str, Any]) -> LockOptions:
         """Return the lock options of a call that is about to be sent.
 
         Raises:
@@ -416,7 +416,7 @@ class Extension:
 
     def close(self) -> None:
         """End the idle watchdogs of the app, which is closed."""
-        for watchdog in living():
+        for watchdog in watchdogs():
             if watchdog.store is self._store:
                 watchdog.end_if_idle(for_good=True)
 
@@ -431,7 +431,7 @@ class Extension:
             self._announced,
             done_for,
             self.name_of,
-            self._listen,
+            self._install_signal_handler,
             may_defer=lambda: self.has_child_processes,
             keeps_messages=not self.settings.is_quorum,
         )
@@ -443,9 +443,9 @@ class Extension:
         """Acquires and releases the locks of tasks whose messages passed no dispatcher."""
         return UndispatchedTracer(self.store, self.tracer.observe)
 
-    def _listen(self) -> None:
-        """Call :attr:`listen`, which a worker sets after the tracer was created."""
-        self.listen()
+    def _install_signal_handler(self) -> None:
+        """Call :attr:`install_signal_handler`, which a worker sets after the tracer was created."""
+        self.install_signal_handler()
 
     def _announced(self, token: str) -> None:
         """Call :attr:`announce`, which a worker sets after the tracer was created."""

@@ -1,8 +1,8 @@
 """Starts granted tasks before tasks that wait for a pool slot and hold no lock.
 
 While a granted task waits for a slot, nobody can use its lock. So it passes the tasks that hold
-none. A task is passed only once while it is the next one, so that a steady stream of granted tasks
-leaves them every second slot.
+none. While one of these is first, only one granted task passes it. So a steady stream of granted
+tasks leaves them every second slot.
 
 A delivery may also end its task, since a later one replaced it, for example. It holds no lock, and
 there may be thousands. It passes tasks from the broker likewise, and granted tasks pass it.
@@ -35,8 +35,8 @@ _UNSUPPORTED: Final = (
 )
 
 
-class Rank(IntEnum):
-    """What an item passes: those of a lower rank."""
+class Precedence(IntEnum):
+    """What an item passes: those of a lower precedence."""
 
     FROM_BROKER = 0
     """It holds no lock."""
@@ -53,31 +53,32 @@ class Order(Generic[T]):
 
     Args:
         waiting: items in their order; other code may append items and take the first.
-        rank: returns the rank of an item.
+        precedence: returns the precedence of an item.
     """
 
-    def __init__(self, waiting: deque[T], rank: Callable[[T], Rank]) -> None:
+    def __init__(self, waiting: deque[T], precedence: Callable[[T], Precedence]) -> None:
         self._waiting = waiting
-        self._rank = rank
+        self._precedence = precedence
         self._passed: T | None = None
 
     def advance_last(self) -> None:
-        """Move the last item before items of a lower rank."""
+        """Move the last item before items of a lower precedence."""
         item = self._waiting.pop()
-        place = min(self._place(self._rank(item)), len(self._waiting))
+        place = min(self._place(self._precedence(item)), len(self._waiting))
         self._passed = self._waiting[place] if place < len(self._waiting) else None
         self._waiting.insert(place, item)
 
-    def _place(self, rank: Rank) -> int:
-        """Return the place of the next item: between two of this rank, one of a lower one starts.
+    def _place(self, precedence: Precedence) -> int:
+        """Return the place of the next item of this precedence.
 
-        Behind an item of this rank none of a lower one waits that could be passed.
+        Between two items of this precedence, one item of a lower precedence starts. If the last
+        item has this precedence or a higher one, the next item may pass none.
         """
-        if self._waiting and self._rank(self._waiting[-1]) >= rank:
+        if self._waiting and self._precedence(self._waiting[-1]) >= precedence:
             return len(self._waiting)
         last = -1
         for place, item in enumerate(self._waiting):
-            if self._rank(item) >= rank:
+            if self._precedence(item) >= precedence:
                 last = place
             elif place > last + 1:
                 break
@@ -105,10 +106,10 @@ def granted_first(worker: Any, to_pool: ToPool) -> ToPool:
     return to_pool
 
 
-def _rank_of(request: Any) -> Rank:
+def _precedence_of(request: Any) -> Precedence:
     if not isinstance(request, LockedRequest) or not request.lock_header.granted:
-        return Rank.FROM_BROKER
-    return Rank.GRANTED if request.lock_header.error is None else Rank.ENDS
+        return Precedence.FROM_BROKER
+    return Precedence.GRANTED if request.lock_header.error is None else Precedence.ENDS
 
 
 def _before_slots(semaphore: Any, to_pool: ToPool) -> ToPool:
@@ -117,12 +118,14 @@ def _before_slots(semaphore: Any, to_pool: ToPool) -> ToPool:
         logger.warning(_UNSUPPORTED, f"the semaphore {type(semaphore).__qualname__}")
         return to_pool
     waiting = semaphore._waiting  # noqa: SLF001  # kombu's
-    order = Order(waiting, lambda entry: max(map(_rank_of, entry[1]), default=Rank.FROM_BROKER))
+    order = Order(
+        waiting, lambda entry: max(map(_precedence_of, entry[1]), default=Precedence.FROM_BROKER)
+    )
 
     def forward(request: Any) -> None:
         before = len(waiting)
         to_pool(request)
-        if len(waiting) > before and _rank_of(request):
+        if len(waiting) > before and _precedence_of(request):
             order.advance_last()
 
     return forward
@@ -150,10 +153,10 @@ def _before_threads(executor: Any, to_pool: ToPool) -> ToPool:
         return to_pool
 
     def forward(request: Any) -> None:
-        rank = _rank_of(request)
-        if not rank:
+        precedence = _precedence_of(request)
+        if not precedence:
             return to_pool(request)
-        with order.ranked(rank):
+        with order.with_precedence(precedence):
             return to_pool(request)
 
     return forward
@@ -177,7 +180,7 @@ def _takes_from_queue(order: ThreadQueue) -> bool:
         ran: list[int] = []
         executor.submit(gate.wait)
         executor.submit(ran.append, 1)
-        with order.ranked(Rank.GRANTED):
+        with order.with_precedence(Precedence.GRANTED):
             executor.submit(ran.append, 2)
         gate.set()
     return ran == [2, 1]
@@ -188,26 +191,26 @@ class ThreadQueue:
 
     def __init__(self) -> None:
         self._tickets: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._waiting: deque[tuple[Rank, Any]] = deque()
+        self._waiting: deque[tuple[Precedence, Any]] = deque()
         self._order = Order(self._waiting, lambda entry: entry[0])
         self._mutex = threading.RLock()  # the executor may put while garbage is collected
         self._mode = threading.local()
 
     @contextmanager
-    def ranked(self, rank: Rank) -> Iterator[None]:
-        """Give what this thread puts a rank."""
-        self._mode.rank = rank
+    def with_precedence(self, precedence: Precedence) -> Iterator[None]:
+        """Give what this thread puts a precedence."""
+        self._mode.precedence = precedence
         try:
             yield
         finally:
-            self._mode.rank = Rank.FROM_BROKER
+            self._mode.precedence = Precedence.FROM_BROKER
 
     def put(self, item: Any) -> None:
         """Add an item."""
-        rank = getattr(self._mode, "rank", Rank.FROM_BROKER)
+        precedence = getattr(self._mode, "precedence", Precedence.FROM_BROKER)
         with self._mutex:
-            self._waiting.append((rank, item))
-            if rank:
+            self._waiting.append((precedence, item))
+            if precedence:
                 self._order.advance_last()
         self._tickets.put(None)
 

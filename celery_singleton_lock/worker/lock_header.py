@@ -77,7 +77,7 @@ class LockHeader(NamedTuple):
         copy: another copy of the attempt may exist. For a granted delivery: an earlier claim may
             have reached Redis.
         granted: the lock was granted to this delivery; claim it instead of acquiring it.
-        settle: the message counts as acknowledged when the task begins (early acknowledgement).
+        acks_early: the message counts as acknowledged when the task begins (early acknowledgement).
         announce: send a notice when the lock is acquired, so that the main process acknowledges.
         error: the error with which the task fails instead of running.
         observed: in mode ``observe``, the name of the lock that the task would take; then ``name``
@@ -100,7 +100,7 @@ class LockHeader(NamedTuple):
     moved: bool = False
     copy: bool = False
     granted: bool = False
-    settle: bool = False
+    acks_early: bool = False
     announce: bool = False
     error: Exception | None = None
     observed: str = ""
@@ -131,7 +131,7 @@ def singles(header: LockHeader) -> list[LockHeader]:
     if lock_set is None:
         return [header]
     task_id, retries, _ = header.attempt.rsplit("/", 2)
-    alone, last = f"{task_id}/{retries}/{lock_set.turn}", len(lock_set.parts) - 1
+    alone, last = f"{task_id}/{retries}/{lock_set.delivery_number}", len(lock_set.parts) - 1
     return [
         header._replace(
             name=part.name,
@@ -148,7 +148,7 @@ def singles(header: LockHeader) -> list[LockHeader]:
     ]
 
 
-def leaving(header: LockHeader) -> list[LockHeader]:
+def in_order_of_release(header: LockHeader) -> list[LockHeader]:
     """Return the headers of :func:`singles` in the order in which the locks are released.
 
     The lock at which the message may be parked is the last one, so that its next holder finds the

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from celery_singleton_lock.core.lock_set import LockSet, Names, Part, lock_set_in, part_of
 from celery_singleton_lock.core.owner_token import new_token
-from celery_singleton_lock.core.parked_message import Delivery, Stray
+from celery_singleton_lock.core.parked_message import Delivery, UntakenMessage
 from celery_singleton_lock.worker.lock_header import LockHeader
 from celery_singleton_lock.worker.message_stage import UnansweredClaim
 
@@ -109,7 +109,7 @@ def unanswered(header: LockHeader) -> LockHeader:
     Args:
         header: the header of a delivery that has not begun.
     """
-    if header.lock_set is None or not header.settle:
+    if header.lock_set is None or not header.acks_early:
         return header._replace(copy=True)
     return at_first_lock(header)
 
@@ -148,7 +148,7 @@ def time_left(header: LockHeader, timeout: float | None, now: float) -> float | 
     return max(0.01, timeout - (now - header.created_at))
 
 
-def own_lock_set(delivery: Delivery | Stray) -> LockSet | None:
+def own_lock_set(delivery: Delivery | UntakenMessage) -> LockSet | None:
     """Return the lock set of a message, if no other delivery can hold its locks, else None.
 
     That is so for the first delivery after it was parked. Before any later one, an earlier

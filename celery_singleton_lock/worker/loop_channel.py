@@ -93,16 +93,16 @@ class LoopChannel:
             hub: kombu's event loop.
         """
         self._hub = hub
-        self.turn()
+        self.resume()
         self._loops += 1
         hub.add_reader(self._reader, self.drain)
         self._listen()
 
     def detach(self) -> None:
-        """Note that the main loop reconnects, and makes no calls until :meth:`turn`."""
+        """Note that the main loop reconnects, and makes no calls until :meth:`resume`."""
         self._away = True
 
-    def turn(self) -> None:
+    def resume(self) -> None:
         """Note that the main loop runs, or is about to."""
         self._away = False
 
@@ -265,14 +265,14 @@ def announcer() -> Callable[[str], None]:
     if path is None:
         return _nobody
     try:
-        mouth = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        write_end = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
     except OSError as error:
         logger.warning("celery-singleton-lock: the worker's channel %s is closed: %s", path, error)
         return _nobody
 
     def announce(token: str) -> None:
         with suppress(OSError):  # the pipe is full, or the worker has ended
-            os.write(mouth, token.encode() + b"\n")
+            os.write(write_end, token.encode() + b"\n")
 
     return announce
 

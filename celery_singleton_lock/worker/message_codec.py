@@ -23,7 +23,7 @@ _STRIPPED: Final = frozenset(
 )
 
 
-class ParkedMessage(Message):
+class MessageFromRedis(Message):
     """A message that comes from Redis instead of the broker.
 
     Acknowledging it only sets its state. The release of its lock deletes it in Redis.
@@ -83,7 +83,7 @@ def pack(message: Message, ours: Mapping[str, Any] = MappingProxyType({})) -> by
     return line.encode() + b"\n" + encoded
 
 
-def unpack(kept: bytes, accept: Any = None) -> ParkedMessage:
+def unpack(kept: bytes, accept: Any = None) -> MessageFromRedis:
     """Return the message that :func:`pack` has converted.
 
     Raises:
@@ -91,7 +91,7 @@ def unpack(kept: bytes, accept: Any = None) -> ParkedMessage:
     """
     head, _, raw = kept.partition(b"\n")
     fields = json.loads(head.decode())
-    return ParkedMessage(raw.decode() if fields["text"] else raw, fields, accept)
+    return MessageFromRedis(raw.decode() if fields["text"] else raw, fields, accept)
 
 
 def _kept(headers: Mapping[str, Any] | None) -> dict[str, Any]:

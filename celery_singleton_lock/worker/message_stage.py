@@ -86,8 +86,8 @@ class Stage(enum.Enum):
     """It is held back until the broker has it again."""
     PARKING = "parking"
     """The agent is putting it into Redis."""
-    RESCUED = "rescued"
-    """It was sent to the broker, since this worker ends and Redis may not have it."""
+    PUBLISHED = "published"
+    """It was published, since this worker ends and Redis may not have it."""
     PARKED = "parked"
     """Redis has it."""
     ENDED = "ended"
@@ -117,7 +117,7 @@ STAGE_MOVES: Final[Mapping[Stage, Mapping[Stage, str]]] = {
     Stage.SUSPENDED: {
         Stage.RECEIVED: "Redis answers, or its lock is tried again",
         Stage.PARKING: "the connection was lost, and only Redis may have it",
-        Stage.RESCUED: "the worker ends, and Redis may not have it",
+        Stage.PUBLISHED: "the worker ends, and Redis may not have it",
         Stage.ENDED: "the connection to the broker was lost",
     },
     Stage.DISPATCHED: {
@@ -167,10 +167,10 @@ STAGE_MOVES: Final[Mapping[Stage, Mapping[Stage, str]]] = {
         Stage.PARKED: "Redis has it",
         Stage.SUSPENDED: "Redis refuses its lock",
         Stage.DISPATCHED: "there is no room, and it fails in a slot",
-        Stage.RESCUED: "the worker ends, and Redis may not have it",
+        Stage.PUBLISHED: "the worker ends, and Redis may not have it",
         Stage.ENDED: "another copy has ended",
     },
-    Stage.RESCUED: {
+    Stage.PUBLISHED: {
         Stage.PARKED: "Redis has it, too",
         Stage.SUSPENDED: "Redis refuses its lock",
         Stage.DISPATCHED: "there is no room, and it fails in a slot",
@@ -199,7 +199,7 @@ UNBEGUN: Final = frozenset({Stage.DISPATCHED, Stage.IN_POOL})
 LEFT_BEFORE: Final = frozenset({Stage.WITHDRAWN, Stage.GIVEN_BACK})
 """Another worker or the broker has it, but its slot here may not be free yet."""
 
-UNSAVED: Final = frozenset({Stage.SUSPENDED, Stage.PARKING})
+WAITING_FOR_REDIS: Final = frozenset({Stage.SUSPENDED, Stage.PARKING})
 """It waits for Redis to answer."""
 
 OFFERED: Final = frozenset({Stage.DISPATCHED, Stage.IN_POOL, Stage.ACCEPTED})

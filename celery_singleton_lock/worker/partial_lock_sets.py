@@ -23,7 +23,7 @@ from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.lock_set import LockSet
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
-from celery_singleton_lock.core.parked_message import Delivery, Parcel, Stray
+from celery_singleton_lock.core.parked_message import Delivery, MessageToPark, UntakenMessage
 from celery_singleton_lock.lock.lease_watchdog import Watchdog
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.worker.lock_header import LockHeader, options_of, singles
@@ -113,7 +113,7 @@ class PartialLockSets:
         for part in header.lock_set.frees if header.lock_set else ():
             self._store.release(part.name, part.token, Ending.AGAIN, worker=self._worker)
 
-    def settle(self, header: LockHeader, lease: float) -> None:
+    def leave_previous_queue(self, header: LockHeader, lease: float) -> None:
         """Remove a message that is now parked from its previous queue.
 
         If the task holds the lock of that queue, it continues to hold it.
@@ -138,7 +138,7 @@ class PartialLockSets:
         """Stop tracking a message that is delivered here: the dispatcher renews its locks."""
         self._entries.pop(token, None)
 
-    def give_back(self, message: Delivery | Stray) -> None:
+    def give_back(self, message: Delivery | UntakenMessage) -> None:
         """Release the locks of a message that does not run now: its task starts over.
 
         Raises:
@@ -175,7 +175,7 @@ class PartialLockSets:
         for part in entry.lock_set.kept if entry else ():
             self._watchdog.forget(part.token, patience=0)
 
-    def hand_over(self, until: float) -> None:
+    def begin_all_again(self, until: float) -> None:
         """Let the tasks start over elsewhere, since this worker stops and renews no longer.
 
         If there is no time for a message, the leases that it holds end, with the same effect.
@@ -186,9 +186,9 @@ class PartialLockSets:
         Raises:
             BackendError: Redis did not answer.
         """
-        for_each(list(self._entries.items()), partial(self._hand_over, until))
+        for_each(list(self._entries.items()), partial(self._begin_again_in_time, until))
 
-    def _hand_over(self, until: float, kept: tuple[str, _Entry]) -> None:
+    def _begin_again_in_time(self, until: float, kept: tuple[str, _Entry]) -> None:
         if self._clock.monotonic() < until:
             self._begin_again(*kept)
 
@@ -211,7 +211,7 @@ class PartialLockSets:
             Claim(
                 first.name, entry.options.lease, limit, lock_set.place, copy=True, flow=first.flow
             ),
-            Parcel(kept, waiting.realm, waiting.queue, waiting.wait),
+            MessageToPark(kept, waiting.realm, waiting.queue, waiting.wait),
         )
         if self._store.release(waits_for, token, Ending.CANCEL).verdict is Verdict.RELEASED:
             for part in reversed(lock_set.kept):

@@ -34,7 +34,7 @@ def identity_of(message: Any) -> str:
     return tag if isinstance(tag, str) else ""
 
 
-def identities(transport: Any) -> bool:
+def identifies_by_id(transport: Any) -> bool:
     """Return whether redeliveries of a transport are recognised by :func:`identity_of`.
 
     The other transports mark redelivered messages.

@@ -39,7 +39,7 @@ def for_each(items: Iterable[_Item], call: Callable[[_Item], object]) -> None:
 class RedisHealth:
     """Records when Redis stops answering, and when it answers again; reports each once.
 
-    Threads of the pool call :meth:`lost`, and the agent's thread calls :meth:`regained`. The two
+    Threads of the pool call :meth:`not_answered`, the agent's thread :meth:`answered`. The two
     callbacks are called in that order, with the mutex held, and must not wait.
 
     Args:
@@ -75,12 +75,12 @@ class RedisHealth:
         self._mutex = threading.RLock()  # reentrant for a cold shutdown; see RecentEnds
 
     def failed(self, error: BackendError) -> None:
-        """Count a failed call. If Redis did not answer, call :meth:`lost`."""
+        """Count a failed call. If Redis did not answer, call :meth:`not_answered`."""
         self.errors += 1
         if isinstance(error, BackendUnreachable):
-            self.lost()
+            self.not_answered()
 
-    def lost(self) -> None:
+    def not_answered(self) -> None:
         """Note that Redis does not answer."""
         with self._mutex:
             if self.down:
@@ -90,7 +90,7 @@ class RedisHealth:
             self._on_loss()
         self._observers.notify(BackendDown(self.address))
 
-    def regained(self) -> None:
+    def answered(self) -> None:
         """Note that Redis answers."""
         with self._mutex:
             if not self.down:
@@ -100,7 +100,7 @@ class RedisHealth:
             self._on_return()
         self._observers.notify(event)
         logger.warning(
-            "celery-singleton-lock: the lock's Redis answers again.", extra=log_keys(event)
+            "celery-singleton-lock: the locks' Redis answers again.", extra=log_keys(event)
         )
 
     def down_for(self) -> float:

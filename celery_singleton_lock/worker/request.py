@@ -45,7 +45,7 @@ from celery_singleton_lock.worker.message_stage import (
     illegal_moves,
     mutex,
 )
-from celery_singleton_lock.worker.turned_away import TurnedAway
+from celery_singleton_lock.worker.not_started import NotStarted
 
 if TYPE_CHECKING:
     from celery_singleton_lock.config.call_options import Call
@@ -74,7 +74,7 @@ _REFUSED: Final = (
 
 _MAY_NOT_HAVE_RUN: Final = (
     *_PROCESS_GONE,  # it may have run
-    TurnedAway,
+    NotStarted,
     BackendError,
     *_REFUSED,
 )
@@ -113,7 +113,7 @@ class DispatcherCallbacks(Protocol):
         """Note that the task ran, so that it had its lock."""
         ...
 
-    def on_turned(self, request: LockedRequest, turned: TurnedAway) -> bool:
+    def on_not_started(self, request: LockedRequest, not_started: NotStarted) -> bool:
         """Handle a task that was not run, since it did not get its lock.
 
         Returns:
@@ -186,7 +186,7 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
     """Monotonic time at which its acquisition was reported; None if it was not."""
     cancelled: bool = False
     """Whether Celery cancels it: after a lost connection, or in a cold shutdown."""
-    _unsaid: list[Callable[[], None]] | None = None
+    _delayed_calls: list[Callable[[], None]] | None = None
 
     def __init__(self, message: Any, **kwargs: Any) -> None:
         """Record the time of arrival: an ETA may be hours later."""
@@ -259,11 +259,11 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
     def is_only_copy(self) -> bool:
         """Whether a claim that Redis did not answer may have deleted the stored message."""
         header = self.lock_header
-        return header.granted and header.settle and header.copy
+        return header.granted and header.acks_early and header.copy
 
     @property
     def is_unanswered(self) -> bool:
-        """Whether it has had its lock, or may have it, and must be parked and not run here.
+        """Whether it may hold its lock, or has held it: then it is parked again, not run here.
 
         Redis did not answer its claim, here or in a former worker; or it has raised ``RetryLater``.
         """
@@ -340,7 +340,7 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
             illegal_moves.report(self, was, to)
         return True
 
-    def doubt(self) -> None:
+    def mark_as_copy(self) -> None:
         """Mark it as a copy, since the broker redelivers its message.
 
         A pool of threads cannot be flushed, so the task runs although the connection was lost.
@@ -379,24 +379,24 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
             return  # decided() sends it
         self._send(type, **fields)
 
-    def hush(self) -> None:
-        """Delay the events of this request until :meth:`speak`."""
-        self._unsaid, self._saying = [], threading.RLock()
+    def delay_events(self) -> None:
+        """Delay the events of this request until :meth:`send_delayed_events`."""
+        self._delayed_calls, self._delay_mutex = [], threading.RLock()
 
-    def speak(self) -> None:
+    def send_delayed_events(self) -> None:
         """Send the delayed events in order, and later ones at once."""
-        with self._saying:
-            for say in self._unsaid or ():
-                guarded(say)
-            self._unsaid = None
+        with self._delay_mutex:
+            for call in self._delayed_calls or ():
+                guarded(call)
+            self._delayed_calls = None
 
-    def say(self, say: Callable[[], None]) -> None:
+    def call_in_order(self, call: Callable[[], None]) -> None:
         """Make a call that sends an event, after the earlier ones. Safe from any thread."""
-        if self._unsaid is not None:
-            with self._saying:
-                if self._unsaid is not None:
-                    return self._unsaid.append(say)
-        return say()
+        if self._delayed_calls is not None:
+            with self._delay_mutex:
+                if self._delayed_calls is not None:
+                    return self._delayed_calls.append(call)
+        return call()
 
     def _send(self, name: str, **fields: Any) -> None:
         if self.was_blocked and name in _STATE_OF:
@@ -404,7 +404,7 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
         if name == "task-started" and self.lock_header.name:
             fields["lock"] = self.lock_header.name
         fields.setdefault("timestamp", wall_time())
-        self.say(partial(super().send_event, name, **fields))
+        self.call_in_order(partial(super().send_event, name, **fields))
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """Call the dispatcher, which starts to renew the lease."""
@@ -424,7 +424,7 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
         error = bare(exc_info.exception)
         if self.dispatcher is None:
             super().on_failure(exc_info, *args, **kwargs)
-        elif not (isinstance(error, TurnedAway) and self.dispatcher.on_turned(self, error)):
+        elif not (isinstance(error, NotStarted) and self.dispatcher.on_not_started(self, error)):
             if not isinstance(error, _MAY_NOT_HAVE_RUN):
                 self.dispatcher.on_ran(self)
             elif isinstance(error, _REFUSED) and self.lock_header.concerns(error.name):
@@ -475,7 +475,7 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
 
     def _runs(self) -> bool:
         """Return whether it is known that the task runs or fails in its process."""
-        if isinstance(self.lock_header.error, TurnedAway):
+        if isinstance(self.lock_header.error, NotStarted):
             return False
         return self.holds_lock or not self.lock_header.name or self.lock_header.error is not None
 

@@ -10,7 +10,7 @@ from kombu.serialization import prepare_accept_content
 from celery_singleton_lock.message_text import printable
 from celery_singleton_lock.worker.execution.batches import is_batches
 from celery_singleton_lock.worker.extension import Extension
-from celery_singleton_lock.worker.message_codec import ParkedMessage, unpack
+from celery_singleton_lock.worker.message_codec import MessageFromRedis, unpack
 from celery_singleton_lock.worker.request import LockedRequest
 from celery_singleton_lock.worker.request_class import passes, read_as_celery, request_class
 
@@ -35,7 +35,7 @@ class RequestReader:
         """Return the names of the tasks whose parked messages this worker can run."""
         return frozenset(filter(self._can_run, self._extension.declared()))
 
-    def unpack(self, body: bytes | None) -> ParkedMessage:
+    def unpack(self, body: bytes | None) -> MessageFromRedis:
         """Return a parked message, which decodes only the app's accepted content types.
 
         Raises:
@@ -43,7 +43,7 @@ class RequestReader:
         """
         return unpack(body or b"", prepare_accept_content(self._extension.app.conf.accept_content))
 
-    def request(self, message: ParkedMessage) -> LockedRequest | None:
+    def request(self, message: MessageFromRedis) -> LockedRequest | None:
         """Return the request of a message; None if this worker does not lock its task.
 
         Raises:
@@ -67,7 +67,7 @@ class RequestReader:
             self._runnable[name] = passes(self._request_class(task)) and not is_batches(task)
         return self._runnable[name]
 
-    def _made(self, task: Any, message: ParkedMessage, read: dict[str, Any]) -> LockedRequest:
+    def _made(self, task: Any, message: MessageFromRedis, read: dict[str, Any]) -> LockedRequest:
         consumer = self._consumer
         request: LockedRequest = self._request_class(task)(
             message,

@@ -32,8 +32,8 @@ from celery_singleton_lock.worker.dispatch.dispatcher import Dispatcher, worker_
 from celery_singleton_lock.worker.dispatch.header_factory import HeaderFactory
 from celery_singleton_lock.worker.dispatch.notifier import Notifier
 from celery_singleton_lock.worker.dispatch.task_leases import TaskLeases
-from celery_singleton_lock.worker.event_dispatcher import admit
-from celery_singleton_lock.worker.execution.interrupt import Board
+from celery_singleton_lock.worker.event_dispatcher import enable_lock_events
+from celery_singleton_lock.worker.execution.interrupt import LostTokens
 from celery_singleton_lock.worker.extension import PATIENCE, Extension
 from celery_singleton_lock.worker.granted_first import granted_first
 from celery_singleton_lock.worker.loop_channel import LoopChannel, guarded
@@ -45,7 +45,7 @@ from celery_singleton_lock.worker.queue_stops import QueueStops
 from celery_singleton_lock.worker.redelivery import (
     dead_letters_of,
     has_dead_letters,
-    identities,
+    identifies_by_id,
     identity_of,
     most_returns,
 )
@@ -58,7 +58,7 @@ FLUSH: Final = 2.0
 
 @dataclasses.dataclass(slots=True)
 class Link:
-    """The parts of a worker that are created before its pool forks, and what its start left over.
+    """The parts of a worker that exist before its pool forks, and the check that its start missed.
 
     Attributes:
         late_check: checks the locks' Redis, if that did not answer at the start; see
@@ -67,7 +67,7 @@ class Link:
 
     loop_channel: LoopChannel
     place: ServerClock
-    board: Board
+    lost_tokens: LostTokens
     late_check: Callable[[], None] | None = None
 
 
@@ -84,7 +84,7 @@ class Runtime:
         self.extension = extension
         self.consumer = consumer
         self.loop_channel: LoopChannel = link.loop_channel
-        self.board: Board = link.board
+        self.lost_tokens: LostTokens = link.lost_tokens
         self.kind: str = pool_kind(type(consumer.pool))
         self._reader = RequestReader(extension, consumer)
         self._to_pool = granted_first(consumer.controller, consumer.on_task_request)
@@ -110,7 +110,7 @@ class Runtime:
             name_of=extension.name_of,
             computed=extension.computed,
             modes=self.modes,
-            identify=identity_of if identities(transport) else lambda _message: "",
+            identify=identity_of if identifies_by_id(transport) else lambda _message: "",
             most_returns=self._most_returns,
             keeps_messages=not extension.settings.is_quorum,
         )
@@ -182,7 +182,7 @@ class Runtime:
             commands=self.commands,
             leases=TaskLeases(self.watchdog, self._partial_lock_sets, self._lease_lost),
             backend_failed=self._backend_failed,
-            rescue=self._rescue,
+            publish_at_exit=self._publish_at_exit,
             notifier=self.notifier,
             prefetch=self.prefetch,
             children=self.kind == "prefork",
@@ -192,10 +192,10 @@ class Runtime:
         self.agent.lost_leases.noticed(name, token)
 
     def _backend_failed(self) -> None:
-        self.agent.health.lost()
+        self.agent.health.not_answered()
 
-    def _rescue(self, request: LockedRequest) -> None:
-        self.agent.republisher.rescue(request)
+    def _publish_at_exit(self, request: LockedRequest) -> None:
+        self.agent.republisher.publish_at_exit(request)
 
     def _new_watchdog(self) -> Watchdog:
         """Return the watchdog; under gevent and eventlet it runs in a native thread.
@@ -226,7 +226,7 @@ class Runtime:
         """
         self.agent.start()
         if self.consumer.hub is None:
-            self.loop_channel.turn()
+            self.loop_channel.resume()
             self.loop_channel.thread.start()
             self._pool_feeder.thread.start()
 
@@ -262,13 +262,13 @@ class Runtime:
         if request.worker_pid is None:  # the pool has not reported yet which process runs it
             self.loop_channel.later(partial(self.abort, token))
         else:
-            self.board.interrupt(request.worker_pid, request.lock_header.token)
+            self.lost_tokens.interrupt(request.worker_pid, request.lock_header.token)
 
     def send_event(self, name: str, /, **fields: Any) -> None:
         """Send a Celery event, if this worker sends task events. Runs in the main loop."""
         if self.sends_events():
             dispatcher = self.consumer.event_dispatcher
-            admit(dispatcher)
+            enable_lock_events(dispatcher)
             dispatcher.send(name, **fields)
 
     def sends_events(self) -> bool:
@@ -357,7 +357,7 @@ class Runtime:
         then: the watchdog ends with the process.
         """
         self._pool_feeder.close()
-        self.dispatcher.rescue()
+        self.dispatcher.publish_at_exit()
         unfinished = self.dispatcher.in_flight.unfinished()
         if self.kind == "prefork":
             self.watchdog.stop()

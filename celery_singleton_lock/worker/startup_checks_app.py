@@ -203,7 +203,7 @@ def _refuse_endless_batch(extension: Extension, name: str, parks: str, key: Any)
         raise ImproperlyConfigured(msg)
 
 
-def check_wrap(runtime: Runtime) -> None:
+def check_messages_pass_dispatcher(runtime: Runtime) -> None:
     """Check that every locked message passes the dispatcher, to the pool and back.
 
     If those of one task do not, all locked messages of this worker bypass the dispatcher, and the
@@ -219,7 +219,7 @@ def check_wrap(runtime: Runtime) -> None:
         if by_dispatcher and passes(request_class(task, runtime.consumer)):
             continue
         runtime.dispatcher.alone = runtime.extension.declared()
-        runtime.agent.stand_aside()
+        runtime.agent.take_no_grants()
         logger.warning(
             "celery-singleton-lock: task %s does not pass this worker's dispatcher (%s): all "
             "locked tasks of this worker wait for their locks in pool slots, and parked tasks "

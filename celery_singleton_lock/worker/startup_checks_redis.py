@@ -23,7 +23,7 @@ from celery_singleton_lock.worker.extension import PATIENCE, Extension
 
 logger: Final = logging.getLogger(__name__)
 
-_SLIPS: Final = {
+_LIKELY_MISTAKES: Final = {
     UNRESOLVED: "If the host name is misspelt, correct it and restart the worker. ",
     UNTRUSTED: "Correct the TLS options and restart the worker. ",
 }
@@ -113,13 +113,13 @@ def tell_of_silence(extension: Extension, error: BackendUnreachable, until: str)
 
     An unknown host name and an invalid certificate are errors, since waiting does not help.
     """
-    slip = next((remedy for sign, remedy in _SLIPS.items() if sign in str(error)), "")
+    remedy = next((what for sign, what in _LIKELY_MISTAKES.items() if sign in str(error)), "")
     logger.log(
-        logging.ERROR if slip else logging.WARNING,
+        logging.ERROR if remedy else logging.WARNING,
         "celery-singleton-lock: %s %s %s%s",
         error,
         extension.settings.named(),
-        slip,
+        remedy,
         until,
     )
 
@@ -206,7 +206,7 @@ def warn_of_few_replicas(extension: Extension, found: str) -> None:
     wanted = extension.settings.replicas_wait
     if found.isdecimal() and int(found) < wanted:
         logger.warning(
-            "celery-singleton-lock: singleton_lock_replicas_wait is %d, and the lock's Redis has "
+            "celery-singleton-lock: singleton_lock_replicas_wait is %d, and the locks' Redis has "
             "%s. Until it has that many, parked messages are not acknowledged to the broker. "
             "Connect replicas, or lower the setting.",
             wanted,
@@ -225,7 +225,7 @@ def refuse_eviction(extension: Extension, policy: str) -> None:
     ):
         return
     msg = (
-        f"The lock's Redis evicts keys when it is full (maxmemory-policy {policy}), so a parked "
+        f"The locks' Redis evicts keys when it is full (maxmemory-policy {policy}), so a parked "
         "task could be lost and a lock taken twice. Set maxmemory-policy noeviction, use another "
         "Redis (singleton_lock_backend), or accept it: singleton_lock_backend_options = "
         '{"allow_eviction": True}.'

@@ -111,7 +111,7 @@ def test_L13_a_task_that_waits_for_a_slot_after_an_outage_outlives_its_worker(
             book.started(book.send("plain", "p", hold="p"))
             eventually(lambda: lapsed(book.view("a")), message="the lease has ended")
             proxy.stalled = False
-            leaving.await_log("the lock's Redis answers again")
+            leaving.await_log("the locks' Redis answers again")
             leaving.terminate()
             leaving.await_log("Warm shutdown")
             book.open("p")

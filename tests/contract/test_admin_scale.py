@@ -14,7 +14,7 @@ import pytest
 from celery_singleton_lock.admin.lock_views import list_locks
 from celery_singleton_lock.core.model import Claim, Owner, Verdict
 from celery_singleton_lock.core.owner_token import new_token
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from celery_singleton_lock.worker.message_codec import pack
 from support.waiters import hold_many, in_batches
@@ -58,7 +58,7 @@ def park_many(store, number, body, realm="R", after=0):
     def call(i):
         n = after + i
         owner = Owner(new_token(), f"id{n}/0/0", f"bank.settle{n % 2}")
-        return store.operations.park_call(owner, Claim("hot"), Parcel(body, realm, "q"))
+        return store.operations.park_call(owner, Claim("hot"), MessageToPark(body, realm, "q"))
 
     in_batches(store, number, call)
 

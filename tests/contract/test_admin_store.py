@@ -10,7 +10,7 @@ from celery_singleton_lock import Lock, locked
 from celery_singleton_lock.core.lock_view import WaitsFor
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Reservation, Verdict
 from celery_singleton_lock.core.owner_token import base_of, new_token
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.errors import BackendRefused, LockConflict, LockTimeout
 from celery_singleton_lock.store.operator import redis as redis_admin
 from celery_singleton_lock.store.operator.base import PARTS, Operator
@@ -54,7 +54,7 @@ def wait(store, name=NAME, **claim):
 
 def park(store, task_id="t", name=NAME, queue="q", body=b"body \xff\n", **more):
     who = owner(f"{task_id}/0/0", **more)
-    store.park(who, Claim(name), Parcel(body, "R", queue))
+    store.park(who, Claim(name), MessageToPark(body, "R", queue))
     return who
 
 
@@ -234,7 +234,7 @@ def test_a_page_ends_between_two_places_not_between_two_tokens_of_one(store):
     parked = set()
     for i in range(6):
         who = owner(f"t{i}/0/0")
-        store.park(who, Claim(NAME, place=1000 + i // 3), Parcel(b"", "R", "q"))
+        store.park(who, Claim(NAME, place=1000 + i // 3), MessageToPark(b"", "R", "q"))
         parked.add(who.token)
     assert set(line(store, most=2)) == parked
     assert len(line(store, most=2)) == 6
@@ -452,7 +452,7 @@ def test_the_reason_of_a_wait_is_in_the_refusal_and_in_the_view(store):
     store.release(NAME, holder.token, Ending.FINAL)
     assert store.inspect(NAME).waits_for is None
     adrift = store.park(
-        Owner(line(store, part="adrift")[0], "t/0/0"), Claim(NAME), Parcel(b"", "R", "q")
+        Owner(line(store, part="adrift")[0], "t/0/0"), Claim(NAME), MessageToPark(b"", "R", "q")
     )
     assert adrift.waits_for is WaitsFor.WORKER
 
@@ -480,12 +480,12 @@ def test_a_retry_does_not_start_on_a_paused_lock(store, comes):
     first = hold(store, attempt="task/0/0")
     retry = Owner(new_token(), "task/1/0", "app.task")
     if comes == "before the release":
-        store.park(retry, Claim(NAME), Parcel(b"body", "R", "q"))
+        store.park(retry, Claim(NAME), MessageToPark(b"body", "R", "q"))
     store.pause(NAME, by())
     store.release(NAME, first.token, Ending.KEEP, reserve=Reservation("task/1/0", 30.0))
     if comes == "after it":
         assert store.acquire(retry, Claim(NAME)).verdict is Verdict.BLOCKED
-        store.park(retry, Claim(NAME), Parcel(b"body", "R", "q"))
+        store.park(retry, Claim(NAME), MessageToPark(b"body", "R", "q"))
     assert tokens(store) == []
     store.resume(NAME, by())
     assert tokens(store) == [retry.token]
@@ -496,15 +496,15 @@ def test_nobody_passes_a_retry_whose_permit_was_kept_when_its_lock_is_resumed(st
     """A pause begins and ends between two attempts: those who wait are behind the second one."""
     live_worker(store)
     first, other = hold(store, attempt="task/0/0"), park(store)
-    retry, parcel = Owner(new_token(), "task/1/0", "app.task"), Parcel(b"body", "R", "q")
+    retry, to_park = Owner(new_token(), "task/1/0", "app.task"), MessageToPark(b"body", "R", "q")
     if comes == "before the release":
-        store.park(retry, Claim(NAME), parcel)
+        store.park(retry, Claim(NAME), to_park)
     store.pause(NAME, by())
     store.release(NAME, first.token, Ending.KEEP, reserve=Reservation("task/1/0", 30.0))
     if comes == "after it":
         for _ in range(2):  # as after a lost reply
             assert store.acquire(retry, Claim(NAME)).verdict is Verdict.BLOCKED
-        store.park(retry, Claim(NAME, max_waiting=1), parcel)
+        store.park(retry, Claim(NAME, max_waiting=1), to_park)
     if comes == "and waits in its slot":
         waits = store.acquire(retry, Claim(NAME, max_waiting=1), wait=30.0)
         assert (waits.verdict, waits.rank) == (Verdict.WAITING, 1)

@@ -11,7 +11,7 @@ import pytest
 from celery_singleton_lock.core.lock_view import Holder
 from celery_singleton_lock.core.model import ALIVE, Claim, Owner
 from celery_singleton_lock.core.owner_token import new_token
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.errors import ConfigurationError, LockUnusable
 from celery_singleton_lock.store.operator import listing
@@ -45,7 +45,7 @@ def hold(store, name=NAME, **claim):
 
 def park(store, task_id="t", name=NAME, **claim):
     who = Owner(new_token(), f"{task_id}/0/0", "app.task")
-    store.park(who, Claim(name, **claim), Parcel(b"body", "R", "q"))
+    store.park(who, Claim(name, **claim), MessageToPark(b"body", "R", "q"))
     return who.token
 
 

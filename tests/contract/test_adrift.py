@@ -6,7 +6,7 @@ import pytest
 
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
 from celery_singleton_lock.core.owner_token import base_of, new_token, token_on
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from celery_singleton_lock.store.worker_operations import Heartbeat
 from support.passing_time import let_pass
@@ -29,7 +29,7 @@ def store(redis_client):
 
 def park(store, queue="q", task="app.task", **claim):
     who = Owner(new_token(), f"{new_token()}/0/0", task)
-    reply = store.park(who, Claim(NAME, **claim), Parcel(b"body", "R", queue))
+    reply = store.park(who, Claim(NAME, **claim), MessageToPark(b"body", "R", queue))
     return who.token, reply.verdict
 
 
@@ -93,10 +93,10 @@ def test_messages_of_many_queues_are_all_republished(store, parked):
 def test_no_message_is_republished_before_a_sweep_has_queued_it_again(store):
     """A look queues again up to 200 messages of a queue."""
     holder = Owner(new_token())
-    parcel = Parcel(b"body", "R", "q")
+    to_park = MessageToPark(b"body", "R", "q")
     store.park_many(
         [
-            (Owner(new_token(), f"t{number}/0/0", "app.task"), Claim(NAME), parcel)
+            (Owner(new_token(), f"t{number}/0/0", "app.task"), Claim(NAME), to_park)
             for number in range(250)
         ]
     )
@@ -140,8 +140,8 @@ def test_two_thousand_messages_without_a_worker_are_republished_in_a_bounded_num
 ):
     """Of one queue, as after a roll-back to workers without locks."""
     owners = [Owner(new_token(), f"t{number}/0/0", "app.task") for number in range(2000)]
-    parcel = Parcel(b"body", "R", "q")
-    store.park_many([(owner, Claim(NAME), parcel) for owner in owners])
+    to_park = MessageToPark(b"body", "R", "q")
+    store.park_many([(owner, Claim(NAME), to_park) for owner in owners])
     left = set()
     for _ in range(MOST_LOOKS):
         strays = store.sweep_and_grant(NAME, worker="w", realm="R")
@@ -158,7 +158,9 @@ def test_two_messages_with_one_task_id_both_run_though_their_copies_come_back_ea
     """Each copy is recognized as that of its own message, which stays parked."""
     attempt = "twice/0/0"
     for _ in range(2):
-        store.park(Owner(new_token(), attempt, "app.task"), Claim(NAME), Parcel(b"body", "R", "q"))
+        store.park(
+            Owner(new_token(), attempt, "app.task"), Claim(NAME), MessageToPark(b"body", "R", "q")
+        )
     strays = store.sweep_and_grant(NAME, worker="w", realm="R")
     assert len(strays) == 2
     for stray in strays:
@@ -172,7 +174,9 @@ def test_two_messages_with_one_task_id_both_run_though_they_were_moved(store):
     """The redelivery of the second is not a duplicate of the first."""
     attempt = "twice/0/0"
     for _ in range(2):
-        store.park(Owner(new_token(), attempt, "app.task"), Claim(NAME), Parcel(b"body", "R", "q"))
+        store.park(
+            Owner(new_token(), attempt, "app.task"), Claim(NAME), MessageToPark(b"body", "R", "q")
+        )
     strays = store.sweep_and_grant(NAME, worker="w", realm="R")
     tokens = [stray.token for stray in strays]
     assert store.record_publish_result(NAME, strays[0].seal, tokens, sent=True) == 2
@@ -183,7 +187,7 @@ def test_two_messages_with_one_task_id_both_run_though_they_were_moved(store):
 
 def test_a_wait_that_ends_while_the_message_is_republished_is_reported_if_that_fails(store):
     who = Owner(new_token(), "late/0/0", "app.task")
-    store.park(who, Claim(NAME), Parcel(b"body", "R", "q", deadline=20.0))
+    store.park(who, Claim(NAME), MessageToPark(b"body", "R", "q", deadline=20.0))
     (stray,) = store.sweep_and_grant(NAME, worker="w", realm="R")
     let_pass(store, 25)
     store.worker_heartbeat("w", "R", ["q"], 600)
@@ -194,4 +198,6 @@ def test_a_wait_that_ends_while_the_message_is_republished_is_reported_if_that_f
 def come_back(store, stray):
     """Park what a worker gets from the broker of a message that was sent there."""
     who = Owner(token_on(base_of(stray.token)), stray.attempt, "app.task")
-    return store.park(who, Claim(NAME, place=stray.place), Parcel(stray.body, "R", stray.queue))
+    return store.park(
+        who, Claim(NAME, place=stray.place), MessageToPark(stray.body, "R", stray.queue)
+    )

@@ -7,7 +7,7 @@ import redis
 
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
 from celery_singleton_lock.core.owner_token import new_token
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.errors import BackendUnreachable, LockUnusable
 from celery_singleton_lock.store.redis.sync import RedisStore
@@ -31,10 +31,10 @@ def broken(lock_client):
     lock_client.set(Keyspace().lock("broken").queue, "x")
 
 
-def parcels(realm="R"):
+def to_park(realm="R"):
     """A message for each lock; who sends it is known by the lock's name."""
     return [
-        (Owner(new_token(), f"{name}/0/0"), Claim(name), Parcel(name.encode(), realm, "q"))
+        (Owner(new_token(), f"{name}/0/0"), Claim(name), MessageToPark(name.encode(), realm, "q"))
         for name in LOCKS
     ]
 
@@ -47,7 +47,7 @@ def held(store):
 
 def test_of_a_batch_only_what_was_refused_is_refused(store, held, broken):
     """With the words that a single call would have."""
-    first, refused, last = store.park_many(parcels())
+    first, refused, last = store.park_many(to_park())
     assert [first.verdict, last.verdict] == [Verdict.WAITING, Verdict.WAITING]
     assert type(refused) is LockUnusable
     assert "WRONGTYPE" in str(refused)
@@ -57,14 +57,14 @@ def test_of_a_batch_only_what_was_refused_is_refused(store, held, broken):
 def test_after_the_scripts_were_forgotten_each_is_answered_still(store, held, broken, lock_client):
     """What is sent again can be refused, too."""
     lock_client.script_flush()
-    first, refused, last = store.park_many(parcels())
+    first, refused, last = store.park_many(to_park())
     assert [first.verdict, last.verdict] == [Verdict.WAITING, Verdict.WAITING]
     assert type(refused) is LockUnusable
 
 
 def test_a_sweep_of_several_locks_finds_messages_without_a_consumer(store, held, broken):
     """Each adrift message with its own lock; a refused lock between them is skipped."""
-    sent = parcels()
+    sent = to_park()
     store.park_many(sent)
     for name in ("one", "two"):
         (holder,) = store.inspect(name).holders
@@ -96,7 +96,7 @@ def test_others_are_served_while_a_process_renews_very_many_leases(store, held, 
 
 def test_messages_of_another_broker_are_left_to_its_workers(store, held):
     """Whoever sweeps, and whether one lock or many."""
-    store.park_many(parcels("S")[::2])
+    store.park_many(to_park("S")[::2])
     for name in ("one", "two"):
         (holder,) = store.inspect(name).holders
         store.release(name, holder.token, Ending.FINAL)
@@ -107,7 +107,7 @@ def test_messages_of_another_broker_are_left_to_its_workers(store, held):
 
 def test_a_sweep_hands_the_lock_to_the_worker_that_asked_if_it_can_run_the_message(store, held):
     """Of several that consume the queue."""
-    store.park_many(parcels()[::2])
+    store.park_many(to_park()[::2])
     for worker in ("a", "b", "c"):
         store.worker_heartbeat(worker, "R", ["q"], 30.0)
     for name in ("one", "two"):
@@ -127,7 +127,7 @@ def test_a_server_that_is_no_master_any_more_is_unreachable_and_left(make_redis,
         client.replicaof("127.0.0.1", 1)
         calls = (
             lambda: store.acquire(Owner(new_token()), Claim("one")),
-            lambda: store.park(*parcels()[0]),
+            lambda: store.park(*to_park()[0]),
             store.schema,
             store.probe,
         )
@@ -137,7 +137,7 @@ def test_a_server_that_is_no_master_any_more_is_unreachable_and_left(make_redis,
                 call()
             assert direct or client.client_id() != before
         before = client.client_id()
-        answers = store.park_many(parcels())
+        answers = store.park_many(to_park())
         assert [type(answer) for answer in answers] == [BackendUnreachable] * 3
         assert client.client_id() != before
         assert not direct or store._fast_path._idle == []

@@ -27,7 +27,7 @@ from celery_singleton_lock.cli.render import detail
 from celery_singleton_lock.core.fair_group import Group
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
 from celery_singleton_lock.core.owner_token import new_token
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.rate import Rate, packed
 from celery_singleton_lock.errors import BackendError, ConfigurationError
 from celery_singleton_lock.store.operator.base import Operator, Waiting
@@ -323,7 +323,7 @@ def test_a_worker_that_locks_and_receives_a_drained_message_keeps_it(store):
         again = Owner(new_token(), each.attempt, each.task)
         claim = Claim("a", place=each.place, copy=True)
         assert store.acquire(again, claim).verdict is Verdict.TWIN
-        assert store.park(again, claim, Parcel(b"body", "R", "q")).verdict is Verdict.TWIN
+        assert store.park(again, claim, MessageToPark(b"body", "R", "q")).verdict is Verdict.TWIN
 
     tally = drain(store, Filter(), by("drain"), realm="R", publish=publish, pace=Pace(0))
     assert tally.total == 0
@@ -462,7 +462,7 @@ def run_next(store, holder, task_id):
     """Release the lock, and start the task that is next. Return its owner."""
     store.release("a", holder.token, Ending.FINAL)
     owner = Owner(store.inspect("a").holders[0].token, f"{task_id}/0/0", "app.task", "w")
-    assert store.claim(owner, "a", 30.0, settle=True).verdict is Verdict.GRANTED
+    assert store.claim(owner, "a", 30.0, acks_early=True).verdict is Verdict.GRANTED
     return owner
 
 
@@ -478,7 +478,7 @@ def test_imported_tasks_start_no_faster_than_the_rate_of_their_lock(store, redis
     store.acquire(held, claim)
     for number in range(3):
         owner = Owner(new_token(), f"t{number}/0/0", "app.task")
-        store.park(owner, claim, Parcel(b"body", "R", "q", None))
+        store.park(owner, claim, MessageToPark(b"body", "R", "q", None))
     lines = list(export(store, Filter(), by("export")))
     redis_client.flushdb()
     store.worker_heartbeat("w", "R", ["q"], 600)
@@ -497,7 +497,7 @@ def test_imported_tasks_keep_their_groups_and_costs(store, redis_client):
         flow = packed((rate.costing(cost),), group=Group(group, 1, 0.5))
         claim = Claim("a", 60.0, 1, flow=flow)
         owner = Owner(new_token(), f"t{number}/0/0", "app.task")
-        store.park(owner, claim, Parcel(b"body", "R", "q", None))
+        store.park(owner, claim, MessageToPark(b"body", "R", "q", None))
     lines = list(export(store, Filter(), by("export")))
     redis_client.flushdb()
     store.worker_heartbeat("w", "R", ["q"], 600)
@@ -617,7 +617,7 @@ def test_an_import_of_a_running_task_says_that_it_has_parked_nothing(store):
     lines = list(export(store, Filter(), by("export")))
     store.release("a", holder.token, Ending.FINAL)
     owner = Owner(token, "t/0/0", "app.task", "w")
-    assert store.claim(owner, "a", 30.0, settle=True).verdict is Verdict.GRANTED
+    assert store.claim(owner, "a", 30.0, acks_early=True).verdict is Verdict.GRANTED
     tally = restore(store, lines, by("import"))
     assert (tally.total, tally.skipped) == (0, {"waits or runs already": 1})
     assert count(store, Filter()).total == 0
@@ -798,7 +798,7 @@ def test_a_message_that_a_drain_leaves_is_not_recorded_as_drained(store):
 
     def publish(each):
         again = Owner(new_token(), each.attempt, each.task)
-        store.park(again, Claim("a", place=each.place, copy=True), Parcel(b"body", "R", "q"))
+        store.park(again, Claim("a", place=each.place, copy=True), MessageToPark(b"body", "R", "q"))
 
     drain(store, Filter(), by("drain"), realm="R", publish=publish, pace=Pace(0))
     purge(store, Filter(), by("purge"))
@@ -862,8 +862,8 @@ def test_all_that_came_before_a_bad_line_is_parked(store):
 
 def test_an_import_goes_in_steps_of_twenty_and_of_eight_mebibytes():
     def groups(*sizes):
-        parcels = [(Owner(""), Claim(""), Parcel(b"x" * size, "", "")) for size in sizes]
-        return [len(group) for group in export_parked._batches(iter(parcels))]
+        to_park = [(Owner(""), Claim(""), MessageToPark(b"x" * size, "", "")) for size in sizes]
+        return [len(group) for group in export_parked._batches(iter(to_park))]
 
     assert groups(*[1] * 41) == [20, 20, 1]
     assert groups(4 * 2**20, 4 * 2**20, 1, 9 * 2**20, 1) == [2, 1, 1, 1]

@@ -28,7 +28,7 @@ from celery_singleton_lock.cli.main import main
 from celery_singleton_lock.config.redis_url import parse_backend_url
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
 from celery_singleton_lock.core.owner_token import new_token
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.redis_keys import BUCKETS, Keyspace, bucket_of
 from celery_singleton_lock.errors import BackendRefused, BackendUnreachable
 from celery_singleton_lock.lock.lease_watchdog import Watchdog
@@ -71,7 +71,7 @@ def hold(store, name=NAME, lease=120.0):
 
 def park(store, attempt, name=NAME):
     who = owner(attempt)
-    assert store.park(who, Claim(name), Parcel(b"body", "R", "q")).verdict is Verdict.WAITING
+    assert store.park(who, Claim(name), MessageToPark(b"body", "R", "q")).verdict is Verdict.WAITING
     return who.token
 
 

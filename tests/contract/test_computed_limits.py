@@ -11,7 +11,7 @@ from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.core.lock_view import WaitsFor
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
 from celery_singleton_lock.core.owner_token import new_token
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.rate import rates_of
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.store.operator.base import Operator
@@ -57,7 +57,7 @@ def ask_static(store, limit):
 def park(store, limit=None, rate=None, **claim):
     store.worker_heartbeat("w", "R", ["q"], 10 * HOUR, 9)
     who = Owner(new_token(), f"{new_token()}/0/0", "t", "w")
-    return store.park(who, claim_of(limit, rate, **claim), Parcel(b"body", "R", "q"))
+    return store.park(who, claim_of(limit, rate, **claim), MessageToPark(b"body", "R", "q"))
 
 
 def held(store):

@@ -11,7 +11,7 @@ from celery_singleton_lock.admin.lock_views import Detail
 from celery_singleton_lock.cli.render import detail
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
 from celery_singleton_lock.core.owner_token import new_token
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.rate import packed, rates_of
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.lock.backends import _watchdogs
@@ -215,8 +215,8 @@ def test_a_parked_task_ends_when_its_rate_becomes_lower_than_its_cost(redis_clie
     tokens = [new_token(), new_token()]
     for token, cost in zip(tokens, (60, 3), strict=True):
         claim = Claim("k", 30.0, 9, flow=packed((sliding(cost),)))
-        parcel = Parcel(b"body", "R", "q", None)
-        assert store.park(Owner(token, token, "t", "w"), claim, parcel).verdict is Verdict.WAITING
+        to_park = MessageToPark(b"body", "R", "q", None)
+        assert store.park(Owner(token, token, "t", "w"), claim, to_park).verdict is Verdict.WAITING
     assert not store.receive("w", 0.01), "the cheaper one behind it does not pass"
     tried(store, sliding(1, number=99))
     assert store.inspect("k").waiting == 2
@@ -235,7 +235,7 @@ def test_a_parked_message_above_the_rate_is_not_stored(redis_client):
     store = RedisStore(redis_client)
     tried(store, sliding(1, number=5))
     claim = Claim("k", 30.0, 9, flow=packed((sliding(6),)))
-    reply = store.park(Owner("t.0", "a/0/0", "t", "w"), claim, Parcel(b"b", "R", "q", None))
+    reply = store.park(Owner("t.0", "a/0/0", "t", "w"), claim, MessageToPark(b"b", "R", "q", None))
     assert (reply.verdict, reply.excess) == (Verdict.TOO_COSTLY, "6 5 3600000000 0")
     assert not store.inspect("k").bodies
 
@@ -292,7 +292,7 @@ def test_a_task_that_runs_again_costs_as_much_as_before_whatever_it_gave_back(re
     store = RedisStore(redis_client)
     store.worker_heartbeat("w", "R", ["q"], 60.0, 9)
     claim = Claim("k", limit=9, flow=packed((rate(60),)))
-    store.park(Owner("t.0", "t/0/0", "t", "w"), claim, Parcel(b"body", "R", "q"))
+    store.park(Owner("t.0", "t/0/0", "t", "w"), claim, MessageToPark(b"body", "R", "q"))
     store.claim(Owner("t.0", worker="w"), "k", 30.0)
     store.charge("k", "t.0", "first run", -50, [rate(60).key])
     assert used(redis_client) in {9, 10}
@@ -343,7 +343,7 @@ def test_grants_count_before_they_are_claimed_if_an_operator_adds_a_cost(redis_c
         if number == 2:
             store.set_rates("k", [Rate("3/h", cost=1)], Operator("test"))
         claim = Claim("k", limit=9, flow=packed(rates_of("100/h")))
-        store.park(Owner(f"t{number}.0", task="t"), claim, Parcel(b"body", "R", "q"))
+        store.park(Owner(f"t{number}.0", task="t"), claim, MessageToPark(b"body", "R", "q"))
     assert len(store.inspect("k").holders) == 3
 
 

@@ -9,7 +9,7 @@ import pytest
 from celery_singleton_lock.admin.doctor import Health, examine
 from celery_singleton_lock.admin.why import why
 from celery_singleton_lock.core.model import Claim, Ending, Identity, Owner
-from celery_singleton_lock.core.parked_message import Parcel, ParkedMessage
+from celery_singleton_lock.core.parked_message import MessageToPark, ParkedMessage
 from celery_singleton_lock.store import message_operations
 
 pytestmark = pytest.mark.contract
@@ -34,7 +34,7 @@ def park(store, name, number):
     message = ParkedMessage(name, f"t{number}.0", "app.task", f"id{number}")
     owner = Owner(message.token, f"{message.task_id}/0/0", message.task)
     store.worker_heartbeat("w", "r", ["q"], 600)
-    store.park(owner, Claim(name), Parcel(b"body", "r", "q", None))
+    store.park(owner, Claim(name), MessageToPark(b"body", "r", "q", None))
     return message
 
 
@@ -100,7 +100,7 @@ def test_a_message_is_kept_until_its_task_has_ended_and_leaves_a_trace_then(stor
 def test_a_task_that_counts_as_acknowledged_from_its_start_leaves_a_trace_while_it_runs(store):
     message = park(store, "a", 1)
     store.release("a", "holder.0", Ending.FINAL)
-    store.claim(Owner(message.token), "a", 30, settle=True)
+    store.claim(Owner(message.token), "a", 30, acks_early=True)
     assert list(store.has_messages([message])) == [False]
     assert list(store.has_traces([message])) == [True]
 

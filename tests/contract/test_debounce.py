@@ -6,7 +6,7 @@ import pytest
 
 from celery_singleton_lock.core.lock_view import WaitsFor
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.rate import packed
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.core.settle import Settle
@@ -49,7 +49,7 @@ def park(
 ):
     owner = Owner(f"{who}.0", f"{who}/0/0", task, "w")
     claim = Claim("k", flow=packed((), head_start, settle=settle), **more)
-    return store.park(owner, claim, Parcel(b"body", realm, "q", deadline))
+    return store.park(owner, claim, MessageToPark(b"body", realm, "q", deadline))
 
 
 def sweep(store):

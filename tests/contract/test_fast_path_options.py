@@ -9,7 +9,7 @@ from redis.retry import Retry
 
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
 from celery_singleton_lock.core.redis_keys import Keyspace
-from celery_singleton_lock.store.redis.fast_path import FastPath, Line, is_plain, packed
+from celery_singleton_lock.store.redis.fast_path import FastConnection, FastPath, is_plain, packed
 from celery_singleton_lock.store.redis.sync import RedisStore
 from celery_singleton_lock.store.scripts import Script
 
@@ -72,7 +72,7 @@ def test_what_ended_one_connection_closes_the_idle_ones(client):
     """They lead to the same server, and would each fail once."""
     wire = FastPath(copy_of(client))
     first, second, third = (wire._connect() for _ in range(3))
-    wire._idle += map(Line, (first, second, third))
+    wire._idle += map(FastConnection, (first, second, third))
     cut_all(client)
     assert wire.ask(said("1")) == b"1"
     assert first._sock is None

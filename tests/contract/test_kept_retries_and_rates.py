@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Reservation, Verdict
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.rate import Rate, ending_at_rate, packed, rates_of
 from celery_singleton_lock.store.operator.base import Operator
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
@@ -51,7 +51,7 @@ def test_a_retry_that_costs_too_much_leaves_no_permit_taken(store, parks):
     store.set_rates("k", rates_of(Rate("1/h", cost=1)), by=BY)
     keep(store)
     if parks:
-        ask = store.park(owner(1), claim(rate), Parcel(b"body", REALM, "q"))
+        ask = store.park(owner(1), claim(rate), MessageToPark(b"body", REALM, "q"))
     else:
         ask = store.acquire(owner(1), claim(rate))
     assert ask.verdict is Verdict.TOO_COSTLY
@@ -60,7 +60,7 @@ def test_a_retry_that_costs_too_much_leaves_no_permit_taken(store, parks):
 
 def test_a_retry_that_waits_already_and_costs_too_much_does_not_start(store):
     assert store.acquire(owner(0), claim(Rate("9/h", cost=2))).verdict is Verdict.GRANTED
-    store.park(owner(1), claim(Rate("9/h", cost=5)), Parcel(b"body", REALM, "q"))
+    store.park(owner(1), claim(Rate("9/h", cost=5)), MessageToPark(b"body", REALM, "q"))
     store.set_rates("k", rates_of(Rate("3/h", cost=1)), by=BY)
     keep(store)
     assert not store.inspect("k").holders

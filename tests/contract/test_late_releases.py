@@ -13,7 +13,7 @@ from celery.signals import worker_process_shutdown
 
 from celery_singleton_lock.core.lock_view import WaitsFor
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Reply, Verdict
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.rate import packed, rates_of
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.errors import BackendError, BackendRefused, BackendUnreachable
@@ -91,14 +91,14 @@ def test_the_lock_is_free_although_nobody_reads_the_reply(
     assert releases.send(HEADER)
     eventually(lambda: not _holders(redis_client))
     assert store.acquire(NEXT, CLAIM).verdict is Verdict.GRANTED
-    assert store.read_owed(float("inf")) is False
+    assert store.read_unread_replies(float("inf")) is False
     assert nothing(reported)
 
 
 @pytest.mark.usefixtures("held")
 def test_an_idle_process_reads_the_reply(releases, store, reported):
     assert releases.send(HEADER)
-    eventually(lambda: not any(line.is_owed for line in store._fast_path._idle))
+    eventually(lambda: not any(line.has_unread_reply for line in store._fast_path._idle))
     assert nothing(reported)
 
 
@@ -106,7 +106,7 @@ def test_the_next_start_that_a_rate_allows_is_reported(releases, store, reported
     """Its worker sets a timer: else the next task of a smooth rate would start up to 1 s late."""
     rated = CLAIM._replace(flow=packed(rates_of("1/h")))
     assert store.acquire(OWNER, rated).verdict is Verdict.GRANTED
-    store.park(NEXT, rated, Parcel(b"body", "R", "q", None))
+    store.park(NEXT, rated, MessageToPark(b"body", "R", "q", None))
     assert releases.send(HEADER)
     told = reported.get(timeout=5)
     assert (told.verdict, told.waits_for) == (Verdict.RELEASED, WaitsFor.RATE)
@@ -311,9 +311,9 @@ def test_a_time_limit_while_the_next_task_reads_a_failed_reply_leaves_the_lock_t
         with suppress(SoftTimeLimitExceeded), Injected(number, *modules) as injected:
             store.acquire(NEXT, CLAIM._replace(name="b"))
         where = injected.where
-        store.read_owed(float("inf"))
+        store.read_unread_replies(float("inf"))
         while not releases._failed.empty():
-            releases._settle(releases._failed.get())
+            releases._repeat_release(releases._failed.get())
         assert not store.inspect("a").holders, where
         store.release("b", NEXT.token, Ending.FINAL)
     assert number > 20, "lines were struck"

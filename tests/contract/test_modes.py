@@ -9,7 +9,7 @@ import pytest
 from celery_singleton_lock.core.lock_view import WaitsFor
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
 from celery_singleton_lock.core.owner_token import new_token
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.store.operator.base import Operator
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from celery_singleton_lock.store.redis.sync import RedisStore
@@ -218,7 +218,7 @@ def test_the_report_is_bounded_and_expires(line):
 
 def parked(line, who, task="settle", realm="R", name=NAME):
     owner = Owner(new_token(), f"{who}/0/0", task, "w")
-    kept = line.store.park(owner, Claim(name), Parcel(who.encode(), realm, "q"))
+    kept = line.store.park(owner, Claim(name), MessageToPark(who.encode(), realm, "q"))
     assert kept.verdict is Verdict.WAITING
     return owner
 
@@ -256,7 +256,7 @@ def test_parked_messages_of_a_task_are_delivered_beside_the_holder(line, held):
     }
     assert (view.waiting, view.bodies) == (1, 3)
     for owner in owners[:2]:
-        claimed = line.store.claim(owner, NAME, 30.0, settle=True)
+        claimed = line.store.claim(owner, NAME, 30.0, acks_early=True)
         assert claimed.verdict is Verdict.GRANTED
         line.store.release(NAME, owner.token, Ending.FINAL)
     assert line.store.inspect(NAME).waiting == 1, "the lock is kept for all others"

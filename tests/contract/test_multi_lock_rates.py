@@ -10,7 +10,7 @@ from celery_singleton_lock.core.lock_set import Key, Names, in_order
 from celery_singleton_lock.core.lock_view import WaitsFor
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
 from celery_singleton_lock.core.owner_token import new_token
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.rate import Rate, packed
 from celery_singleton_lock.errors import LockConflict
 from celery_singleton_lock.worker.execution.multi_lock_tracer import MultiLockTracer
@@ -18,12 +18,12 @@ from celery_singleton_lock.worker.execution.task_lock import in_place
 from celery_singleton_lock.worker.execution.tracer import LockTracer
 from celery_singleton_lock.worker.lock_header import LockHeader, options_of, singles
 from celery_singleton_lock.worker.lock_set_header import onward, with_lock_set
+from celery_singleton_lock.worker.not_started import NotStarted
 from celery_singleton_lock.worker.partial_lock_sets import PartialLockSets
-from celery_singleton_lock.worker.turned_away import TurnedAway
 
 pytestmark = pytest.mark.contract
 
-PARCEL = Parcel(b"body", "R", "q")
+TO_PARK = MessageToPark(b"body", "R", "q")
 HOURLY = (Rate("1/h"),)
 BOTH = in_order([Key("a", 9, HOURLY), Key("b", 1)])
 
@@ -75,7 +75,7 @@ def started(store, name="a"):
 
 
 def turned(enter, header, **options):
-    with pytest.raises(TurnedAway) as error:
+    with pytest.raises(NotStarted) as error:
         enter(header, **options)
     return error.value
 
@@ -90,7 +90,7 @@ def test_a_start_counts_when_all_locks_are_held(store, enter):
 @pytest.mark.parametrize("policy", ["skip", "fail"])
 def test_a_task_that_does_not_get_its_next_lock_gives_its_start_back(store, enter, policy):
     other = holds(store, "b")
-    with pytest.raises((TurnedAway, LockConflict)):
+    with pytest.raises((NotStarted, LockConflict)):
         enter(arrives(), on_conflict=policy)
     assert started(store) == (0, [])
     store.release("b", other.token, Ending.FINAL)
@@ -112,8 +112,8 @@ def parks(store, header):
     one, options = singles(header)[at], options_of(header, at, LockOptions(lease=30.0))
     claim = Claim(one.name, 30.0, options.limit, one.place, flow=options.flow)
     owner = Owner(one.token, one.attempt, "task", "w")
-    assert store.park(owner, claim, PARCEL).verdict is Verdict.WAITING
-    PartialLockSets(store, Watched(), "w", lambda *_: None).settle(header, 30.0)
+    assert store.park(owner, claim, TO_PARK).verdict is Verdict.WAITING
+    PartialLockSets(store, Watched(), "w", lambda *_: None).leave_previous_queue(header, 30.0)
 
 
 class Watched:
@@ -134,12 +134,12 @@ def delivered(store, header):
     return header._replace(granted=True, lock_set=own, announce=True)
 
 
-@pytest.mark.parametrize("settle", [True, False], ids=["early", "late"])
-def test_a_task_that_is_parked_at_each_of_its_locks_starts_once(store, enter, settle):
+@pytest.mark.parametrize("acks_early", [True, False], ids=["early", "late"])
+def test_a_task_that_is_parked_at_each_of_its_locks_starts_once(store, enter, acks_early):
     """It keeps the first one, unclaimed, while it waits for the second one."""
     names = in_order([Key("a", 1, (Rate("2/h"),)), Key("b", 1)])
     before, busy = holds(store, "a"), holds(store, "b")
-    header = arrives(names, settle=settle)
+    header = arrives(names, acks_early=acks_early)
     assert turned(enter, header).waits_for == "holder"
     parks(store, header)
     store.release("a", before.token, Ending.FINAL)
@@ -211,7 +211,7 @@ def test_lock_on_rate_applies_to_each_of_several_locks(store, enter, policy):
     """What was acquired before is released."""
     names = in_order([Key("a", 9), Key("b", 9, HOURLY)])
     assert enter(arrives(names)).held
-    with pytest.raises((TurnedAway, LockConflict), match="'b' has reached its rate"):
+    with pytest.raises((NotStarted, LockConflict), match="'b' has reached its rate"):
         enter(arrives(names), on_rate=policy)
     assert len(store.inspect("a").holders) == 1
 
@@ -230,7 +230,7 @@ def test_the_process_of_a_task_tells_when_the_next_one_may_start(store, enter, t
 def test_a_cost_counts_when_all_locks_are_held_and_is_given_back_if_they_are_not(store, enter):
     names = in_order([Key("a", 9, (Rate("5/h", cost=3),)), Key("b", 1)])
     other = holds(store, "b")
-    with pytest.raises(TurnedAway):
+    with pytest.raises(NotStarted):
         enter(arrives(names), on_conflict="skip")
     assert started(store) == (0, [])
     turned(enter, arrives(names))

@@ -9,15 +9,15 @@ from celery_singleton_lock.core.conflict_policy import Outcome
 from celery_singleton_lock.core.lock_set import LockSet, Part
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
 from celery_singleton_lock.core.owner_token import new_token
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.worker.execution.multi_lock_tracer import MultiLockTracer
 from celery_singleton_lock.worker.execution.tracer import LockTracer
 from celery_singleton_lock.worker.lock_header import LockHeader, singles
-from celery_singleton_lock.worker.turned_away import TurnedAway
+from celery_singleton_lock.worker.not_started import NotStarted
 
 pytestmark = pytest.mark.contract
 
-PARCEL = Parcel(b"body", "R", "q")
+TO_PARK = MessageToPark(b"body", "R", "q")
 
 
 @pytest.fixture
@@ -41,10 +41,10 @@ def delivered(store):
     """The header of a task, acknowledged early, that holds a and was granted b."""
     lock_set = LockSet((Part("a", new_token()), Part("b", new_token())), at=1, place=1)
     header = LockHeader("b", lock_set.here.token, "id/0/0", "task", "w", lock_set=lock_set)
-    header = header._replace(granted=True, settle=True)
+    header = header._replace(granted=True, acks_early=True)
     first, second = singles(header)
     assert store.acquire(owner(first), Claim("a")).verdict is Verdict.GRANTED
-    store.park(owner(second), Claim("b"), PARCEL)
+    store.park(owner(second), Claim("b"), TO_PARK)
     return header
 
 
@@ -57,9 +57,9 @@ def test_a_task_is_not_lost_if_its_worker_stood_still_until_another_one_got_its_
 ):
     """The other one finds the first lock held, and parks the message there beside its holder."""
     again = Owner(new_token(), delivered.attempt, "task")
-    assert store.park(again, Claim("a", copy=True), PARCEL).verdict is Verdict.TWIN
+    assert store.park(again, Claim("a", copy=True), TO_PARK).verdict is Verdict.TWIN
     store.release("b", delivered.token, Ending.FINAL)
-    with pytest.raises(TurnedAway) as turned:
+    with pytest.raises(NotStarted) as turned:
         enter(delivered)
     assert turned.value.outcome is Outcome.GONE
     view = store.inspect("a")
@@ -69,7 +69,7 @@ def test_a_task_is_not_lost_if_its_worker_stood_still_until_another_one_got_its_
 def test_a_copy_of_a_task_that_has_all_of_its_locks_does_not_run_after_it(store, enter, delivered):
     """It is acknowledged early: it has begun, and would end with its worker."""
     copy = Owner(new_token(), delivered.attempt, "task")
-    store.park(copy, Claim("a", copy=True), PARCEL)
+    store.park(copy, Claim("a", copy=True), TO_PARK)
     assert enter(delivered).held
     store.release("a", delivered.lock_set.parts[0].token, Ending.AGAIN)
     assert (store.inspect("a").bodies, store.inspect("b").bodies) == (0, 0)

@@ -10,7 +10,7 @@ import pytest
 
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
 from celery_singleton_lock.core.owner_token import new_token
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.store.redis.sync import RedisStore
 from celery_singleton_lock.store.scripts import load_scripts
 from support.waiting import eventually
@@ -68,7 +68,7 @@ def test_a_redis_that_evicts_forgets_a_lock_and_a_parked_message(make_redis):
         store = RedisStore(client)
         first = owner()
         before = store.acquire(first, Claim(NAME, LEASE))
-        store.park(owner("id/0/0"), Claim(NAME, LEASE), Parcel(b"body", "R", "q"))
+        store.park(owner("id/0/0"), Claim(NAME, LEASE), MessageToPark(b"body", "R", "q"))
         numbers = iter(range(100_000))
 
         def forgotten():

@@ -6,7 +6,7 @@ import pytest
 
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
 from celery_singleton_lock.core.owner_token import new_token
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.store.redis.sync import RedisStore
 
@@ -38,7 +38,7 @@ def test_what_is_counted_is_a_whole_number(store, what, bounds, number):
     claim = Claim("a", **{what: number})
     sentence = f"{what} is {number!r}: give a whole number{bounds}."
     refused(lambda: store.acquire(Owner(new_token()), claim), sentence)
-    refused(lambda: store.park(Owner(new_token()), claim, Parcel(b"b", "R", "q")), sentence)
+    refused(lambda: store.park(Owner(new_token()), claim, MessageToPark(b"b", "R", "q")), sentence)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -1, None, "1", 366 * 86_400 + 1])

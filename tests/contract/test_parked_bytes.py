@@ -10,7 +10,7 @@ import pytest
 
 from celery_singleton_lock.core.model import CLAIM_UNANSWERED, Claim, Ending, Owner
 from celery_singleton_lock.core.owner_token import new_token
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.store.operator.base import Operator
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from support.passing_time import let_pass
@@ -82,10 +82,10 @@ def test_the_bytes_of_a_queue_are_those_of_its_parked_messages(store):
 def test_a_message_that_is_parked_twice_after_a_lost_reply_counts_once(store):
     """Nor does a copy of it."""
     hold(store, "a")
-    who, parcel = Owner(new_token(), "id/0/0", "app.task"), Parcel(b"body", "R", "q")
+    who, to_park = Owner(new_token(), "id/0/0", "app.task"), MessageToPark(b"body", "R", "q")
     for _ in range(3):
-        store.park(who, Claim("a"), parcel)
-    store.park(Owner(new_token(), "id/0/0", "app.task"), Claim("a", copy=True), parcel)
+        store.park(who, Claim("a"), to_park)
+    store.park(Owner(new_token(), "id/0/0", "app.task"), Claim("a", copy=True), to_park)
     assert counted(store) == {"q": (1, 4)}
 
 
@@ -146,10 +146,10 @@ class Walk:
         body = b"x" * self.random.randrange(1, 500)
         wait = self.random.choice([None, 3.0, 300.0])
         realm = self.random.choice("RRRS")
-        parcel = Parcel(body, realm, self.random.choice(QUEUES), wait)
+        to_park = MessageToPark(body, realm, self.random.choice(QUEUES), wait)
         options = {"copy": copy, "limit": self.random.choice([1, 1, 2]), **claim}
         for _ in range(self.random.choice([1, 1, 2])):
-            self.store.park(who, Claim(name, 30.0, **options), parcel)
+            self.store.park(who, Claim(name, 30.0, **options), to_park)
 
     def replace(self, name):
         self.park(name, max_waiting=1, replace=True)
@@ -161,8 +161,10 @@ class Walk:
     def receive(self, _name):
         delivery = self.store.receive("w", 0.001)
         if delivery is not None and self.random.random() < 0.7:
-            settle = self.random.choice([True, False])
-            self.store.claim(Owner(delivery.token, worker="w"), delivery.name, 30.0, settle=settle)
+            acks_early = self.random.choice([True, False])
+            self.store.claim(
+                Owner(delivery.token, worker="w"), delivery.name, 30.0, acks_early=acks_early
+            )
 
     def end(self, name):
         ending = self.random.choice([*ENDINGS, Ending.FINAL, Ending.FINAL])

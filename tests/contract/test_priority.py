@@ -20,7 +20,7 @@ from celery_singleton_lock.admin.why import why
 from celery_singleton_lock.cli.render import detail
 from celery_singleton_lock.core.lock_view import WaitsFor
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Reservation, Verdict
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.rate import packed, rates_of
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.store.operator.base import Operator
@@ -71,7 +71,7 @@ def wait(store, who, head_start=0, **options):
 
 def park(store, who, head_start=0, queue="q", task="app.task", **options):
     owner = Owner(f"{who}.0", f"{who}/0/0", task, "w")
-    return store.park(owner, claim(head_start, **options), Parcel(b"body", REALM, queue))
+    return store.park(owner, claim(head_start, **options), MessageToPark(b"body", REALM, queue))
 
 
 def order(store):
@@ -179,7 +179,7 @@ def test_a_message_that_returns_again_and_again_loses_its_head_start(redis_clien
     store.park(
         Owner("bad.0", "bad/0/0", "app.task", "w"),
         claim(MINUTE),
-        Parcel(b"body", REALM, "q", returns=5),
+        MessageToPark(b"body", REALM, "q", returns=5),
     )
     got = store.receive("w", 1.0)
     assert store.claim(Owner(got.token), "k", 30.0).verdict is Verdict.GRANTED
@@ -493,7 +493,9 @@ def scripts_of(commit):
 
     clock, shared = text("_clock.lua"), with_flow_key(text("_lock.lua"))
     verbs = ("acquire", "park", "claim", "release", "sweep_and_grant", "extend", "identify")
-    return {verb: assemble(verb, clock, shared, text(file_of(verb))) for verb in verbs}
+    texts = {verb: text(file_of(verb)) for verb in verbs}
+    texts["claim"] = texts["claim"].replace("settle ", "delete_message ")  # the argument's name
+    return {verb: assemble(verb, clock, shared, body) for verb, body in texts.items()}
 
 
 def test_an_older_worker_keeps_the_order_of_priorities(redis_client):
@@ -517,8 +519,8 @@ def test_a_head_start_does_not_shorten_the_wait_of_a_task_that_runs_again_later(
     first = Owner("a.0", "m/0/0", "app.task", "w")
     assert store.acquire(first, claim(60 * MINUTE)).verdict is Verdict.GRANTED
     copy = Owner("b.0", "m/0/0", "app.task", "w")
-    parcel = Parcel(b"body", REALM, "q", deadline=600.0)
-    assert store.park(copy, claim(60 * MINUTE, copy=1), parcel).verdict is Verdict.TWIN
+    to_park = MessageToPark(b"body", REALM, "q", deadline=600.0)
+    assert store.park(copy, claim(60 * MINUTE, copy=1), to_park).verdict is Verdict.TWIN
     store.release("k", first.token, Ending.LATER, reserve=Reservation("429", 30.0))
     store.sweep_and_grant_many(["k"], worker="w", realm=REALM, patience=60.0)
     assert [waiter.state for waiter in store.list_waiters("k", "queue")[0]] == ["parked"]

@@ -6,7 +6,7 @@ import pytest
 
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
 from celery_singleton_lock.core.owner_token import base_of, new_token
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.store.redis.sync import RedisStore
 from celery_singleton_lock.store.scripts import load_scripts
 from support.passing_time import let_pass
@@ -32,8 +32,8 @@ def message(attempt=""):
 
 
 def park(store, who, **claim):
-    parcel = Parcel(f"body of {who.attempt}".encode(), "R", "q")
-    return store.park(who, Claim(NAME, LEASE, **claim), parcel).verdict
+    to_park = MessageToPark(f"body of {who.attempt}".encode(), "R", "q")
+    return store.park(who, Claim(NAME, LEASE, **claim), to_park).verdict
 
 
 def test_a_message_that_is_parked_again_is_kept_once(store):
@@ -78,7 +78,7 @@ def timed(lock_client):
 def adrift_beside(store, holder):
     """Park a message without a consumer, while one of two permits is held."""
     store.acquire(holder, Claim(NAME, 12.0, limit=2))
-    store.park(message("second/0/0"), Claim(NAME, 12.0, limit=2), Parcel(b"body", "R", "q"))
+    store.park(message("second/0/0"), Claim(NAME, 12.0, limit=2), MessageToPark(b"body", "R", "q"))
     assert store.inspect(NAME).adrift == 1
 
 

@@ -18,7 +18,7 @@ from celery_singleton_lock.config.app_settings import parse_settings
 from celery_singleton_lock.core.lock_view import WaitsFor
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Reservation, Verdict
 from celery_singleton_lock.core.owner_token import new_token
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.store.cluster.sync import ClusterStore
 from celery_singleton_lock.store.factory import admin_of
@@ -152,7 +152,9 @@ def test_a_parked_message_waits_for_the_end_of_the_quarantine(make_redis, stores
         client.hset("csl:fleet:server", mapping=noted)
     store.worker_heartbeat("w", "R", ["q"], 3000.0)
     who = Owner(new_token(), "id/0/0")
-    assert store.park(who, Claim("a", 30.0), Parcel(b"x", "R", "q")).verdict is Verdict.WAITING
+    assert (
+        store.park(who, Claim("a", 30.0), MessageToPark(b"x", "R", "q")).verdict is Verdict.WAITING
+    )
     assert store.receive("w", 0.05) is None
     let_pass(store, 65)
     assert store.sweep_and_grant_many(store.take_due_locks()) == []
@@ -165,7 +167,7 @@ def test_l30_a_lease_that_grew_with_its_claim_is_waited_for(make_redis, stores):
     let_serve(server)
     store = stores(server)
     store.worker_heartbeat("w", "R", ["q"], 30.0)
-    store.park(Owner(new_token(), "id/0/0"), Claim("a", LEASE), Parcel(b"x", "R", "q"))
+    store.park(Owner(new_token(), "id/0/0"), Claim("a", LEASE), MessageToPark(b"x", "R", "q"))
     granted = store.receive("w", 1.0)
     assert store.claim(Owner(granted.token), "a", 3 * LEASE).verdict is Verdict.GRANTED
     with server.client() as client:
@@ -248,7 +250,7 @@ def test_a_retry_does_not_start_while_a_new_server_grants_nothing(make_redis, st
     first = Owner(new_token(), "task/0/0")
     retry = Owner(new_token(), "task/1/0")
     assert store.acquire(first, Claim("a", LEASE)).verdict is Verdict.GRANTED
-    store.park(retry, Claim("a", LEASE), Parcel(b"body", "R", "q"))
+    store.park(retry, Claim("a", LEASE), MessageToPark(b"body", "R", "q"))
     with server.client() as client:
         client.hset("csl:fleet:server", "run", "another")
     store.release("a", first.token, Ending.KEEP, reserve=Reservation("task/1/0", LEASE))
@@ -299,7 +301,7 @@ def test_a_new_server_lets_no_message_start_or_leave_for_the_broker(make_redis, 
     acquire(store, "held")
     for name, queue in (("held", "q"), ("free", "nobody's")):
         who = Owner(new_token(), f"{name}/0/0", "app.task")
-        store.park(who, Claim(name, LEASE), Parcel(b"body", "R", queue))
+        store.park(who, Claim(name, LEASE), MessageToPark(b"body", "R", queue))
     with server.client() as client:
         for opens, moved in ((False, 0), (True, 1)):
             client.hset("csl:fleet:server", "till" if opens else "run", "0")

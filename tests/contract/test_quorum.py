@@ -189,7 +189,7 @@ def test_three_of_five_servers_are_killed_and_nothing_is_granted(servers, store)
         Lock(store, "b", lease=LEASE).acquire()
     assert time.monotonic() - began < 10 * TIMEOUT
     dead = ", ".join(f"127.0.0.1:{server.port}" for server in servers if not server.is_running)
-    assert f"({dead}), and 3 are needed. The first error: The lock's Redis" in str(told.value)
+    assert f"({dead}), and 3 are needed. The first error: The locks' Redis" in str(told.value)
     eventually(lambda: mine.lost)
     with pytest.raises(BackendUnreachable, match="3 are needed"):
         mine.release()

@@ -27,7 +27,7 @@ from celery_singleton_lock.core.fair_group import Group
 from celery_singleton_lock.core.lock_view import WaitsFor
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
 from celery_singleton_lock.core.owner_token import new_token
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.rate import ending_at_rate, packed, rates_of
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.lock.backends import _watchdogs
@@ -283,7 +283,7 @@ def test_grants_that_ended_unclaimed_are_no_starts_though_many_others_are_unclai
     claim = Claim("k", 60.0, 300, flow=packed(rates_of("200/h")))
     tokens = sorted(new_token() for _ in range(150))
     for token in tokens:
-        store.park(Owner(token, f"{token}/0/0"), claim, Parcel(b"", "R", "q", None))
+        store.park(Owner(token, f"{token}/0/0"), claim, MessageToPark(b"", "R", "q", None))
     let_pass(store, 40)
     store.extend([("k", token, 600.0) for token in tokens[:120]])
     let_pass(store, 40)  # 30 grants have ended, and are repeated
@@ -441,7 +441,7 @@ def store(redis_client):
 
 def park(store, rate):
     me = Owner(new_token(), f"{new_token()}/0/0", "t", "w1")
-    return me, store.park(me, claim_with(rate), Parcel(b"body", "R", "q", None))
+    return me, store.park(me, claim_with(rate), MessageToPark(b"body", "R", "q", None))
 
 
 def start_one(store, rate):
@@ -485,8 +485,10 @@ def test_who_claims_is_told_when_the_next_one_may_start(store):
     me = Owner(new_token())
     store.acquire(me, claim)
     first = Owner(new_token(), "a/0/0", "t", "w1")
-    store.park(first, claim, Parcel(b"body", "R", "q", None))
-    store.park(Owner(new_token(), "b/0/0", "t", "w1"), claim, Parcel(b"body", "R", "q", None))
+    store.park(first, claim, MessageToPark(b"body", "R", "q", None))
+    store.park(
+        Owner(new_token(), "b/0/0", "t", "w1"), claim, MessageToPark(b"body", "R", "q", None)
+    )
     store.release("k", me.token, Ending.FINAL)
     let_pass(store, 3601)
     store.worker_heartbeat("w1", "R", ["q"], 600.0, 9)
@@ -504,7 +506,7 @@ def test_who_grants_is_told_when_the_next_one_may_start(store):
     store.acquire(Owner(new_token()), claim)
     for number in range(2):
         owner = Owner(new_token(), f"a{number}/0/0", "t", "w1")
-        store.park(owner, claim, Parcel(b"body", "R", "q", None))
+        store.park(owner, claim, MessageToPark(b"body", "R", "q", None))
     let_pass(store, 1801)
     store.worker_heartbeat("w1", "R", ["q"], 600.0, 9)
     swept = store.sweep_and_grant_many(["k", "other"], worker="w1")
@@ -622,7 +624,7 @@ def told(store):
 def park_ending(store, rate):
     me = Owner(new_token(), f"{new_token()}/0/0", "t", "w1")
     claim = Claim("k", flow=ending_at_rate(packed(rates_of(rate))))
-    assert store.park(me, claim, Parcel(b"body", "R", "q", None)).verdict is Verdict.WAITING
+    assert store.park(me, claim, MessageToPark(b"body", "R", "q", None)).verdict is Verdict.WAITING
     return me.token
 
 
@@ -679,7 +681,7 @@ def test_a_list_says_what_may_hold_the_waiters_of_a_free_permit_back(redis_clien
 
     def parked(name, flow):
         me = Owner(new_token(), f"{new_token()}/0/0", "t", "w1")
-        store.park(me, Claim(name, 60.0, 3, flow=flow), Parcel(b"body", "R", "q", None))
+        store.park(me, Claim(name, 60.0, 3, flow=flow), MessageToPark(b"body", "R", "q", None))
 
     for _ in range(2):
         parked("rated", packed(rates_of("1/h")))

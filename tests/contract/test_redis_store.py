@@ -18,7 +18,7 @@ from redis.retry import Retry
 from celery_singleton_lock.config.redis_url import parse_backend_url
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
 from celery_singleton_lock.core.owner_token import new_token
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.errors import (
     BackendError,
@@ -76,7 +76,7 @@ def verbs(store, holder, waiter):
     return {
         "acquire": lambda: store.acquire(owner(), claim(), wait=30.0),
         "acquire a copy": lambda: store.acquire(copy, claim(copy=True)),
-        "park": lambda: store.park(message, claim(), Parcel(b"body", "R", "q", 30.0)),
+        "park": lambda: store.park(message, claim(), MessageToPark(b"body", "R", "q", 30.0)),
         "claim": lambda: store.claim(holder, NAME, 60.0),
         "release": lambda: store.release(NAME, holder.token, Ending.FINAL, mark=True),
         "release again": lambda: store.release(NAME, holder.token, Ending.AGAIN),
@@ -96,8 +96,8 @@ def test_t24_scripts_that_the_server_forgot_are_sent_again(store, redis_client):
     redis_client.script_flush()
     assert store.extend([(NAME, who.token, 30.0)]) == [True]
     redis_client.script_flush()
-    parcel = Parcel(b"body", "R", "q")
-    replies = store.park_many([(owner(f"{n}/0/0"), claim(), parcel) for n in range(3)])
+    to_park = MessageToPark(b"body", "R", "q")
+    replies = store.park_many([(owner(f"{n}/0/0"), claim(), to_park) for n in range(3)])
     assert [reply.verdict for reply in replies] == [Verdict.WAITING] * 3
     redis_client.script_flush()
     assert store.release(NAME, who.token, Ending.FINAL).verdict is Verdict.RELEASED
@@ -109,8 +109,8 @@ def test_t24_a_batch_on_a_server_that_knows_no_script_sends_the_text_once(own_st
     redis_client.script_flush()
     redis_client.config_resetstat()
     askers = [owner(f"{n}/0/0") for n in range(20)]
-    parcel = Parcel(b"body", "R", "q")
-    replies = store.park_many([(who, claim(), parcel) for who in askers])
+    to_park = MessageToPark(b"body", "R", "q")
+    replies = store.park_many([(who, claim(), to_park) for who in askers])
     assert [reply.verdict for reply in replies] == [Verdict.WAITING] * 20
     assert store.inspect(NAME).bodies == 20
     store.worker_heartbeat("w", "R", ["q"], 600.0)
@@ -136,7 +136,7 @@ def test_l29_an_idle_lock_leaves_only_what_expires(store, redis_client):
     holder, waiter = owner(), owner("id/0/0")
     store.acquire(holder, claim())
     store.acquire(waiter, claim(), wait=30.0)
-    store.park(owner("other/0/0"), claim(), Parcel(b"body", "R", "q"))
+    store.park(owner("other/0/0"), claim(), MessageToPark(b"body", "R", "q"))
     for token in (holder.token, waiter.token):
         store.release(NAME, token, Ending.FINAL)
     store.release(NAME, store.receive("w", 1.0).token, Ending.FINAL)
@@ -219,7 +219,7 @@ def staged(store):
     holder, waiter = owner("h/0/0"), owner("w/0/0")
     store.acquire(holder, claim())
     store.acquire(waiter, claim(), wait=30.0)
-    store.park(owner("m/0/0"), claim(), Parcel(b"body", "R", "q", 20.0))
+    store.park(owner("m/0/0"), claim(), MessageToPark(b"body", "R", "q", 20.0))
     return holder, waiter
 
 
@@ -248,7 +248,7 @@ def test_a_key_of_another_type_at_an_idle_lock(store, redis_client, part):
         return store.acquire(owner(), claim())
 
     def parks():
-        return store.park(owner("p/0/0"), claim(), Parcel(b"body", "R", "q"))
+        return store.park(owner("p/0/0"), claim(), MessageToPark(b"body", "R", "q"))
 
     if free:
         assert acquires().verdict is Verdict.GRANTED
@@ -265,7 +265,7 @@ def test_foreign_keys_around_the_lock_cost_a_wake_up_and_no_grant(store, redis_c
     holder, waiter = owner(), owner()
     store.acquire(holder, claim())
     store.acquire(waiter, claim(), wait=30.0)
-    store.park(owner("m/0/0"), claim(), Parcel(b"body", "R", "q"))
+    store.park(owner("m/0/0"), claim(), MessageToPark(b"body", "R", "q"))
     store.worker_heartbeat("w", "R", ["q"], 600.0)
     redis_client.set(keyspace.wake(NAME, waiter.token), "x")
     redis_client.set(keyspace.inbox("w"), "x")
@@ -303,9 +303,9 @@ def test_a_limited_lock_lets_no_other_lock_of_a_renewal_forget_its_limit(store, 
 
 def test_a_refused_lock_in_a_batch_is_its_own_error(store, redis_client):
     redis_client.set(Keyspace().lock(NAME).queue, "x")
-    parcel = Parcel(b"body", "R", "q")
+    to_park = MessageToPark(b"body", "R", "q")
     refused, kept = store.park_many(
-        [(owner("a/0/0"), claim(), parcel), (owner("b/0/0"), Claim("other"), parcel)]
+        [(owner("a/0/0"), claim(), to_park), (owner("b/0/0"), Claim("other"), to_park)]
     )
     assert isinstance(refused, BackendRefused)
     assert kept.verdict is Verdict.WAITING
@@ -320,7 +320,7 @@ def test_t39_on_a_full_redis_leases_go_on_and_end_and_nothing_new_begins(make_re
         holder, waiter, message = owner(), owner(), owner("m/0/0")
         store.acquire(holder, claim())
         store.acquire(waiter, claim(), wait=60.0)
-        store.park(message, claim(), Parcel(b"body", "R", "q"))
+        store.park(message, claim(), MessageToPark(b"body", "R", "q"))
         lapsing = owner()
         store.acquire(lapsing, Claim("lapsed", 0.05))
         time.sleep(0.1)  # the lease of who lapses
@@ -331,9 +331,9 @@ def test_t39_on_a_full_redis_leases_go_on_and_end_and_nothing_new_begins(make_re
             "a free lock": lambda: store.acquire(owner(), Claim("free")),
             "a busy lock": lambda: store.acquire(owner(), claim(), wait=60.0),
             "a lapsed lock": lambda: store.acquire(owner(), Claim("lapsed")),
-            "park": lambda: store.park(owner("n/0/0"), claim(), Parcel(b"b", "R", "q")),
+            "park": lambda: store.park(owner("n/0/0"), claim(), MessageToPark(b"b", "R", "q")),
             "park at a lapsed lock": lambda: store.park(
-                owner("o/0/0"), Claim("lapsed"), Parcel(b"b", "R", "q")
+                owner("o/0/0"), Claim("lapsed"), MessageToPark(b"b", "R", "q")
             ),
         }
         for what, call in refused.items():
@@ -395,7 +395,7 @@ def test_t39_on_a_full_redis_dead_holders_are_swept_and_waiters_are_granted(make
         store.worker_heartbeat("w", "R", ["q"], 600.0)
         waits = owner("m/0/0")
         store.acquire(owner(), claim(0.05))
-        store.park(waits, claim(), Parcel(b"body", "R", "q"))
+        store.park(waits, claim(), MessageToPark(b"body", "R", "q"))
         client.config_set("maxmemory", "1")
         time.sleep(0.1)  # the lease of who died
         assert store.unswept_locks(0.0) == [NAME]
@@ -438,14 +438,14 @@ def test_the_permissions_that_the_error_advises_are_enough_for_every_call(make_r
         admin.execute_command("ACL", "SETUSER", "app", "on", ">pw", "~csl:*", *allowed)
     with server.client(decode_responses=False, username="app", password="pw") as client:
         store, other = RedisStore(client), Claim("other")
-        parcel = Parcel(b"body", "R", "q")
+        to_park = MessageToPark(b"body", "R", "q")
         store.worker_heartbeat("w", "R", ["q"], 600.0)
         holder, waiter = owner(), owner()
         assert store.acquire(holder, claim()).verdict is Verdict.GRANTED
         assert store.acquire(waiter, claim(), wait=30.0).verdict is Verdict.WAITING
-        replies = store.park_many([(owner(f"{n}/0/0"), other, parcel) for n in range(3)])
+        replies = store.park_many([(owner(f"{n}/0/0"), other, to_park) for n in range(3)])
         assert [reply.verdict for reply in replies] == [Verdict.WAITING] * 3
-        assert store.park(owner("3/0/0"), other, parcel).verdict is Verdict.WAITING
+        assert store.park(owner("3/0/0"), other, to_park).verdict is Verdict.WAITING
         assert store.sweep_and_grant_many([NAME, "other"], realm="S") == []
         assert store.sweep_and_grant(NAME) == []
         assert store.extend([(NAME, holder.token, 30.0)]) == [True]
@@ -490,7 +490,7 @@ def test_an_unreachable_server_is_reported_quickly_and_without_a_password():
     calls = [
         lambda: store.acquire(owner(), claim()),
         lambda: store.extend([(NAME, "t.0", 5.0)]),
-        lambda: store.park_many([(owner(), claim(), Parcel(b"b", "R", "q"))]),
+        lambda: store.park_many([(owner(), claim(), MessageToPark(b"b", "R", "q"))]),
         lambda: store.body(NAME, "t.0"),
         store.time,
         lambda: store.receive("w", 60.0),

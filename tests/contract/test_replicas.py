@@ -9,7 +9,7 @@ import pytest
 from celery_singleton_lock.config.app_settings import parse_settings
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
 from celery_singleton_lock.core.owner_token import new_token
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.errors import BackendUnreachable, ConfigurationError
 from celery_singleton_lock.store.cluster.sync import ClusterStore
@@ -54,15 +54,15 @@ def pair(request, make_redis):
         yield Pair(store, replica, lambda: kind(stack.enter_context(closing(connect()))))
 
 
-def parcels(*owners):
-    return [(who, Claim("a"), Parcel(b"body", "R", "q")) for who in owners]
+def to_park(*owners):
+    return [(who, Claim("a"), MessageToPark(b"body", "R", "q")) for who in owners]
 
 
 def parked(store, who):
     """Park a message; return the reply once a replica has the message."""
 
     def kept():
-        (reply,) = store.park_many(parcels(who))
+        (reply,) = store.park_many(to_park(who))
         return not isinstance(reply, BackendUnreachable) and reply
 
     return eventually(kept)
@@ -75,7 +75,7 @@ def test_a_message_that_no_replica_has_is_not_reported_as_parked(pair):
     store.acquire(holder, Claim("a"))
     pair.replica.pause()
     for _ in range(2):
-        (answer,) = store.park_many(parcels(who))
+        (answer,) = store.park_many(to_park(who))
         assert isinstance(answer, BackendUnreachable)
         assert "singleton_lock_replicas_wait" in str(answer)
     pair.replica.resume()
@@ -105,7 +105,9 @@ def test_what_is_not_kept_waits_for_no_replica(pair):
     store.acquire(Owner(new_token()), Claim("a"))
     pair.replica.pause()
     none = Claim("a", max_waiting=0)
-    (answer,) = store.park_many([(Owner(new_token(), "id/0/0"), none, Parcel(b"", "R", "q"))])
+    (answer,) = store.park_many(
+        [(Owner(new_token(), "id/0/0"), none, MessageToPark(b"", "R", "q"))]
+    )
     assert answer.verdict is Verdict.FULL
     pair.replica.resume()
 

@@ -8,7 +8,7 @@ import pytest
 
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
 from celery_singleton_lock.core.owner_token import new_token
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from support.passing_time import let_pass
 
@@ -40,7 +40,7 @@ def hold(store, limit=1):
 def park(store, attempt, name=NAME, queue="q", limit=1):
     who = Owner(new_token(), attempt)
     assert (
-        store.park(who, Claim(name, limit=limit), Parcel(b"body", "R", queue)).verdict
+        store.park(who, Claim(name, limit=limit), MessageToPark(b"body", "R", queue)).verdict
         is Verdict.WAITING
     )
     return who.token
@@ -89,7 +89,7 @@ def test_a_dead_holder_without_waiters_leaves_the_index(store, all_keys, limit):
     held = [hold(store, limit) for _ in range(limit)]
     token = park(store, "id1/0/0", limit=limit)
     store.release(NAME, held.pop(), Ending.FINAL)
-    assert store.claim(Owner(token, "id1/0/0"), NAME, SHORT, settle=True).verdict == "granted"
+    assert store.claim(Owner(token, "id1/0/0"), NAME, SHORT, acks_early=True).verdict == "granted"
     for other in held:
         store.release(NAME, other, Ending.FINAL)
 

@@ -22,7 +22,7 @@ from celery_singleton_lock.core.model import (
     Verdict,
 )
 from celery_singleton_lock.core.owner_token import base_of, new_token, token_on
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.store.operator.base import Operator
 from celery_singleton_lock.store.operator.redis import ClusterAdminStore, RedisAdminStore
@@ -70,8 +70,8 @@ def claim(lease=LEASE, name=NAME, **more):
     return Claim(name, lease, **more)
 
 
-def parcel(body=b"body \xff\n", realm="R", queue="q", **more):
-    return Parcel(body, realm, queue, **more)
+def to_park(body=b"body \xff\n", realm="R", queue="q", **more):
+    return MessageToPark(body, realm, queue, **more)
 
 
 def held_by(store, lease=LEASE, **more):
@@ -320,7 +320,7 @@ def test_l24_invalid_leases_are_refused_before_a_write(store, kind, lease):
         lambda: store.acquire(waiter, claim(lease, "other")),
         lambda: store.extend([(NAME, holder.token, lease)]),
         lambda: store.claim(holder, NAME, lease),
-        lambda: store.park(waiter, claim(lease, "other"), parcel()),
+        lambda: store.park(waiter, claim(lease, "other"), to_park()),
     ]
     for call in calls[: 3 if kind == "quorum" else 4]:
         with pytest.raises(ConfigurationError, match="lease"):
@@ -347,7 +347,7 @@ def test_invalid_wait_times_are_refused(store, wait):
 @pytest.mark.parametrize("wait", [-1.0, float("nan"), float("inf"), 1e300])
 def test_invalid_deadlines_of_messages_are_refused(store, wait):
     with pytest.raises(ConfigurationError):
-        store.park(owner(), claim(), parcel(deadline=wait))
+        store.park(owner(), claim(), to_park(deadline=wait))
 
 
 ANY_NAME = pytest.mark.parametrize(
@@ -372,12 +372,12 @@ def test_messages_are_kept_at_a_lock_of_any_name(store, name):
     who = owner("id/0/0")
     store.worker_heartbeat("w", "R", ["q"], LEASE)
     assert store.acquire(who, claim(name=name)).verdict is Verdict.GRANTED
-    assert store.park(owner("two/0/0"), claim(name=name), parcel()).verdict is Verdict.WAITING
+    assert store.park(owner("two/0/0"), claim(name=name), to_park()).verdict is Verdict.WAITING
     copy = owner("two/0/0")
     assert store.acquire(copy, claim(name=name, copy=True)).verdict is Verdict.TWIN
     store.release(name, who.token, Ending.FINAL)
     delivery = store.receive("w", SOON)
-    assert (delivery.name, delivery.body) == (name, parcel().body)
+    assert (delivery.name, delivery.body) == (name, to_park().body)
     store.release(name, delivery.token, Ending.FINAL)
     assert store.inspect(name).bodies == 0
 
@@ -463,7 +463,7 @@ def test_a_full_queue_refuses_the_next_waiter(store):
 def test_a_full_queue_refuses_a_message(store):
     held_by(store)
     waits(store)
-    assert store.park(owner("p/0/0"), claim(max_waiting=1), parcel()).verdict is Verdict.FULL
+    assert store.park(owner("p/0/0"), claim(max_waiting=1), to_park()).verdict is Verdict.FULL
     assert store.inspect(NAME).waiting == 1
     assert store.inspect(NAME).bodies == 0
 
@@ -493,7 +493,7 @@ def test_a_higher_limit_counts_once_the_lock_has_been_free(store):
 
 def parked(store, attempt="id/0/0", **more):
     who = owner(attempt)
-    assert store.park(who, claim(), parcel(**more)).verdict is Verdict.WAITING
+    assert store.park(who, claim(), to_park(**more)).verdict is Verdict.WAITING
     return who
 
 
@@ -523,19 +523,19 @@ def test_l13_a_message_whose_claim_was_not_answered_is_delivered_once_more(store
     store.release(NAME, holder.token, Ending.FINAL)
     delivery = store.receive("w", SOON)
     if reached:
-        store.claim(Owner(delivery.token), NAME, LEASE, settle=True)
+        store.claim(Owner(delivery.token), NAME, LEASE, acks_early=True)
 
     again = claim(copy=CLAIM_UNANSWERED)
-    assert store.park(who, again, parcel(b"first")).verdict is Verdict.WAITING
+    assert store.park(who, again, to_park(b"first")).verdict is Verdict.WAITING
     second = store.receive("w", SOON)
     assert (base_of(second.token), second.body) == (base_of(who.token), b"first")
     assert second.token != delivery.token
-    assert store.park(who, again, parcel(b"first")).verdict is Verdict.WAITING, "asked again"
+    assert store.park(who, again, to_park(b"first")).verdict is Verdict.WAITING, "asked again"
     assert store.claim(Owner(delivery.token), NAME, LEASE).verdict is Verdict.ABSENT, "arrives late"
-    assert store.claim(Owner(second.token), NAME, LEASE, settle=True).verdict is Verdict.GRANTED
-    assert store.park(who, again, parcel(b"first")).verdict is Verdict.WAITING, "asked later"
+    assert store.claim(Owner(second.token), NAME, LEASE, acks_early=True).verdict is Verdict.GRANTED
+    assert store.park(who, again, to_park(b"first")).verdict is Verdict.WAITING, "asked later"
     store.release(NAME, second.token, Ending.FINAL)
-    assert store.park(who, again, parcel(b"first")).verdict is Verdict.DONE
+    assert store.park(who, again, to_park(b"first")).verdict is Verdict.DONE
     assert store.receive("w", SOON).token == behind.token
 
 
@@ -547,14 +547,14 @@ def test_l13_a_repeated_call_takes_no_lock_from_a_message_that_was_parked_after_
     who = parked(store, body=b"first")
     store.release(NAME, holder.token, Ending.FINAL)
     delivery = store.receive("w", SOON)
-    store.claim(Owner(delivery.token), NAME, SHORT, settle=True)
+    store.claim(Owner(delivery.token), NAME, SHORT, acks_early=True)
     lapse(store)
     store.worker_heartbeat("w", "R", ["q"], LEASE)
     again = claim(copy=CLAIM_UNANSWERED)
-    assert store.park(who, again, parcel(b"first")).verdict is Verdict.WAITING
+    assert store.park(who, again, to_park(b"first")).verdict is Verdict.WAITING
     second = store.receive("w", SOON)
-    assert store.claim(Owner(second.token), NAME, LEASE, settle=True).verdict is Verdict.GRANTED
-    assert store.park(who, again, parcel(b"first")).verdict is Verdict.WAITING
+    assert store.claim(Owner(second.token), NAME, LEASE, acks_early=True).verdict is Verdict.GRANTED
+    assert store.park(who, again, to_park(b"first")).verdict is Verdict.WAITING
     assert tokens(store) == [second.token]
     assert store.receive("w", 0.05) is None
 
@@ -564,15 +564,15 @@ def test_t5_a_message_that_is_parked_again_shares_no_token_with_a_late_holder(st
     """Two copies of it come from the broker, each after the lease of the delivery before."""
     store.worker_heartbeat("w", "R", ["q"], LEASE)
     who = parked(store, body=b"first")
-    store.claim(Owner(store.receive("w", SOON).token), NAME, SHORT, settle=True)
+    store.claim(Owner(store.receive("w", SOON).token), NAME, SHORT, acks_early=True)
     deliveries = []
     for _ in range(2):
         lapse(store)
         store.worker_heartbeat("w", "R", ["q"], LEASE)
         again = claim(copy=CLAIM_UNANSWERED)
-        assert store.park(who, again, parcel(b"first")).verdict is Verdict.WAITING
+        assert store.park(who, again, to_park(b"first")).verdict is Verdict.WAITING
         deliveries.append(store.receive("w", SOON).token)
-        store.claim(Owner(deliveries[-1]), NAME, SHORT, settle=True)
+        store.claim(Owner(deliveries[-1]), NAME, SHORT, acks_early=True)
     late, now = deliveries
     assert store.extend([(NAME, late, LEASE)]) == [False]
     assert store.release(NAME, late, Ending.FINAL).verdict is Verdict.ABSENT
@@ -584,13 +584,13 @@ def test_a_delivery_that_was_not_parked_here_is_parked_if_its_claim_was_not_answ
     """With several locks: the claim has settled the message at the first one."""
     store.worker_heartbeat("w", "R", ["q"], LEASE)
     first = held_by(store, attempt="id/0/0")
-    assert store.claim(first, NAME, LEASE, settle=True).verdict is Verdict.GRANTED
+    assert store.claim(first, NAME, LEASE, acks_early=True).verdict is Verdict.GRANTED
     again = claim(copy=CLAIM_UNANSWERED)
-    assert store.park(first, again, parcel(b"all")).verdict is Verdict.WAITING
+    assert store.park(first, again, to_park(b"all")).verdict is Verdict.WAITING
     delivery = store.receive("w", SOON)
     assert (base_of(delivery.token), delivery.body) == (base_of(first.token), b"all")
     assert tokens(store) == [delivery.token] != [first.token]
-    assert store.park(first, again, parcel(b"all")).verdict is Verdict.WAITING, "asked again"
+    assert store.park(first, again, to_park(b"all")).verdict is Verdict.WAITING, "asked again"
     assert tokens(store) == [delivery.token]
 
 
@@ -632,7 +632,7 @@ def test_t34_every_late_copy_of_a_finished_task_ends_quietly(store):
     for _ in range(5):
         copy = owner("id/0/0")
         assert store.acquire(copy, claim(copy=True)).verdict is Verdict.DONE
-        assert store.park(copy, claim(copy=True), parcel()).verdict is Verdict.DONE
+        assert store.park(copy, claim(copy=True), to_park()).verdict is Verdict.DONE
     assert store.acquire(who, claim()).verdict is Verdict.DONE  # its own message, once more
     assert store.inspect(NAME).holders == ()
     assert store.inspect(NAME).bodies == 0
@@ -666,7 +666,7 @@ def test_t35_the_last_copy_runs_after_the_dead_holders_lease(store):
     held_by(store, SHORT, attempt="id/0/0")  # and its worker is killed
     copy = owner("id/0/0")
     assert store.acquire(copy, claim(copy=True)).verdict is Verdict.TWIN
-    assert store.park(copy, claim(copy=True), parcel(b"copy")).verdict is Verdict.TWIN
+    assert store.park(copy, claim(copy=True), to_park(b"copy")).verdict is Verdict.TWIN
     lapse(store)
     store.sweep_and_grant(NAME)
     delivery = store.receive("w", SOON)
@@ -679,7 +679,7 @@ def test_t36_a_duplicate_runs_if_the_original_is_requeued(store):
     store.worker_heartbeat("w", "R", ["q"], LEASE)
     first = held_by(store, attempt="id/0/0")
     copy = owner("id/0/0")
-    store.park(copy, claim(copy=True), parcel(b"copy"))
+    store.park(copy, claim(copy=True), to_park(b"copy"))
     store.release(NAME, first.token, Ending.AGAIN)
     assert store.receive("w", SOON).body == b"copy"
 
@@ -688,7 +688,7 @@ def test_t36_a_duplicate_runs_if_the_original_is_requeued(store):
 def test_t14_a_duplicate_is_dropped_at_the_final_end(store):
     store.worker_heartbeat("w", "R", ["q"], LEASE)
     first = held_by(store, attempt="id/0/0")
-    store.park(owner("id/0/0"), claim(copy=True), parcel(b"copy"))
+    store.park(owner("id/0/0"), claim(copy=True), to_park(b"copy"))
     assert store.inspect(NAME).bodies == 1
     store.release(NAME, first.token, Ending.FINAL)
     assert store.inspect(NAME).bodies == 0
@@ -701,7 +701,7 @@ def test_a_copy_that_is_parked_after_its_first_has_ended_is_done(store):
     copy = owner("id/0/0")
     assert store.acquire(copy, claim(copy=True)).verdict is Verdict.TWIN
     store.release(NAME, first.token, Ending.FINAL)
-    assert store.park(copy, claim(copy=True), parcel()).verdict is Verdict.DONE
+    assert store.park(copy, claim(copy=True), to_park()).verdict is Verdict.DONE
 
 
 @NO_MESSAGES
@@ -709,7 +709,7 @@ def test_a_retry_is_not_a_duplicate(store):
     held_by(store, attempt="id/0/0")
     retry = owner("id/1/0")
     assert store.acquire(retry, claim(copy=True)).verdict is Verdict.BLOCKED
-    assert store.park(retry, claim(copy=True), parcel()).verdict is Verdict.WAITING
+    assert store.park(retry, claim(copy=True), to_park()).verdict is Verdict.WAITING
 
 
 @NO_MESSAGES
@@ -721,7 +721,7 @@ def test_a_copy_of_one_of_many_holders_is_a_twin(store):
         for who in part:
             assert store.acquire(who, claim(limit=300)).verdict is Verdict.GRANTED
         verdicts = [
-            store.park(owner(who.attempt), claim(limit=300, copy=True), parcel()).verdict
+            store.park(owner(who.attempt), claim(limit=300, copy=True), to_park()).verdict
             for who in (*part[:3], *part[-3:], early[100])
         ]
         assert set(verdicts) == {Verdict.TWIN}
@@ -775,9 +775,9 @@ def test_only_a_refusal_says_what_the_task_waits_for(store):
     assert store.acquire(owner(), claim()).waits_for is WaitsFor.HOLDER
     assert store.acquire(owner(), claim(), wait=LEASE).waits_for is WaitsFor.HOLDER
     told = [store.acquire(copies[0], claim(copy=True)), store.claim(owner(), NAME, LEASE)]
-    told += [store.park(copies[1], claim(copy=True), parcel())]
+    told += [store.park(copies[1], claim(copy=True), to_park())]
     store.release(NAME, first.token, Ending.FINAL)
-    told += [store.park(copies[2], claim(copy=True), parcel())]
+    told += [store.park(copies[2], claim(copy=True), to_park())]
     told += [store.release(NAME, copies[2].token, Ending.FINAL)]
     absent, twin = Verdict.ABSENT, Verdict.TWIN
     assert [each.verdict for each in told] == [twin, absent, twin, Verdict.DONE, absent]
@@ -840,7 +840,7 @@ def test_t38_a_realm_gets_only_its_own_messages(store):
 @NO_MESSAGES
 def test_t38_many_messages_of_a_dead_realm_do_not_hide_those_of_a_live_one(store):
     for number in range(250):
-        store.park(owner(f"dead{number}/0/0"), claim(), parcel(realm="dead"))
+        store.park(owner(f"dead{number}/0/0"), claim(), to_park(realm="dead"))
     mine = parked(store, "mine/0/0")
     store.worker_heartbeat("w", "R", ["q"], LEASE)
     store.sweep_and_grant(NAME)
@@ -852,7 +852,7 @@ def test_any_number_of_messages_without_a_consumer_is_passed(store):
     store.worker_heartbeat("w", "R", ["q"], LEASE)
     holder = held_by(store)
     for number in range(250):
-        store.park(owner(f"dead{number}/0/0"), claim(), parcel(realm="dead"))
+        store.park(owner(f"dead{number}/0/0"), claim(), to_park(realm="dead"))
     mine = parked(store, "mine/0/0")
     store.release(NAME, holder.token, Ending.FINAL)
     for _ in range(3):
@@ -866,7 +866,7 @@ def test_a_free_permit_with_waiters_is_due_for_a_sweep_at_once_even_after_an_ext
     """One script moves only so many waiters; an extend moves none, and sets the next look."""
     holder = held_by(store)
     for number in range(250):
-        store.park(owner(f"dead{number}/0/0"), claim(), parcel(realm="dead"))
+        store.park(owner(f"dead{number}/0/0"), claim(), to_park(realm="dead"))
     store.release(NAME, holder.token, Ending.FINAL)
     assert store.inspect(NAME).waiting > 0
     assert store.extend([(NAME, "nobody.0", LEASE)]) == [False]
@@ -904,7 +904,7 @@ def test_early_acknowledgement_drops_the_body_at_the_start(store):
     store.worker_heartbeat("w", "R", ["q"], LEASE)
     parked(store)
     delivery = store.receive("w", SOON)
-    store.claim(store_owner(delivery), NAME, SHORT, settle=True)
+    store.claim(store_owner(delivery), NAME, SHORT, acks_early=True)
     assert store.inspect(NAME).bodies == 0
     lapse(store)
     store.sweep_and_grant(NAME)
@@ -940,14 +940,14 @@ def test_a_reset_grants_the_lock_to_the_next_waiter_not_to_the_former_holder(sto
     assert store.receive("w", SOON).token == following.token
     store.release(NAME, following.token, Ending.FINAL)
     again = store.receive("w", SOON)
-    assert (base_of(again.token), again.body) == (base_of(stuck.token), parcel().body)
+    assert (base_of(again.token), again.body) == (base_of(stuck.token), to_park().body)
 
 
 @NO_MESSAGES
 def test_each_due_lock_is_returned_to_one_caller_and_none_is_left_out(store):
     names = [f"lock:{number}" for number in range(300)]
     for name in names:
-        store.park(owner(f"{name}/0/0"), claim(name=name), parcel(deadline=SHORT))
+        store.park(owner(f"{name}/0/0"), claim(name=name), to_park(deadline=SHORT))
     stop_time(store)  # a lock that was taken is due again after a moment
     lapse(store)
     seen: set[str] = set()
@@ -977,7 +977,7 @@ def test_only_as_many_unswept_locks_are_returned_as_asked_for(store):
     """Without workers all locks are unswept; a few names are enough for a report."""
     names = {f"lock:{number}" for number in range(30)}
     for name in names:
-        store.park(owner(f"{name}/0/0"), claim(name=name), parcel(deadline=SHORT))
+        store.park(owner(f"{name}/0/0"), claim(name=name), to_park(deadline=SHORT))
     held_by(store)
     lapse(store)
     assert len(store.unswept_locks(0.0, 7)) == 7
@@ -1002,13 +1002,13 @@ def test_a_batch_of_locks_is_swept_at_once(store):
     store.worker_heartbeat("w", "R", ["q"], LEASE)
     for name in ("one", "two"):
         assert store.acquire(owner(), claim(SHORT, name)).verdict is Verdict.GRANTED
-        store.park(owner(f"{name}/0/0"), claim(name=name), parcel(name.encode()))
+        store.park(owner(f"{name}/0/0"), claim(name=name), to_park(name.encode()))
     stray = owner("stray/0/0")
-    store.park(stray, claim(name="three"), parcel(queue="nobody's"))
+    store.park(stray, claim(name="three"), to_park(queue="nobody's"))
     lapse(store)
     told = store.sweep_and_grant_many(["one", "two", "three"], worker="w", realm="R")
     assert [(s.name, s.token, s.queue, s.body) for s in told] == [
-        ("three", stray.token, "nobody's", parcel().body)
+        ("three", stray.token, "nobody's", to_park().body)
     ]
     assert {store.receive("w", SOON).body for _ in range(2)} == {b"one", b"two"}
     assert store.sweep_and_grant_many([]) == []
@@ -1020,7 +1020,7 @@ def test_a_batch_of_messages_is_parked_in_its_order(store):
     held_by(store)
     who = [owner(f"id{number}/0/0") for number in range(3)]
     bound = claim(max_waiting=2)
-    replies = store.park_many([(each, bound, parcel()) for each in who])
+    replies = store.park_many([(each, bound, to_park()) for each in who])
     assert [r.verdict for r in replies] == [Verdict.WAITING, Verdict.WAITING, Verdict.FULL]
     assert [w.token for w in store.inspect(NAME).waiters] == [w.token for w in who[:2]]
     assert store.park_many([]) == []

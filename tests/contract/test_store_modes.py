@@ -9,7 +9,7 @@ import pytest
 
 from celery_singleton_lock.core.model import Claim, Owner, Verdict
 from celery_singleton_lock.core.owner_token import new_token
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 
 pytestmark = pytest.mark.contract
 
@@ -49,7 +49,7 @@ def test_parked_messages_are_counted_by_queue_and_let_run(store):
     holder = owner("holder")
     store.acquire(holder, Claim(NAME))
     for who in "ab":
-        parked = store.park(owner(who), Claim(NAME), Parcel(who.encode(), "R", "q"))
+        parked = store.park(owner(who), Claim(NAME), MessageToPark(who.encode(), "R", "q"))
         assert parked.verdict is Verdict.WAITING
     assert list(store.waited_for()) == [NAME]
     assert {queue: each.waiting for queue, each in store.parked("R").items()} == {"q": 2}

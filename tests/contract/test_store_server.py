@@ -12,7 +12,7 @@ from redis.retry import Retry
 
 from celery_singleton_lock.core.model import SCHEMA, Claim, Ending, Owner, Verdict
 from celery_singleton_lock.core.owner_token import new_token
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.redis_keys import Keyspace, bucket_of
 from celery_singleton_lock.errors import BackendUnreachable
 from celery_singleton_lock.store.redis.sync import RedisStore
@@ -143,7 +143,7 @@ def test_a_waiting_task_is_found_by_its_id(store, name):
     """Whatever its lock is called."""
     holder, who = Owner(new_token()), Owner(new_token(), "task-id/0/0")
     store.acquire(holder, Claim(name))
-    store.park(who, Claim(name), Parcel(b"body", "R", "q"))
+    store.park(who, Claim(name), MessageToPark(b"body", "R", "q"))
     assert store.locate_tasks(["other", "task-id"]) == [(name, who.token)]
     assert store.locate_tasks(["other"]) == []
     assert store.locate_tasks([]) == []
@@ -158,7 +158,7 @@ def test_many_questions_at_once_are_no_transaction(make_redis):
     ):
         store.locate_tasks(["id"])
         store.unswept_locks(1.0)
-        store.park_many([(Owner(new_token(), "id/0/0"), Claim("a"), Parcel(b"b", "R", "q"))])
+        store.park_many([(Owner(new_token(), "id/0/0"), Claim("a"), MessageToPark(b"b", "R", "q"))])
         assert "cmdstat_multi" not in client.info("commandstats")
 
 
@@ -240,7 +240,7 @@ def test_a_parked_task_is_found_by_its_id_whichever_version_has_parked_it(store,
         Owner(new_token(), attempt, "app.task") for attempt in ("a/0/0", "b/1/0", "c/0/0")
     )
     for who in (first, retry, older):
-        store.park(who, Claim("lock"), Parcel(b"body", "R", "q"))
+        store.park(who, Claim("lock"), MessageToPark(b"body", "R", "q"))
     redis_client.hset(index, "@c", f"lock\n{older.token}")
     found = {("lock", who.token) for who in (first, retry, older)}
     assert set(store.locate_tasks(["a", "b", "c"])) == found

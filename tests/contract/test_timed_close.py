@@ -22,7 +22,7 @@ from celery_singleton_lock.core.model import (
     Verdict,
 )
 from celery_singleton_lock.core.owner_token import new_token
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.rate import packed, rates_of
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.flower.lock_filter import sentence_of
@@ -78,8 +78,8 @@ class World:
         token = token or new_token()
         self.beats()
         owner = Owner(token, attempt, "t", WORKER)
-        claim, parcel = Claim("k", **claimed), Parcel(body, REALM, ROUTE, deadline)
-        return token, self.store.park(owner, claim, parcel)
+        claim, to_park = Claim("k", **claimed), MessageToPark(body, REALM, ROUTE, deadline)
+        return token, self.store.park(owner, claim, to_park)
 
     def beats(self):
         self.store.worker_heartbeat(WORKER, REALM, [ROUTE], 1000.0, 9)
@@ -224,7 +224,7 @@ def test_a_closed_lock_stays_known_and_is_forgotten_afterwards(world):
     assert world.client.pttl(KEYS.flow) == -1
     world.advance(3600)
     delivery = world.received()
-    world.store.claim(Owner(delivery.token), "k", 2.0, settle=True)
+    world.store.claim(Owner(delivery.token), "k", 2.0, acks_early=True)
     world.store.release("k", delivery.token, Ending.FINAL)
     for key in (KEYS.meta, KEYS.flow):
         assert 0 < world.client.pttl(key) <= 62_000
@@ -337,7 +337,7 @@ def test_each_run_of_a_task_that_runs_later_counts_for_its_rate(world, rate):
         if delivery is None:
             break
         token, runs = delivery.token, runs + 1
-        world.store.claim(Owner(token), "k", 30.0, settle=True)
+        world.store.claim(Owner(token), "k", 30.0, acks_early=True)
     assert runs == 2
     world.advance(3600)
     assert world.received() is not None
@@ -408,7 +408,7 @@ def test_a_message_that_only_its_worker_has_is_parked_behind_the_release(world):
         assert (view.bodies, view.closed_for) == (1, 10) if heard else view.bodies == 1
         world.advance(10 if heard else 0)
         delivery = world.received()
-        claimed = world.store.claim(Owner(delivery.token), "k", 30.0, settle=True)
+        claimed = world.store.claim(Owner(delivery.token), "k", 30.0, acks_early=True)
         assert claimed.verdict is Verdict.GRANTED
         world.store.release("k", delivery.token, Ending.FINAL)
         assert world.received() is None

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Reservation, Verdict
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.rate import packed
 from celery_singleton_lock.core.unique import EntryState, UniqueCall
 from celery_singleton_lock.store.operator.base import Operator
@@ -35,8 +35,8 @@ def claim(*, until_start=False, late=True, most=60.0, copy=0):
     return Claim("k", 30.0, flow=packed((), unique=unique), copy=copy)
 
 
-def parcel():
-    return Parcel(b"body", REALM, QUEUE)
+def to_park():
+    return MessageToPark(b"body", REALM, QUEUE)
 
 
 def announced(store, task_id, **options):
@@ -143,7 +143,7 @@ def test_a_parked_task_counts_until_its_start_or_end(store, until_start):
     store.acquire(Owner("holder"), Claim("k"))
     sent(store, "a")
     assert (
-        store.park(owner("a"), claim(until_start=until_start), parcel()).verdict is Verdict.WAITING
+        store.park(owner("a"), claim(until_start=until_start), to_park()).verdict is Verdict.WAITING
     )
     assert entry(store) == ("here", "a", 0)
     store.release("k", "holder", Ending.FINAL)
@@ -265,7 +265,7 @@ def test_a_message_that_goes_back_to_the_broker_counts_there(store):
     """No worker takes it: it is published."""
     store.worker_heartbeat("w", REALM, [QUEUE], 0.0, 9)
     sent(store, "a")
-    store.park(owner("a"), claim(), parcel())
+    store.park(owner("a"), claim(), to_park())
     (stray,) = store.sweep_and_grant("k", realm=REALM)
     store.record_publish_result("k", stray.seal, [stray.token], sent=True)
     assert entry(store) == ("sent", "a", 60)
@@ -282,7 +282,7 @@ def test_an_operator_finds_and_forgets_the_call_that_counts(store, redis_client)
     store.confirm_sent("k", "report", "a", 0, 600.0)
     assert admin.find_call("k", "report").state is EntryState.SENT
     store.acquire(owner("a"), claim())
-    assert admin.find_call("k", "report") == (EntryState.HERE, "a", None)
+    assert admin.find_call("k", "report") == (EntryState.PARKED_OR_HELD, "a", None)
     assert not admin.forget_call("k", "report", by), "it is not lost"
     store.release("k", "a.0", Ending.FINAL)
     sent(store, "b")
@@ -311,7 +311,7 @@ def test_the_parked_retry_that_takes_its_reservation_ends_the_entry(store, until
     store.confirm_sent("k", "report", "a", 1, 600.0)
     store.release("k", "a.0", Ending.KEEP, reserve=Reservation("a/1/0", 30.0))
     retry = owner("a", 1, "b.0")
-    store.park(retry, claim(until_start=until_start), parcel())
+    store.park(retry, claim(until_start=until_start), to_park())
     assert store.claim(retry, "k", 30.0).verdict is Verdict.GRANTED
     store.release("k", "b.0", Ending.FINAL)
     assert entry(store) is None
@@ -322,16 +322,16 @@ def test_the_first_attempt_leaves_the_entry_to_its_parked_retry(store):
     store.acquire(owner("a"), claim())
     announced(store, "a")
     store.confirm_sent("k", "report", "a", 1, 600.0)
-    store.park(owner("a", 1, "b.0"), claim(), parcel())
+    store.park(owner("a", 1, "b.0"), claim(), to_park())
     store.release("k", "a.0", Ending.FINAL)
-    assert announced(store, "c") == (EntryState.HERE, "a")
+    assert announced(store, "c") == (EntryState.PARKED_OR_HELD, "a")
 
 
 def test_a_drained_message_counts_since_the_broker_has_it(store, redis_client):
     admin, by = RedisAdminStore(redis_client), Operator("jane")
     store.acquire(Owner("h"), Claim("k"))
     sent(store, "a")
-    store.park(owner("a"), claim(), parcel())
+    store.park(owner("a"), claim(), to_park())
     admin.take_out_messages("k", ["a.0"], 60.0, "seal")
     assert len(admin.drop_waiters("k", ["a.0"], by, done_for=None, seal="seal")) == 1
     assert entry(store) == ("sent", "a", 60)

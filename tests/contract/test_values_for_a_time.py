@@ -8,7 +8,7 @@ from celery_singleton_lock import Lock
 from celery_singleton_lock.core.lock_view import WaitsFor
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
 from celery_singleton_lock.core.owner_token import new_token
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.rate import Rate, packed, rates_of
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.store.operator.base import Operator
@@ -49,7 +49,7 @@ def is_granted(reply):
 def park(store, limit=1):
     store.worker_heartbeat("w", "R", ["q"], 10 * HOUR, 9)
     who = Owner(new_token(), f"{new_token()}/0/0", "t", "w")
-    return store.park(who, Claim(NAME, 300.0, limit), Parcel(b"body", "R", "q"))
+    return store.park(who, Claim(NAME, 300.0, limit), MessageToPark(b"body", "R", "q"))
 
 
 def due_in(store, lock_client):

@@ -10,7 +10,7 @@ import pytest
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
 from celery_singleton_lock.core.owner_token import new_token
-from celery_singleton_lock.lock.wait_for_turn import stand_in_line
+from celery_singleton_lock.lock.wait_for_turn import wait_in_slot
 from celery_singleton_lock.store.redis.sync import RedisStore
 from support.passing_time import let_pass
 from support.waiting import eventually
@@ -43,7 +43,7 @@ def aside():
 
 
 def stand(store, who, timeout, lease=30.0):
-    return stand_in_line(store, SystemClock(), who, Claim(NAME, lease), timeout)
+    return wait_in_slot(store, SystemClock(), who, Claim(NAME, lease), timeout)
 
 
 def tokens(store):

@@ -20,7 +20,7 @@ from celery_singleton_lock.admin.why_sentences import named, ordinal, seconds, s
 from celery_singleton_lock.core.lock_view import Holder
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Reservation
 from celery_singleton_lock.core.owner_token import new_token
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.redis_keys import bucket_of
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from support.passing_time import let_pass
@@ -46,9 +46,9 @@ def holder(store):
     return who
 
 
-def park(store, task_id, **parcel):
+def park(store, task_id, **message):
     who = Owner(new_token(), f"{task_id}/0/0", "bank.tasks.settle")
-    store.park(who, Claim(NAME), Parcel(b"body", "R", "q", **parcel))
+    store.park(who, Claim(NAME), MessageToPark(b"body", "R", "q", **message))
     return who
 
 
@@ -84,7 +84,7 @@ def test_the_answer_has_the_reason_as_a_word(store, holder):
     assert why(store, "unknown").waits_for == ""
     store.resume(NAME, Operator("jane"))
     far = Owner(new_token(), "far/0/0", "bank.tasks.settle")
-    store.park(far, Claim(NAME), Parcel(b"body", "R", "nobody"))
+    store.park(far, Claim(NAME), MessageToPark(b"body", "R", "nobody"))
     store.promote(NAME, far.token, Operator("jane"))
     store.release(NAME, holder.token, Ending.FINAL)
     assert why(store, "far").waits_for == "worker"

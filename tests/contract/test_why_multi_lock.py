@@ -15,7 +15,7 @@ from celery_singleton_lock.cli.render import detail
 from celery_singleton_lock.core.lock_set import LockSet, Part
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Reservation
 from celery_singleton_lock.core.owner_token import new_token
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
 
 pytestmark = pytest.mark.contract
@@ -40,7 +40,7 @@ def task(store):
     second = first._replace(token=new_token(), attempt="3f2a91c0-1/0/77")
     lock_set = LockSet((Part(A, first.token), Part(B, second.token)), at=1)
     body = json.dumps({"headers": lock_set.header()}).encode() + b"\nbody"
-    store.park(second, Claim(B), Parcel(body, "R", "q"))
+    store.park(second, Claim(B), MessageToPark(body, "R", "q"))
     return "3f2a91c0-1", first, second
 
 
@@ -59,7 +59,7 @@ def test_why_names_them_also_for_a_task_that_was_parked_at_the_first_lock(store,
     store.release(A, first.token, Ending.AGAIN)
     blocker = Owner(new_token())
     store.acquire(blocker, Claim(A))
-    store.park(first, Claim(A), Parcel(b"body", "R", "q"))
+    store.park(first, Claim(A), MessageToPark(b"body", "R", "q"))
     store.release(A, blocker.token, Ending.FINAL)
     store.claim(first, A, 30)
     assert len(store.locate_tasks([task_id])) == 2
@@ -76,7 +76,9 @@ def test_a_lock_that_was_lost_is_not_called_kept(store, task):
 
 def test_a_waiter_behind_a_kept_lock_is_told_what_its_holder_waits_for(store, task):
     """So the lock that holds up both can be found."""
-    store.park(Owner(new_token(), "behind/0/0", "bank.settle"), Claim(A), Parcel(b"b", "R", "q"))
+    store.park(
+        Owner(new_token(), "behind/0/0", "bank.settle"), Claim(A), MessageToPark(b"b", "R", "q")
+    )
     sentence = why(store, "behind").sentence
     assert "by transfer[3f2a91c0] on worker-2 (which waits for 'account:2'), lease" in sentence
 

@@ -25,7 +25,7 @@ from celery_singleton_lock.core.installed_version import installed_version
 from celery_singleton_lock.core.lock_set import LockSet, Part
 from celery_singleton_lock.core.model import Claim, Ending, Owner
 from celery_singleton_lock.core.owner_token import new_token
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.redis_keys import bucket_of
 from celery_singleton_lock.demo.redis_server import RedisServer
 from celery_singleton_lock.flower.rows import LockRows
@@ -132,7 +132,9 @@ def park(admin, name, number=1, queue="nowhere", task="app.task", age=0.0, realm
     tokens = []
     for i in range(number):
         owner = Owner(new_token(), f"{name}-{i}-{new_token()}/0/0", task)
-        admin.park(owner, Claim(name, place=place and place + i), Parcel(b"{}\n", realm, queue))
+        admin.park(
+            owner, Claim(name, place=place and place + i), MessageToPark(b"{}\n", realm, queue)
+        )
         tokens.append(owner.token)
     return tokens
 
@@ -330,7 +332,7 @@ def test_nobody_is_told_to_kill_a_process_that_does_not_run_the_task(run, admin,
     second = first._replace(token=new_token())
     lock_set = LockSet((Part(a, first.token), Part(b, second.token)), at=1)
     body = json.dumps({"headers": lock_set.header()}).encode() + b"\nbody"
-    admin.park(second, Claim(b), Parcel(body, "R", "q"))
+    admin.park(second, Claim(b), MessageToPark(body, "R", "q"))
     assert "4711" not in run("show", a).out + run("show", a, "--json").out
     for options in (["--terminate"], []):
         told = run("release", a, "--token", first.token, *options, code=1).err
@@ -474,8 +476,8 @@ def parked_messages(book, key, number):
         for n in range(number):
             ids.append(book.send("act", key, n, queue=queue))
             message = inbox.get(timeout=30)
-            owner, parcel = Owner(new_token(), f"{ids[-1]}/0/0", "act"), pack(message)
-            store.park(owner, Claim(f"k:{key}"), Parcel(parcel, realm, queue))
+            owner, body = Owner(new_token(), f"{ids[-1]}/0/0", "act"), pack(message)
+            store.park(owner, Claim(f"k:{key}"), MessageToPark(body, realm, queue))
             message.ack()
     return ids
 
@@ -1023,7 +1025,7 @@ def test_why_explains_all_messages_with_the_same_id(alone, admin, key):
     for _ in range(2):
         tokens.append(new_token())
         owner = Owner(tokens[-1], f"{task_id}/0/0", "app.task")
-        admin.park(owner, Claim(name), Parcel(b"{}\n", "R", "nowhere"))
+        admin.park(owner, Claim(name), MessageToPark(b"{}\n", "R", "nowhere"))
     lines = alone("why", task_id).out.splitlines()
     assert lines[0] == "3 messages have this id:"
     assert [line.partition(":")[0] for line in lines[1:]] == ["parked", "parked", "running"]

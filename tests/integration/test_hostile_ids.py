@@ -17,7 +17,7 @@ from celery_singleton_lock import LockedTask
 from celery_singleton_lock.cli import main
 from celery_singleton_lock.core.model import Claim, Owner
 from celery_singleton_lock.core.owner_token import new_token
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.errors import LockConflict
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from celery_singleton_lock.testing import SingletonLocks
@@ -65,7 +65,7 @@ def test_no_command_prints_a_task_id_raw(alone, store):
     waiter = Owner(new_token(), f"{SENT}-w/0/0", f"app.{SENT}")
     lock = f"k:{SENT}"
     store.acquire(holder, Claim(lock))
-    store.park(waiter, Claim(lock), Parcel(b"{}\n", "R", f"q-{SENT}"))
+    store.park(waiter, Claim(lock), MessageToPark(b"{}\n", "R", f"q-{SENT}"))
     for command in ("list", "show", "why", "watch", "audit", "doctor", "report"):
         many = {"show": [lock], "why": [f"{SENT}-w"], "watch": ["--count", "1"]}.get(command, [])
         alone(command, *many, code=4 if command == "doctor" else 0)

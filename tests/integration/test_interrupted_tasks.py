@@ -59,7 +59,7 @@ def in_a_batch(task):
 
 def renewed():
     """Return the tokens whose leases this process renews."""
-    return {token for each in lease_watchdog.living() for token in each.watching()}
+    return {token for each in lease_watchdog.watchdogs() for token in each.watching()}
 
 
 @pytest.mark.full("two locks")

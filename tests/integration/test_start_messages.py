@@ -60,7 +60,7 @@ def test_the_log_names_a_silent_redis_and_the_waiting_worker(said, silent_ports)
     port = silent_ports[0]
     (told,) = said(backend=f"redis://:secret@127.0.0.1:{port}/0")
     assert told == (
-        "celery-singleton-lock: The lock's Redis did not answer (ConnectionError: "
+        "celery-singleton-lock: The locks' Redis did not answer (ConnectionError: "
         f"Connection refused). It is redis://***@127.0.0.1:{port}/0, from singleton_lock_backend. "
         f"Locked tasks wait until it answers{GOES_ON}"
     )
@@ -96,7 +96,7 @@ def test_a_refused_worker_ends_with_one_line_that_gives_the_reason(make_redis, t
     last = worker.log().strip().splitlines()[-1]
     assert worker.returncode == 1
     assert "CRITICAL" in last
-    assert "this worker does not start. The lock's Redis refused (WRONGPASS)" in last
+    assert "this worker does not start. The locks' Redis refused (WRONGPASS)" in last
     assert last.endswith(", from singleton_lock_backend.")
     assert "Traceback" not in worker.log()
 
@@ -107,7 +107,7 @@ def test_the_log_names_silent_servers_and_the_waiting_worker(said, silent_ports)
     (told,) = said(backend=[f"redis://:secret@{each}" for each in servers], on_conflict="requeue")
     assert told == (
         f"celery-singleton-lock: 3 of the lock's 3 servers did not answer within 0.25 s "
-        f"({', '.join(servers)}), and 2 are needed. The first error: The lock's Redis did not "
+        f"({', '.join(servers)}), and 2 are needed. The first error: The locks' Redis did not "
         "answer (ConnectionError: Connection refused). They are named in singleton_lock_backend. "
         f"Locked tasks wait until a majority of these servers votes{GOES_ON}"
     )
@@ -122,7 +122,7 @@ def test_a_refusing_server_and_a_silent_one_give_different_errors(said, silent_p
     (told,) = said(backend=urls, on_conflict="requeue", backend_options=PATIENT)
     assert (
         f"2 of the lock's 3 servers did not answer within 5 s (127.0.0.1:{port}) or refused "
-        f"({place}), and 2 are needed. The first refusal: The lock's Redis refused (WRONGPASS)"
+        f"({place}), and 2 are needed. The first refusal: The locks' Redis refused (WRONGPASS)"
     ) in told
     assert "secret" not in told
 
@@ -178,7 +178,7 @@ def test_missing_replicas_are_reported_once_at_the_start(said, redis_url):
     """Not only by each task that is parked."""
     (told,) = said(backend=redis_url, replicas_wait=2)
     assert told == (
-        "celery-singleton-lock: singleton_lock_replicas_wait is 2, and the lock's Redis has 0 "
+        "celery-singleton-lock: singleton_lock_replicas_wait is 2, and the locks' Redis has 0 "
         "replicas. Until it has that many, parked messages are not acknowledged to the broker. "
         "Connect replicas, or lower the setting."
     )

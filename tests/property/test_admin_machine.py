@@ -25,7 +25,7 @@ from celery_singleton_lock.admin.export_parked import export, restore
 from celery_singleton_lock.admin.select_parked import Filter
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Reservation, Verdict
 from celery_singleton_lock.core.owner_token import base_of, new_token
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.store.operator.base import PARTS, Operator
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
 
@@ -112,7 +112,7 @@ class Machine(RuleBasedStateMachine):
     def park(self, attempt):
         token = new_token()
         owner = Owner(token, attempt, "app.task")
-        self.store.park(owner, Claim(NAME, LEASE, self.limit), Parcel(b"{}\n", "R", "q"))
+        self.store.park(owner, Claim(NAME, LEASE, self.limit), MessageToPark(b"{}\n", "R", "q"))
         self.alive.add(base_of(token))
 
     @rule(n=ANY)

@@ -92,7 +92,7 @@ MUTANTS = (
     Mutant("an operator grants nothing", "operator/reopen.lua", "grant_waiters('')\n", ""),
     Mutant("an operator is not audited", "operator/reopen.lua", "  note(1)\n", ""),
     Mutant("a view does not know", "view/inspect.lua",
-           "digits(rates and rates.closed_till() or 0)", "'0'"),
+           "digits(rates and rates.reopens_at() or 0)", "'0'"),
 )  # fmt: skip
 
 

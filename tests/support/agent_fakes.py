@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from kombu.message import Message
 
 from celery_singleton_lock.core.model import SCHEMA, Identity, Reply, Verdict
-from celery_singleton_lock.core.parked_message import Delivery, Swept
+from celery_singleton_lock.core.parked_message import Delivery, SweepReply
 from celery_singleton_lock.worker.dispatch.recently_ended import RecentEnds
 from celery_singleton_lock.worker.lock_header import LockHeader
 from celery_singleton_lock.worker.message_stage import FIRST_ARRIVAL
@@ -70,9 +70,9 @@ class FakeStore:
         if self.fails.get(verb):
             raise self.fails[verb]
 
-    def park_many(self, parcels):
-        tokens = [owner.token for owner, _, _ in parcels]
-        self.claims = [claim for _, claim, _ in parcels]
+    def park_many(self, to_park):
+        tokens = [owner.token for owner, _, _ in to_park]
+        self.claims = [claim for _, claim, _ in to_park]
         self._note("park_many", *tokens)
         return [self.replies.get(token, Reply(Verdict.WAITING, rank=1)) for token in tokens]
 
@@ -82,7 +82,7 @@ class FakeStore:
 
     def sweep_and_grant_many(self, names, **_):
         self._note("sweep_and_grant_many", *names)
-        swept = Swept(self.strays)
+        swept = SweepReply(self.strays)
         swept.next_starts = {name: at for name, at in self.next_starts.items() if name in names}
         return swept
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.rate import packed
 from celery_singleton_lock.core.settle import Settle
 from celery_singleton_lock.store.operator.base import Operator
@@ -112,7 +112,7 @@ class Bursts:
         else:
             self.expected.append(("granted", message.token, ""))
         for _ in range(2):
-            reply = self.store.park(owner, claim, Parcel(b"m", REALM, ROUTE))
+            reply = self.store.park(owner, claim, MessageToPark(b"m", REALM, ROUTE))
             if reply.verdict is not Verdict.WAITING:
                 msg = f"{message} is answered {reply}"
                 raise Broken(msg)
@@ -364,7 +364,7 @@ MUTANTS = (
     Mutant("the last call is forgotten with the lock", LIBRARY,
            "store('quiet', digits(quiet_ms))", "local _ = quiet_ms"),
     Mutant("a replaced one is not told", LIBRARY,
-           "  count('replaced')\n  expire(token, own)\nend\n\n-- Debounce",
+           "  count('replaced')\n  deliver_to_end(token, own)\nend\n\n-- Debounce",
            "  count('replaced')\nend\n\n-- Debounce"),
     Mutant("a replaced one queues", LIBRARY,
            "rec.by, rec.settles, rec.delayed, rec.state = by, '1', nil, 'parked'",

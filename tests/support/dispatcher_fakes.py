@@ -9,7 +9,7 @@ from billiard.einfo import ExceptionInfo
 from celery_singleton_lock.core.conflict_policy import Outcome
 from celery_singleton_lock.core.parked_message import Delivery
 from celery_singleton_lock.worker.agent_commands import Park
-from celery_singleton_lock.worker.turned_away import TurnedAway
+from celery_singleton_lock.worker.not_started import NotStarted
 
 
 class CallRecorder:
@@ -47,7 +47,7 @@ def end(request):
 
 def turn(request, outcome=Outcome.PARK):
     """A child was turned away."""
-    request.on_failure(SimpleNamespace(exception=TurnedAway(outcome, "held"), traceback=""))
+    request.on_failure(SimpleNamespace(exception=NotStarted(outcome, "held"), traceback=""))
 
 
 def die(request, error):

@@ -17,7 +17,7 @@ from celery_singleton_lock.core.fair_group import Group
 from celery_singleton_lock.core.lock_view import WaitsFor
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Reply, Reservation, Verdict
 from celery_singleton_lock.core.owner_token import new_token
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.rate import packed
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.store.operator.base import Operator
@@ -156,7 +156,7 @@ class World:
         token = new_token()
         owner = Owner(token, attempt or token, "t", WORKER)
         claim = self._claim(group)._replace(place=place, copy=copy)
-        self.store.park(owner, claim, Parcel(b"body", REALM, ROUTE, None))
+        self.store.park(owner, claim, MessageToPark(b"body", REALM, ROUTE, None))
         self.check(group=group, kept=attempt)
         return token
 
@@ -677,8 +677,8 @@ def told(world: World) -> None:
         world.broken(f"the lock is said to wait for {view.waits_for}, {view.next_look}")
     world.park(D)
     full = Claim(NAME, 30.0, world.limit, max_waiting=0, flow=packed((), group=A))
-    parcel = Parcel(b"body", REALM, ROUTE, None)
-    reply = world.store.park(Owner(new_token(), "x", "t", WORKER), full, parcel)
+    to_park = MessageToPark(b"body", REALM, ROUTE, None)
+    reply = world.store.park(Owner(new_token(), "x", "t", WORKER), full, to_park)
     if reply.verdict is not Verdict.FULL or reply.waits_for is not WaitsFor.GROUP:
         world.broken(f"it was told {reply.verdict}, {reply.waits_for}")
 
@@ -763,12 +763,13 @@ MUTANTS = (
            "digits(math.max(left, tonumber(rec.deadline or now) - now + GRACE_MS))",
            "digits(GRACE_MS)"),
     Mutant("who comes first is not next", LIBRARY,
-           "    if call('ZRANK', line, token) == 0 then settle(group, next_start(group)) end\n",
-           "    if call('ZCARD', line) == 1 then settle(group, next_start(group)) end\n"),
+           "    if call('ZRANK', line, token) == 0 then "
+           "place_group(group, next_start(group)) end\n",
+           "    if call('ZCARD', line) == 1 then place_group(group, next_start(group)) end\n"),
     Mutant("who has left stays in the line", LIBRARY,
            "    call('ZREM', line_of(group), token)\n    if start then", "    if start then"),
     Mutant("a group without a waiter stays", LIBRARY,
-           "    if start then settle(group, start) end\n", ""),
+           "    if start then place_group(group, start) end\n", ""),
     Mutant("a holder does not count", LIBRARY,
            "    call('ZADD', running_of(group), now, token)\n", ""),
     Mutant("a holder counts for a minute", LIBRARY, "digits(math.max(left, lease + GRACE_MS)))\n"
@@ -790,8 +791,8 @@ MUTANTS = (
            "start = start + 1 / (rec.group_weight or 1)",
            "start = start + (rec.group_weight or 1)"),
     Mutant("a start does not count", LIBRARY,
-           "    settle(group, start)\n    call('ZREMRANGEBYSCORE'",
-           "    settle(group, next_start(group))\n    call('ZREMRANGEBYSCORE'"),
+           "    place_group(group, start)\n    call('ZREMRANGEBYSCORE'",
+           "    place_group(group, next_start(group))\n    call('ZREMRANGEBYSCORE'"),
     Mutant("a reservation is a start", LIBRARY,
            "fair.hold(token, rec, state == 'granted' or state == 'running', lease)",
            "fair.hold(token, rec, true, lease)"),
@@ -802,7 +803,8 @@ MUTANTS = (
     Mutant("an ended holder counts on", LIBRARY,
            "    call('ZREM', running_of(group), token)\n", ""),
     Mutant("an end does not free its group", LIBRARY,
-           "    if call('ZSCORE', full, group) then settle(group, next_start(group)) end\n", ""),
+           "    if call('ZSCORE', full, group) then "
+           "place_group(group, next_start(group)) end\n", ""),
     Mutant("who has left the queue is granted", LIBRARY,
            "if token and call('ZSCORE', queue, token) then", "if token then"),
     Mutant("who has left the queue is in the way", LIBRARY,
@@ -821,7 +823,7 @@ MUTANTS = (
            "if alone or call('ZUNIONSTORE', line_of(''), 1, queue) == 0 then return end",
            "if true then return end"),
     Mutant("waiters from before the first group are not next", LIBRARY,
-           "    settle('', at)\n", ""),
+           "    place_group('', at)\n", ""),
     Mutant("the groups expire beside a message", LIBRARY,
            "        call('PERSIST', key)\n", "        call('PTTL', key)\n"),
     Mutant("the groups stay for ever", LIBRARY, "        call('PEXPIRE', key, digits(live))\n",

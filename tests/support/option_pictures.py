@@ -23,7 +23,7 @@ from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.core.conflict_policy import SKIPPED, Facts, Outcome, outcome_of
 from celery_singleton_lock.core.model import Ending, Owner, Reservation, Verdict
 from celery_singleton_lock.core.owner_token import new_token
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.unique import EntryState, unpacked
 from celery_singleton_lock.send_unique import Call as UniqueSending
 from celery_singleton_lock.store.replies import delivery
@@ -227,7 +227,7 @@ class Play:
             if outcome is not Outcome.PARK:
                 self._without_run(fate, "skipped" if outcome in SKIPPED else "failed")
                 return
-        message = Parcel(fate.name.encode(), REALM, QUEUE, options.wait_timeout)
+        message = MessageToPark(fate.name.encode(), REALM, QUEUE, options.wait_timeout)
         if self.store.park(owner, claim, message).verdict is Verdict.FULL:
             self._without_run(fate, "skipped" if options.on_full == "skip" else "failed")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Reservation, Verdict
 from celery_singleton_lock.core.owner_token import base_of
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.rate import packed
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.store.operator.base import Operator
@@ -102,7 +102,7 @@ class World:
         arrived = self._arrival(place)
         me = Waiter(token, arrived, max(0, arrived - head_start), parks)
         if parks:
-            self.store.park(owner, claim, Parcel(b"body", REALM, "q"))
+            self.store.park(owner, claim, MessageToPark(b"body", REALM, "q"))
         else:
             verdict = self.store.acquire(owner, claim, wait=LEASE if waits else None).verdict
             first = min([*self.queue, me], key=lambda each: each.order) is me
@@ -218,8 +218,8 @@ class World:
         claim = Claim(
             NAME, LEASE, max_waiting=len(self.queue), replace=True, flow=packed((), head_start)
         )
-        parcel = Parcel(b"body", REALM, "q")
-        self.store.park(Owner(token, f"{token}/0/0", "task", WORKER), claim, parcel)
+        to_park = MessageToPark(b"body", REALM, "q")
+        self.store.park(Owner(token, f"{token}/0/0", "task", WORKER), claim, to_park)
         oldest = min(parked, key=lambda each: (each.arrived, each.order))
         self.queue.remove(oldest)
         arrived = self._arrival(0)

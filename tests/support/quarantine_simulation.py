@@ -282,7 +282,7 @@ MUTANTS = (
     Mutant("a longer lease begins now", SHARED,
            "found.till = math.max(found.till, found.since + lease)",
            "found.till = now + 2 * lease"),
-    Mutant("the usual case passes", "lock/acquire.lua", "copy == '0' and not closed_until()",
+    Mutant("the usual case passes", "lock/acquire.lua", "copy == '0' and not quarantined_until()",
            "copy == '0'"),
     Mutant("whoever is next starts", SHARED, "if opens then return 'redis', opens end",
            "if false then return end"),

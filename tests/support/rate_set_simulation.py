@@ -407,7 +407,7 @@ MUTANTS = (
     Mutant("a renewal does not keep the rate", EXTEND, "deadlines, adrift, flow) == 0",
            "deadlines, adrift) == 0"),
     Mutant("a claim of several locks is the last one", "lock/claim.lua",
-           "starts_later = settle == '3'\n", ""),
+           "starts_later = delete_message == '3'\n", ""),
     Mutant("who waits is not told that it was granted", "lock/acquire.lua",
            "if rec.state == 'running' or rec.state == 'granted' then",
            "if rec.state == 'running' then"),

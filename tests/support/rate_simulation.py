@@ -13,7 +13,7 @@ from typing import Any
 from celery_singleton_lock.core.lock_view import WaitsFor
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Reply, Reservation, Verdict
 from celery_singleton_lock.core.owner_token import new_token
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.rate import SMOOTH, Rate, packed
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.store.redis.sync import RedisStore
@@ -146,9 +146,12 @@ class World:
         """A message of a task is parked; one with or without a rate."""
         token = new_token()
         flow = packed(self.rates) if self.counts else ""
-        owner, parcel = Owner(token, token, "t", WORKER), Parcel(b"body", REALM, ROUTE, None)
+        owner, to_park = (
+            Owner(token, token, "t", WORKER),
+            MessageToPark(b"body", REALM, ROUTE, None),
+        )
         self.store.worker_heartbeat(WORKER, REALM, [ROUTE], 30.0, 9)
-        self.store.park(owner, Claim(NAME, 30.0, self.limit, flow=flow), parcel)
+        self.store.park(owner, Claim(NAME, 30.0, self.limit, flow=flow), to_park)
         self.check()
         return token
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Reservation, Verdict
 from celery_singleton_lock.core.owner_token import new_token
-from celery_singleton_lock.core.parked_message import Parcel, ParkedMessage
+from celery_singleton_lock.core.parked_message import MessageToPark, ParkedMessage
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.store.redis.sync import RedisStore
 
@@ -71,7 +71,7 @@ def crowd(store: RedisStore, client: Any, size: int) -> Owner:
     holder, waits, parked = Owner(new_token(), "h/0/0"), Owner(new_token()), Owner("m.0", "m/0/0")
     store.worker_heartbeat("w", "R", ["q"], 600.0)
     store.acquire(holder, Claim(NAME, 600.0))
-    store.park(parked, Claim(NAME), Parcel(b"body", "R", "q"))
+    store.park(parked, Claim(NAME), MessageToPark(b"body", "R", "q"))
     store.acquire(waits, Claim(NAME), wait=10_000.0)
     keys = store.keyspace.lock(NAME)
     parts = (keys.holders, keys.queue, keys.record, keys.meta, keys.bodies, keys.deadlines)
@@ -85,22 +85,22 @@ def crowd(store: RedisStore, client: Any, size: int) -> Owner:
 def calls(store: RedisStore, holder: Owner) -> Mapping[str, Callable[[], Any]]:
     """Return every verb, in an order in which each has something to do, and what it does."""
     client, message, task = Owner(new_token()), Owner("new.0", "new/0/0"), "app.task"
-    parcel, usual = Parcel(b"body", "R", "q"), Claim(NAME)
+    to_park, usual = MessageToPark(b"body", "R", "q"), Claim(NAME)
     follows = Reservation("follows/0/0", 60.0)
     messages = [ParkedMessage(NAME, f"p{n}.0", task, f"p{n}") for n in range(2)]
-    many = [(Owner(f"p{n}.0", f"p{n}/0/0"), usual, parcel) for n in range(10)]
+    many = [(Owner(f"p{n}.0", f"p{n}/0/0"), usual, to_park) for n in range(10)]
     return {
         "acquire, and be refused": lambda: store.acquire(Owner(new_token()), usual),
         "acquire, and wait": lambda: store.acquire(client, usual, wait=10_000.0),
         "acquire, as a copy of a waiter": lambda: store.acquire(
             Owner(new_token(), "m/0/0"), Claim(NAME, copy=True)
         ),
-        "park": lambda: store.park(message, usual, parcel),
+        "park": lambda: store.park(message, usual, to_park),
         "park, as a copy of a waiter": lambda: store.park(
-            Owner(new_token(), "m/0/0"), Claim(NAME, copy=True), parcel
+            Owner(new_token(), "m/0/0"), Claim(NAME, copy=True), to_park
         ),
         "park, and replace the oldest": lambda: store.park(
-            Owner("r.0", "r/0/0", ""), Claim(NAME, max_waiting=1, replace=True), parcel
+            Owner("r.0", "r/0/0", ""), Claim(NAME, max_waiting=1, replace=True), to_park
         ),
         "park_many, ten": lambda: store.park_many(many),
         "claim": lambda: store.claim(holder, NAME, 600.0),

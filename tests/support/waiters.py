@@ -9,7 +9,7 @@ from typing import Any
 from celery_singleton_lock.core.lock_steps import carry_out
 from celery_singleton_lock.core.model import Claim, Owner
 from celery_singleton_lock.core.owner_token import new_token
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 
 
 def hold(store: Any, name: str, **claim: Any) -> Owner:
@@ -50,7 +50,7 @@ def park(
         claim: further fields of :class:`Claim`, such as ``limit``.
     """
     owner = Owner(new_token(), f"{task_id or new_token()}/0/0", "app.task")
-    store.park(owner, Claim(name, **claim), Parcel(body, realm, queue, timeout))
+    store.park(owner, Claim(name, **claim), MessageToPark(body, realm, queue, timeout))
     return owner.token
 
 

@@ -14,11 +14,11 @@ class Started:
     """The threads that watchdogs made in a test have started, and no others of this process."""
 
     def __init__(self):
-        self._others = set(lease_watchdog.living())
+        self._others = set(lease_watchdog.watchdogs())
         self._seen = set()
 
     def alive(self):
-        for dog in set(lease_watchdog.living()) - self._others:
+        for dog in set(lease_watchdog.watchdogs()) - self._others:
             self._seen |= {dog._thread} - {None}
         return {thread for thread in self._seen if thread.is_alive()}
 

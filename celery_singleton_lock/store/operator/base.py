@@ -77,7 +77,7 @@ class Glance(NamedTuple):
         name: the lock's name.
         held: number of holders.
         waiting: length of the queue.
-        adrift: number of parked messages that no live worker consumes.
+        adrift: number of parked messages that are next and that no live worker takes.
         bodies: number of stored messages.
         limit: permits in force; 0 if the lock is idle.
         paused: whether an operator has paused it.

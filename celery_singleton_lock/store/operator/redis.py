@@ -184,7 +184,7 @@ class RedisAdminStore(RedisStore):
         Raises:
             BackendError: the answer is an error.
         """
-        told = self._settled(call, answer)
+        told = self._answer_to(call, answer)
         if isinstance(told, BackendError):
             raise told
         return told
@@ -229,7 +229,7 @@ class RedisAdminStore(RedisStore):
         first, last = f"[{start}".encode(), f"[{start}".encode() + b"\xff"
         asked = [Command(("ZRANGEBYLEX", key, first, last, "LIMIT", 0, most)) for key in lists]
         found = self.do(Batch(asked)) if asked else []
-        told = [replies.text(each).split("\n") for page in found for each in _settled(page)]
+        told = [replies.text(each).split("\n") for page in found for each in _checked(page)]
         return [(task_id, "\n".join(name), token) for task_id, *name, token in told]
 
     def task_ids(self, start: str) -> Iterator[str]:
@@ -241,7 +241,7 @@ class RedisAdminStore(RedisStore):
                 Command(("HSCAN", index, cursor, "MATCH", match, "COUNT", SCANNED))
                 for index, cursor in cursors.items()
             ]
-            answers = dict(zip(cursors, map(_settled, self.do(Batch(asked))), strict=True))
+            answers = dict(zip(cursors, map(_checked, self.do(Batch(asked))), strict=True))
             cursors = {index: int(cursor) for index, (cursor, _) in answers.items() if int(cursor)}
             for _, found in answers.values():
                 names = map(replies.text, found)
@@ -287,7 +287,7 @@ class RedisAdminStore(RedisStore):
         starts = [f"{fleet}:route:{replies.text(route)}" for route in routes]
         asked = [Command(("ZRANGEBYSCORE", key, f"({now}", "+inf")) for key in starts]
         found = self.do(Batch(asked)) if asked else []
-        names = sorted({replies.text(name) for live in found for name in _settled(live)})
+        names = sorted({replies.text(name) for live in found for name in _checked(live)})
         told: list[Any] = []
         for start in range(0, len(names), AT_ONCE):
             keys = [f"{fleet}:worker:{name}" for name in names[start : start + AT_ONCE]]
@@ -298,7 +298,7 @@ class RedisAdminStore(RedisStore):
         """Return the names of the tasks that live workers lock."""
         start = f"{self.keyspace.fleets[0]}:tasks:"
         asked = [Command(("SMEMBERS", f"{start}{worker}")) for worker in self.workers()]
-        found = [replies.text(each) for told in self.do(Batch(asked)) for each in _settled(told)]
+        found = [replies.text(each) for told in self.do(Batch(asked)) for each in _checked(told)]
         return frozenset(each for each in found if not each.startswith("#"))
 
     def consumers(self, realm: str, queue: str, task: str) -> Mapping[str, bool]:
@@ -309,7 +309,7 @@ class RedisAdminStore(RedisStore):
         workers = sorted(map(replies.text, live))
         keys = [f"{fleet}:tasks:{worker}" for worker in workers]
         asked = [(Command(("SISMEMBER", key, task)), Command(("EXISTS", key))) for key in keys]
-        told = [int(_settled(each)) for each in self.do(Batch([c for pair in asked for c in pair]))]
+        told = [int(_checked(each)) for each in self.do(Batch([c for pair in asked for c in pair]))]
         return {
             worker: bool(locks or not known)
             for worker, locks, known in zip(workers, told[::2], told[1::2], strict=True)
@@ -518,9 +518,11 @@ def _milliseconds(seconds: float | None) -> Argument:
 class ClusterAdminStore(RedisAdminStore, ClusterStore):
     """Locks on a Redis Cluster, for operators. Arguments as of :class:`ClusterStore`."""
 
-    def _settled(self, call: Call, answer: Any) -> Any:
+    def _answer_to(self, call: Call, answer: Any) -> Any:
         """Return the answer to one of many calls; run it again if its slot has moved."""
-        return self._run(call) if isinstance(answer, ELSEWHERE) else super()._settled(call, answer)
+        return (
+            self._run(call) if isinstance(answer, ELSEWHERE) else super()._answer_to(call, answer)
+        )
 
 
 def _number_of(lock: Glance, order: str) -> float:
@@ -532,7 +534,7 @@ def _number_of(lock: Glance, order: str) -> float:
     return 1000 * lock.oldest if order == "oldest" else 0.0
 
 
-def _settled(answer: Any) -> Any:
+def _checked(answer: Any) -> Any:
     """Return an answer to one command of a batch.
 
     Raises:

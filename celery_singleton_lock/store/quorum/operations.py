@@ -82,13 +82,13 @@ class QuorumOperations:
         name: str,
         lease: float,
         *,
-        settle: bool = False,
+        acks_early: bool = False,
         kept_elsewhere: bool = False,  # noqa: ARG002  # no messages are stored
         later: bool = False,  # noqa: ARG002  # there are no rates
     ) -> Steps[Reply]:
         """Claim the coordinator's lock, and then request votes; see :meth:`LockStore.claim`."""
         reply: Reply = yield from self._coordinators.queue(
-            name, owner.token, lambda node: node.claim(owner, name, lease, settle=settle)
+            name, owner.token, lambda node: node.claim(owner, name, lease, acks_early=acks_early)
         )
         if reply.verdict is not Verdict.GRANTED:
             return reply

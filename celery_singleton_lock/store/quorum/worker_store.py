@@ -14,7 +14,12 @@ from typing import Final, NoReturn
 from celery_singleton_lock.core.lock_view import Parked
 from celery_singleton_lock.core.model import SCHEMA, Claim, Ending, Identity, Owner, Reply, Verdict
 from celery_singleton_lock.core.owner_token import new_token
-from celery_singleton_lock.core.parked_message import Delivery, Parcel, ParkedMessage, Swept
+from celery_singleton_lock.core.parked_message import (
+    Delivery,
+    MessageToPark,
+    ParkedMessage,
+    SweepReply,
+)
 from celery_singleton_lock.core.unique import Announced
 from celery_singleton_lock.errors import BackendError, BackendRefused
 from celery_singleton_lock.store.operations import PROBE
@@ -64,15 +69,15 @@ class TaskQuorum(QuorumStore):
         """Refuse likewise."""
         refuse("A unique call")
 
-    def park(self, owner: Owner, claim: Claim, parcel: Parcel) -> Reply:
+    def park(self, owner: Owner, claim: Claim, message: MessageToPark) -> Reply:
         """Refuse: the message stays with the broker."""
         refuse("A parked message")
 
     def park_many(
-        self, parcels: Iterable[tuple[Owner, Claim, Parcel]]
+        self, messages: Iterable[tuple[Owner, Claim, MessageToPark]]
     ) -> Sequence[Reply | BackendError]:
         """Refuse each: the messages stay with the broker."""
-        return [_refused("A parked message") for _ in parcels]
+        return [_refused("A parked message") for _ in messages]
 
     def worker_heartbeat(
         self,
@@ -155,9 +160,9 @@ class TaskQuorum(QuorumStore):
         worker: str = "",
         realm: str = "",
         patience: float = 0.0,
-    ) -> Swept:
+    ) -> SweepReply:
         """Do nothing: waiters ask again by themselves."""
-        return Swept()
+        return SweepReply()
 
     def sweep_and_grant_many(
         self,
@@ -166,9 +171,9 @@ class TaskQuorum(QuorumStore):
         worker: str = "",
         realm: str = "",
         patience: float = 0.0,
-    ) -> Swept:
+    ) -> SweepReply:
         """Do nothing."""
-        return Swept()
+        return SweepReply()
 
     def record_publish_result(
         self,

@@ -33,7 +33,7 @@ Heard = Callable[[bytes | Exception], None]
 """Called with a reply that was not waited for, or with an error."""
 
 
-class Line:
+class FastConnection:
     """A connection, and who gets the reply that was not waited for.
 
     Attributes:
@@ -49,15 +49,15 @@ class Line:
         self._heard: Heard | None = None
 
     @property
-    def is_owed(self) -> bool:
+    def has_unread_reply(self) -> bool:
         """Whether a reply was not read yet."""
         return self._heard is not None
 
-    def owe(self, heard: Heard, sent_at: float) -> None:
+    def expect_reply(self, heard: Heard, sent_at: float) -> None:
         """Note that a reply was not read yet, and who gets it."""
         self._heard, self.sent_at = heard, sent_at
 
-    def pay(self, reply: bytes | Exception) -> None:
+    def deliver_reply(self, reply: bytes | Exception) -> None:
         """Pass the unread reply on, or why there is none. Has no effect if none is unread."""
         heard = self._heard
         if heard is not None:
@@ -65,8 +65,8 @@ class Line:
             self._heard = None  # last: if this was interrupted, it is repeated
 
     def __del__(self) -> None:
-        """Tell that nobody reads the reply: a call was interrupted, and has not kept the line."""
-        self.pay(redis.ConnectionError("A call on the connection was interrupted."))
+        """Report that nobody reads the reply: a call was interrupted, and has not kept this."""
+        self.deliver_reply(redis.ConnectionError("A call on the connection was interrupted."))
 
 
 class FastPath:
@@ -97,7 +97,7 @@ class FastPath:
             for name in [name for name in self._kwargs if name.startswith("maint_notifications")]:
                 del self._kwargs[name]
         self._retry = self._pool.connection_kwargs.get("retry") or Retry(NoBackoff(), 1)
-        self._idle: list[Line] = []  # append, pop and remove are atomic between threads
+        self._idle: list[FastConnection] = []  # append, pop and remove are atomic between threads
 
     def ask(self, command: bytes, attempts: Attempts | None = None) -> bytes:
         """Send an encoded command and return the answer.
@@ -124,7 +124,7 @@ class FastPath:
     def send(self, command: bytes, heard: Heard, sent_at: float) -> None:
         """Send an encoded command, and do not wait for its reply.
 
-        The next call on the same connection reads the reply, or :meth:`read_owed`.
+        The next call on the same connection reads the reply, or :meth:`read_unread_replies`.
 
         Args:
             command: what to send.
@@ -136,15 +136,15 @@ class FastPath:
         Raises:
             redis.RedisError: it could not be sent. ``heard`` is not called.
         """
-        line = self._take()
+        conn = self._take()
         try:
-            _read_owed(line)
-            _send(line.connection, command)
-            line.owe(heard, sent_at)
+            _read_unread_reply(conn)
+            _send(conn.connection, command)
+            conn.expect_reply(heard, sent_at)
         except BaseException:
-            self._close(line)
+            self._close(conn)
             raise
-        self._idle.append(line)
+        self._idle.append(conn)
 
     def pop(self, key: str, seconds: float) -> bytes | None:
         """Wait for an element of a list (BLPOP). It is not tried again: that could lose an element.
@@ -157,17 +157,17 @@ class FastPath:
             redis.RedisError: what redis-py's client would raise. The connection may have been
                 closed while it was idle.
         """
-        line = self._take()
+        conn = self._take()
         try:
-            _send(line.connection, b"*3\r\n" + words(("BLPOP", key, str(seconds))))
-            element = _element(line.connection)
+            _send(conn.connection, b"*3\r\n" + words(("BLPOP", key, str(seconds))))
+            element = _element(conn.connection)
         except BaseException:
-            self._close(line)
+            self._close(conn)
             raise
-        self._idle.append(line)
+        self._idle.append(conn)
         return element
 
-    def read_owed(self, sent_before: float) -> bool:
+    def read_unread_replies(self, sent_before: float) -> bool:
         """Read the unread replies of idle connections.
 
         Args:
@@ -176,48 +176,48 @@ class FastPath:
         Returns:
             Whether later replies are unread.
         """
-        for line in list(self._idle):
-            if line.is_owed and line.sent_at <= sent_before:
+        for conn in list(self._idle):
+            if conn.has_unread_reply and conn.sent_at <= sent_before:
                 try:
-                    self._idle.remove(line)
+                    self._idle.remove(conn)
                 except ValueError:  # a call has taken it
                     continue
-                self._settle(line)
-        return any(line.is_owed for line in list(self._idle))
+                self._read_and_put_back(conn)
+        return any(conn.has_unread_reply for conn in list(self._idle))
 
-    def _settle(self, line: Line) -> None:
+    def _read_and_put_back(self, conn: FastConnection) -> None:
         try:
-            _read_owed(line)
+            _read_unread_reply(conn)
         except redis.RedisError:  # heard() has it
-            self._close(line)
+            self._close(conn)
         except BaseException:
-            self._close(line)
+            self._close(conn)
             raise
         else:
-            self._idle.append(line)
+            self._idle.append(conn)
 
     def _exchange(self, command: bytes) -> bytes:
-        line = self._take()
+        conn = self._take()
         try:
-            exchange_on = _after_owed(line) if line.is_owed else self._exchange_on
-            answer = exchange_on(line.connection, command)
+            exchange_on = _after_unread_reply(conn) if conn.has_unread_reply else self._exchange_on
+            answer = exchange_on(conn.connection, command)
         except redis.ResponseError as error:
             if demoted(error):
-                self._close(line)
+                self._close(conn)
             else:
-                self._idle.append(line)  # an answer, which was read
+                self._idle.append(conn)  # an answer, which was read
             raise
         except BaseException:
-            self._close(line)
+            self._close(conn)
             raise
-        self._idle.append(line)
+        self._idle.append(conn)
         return answer
 
-    def _take(self) -> Line:
+    def _take(self) -> FastConnection:
         try:
             return self._idle.pop()
         except IndexError:
-            return Line(self._connect())
+            return FastConnection(self._connect())
 
     def _connect(self) -> Any:
         """Connect explicitly: a send would connect to the old address without asking a Sentinel."""
@@ -225,9 +225,9 @@ class FastPath:
         connection.connect()
         return connection
 
-    def _close(self, line: Line) -> None:
+    def _close(self, conn: FastConnection) -> None:
         """Close it and all idle ones: what broke one connection has usually broken all."""
-        _hang_up(line)
+        _hang_up(conn)
         self.close()
 
     def close(self) -> None:
@@ -259,36 +259,36 @@ def _by_socket(connection: Any, command: bytes) -> bytes:
     return _only(connection, _next_answer(connection, b""))
 
 
-def _after_owed(line: Line) -> Callable[[Any, bytes], bytes]:
+def _after_unread_reply(conn: FastConnection) -> Callable[[Any, bytes], bytes]:
     """Return a function that sends a command, and reads the unread reply before its answer."""
 
     def exchange(connection: Any, command: bytes) -> bytes:
         _send(connection, command)
-        owed = _next_answer(connection, b"")
-        line.pay(_value(connection, owed))
-        return _only(connection, _next_answer(connection, owed.rest))
+        unread = _next_answer(connection, b"")
+        conn.deliver_reply(_value(connection, unread))
+        return _only(connection, _next_answer(connection, unread.rest))
 
     return exchange
 
 
-def _read_owed(line: Line) -> None:
+def _read_unread_reply(conn: FastConnection) -> None:
     """Read the unread reply of a connection, if there is one.
 
     Raises:
         redis.RedisError: there is none.
     """
-    if line.is_owed:
-        owed = _next_answer(line.connection, b"")
-        if owed.rest:
+    if conn.has_unread_reply:
+        unread = _next_answer(conn.connection, b"")
+        if unread.rest:
             raise redis.InvalidResponse(_NEITHER)
-        line.pay(_value(line.connection, owed))
+        conn.deliver_reply(_value(conn.connection, unread))
 
 
-def _hang_up(line: Line) -> None:
+def _hang_up(conn: FastConnection) -> None:
     try:
-        line.connection.disconnect()
+        conn.connection.disconnect()
     finally:  # a soft time limit may interrupt the line above
-        line.pay(redis.ConnectionError("The connection was closed before Redis replied."))
+        conn.deliver_reply(redis.ConnectionError("The connection was closed before Redis replied."))
 
 
 def _send(connection: Any, command: bytes) -> None:

@@ -45,7 +45,7 @@ from celery_singleton_lock.store.requests import (
     Request,
     SplitCall,
 )
-from celery_singleton_lock.store.script_arguments import settles_of
+from celery_singleton_lock.store.script_arguments import delete_message_of
 from celery_singleton_lock.store.scripts import Argument, Call, Script
 from celery_singleton_lock.store.unique_operations import announced
 
@@ -133,13 +133,15 @@ class RedisStore:
         name: str,
         lease: float,
         *,
-        settle: bool = False,
+        acks_early: bool = False,
         kept_elsewhere: bool = False,
         later: bool = False,
     ) -> Reply:
         """Start to use a grant; see :meth:`LockStore.claim`."""
-        settles = settles_of(settle=settle, kept_elsewhere=kept_elsewhere, later=later)
-        call = self.operations.claim_call(owner, name, lease, settles)
+        delete_message = delete_message_of(
+            acks_early=acks_early, kept_elsewhere=kept_elsewhere, later=later
+        )
+        call = self.operations.claim_call(owner, name, lease, delete_message)
         return replies.reply(self._run_split(call))
 
     def release(
@@ -195,13 +197,13 @@ class RedisStore:
             raise explain(error) from error
         return True
 
-    def read_owed(self, sent_before: float) -> bool:
+    def read_unread_replies(self, sent_before: float) -> bool:
         """Read the replies to releases that were sent before a monotonic time, and not read yet.
 
         Returns:
             Whether replies to later releases are unread.
         """
-        return self._fast_path is not None and self._fast_path.read_owed(sent_before)
+        return self._fast_path is not None and self._fast_path.read_unread_replies(sent_before)
 
     park: Final = by_thread(Operations.park)
     park_many: Final = by_thread(Operations.park_many)
@@ -376,8 +378,8 @@ class RedisStore:
     def _run(self, call: Call) -> Any:
         return carry_out(self.operations.run(call), self.do)
 
-    def _settled(self, call: Call, answer: Any) -> Any:
-        return carry_out(self.operations.settled(call, answer), self.do)
+    def _answer_to(self, call: Call, answer: Any) -> Any:
+        return carry_out(self.operations.answer_to(call, answer), self.do)
 
     # -- connections ------------------------------------------------------------------------------
 

@@ -21,14 +21,14 @@ from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.worker.agent_commands import Call
 from celery_singleton_lock.worker.agent_queue import AgentQueue
 from celery_singleton_lock.worker.dispatch.recently_ended import RecentEnds
-from celery_singleton_lock.worker.lock_header import leaving
+from celery_singleton_lock.worker.lock_header import in_order_of_release
 
 logger: Final = logging.getLogger(__name__)
 
 INTERVAL: Final = 3.0
 """Seconds between two checks of the parked messages and of the server's identity."""
 
-SETTLE: Final = 5.0
+REPORT_AFTER: Final = 5.0
 """Seconds in which the other workers report their running tasks, before a loss is reported."""
 
 MOST: Final = 10_000
@@ -136,8 +136,8 @@ class DataLoss:
     def _check_schema(self) -> None:
         """Check whether a newer version has raised the schema.
 
-        Write it if there is none: the worker started without Redis, or it lost data. A full Redis
-        refuses that. A loss is reported nevertheless.
+        If Redis has no schema, this writes it: the worker started without Redis, or Redis has lost
+        data. A full Redis refuses the write. The check for lost messages goes on nevertheless.
         """
         try:
             found = self._store.schema(self._schema)
@@ -163,12 +163,14 @@ class DataLoss:
     def _begin_check(self, reason: str) -> None:
         """Send Redis the ends and tokens that it may have lost; check once all workers did so."""
         self._ends.doubt()
-        self._check = _Check(reason, list(self._tracked.values()), self._clock.monotonic() + SETTLE)
+        self._check = _Check(
+            reason, list(self._tracked.values()), self._clock.monotonic() + REPORT_AFTER
+        )
         ended = self._ends.headers()
         known = {base_of(token) for token in self._in_hand()}
         known.update(base_of(header.token) for header in ended)
         for header in ended:
-            for each in leaving(header):
+            for each in in_order_of_release(header):
                 self._commands.put(Call(partial(self._end_again, each.name, each.token)))
         self._commands.put(Call(partial(self._vouch, sorted(known))))
 

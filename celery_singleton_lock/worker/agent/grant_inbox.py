@@ -33,7 +33,7 @@ class GrantInbox:
         worker: id of this worker.
         partial_lock_sets: renews the locks that parked messages hold.
         commands: the queue of the agent.
-        pass_on: creates a request for a delivery and dispatches it; runs in the main loop.
+        dispatch: creates a request for a delivery and dispatches it; runs in the main loop.
         post: runs a call in the main loop.
         stands_still: returns whether the main loop makes no calls at present.
         reject: lets the broker dead-letter a message that its task has rejected, then calls the
@@ -52,7 +52,7 @@ class GrantInbox:
         *,
         partial_lock_sets: PartialLockSets,
         commands: AgentQueue,
-        pass_on: Callable[[Delivery], None],
+        dispatch: Callable[[Delivery], None],
         post: Callable[..., None],
         stands_still: Callable[[], bool],
         reject: Callable[[Delivery, Callable[[Delivery], None]], None],
@@ -64,7 +64,7 @@ class GrantInbox:
         self._worker = worker
         self._partial_lock_sets = partial_lock_sets
         self._commands = commands
-        self._pass_on = pass_on
+        self._dispatch = dispatch
         self._post = post
         self._stands_still = stands_still
         self._arrived: dict[str, Delivery] = {}
@@ -91,7 +91,7 @@ class GrantInbox:
         return True
 
     def _delivered_at_once(self, delivery: Delivery) -> bool:
-        """Pass a grant to the main loop without the agent, which takes a switch of threads less.
+        """Pass a grant to the main loop without the agent, which saves a switch of threads.
 
         Not while the agent works: it may have parked this message, and not reported that yet. The
         main loop must first hear that the message is parked.
@@ -166,13 +166,13 @@ class GrantInbox:
             self._reject(delivery, self.drop)
             return
         self._arrive(delivery)
-        self.pass_on_arrived()
+        self.offer_arrived()
 
     def _arrive(self, delivery: Delivery) -> None:
         self._arrived[base_of(delivery.token)] = delivery  # replaces an expired one
-        self._post(self._hand_over)
+        self._post(self._receive_arrived)
 
-    def _hand_over(self) -> None:
+    def _receive_arrived(self) -> None:
         """Receive the grants that have arrived. Runs in the main loop."""
         for token in list(self._arrived):
             delivery = self._arrived.pop(token, None)
@@ -182,9 +182,9 @@ class GrantInbox:
                 self.replaced += 1
             else:
                 self.delivered += 1
-            guarded(self._pass_on, delivery)
+            guarded(self._dispatch, delivery)
 
-    def pass_on_arrived(self) -> None:
+    def offer_arrived(self) -> None:
         """Offer the grants that have arrived to other workers, if the main loop stands still.
 
         Raises:
@@ -194,15 +194,15 @@ class GrantInbox:
             return
         for token in list(self._arrived):
             delivery = self._arrived.pop(token, None)
-            if delivery is not None and not self._passed_on(delivery):
+            if delivery is not None and not self._offered(delivery):
                 self._arrived.setdefault(token, delivery)
 
-    def _passed_on(self, delivery: Delivery) -> bool:
+    def _offered(self, delivery: Delivery) -> bool:
         if delivery.verdict != "granted" or lock_set_in(delivery.body) is not None:
             return False
-        return self.passed_on(delivery.name, delivery.token)
+        return self.offered(delivery.name, delivery.token)
 
-    def passed_on(self, name: str, token: str) -> bool:
+    def offered(self, name: str, token: str) -> bool:
         """Offer a grant that has not begun here to a worker with a free slot.
 
         Returns:

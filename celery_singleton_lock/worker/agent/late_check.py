@@ -20,12 +20,11 @@ SILENT: Final = "Redis, which did not answer when this worker started,"
 
 
 class LateCheck:
-    """The check of a worker's start, for a Redis that did not answer then or is newer by now.
+    """The check of a worker's start, made again later.
 
-    It is the first step of each tick.
-
-    Until it has passed, the tick does not go on, so Redis counts as down: locked tasks are held,
-    and the worker writes no heartbeat.
+    Redis did not answer at the start, or its schema has become newer since then. The check is the
+    first step of each tick. Until it has passed, the tick does not go on, so Redis counts as down:
+    locked tasks are held, and the worker writes no heartbeat.
 
     Args:
         on_verdict: called with True if the worker must not use this Redis, with False if it may.

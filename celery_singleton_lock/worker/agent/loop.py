@@ -54,6 +54,7 @@ from celery_singleton_lock.worker.agent_commands import (
     DeliverRevoked,
     EndUnique,
     LeaveFleet,
+    LeavePreviousQueue,
     LookUp,
     NoteNextStart,
     Park,
@@ -62,7 +63,6 @@ from celery_singleton_lock.worker.agent_commands import (
     ReportLoss,
     Requeue,
     RetryRefused,
-    SettleParked,
     SweepLock,
     SwitchMode,
     TrackReservation,
@@ -85,7 +85,7 @@ BEAT: Final = 1.0
 LOOK: Final = 0.2
 """Seconds between two checks for child processes that have died."""
 
-HAND_OVER: Final = 0.5
+BEGIN_AGAIN: Final = 0.5
 """Seconds in which a stopping worker parks messages that hold locks at their first lock again."""
 
 
@@ -205,7 +205,7 @@ class Agent:
             worker,
             partial_lock_sets=partial_lock_sets,
             commands=commands,
-            pass_on=receive,
+            dispatch=receive,
             post=post,
             stands_still=stands_still,
             reject=self.republisher.reject,
@@ -325,7 +325,7 @@ class Agent:
         self._next_look = 0.0
         self._stopped = threading.Event()
         self._agent_thread = BackgroundThread(
-            "singleton-lock-agent", self._round, at_end=self._farewell
+            "singleton-lock-agent", self._round, at_end=self._shut_down
         )
         self._inbox_thread = BackgroundThread("singleton-lock-inbox", self._receive)
         self._threads = ThreadGroup(
@@ -383,7 +383,7 @@ class Agent:
             which: likewise.
         """
         self._late_check.plan(check, which)
-        self.health.lost()
+        self.health.not_answered()
 
     def _newer_schema(self) -> None:
         """Use Redis no more: a newer version has changed the data model.
@@ -399,9 +399,9 @@ class Agent:
         if found not in SCHEMAS:
             raise wrong_schema(found, self.store.keyspace.schema)  # type: ignore[attr-defined]
 
-    def stand_aside(self) -> None:
+    def take_no_grants(self) -> None:
         """Take no grants for the life of this worker, and report locks that no worker sweeps."""
-        self._sweeper.stand_aside()
+        self._sweeper.start_reports()
         self.retire()
 
     def retire(self) -> None:
@@ -439,7 +439,7 @@ class Agent:
         look = min(self._next_beat, self._commands.next_at())
         return max(0.0, min(LOOK, look - self._clock.monotonic()))
 
-    def _farewell(self) -> None:
+    def _shut_down(self) -> None:
         """Carry out the remaining commands, leave the fleet, and return the grants in the inbox."""
         try:
             while self.run_once():
@@ -451,7 +451,7 @@ class Agent:
                     self._heartbeat.leave,
                     self._running.clear,
                     self._data_loss.finish,
-                    self._hand_over,
+                    self._begin_all_again,
                 ),
                 lambda step: step(),
             )
@@ -464,8 +464,8 @@ class Agent:
         finally:
             self._partial_lock_sets.close()
 
-    def _hand_over(self) -> None:
-        self._partial_lock_sets.hand_over(self._clock.monotonic() + HAND_OVER)
+    def _begin_all_again(self) -> None:
+        self._partial_lock_sets.begin_all_again(self._clock.monotonic() + BEGIN_AGAIN)
 
     # -- one round --------------------------------------------------------------------------------
 
@@ -495,8 +495,8 @@ class Agent:
                 self.inbox.deliver(delivery)
             case Release() as command:
                 self._releases.carry_out(command)
-            case SettleParked() as command:
-                self._parking.settle(command)
+            case LeavePreviousQueue() as command:
+                self._parking.leave_previous_queue(command)
             case CheckBlocked() as command:
                 self._parking.check_blocked(command)
             case LookUp() as command:
@@ -580,7 +580,7 @@ class Agent:
 
     def _tell_of_neglected(self) -> None:
         if not self._stopped.is_set():
-            self._sweeper.tell_of_neglected()
+            self._sweeper.report_unswept_locks()
 
     def _probe(self) -> None:
         """Acquire a lock while Redis counts as down: a full Redis refuses only writes."""

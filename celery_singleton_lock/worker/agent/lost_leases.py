@@ -15,7 +15,7 @@ from celery_singleton_lock.worker.dispatch.in_flight import InFlight
 
 logger: Final = logging.getLogger(__name__)
 
-LANDING: Final = 1.0
+END_REPORT_DELAY: Final = 1.0
 """Seconds within which the pool reports the end of a task after its lock was released."""
 
 
@@ -63,14 +63,14 @@ class LostLeases:
 
     def _report_later(self, name: str, token: str) -> None:
         self._abort(token)
-        self._commands.put(ReportLoss(name, token, self._clock.monotonic() + LANDING))
+        self._commands.put(ReportLoss(name, token, self._clock.monotonic() + END_REPORT_DELAY))
 
     def report(self, loss: ReportLoss) -> None:
         """Report a loss, unless it was reported already or the task ended before it."""
         if loss.token in self._reported or not (loss.ended or self._in_flight.has(loss.token)):
             return
         if self._clock.monotonic() < loss.not_before:
-            self._commands.put_off(loss, LANDING / 4)
+            self._commands.put_off(loss, END_REPORT_DELAY / 4)
             return
         if not (loss.ended or self._in_flight.has_begun(loss.token)):
             return  # the grant was lost before its task began

@@ -55,7 +55,7 @@ class ModeSwitches:
         """
         if self._modes.is_ordered(command.task, command.mode):
             self._store.switch(command.task, command.mode)
-            self._modes.settle(command.task, command.mode)
+            self._modes.end_order(command.task, command.mode)
 
     def _changed(self, tasks: list[str]) -> None:
         for mode in MODES:

@@ -210,7 +210,7 @@ class ParkedLimit:
 
     def _may_stop(self, queue: str, reached: str) -> bool:
         """Return whether the broker keeps a queue that nobody consumes."""
-        reason = self._queues.lives_by_consumers(queue)
+        reason = self._queues.why_deleted_unconsumed(queue)
         if reason and self._is_to_log(queue):
             logger.warning(
                 "celery-singleton-lock: %s for the queue %r, and the worker goes on consuming it: "

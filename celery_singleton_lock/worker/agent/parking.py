@@ -11,7 +11,7 @@ from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.lock_view import Parked, WaitsFor, reason_in
 from celery_singleton_lock.core.model import CLAIM_UNANSWERED, Claim, Owner, Reply, Verdict
-from celery_singleton_lock.core.parked_message import Parcel, ParkedMessage
+from celery_singleton_lock.core.parked_message import MessageToPark, ParkedMessage
 from celery_singleton_lock.errors import BackendError, LockUnusable
 from celery_singleton_lock.events import TaskBlocked
 from celery_singleton_lock.store.base import ReplicaStore, Store
@@ -20,7 +20,7 @@ from celery_singleton_lock.worker.agent.data_loss import DataLoss
 from celery_singleton_lock.worker.agent.rate_timers import RateTimers
 from celery_singleton_lock.worker.agent.replica_wait import ParkedAnswer, ReplicaWait
 from celery_singleton_lock.worker.agent.revoke_parked import RevokeParked
-from celery_singleton_lock.worker.agent_commands import CheckBlocked, Park, SettleParked
+from celery_singleton_lock.worker.agent_commands import CheckBlocked, LeavePreviousQueue, Park
 from celery_singleton_lock.worker.agent_queue import AgentQueue
 from celery_singleton_lock.worker.background_thread import BackgroundThread
 from celery_singleton_lock.worker.consumed_queues import Queues
@@ -29,9 +29,9 @@ from celery_singleton_lock.worker.execution.task_lock import claim_of
 from celery_singleton_lock.worker.lock_header import LockHeader, doubted, options_of, singles
 from celery_singleton_lock.worker.lock_set_header import time_left
 from celery_singleton_lock.worker.message_codec import pack
+from celery_singleton_lock.worker.not_started import too_costly
 from celery_singleton_lock.worker.partial_lock_sets import PartialLockSets
 from celery_singleton_lock.worker.request import LockedRequest, about
-from celery_singleton_lock.worker.turned_away import too_costly
 
 logger: Final = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class Parking:
         self._replica_wait: ReplicaWait | None = None
         if replicated is not None:
             self._replica_wait = ReplicaWait(
-                replicated, commands=commands, confirmed=self._keep_account
+                replicated, commands=commands, confirmed=self._handle_reply
             )
 
     @property
@@ -126,17 +126,19 @@ class Parking:
         Raises:
             BackendError: Redis did not answer. All commands must be repeated.
         """
-        packed = [(park, self._parcel(park)) for park in parks]
-        fitting = [(park, parcel) for park, parcel in packed if self._fits(park, parcel[2])]
+        packed = [(park, self._arguments(park)) for park in parks]
+        fitting = [
+            (park, arguments) for park, arguments in packed if self._fits(park, arguments[2])
+        ]
         for park, _ in fitting:
             self._partial_lock_sets.free(park.request.lock_header)
         asked_at = self._clock.monotonic()
-        replies = self._store.park_many([parcel for _, parcel in fitting])
+        replies = self._store.park_many([arguments for _, arguments in fitting])
         sums: dict[str, Parked] = {}
-        for (park, parcel), reply in zip(fitting, replies, strict=True):
+        for (park, arguments), reply in zip(fitting, replies, strict=True):
             if isinstance(reply, LockUnusable) and park.request.lock_header.lock_set is None:
                 self.errors += 1
-                self._post(self._blocked.unparked, park.request, str(reply))
+                self._post(self._blocked.hold_refused, park.request, str(reply))
                 continue
             if isinstance(reply, BackendError):
                 if not self._commands.tries(park):
@@ -145,37 +147,37 @@ class Parking:
                 self._commands.try_again(park, reply)
                 continue
             if reply.verdict is Verdict.WAITING:
-                queue, before = parcel[2].queue, sums.get(parcel[2].queue, Parked(0, 0.0))
-                size = before.size + len(parcel[2].body)
+                queue, before = arguments[2].queue, sums.get(arguments[2].queue, Parked(0, 0.0))
+                size = before.size + len(arguments[2].body)
                 sums[queue] = Parked(before.waiting + 1, 0.0, size)
-            answer = ParkedAnswer(park, parcel, reply, asked_at)
+            answer = ParkedAnswer(park, arguments, reply, asked_at)
             if self._replica_wait is not None and reply.verdict in _KEPT:
                 self._replica_wait.ask(answer)
             else:
-                self._keep_account(answer)
+                self._handle_reply(answer)
         return sums
 
-    def _keep_account(self, answer: ParkedAnswer) -> None:
+    def _handle_reply(self, answer: ParkedAnswer) -> None:
         """Report the reply for a message to the main loop; track the message if it is parked."""
         request, reply = answer.park.request, answer.reply
-        self._parked(request, reply, answer.asked_at)
+        self._report(request, reply, answer.asked_at)
         self._timers.note(answer.lock, reply)
         if reply.verdict is Verdict.WAITING:
-            token, task = answer.parcel[0].token, answer.parcel[0].task
+            token, task = answer.arguments[0].token, answer.arguments[0].task
             self._data_loss.track(ParkedMessage(answer.lock, token, task, request.id))
         if request.lock_header.lock_set is not None and reply.verdict in _KEPT | {Verdict.DONE}:
-            self.settle(SettleParked(request))
+            self.leave_previous_queue(LeavePreviousQueue(request))
 
-    def settle(self, command: SettleParked) -> None:
-        """Remove a message from its previous queue; see :meth:`PartialLockSets.settle`."""
-        request = command.request
+    def leave_previous_queue(self, command: LeavePreviousQueue) -> None:
+        """Remove a message of a task with several locks from its previous queue."""
+        request, sets = command.request, self._partial_lock_sets
         try:
-            self._partial_lock_sets.settle(request.lock_header, request.options(self._rules).lease)
+            sets.leave_previous_queue(request.lock_header, request.options(self._rules).lease)
         except BackendError as error:
             self._commands.try_again(command, error)
 
-    def _fits(self, park: Park, parcel: Parcel) -> bool:
-        size, request = len(parcel.body), park.request
+    def _fits(self, park: Park, message: MessageToPark) -> bool:
+        size, request = len(message.body), park.request
         was_parked = request.arrival.delivered or request.is_unanswered
         fits = size <= self._max_body or was_parked
         if not fits:
@@ -183,7 +185,7 @@ class Parking:
             self._post(self._blocked.refused, park.request, reason)
         return fits
 
-    def _parcel(self, park: Park) -> tuple[Owner, Claim, Parcel]:
+    def _arguments(self, park: Park) -> tuple[Owner, Claim, MessageToPark]:
         request = park.request
         header = doubted(request.lock_header, self._clock.monotonic(), self._done_for)
         options, ours = request.options(self._rules), {}
@@ -204,7 +206,7 @@ class Parking:
             options = replace(options, debounce=None, on_rate="park")  # it has started before
             if settled:
                 header = header._replace(flow=options.flow)
-        parcel = Parcel(
+        message = MessageToPark(
             body=pack(request.message, ours),
             realm=self._realm,
             queue=self._queues.queue_of(request),
@@ -215,7 +217,7 @@ class Parking:
         claim = claim_of(header, options)
         if request.is_unanswered:
             claim = claim._replace(copy=CLAIM_UNANSWERED)
-        return owner, claim, parcel
+        return owner, claim, message
 
     def _rest_of_wait(self, header: LockHeader, timeout: float | None) -> float | None:
         """Return the rest of ``lock_wait_timeout`` of a task that has run, from its arrival on."""
@@ -223,7 +225,7 @@ class Parking:
             return timeout
         return max(0.001, timeout - (self._store.time() - header.place / 1e6))
 
-    def _parked(self, request: LockedRequest, reply: Reply, asked_at: float) -> None:
+    def _report(self, request: LockedRequest, reply: Reply, asked_at: float) -> None:
         if reply.verdict is Verdict.FULL:
             full = "as many wait as lock_max_waiting allows"
             self._post(self._blocked.refused, request, full, reason_in(reply))

@@ -19,7 +19,7 @@ from celery_singleton_lock.core.model import Ending, Reply, Verdict
 from celery_singleton_lock.store.base import LockStore
 from celery_singleton_lock.worker.agent_commands import Release
 from celery_singleton_lock.worker.agent_queue import AgentQueue
-from celery_singleton_lock.worker.lock_header import LockHeader, leaving, may_be_copied
+from celery_singleton_lock.worker.lock_header import LockHeader, in_order_of_release, may_be_copied
 from celery_singleton_lock.worker.partial_lock_sets import PartialLockSets
 from celery_singleton_lock.worker.redis_health import for_each
 
@@ -86,11 +86,12 @@ class ReleaseAfterProcessDeath:
         self._released(command.lock_header.token)
 
     def _release_all(self, command: Release) -> None:
-        """Release the locks of a task; if it has begun without being heard of, it keeps them all.
+        """Release the locks of a task.
 
-        It claims the lock at which its message is parked last, so that one tells.
+        With RETURN, release none if the task has started, although no report of that has arrived.
+        The lock at which its message is parked shows this, since the task claims that one last.
         """
-        each = leaving(command.lock_header)
+        each = in_order_of_release(command.lock_header)
         if command.ending is Ending.RETURN:
             if self._release(command, each.pop()).verdict is Verdict.GRANTED:
                 return

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.model import Claim, Owner, Reply
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.store.base import ReplicaStore
 from celery_singleton_lock.worker.agent_commands import Call, Park
@@ -29,20 +29,20 @@ class ParkedAnswer(NamedTuple):
 
     Args:
         park: the command.
-        parcel: the arguments of the call to Redis.
+        arguments: the arguments of the call to Redis.
         reply: the reply.
         asked_at: monotonic time of the call.
     """
 
     park: Park
-    parcel: tuple[Owner, Claim, Parcel]
+    arguments: tuple[Owner, Claim, MessageToPark]
     reply: Reply
     asked_at: float
 
     @property
     def lock(self) -> str:
         """Name of the lock at which it is parked."""
-        return self.parcel[1].name
+        return self.arguments[1].name
 
 
 class ReplicaWait:

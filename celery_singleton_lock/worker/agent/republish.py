@@ -8,7 +8,7 @@ from typing import Final
 
 from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.core.model import CLAIM_LEASE
-from celery_singleton_lock.core.parked_message import Delivery, Stray
+from celery_singleton_lock.core.parked_message import Delivery, UntakenMessage
 from celery_singleton_lock.lock.lease_watchdog import Watchdog
 from celery_singleton_lock.store.message_operations import HOLD
 from celery_singleton_lock.worker.agent_commands import RecordPublished, Requeue
@@ -85,7 +85,7 @@ class Republisher:
         if self._dispatcher.requeues.holds(command.request):
             self._send_back(command.request, lambda error: self._requeued(command, error))
 
-    def rescue(self, request: LockedRequest) -> None:
+    def publish_at_exit(self, request: LockedRequest) -> None:
         """Send a message to the broker at once: this worker ends, and Redis may not have it."""
 
         def told(error: Exception | None) -> None:
@@ -161,51 +161,60 @@ class Republisher:
 
     # -- republish --------------------------------------------------------------------------------
 
-    def send_on(self, strays: Sequence[Stray]) -> None:
+    def send_on(self, messages: Sequence[UntakenMessage]) -> None:
         """Send parked messages that no live worker consumes to their queues.
 
         Args:
-            strays: messages of one lock, which one call has taken out of the lock's queue.
+            messages: messages of one lock, which one call has taken out of the lock's queue.
         """
-        sent: list[Stray] = []
+        sent: list[UntakenMessage] = []
         self._outbox.put(
-            lambda publisher: self._publish(publisher, strays, sent),
-            lambda error: self._sent_on(strays, sent, error),
+            lambda publisher: self._publish(publisher, messages, sent),
+            lambda error: self._sent_on(messages, sent, error),
         )
 
-    def _publish(self, publisher: Publisher, strays: Sequence[Stray], sent: list[Stray]) -> None:
+    def _publish(
+        self, publisher: Publisher, messages: Sequence[UntakenMessage], sent: list[UntakenMessage]
+    ) -> None:
         """Publish messages for at most half of :data:`HOLD`, and add them to ``sent``.
 
         After :data:`HOLD` seconds, Redis parks messages again that were taken out of their queue.
         """
         until = self._clock.monotonic() + HOLD / 2
-        for stray in strays:
+        for message in messages:
             if self._clock.monotonic() > until:
                 return
-            publisher.send_back(stray.body, stray.queue, stray.attempt, stray.place, stray.token)
-            sent.append(stray)
+            publisher.send_back(
+                message.body, message.queue, message.attempt, message.place, message.token
+            )
+            sent.append(message)
 
-    def _sent_on(self, strays: Sequence[Stray], sent: list[Stray], error: Exception | None) -> None:
+    def _sent_on(
+        self,
+        messages: Sequence[UntakenMessage],
+        sent: list[UntakenMessage],
+        error: Exception | None,
+    ) -> None:
         """Handle the result, in the thread of the outbox."""
         self.published += len(sent)
         if error is not None:
             logger.warning(
                 "%d parked tasks for the lock %r could not be sent to the broker, trying again: %r",
-                len(strays) - len(sent),
-                strays[0].name,
+                len(messages) - len(sent),
+                messages[0].name,
                 error,
             )
         if sent:
             logger.info(
-                "no live worker that locks them consumes the queue %r of tasks that are parked for "
-                "the lock %r: %d were sent to the broker",
-                sent[0].queue,
-                sent[0].name,
+                "sent %d parked tasks of the lock %r back to the queue %r: no live worker that "
+                "locks them consumes it",
                 len(sent),
+                sent[0].name,
+                sent[0].queue,
             )
             self._commands.put(RecordPublished(tuple(sent), sent=True))
-        if len(sent) < len(strays):
-            self._commands.put(RecordPublished(tuple(strays[len(sent) :]), sent=False))
+        if len(sent) < len(messages):
+            self._commands.put(RecordPublished(tuple(messages[len(sent) :]), sent=False))
 
 
 def _delivered_again(_name: str, _token: str) -> None:

@@ -50,21 +50,21 @@ class SlotOffers:
         Raises:
             BackendError: Redis did not answer.
         """
-        self._inbox.pass_on_arrived()
+        self._inbox.offer_arrived()
         refused: set[str] = set()
 
         def offer(request: LockedRequest) -> None:
-            if request.task.name not in refused and not self._passed_on(request):
+            if request.task.name not in refused and not self._offered(request):
                 refused.add(request.task.name)
 
         for_each(
             self._dispatcher.in_flight.waiting_since(self._clock.monotonic() - SLOT_WAIT), offer
         )
 
-    def _passed_on(self, request: LockedRequest) -> bool:
+    def _offered(self, request: LockedRequest) -> bool:
         token = request.lock_header.token
-        passed_on = self._inbox.passed_on(request.lock_header.name, token)
-        if passed_on:
+        offered = self._inbox.offered(request.lock_header.name, token)
+        if offered:
             self._watchdog.forget(token, patience=0)
             self._post(self._dispatcher.deliveries.withdraw, request)
-        return passed_on
+        return offered

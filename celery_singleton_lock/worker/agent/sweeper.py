@@ -34,7 +34,7 @@ within this time gets the message from Redis."""
 IDLE: Final = 5.0
 """Seconds to the next search for parked tasks that take no lock, if there were none."""
 
-NEGLECTED: Final = 10.0
+UNSWEPT: Final = 10.0
 """Seconds by which a sweep must be overdue to be reported."""
 
 REPORT_EVERY: Final = 60.0
@@ -110,12 +110,12 @@ class Sweeper:
 
     def sweep_locks(self, names: list[str]) -> None:
         """Sweep locks, and grant each to its next waiter."""
-        strays = self._store.sweep_and_grant_many(
+        messages = self._store.sweep_and_grant_many(
             names, worker=self._inbox.taker(), realm=self._realm, patience=PATIENCE
         )
-        for name, seconds in strays.next_starts.items():
+        for name, seconds in messages.next_starts.items():
             self._timers.set(name, seconds)
-        for _, group in groupby(strays, attrgetter("name")):
+        for _, group in groupby(messages, attrgetter("name")):
             self._republisher.send_on(list(group))
 
     def sweep_at_timer(self, command: SweepLock) -> None:
@@ -127,15 +127,15 @@ class Sweeper:
 
     def record(self, command: RecordPublished) -> None:
         """Delete messages that the broker has, and sweep their lock; else park them again."""
-        first = command.strays[0]
-        tokens = [stray.token for stray in command.strays]
+        first = command.messages[0]
+        tokens = [message.token for message in command.messages]
         self._store.record_publish_result(
             first.name, first.seal, tokens, sent=command.sent, worker=self._inbox.taker()
         )
         if not command.sent:
             return
-        for stray in command.strays:
-            self._partial_lock_sets.give_back(stray)
+        for message in command.messages:
+            self._partial_lock_sets.give_back(message)
         self.sweep_locks([first.name])
 
     def relax(self) -> None:
@@ -156,13 +156,13 @@ class Sweeper:
             names, tasks, most, worker=self._worker, realm=self._realm
         )
 
-    def tell_of_neglected(self) -> None:
+    def report_unswept_locks(self) -> None:
         """Report locks with parked messages that no worker sweeps. For workers without grants."""
         if self._clock.monotonic() < self._next_report:
             return
         self._next_report = self._clock.monotonic() + REPORT_EVERY
-        neglected = self._store.unswept_locks(NEGLECTED)
-        names = [name for name in neglected if self._store.inspect(name).bodies]
+        unswept = self._store.unswept_locks(UNSWEPT)
+        names = [name for name in unswept if self._store.inspect(name).bodies]
         if names:
             logger.error(
                 "celery-singleton-lock: messages are parked for the lock %s, and no worker has "
@@ -170,7 +170,7 @@ class Sweeper:
                 "check at its start (see its warning) and takes no grants. Start a worker that "
                 "passes the check and consumes their queues.",
                 ", ".join(map(repr, names[:NAMED])) + (" and others" if len(names) > NAMED else ""),
-                NEGLECTED,
+                UNSWEPT,
             )
 
     # -- called by the main loop ------------------------------------------------------------------
@@ -179,6 +179,6 @@ class Sweeper:
         """Search in the next round for parked tasks that take no lock any more."""
         self._next_relaxed = 0.0
 
-    def stand_aside(self) -> None:
+    def start_reports(self) -> None:
         """Report from now on locks with parked messages that no worker sweeps."""
         self._next_report = 0.0

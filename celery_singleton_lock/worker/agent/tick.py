@@ -33,13 +33,13 @@ class Tick:
         except BackendError as error:
             if not self._health.down:
                 logger.warning(
-                    "celery-singleton-lock: %s It is %s. Locked tasks wait.",
-                    error,
+                    "celery-singleton-lock: Redis at %s: %s Locked tasks wait.",
                     self._health.address,
+                    error,
                 )
             self._health.failed(error)
         else:
-            self._health.regained()
+            self._health.answered()
 
     def _take(self, step: Callable[[], None]) -> None:
         """Run a step. A lock that Redis refuses, or a defect, does not prevent the next steps."""

@@ -20,7 +20,7 @@ WHOLE: Final = 8.0
 """Seconds after which a heartbeat renews the keys again."""
 
 PER_SECOND: Final = 200
-"""Workers from which on an idle one sends its heartbeat less often than every second."""
+"""If more workers than this consume the same queues, an idle one sends fewer heartbeats."""
 
 LONGEST: Final = 5.0
 """Most seconds between two heartbeats of an idle worker."""
@@ -44,8 +44,8 @@ class Heartbeat:
 
     Attributes:
         workers: number of workers of the same queues, at the last whole heartbeat.
-        idle: whether nothing has happened here in a large fleet, so that other workers can do what
-            any of them can do.
+        idle: whether this worker has had no work lately and the fleet is large. It then leaves the
+            shared work to other workers.
     """
 
     def __init__(

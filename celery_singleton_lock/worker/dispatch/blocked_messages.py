@@ -24,12 +24,12 @@ from celery_singleton_lock.worker.dispatch.held_messages import HeldMessages
 from celery_singleton_lock.worker.dispatch.in_flight import InFlight
 from celery_singleton_lock.worker.dispatch.notifier import FRESH, Notifier
 from celery_singleton_lock.worker.dispatch.pool_exit import PoolExit
-from celery_singleton_lock.worker.dispatch.requeue_policy import RequeuePolicy
+from celery_singleton_lock.worker.dispatch.requeued_messages import RequeuedMessages
 from celery_singleton_lock.worker.dispatch.task_leases import TaskLeases
 from celery_singleton_lock.worker.lock_header import LockHeader
 from celery_singleton_lock.worker.message_stage import BEGUN, Stage
+from celery_singleton_lock.worker.not_started import cannot_wait
 from celery_singleton_lock.worker.request import LockedRequest, about
-from celery_singleton_lock.worker.turned_away import cannot_wait
 
 logger: Final = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class BlockedMessages:
         header_factory: HeaderFactory,
         in_flight: InFlight,
         held: HeldMessages,
-        requeues: RequeuePolicy,
+        requeues: RequeuedMessages,
         pool_exit: PoolExit,
         leases: TaskLeases,
         commands: AgentQueue,
@@ -127,7 +127,7 @@ class BlockedMessages:
             waits_for: why the lock was not granted; see ``TaskBlocked``.
             seen_at: local monotonic time at which Redis was asked for that.
         """
-        self._is_parked(request, Stage.PARKED)
+        self._note_parked(request, Stage.PARKED)
         request.acknowledge()
         request.was_blocked = True
         event = TaskBlocked(*about(request), holder=holder, rank=rank, waits_for=waits_for)
@@ -149,7 +149,7 @@ class BlockedMessages:
 
     def twinned(self, request: LockedRequest) -> None:
         """Acknowledge a message that is stored as the twin of another copy."""
-        self._is_parked(request, Stage.PARKED)
+        self._note_parked(request, Stage.PARKED)
         request.acknowledge()
         self._notifier.tell(request, TaskDuplicate(*about(request), verdict="twin"))
 
@@ -162,12 +162,12 @@ class BlockedMessages:
             printable(request.id),
             request.lock_header.name,
         )
-        self._is_parked(request, Stage.ENDED)
+        self._note_parked(request, Stage.ENDED)
         task_ready(request)
         request.acknowledge()
         self._notifier.tell(request, TaskDuplicate(*about(request), verdict="done"))
 
-    def _is_parked(self, request: LockedRequest, to: Stage) -> None:
+    def _note_parked(self, request: LockedRequest, to: Stage) -> None:
         request.move(to)
         self._in_flight.parked(request)
 
@@ -187,7 +187,7 @@ class BlockedMessages:
         self._in_flight.parked(request)
         self._fail(request, error)
 
-    def unparked(self, request: LockedRequest, reason: str) -> None:
+    def hold_refused(self, request: LockedRequest, reason: str) -> None:
         """Hold a message for which Redis has refused the ``park`` script, and try again later."""
         self._held.hold_refused(request, reason)
         self._in_flight.parked(request)  # last: it dispatches the messages that arrived later

@@ -85,7 +85,7 @@ class Deliveries:
             self._blocked.park_elsewhere(request, again)
             return
         self._in_flight.add(request)
-        self._notifier.hush(request)
+        self._notifier.delay_events(request)
         if delivery.verdict == "revoked":
             revoked_tasks.add(request.id)  # this worker may not have received the revoke
         if request.revoked():

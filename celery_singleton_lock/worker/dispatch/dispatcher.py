@@ -33,12 +33,17 @@ from celery_singleton_lock.worker.dispatch.in_flight import InFlight
 from celery_singleton_lock.worker.dispatch.notifier import Notifier
 from celery_singleton_lock.worker.dispatch.pool_callbacks import PoolCallbacks
 from celery_singleton_lock.worker.dispatch.pool_exit import PoolExit
-from celery_singleton_lock.worker.dispatch.requeue_policy import RequeuePolicy
+from celery_singleton_lock.worker.dispatch.requeued_messages import RequeuedMessages
 from celery_singleton_lock.worker.dispatch.task_leases import TaskLeases
 from celery_singleton_lock.worker.dispatch.wait_for_redis import LateParks
 from celery_singleton_lock.worker.lock_header import HEADER_KEY, NO_HEADER, LockHeader, options_of
 from celery_singleton_lock.worker.loop_channel import guarded
-from celery_singleton_lock.worker.message_stage import UNBEGUN, UNSAVED, Stage, illegal_moves
+from celery_singleton_lock.worker.message_stage import (
+    UNBEGUN,
+    WAITING_FOR_REDIS,
+    Stage,
+    illegal_moves,
+)
 from celery_singleton_lock.worker.request import LockedRequest
 
 logger: Final = logging.getLogger(__name__)
@@ -55,7 +60,7 @@ class Dispatcher:
         commands: the queue of the agent, which does the I/O.
         leases: renews the leases of the worker's tasks.
         backend_failed: called when Redis has not answered a task.
-        rescue: sends a message to the broker at once, since Redis may not have it.
+        publish_at_exit: sends a message to the broker at once, since Redis may not have it.
         notifier: sends events.
         prefetch: raises (+1) or lowers (-1) the worker's prefetch count.
         children: whether tasks run in child processes, which may die. In other pools Celery's pid
@@ -85,7 +90,7 @@ class Dispatcher:
         commands: AgentQueue,
         leases: TaskLeases,
         backend_failed: Callable[[], None],
-        rescue: Callable[[LockedRequest], None],
+        publish_at_exit: Callable[[LockedRequest], None],
         notifier: Notifier,
         prefetch: Callable[[int], None],
         children: bool = True,
@@ -94,7 +99,7 @@ class Dispatcher:
         self._rules = rules
         self._forward = forward
         self._commands = commands
-        self._rescue = rescue
+        self._publish_at_exit = publish_at_exit
         self.children: Final = children
         self.alone: frozenset[str] = frozenset()
         self.waits_for_rate: Callable[[str], bool] = lambda _name: False
@@ -107,7 +112,7 @@ class Dispatcher:
             clock=_clock,
         )
         self._late_parks = LateParks(prefetch)
-        self.requeues: RequeuePolicy = RequeuePolicy(
+        self.requeues: RequeuedMessages = RequeuedMessages(
             header_factory=header_factory,
             rules=rules,
             commands=commands,
@@ -245,7 +250,7 @@ class Dispatcher:
         request.request_dict[HEADER_KEY] = tuple(header)
         if self.children:
             request.spare_decoding()
-        if header.settle:
+        if header.acks_early:
             request.withhold_ack()
         self._forward(request)
 
@@ -293,8 +298,7 @@ class Dispatcher:
 
     def relax(self) -> None:
         """Dispatch the held messages of tasks that take no lock any more."""
-        keeps = self._header_factory.keeps
-        for request in self.held.free(keeps):
+        for request in self.held.free(self._header_factory.takes_lock):
             request.lock_header = self._header_factory.relaxed(request)
             guarded(self, request)
 
@@ -317,10 +321,13 @@ class Dispatcher:
             else:
                 request.move(Stage.ENDED)
         if unless_dispatched:
-            self.rescue()
+            self.publish_at_exit()
 
     def _give_back(self, request: LockedRequest, *, unless_dispatched: bool) -> None:
-        """Return a message that the pool will not run. Celery has flushed a pool that goes on."""
+        """Return a message that the pool will not run.
+
+        Without ``unless_dispatched``, Celery has flushed the pool, which continues.
+        """
         granted = request.lock_header.granted
         if unless_dispatched:
             left = request.stage is Stage.IN_POOL and not (granted and request.unsent())
@@ -328,11 +335,11 @@ class Dispatcher:
             left = False
             request.keep_job()
         if request.stage in UNBEGUN and not left:
-            request.doubt()
+            request.mark_as_copy()
             self.pool_exit.leave(request, UNBEGUN, Stage.GIVEN_BACK, gone=granted)
 
-    def rescue(self) -> None:
-        """Send the messages to the broker that neither Redis nor the broker may have.
+    def publish_at_exit(self) -> None:
+        """Publish each message that may be neither in Redis nor in the broker.
 
         Call it when the worker ends, and again when its pool has ended. The worker that receives
         the message parks it under the token of its claim: that ends this delivery, and if Redis has
@@ -340,9 +347,9 @@ class Dispatcher:
         """
         for request in [*self.held.abandon(), *self.in_flight.parking()]:
             alone = request.arrival.delivered or request.runs_later
-            is_settled = alone and request.lock_header.settle
-            if is_settled and request.move_from(UNSAVED, Stage.RESCUED):
-                self._rescue(request)
+            is_acknowledged = alone and request.lock_header.acks_early
+            if is_acknowledged and request.move_from(WAITING_FOR_REDIS, Stage.PUBLISHED):
+                self._publish_at_exit(request)
 
     def counts(self) -> dict[str, Any]:
         """Return the numbers of messages by state, for JSON."""

@@ -37,14 +37,14 @@ from celery_singleton_lock.worker.lock_header import (
 )
 from celery_singleton_lock.worker.lock_set_header import with_lock_set
 from celery_singleton_lock.worker.message_stage import Arrival, UnansweredClaim
-from celery_singleton_lock.worker.redelivery import REJECT, rejection_of
-from celery_singleton_lock.worker.request import LockedRequest
-from celery_singleton_lock.worker.turned_away import (
-    TurnedAway,
+from celery_singleton_lock.worker.not_started import (
+    NotStarted,
     above_rate,
     too_costly,
     waited_in_vain,
 )
+from celery_singleton_lock.worker.redelivery import REJECT, rejection_of
+from celery_singleton_lock.worker.request import LockedRequest
 
 logger: Final = logging.getLogger(__name__)
 _clock = SystemClock()
@@ -126,7 +126,7 @@ class HeaderFactory:
             )
         if wrong is not None:
             header = request.lock_header = self.unlocked(request, wrong)
-        elif self.keeps(request):
+        elif self.takes_lock(request):
             copy = request.arrival.copy or requeued is not None
             header = request.lock_header = self._locked(
                 request, copy=copy, before=_before(request, moved)
@@ -183,7 +183,7 @@ class HeaderFactory:
             created_at=request.received_at,
             moved=before is not None,
             copy=copy or bool(request.delivery_info.get("redelivered")),
-            settle=not task.acks_late,
+            acks_early=not task.acks_late,
             announce=True,
             flow=options.flow,
             computed=options.computed,
@@ -222,7 +222,7 @@ class HeaderFactory:
             return self._options(request).flow
         return ""
 
-    def keeps(self, request: LockedRequest) -> bool:
+    def takes_lock(self, request: LockedRequest) -> bool:
         """Return whether a request takes its lock.
 
         A copy of a parked message always does: it must not run at the same time as the message.
@@ -269,7 +269,7 @@ class HeaderFactory:
             place=self._place_before(delivery.waited),
             created_at=_clock.monotonic() - delivery.waited,
             granted=True,
-            settle=not request.task.acks_late,
+            acks_early=not request.task.acks_late,
             announce=lock_set is not None or request.options(self._rules).on_lost == "abort",
             error=_verdict(delivery, request.options(self._rules))
             or self._returned(delivery)
@@ -277,7 +277,7 @@ class HeaderFactory:
             lock_set=lock_set,
             call=request.call,
             flow=self._flow_again(request),
-            computed=request.options(self._rules).computed,  # as the line before has left it
+            computed=request.options(self._rules).computed,  # _flow_again() has set it
         )
 
     def _returned(self, delivery: Delivery) -> Exception | None:
@@ -320,9 +320,9 @@ def _verdict(delivery: Delivery, options: LockOptions) -> Exception | None:
         by = task_id_of(delivery.by)
         if delivery.settled:
             reason = f"task {by} came before it had settled at the lock {delivery.name!r}"
-            return TurnedAway(Outcome.SKIP_DEBOUNCED, f"{reason} (lock_debounce)")
+            return NotStarted(Outcome.SKIP_DEBOUNCED, f"{reason} (lock_debounce)")
         reason = f"task {by} took its place in the queue of lock {delivery.name!r}"
-        return TurnedAway(Outcome.SKIP_FULL, reason)
+        return NotStarted(Outcome.SKIP_FULL, reason)
     if delivery.verdict == "above_rate":
         return above_rate(delivery.name, options)
     if delivery.verdict == "too_costly":

@@ -31,14 +31,14 @@ class LockInFlight:
         self.parking: set[LockedRequest] = set()
         self.followers: list[LockedRequest] = []
 
-    def undecided(self, patient: Collection[str]) -> bool:
-        """Return whether it is not known of one request whether it gets the lock.
+    def undecided(self, waiting_in_redis: Collection[str]) -> bool:
+        """Return whether for at least one request it is not decided whether it gets the lock.
 
         Args:
-            patient: tokens of requests that do not count, since they wait in Redis.
+            waiting_in_redis: tokens of requests that do not count.
         """
         return any(
-            not request.holds_lock and token not in patient
+            not request.holds_lock and token not in waiting_in_redis
             for token, request in self.requests.items()
         )
 
@@ -62,7 +62,7 @@ class InFlight:
         self._locks: dict[str, LockInFlight] = {}
         self._token_of_part: dict[str, str] = {}
         self._asking: set[str] = set()
-        self._patient: set[str] = set()
+        self._waiting_in_redis: set[str] = set()
         self._mutex = threading.RLock()
 
     # -- to the pool and back ---------------------------------------------------------------------
@@ -95,7 +95,7 @@ class InFlight:
 
         If it were parked before them, a release could grant it first.
         """
-        if lock.undecided(self._patient):
+        if lock.undecided(self._waiting_in_redis):
             request.move(Stage.FOLLOWING)
             lock.followers.append(request)
         else:
@@ -117,7 +117,7 @@ class InFlight:
                 self._decided(name, lock)
 
     def look(self) -> None:
-        """Pass on the followers of messages that asked for their lock at the last call, too.
+        """Pass on the followers of messages that have asked for their lock since the last call.
 
         With ``lock_on_conflict="wait"`` a task may wait in its slot for long. Redis has its place
         in the queue, so later messages may be parked behind it. If they stayed here, they would
@@ -129,13 +129,13 @@ class InFlight:
             if request.stage is Stage.ACCEPTED and not request.holds_lock
         }
         with self._mutex:
-            self._patient, self._asking = asking & self._asking, asking
-            if self._patient:
+            self._waiting_in_redis, self._asking = asking & self._asking, asking
+            if self._waiting_in_redis:
                 for name, lock in list(self._locks.items()):
                     self._decided(name, lock)
 
     def _decided(self, name: str, lock: LockInFlight) -> None:
-        if lock.followers and not lock.undecided(self._patient):
+        if lock.followers and not lock.undecided(self._waiting_in_redis):
             followers, lock.followers = lock.followers, []
             for request in followers:
                 self._wait(request)

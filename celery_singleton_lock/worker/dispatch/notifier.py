@@ -32,8 +32,8 @@ from celery_singleton_lock.events import (
 from celery_singleton_lock.message_text import nth, printable
 from celery_singleton_lock.worker.lock_header import task_id_of
 from celery_singleton_lock.worker.loop_channel import LATER
+from celery_singleton_lock.worker.not_started import REFUSALS, NotStarted
 from celery_singleton_lock.worker.request import LockedRequest, about
-from celery_singleton_lock.worker.turned_away import REFUSALS, TurnedAway
 
 logger: Final = logging.getLogger(__name__)
 _clock = SystemClock()
@@ -56,11 +56,11 @@ _BESIDES: Final = {
 """Log texts for what a parked task waits for, other than a holder."""
 
 
-def _unheard(name: str, /, **fields: Any) -> None:
+def _send_nothing(name: str, /, **fields: Any) -> None:
     """Send no event."""
 
 
-def _deaf() -> bool:
+def _sends_no_events() -> bool:
     """Return that the worker sends no events."""
     return False
 
@@ -78,8 +78,8 @@ class Notifier:
     def __init__(
         self,
         observers: Observers,
-        send_event: Callable[..., None] = _unheard,
-        sends_events: Callable[[], bool] = _deaf,
+        send_event: Callable[..., None] = _send_nothing,
+        sends_events: Callable[[], bool] = _sends_no_events,
         later: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         self.observers = observers
@@ -98,7 +98,7 @@ class Notifier:
         sent = celery_event(event)
         if sent is not None and request.task.send_events:
             sent[1]["timestamp"] = wall_time()
-            request.say(partial(self._send, request, *sent))
+            request.call_in_order(partial(self._send, request, *sent))
 
     def _send(self, request: LockedRequest, name: str, fields: dict[str, Any]) -> None:
         try:
@@ -140,7 +140,7 @@ class Notifier:
         event = LockRefused(*about(request), policy=policy, waits_for=error.waits_for)
         self.tell(request, event)
 
-    def skipped(self, request: LockedRequest, turned: TurnedAway, policy: str) -> None:
+    def skipped(self, request: LockedRequest, not_started: NotStarted, policy: str) -> None:
         """Report that a task was skipped, as Celery reports a revoked task."""
         request.send_event("task-revoked", terminated=False, signum=None, expired=False)
         signals.task_revoked.send(
@@ -150,9 +150,9 @@ class Notifier:
             signum=None,
             expired=False,
         )
-        event = LockRefused(*about(request), policy=policy, waits_for=turned.waits_for)
+        event = LockRefused(*about(request), policy=policy, waits_for=not_started.waits_for)
         self.tell(request, event)
-        logger.info("Task %s was skipped: %s", request, turned.reason, extra=log_keys(event))
+        logger.info("Task %s was skipped: %s", request, not_started.reason, extra=log_keys(event))
 
     def debounced(self, request: LockedRequest) -> None:
         """Warn once for each task that a replaced call was a member of a canvas."""
@@ -169,9 +169,9 @@ class Notifier:
                 {"chord": "a chord", "chain": "a chain behind it", "callbacks": "links"}[canvas],
             )
 
-    def closed(self, request: LockedRequest, turned: TurnedAway) -> None:
+    def closed(self, request: LockedRequest, not_started: NotStarted) -> None:
         """Report that a task has closed its lock for a time, and runs again later."""
-        event = LockClosed(*about(request), seconds=turned.closed_for, why=turned.reason)
+        event = LockClosed(*about(request), seconds=not_started.closed_for, why=not_started.reason)
         self.tell(request, event)
         logger.info(
             "Task %s runs again later: it has closed the lock %r for %g s%s",
@@ -218,11 +218,11 @@ class Notifier:
             verdict, waited = delivery.verdict, delivery.waited
             self.tell(request, TaskDelivered(*about(request), verdict=verdict, waited=waited))
 
-    def hush(self, request: LockedRequest) -> None:
+    def delay_events(self, request: LockedRequest) -> None:
         """Delay the events of a request, so that those of the worker that parked it are first.
 
         See :data:`FRESH`.
         """
         if self.later is not None and self.sends_events():
-            request.hush()
-            self.later(request.speak)
+            request.delay_events()
+            self.later(request.send_delayed_events)

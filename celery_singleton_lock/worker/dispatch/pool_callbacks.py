@@ -30,8 +30,8 @@ from celery_singleton_lock.worker.execution.celery_outcome import reservation_fo
 from celery_singleton_lock.worker.lock_header import MARKS, close_in, end_in, loss_in, next_start_in
 from celery_singleton_lock.worker.lock_set_header import at_first_lock, onward, unanswered
 from celery_singleton_lock.worker.message_stage import UNACCEPTED, Stage
+from celery_singleton_lock.worker.not_started import NotStarted
 from celery_singleton_lock.worker.request import LockedRequest
-from celery_singleton_lock.worker.turned_away import TurnedAway
 
 _SKIPPED_BY: Final = {
     Outcome.SKIP: "skip",
@@ -107,10 +107,10 @@ class PoolCallbacks:
             self._notifier.acquired(request)
 
     def on_not_begun(self, request: LockedRequest) -> None:
-        """End a task that its thread or greenlet does not run, since its acceptance has failed.
+        """End a task that a thread or greenlet does not run, since its acceptance has failed.
 
-        That is so if it was to be terminated: Celery tries that at the acceptance, and no thread
-        can be terminated. A child process runs the task all the same.
+        If a task is to be terminated, Celery tries to kill its thread when the pool accepts it, and
+        no thread can be killed. A child process runs the task although its acceptance has failed.
         """
         if self._pool_exit.children:
             return
@@ -125,8 +125,8 @@ class PoolCallbacks:
         """Handle a notice of a pool child.
 
         It says that the child acquired a lock, that the lock was lost when the task ended, or that
-        the child could not release it. After the first one the message is acknowledged, and a
-        failed renewal means that the lock is lost.
+        the child could not release it. When the child has acquired the lock, the message is
+        acknowledged. From then on a failed renewal means that the lock is lost.
         """
         request = self._in_flight.by_token.get(notice)
         if request is None:
@@ -140,11 +140,11 @@ class PoolCallbacks:
         return None
 
     def _on_notice_of_end(self, notice: str) -> None:
-        lost, unheard = loss_in(notice), end_in(notice)
+        lost, end = loss_in(notice), end_in(notice)
         if lost is not None:
             self._commands.put(loss_of(lost, "It was noticed when the task had ended."))
-        elif unheard is not None:
-            header, ending, kept = unheard
+        elif end is not None:
+            header, ending, kept = end
             self._commands.put(Release(header, ending, kept=kept))
         elif (next_start := next_start_in(notice)) is not None:
             self._commands.put(NoteNextStart(*next_start))
@@ -198,8 +198,8 @@ class PoolCallbacks:
     def on_interrupted(self, request: LockedRequest) -> None:
         """Release the locks of a task that its soft time limit has ended.
 
-        The exception may have struck between the reply of Redis and the body, or after the body.
-        Then its process does not know that it holds a lock. A second release has no effect.
+        It may have been raised between the reply of Redis and the body, or after the body. Then the
+        process does not know that it holds a lock. A second release has no effect.
         """
         if request.lock_header.name:
             self._commands.put(Release(request.lock_header, request.ending()))
@@ -217,33 +217,33 @@ class PoolCallbacks:
 
     # -- when it did not run ----------------------------------------------------------------------
 
-    def on_turned(self, request: LockedRequest, turned: TurnedAway) -> bool:
+    def on_not_started(self, request: LockedRequest, not_started: NotStarted) -> bool:
         """Handle a task that was not run. Return False if Celery shall acknowledge its message."""
-        header, outcome = request.lock_header, turned.outcome
+        header, outcome = request.lock_header, not_started.outcome
         if request.move(Stage.BLOCKED) is Stage.WITHDRAWN:
             return self._got_elsewhere(request)
         if outcome in SKIPPED:
             self._end_unique(request)
-            self._notifier.skipped(request, turned, _SKIPPED_BY[outcome])
+            self._notifier.skipped(request, not_started, _SKIPPED_BY[outcome])
             if outcome is Outcome.SKIP_DEBOUNCED:
                 self._notifier.debounced(request)
             return False
         request.undecide()
         if outcome is Outcome.LATER:
-            self._run_later(request, turned)
+            self._run_later(request, not_started)
             return True
         again = outcome is Outcome.AGAIN
-        if header.lock_set is not None and (turned.lock_set or again):
-            elsewhere = onward(header, header.lock_set, turned.lock_set)
+        if header.lock_set is not None and (not_started.lock_set or again):
+            elsewhere = onward(header, header.lock_set, not_started.lock_set)
             self._blocked.park_elsewhere(request, elsewhere)
             return True
         self._pool_exit.left(request, began=True, gone=False)
         if outcome in {Outcome.REQUEUE, Outcome.REQUEUE_TWIN}:
             self._in_flight.leave(header)
             is_twin = outcome is Outcome.REQUEUE_TWIN
-            self._blocked.requeue(request, turned.waits_for, is_twin=is_twin)
+            self._blocked.requeue(request, not_started.waits_for, is_twin=is_twin)
             return True
-        self._keep(request, turned)
+        self._keep(request, not_started)
         self._in_flight.leave(header)  # last: followers must be parked behind this message
         if outcome is Outcome.GONE:
             request.move(Stage.ENDED)
@@ -255,13 +255,15 @@ class PoolCallbacks:
             retries = int(request.request_dict.get("retries") or 0)
             self._commands.put(EndUnique(request.unique, request.id, retries))
 
-    def _run_later(self, request: LockedRequest, turned: TurnedAway) -> None:
+    def _run_later(self, request: LockedRequest, not_started: NotStarted) -> None:
         """Let the message of a task that has run wait in Redis until its lock is open again."""
         header = request.lock_header
         self.on_ran(request)
-        self._notifier.closed(request, turned)
+        self._notifier.closed(request, not_started)
         self._pool_exit.left(request, began=True, gone=False)
-        if header.granted and not header.settle:  # Redis has it: the release has queued it again
+        if (
+            header.granted and not header.acks_early
+        ):  # Redis has it: the release has queued it again
             request.move(Stage.ENDED)
             task_ready(request)
         else:
@@ -275,9 +277,9 @@ class PoolCallbacks:
         request.move(Stage.ENDED)
         return True
 
-    def _keep(self, request: LockedRequest, turned: TurnedAway) -> None:
+    def _keep(self, request: LockedRequest, not_started: NotStarted) -> None:
         """Park, hold or acknowledge the message of a task that was not run."""
-        match turned.outcome:
+        match not_started.outcome:
             case Outcome.PARK | Outcome.TWIN | Outcome.AGAIN:
                 self._blocked.park(request)
             case Outcome.GONE:
@@ -286,7 +288,7 @@ class PoolCallbacks:
             case Outcome.DONE:
                 self._blocked.dropped(request)
             case Outcome.UNAVAILABLE | Outcome.REFUSED:
-                self._unanswered(request, turned)
+                self._unanswered(request, not_started)
             case (
                 Outcome.RUN
                 | Outcome.RUN_UNLOCKED
@@ -303,13 +305,13 @@ class PoolCallbacks:
                 | Outcome.FAIL_BACKEND
                 | Outcome.LATER
             ):
-                raise unexpected(turned.outcome)
+                raise unexpected(not_started.outcome)
             case _:
-                assert_never(turned.outcome)
+                assert_never(not_started.outcome)
 
-    def _unanswered(self, request: LockedRequest, turned: TurnedAway) -> None:
+    def _unanswered(self, request: LockedRequest, not_started: NotStarted) -> None:
         """Hold the message of a task that Redis did not answer, or whose lock Redis refused."""
-        header, refused = request.lock_header, turned.outcome is Outcome.REFUSED
+        header, refused = request.lock_header, not_started.outcome is Outcome.REFUSED
         if refused and header.granted and header.lock_set is not None:
             # If it were held here, its grant would expire and be repeated. In Redis it is delayed.
             request.move(Stage.ENDED)
@@ -318,5 +320,5 @@ class PoolCallbacks:
         if header.granted:  # it is not known whether the claim reached Redis
             request.lock_header = unanswered(header)
         if refused:
-            return self._held.hold_refused(request, turned.reason)
-        return self._held.hold_unanswered(request, turned.reason)
+            return self._held.hold_refused(request, not_started.reason)
+        return self._held.hold_unanswered(request, not_started.reason)

@@ -129,5 +129,5 @@ def _ending_of(request: LockedRequest, *, began: bool) -> Ending:
     leaves the lock to that child.
     """
     ending, header = request.ending(), request.lock_header
-    unheard = header.granted and not began and header.error is None
-    return Ending.RETURN if ending is Ending.AGAIN and unheard else ending
+    may_have_begun = header.granted and not began and header.error is None
+    return Ending.RETURN if ending is Ending.AGAIN and may_have_begun else ending

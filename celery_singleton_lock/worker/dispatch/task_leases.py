@@ -6,7 +6,7 @@ from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.core.model import CLAIM_LEASE
 from celery_singleton_lock.lock.lease import OnLost
 from celery_singleton_lock.lock.lease_watchdog import Watchdog
-from celery_singleton_lock.worker.lock_header import LockHeader, leaving, singles
+from celery_singleton_lock.worker.lock_header import LockHeader, in_order_of_release, singles
 from celery_singleton_lock.worker.partial_lock_sets import PartialLockSets
 
 
@@ -76,7 +76,7 @@ class TaskLeases:
 
     def valid_until(self, header: LockHeader) -> float | None:
         """Return the monotonic time when the last lease of a task ends; None if not known."""
-        ends = [self._watchdog.valid_until(part.token) for part in leaving(header)]
+        ends = [self._watchdog.valid_until(part.token) for part in in_order_of_release(header)]
         return max((end for end in ends if end is not None), default=None)
 
     def forget(self, header: LockHeader) -> None:

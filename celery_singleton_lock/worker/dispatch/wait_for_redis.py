@@ -78,8 +78,8 @@ class Suspended:
             keeps: returns whether a message is still held.
 
         Returns:
-            The other messages in the order of arrival, in which they may not have been held: a
-            message in the pool is held later than messages that arrived after it.
+            The other messages in the order of arrival. They may have been held in another order: a
+            message that was in the pool is held later than messages that arrived after it.
         """
         freed: list[LockedRequest] = []
         with self._mutex:

@@ -26,7 +26,7 @@ from celery_singleton_lock.message_text import printable
 from celery_singleton_lock.worker.execution.celery_outcome import Run, fail, mark_skipped, take_out
 from celery_singleton_lock.worker.execution.task_lock import and_then, entered, in_place, let_go
 from celery_singleton_lock.worker.lock_header import LockHeader
-from celery_singleton_lock.worker.turned_away import REFUSALS, TurnedAway
+from celery_singleton_lock.worker.not_started import REFUSALS, NotStarted
 
 logger: Final = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ def _fields(template: str) -> list[str]:
 # -- in the main process ---------------------------------------------------------------------------
 
 
-def join(runtime: Any) -> None:
+def lock_batches(runtime: Any) -> None:
     """Make each batch of this worker acquire its lock. Call this again after each new connection.
 
     Args:
@@ -139,7 +139,7 @@ def _flush(flush: Callable[..., Any], task: Any, requests: Any) -> Any:
     return flush(task, requests)
 
 
-class Refused(NamedTuple):
+class RefusedBatch(NamedTuple):
     """What a pool process returns for a batch that did not run.
 
     Args:
@@ -184,12 +184,12 @@ class BatchPool:
         )
 
     def _returned(self, callback: Callable[..., Any], requests: list[Any], result: Any) -> None:
-        if isinstance(result, Refused):
+        if isinstance(result, RefusedBatch):
             self._runtime.loop_channel.post(self._tell, requests, result)
             result = None
         callback(result)
 
-    def _tell(self, requests: list[Any], refused: Refused) -> None:
+    def _tell(self, requests: list[Any], refused: RefusedBatch) -> None:
         """Report the refusal to observers, the log and Celery's events. Runs in the main loop."""
         for request in requests:
             about = (refused.lock, request.name, request.id)
@@ -223,7 +223,7 @@ def run_batch(
         rest: further arguments of ``target``.
 
     Returns:
-        The result of ``target``, or :class:`Refused`.
+        The result of ``target``, or :class:`RefusedBatch`.
     """
     requests = [request for request in batch[0] if _is_usable(task, request)]
     if not requests:
@@ -256,23 +256,23 @@ def _run_locked(
     """Acquire the lock and run the batch. The caller releases the lock."""
     try:
         held = task._lock_extension.undispatched.take(lock, task.name, options)  # noqa: SLF001  # our own
-    except TurnedAway as turned:
-        return _skipped(task, requests, lock.name, turned)
+    except NotStarted as not_started:
+        return _skipped(task, requests, lock.name, not_started)
     except Exception as error:  # noqa: BLE001  # an error of this package, or a time limit
         return _failed(task, requests, lock.name, error)
     with entered(lock if held else None):
         return go()
 
 
-def _skipped(task: Any, requests: list[Any], lock: str, turned: TurnedAway) -> Refused:
-    _end_each(task, requests, lambda run: mark_skipped(run, turned.reason))
-    return Refused(lock, "skip", turned.reason, turned.waits_for)
+def _skipped(task: Any, requests: list[Any], lock: str, not_started: NotStarted) -> RefusedBatch:
+    _end_each(task, requests, lambda run: mark_skipped(run, not_started.reason))
+    return RefusedBatch(lock, "skip", not_started.reason, not_started.waits_for)
 
 
-def _failed(task: Any, requests: list[Any], lock: str, error: Exception) -> Refused:
+def _failed(task: Any, requests: list[Any], lock: str, error: Exception) -> RefusedBatch:
     _end_each(task, requests, lambda run: fail(run, error))
     policy = next((name for kind, name in REFUSALS.items() if isinstance(error, kind)), "")
-    return Refused(lock, policy, "", getattr(error, "waits_for", ""))
+    return RefusedBatch(lock, policy, "", getattr(error, "waits_for", ""))
 
 
 def _go(target: Callable[..., Any], task: Any, *args: Any) -> Any:

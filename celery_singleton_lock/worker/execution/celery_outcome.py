@@ -119,7 +119,7 @@ def ending_of(outcome: Any, task: Any, header: LockHeader) -> Ending:
         return Ending.FINAL
     if info.state == states.REJECTED:
         return ending_of_reject(info.retval, header)
-    if info.state == states.FAILURE and not header.settle and not _acks_failures(task):
+    if info.state == states.FAILURE and not header.acks_early and not _acks_failures(task):
         return Ending.REJECT
     return Ending.FINAL
 
@@ -128,7 +128,7 @@ def ending_of_reject(reject: Reject, header: LockHeader) -> Ending:
     """Return the ending of a task that raised Reject."""
     if reject.requeue:
         return Ending.AGAIN
-    return Ending.FINAL if header.settle else Ending.REJECT
+    return Ending.FINAL if header.acks_early else Ending.REJECT
 
 
 def _acks_failures(task: Any) -> bool:

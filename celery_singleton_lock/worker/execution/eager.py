@@ -48,8 +48,8 @@ from celery_singleton_lock.worker.execution.task_lock import (
     in_place,
     let_go,
 )
+from celery_singleton_lock.worker.not_started import NotStarted, refusal
 from celery_singleton_lock.worker.retry_later import RetryLater
-from celery_singleton_lock.worker.turned_away import TurnedAway, refusal
 
 logger: Final = logging.getLogger(__name__)
 
@@ -129,9 +129,9 @@ class EagerTracer:
         self._refuse_nested(task, args or (), kwargs or {})
         self._guard(task)
         result = go()
-        if isinstance(result, EagerResult) and isinstance(result.result, TurnedAway):
+        if isinstance(result, EagerResult) and isinstance(result.result, NotStarted):
             return skipped(task, result)
-        return failed_later(result)
+        return as_failed_if_retry_later(result)
 
     def leave(self, task_id: str) -> None:
         """Release the lock of a run before its end, since another task replaces it."""
@@ -225,7 +225,7 @@ class EagerTracer:
         """Acquire and return the lock of a run; return None to run without it.
 
         Raises:
-            TurnedAway: the task is skipped.
+            NotStarted: the task is skipped.
             LockError: the lock was not acquired.
             BackendError: Redis did not answer, or refused the lock.
         """
@@ -247,7 +247,7 @@ class EagerTracer:
         """Wait for the lock in this thread, if the policy says so.
 
         Raises:
-            TurnedAway: the task is skipped.
+            NotStarted: the task is skipped.
             LockError: the lock was not acquired.
         """
         view = self._store().inspect(lock.name, waiters=1)
@@ -269,7 +269,7 @@ def _run_or_close(lock: PlacedLock | MultiLock | None, run: Callable[[], Any]) -
         raise
 
 
-def failed_later(result: Any) -> Any:
+def as_failed_if_retry_later(result: Any) -> Any:
     """Return a result that has failed if its task raised ``RetryLater``: it has no message.
 
     Nothing could run it later, and its caller must not take it for a success.

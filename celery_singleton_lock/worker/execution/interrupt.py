@@ -5,7 +5,7 @@ The handler raises :class:`~celery_singleton_lock.errors.LockLost` in the task i
 token. So a late signal, which arrives while the child runs another task, has no effect. (The signal
 of Celery's soft time limit has no such check.)
 
-A spawned child does not inherit the memory. It opens it by name (:meth:`Board.publish`).
+A spawned child does not inherit the memory. It opens it by name (:meth:`LostTokens.publish`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SIZE: Final = _LINES * _WIDTH
 _NAME: Final = "lost-locks"
 
 
-class Board:
+class LostTokens:
     """Tokens of lost locks in shared memory. The main process writes them; its children read them.
 
     Create it before the pool forks. It has room for the last 64 losses. That is enough, since a
@@ -91,52 +91,52 @@ def _as_line(token: str) -> bytes:
     return b"\n" + token.encode()[: _WIDTH - 2] + b"\n"
 
 
-class Listener:
+class SignalHandler:
     """Handles the signal in a pool child.
 
     Args:
-        board: the board of the main process.
+        lost_tokens: the shared memory of the main process.
     """
 
-    def __init__(self, board: Board) -> None:
-        self._board = board
+    def __init__(self, lost_tokens: LostTokens) -> None:
+        self._lost_tokens = lost_tokens
         self._pid = 0
         self._before: Any = None
 
-    def listen(self) -> None:
+    def install(self) -> None:
         """Install the handler, once per process. For other tokens it calls the previous handler."""
         alone = threading.current_thread() is threading.main_thread()
         if SIGNAL is None or self._pid == os.getpid() or not alone:
             return
-        self._before = signal.signal(SIGNAL, self._heard)
+        self._before = signal.signal(SIGNAL, self._on_signal)
         self._pid = os.getpid()
 
-    def _heard(self, signum: int, frame: Any) -> None:
+    def _on_signal(self, signum: int, frame: Any) -> None:
         lock = current_lock()
-        if isinstance(lock, TaskLock) and self._board.shows(lock.token):
+        if isinstance(lock, TaskLock) and self._lost_tokens.shows(lock.token):
             raise lock.lose()
         if callable(self._before):
             self._before(signum, frame)
 
 
-def listener() -> Callable[[], None]:
+def signal_installer() -> Callable[[], None]:
     """Return the function that lets a spawned child be interrupted.
 
-    In other processes it does nothing: a forked child uses the board of its parent.
+    In other processes it does nothing: a forked child has the memory of its parent.
     """
     name = os.environ.get(PATH)
-    return _deaf if name is None else Listener(_opened(name)).listen
+    return _install_nothing if name is None else SignalHandler(_opened(name)).install
 
 
-def _opened(name: str) -> Board:
-    """Return the board of the main process. Without it, no task of this process is interrupted."""
+def _opened(name: str) -> LostTokens:
+    """Return the memory of the main process. Without it, no task here is interrupted."""
     try:
         with Path(name).open("r+b") as file:
-            return Board(mmap.mmap(file.fileno(), _SIZE))
+            return LostTokens(mmap.mmap(file.fileno(), _SIZE))
     except (OSError, ValueError) as error:
         logger.warning("celery-singleton-lock: the worker's file %s is closed: %s", name, error)
-        return Board()
+        return LostTokens()
 
 
-def _deaf() -> None:
+def _install_nothing() -> None:
     """Do nothing: tasks cannot be interrupted here."""

@@ -146,13 +146,13 @@ class LateReleases:
         store = self._store()
         if isinstance(store, RedisStore):
             before = math.inf if ending else store.clock.monotonic() - IDLE
-            if store.read_owed(before):
+            if store.read_unread_replies(before):
                 self._wakes.put(None)
         while not self._failed.empty():
-            self._settle(self._failed.get())
+            self._repeat_release(self._failed.get())
         return not ending
 
-    def _settle(self, late: _Late) -> None:
+    def _repeat_release(self, late: _Late) -> None:
         """Repeat a release that has failed, and report what became of it."""
         outcome: Reply | BackendError
         try:

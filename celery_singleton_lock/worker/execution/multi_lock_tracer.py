@@ -23,11 +23,11 @@ from celery_singleton_lock.worker.execution.task_lock import TaskLock, ask, owne
 from celery_singleton_lock.worker.lock_header import (
     LockHeader,
     doubted,
-    leaving,
+    in_order_of_release,
     options_of,
     singles,
 )
-from celery_singleton_lock.worker.turned_away import TurnedAway, refusal
+from celery_singleton_lock.worker.not_started import NotStarted, refusal
 
 if TYPE_CHECKING:
     from celery_singleton_lock.config.settings import LockOptions
@@ -77,7 +77,7 @@ class MultiLockTracer:
         """Acquire all locks, and return them as one; return None to run without them.
 
         Raises:
-            TurnedAway: the task does not run. The main process handles its message.
+            NotStarted: the task does not run. The main process handles its message.
             LockError: the task fails by its policy. No lock is held.
         """
         store, each = self._store(), singles(header)
@@ -121,7 +121,7 @@ class MultiLockTracer:
     ) -> None:
         """Release all locks that are held."""
         held = {each.name: each for each in getattr(lock, "locks", ())}
-        for each in leaving(header):
+        for each in in_order_of_release(header):
             self._tracer.leave(each, ending, held.get(each.name), kept)
 
     def _take(
@@ -193,7 +193,7 @@ class MultiLockTracer:
         claimed = self._ask(store, each[at], options, 0.0)
         if isinstance(claimed, Reply):
             return Taken(locks, at, claimed)
-        if at and each[at].settle and not _settled(store, each[0], options):
+        if at and each[at].acks_early and not _ack_recorded(store, each[0], options):
             self._give_back(each[at + 1 :])
             return Taken([], 0)
         locks.insert(at, claimed)
@@ -262,7 +262,7 @@ class MultiLockTracer:
         if outcome is Outcome.PARK and reply is not None and busy:
             further = how_far(header, taken)
             reason, waits_for = why_busy(name, reply), reason_in(reply)
-            raise TurnedAway(outcome, reason, reply.rank, further, waits_for)
+            raise NotStarted(outcome, reason, reply.rank, further, waits_for)
         if outcome is Outcome.GONE:
             self._give_back([one for one in each if not one.granted])
         elif outcome is not Outcome.AGAIN:
@@ -338,7 +338,7 @@ class TaskLocks(TaskLock):
         return all(answers)
 
 
-def _settled(store: LockStore, first: LockHeader, options: LockOptions) -> bool:
+def _ack_recorded(store: LockStore, first: LockHeader, options: LockOptions) -> bool:
     """Record at the first lock, which recognises copies, that the message is acknowledged.
 
     Otherwise a copy that is parked there would run after this worker has died. Call it last: it
@@ -351,7 +351,7 @@ def _settled(store: LockStore, first: LockHeader, options: LockOptions) -> bool:
     """
     owner = owner_of(first)
     try:
-        reply = store.claim(owner, first.name, options.lease, settle=True)
+        reply = store.claim(owner, first.name, options.lease, acks_early=True)
     except LockUnusable:
         return False
     return reply.verdict is Verdict.GRANTED

@@ -42,7 +42,7 @@ class ObserveMode:
     def __init__(self, store: Callable[[], WorkerStore], clock: Clock | None = None) -> None:
         self._store = store
         self._clock = clock or SystemClock()
-        self._blind_until = 0.0
+        self._paused_until = 0.0
 
     def watch(self, owner: Owner, claim: Claim, go: Callable[[], Any], *, waits: bool) -> Any:
         """Run a task without its lock.
@@ -64,12 +64,12 @@ class ObserveMode:
             self._end(owner, claim, self._clock.monotonic() - began, waits=waits)
 
     def _begin(self, owner: Owner, claim: Claim, *, waits: bool) -> None:
-        if self._clock.monotonic() < self._blind_until:
+        if self._clock.monotonic() < self._paused_until:
             return None
         try:
             blocked = self._store().record_observation(owner, claim, waits=waits)
         except BackendError as error:
-            return self._go_blind(error)
+            return self._pause_observing(error)
         if blocked is not None:
             self._tell(owner, claim.name, blocked)
         return None
@@ -98,15 +98,15 @@ class ObserveMode:
 
     def _end(self, owner: Owner, claim: Claim, took: float, *, waits: bool) -> None:
         """Record the end. Ignore a soft time limit that expires here, since the task has ended."""
-        if self._clock.monotonic() < self._blind_until:
+        if self._clock.monotonic() < self._paused_until:
             return
         try:
             self._store().record_observation(owner, claim, waits=waits, took=took)
         except BackendError as error:
-            self._go_blind(error)
+            self._pause_observing(error)
         except SoftTimeLimitExceeded:
             logger.debug("the end of a run was not recorded")
 
-    def _go_blind(self, error: BackendError) -> None:
-        self._blind_until = self._clock.monotonic() + PAUSE
+    def _pause_observing(self, error: BackendError) -> None:
+        self._paused_until = self._clock.monotonic() + PAUSE
         logger.warning("celery-singleton-lock: %s Tasks run and are not observed.", error)

@@ -24,7 +24,7 @@ from celery_singleton_lock.errors import (
     SingletonLockError,
 )
 from celery_singleton_lock.lock.multi_lock import MemberLock, MultiLock
-from celery_singleton_lock.lock.wait_for_turn import stand_in_line
+from celery_singleton_lock.lock.wait_for_turn import wait_in_slot
 from celery_singleton_lock.store.base import LockStore
 from celery_singleton_lock.worker.execution.celery_outcome import (
     Run,
@@ -47,7 +47,7 @@ _current: ContextVar[TaskLock | PlacedLock | MultiLock | None] = ContextVar(
 )
 
 
-def _unheard(_notice: str) -> None:
+def _announce_nothing(_notice: str) -> None:
     """Send no notice: no main process tracks the task."""
 
 
@@ -87,7 +87,7 @@ class TaskLock:
         valid_until: float,
         *,
         rates: tuple[Rate, ...] = (),
-        announce: Callable[[str], None] = _unheard,
+        announce: Callable[[str], None] = _announce_nothing,
     ) -> None:
         self.rates: tuple[Rate, ...] = rates
         self._announce = announce
@@ -260,7 +260,7 @@ def ask(store: LockStore, header: LockHeader, options: LockOptions) -> Reply:
     """Acquire the lock of a delivery, or claim it if it was granted."""
     owner = owner_of(header)
     if header.granted:
-        return store.claim(owner, header.name, options.lease, settle=header.settle)
+        return store.claim(owner, header.name, options.lease, acks_early=header.acks_early)
     if options.on_conflict == "wait":
         return wait(store, owner, claim_of(header, options), options)
     return store.acquire(owner, claim_of(header, options))
@@ -273,7 +273,7 @@ def wait(store: LockStore, owner: Owner, claim: Claim, options: LockOptions) -> 
     """
     began = store.clock.monotonic()
     timeout = options.wait_timeout or MAX_WAIT
-    reply, asked = stand_in_line(store, store.clock, owner, claim, timeout)
+    reply, asked = wait_in_slot(store, store.clock, owner, claim, timeout)
     return reply._replace(lease=reply.lease + asked - began)
 
 
@@ -368,8 +368,8 @@ def in_place(store: LockStore, name: str, options: LockOptions) -> PlacedLock | 
 def and_then(end: Callable[[], object], work: Callable[[], T]) -> T:
     """Call ``work``, and then ``end``, however ``work`` ends.
 
-    A soft time limit may strike at any line, also on the way to ``end``. So ``end`` is called once
-    more after any exception; it must have no further effect then.
+    A soft time limit may be raised at any line, also on the way to ``end``. So ``end`` is called
+    once more after any exception; it must have no further effect then.
     """
     try:
         try:

@@ -58,7 +58,7 @@ from celery_singleton_lock.worker.execution.task_lock import (
 from celery_singleton_lock.worker.lock_header import (
     LockHeader,
     doubted,
-    leaving,
+    in_order_of_release,
     may_be_copied,
     notice_of_end,
     notice_of_loss,
@@ -67,8 +67,8 @@ from celery_singleton_lock.worker.lock_header import (
     singles,
     whose,
 )
+from celery_singleton_lock.worker.not_started import NotStarted, refusal
 from celery_singleton_lock.worker.retry_later import RetryLater
-from celery_singleton_lock.worker.turned_away import TurnedAway, refusal
 
 logger: Final = logging.getLogger(__name__)
 _clock = SystemClock()
@@ -144,8 +144,8 @@ class LockTracer:
             self._listen()
         try:
             lock = self._enter(header, options)
-        except TurnedAway as turned:
-            return turn_away(run, turned)
+        except NotStarted as not_started:
+            return end_not_started(run, not_started)
         except Exception as error:  # noqa: BLE001  # ours, a time limit, or a key callable's
             return fail(run, error)
         if lock is None:
@@ -169,7 +169,7 @@ class LockTracer:
         """Acquire and return the lock; return None to run without it."""
         if header.error is not None:
             if header.granted and self._has_ended(header):
-                raise TurnedAway(Outcome.DONE, "another worker has ended it")
+                raise NotStarted(Outcome.DONE, "another worker has ended it")
             raise header.error
         if not header.name:
             return None
@@ -251,7 +251,7 @@ class LockTracer:
 
         Raises:
             BackendError: the task fails with the error.
-            TurnedAway: the message waits until Redis answers, or accepts the lock.
+            NotStarted: the message waits until Redis answers, or accepts the lock.
         """
         outcome = self.outcome(header, options, error)
         if outcome is Outcome.RUN_UNLOCKED:
@@ -259,7 +259,7 @@ class LockTracer:
             return None
         if outcome is Outcome.FAIL_BACKEND:
             raise error
-        raise TurnedAway(outcome, str(error)) from error
+        raise NotStarted(outcome, str(error)) from error
 
     def outcome(
         self,
@@ -323,7 +323,7 @@ class LockTracer:
         Returns:
             What Celery's tracer returns. The exception itself, if no message can be parked.
         """
-        each = leaving(header)
+        each = in_order_of_release(header)
         try:
             name = name_to_close([one.name for one in each], later.name)
         except ConfigurationError as error:
@@ -338,7 +338,7 @@ class LockTracer:
         for one in each:
             closes = close if one.name == name else None
             self.leave(one, Ending.LATER, locks.get(one.name), closes)
-        return ignored(TurnedAway(Outcome.LATER, later.why, closed_for=later.seconds))
+        return ignored(NotStarted(Outcome.LATER, later.why, closed_for=later.seconds))
 
     def _reservation(
         self, run: Run, header: LockHeader, outcome: Any, options: LockOptions
@@ -437,12 +437,12 @@ class LockTracer:
         return None
 
 
-def turn_away(run: Run, turned: TurnedAway) -> Any:
+def end_not_started(run: Run, not_started: NotStarted) -> Any:
     """End a run that did not get its lock.
 
     Returns:
         What Celery's tracer returns.
     """
-    if turned.outcome in SKIPPED:
-        mark_skipped(run, turned.reason)
-    return ignored(turned)
+    if not_started.outcome in SKIPPED:
+        mark_skipped(run, not_started.reason)
+    return ignored(not_started)

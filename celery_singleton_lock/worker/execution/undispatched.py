@@ -43,7 +43,7 @@ from celery_singleton_lock.worker.execution.task_lock import (
     let_go,
     under,
 )
-from celery_singleton_lock.worker.execution.tracer import turn_away
+from celery_singleton_lock.worker.execution.tracer import end_not_started
 from celery_singleton_lock.worker.lock_header import (
     COPY,
     MOVED,
@@ -52,8 +52,8 @@ from celery_singleton_lock.worker.lock_header import (
     LockHeader,
     attempt_of,
 )
+from celery_singleton_lock.worker.not_started import NotStarted, refusal
 from celery_singleton_lock.worker.retry_later import RetryLater
-from celery_singleton_lock.worker.turned_away import TurnedAway, refusal
 
 logger: Final = logging.getLogger(__name__)
 
@@ -140,8 +140,8 @@ class UndispatchedTracer:
         try:
             self._refuse_copies(run, lock)
             held = self.take(lock, run.task.name, options)
-        except TurnedAway as turned:
-            return turn_away(run, turned)
+        except NotStarted as not_started:
+            return end_not_started(run, not_started)
         except Exception as error:  # noqa: BLE001  # an error of this package, or a time limit
             return fail(run, error)
         started()
@@ -169,7 +169,7 @@ class UndispatchedTracer:
                 run.task.name,
                 copy_of[0],
             )
-            return ignored(TurnedAway(Outcome.DONE, "the message itself is parked"))
+            return ignored(NotStarted(Outcome.DONE, "the message itself is parked"))
         if options.mode == OFF:
             return run.go()
         attempt = attempt_of(run.request)
@@ -196,11 +196,11 @@ class UndispatchedTracer:
         """Refuse to run a copy of a message that is parked or has ended.
 
         Raises:
-            TurnedAway: it is such a copy.
+            NotStarted: it is such a copy.
         """
         copy_of = _copy_of(run)
         if copy_of is not None and self._is_elsewhere(run, lock, *copy_of):
-            raise TurnedAway(Outcome.DONE, reason="the message itself is parked, or has ended")
+            raise NotStarted(Outcome.DONE, reason="the message itself is parked, or has ended")
 
     def _is_elsewhere(self, run: Run, lock: Lock | MultiLock, name: str, token: str) -> bool:
         if self._store().body(name, token) is not None:
@@ -224,7 +224,7 @@ class UndispatchedTracer:
             Whether the lock is held; False only if the task may run without it.
 
         Raises:
-            TurnedAway: the task is skipped.
+            NotStarted: the task is skipped.
             LockError: the lock was not acquired.
             BackendError: Redis did not answer, and the task does not wait for it.
         """

@@ -174,8 +174,8 @@ def copy_arrives(world, lock, who, marked, then, lost):
         attempt=first.owner.attempt,
         copy=0 if marked == "same" else marked,
         base=first.base if marked == "same" else "",
-        realm=first.parcel.realm,
-        queue=first.parcel.queue,
+        realm=first.to_park.realm,
+        queue=first.to_park.queue,
         limit=first.claim.limit,
     )
     reply = world.acquire(copy, lost=lost)

@@ -246,7 +246,7 @@ MUTANTS = (
     Mutant(
         "the body is dropped at the claim",
         "lock/claim.lua",
-        "and settle ~= '0' then redis",
+        "and delete_message ~= '0' then redis",
         "then redis",
     ),
     Mutant(
@@ -462,7 +462,7 @@ MUTANTS = (
     Mutant(
         "a replaced message is dropped",
         LIBRARY,
-        "  expire(oldest, own)\n",
+        "  deliver_to_end(oldest, own)\n",
         "  forget(oldest, first)\n",
     ),
     Mutant(
@@ -494,7 +494,7 @@ MUTANTS = (
     Mutant(
         "a revoked message is dropped",
         "lock/deliver_revoked.lua",
-        "  expire(token, worker)",
+        "  deliver_to_end(token, worker)",
         "  forget(token, rec)",
     ),
     Mutant(

@@ -21,7 +21,7 @@ from celery_singleton_lock.core.model import (
     Verdict,
 )
 from celery_singleton_lock.core.owner_token import base_of
-from celery_singleton_lock.core.parked_message import Delivery, Parcel, Stray
+from celery_singleton_lock.core.parked_message import Delivery, MessageToPark, UntakenMessage
 from celery_singleton_lock.core.rate import Rate, packed
 from celery_singleton_lock.core.redis_keys import Keyspace, bucket_of
 from celery_singleton_lock.errors import BackendRefused
@@ -78,7 +78,7 @@ class Asker:
 
     owner: Owner
     claim: Claim
-    parcel: Parcel
+    to_park: MessageToPark
 
     @property
     def token(self) -> str:
@@ -195,7 +195,7 @@ class World:
         self.played: list[tuple[str, dict[str, Any]]] = []  # moves, to be played again
         self.askers: list[Asker] = []
         self.deliveries: list[Delivery] = []
-        self.strays: list[Stray] = []  # out of the line, on their way to the broker
+        self.strays: list[UntakenMessage] = []  # out of the line, on their way to the broker
         self.published: set[tuple[str, str]] = set()  # seal and token of those that it has
         self.acknowledged: set[tuple[str, str]] = set()  # and of those that a worker has, as a twin
         self.patients: list[Any] = []  # clients that wait, see clients.py
@@ -355,14 +355,14 @@ class World:
                 replace,
                 packed((), head_start) or flow_of(lock, made),
             ),
-            Parcel(f"body of {base_of(token)}".encode(), realm, queue, deadline),
+            MessageToPark(f"body of {base_of(token)}".encode(), realm, queue, deadline),
         )
         self.first_of.setdefault(asker.base, asker)
         self.askers.append(asker)
         del self.askers[:-40]
         return asker
 
-    def moved(self, stray: Stray) -> Asker:
+    def moved(self, stray: UntakenMessage) -> Asker:
         """What comes from the broker of a message that was sent there."""
         first = self.first_of[base_of(stray.token)]
         number = int(first.base.removeprefix("t"))
@@ -374,8 +374,8 @@ class World:
             place=min(stray.place + head_start - self.now_us, -1),
             limit=first.claim.limit,
             base=first.base,
-            realm=first.parcel.realm,
-            queue=first.parcel.queue,
+            realm=first.to_park.realm,
+            queue=first.to_park.queue,
             task=first.owner.task,
         )
 
@@ -389,18 +389,18 @@ class World:
                 max_waiting=None,
                 replace=False,
             ),
-            first.parcel,
+            first.to_park,
         )
         self.askers.append(again)
         return again
 
-    def copy_of(self, stray: Stray) -> Asker:
+    def copy_of(self, stray: UntakenMessage) -> Asker:
         """What comes back of a copy that a worker of an older version has published."""
         first = self.first_of[base_of(stray.token)]
         copy = Asker(
             first.owner._replace(token=stray.token),
             first.claim._replace(copy=True),
-            first.parcel,
+            first.to_park,
         )
         self.askers.append(copy)
         return copy
@@ -423,11 +423,11 @@ class World:
         return self._twice(
             "park",
             asker.claim.name,
-            lambda: self.store.park(asker.owner, asker.claim, asker.parcel),
+            lambda: self.store.park(asker.owner, asker.claim, asker.to_park),
             lost,
             token=asker.token,
             asker=asker,
-            note=f"{asker.parcel} {asker.claim}",
+            note=f"{asker.to_park} {asker.claim}",
         )
 
     def claim(
@@ -443,7 +443,7 @@ class World:
         return self._twice(
             "claim",
             lock,
-            lambda: self.store.claim(owner, lock, lease, settle=settle),
+            lambda: self.store.claim(owner, lock, lease, acks_early=settle),
             lost,
             token=token,
             asked=(lease, settle),
@@ -504,7 +504,7 @@ class World:
         del self.strays[:-20]
         return found
 
-    def left(self, stray: Stray, *, sent: bool, lost: bool = False) -> Any:
+    def left(self, stray: UntakenMessage, *, sent: bool, lost: bool = False) -> Any:
         """What became of a message that was on its way to the broker."""
         return self._twice(
             "left",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_singleton_lock.admin.lock_views import Detail
-from celery_singleton_lock.admin.signs_of_life import silent_for
+from celery_singleton_lock.admin.silent_holders import silent_for
 from celery_singleton_lock.admin.why_sentences import named, ordinal, seconds, short, worker_name
 from celery_singleton_lock.cli.render import detail, lock_rows
 from celery_singleton_lock.core.lock_view import Holder, LockView, WaitsFor

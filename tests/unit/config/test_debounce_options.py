@@ -35,8 +35,8 @@ def test_they_become_one_flow_option_in_milliseconds():
         ({"lock_debounce": 5, "lock_debounce_max": 5}, "it must be longer than lock_debounce (5)"),
         ({"lock_debounce": 5, "lock_debounce_first": "go"}, 'it must be "wait" or "run"'),
         ({"lock_debounce": 5, "lock_keys": ["a", "b"]}, "may have different locks. Use lock_key"),
-        ({"lock_debounce": 5, "lock_on_conflict": "skip"}, "no message is parked, and one that"),
-        ({"lock_debounce": 5, "lock_on_conflict": "requeue"}, 'settles is. Use "park"'),
+        ({"lock_debounce": 5, "lock_on_conflict": "skip"}, "lock_debounce parks messages, and"),
+        ({"lock_debounce": 5, "lock_on_conflict": "requeue"}, '="requeue" does not. Use "park"'),
     ],
     ids=range(10),
 )

@@ -31,7 +31,7 @@ from celery_singleton_lock.core.lock_set import (
     read,
 )
 from celery_singleton_lock.worker.install import install
-from celery_singleton_lock.worker.lock_header import LockHeader, leaving, singles
+from celery_singleton_lock.worker.lock_header import LockHeader, in_order_of_release, singles
 from celery_singleton_lock.worker.lock_set_header import (
     begun_again,
     claim_in,
@@ -267,9 +267,9 @@ def test_all_locks_have_the_place_of_its_arrival_and_one_is_granted(granted):
 
 def test_the_lock_at_which_the_message_may_be_kept_is_given_back_last(header, granted):
     """Whoever gets it then finds the others free."""
-    assert [each.name for each in leaving(header)] == ["c", "b", "a"]
-    assert [each.name for each in leaving(granted)] == ["c", "a", "b"]
-    assert leaving(header._replace(lock_set=None)) == [header._replace(lock_set=None)]
+    assert [each.name for each in in_order_of_release(header)] == ["c", "b", "a"]
+    assert [each.name for each in in_order_of_release(granted)] == ["c", "a", "b"]
+    assert in_order_of_release(header._replace(lock_set=None)) == [header._replace(lock_set=None)]
 
 
 def test_a_delivery_knows_which_locks_concern_it(header):
@@ -293,7 +293,7 @@ def test_a_delivery_with_an_unanswered_claim_is_parked_at_its_first_lock_and_fre
 ):
     """Only the first lock may count its message as acknowledged, and recognises copies."""
     first, here, last = granted.lock_set.parts
-    settling = granted._replace(settle=True)
+    settling = granted._replace(acks_early=True)
     again = unanswered(settling)
     assert (again.name, again.token, again.copy) == ("a", first.token, True)
     assert (again.lock_set.at, again.lock_set.left, again.lock_set.frees) == (0, here, (last,))
@@ -304,7 +304,7 @@ def test_a_delivery_with_an_unanswered_claim_is_parked_at_its_first_lock_and_fre
 
 def test_a_late_acknowledged_delivery_asks_for_the_same_locks_after_an_unanswered_claim(granted):
     """Its claim deletes nothing."""
-    settling = granted._replace(settle=False)
+    settling = granted._replace(acks_early=False)
     assert unanswered(settling) == settling._replace(copy=True)
 
 

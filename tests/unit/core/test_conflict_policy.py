@@ -26,7 +26,7 @@ from celery_singleton_lock.errors import (
     LockUnusable,
     SchemaMismatch,
 )
-from celery_singleton_lock.worker.turned_away import TurnedAway, refusal
+from celery_singleton_lock.worker.not_started import NotStarted, refusal
 
 POOL = Facts(Asker.POOL)
 WAITED = Facts(Asker.POOL, waited=True)
@@ -176,7 +176,7 @@ def test_each_refusal_reaches_the_main_process_as_it_was_made(outcome):
     )
     again = pickle.loads(pickle.dumps(made))
     assert (type(again), again.args) == (type(made), made.args)
-    if isinstance(again, TurnedAway):
+    if isinstance(again, NotStarted):
         assert again.outcome is outcome
 
 

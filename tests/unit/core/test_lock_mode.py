@@ -56,7 +56,7 @@ def test_an_order_counts_until_the_switch_in_redis_has_it():
     assert modes.order(ALL, OFF) == ["settle"]
     assert modes.hear({}) == []
     assert modes.of("settle") == OFF
-    modes.settle(ALL, OFF)
+    modes.end_order(ALL, OFF)
     assert (modes.of("settle"), modes.switches()) == (OFF, {ALL: OFF})
     assert modes.hear({}) == ["settle"]
 
@@ -67,7 +67,7 @@ def test_an_order_can_take_a_switch_away():
     assert modes.order(ALL, None) == ["settle"]
     assert modes.hear({ALL: OFF}) == []
     assert modes.of("settle") == ENFORCE
-    modes.settle(ALL, None)
+    modes.end_order(ALL, None)
     assert (modes.of("settle"), modes.switches()) == (ENFORCE, {})
 
 
@@ -77,7 +77,7 @@ def test_only_the_last_order_is_settled():
     modes.order(ALL, OFF)
     modes.order(ALL, OBSERVE)
     assert not modes.is_ordered(ALL, OFF)
-    modes.settle(ALL, OFF)
+    modes.end_order(ALL, OFF)
     assert modes.is_ordered(ALL, OBSERVE)
     assert modes.of("settle") == OBSERVE
 

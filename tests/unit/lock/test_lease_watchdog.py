@@ -445,7 +445,8 @@ def test_L12_a_note_that_is_forgotten_while_it_is_read_does_not_end_the_thread(
 
 
 @pytest.mark.parametrize(
-    "step", ["_rest", "_read_notes", "_next_pause", "run_once", "round", "_settle", "_lapsed"]
+    "step",
+    ["_rest", "_read_notes", "_next_pause", "run_once", "round", "_apply_answers", "_lapsed"],
 )
 @pytest.mark.parametrize("error", [KeyError("a bug of ours"), SystemExit(1)], ids=["bug", "exit"])
 def test_L12_an_error_at_any_step_is_logged_and_the_lease_is_renewed(

@@ -11,7 +11,7 @@ from redis.crc import key_slot
 
 from celery_singleton_lock.core.model import Claim, Owner, Verdict
 from celery_singleton_lock.core.owner_token import new_token
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.redis_keys import BUCKETS
 from celery_singleton_lock.store.cluster.sync import ClusterStore
 from celery_singleton_lock.store.cluster_routing import as_redis_errors
@@ -86,7 +86,7 @@ def test_heartbeats_and_sweeps_reach_all_masters_with_nodes_that_have_no_hash(st
     for number, name in enumerate(names):
         store.acquire(holder, Claim(name, 30.0))
         waiter = Owner(new_token(), f"id{number}/0/0", "app.task")
-        reply = store.park(waiter, Claim(name), Parcel(b"body", "R", "q"))
+        reply = store.park(waiter, Claim(name), MessageToPark(b"body", "R", "q"))
         assert reply.verdict is Verdict.WAITING
     assert set(store.waited_for()) == set(names)
     assert store.sweep_and_grant_many(names, worker="w", realm="R") == []

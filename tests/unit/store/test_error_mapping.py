@@ -20,7 +20,7 @@ def test_a_refusal_that_passes_by_itself_is_no_answer_and_named(code):
     """Who gets it asks again, as if nobody had answered."""
     told = explain(redis_errors.ResponseError(f"{code} some words of the server"))
     assert type(told) is BackendUnreachable
-    assert str(told) == f"The lock's Redis cannot serve now ({code})."
+    assert str(told) == f"The locks' Redis cannot serve now ({code})."
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_a_missing_reply_is_recognized_by_the_class_of_the_error(error):
     """Its words may hold an address with its password."""
     told = explain(error)
     assert type(told) is BackendUnreachable
-    assert str(told) == f"The lock's Redis did not answer ({type(error).__name__})."
+    assert str(told) == f"The locks' Redis did not answer ({type(error).__name__})."
 
 
 def coming_of(cause):
@@ -65,7 +65,7 @@ def test_the_error_of_a_failed_connection_has_the_systems_message(error, told):
     """A slip in the host name wants another remedy than a server that is down."""
     said = explain(error)
     assert type(said) is BackendUnreachable
-    assert str(said).startswith(f"The lock's Redis did not answer ({type(error).__name__}: ")
+    assert str(said).startswith(f"The locks' Redis did not answer ({type(error).__name__}: ")
     assert told in str(said)
     assert "secret" not in str(said)
 
@@ -75,7 +75,7 @@ def test_an_error_of_a_replica_is_named_and_may_be_retried(kind):
     """It did answer, and writes after a failover at the latest."""
     told = explain(kind("READONLY secret"))
     assert type(told) is BackendUnreachable
-    assert str(told).startswith("The lock's Redis is a replica (READONLY): give its master's")
+    assert str(told).startswith("The locks' Redis is a replica (READONLY): give its master's")
     assert "secret" not in str(told)
 
 
@@ -135,7 +135,7 @@ def test_a_refusal_names_what_to_change(error, code, says):
     """Also where redis-py has taken the code off the sentence."""
     told = explain(error)
     assert type(told) is (LockUnusable if code == "WRONGTYPE" else BackendRefused)
-    assert str(told).startswith(f"The lock's Redis refused ({code}): ")
+    assert str(told).startswith(f"The locks' Redis refused ({code}): ")
     assert says in str(told)
 
 
@@ -146,7 +146,7 @@ def test_a_server_without_scripts_gives_a_specific_error_and_others_are_unchange
     assert "which every lock needs" in str(told)
     told = explain(redis_errors.ResponseError("ERR something else"))
     assert type(told) is BackendRefused
-    assert str(told) == "The lock's Redis refused: ERR something else"
+    assert str(told) == "The locks' Redis refused: ERR something else"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from celery.exceptions import ImproperlyConfigured
 from kombu import Exchange, Queue, binding
 from kombu.common import Broadcast
 
-from celery_singleton_lock.worker.consumed_queues import Consumed, leads, refuse_broadcast
+from celery_singleton_lock.worker.consumed_queues import Consumed, binding_matches, refuse_broadcast
 
 TOPIC, DIRECT = Exchange("t", type="topic"), Exchange("d", type="direct")
 QUEUES = (
@@ -106,7 +106,7 @@ def test_the_consumer_tag_knows_better(consumer):
 )
 def test_topic_patterns(pattern, key, passes):
     """``*`` stands for one word, ``#`` for any number."""
-    assert leads(pattern, "topic", key) is passes
+    assert binding_matches(pattern, "topic", key) is passes
 
 
 @pytest.mark.filterwarnings("ignore:(?s).*'queue' task attribute")

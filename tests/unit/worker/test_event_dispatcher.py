@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from celery import Celery
 
-from celery_singleton_lock.worker.event_dispatcher import admit, open_buffers
+from celery_singleton_lock.worker.event_dispatcher import enable_lock_events, open_buffers
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def dispatcher():
 
 def look_while_another_thread_sends(dispatcher):
     """What ``flush`` does in the main loop, while a thread sends the first event of a group."""
-    admit(dispatcher)
+    enable_lock_events(dispatcher)
     dispatcher.send("task-received", uuid="1")
     for _ in dispatcher._group_buffer.items():
         dispatcher.send("lock-acquired", uuid="1")

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
-from celery_singleton_lock.worker.granted_first import Order, Rank, ThreadQueue, granted_first
+from celery_singleton_lock.worker.granted_first import Order, Precedence, ThreadQueue, granted_first
 from celery_singleton_lock.worker.lock_header import NO_HEADER
 from celery_singleton_lock.worker.request import LockedRequest
 
@@ -114,7 +114,7 @@ def test_a_burst_of_replaced_tasks_is_put_in_order_at_once():
 
     def rank(item):
         asked.append(item)
-        return Rank.ENDS
+        return Precedence.ENDS
 
     order = Order(waiting, rank)
     for number in range(1000):
@@ -209,7 +209,9 @@ def test_a_thread_queue_that_is_empty_says_so():
 def test_items_may_be_taken_while_others_wait():
     """The place of a granted item depends only on what still waits."""
     waiting = deque()
-    order = Order(waiting, lambda item: Rank.GRANTED if item.isupper() else Rank.FROM_BROKER)
+    order = Order(
+        waiting, lambda item: Precedence.GRANTED if item.isupper() else Precedence.FROM_BROKER
+    )
     for item in "abGHcI":
         waiting.append(item)
         if item.isupper():

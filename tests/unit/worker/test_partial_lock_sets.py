@@ -39,9 +39,9 @@ class Paper:
     def body(self, name, token):
         return self.message
 
-    def park(self, owner, claim, parcel):
+    def park(self, owner, claim, to_park):
         self.calls.append(("park", claim.name, owner.attempt, claim.place))
-        self.parked = parcel
+        self.parked = to_park
         return Reply(Verdict.TWIN)
 
     def claim(self, owner, name, lease, *, kept_elsewhere, later):
@@ -84,7 +84,7 @@ def header():
 
 def park(kept, header):
     kept.begin(header, OPTIONS)
-    kept.settle(header, LEASE)
+    kept.leave_previous_queue(header, LEASE)
 
 
 @pytest.mark.parametrize("state", ["parked", "granted", "overdue", "revoked", "leaving"])
@@ -154,7 +154,7 @@ def test_a_task_that_has_nothing_yet_keeps_nothing(kept, paper, header):
 
 
 def test_where_a_message_was_kept_before_it_is_dropped_and_the_lock_is_not(kept, paper, header):
-    kept.settle(header._replace(lock_set=header.lock_set._replace(left=B)), LEASE)
+    kept.leave_previous_queue(header._replace(lock_set=header.lock_set._replace(left=B)), LEASE)
     assert paper.calls == [("claim", "b", "tb.0", True)]
 
 
@@ -167,7 +167,7 @@ def test_a_restarted_task_releases_all_locks_and_keeps_its_place(kept, paper, he
         ("release", "a", "ta.0", Ending.AGAIN),
         ("release", "b", "tb.0", Ending.AGAIN),
     ]
-    kept.settle(again, LEASE)
+    kept.leave_previous_queue(again, LEASE)
     assert paper.calls[2:] == [("release", "c", "c0c0c0c0.0", Ending.FINAL)]
 
 
@@ -199,7 +199,7 @@ def message(paper, header):
 def test_a_worker_that_ends_has_its_messages_begin_again_elsewhere(kept, paper, header, message):
     """Queued at the first lock before it leaves the other line; then all is free, that last."""
     park(kept, header)
-    kept.hand_over(paper.now + 1)
+    kept.begin_all_again(paper.now + 1)
     assert paper.calls == [
         ("park", "a", "id/0/0", 7),
         ("release", "c", "c0c0c0c0.0", Ending.CANCEL),
@@ -214,7 +214,7 @@ def test_a_task_that_was_granted_meanwhile_keeps_all_locks(kept, paper, header, 
     """Somebody runs it now, and holds what was kept for it."""
     park(kept, header)
     paper.granted = True
-    kept.hand_over(paper.now + 1)
+    kept.begin_all_again(paper.now + 1)
     assert [call[:2] for call in paper.calls] == [("park", "a"), ("release", "c")]
 
 
@@ -224,11 +224,11 @@ def test_what_does_not_wait_any_more_is_not_handed_over(
 ):
     park(kept, header)
     standing.state = state
-    kept.hand_over(paper.now + 1)
+    kept.begin_all_again(paper.now + 1)
     assert not paper.calls
 
 
 def test_a_worker_ends_in_time(kept, paper, header, message):
     park(kept, header)
-    kept.hand_over(paper.now)
+    kept.begin_all_again(paper.now)
     assert not paper.calls

@@ -148,5 +148,5 @@ def test_without_a_connection_nothing_is_done_until_the_next_one(stops, consumer
 def test_queues_that_the_broker_deletes_without_a_consumer_are_known(consumer, options, reason):
     """They are never stopped."""
     consumer.app.amqp.queues.select_add("special", **options)
-    assert Consumed(consumer).lives_by_consumers("special") == reason
-    assert Consumed(consumer).lives_by_consumers("unknown") == ""
+    assert Consumed(consumer).why_deleted_unconsumed("special") == reason
+    assert Consumed(consumer).why_deleted_unconsumed("unknown") == ""

@@ -15,7 +15,7 @@ from celery_singleton_lock.worker.redelivery import (
     dead_letters_of,
     has_dead_letters,
     history_of,
-    identities,
+    identifies_by_id,
     identity_of,
     most_returns,
 )
@@ -39,9 +39,9 @@ def test_a_message_is_known_by_what_survives_its_redelivery(message, identity):
 
 def test_identities_count_only_where_a_broker_marks_no_redelivery():
     """RabbitMQ and kombu's Redis mark what they deliver again."""
-    assert not identities(pyamqp.Transport)
-    assert not identities(redis.Transport)
-    assert identities(memory.Transport)
+    assert not identifies_by_id(pyamqp.Transport)
+    assert not identifies_by_id(redis.Transport)
+    assert identifies_by_id(memory.Transport)
 
 
 def test_two_deliveries_of_a_message_share_the_base_of_their_tokens_and_no_token():

@@ -34,13 +34,13 @@ def test_tasks_do_not_wait_for_ever_if_redis_is_back_before_its_loss_was_told():
 
         def notify(self, event):
             if isinstance(event, BackendDown):
-                agent = threading.Thread(target=health.regained)
+                agent = threading.Thread(target=health.answered)
                 agent.start()
                 agent.join(60)
             elif isinstance(event, BackendUp):
                 calls.append("up is reported")
 
     observers.add(Slow())
-    health.lost()
+    health.not_answered()
     assert calls == ["loss", "return", "up is reported"]
     assert not health.down

@@ -16,7 +16,7 @@ def test_a_task_whose_process_is_not_known_yet_is_interrupted_when_it_is():
         dispatcher=SimpleNamespace(
             pool_callbacks=SimpleNamespace(interruptible={"t": request}.get)
         ),
-        board=SimpleNamespace(interrupt=lambda *whom: interrupted.append(whom)),
+        lost_tokens=SimpleNamespace(interrupt=lambda *whom: interrupted.append(whom)),
         loop_channel=SimpleNamespace(later=later.append),
     )
     worker.abort = lambda token: Runtime.abort(worker, token)

@@ -9,7 +9,7 @@ from celery import Celery, Task
 from celery.exceptions import ImproperlyConfigured
 
 from celery_singleton_lock import LockedTask
-from celery_singleton_lock.worker.celery_hook import STEP, look_in_all
+from celery_singleton_lock.worker.celery_hook import STEP, add_check_to_all_apps
 from celery_singleton_lock.worker.install import install
 from celery_singleton_lock.worker.unlocked_tasks import refuse_unlocked
 
@@ -95,7 +95,7 @@ def test_workers_look_whether_their_app_was_finalized_before_or_after():
     with Celery("before", set_as_current=False) as before:
         before.finalize()
         before.steps["worker"].clear()
-        look_in_all()
+        add_check_to_all_apps()
         assert STEP in before.steps["worker"]
     with Celery("after", set_as_current=False) as after:
         after.finalize()

@@ -10,12 +10,12 @@ note_lease(lease_ms)
 -- The usual case: the lock is free. No key of it exists, or only meta: then no key is of another type, and
 -- the caller gets the lock. Most grants take this path. It is inlined for speed, since Redis creates each
 -- function anew in each call.
--- The record is concatenated, since cjson takes 2 us to encode it and 2 us to decode it. A blank after its
--- first brace, which cjson never writes, means to release that the record was not changed since then. For
--- a lease longer than GRACE_MS there is no blank, since meta would expire before the lease.
+-- The record is concatenated, since cjson takes 2 us to encode it and 2 us to decode it. It has a blank
+-- after the first brace; cjson never writes one. If the script `release` still finds the blank, nobody has changed
+-- the record. For a lease longer than GRACE_MS there is no blank, since meta would expire before the lease.
 local idle
 last_fence, grants = 0, 0
-if copy == '0' and not closed_until() then
+if copy == '0' and not quarantined_until() then
   local left = redis.call('EXISTS', holders, queue, record, meta, bodies, deadlines, adrift, done, flow)
   idle = left == 0
   if left == 1 then

@@ -1,7 +1,8 @@
 -- announce: say that a unique call is about to be sent; or find out which task was sent for it before.
 -- KEYS: lock
 -- ARGV: name unique_key task_id instead_of pending_ms
---   instead_of = id of a task that the caller has waited for in vain: it takes its place, if that is still pending
+--   instead_of = id of a task whose sending the caller has waited for. If the entry is of this task and is still
+--   pending, the new call replaces it; may be empty
 -- REPLY: the state (announced, pending, sent or here) and the id of the task, in two lines
 lock = name
 local entry = read_unique(unique_key)

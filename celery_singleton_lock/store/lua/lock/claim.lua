@@ -1,11 +1,11 @@
 -- claim: start to use a grant, with a full lease from now. The first waiter of a free lock is granted too.
 -- KEYS: lock
--- ARGV: name token lease_ms settle worker host pid claim_ms
---   settle 1 = acknowledge early: delete the stored message, and that of a duplicate; 2 = the message is
+-- ARGV: name token lease_ms delete_message worker host pid claim_ms
+--   delete_message 1 = acknowledge early: delete the stored message, and that of a duplicate; 2 = the message is
 --   stored at another lock: delete it here; 3 = likewise, and another claim will log the start; 0 = keep it
 -- REPLY: answer GRANTED WAITING ABSENT
 lock = name
-starts_later = settle == '3'
+starts_later = delete_message == '3'
 note_lease(lease_ms)
 check()
 write_though_full()
@@ -17,12 +17,12 @@ if where and (rec.state == 'reserved' or rec.state == 'held_after') then where =
 local twin = where and rec.twin
 if where then
   rec.worker, rec.host, rec.pid, rec.lease = worker, host, pid, lease_ms
-  if settle == '1' then rec.settled, rec.twin = '1', nil end
+  if delete_message == '1' then rec.settled, rec.twin = '1', nil end
   if where == 'holder' then start(token, rec) end
 end
 grant_waiters(worker, token, rec)
 local verdict = where and (lease_end(token) and 'granted' or 'waiting') or 'absent'
-if verdict == 'granted' and settle ~= '0' then redis.call('HDEL', bodies, base_of(token)) end
-if verdict == 'granted' and settle == '1' and twin then redis.call('HDEL', bodies, base_of(twin)) end
+if verdict == 'granted' and delete_message ~= '0' then redis.call('HDEL', bodies, base_of(token)) end
+if verdict == 'granted' and delete_message == '1' and twin then redis.call('HDEL', bodies, base_of(twin)) end
 finish()
 return answer(verdict, token, rec)

@@ -9,4 +9,4 @@ write_though_full()
 redis.call('HSET', meta, 'name', lock, 'schema', '1')
 close(tonumber(close_ms), why)
 finish()
-return rates.closed_till() - now
+return rates.reopens_at() - now

@@ -15,7 +15,7 @@ if waits then
   unqueue(token, rec)
   rec.revoked, rec.delayed, rec.state = '1', nil, 'parked'
   save(token, rec)
-  expire(token, worker) -- it is delivered until a worker has ended its task
+  deliver_to_end(token, worker) -- it is delivered until a worker has ended its task
 end
 grant_waiters(worker)
 finish()

@@ -14,26 +14,26 @@ grant_waiters(worker)
 
 local LOAD = 4194304 -- most bytes of messages in one reply, unless one message alone is longer
 
-local strays, looked, load_left = {}, 0, LOAD
+local untaken, looked, load_left = {}, 0, LOAD
 local function send_due(token, rec)
   local since, at = tonumber(rec.since), tonumber(rec.publish_at)
   if rec.realm ~= realm or since + tonumber(patience_ms) > now or at > now then return end
   if worker_for(rec, worker) then return end -- a later sweep queues it again
   local body = redis.call('HGET', bodies, base_of(token)) or ''
-  if #strays > 0 and #body > load_left then return end
+  if #untaken > 0 and #body > load_left then return end
   load_left = load_left - #body
   start_leaving(token, rec, seal, hold_ms)
-  strays[#strays + 1] = token
-  strays[#strays + 1] = cjson.encode(rec)
-  strays[#strays + 1] = body
+  untaken[#untaken + 1] = token
+  untaken[#untaken + 1] = cjson.encode(rec)
+  untaken[#untaken + 1] = body
 end
 
 local reason = waits_for()
 local leave = seal ~= '' and not alone and reason ~= 'pause' and reason ~= 'redis'
 for _, route in ipairs(leave and routes_adrift(BATCH) or {}) do
-  for _, token in ipairs(looked < LOOKED and #strays < 3 * BATCH and some_adrift(route) or {}) do
+  for _, token in ipairs(looked < LOOKED and #untaken < 3 * BATCH and some_adrift(route) or {}) do
     looked = looked + 1
-    if #strays < 3 * BATCH then send_due(token, load(token)) end
+    if #untaken < 3 * BATCH then send_due(token, load(token)) end
   end
 end
 if alone then keep_indexed_due() end -- an indexed holder made it due, or its keys have expired
@@ -43,5 +43,5 @@ if rates and grants > granted_before and redis.call('ZCARD', queue) > 0 then
   local why, till = waits_for()
   if (why == 'rate' or why == 'pause') and till then next_start = math.min(till, next_start or till) end
 end
-if next_start then strays[#strays + 1] = digits(next_start - now) end
-return strays
+if next_start then untaken[#untaken + 1] = digits(next_start - now) end
+return untaken

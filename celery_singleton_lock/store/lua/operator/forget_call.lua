@@ -1,7 +1,7 @@
--- forget_call: let a call be sent again that is like one whose message is lost (lock_unique).
+-- forget_call: delete the entry of a unique call whose message is lost, so that a like call is sent (lock_unique).
 -- KEYS: lock
 -- ARGV: name unique_key who
--- REPLY: 1 if a call like it counted, else 0; one that is parked or holds the lock still counts
+-- REPLY: 1 if the entry was deleted, else 0: there is none, or its task is parked or holds the lock
 lock = name
 check()
 check_audit()

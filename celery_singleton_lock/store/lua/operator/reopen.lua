@@ -6,7 +6,7 @@ lock = name
 check()
 check_audit()
 write_though_full()
-local was_closed = rates and rates.closed_till()
+local was_closed = rates and rates.reopens_at()
 if was_closed then
   rates.reopen()
   note(1)

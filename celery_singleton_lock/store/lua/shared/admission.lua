@@ -38,9 +38,9 @@ end
 -- can end without a call to this lock. The time is nil if only a call can end it. `held` is the number of
 -- holders to count; nil counts all. `rec` is the waiter to check; nil checks the first of the queue.
 local function waits_for(held, rec)
-  local opens = closed_until()
+  local opens = quarantined_until()
   if opens then return 'redis', opens end
-  local closed = rates and rates.closed_till()
+  local closed = rates and rates.reopens_at()
   if paused then return 'pause', ruling.pause and math.max(ruling.pause, closed or 0) end
   if closed then return 'pause', closed end
   if (held or redis.call('ZCARD', holders)) < limit then

@@ -37,7 +37,7 @@ end
 
 -- End the wait of a waiter. A client is removed. A stored message is never removed: it is
 -- delivered with a verdict, repeatedly, until a worker has ended its task.
-local function expire(token, own)
+local function deliver_to_end(token, own)
   local rec = load(token)
   unqueue(token, rec)
   if not rec then return end
@@ -62,7 +62,7 @@ local function replace_settling(token, rec, by, own)
   put_in_index(token, rec)
   save(token, rec)
   count('replaced')
-  expire(token, own)
+  deliver_to_end(token, own)
 end
 
 -- Debounce: a new message settles before it queues. It replaces the one of its source that settles; of the two, a

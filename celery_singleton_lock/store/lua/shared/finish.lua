@@ -2,7 +2,7 @@
 
 -- `meta` lives at least as long as what an operator has set, and while the lock is closed, so that lists show it.
 local function live_until(until_ms, ...)
-  local closed = rates and rates.closed_till() or 0
+  local closed = rates and rates.reopens_at() or 0
   for _, key in ipairs({...}) do
     local till = key == meta and math.max(until_ms, closed, rulings_end()) or until_ms
     if till < math.huge then redis.call('PEXPIRE', key, till - now + GRACE_MS) end

@@ -40,7 +40,7 @@ local function open_groups(vt)
     return math.max(at, tonumber(own or at))
   end
   -- Put a group in its place, with this virtual time.
-  local function settle(group, start)
+  local function place_group(group, start)
     local head, member = call('ZRANGE', line_of(group), 0, 0, 'WITHSCORES'), call('HGET', heads, group)
     if member then
       call('ZREM', groups, member)
@@ -70,7 +70,7 @@ local function open_groups(vt)
     elseif left >= 0 or call('ZCARD', line) == 1 then
       call('PEXPIRE', line, digits(math.max(left, tonumber(rec.deadline or now) - now + GRACE_MS)))
     end
-    if call('ZRANK', line, token) == 0 then settle(group, next_start(group)) end
+    if call('ZRANK', line, token) == 0 then place_group(group, next_start(group)) end
   end
   local function leave(token, rec)
     local group = group_of(token, rec)
@@ -78,7 +78,7 @@ local function open_groups(vt)
     if not rank then return end
     local start = rank == 0 and next_start(group)
     call('ZREM', line_of(group), token)
-    if start then settle(group, start) end
+    if start then place_group(group, start) end
   end
   -- A token has become a holder; `starts` is false for a reservation, which is no start.
   local function hold(token, rec, starts, lease)
@@ -92,14 +92,14 @@ local function open_groups(vt)
       call('HSET', flow, 'vt', exact(at))
       start = start + 1 / (rec.group_weight or 1)
     end
-    settle(group, start)
+    place_group(group, start)
     call('ZREMRANGEBYSCORE', idle, '-inf', exact(at))
     call('ZREMRANGEBYRANK', idle, 0, -MOST_IDLE - 1)
   end
   local function end_hold(token, rec)
     local group = rec and rec.group or ''
     call('ZREM', running_of(group), token)
-    if call('ZSCORE', full, group) then settle(group, next_start(group)) end
+    if call('ZSCORE', full, group) then place_group(group, next_start(group)) end
   end
   -- The first waiter of the group that is next; nil if each group with a waiter is at its limit. The second result
   -- is true if it may be another one than peek() has found.
@@ -117,7 +117,7 @@ local function open_groups(vt)
       repaired = true
       local start = next_start(group)
       if token then call('ZREM', line_of(group), token) end
-      settle(group, start)
+      place_group(group, start)
     end
   end
   -- As choose(), without a repair.
@@ -133,7 +133,7 @@ local function open_groups(vt)
       local placed = call('HEXISTS', heads, group) == 1 or call('ZSCORE', full, group)
       if placed and call('ZSCORE', line_of(group), token) then break end
       join(token, rec, call('ZSCORE', queue, token))
-      settle(group, next_start(group))
+      place_group(group, next_start(group))
     end
     local skip = now_us % math.max(1, call('ZCARD', full) - BATCH + 1)
     for _, group in ipairs(call('ZRANGE', full, skip, skip + BATCH - 1)) do
@@ -142,7 +142,7 @@ local function open_groups(vt)
       if call('ZINTERSTORE', running, 2, running, holders, 'WEIGHTS', 1, 0) > 0 and left > 0 then
         call('PEXPIRE', running, left)
       end
-      settle(group, next_start(group))
+      place_group(group, next_start(group))
     end
   end
   -- The lock gets groups now. Waiters from before belong to the group ''.
@@ -151,7 +151,7 @@ local function open_groups(vt)
     call('HSET', flow, 'vt', exact(at))
     if alone or call('ZUNIONSTORE', line_of(''), 1, queue) == 0 then return end
     if call('PTTL', queue) > 0 then call('PEXPIRE', line_of(''), call('PTTL', queue)) end
-    settle('', at)
+    place_group('', at)
   end
   -- The first call without a stored message finds keys that do not expire. Then a line of clients may be one too.
   local function keep(stored, till)

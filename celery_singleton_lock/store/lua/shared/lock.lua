@@ -18,7 +18,7 @@ end
 
 -- QUARANTINE
 -- Without quarantine. quarantine.lua replaces these two functions.
-local function closed_until() return false end
+local function quarantined_until() return false end
 
 local function note_lease() end
 -- END OF QUARANTINE
@@ -49,7 +49,7 @@ end
 
 -- Read every key once, so that a key of another type ends the script before its first write.
 local function check()
-  closed_until()
+  quarantined_until()
   local left = redis.call('EXISTS', queue, bodies, deadlines, adrift, flow)
   rates = left > 0 and redis.call('EXISTS', flow) == 1 and open_rates() or nil
   alone = left == (rates and 1 or 0)

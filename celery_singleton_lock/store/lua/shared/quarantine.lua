@@ -33,7 +33,7 @@ local function read_quarantine()
 end
 
 -- When the quarantine ends (ms), or false if there is none.
-local function closed_until()
+local function quarantined_until()
   local found = read_quarantine()
   return found.till > now and found.till
 end
@@ -44,7 +44,7 @@ local function note_lease(lease_ms)
   local found, lease = read_quarantine(), tonumber(lease_ms)
   if found.unused or lease <= found.longest then return end
   found.longest = lease
-  if closed_until() then found.till = math.max(found.till, found.since + lease) end
+  if quarantined_until() then found.till = math.max(found.till, found.since + lease) end
   redis.call('PERSIST', found.key)
   redis.call('HSET', found.key, 'longest', digits(lease), 'till', digits(found.till))
 end

@@ -59,7 +59,7 @@ local function open_rates()
     return most
   end
   -- Until when (ms) the lock is closed for a time; nil if it is not.
-  local function closed_till()
+  local function reopens_at()
     local till = tonumber(kept.closed or 0)
     return till > now and till or nil
   end
@@ -73,7 +73,7 @@ local function open_rates()
     return math.ceil((math.min(till_us, UNCLAIMED) - now_us) / 1000) -- Redis refuses an expiry of 18 digits
   end
   local function live(key, left_ms)
-    local closed_ms, kept_ms = (closed_till() or now) - now, math.max(math.ceil(longest_window() / 1000), left_ms or 0)
+    local closed_ms, kept_ms = (reopens_at() or now) - now, math.max(math.ceil(longest_window() / 1000), left_ms or 0)
     if key == flow then kept_ms = math.max(kept_ms, tonumber(kept.quiet or 0), may_count_for()) end
     redis.call('PEXPIRE', key, math.max(closed_ms, kept_ms + GRACE_MS))
   end
@@ -181,7 +181,7 @@ local function open_rates()
     if rate[5] then note_low(rate) end
     store('tat:' .. rate[1], digits(on_time(rate) + cost * gap_of(rate)))
   end
-  -- A start gives back, at most as much as the lowest level since then: what is below would take from later ones.
+  -- Give back a part of the cost of a start, at most the lowest level since then: more is the cost of later starts.
   local function give_back_smooth(rate, since, less)
     local lows, left = cjson.decode(kept['lows:' .. rate[1]] or '[]'), {}
     local back = math.min(less * gap_of(rate), on_time(rate) - at)
@@ -456,10 +456,10 @@ local function open_rates()
     rule = rule, ruling_ends = ruling_ends, drop_ruling = drop_ruling,
     ruled = function() return set end, newest = newest,
     note_asker = note_asker, excess = excess, charge = charge, expect_charges = expect_charges,
-    close = close_until, reopen = reopen, closed_till = closed_till,
+    close = close_until, reopen = reopen, reopens_at = reopens_at,
     note_settling = note_settling, note_arrival = note_arrival, next_settled = next_settled,
     settling = function(source) return kept['settling:' .. source] end,
-    closed_why = function() return closed_till() and kept.closed_why or '' end,
+    closed_why = function() return reopens_at() and kept.closed_why or '' end,
     vt = kept.vt,
   }
 end

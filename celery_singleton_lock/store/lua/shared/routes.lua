@@ -1,6 +1,6 @@
--- Parked messages by route: counts, bytes, and messages that no worker consumes.
+-- Parked messages by route: counts, bytes, and messages adrift, which no live worker takes.
 
--- Messages that no worker consumes are sorted by route, then by place: so those of one route are found
+-- Messages adrift are sorted by route, then by place: so those of one route are found
 -- without reading the others.
 local function route_of(rec) return rec.realm .. ':' .. rec.queue end
 

@@ -82,8 +82,8 @@ local function find(attempt)
 end
 
 -- The token and record of another delivery of the same message: one of the two is marked as a copy, or
--- both have the same base. Any other message with this attempt is a call of its own. Only for a copy do
--- all holders count, since the index has every copy.
+-- both have the same base. Any other message with this attempt is a call of its own. For a copy, all holders
+-- are searched. For any other message only those with its base are searched, since the index has every copy.
 local function duplicate_of(token, attempt, copy)
   if copy ~= '0' or attempt == '' then return find(attempt) end
   local base = base_of(token)

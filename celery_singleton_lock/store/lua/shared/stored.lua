@@ -11,7 +11,7 @@ local function enqueue(token, rec, state)
   save(token, rec)
 end
 
--- A message behind another one of its route and task counts as adrift since the same time as that one.
+-- If the first message that is adrift on this route is of the same task, `since` is copied from it.
 local function set_adrift(token, rec)
   became_adrift = true
   leave_queue(token, rec)

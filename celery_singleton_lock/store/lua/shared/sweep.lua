@@ -10,7 +10,7 @@ local function have_rejected(token, rec, own)
   alone, rec.rejected, rec.state = false, '1', 'parked'
   put_in_index(following, rec)
   save(following, rec)
-  expire(following, own)
+  deliver_to_end(following, own)
   return true
 end
 
@@ -19,7 +19,7 @@ local function refuse_cost(token, rec, own)
   rec.excess = rates.excess(rec)
   save(token, rec)
   count('too_costly')
-  expire(token, own)
+  deliver_to_end(token, own)
   if not rec.parked then wake(token) end
 end
 
@@ -52,7 +52,7 @@ local function replace_oldest(task, attempt, realm, queue_name, own)
   unqueue(oldest, first)
   first.by = attempt
   save(oldest, first)
-  expire(oldest, own)
+  deliver_to_end(oldest, own)
   count('replaced')
   return true
 end
@@ -80,7 +80,7 @@ local function sweep(own)
   if rates then rates.drop_ended() end
   if alone then return end
   local late = redis.call('ZRANGEBYSCORE', deadlines, '-inf', now, 'LIMIT', 0, BATCH)
-  for _, token in ipairs(late) do expire(token, own) end
+  for _, token in ipairs(late) do deliver_to_end(token, own) end
   recall(own)
   if fair and sweeping then fair.repair() end
 end
@@ -92,7 +92,7 @@ local function end_above_rate(own)
   if not (rec and rec.parked and rec.ends_at_rate) then return false end
   rec.above_rate = '1'
   save(head, rec)
-  expire(head, own)
+  deliver_to_end(head, own)
   return true
 end
 
@@ -125,7 +125,7 @@ local function grant_waiters(own, me, my_record)
     elseif moved == BATCH then
       return -- the next script continues: see next_look
     elseif not rec or deadline and tonumber(deadline) <= now then
-      expire(head, own)
+      deliver_to_end(head, own)
       moved = moved + 1
     elseif rates and rates.excess(rec) then
       refuse_cost(head, rec, own)

@@ -23,7 +23,7 @@ return {
   digits(now), redis.call('HGETALL', meta), held, waiting,
   redis.call('ZCARD', queue), redis.call('ZCARD', adrift), redis.call('HLEN', bodies),
   reason or '', digits(till or 0), rates and rates.view() or '',
-  digits(rates and rates.closed_till() or 0), rates and rates.closed_why() or '',
+  digits(rates and rates.reopens_at() or 0), rates and rates.closed_why() or '',
   rates and rates.ruled() and digits(rates.ruling_ends() < math.huge and rates.ruling_ends() or 0) or '',
   rates and rates.newest.limit and limit == rates.newest.limit[1] and 1 or 0,
 }

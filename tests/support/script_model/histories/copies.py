@@ -22,7 +22,7 @@ def a_copy_is_the_twin_of_a_running_attempt(world):
     assert world.park(third).verdict is Verdict.TWIN
     world.release(ONE, first.token, Ending.AGAIN)  # worker lost, requeued: the twin is all there is
     got = world.receive("w1")
-    assert got.body == copy.parcel.body
+    assert got.body == copy.to_park.body
     world.claim(ONE, got.token)
     world.release(ONE, got.token)
     assert (
@@ -80,7 +80,7 @@ def a_twin_of_a_client_that_waits_in_its_slot(world):
     world.beat("w1")
     world.release(ONE, holder.token)
     got = world.receive("w1")
-    assert (got.body, got.verdict) == (copy.parcel.body, "granted")
+    assert (got.body, got.verdict) == (copy.to_park.body, "granted")
 
 
 @history
@@ -227,7 +227,7 @@ def a_second_delivery_that_is_not_marked_is_known_by_its_message(world):
     assert world.acquire(again).verdict is Verdict.TWIN
     world.park(again, lost=True)
     world.release(TWO, first.token, Ending.AGAIN)
-    assert world.receive("w1").body == again.parcel.body
+    assert world.receive("w1").body == again.to_park.body
 
 
 @history

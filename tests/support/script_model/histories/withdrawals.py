@@ -69,7 +69,7 @@ def the_newest_message_takes_the_room_of_the_oldest(world):
     assert (got.verdict, got.by) == ("replaced", latest[2].owner.attempt)
     world.release(ONE, got.token)
     world.release(ONE, runs.token, worker="w2")
-    assert world.receive("w2").body == latest[2].parcel.body
+    assert world.receive("w2").body == latest[2].to_park.body
 
 
 @history
@@ -125,7 +125,7 @@ def a_revoked_message_leaves_the_line_and_is_ended(world):
     assert (got.token, got.verdict) == (gone.token, "revoked")
     world.release(ONE, gone.token, Ending.AGAIN, worker="w2")
     given_back = world.receive("w2")
-    assert (given_back.verdict, given_back.body) == ("revoked", gone.parcel.body)
+    assert (given_back.verdict, given_back.body) == ("revoked", gone.to_park.body)
     world.advance(6.0)
     world.beat("w1")
     world.sweep()
@@ -192,7 +192,7 @@ def a_rejected_message_is_kept_until_a_worker_has_published_it(world):
     world.park(parked)
     comes_back(world, parked, Ending.REJECT)
     got = world.receive("w1")
-    assert (got.verdict, got.body, got.queue) == ("rejected", parked.parcel.body, "q")
+    assert (got.verdict, got.body, got.queue) == ("rejected", parked.to_park.body, "q")
     world.extend(ONE, [got.token])
     world.advance(11.0)  # that worker dies
     world.beat("w1")

@@ -150,7 +150,7 @@ def _note_park(world, step, ledger, before, after) -> None:  # noqa: C901  # a l
     runs = {base_of(t) for t in before.valid(world.now)} & ledger.accepted
     if step.reply.verdict is Verdict.WAITING and base not in runs:
         if base not in before.bodies:
-            _note_wait(world, ledger, step.token, step.asker.parcel.deadline)
+            _note_wait(world, ledger, step.token, step.asker.to_park.deadline)
         ledger.kept[base] = attempt
         if base not in after.bodies:
             broken("I8", f"{step.token} was told that it is kept")

@@ -181,13 +181,13 @@ def _told(step: Step) -> bool:
 
 def its_like(state: LockState, asker: Asker) -> list[str]:
     """Return the messages of its task that an asker could replace."""
-    parcel = asker.parcel
-    near = [t for t, route in state.adrift.items() if route == f"{parcel.realm}:{parcel.queue}"]
+    to_park = asker.to_park
+    near = [t for t, route in state.adrift.items() if route == f"{to_park.realm}:{to_park.queue}"]
     return [
         token
         for token in (*state.queue, *near)
         if (rec := state.record[token]).get("parked")
-        and (rec["task"], rec["realm"]) == (asker.owner.task, parcel.realm)
+        and (rec["task"], rec["realm"]) == (asker.owner.task, to_park.realm)
     ]
 
 

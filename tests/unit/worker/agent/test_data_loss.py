@@ -112,7 +112,7 @@ def test_a_worker_that_ends_reports_a_loss_that_it_has_not_noticed_yet(agent, st
     park_two(agent, clock)
     emptied(store)
     store.gone = {"a", "b"}
-    agent._farewell()
+    agent._shut_down()
     assert len(errors(caplog)) == 1
 
 

@@ -98,11 +98,11 @@ def test_a_grant_waits_for_the_report_that_its_message_is_parked(agent, store, s
     agent._commands.is_idle = True  # as it was before the command arrived
     parked = request("a")
 
-    def park_many(parcels):
+    def park_many(to_park):
         store.inbox = [delivery("a")]
         agent.inbox.receive()
         assert seen.received == []
-        return [Reply(Verdict.WAITING, rank=1) for _ in parcels]
+        return [Reply(Verdict.WAITING, rank=1) for _ in to_park]
 
     store.park_many = park_many
     taken = threading.Thread(target=agent.run_once, args=(60.0,))

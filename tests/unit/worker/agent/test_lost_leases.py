@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_singleton_lock.events import LeaseLost
-from celery_singleton_lock.worker.agent.lost_leases import LANDING
+from celery_singleton_lock.worker.agent.lost_leases import END_REPORT_DELAY
 
 
 @pytest.mark.parametrize("ended", [True, False])
@@ -19,7 +19,7 @@ def test_a_loss_is_reported_unless_the_task_has_just_ended(
     assert seen.events == []
     if ended:
         dispatcher.in_flight.tokens = set()
-    clock.now += LANDING + 0.01
+    clock.now += END_REPORT_DELAY + 0.01
     agent.run_once()
     assert [type(event) for event in seen.events] == ([] if ended else [LeaseLost])
     assert ("was lost" in caplog.text) is not ended
@@ -32,7 +32,7 @@ def test_a_grant_that_is_gone_before_its_task_begins_is_no_loss(
     dispatcher.in_flight.tokens, dispatcher.in_flight.begun = {"a"}, set()
     agent.lost_leases.noticed("k:a", "a")
     agent.run_once()
-    clock.now += LANDING + 0.01
+    clock.now += END_REPORT_DELAY + 0.01
     agent.run_once()
     assert seen.events == []
     assert "was lost" not in caplog.text
@@ -42,13 +42,13 @@ def test_a_loss_is_reported_only_after_pending_ends_are_handled(agent, dispatche
     seen.still, dispatcher.in_flight.tokens = True, {"a"}
     agent.lost_leases.noticed("k:a", "a")
     for _ in range(10):
-        clock.now += LANDING
+        clock.now += END_REPORT_DELAY
         agent.run_once()
     assert seen.events == []
     seen.still = False
     for call, args in seen.later:
         call(*args)
-    clock.now += LANDING + 0.01
+    clock.now += END_REPORT_DELAY + 0.01
     agent.run_once()
     agent.run_once()
     assert [type(event) for event in seen.events] == [LeaseLost]

@@ -36,7 +36,7 @@ class Stage:
             realm="R",
             queues=SimpleNamespace(
                 consumed=lambda: self.consumed,
-                lives_by_consumers=lambda _queue: self.deleted_by_broker,
+                why_deleted_unconsumed=lambda _queue: self.deleted_by_broker,
             ),
             most=MostParked(*most),
             stops=SimpleNamespace(

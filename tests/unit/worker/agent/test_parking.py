@@ -84,7 +84,7 @@ def test_what_redis_did_not_answer_is_tried_again_until_it_does(
 
 def test_a_redis_that_is_full_is_away_until_it_takes_a_lock_again(agent, store, dispatcher, clock):
     """It answers all that takes no memory, so only a lock that it takes tells that it is back."""
-    agent.health.lost()
+    agent.health.not_answered()
     store.fails = {"probe": BackendRefused("OOM")}
     for _ in range(5):
         clock.now += 2 * BEAT

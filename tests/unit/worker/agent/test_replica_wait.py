@@ -8,7 +8,7 @@ import pytest
 
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.model import Claim, Owner, Reply, Verdict
-from celery_singleton_lock.core.parked_message import Parcel
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.errors import BackendUnreachable
 from celery_singleton_lock.worker.agent.replica_wait import ParkedAnswer, ReplicaWait
 from celery_singleton_lock.worker.agent_commands import Call, Park
@@ -60,8 +60,8 @@ def waiting(store, orders, safe):
 
 def answer(name):
     park = Park(SimpleNamespace(id=name))
-    parcel = (Owner(f"{name}.0"), Claim(name), Parcel(b"", "R", "q"))
-    return ParkedAnswer(park, parcel, Reply(Verdict.WAITING), 0.0)
+    to_park = (Owner(f"{name}.0"), Claim(name), MessageToPark(b"", "R", "q"))
+    return ParkedAnswer(park, to_park, Reply(Verdict.WAITING), 0.0)
 
 
 def carried_out(orders):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_singleton_lock.core.parked_message import Stray
+from celery_singleton_lock.core.parked_message import UntakenMessage
 from support.waiting import eventually
 
 
@@ -31,7 +31,7 @@ def test_an_adrift_message_is_published_and_a_broker_error_stops_nothing(
     """It goes to its queue, and Redis records that; if it fails, Redis records that too."""
     store.due = ["k:a"]
     store.strays = [
-        Stray("k:a", f"t{n}", "far", b"{}", "seal", f"{n}/0/0", 10 + n) for n in range(2)
+        UntakenMessage("k:a", f"t{n}", "far", b"{}", "seal", f"{n}/0/0", 10 + n) for n in range(2)
     ]
     agent.run_once()
     store.strays = store.due = []
@@ -42,7 +42,7 @@ def test_an_adrift_message_is_published_and_a_broker_error_stops_nothing(
         ("record_publish_result", "seal", "t0", "t1", True)
     ]
     seen.refuse = OSError("no broker")
-    store.strays, store.due = [Stray("k:a", "t2", "far", b"{}", "seal2")], ["k:a"]
+    store.strays, store.due = [UntakenMessage("k:a", "t2", "far", b"{}", "seal2")], ["k:a"]
     agent._next_beat = 0.0
     agent.run_once()
     store.strays = store.due = []

@@ -74,7 +74,7 @@ def parts(app):
         commands=agent,
         leases=TaskLeases(agent, agent, agent.on_lost),
         backend_failed=agent.backend_failed,
-        rescue=agent.rescue,
+        publish_at_exit=agent.publish_at_exit,
         notifier=notifier,
         prefetch=prefetch.append,
     )

@@ -59,9 +59,9 @@ def test_notices_about_a_delivered_message_are_queued_in_order(parts):
     take(parts, request)
     request.send_event("task-succeeded")
     assert told == []
-    (speak,) = later
+    (send_delayed_events,) = later
     spoke = wall_time()
-    speak()
+    send_delayed_events()
     names = [name for name, _ in told]
     assert names[0] == "task-delivered"
     assert names.index("task-started") < names.index("task-succeeded")

@@ -25,7 +25,7 @@ def a_request():
         ran_for=None,
         task=SimpleNamespace(name="task", send_events=True),
         lock_header=SimpleNamespace(name="lock", error=None, created_at=0.0),
-        say=lambda call: call(),
+        call_in_order=lambda call: call(),
     )
 
 

@@ -17,8 +17,8 @@ from celery_singleton_lock.worker.lock_header import (
     notice_of_end,
 )
 from celery_singleton_lock.worker.message_stage import Stage
+from celery_singleton_lock.worker.not_started import NotStarted
 from celery_singleton_lock.worker.request import bare
-from celery_singleton_lock.worker.turned_away import TurnedAway
 from support.dispatcher_fakes import (
     deliver,
     die,
@@ -53,7 +53,7 @@ def test_an_early_ack_waits_for_the_lock(parts):
     assert parts.acked == [request.id]
 
 
-def test_a_turned_away_early_ack_waits_for_redis(parts):
+def test_an_early_ack_that_did_not_start_waits_for_redis(parts):
     """It is acknowledged only when the agent says that it is parked."""
     request = parts.message("early", "a")
     parts.dispatcher(request)
@@ -162,7 +162,7 @@ def test_a_requeued_task_that_has_waited_too_long_fails_in_a_slot(parts):
     request = parts.message("requeues", "a", **{REQUEUED: [3, 1]})
     parts.dispatcher(request)
     request.on_accepted(4711, 0.0)
-    turned = SimpleNamespace(exception=TurnedAway(Outcome.REQUEUE, "held"), traceback="")
+    turned = SimpleNamespace(exception=NotStarted(Outcome.REQUEUE, "held"), traceback="")
     request.on_success((1, turned, 0.1))
     assert type(request.lock_header.error).__name__ == "LockWaitTimeout"
     assert parts.sent == [request, request]

@@ -150,8 +150,8 @@ def claim_unanswered(parts, task="early"):
     return request
 
 
-def rescued(parts):
-    return [args[0] for name, args, _ in parts.agent.calls if name == "rescue"]
+def published(parts):
+    return [args[0] for name, args, _ in parts.agent.calls if name == "publish_at_exit"]
 
 
 @pytest.mark.parametrize("closing", [True, False])
@@ -162,7 +162,7 @@ def test_a_message_of_which_redis_may_have_no_copy_does_not_wait_in_the_pool(par
     assert parts.sent == [request]  # once: before the claim
     assert parts.agent.parked() == [request]
     parts.dispatcher.abandon(unless_dispatched=closing)
-    assert rescued(parts) == ([request] if closing else [])
+    assert published(parts) == ([request] if closing else [])
 
 
 def test_a_message_that_redis_has_goes_to_the_pool_again(parts):
@@ -182,19 +182,19 @@ def test_a_message_whose_claim_is_unanswered_while_the_pool_ends_is_sent_to_the_
     turn(request, Outcome.UNAVAILABLE)
     own = parts.message("early", "b")  # the broker delivers this one again by itself
     parts.dispatcher(own)
-    assert rescued(parts) == []
-    parts.dispatcher.rescue()
-    parts.dispatcher.rescue()
-    assert rescued(parts) == [request]
+    assert published(parts) == []
+    parts.dispatcher.publish_at_exit()
+    parts.dispatcher.publish_at_exit()
+    assert published(parts) == [request]
 
 
 def test_a_message_that_is_parked_again_in_an_outage_of_both_is_sent_to_the_broker(parts):
     """The connection to the broker is lost, then the worker must stop; Redis is silent."""
     request = claim_unanswered(parts)
     parts.dispatcher.abandon(unless_dispatched=False)
-    assert (parts.agent.parked(), rescued(parts)) == ([request], [])
+    assert (parts.agent.parked(), published(parts)) == ([request], [])
     parts.dispatcher.abandon(unless_dispatched=True)
-    assert rescued(parts) == [request]
+    assert published(parts) == [request]
 
 
 def test_a_connection_that_is_lost_at_the_acknowledgement_leaves_the_rest_in_order(parts, caplog):

@@ -1,4 +1,4 @@
-"""The board of lost locks, in a process that did not inherit it."""
+"""The tokens of lost locks, in a process that did not inherit it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from celery_singleton_lock.worker.execution import interrupt
-from celery_singleton_lock.worker.execution.interrupt import Board
+from celery_singleton_lock.worker.execution.interrupt import LostTokens
 from celery_singleton_lock.worker.loop_channel import LoopChannel
 from support.workers import TESTS
 
@@ -21,8 +21,8 @@ LINUX = Path("/proc/self/fd").exists()
 
 READ_AND_BE_SIGNALLED = """
 import os, signal
-from celery_singleton_lock.worker.execution.interrupt import _opened, listener, PATH
-listener()()
+from celery_singleton_lock.worker.execution.interrupt import _opened, signal_installer, PATH
+signal_installer()()
 os.kill(os.getpid(), signal.SIGUSR2)
 print(_opened(os.environ[PATH]).shows("token"))
 """
@@ -60,15 +60,15 @@ def channel(request, temporary, monkeypatch):
 @pytest.mark.full("False")
 def test_a_spawned_child_reads_the_board_and_survives_a_late_signal(channel):
     """Also tokens that are written after the child has opened it; no file is left behind."""
-    board = Board()
-    path = board.publish(channel.publish())
+    lost_tokens = LostTokens()
+    path = lost_tokens.publish(channel.publish())
     assert shown_elsewhere(path) == "False"
     taken = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     try:
-        board.interrupt(os.getpid(), "token")
+        lost_tokens.interrupt(os.getpid(), "token")
     finally:
         signal.signal(signal.SIGUSR2, taken)
-    assert board.shows("token")
+    assert lost_tokens.shows("token")
     assert shown_elsewhere(path) == "True"
 
 
@@ -78,7 +78,7 @@ def test_without_the_board_a_child_survives_the_signal_and_logs_why(caplog, monk
     assert shown_elsewhere(missing) == "False"
     monkeypatch.setenv(interrupt.PATH, missing)
     with caplog.at_level(logging.WARNING):
-        interrupt.listener()
+        interrupt.signal_installer()
     assert missing in caplog.text
 
 
@@ -86,5 +86,5 @@ def test_a_process_without_a_worker_installs_no_handler(monkeypatch):
     """Such as a client, or a child that was forked."""
     monkeypatch.delenv(interrupt.PATH, raising=False)
     before = signal.getsignal(signal.SIGUSR2)
-    interrupt.listener()()
+    interrupt.signal_installer()()
     assert signal.getsignal(signal.SIGUSR2) is before

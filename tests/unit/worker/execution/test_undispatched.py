@@ -9,7 +9,7 @@ import pytest
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.errors import BackendUnreachable, LockConflict
 from celery_singleton_lock.worker.execution.undispatched import UndispatchedTracer
-from celery_singleton_lock.worker.turned_away import TurnedAway
+from celery_singleton_lock.worker.not_started import NotStarted
 
 
 class RefusingStore:
@@ -30,7 +30,7 @@ class BusyLock:
         return False
 
 
-@pytest.mark.parametrize(("policy", "ends"), [("skip", TurnedAway), ("fail", LockConflict)])
+@pytest.mark.parametrize(("policy", "ends"), [("skip", NotStarted), ("fail", LockConflict)])
 @pytest.mark.parametrize("on_error", ["run", "retry", "fail"])
 def test_a_refusal_is_valid_if_redis_fails_before_the_holder_is_known(policy, ends, on_error):
     """Also where an error of Redis lets the task run without its lock: this lock was seen busy."""

@@ -22,7 +22,7 @@ GROUP: Final = 1000
 """Number of locks of which the workers are asked about in one step."""
 
 
-def in_view(store: AdminStore, view: LockView) -> LockView:
+def with_silent_holders(store: AdminStore, view: LockView) -> LockView:
     """Return a lock with :attr:`Holder.silent` set for holders whose workers are silent.
 
     Args:
@@ -38,7 +38,7 @@ def in_view(store: AdminStore, view: LockView) -> LockView:
     return replace(view, holders=_marked(view.holders, store.silences(workers)))
 
 
-def in_glances(store: AdminStore, locks: Iterable[Glance]) -> list[Glance]:
+def all_with_silent_holders(store: AdminStore, locks: Iterable[Glance]) -> list[Glance]:
     """Return locks with :attr:`Holder.silent` set for holders whose workers are silent.
 
     Args:
@@ -62,8 +62,8 @@ def in_glances(store: AdminStore, locks: Iterable[Glance]) -> list[Glance]:
     ]
 
 
-def in_stream(store: AdminStore, locks: Iterable[Glance]) -> Iterator[Glance]:
-    """Yield locks as :func:`in_glances` returns them, while they are read.
+def each_with_silent_holders(store: AdminStore, locks: Iterable[Glance]) -> Iterator[Glance]:
+    """Yield locks as :func:`all_with_silent_holders` returns them, while they are read.
 
     Args:
         store: the store of the locks.
@@ -74,7 +74,7 @@ def in_stream(store: AdminStore, locks: Iterable[Glance]) -> Iterator[Glance]:
     """
     remaining = iter(locks)
     while group := list(islice(remaining, GROUP)):
-        yield from in_glances(store, group)
+        yield from all_with_silent_holders(store, group)
 
 
 def _workers(holders: Iterable[Holder]) -> set[str]:

@@ -16,11 +16,11 @@ from celery_singleton_lock.worker.agent_queue import AgentQueue
 from celery_singleton_lock.worker.dispatch.header_factory import HeaderFactory
 from celery_singleton_lock.worker.dispatch.notifier import Notifier
 from celery_singleton_lock.worker.message_stage import Stage
+from celery_singleton_lock.worker.not_started import waited_in_vain
 from celery_singleton_lock.worker.request import LockedRequest, about
-from celery_singleton_lock.worker.turned_away import waited_in_vain
 
 
-class RequeuePolicy:
+class RequeuedMessages:
     """Holds messages back until the broker has a copy of each.
 
     They stay unacknowledged until then, so a worker that dies loses none.

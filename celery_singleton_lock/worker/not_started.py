@@ -23,7 +23,7 @@ from celery_singleton_lock.errors import (
 )
 
 
-class TurnedAway(Ignore):  # type: ignore[misc]  # celery is untyped
+class NotStarted(Ignore):  # type: ignore[misc]  # celery is untyped
     """The task was not run. The main process parks, requeues, holds or ends its message.
 
     Args:
@@ -78,9 +78,9 @@ def refusal(
     reason, waits_for = why_busy(name, answer), reason_in(answer)
     match outcome:
         case Outcome.PARK | Outcome.REQUEUE | Outcome.SKIP:
-            return TurnedAway(outcome, reason, getattr(answer, "rank", 0), waits_for=waits_for)
+            return NotStarted(outcome, reason, getattr(answer, "rank", 0), waits_for=waits_for)
         case Outcome.TWIN | Outcome.REQUEUE_TWIN | Outcome.DONE | Outcome.GONE | Outcome.AGAIN:
-            return TurnedAway(outcome, _REASONS[outcome])
+            return NotStarted(outcome, _REASONS[outcome])
         case Outcome.FAIL:
             return LockConflict(f"The {reason}.", name, *_holder_in(answer), waits_for)
         case Outcome.FAIL_COST:
@@ -129,7 +129,7 @@ def cannot_wait(name: str, options: LockOptions, reason: str, waits_for: str = "
 def no_room(outcome: Outcome, name: str, sentence: str, waits_for: str) -> Exception:
     """Return the exception that ends a task since the queue is full: skipped or failed."""
     if outcome is Outcome.SKIP_FULL:
-        return TurnedAway(outcome, sentence, waits_for=waits_for)
+        return NotStarted(outcome, sentence, waits_for=waits_for)
     return LockQueueFull(f"The {sentence}.", name, waits_for)
 
 
@@ -148,7 +148,7 @@ def above_rate(name: str, options: LockOptions) -> Exception:
     reason = f"lock {name!r} had reached its rate when the task was next (lock_on_rate)"
     if options.on_rate == "fail":
         return LockConflict(f"The {reason}.", name, waits_for=WaitsFor.RATE.value)
-    return TurnedAway(Outcome.SKIP, reason, waits_for=WaitsFor.RATE.value)
+    return NotStarted(Outcome.SKIP, reason, waits_for=WaitsFor.RATE.value)
 
 
 def too_costly(name: str, excess: str) -> LockCostError:
