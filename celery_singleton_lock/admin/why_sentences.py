@@ -69,7 +69,8 @@ def _no_taker(me: Waiting, takers: Takers) -> str:
     """Return as a clause why no live worker takes a message, and what to do."""
     drain = f"to run without a lock ({drain_command(me)})"
     if takers.plain:
-        return f"{plain_takers(me, takers.plain)}: deploy the version that does, or {_SEND} {drain}"
+        told = f"{plain_takers(me, takers.plain)}: deploy the version that does, or {_SEND} {drain}"
+        return f"{told}. {_SENT_BACK}"
     if takers.silent:
         several = len(takers.silent) > 1
         consume = "consume" if several else "consumes"
@@ -85,6 +86,10 @@ def _no_taker(me: Waiting, takers: Takers) -> str:
 
 
 _SEND: Final = "send such tasks back"
+_SENT_BACK: Final = (
+    "A worker that has it as a plain task sends it back by itself after 5 s; locks pause prevents "
+    "that"
+)
 
 
 def plain_takers(me: Waiting, workers: Sequence[str]) -> str:

@@ -75,6 +75,7 @@ class UntakenMessage:
         seal: identifies the call that took it out of the lock's queue.
         attempt: ``id/retries/nesting``.
         place: server microseconds of its arrival.
+        task: name of its task.
     """
 
     name: str
@@ -84,6 +85,7 @@ class UntakenMessage:
     seal: str = ""
     attempt: str = ""
     place: int = 0
+    task: str = ""
 
 
 class SweepReply(list[UntakenMessage]):

@@ -166,7 +166,8 @@ def swept(name: str, seal: str, raw: Sequence[Any]) -> SweepReply:
 def _untaken_message(
     name: str, seal: str, token: str, rec: Mapping[str, Any], body: bytes
 ) -> UntakenMessage:
-    return UntakenMessage(name, token, rec["queue"], body, seal, rec["attempt"], int(rec["place"]))
+    attempt, place, task = rec["attempt"], int(rec["place"]), rec.get("task", "")
+    return UntakenMessage(name, token, rec["queue"], body, seal, attempt, place, task)
 
 
 def view(name: str, raw: Sequence[Any]) -> LockView:

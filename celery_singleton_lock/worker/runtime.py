@@ -150,6 +150,7 @@ class Runtime:
             dispatcher=self.dispatcher,
             threads=(link.loop_channel.thread, self._pool_feeder.thread),
             queue_stops=self.queue_stops,
+            registered=extension.app.tasks,
             most_parked=MostParked(
                 extension.settings.max_parked, extension.settings.max_parked_bytes
             ),

@@ -127,7 +127,8 @@ def test_a_message_without_a_consumer_names_the_missing_queue(store):
 LOCKS_NOT = (
     "worker-2 consumes the queue 'q' and does not declare 'bank.tasks.settle' as a LockedTask: "
     "deploy the version that does, or send such tasks back to run without a lock (locks drain "
-    "--queue q --task bank.tasks.settle)"
+    "--queue q --task bank.tasks.settle). A worker that has it as a plain task sends it back by "
+    "itself after 5 s; locks pause prevents that"
 )
 
 

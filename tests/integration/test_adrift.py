@@ -113,6 +113,20 @@ def test_after_a_rollback_each_parked_task_runs_once_in_a_worker_without_locks(o
     holder.stop()
 
 
+def test_parked_tasks_wait_for_a_worker_that_has_the_task(own_book):
+    """After a deployment that had renamed it, all of them ended as NotRegistered."""
+    holder, first, parked = adrift(own_book, 2)
+    with own_book.worker(queues="far", name="renamed", app="integration.renamed_app") as renamed:
+        own_book.open("a-0")
+        own_book.value(first)
+        renamed.await_log("They stay parked until a worker that has it starts")
+    assert own_book.view("a").bodies == 2
+    with own_book.worker(queues="far", name="mended"):
+        assert [own_book.value(each, 30) for each in parked] == [1, 2]
+    own_book.await_free("a", 10)
+    holder.stop()
+
+
 @pytest.mark.full
 def test_tasks_with_several_locks_run_once_where_another_worker_takes_them(own_book):
     """Parked at the second lock while they keep the first: they start again at the first."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -123,6 +123,7 @@ class Agent:
         threads: further background threads of the worker, which the agent restarts if they die.
         schema: version of the data model that the tasks of this worker need.
         queue_stops: stops the consumption of single queues.
+        registered: names of the tasks of the app.
         most_parked: how much may be parked of one queue.
 
     Attributes:
@@ -167,6 +168,7 @@ class Agent:
         replicated: ReplicaStore | None = None,
         schema: str = SCHEMA,
         queue_stops: QueueStops,
+        registered: Container[str],
         most_parked: MostParked = MostParked(),  # noqa: B008  # a frozen value
     ) -> None:
         self.store = store
@@ -199,6 +201,7 @@ class Agent:
             dispatcher=dispatcher,
             post=post,
             watchdog=watchdog,
+            registered=registered,
         )
         self.inbox: GrantInbox = GrantInbox(
             store,

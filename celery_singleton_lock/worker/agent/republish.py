@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Final
 
 from celery_singleton_lock.core.clock import Clock, SystemClock
@@ -35,6 +35,7 @@ class Republisher:
         post: runs a call in the main loop.
         watchdog: renews the grant of a rejected message while it is published, so that no other
             worker gets it.
+        registered: names of the tasks of the app.
 
     Attributes:
         requeued: number of messages that were requeued.
@@ -51,11 +52,14 @@ class Republisher:
         dispatcher: Dispatcher,
         post: Callable[..., None],
         watchdog: Watchdog,
+        registered: Container[str],
     ) -> None:
         self.requeued: int = 0
         self.published: int = 0
         self.rejected: int = 0
         self._publisher = publisher
+        self._registered = registered
+        self._told_of: set[str] = set()
         self._watchdog = watchdog
         self._rejecting: set[str] = set()
         self._outbox = Outbox(publisher)
@@ -181,13 +185,30 @@ class Republisher:
         After :data:`HOLD` seconds, Redis parks messages again that were taken out of their queue.
         """
         until = self._clock.monotonic() + HOLD / 2
+        consumed = frozenset(self._queues.consumed())
         for message in messages:
             if self._clock.monotonic() > until:
                 return
+            if message.queue in consumed and message.task not in self._registered:
+                self._tell_of_unknown(message)
+                continue
             publisher.send_back(
                 message.body, message.queue, message.attempt, message.place, message.token
             )
             sent.append(message)
+
+    def _tell_of_unknown(self, message: UntakenMessage) -> None:
+        """Log, once for each task, that this worker would discard its messages."""
+        if message.task not in self._told_of:
+            self._told_of.add(message.task)
+            logger.warning(
+                "tasks %r are parked for the lock %r, and no live worker locks them. They are not "
+                "sent back to the queue %r: this worker consumes it and would discard them, since "
+                "it does not have the task. They stay parked until a worker that has it starts.",
+                message.task,
+                message.name,
+                message.queue,
+            )
 
     def _sent_on(
         self,
@@ -205,16 +226,20 @@ class Republisher:
                 error,
             )
         if sent:
-            logger.info(
+            consumed = sent[0].queue in self._queues.consumed()
+            logger.log(
+                logging.WARNING if consumed else logging.INFO,
                 "sent %d parked tasks of the lock %r back to the queue %r: no live worker that "
-                "locks them consumes it",
+                "locks them consumes it%s",
                 len(sent),
                 sent[0].name,
                 sent[0].queue,
+                ". This worker consumes it and runs them WITHOUT the lock" if consumed else "",
             )
             self._commands.put(RecordPublished(tuple(sent), sent=True))
-        if len(sent) < len(messages):
-            self._commands.put(RecordPublished(tuple(messages[len(sent) :]), sent=False))
+        kept = tuple(message for message in messages if message not in sent)
+        if kept:
+            self._commands.put(RecordPublished(kept, sent=False))
 
 
 def _delivered_again(_name: str, _token: str) -> None:

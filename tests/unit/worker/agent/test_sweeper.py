@@ -25,6 +25,27 @@ def test_a_sweep_looks_at_each_lock_that_it_has_taken_from_the_list(agent, store
     assert store.asked("sweep_and_grant_many") == [("sweep_and_grant_many", "k:a", "k:b")]
 
 
+def untaken(queue, task):
+    return UntakenMessage("k:a", task, queue, b"{}", "seal", f"{task}/0/0", 1, task)
+
+
+def test_a_message_that_this_worker_would_discard_stays_parked(agent, store, seen, caplog):
+    """After a deployment without its task all of them ended as NotRegistered."""
+    store.due = ["k:a"]
+    store.strays = [untaken("q", "task"), untaken("q", "gone"), untaken("far", "gone")]
+    agent.run_once()
+    store.strays = store.due = []
+    eventually(lambda: (agent.run_once(), len(store.asked("record_publish_result")))[1] == 2, 5)
+    assert seen.published == [("task/0/0", "q"), ("gone/0/0", "far")]
+    assert store.asked("record_publish_result") == [
+        ("record_publish_result", "seal", "task", "gone", True),
+        ("record_publish_result", "seal", "gone", False),
+    ]
+    told = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert any("They stay parked until a worker that has it starts" in each for each in told)
+    assert any("runs them WITHOUT the lock" in each for each in told)
+
+
 def test_an_adrift_message_is_published_and_a_broker_error_stops_nothing(
     agent, store, seen, caplog
 ):
