@@ -5,7 +5,7 @@ A check that cannot get its facts ends as UNKNOWN, never as OK.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from enum import Enum
 from itertools import islice
@@ -412,10 +412,11 @@ def threads_check(reports: Mapping[str, Mapping[str, Any]], live: Collection[str
     if not rounds:
         told = "no worker answered; a worker with a busy solo pool does not answer"
         return Check("threads", Health.UNKNOWN, told)
+    answered = len({worker for worker, _, _ in rounds})
     stuck = [each for each in rounds if (each[2] or 0.0) > STUCK]
     silent = sorted({worker_name(each) for each in live} - reports.keys())
     if not stuck:
-        told = f"all {len(rounds)} threads of {number_of(len(reports), 'worker')} are running"
+        told = f"all {len(rounds)} threads of {number_of(answered, 'worker')} are running"
         if not silent:
             return Check("threads", Health.OK, told)
         more = f" and {len(silent) - NAMED} more" if len(silent) > NAMED else ""
@@ -430,6 +431,65 @@ def threads_check(reports: Mapping[str, Mapping[str, Any]], live: Collection[str
         for worker, thread, seconds in stuck[:NAMED]
     )
     return Check("threads", Health.FAIL, f"{named}: see the log of that worker, or restart it")
+
+
+def broker_check(address: str, error: Exception | None) -> Check:
+    """Check that the broker answers.
+
+    Args:
+        address: its URL, without credentials.
+        error: of connecting to it; None if it answers.
+    """
+    if error is None:
+        return Check("broker", Health.OK, f"{address} answers")
+    told = (
+        f"{address} does not answer ({type(error).__name__}). No new task arrives. Granted tasks "
+        "may not start, and go from worker to worker, until it answers again"
+    )
+    return Check("broker", Health.FAIL, printable(told))
+
+
+def consumers_check(
+    store: RedisAdminStore,
+    realm: str,
+    tasks: Mapping[str, Collection[str]],
+    consumed: Mapping[str, Collection[str]],
+) -> Check:
+    """Check that each worker that may get a locked task takes its lock in this Redis.
+
+    Args:
+        store: the store of the locks.
+        realm: hash of the app's broker.
+        tasks: queue -> the locked tasks of the app that are sent there.
+        consumed: worker name -> the queues that it consumes, as the workers answer.
+    """
+    known = {worker_name(worker) for worker in store.workers()}
+    unknown, lax = list[str](), list[str]()
+    for worker, queues in sorted(consumed.items()):
+        shared = sorted(set(queues) & tasks.keys())
+        if shared and worker not in known:
+            unknown.append(f"{worker} (queue {', '.join(shared[:NAMED])})")
+    for queue, names in sorted(tasks.items()):
+        for name in sorted(names):
+            found = store.consumers(realm, queue, name)
+            lax += [f"{worker_name(w)} ({name})" for w, locks in found.items() if not locks]
+    if not unknown and not lax:
+        told = "each worker that consumes the queue of a locked task takes its lock"
+        return Check("consumers", Health.OK, told)
+    told = ""
+    if unknown:
+        told = (
+            f"{_some(unknown)}: no heartbeat in this Redis. Such a worker has no locks, or uses "
+            "another Redis or singleton_lock_prefix, or does not reach it. "
+        )
+    if lax:
+        told += f"{_some(lax)}: the task is no LockedTask there. "
+    return Check("consumers", Health.WARN, printable(f"{told}Locked tasks may overlap there"))
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"{', '.join(names[:NAMED])}{more}"
 
 
 def _closed(store: RedisAdminStore) -> Check:

@@ -220,6 +220,9 @@ def would_restore(lines: Iterable[str], served: Collection[str] = ()) -> Tally:
     return tally
 
 
+ENDED: Final = "has ended already"
+"""Why a task is not parked."""
+
 SERVED: Final = "of another broker, which has live workers"
 """Why a task is not assigned to the app's broker."""
 
@@ -290,11 +293,11 @@ def _park(store: AdminStore, group: list[_Parked], by: Operator, tally: Tally) -
     Raises:
         BackendError: Redis refused a task. The others of the group are parked, and counted.
     """
-    parked, refused = Counter[str](), list[BackendError]()
+    parked, refused, here = Counter[str](), list[BackendError](), list[str]()
     messages = [_message_of(owner, claim) for owner, claim, _ in group]
     before = list(zip(store.has_messages(messages), store.has_traces(messages), strict=True))
     replies, after = store.park_many(group), store.has_messages(messages)
-    for (_, claim, _), (was_stored, was_known), is_stored, reply in zip(
+    for (owner, claim, _), (was_stored, was_known), is_stored, reply in zip(
         group, before, after, replies, strict=True
     ):
         # A task that waits or runs under its old token answers WAITING too. The message of a
@@ -302,12 +305,15 @@ def _park(store: AdminStore, group: list[_Parked], by: Operator, tally: Tally) -
         is_new = not was_stored and (is_stored or not was_known)
         if isinstance(reply, BackendError):
             refused.append(reply)
-        elif reply.verdict in {Verdict.DONE, Verdict.FULL}:
-            tally.skipped["has ended already"] += 1
+            continue
+        here.append(_message_of(owner, claim).task_id)
+        if reply.verdict in {Verdict.DONE, Verdict.FULL}:
+            tally.skipped[ENDED] += 1
         elif not is_new or reply.verdict is Verdict.TWIN:
             tally.skipped["waits or runs already"] += 1
         else:
             parked[claim.name] += 1
+    store.forget_losses(here)
     tally.done.update(parked)
     for name, number in parked.items():
         store.write_audit_entry(name, by, steps=number)

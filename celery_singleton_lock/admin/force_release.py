@@ -105,7 +105,11 @@ def end_holder(
 def why_not(store: AdminStore, name: str, token: str) -> str:
     """Return why a token cannot be released, and who holds the lock."""
     if store.locate_token(name, token).waiting is not None:
-        return f"{token} waits for the lock {name!r} and does not hold it: drop it instead."
+        return (
+            f"{token} waits for the lock {name!r} and does not hold it, so there is nothing to "
+            "release. It may have been granted the lock before, and is back in the queue (locks "
+            "show). locks drop would delete it: it would never run."
+        )
     holders = store.inspect(name, waiters=0).holders
     held = " It is held by " + ", ".join(f"{h} (token {h.token})" for h in holders) + "."
     return (

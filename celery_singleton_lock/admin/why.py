@@ -364,7 +364,8 @@ def _lost(store: AdminStore, task_id: str) -> Answer | None:
 
 _GONE: Final = (
     'or a worker holds it back between two tries (lock_on_conflict="requeue"), or an operator has '
-    "dropped it (locks audit), or its worker died. Then it is lost only if it had begun and is "
+    "dropped it (locks audit), or it was parked and the locks' Redis has lost its data since (the "
+    "workers' logs say so), or its worker died. Then it is lost only if it had begun and is "
     "acknowledged early (Celery's default). Otherwise the broker redelivers it, a Redis broker "
     "after the visibility timeout. Do not send it again unless you know that it had begun: it "
     "may run twice"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
@@ -10,6 +11,7 @@ from typing import Any, Final
 from celery import states
 from click import ClickException
 
+from celery_singleton_lock.core.lock_mode import ENFORCE
 from celery_singleton_lock.errors import BackendError, SingletonLockError
 from celery_singleton_lock.message_text import named, natural, number_of
 from celery_singleton_lock.worker.extension import Extension
@@ -198,6 +200,40 @@ class AppSide(OperatorActions):
             return inspect._request("locks", most=0, id=task_id) or {}  # noqa: SLF001  # the only way to send it
         except Exception:  # noqa: BLE001  # any transport's error: the broker does not answer
             return {}
+
+    def broker_address(self) -> str:
+        """Return the URL of the broker, without credentials."""
+        return str(self.app.connection_for_read().as_uri())
+
+    def broker_error(self) -> Exception | None:
+        """Return the error of connecting to the broker; None if it answers."""
+        try:
+            with self.app.connection_for_read() as connection:
+                connection.ensure_connection(max_retries=1, timeout=ANSWER)
+        except Exception as error:  # noqa: BLE001  # an error of any transport
+            return error
+        return None
+
+    def consumed_by_worker(self) -> Mapping[str, frozenset[str]]:
+        """Return the queues that each worker consumes; nothing if none answers."""
+        try:
+            active = self.app.control.inspect(timeout=ANSWER).active_queues() or {}
+        except Exception:  # noqa: BLE001  # an error of any transport: the broker does not answer
+            return {}
+        return {
+            worker: frozenset(str(queue.get("name", "")) for queue in queues)
+            for worker, queues in active.items()
+        }
+
+    def locked_tasks(self) -> Mapping[str, frozenset[str]]:
+        """Return the tasks of the app that take locks, by the queue to which each is routed."""
+        self.load_tasks()
+        found: defaultdict[str, set[str]] = defaultdict(set)
+        for name, mode in self.extension.modes().items():
+            queue = self.queue_of(self.app.tasks[name])
+            if mode == ENFORCE and queue:
+                found[queue].add(name)
+        return {queue: frozenset(names) for queue, names in found.items()}
 
     # -- changes ----------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import click
 
 from celery_singleton_lock.admin.bulk_parked import Pace, drain, purge
 from celery_singleton_lock.admin.export_parked import (
+    ENDED,
     PurgedFile,
     export,
     refuse_drained,
@@ -99,7 +100,8 @@ def tell_tally(tally: Tally, done: str, machine: bool) -> None:
     if len(tally.done) > len(most):
         render.say(f"           … and {len(tally.done) - len(most):,} more locks")
     for why_not, number in left.items():
-        render.say(f"{number:>9,}  left: {why_not}")
+        hint = " (--again parks what was purged or dropped)" if why_not == ENDED else ""
+        render.say(f"{number:>9,}  left: {why_not}{hint}")
     return render.say(f"{tally.total:>9,}  {done}")
 
 

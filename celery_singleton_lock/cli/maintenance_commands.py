@@ -9,7 +9,15 @@ from contextlib import suppress
 import click
 from redis.exceptions import RedisError
 
-from celery_singleton_lock.admin.doctor import Check, Health, examine, threads_check, with_reports
+from celery_singleton_lock.admin.doctor import (
+    Check,
+    Health,
+    broker_check,
+    consumers_check,
+    examine,
+    threads_check,
+    with_reports,
+)
 from celery_singleton_lock.admin.production_checks import CHECKLIST, alerts_check, versions_check
 from celery_singleton_lock.admin.sweep import ALL_LOCKS, sweep_once
 from celery_singleton_lock.cli import render
@@ -60,6 +68,8 @@ def doctor(target: Target, *, quick: bool, machine: bool) -> None:
         reports, live = target.app.reports(), _live(target)
         found = [with_reports(check, reports) for check in found]
         found += [threads_check(reports, live), versions_check(reports, installed_version())]
+        found.append(broker_check(target.app.broker_address(), target.app.broker_error()))
+        found += _consumers(target)
         found.append(alerts_check(target.settings.metrics_port))
     if machine:
         render.as_json(found)
@@ -98,6 +108,16 @@ def _check_table(checks: Sequence[Check]) -> list[str]:
     return render.table(
         ("CHECK", "IS", "FOUND"), ((c.name, c.health.value, c.told) for c in checks)
     )
+
+
+def _consumers(target: Target) -> Iterator[Check]:
+    """Yield the check of the workers that may get locked tasks, unless Redis does not tell."""
+    app = target.need_app("doctor")
+    consumed = app.consumed_by_worker()
+    if not consumed:  # the check of the threads says so
+        return
+    with suppress(SingletonLockError, RedisError):
+        yield consumers_check(target.store, app.realm, app.locked_tasks(), consumed)
 
 
 def _live(target: Target) -> list[str]:

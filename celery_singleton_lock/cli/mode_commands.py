@@ -10,7 +10,7 @@ from celery_singleton_lock.cli import render
 from celery_singleton_lock.cli.options import agreed, as_json, reason
 from celery_singleton_lock.cli.target import Target, with_target
 from celery_singleton_lock.config.limits import MAX_COUNT
-from celery_singleton_lock.core.lock_mode import ALL, MODES
+from celery_singleton_lock.core.lock_mode import ALL, MODES, OBSERVE, OFF
 from celery_singleton_lock.message_text import meant
 
 DECLARED = "declared"
@@ -46,11 +46,19 @@ def report(target: Target, most: int, *, reset: bool, yes: bool, machine: bool) 
 @click.argument("mode", required=False, type=click.Choice([*MODES, DECLARED]))
 @click.option("--task", default=ALL, help="Name of one task. Default: all tasks.")
 @click.option("--force", is_flag=True, help="Accept a name that no known locked task has.")
+@agreed
 @reason
 @as_json
 @with_target
-def mode(
-    target: Target, mode: str | None, task: str, *, force: bool, why_text: str, machine: bool
+def mode(  # its options
+    target: Target,
+    mode: str | None,
+    task: str,
+    *,
+    force: bool,
+    yes: bool,
+    why_text: str,
+    machine: bool,
 ) -> None:
     """Show or switch the lock MODE of all tasks, or of one task, while workers run.
 
@@ -61,6 +69,11 @@ def mode(
     if mode is not None:
         if not force:
             _refuse_unknown_task(target, task)
+        if mode in {OBSERVE, OFF} and not yes:
+            whose = "All tasks" if task == ALL else f"Tasks {task}"
+            told = f"{whose} run without their locks then, beside those that run now."
+            render.say(f"{told} Parked ones start at once.", err=True)
+            render.ask("Switch the mode?")
         target.store.switch(task, None if mode == DECLARED else mode)
         shown = f"(all tasks: {mode})" if task == ALL else f"(task {task}: {mode})"
         by = target.operator("mode", why_text)

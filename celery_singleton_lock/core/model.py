@@ -266,12 +266,16 @@ class Identity(NamedTuple):
 
     def differs(self, before: Identity) -> str:
         """Return why data may have been lost since ``before``, as a clause; empty if it was not."""
-        pairs = zip(before.markers, self.markers, strict=True)
-        if any(old not in {"", new} for old, new in pairs):
+        if self.has_lost(before):
             return "its marker is gone, so it was emptied, or restarted without its data"
         if before.runs and self.runs - before.runs:
             return "its run id is another one, so it was restarted, or a replica was promoted"
         return ""
+
+    def has_lost(self, before: Identity) -> bool:
+        """Return whether data has certainly been lost since ``before``."""
+        pairs = zip(before.markers, self.markers, strict=True)
+        return any(old not in {"", new} for old, new in pairs)
 
 
 class Reply(NamedTuple):

@@ -85,6 +85,11 @@ class Operations(LockOperations, UniqueOperations, MessageOperations, WorkerOper
         )
         return int(count), sorted(map(replies.text, some or ()))
 
+    def forget_losses(self, task_ids: Sequence[str]) -> Steps[None]:
+        """Forget that tasks were lost; see :meth:`AdminStore.forget_losses`."""
+        if task_ids:
+            yield Command(("HDEL", self.keyspace.lost, *task_ids))
+
     def refuse_cluster_node(self) -> Steps[None]:
         """Refuse to list locks with SCAN on one node of a Cluster, which has only a part of them.
 

@@ -264,6 +264,32 @@ def test_doctor_names_drain_for_parked_tasks_that_live_workers_know_as_plain_one
     assert doctor._parked(store).health is Health.OK, "the next sweep queues them again"
 
 
+def test_doctor_names_workers_that_may_run_locked_tasks_without_their_locks(store):
+    """It was content while tasks of one lock ran at the same time."""
+    store.worker_heartbeat("good#a1", "R", ["q"], 600, tasks=["app.task"])
+    tasks, alone = {"q": {"app.task"}}, {"good": {"q"}, "mail": {"mails"}}
+
+    def checked(consumed):
+        return doctor.consumers_check(store, "R", tasks, consumed)
+
+    assert checked(alone).health is Health.OK, "the other one gets no locked task"
+    found = checked({**alone, "without": {"q"}})
+    assert found.health is Health.WARN
+    assert found.told.startswith("without (queue q): no heartbeat in this Redis.")
+    store.worker_heartbeat("plain#a1", "R", ["q"], 600, tasks=["app.other"])
+    found = checked({**alone, "plain": {"q"}})
+    assert found.told.startswith("plain (app.task): the task is no LockedTask there.")
+    assert found.health is Health.WARN
+
+
+def test_doctor_says_whether_the_broker_answers():
+    """During its outage a granted task went from worker to worker, and doctor was content."""
+    assert doctor.broker_check("amqp://h//", None).health is Health.OK
+    found = doctor.broker_check("amqp://h//", OSError("secret"))
+    assert found.health is Health.FAIL
+    assert "amqp://h// does not answer (OSError)" in found.told
+
+
 def test_doctor_names_the_queue_of_parked_tasks_that_no_live_worker_consumes(store):
     """Not of a paused lock: these wait for the operator."""
     store.worker_heartbeat("w#a1", "R", ["other"], 600)

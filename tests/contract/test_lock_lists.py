@@ -237,8 +237,8 @@ def test_t28_a_refused_release_names_each_holder_with_its_token(store):
     one, two = (f"app.task[{who.token[:4]}] (token {who.token})" for who in holders)
     assert told.endswith(f" It is held by {one}, {two}.")
     waiter = park(store, "a", "t")
-    told = f"{waiter} waits for the lock 'a' and does not hold it: drop it instead."
-    assert why_not(store, "a", waiter) == told
+    told = f"{waiter} waits for the lock 'a' and does not hold it, so there is nothing to release."
+    assert why_not(store, "a", waiter).startswith(told)
 
 
 def test_t28_a_released_task_whose_message_is_kept_runs_again_unless_it_is_dropped(store):

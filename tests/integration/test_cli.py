@@ -268,7 +268,7 @@ def test_t28_release_is_refused_without_token_and_without_force(run, contended, 
     assert "--terminate" in run("release", contended.name, "--token", token, code=1).err
     waiter = admin.list_waiters(contended.name, "queue").waiting[0].token
     said = run("release", contended.name, "--token", waiter, "--force", "--yes", code=1).err
-    assert "drop it instead" in said
+    assert "there is nothing to release" in said
     assert token_of(admin, contended.name) == token
     assert admin.audit() == []
 
@@ -808,6 +808,9 @@ def test_doctor_is_never_green_where_it_does_not_know(run, alone, worker, admin)
     assert "redis://***@" in alone("doctor", code=4).out
     found = eventually(lambda: found_by(run))
     assert "are running" in found["threads"]["told"]
+    assert found["broker"]["told"].endswith("answers")
+    assert "pw" not in found["broker"]["told"]
+    assert found["consumers"]["health"] == "ok"
     assert found["versions"]["told"] == f"1 worker and this command have {installed_version()}"
     rights = ("on", ">pw", "~*", "&*", "+@all", "-info", "-config")
     admin.client.execute_command("ACL", "SETUSER", "half", *rights)

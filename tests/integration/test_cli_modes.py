@@ -57,8 +57,8 @@ def test_a_report_is_reset_only_after_confirmation(run, own_book):
 def test_mode_switches_and_shows_and_is_audited(run, own_book):
     """Of all tasks and of one; "declared" takes a switch away; a slip is wrong usage."""
     assert "No switch is set" in run("mode")
-    run("mode", "off", "--why", "it stands still")
-    assert json.loads(run("mode", "observe", "--task", "act", "--json")) == {
+    run("mode", "--yes", "off", "--why", "it stands still")
+    assert json.loads(run("mode", "--yes", "observe", "--task", "act", "--json")) == {
         "*": "off",
         "act": "observe",
     }
@@ -89,7 +89,7 @@ def test_a_slip_in_the_name_of_a_task_switches_nothing(run, own_book):
     """An operator who believes that a task is off would look elsewhere."""
     assert "Did you mean 'act'?" in run("mode", "off", "--task", "atc", code=1)
     assert not own_book.store.switches()
-    run("mode", "off", "--task", "later.task", "--force")
+    run("mode", "--yes", "off", "--task", "later.task", "--force")
     run("mode", "declared", "--task", "later.task")
     assert not own_book.store.switches()
 
@@ -100,6 +100,6 @@ def test_a_task_that_a_live_worker_locks_is_known_without_its_app(own_book):
     store.worker_heartbeat("w", "R", ["q"], 60.0, tasks=["app.new"])
     env = {"CELERY_SINGLETON_LOCK_BACKEND": own_book.url}
     for task, code in (("app.new", 0), ("app.nwe", 1)):
-        ran = CliRunner().invoke(main, ["mode", "observe", "--task", task], env=env)
+        ran = CliRunner().invoke(main, ["mode", "observe", "--yes", "--task", task], env=env)
         assert ran.exit_code == code, ran.output
     assert store.switches() == {"app.new": "observe"}

@@ -184,7 +184,7 @@ def test_tasks_of_modules_that_only_workers_import_are_found(run, with_imports):
 
 def test_the_mode_of_a_task_that_only_workers_import_can_be_switched(run, with_imports):
     """It was refused as unknown, unless a worker was live."""
-    assert "off" in run("mode", "off", "--task", "elsewhere.settle", of=with_imports)
+    assert "off" in run("mode", "off", "--yes", "--task", "elsewhere.settle", of=with_imports)
 
 
 def test_a_module_that_cannot_be_imported_is_named_in_one_line(run, with_imports):
@@ -244,7 +244,7 @@ def test_try_knows_the_queue_and_the_headers_of_the_message(run):
 
 
 def test_try_heeds_a_switched_mode(run):
-    run("mode", "off", "--task", "bank.settle")
+    run("mode", "off", "--yes", "--task", "bank.settle")
     out = run("try", "bank.settle", "--args", "[42]")
     assert "It would start at once, without a lock: its mode is off." in out
 

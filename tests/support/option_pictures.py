@@ -138,6 +138,13 @@ class Fate:
         return f"{self} starts {waited}"
 
 
+class _App(Celery):
+    """Keeps its tasks for itself; those of an app are shared with all others by default."""
+
+    def task(self, *args: Any, **options: Any) -> Any:
+        return super().task(*args, **{**options, "shared": False})
+
+
 class Play:
     """One worker with free slots, and the calls of a scene.
 
@@ -147,7 +154,7 @@ class Play:
     """
 
     def __init__(self, code: str, scene: Scene) -> None:
-        app = Celery("pictures", broker="memory://", set_as_current=False)
+        app = _App("pictures", broker="memory://", set_as_current=False)
         app.conf.singleton_lock_backend = f"memory://{uuid.uuid4().hex}"
         given = {name: getattr(celery_singleton_lock, name) for name in ("LockedTask", "Rate")}
         names: dict[str, Any] = {"app": app, **given}

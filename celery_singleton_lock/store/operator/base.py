@@ -517,6 +517,10 @@ class AdminStore(Store, Protocol):
         """Return how many parked tasks are recorded as lost, and at most ``most`` of their ids."""
         ...
 
+    def forget_losses(self, task_ids: Sequence[str]) -> None:
+        """Forget that tasks were lost: they were parked again, or have ended."""
+        ...
+
     def observations(self) -> Observations:
         """Return the report of what was observed. Changes nothing."""
         ...

@@ -265,6 +265,7 @@ class RedisStore:
     note_lost: Final = by_thread(Operations.note_lost)
     lost: Final = by_thread(Operations.lost)
     losses: Final = by_thread(Operations.losses)
+    forget_losses: Final = by_thread(Operations.forget_losses)
     receive: Final = by_thread(Operations.receive)
     wait: Final = by_thread(Operations.wait)
     time: Final = by_thread(Operations.time)

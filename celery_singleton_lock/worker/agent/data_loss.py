@@ -125,7 +125,7 @@ class DataLoss:
         self._check_schema()
         reason = "" if before is None else identity.differs(before)
         if reason:
-            self._begin_check(reason)
+            self._begin_check(reason, is_certain=before is not None and identity.has_lost(before))
             return
         for message, is_kept in zip(some, kept, strict=True):
             if is_kept:
@@ -160,12 +160,11 @@ class DataLoss:
 
     # -- after a loss -----------------------------------------------------------------------------
 
-    def _begin_check(self, reason: str) -> None:
+    def _begin_check(self, reason: str, *, is_certain: bool) -> None:
         """Send Redis the ends and tokens that it may have lost; check once all workers did so."""
         self._ends.doubt()
-        self._check = _Check(
-            reason, list(self._tracked.values()), self._clock.monotonic() + REPORT_AFTER
-        )
+        begins_at = self._clock.monotonic() + REPORT_AFTER
+        self._check = _Check(reason, list(self._tracked.values()), begins_at, is_certain=is_certain)
         ended = self._ends.headers()
         known = {base_of(token) for token in self._in_hand()}
         known.update(base_of(header.token) for header in ended)
@@ -199,9 +198,12 @@ class DataLoss:
         for message in check.lost:
             self._tracked.pop(message.token, None)
         if not check.lost:
-            logger.info(
-                "celery-singleton-lock: the locks' Redis may have lost data: %s. No message that "
-                "this worker has parked is lost (%d had not ended).",
+            logger.log(
+                logging.WARNING if check.is_certain else logging.INFO,
+                "celery-singleton-lock: the locks' Redis %s lost data: %s. No message that this "
+                "worker has parked is lost (%d had not ended). Messages of workers that ended "
+                "before are not known here.",
+                "has" if check.is_certain else "may have",
                 check.reason,
                 check.count,
             )
@@ -247,10 +249,14 @@ class _Check:
         reason: why Redis may have lost data.
         messages: those still to check.
         begins_at: monotonic time at which to begin.
+        is_certain: whether it has certainly lost data.
     """
 
-    def __init__(self, reason: str, messages: list[ParkedMessage], begins_at: float) -> None:
+    def __init__(
+        self, reason: str, messages: list[ParkedMessage], begins_at: float, *, is_certain: bool
+    ) -> None:
         self.reason = reason
+        self.is_certain = is_certain
         self.messages = messages
         self.count = len(messages)
         self.begins_at = begins_at
