@@ -55,6 +55,44 @@ def received(store, within=30.0):
     return delivery and (delivery.verdict, delivery.body, delivery.token)
 
 
+def test_a_granted_task_that_has_not_begun_frees_the_lock_when_it_is_revoked(store):
+    """It kept the lock until its worker had a free slot: the next one waited for 38 s."""
+    held = hold(store)
+    token, following = park(store, "id1/0/0"), park(store, "id2/0/0")
+    store.release(NAME, held, Ending.FINAL)
+    assert received(store)[::2] == ("granted", token)
+    assert revoke(store, token, worker="W") is Verdict.RELEASED
+    told = [received(store), received(store)]
+    assert {verdict for verdict, _, _ in told} == {"revoked", "granted"}
+    (again,) = (each for verdict, _, each in told if verdict == "revoked")
+    assert store.claim(Owner(token), NAME, 30.0).verdict is Verdict.ABSENT
+    assert store.claim(Owner(following), NAME, 30.0).verdict is Verdict.GRANTED
+    assert revoke(store, token, worker="W") is Verdict.ABSENT, "the call is repeated"
+    store.release(NAME, again, Ending.FINAL)
+    store.release(NAME, following, Ending.FINAL)
+    assert store.inspect(NAME).bodies == 0
+
+
+def test_a_task_that_has_begun_keeps_its_lock_when_it_is_revoked(store):
+    held = hold(store)
+    token = park(store, "id1/0/0")
+    store.release(NAME, held, Ending.FINAL)
+    assert store.claim(Owner(token), NAME, 30.0).verdict is Verdict.GRANTED
+    assert revoke(store, token, worker="W") is Verdict.ABSENT
+    assert [each.token for each in store.inspect(NAME).holders] == [token]
+
+
+def test_a_task_that_has_begun_to_acquire_its_locks_keeps_them_when_it_is_revoked(store):
+    """Its start is logged later, so its state is that of a grant."""
+    held = hold(store)
+    token = park(store, "id1/0/0")
+    store.release(NAME, held, Ending.FINAL)
+    claimed = store.claim(Owner(token), NAME, 30.0, kept_elsewhere=True, later=True)
+    assert claimed.verdict is Verdict.GRANTED
+    assert revoke(store, token, worker="W") is Verdict.ABSENT
+    assert [each.token for each in store.inspect(NAME).holders] == [token]
+
+
 def lapse(store):
     """Let so much time pass that a grant has lapsed; then sweep."""
     let_pass(store, 25)

@@ -221,7 +221,13 @@ class Agent:
             done_for=done_for,
             released=partial(post, dispatcher.pool_exit.released),
         )
-        self._revokes = RevokeParked(store, realm=realm, commands=commands, taker=self.inbox.taker)
+        self._revokes = RevokeParked(
+            store,
+            realm=realm,
+            commands=commands,
+            taker=self.inbox.taker,
+            withdraw=partial(post, dispatcher.deliveries.withdraw_revoked),
+        )
         self._data_loss = DataLoss(
             store,
             worker,

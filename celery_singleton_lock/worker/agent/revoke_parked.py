@@ -22,12 +22,20 @@ class RevokeParked:
         realm: hash of the broker's URL.
         commands: the queue of the agent.
         taker: returns the id of the worker to which a release may grant; empty if there is none.
+        withdraw: takes granted messages of these tasks back that have not been started here.
     """
 
     def __init__(
-        self, store: Store, *, realm: str, commands: AgentQueue, taker: Callable[[], str]
+        self,
+        store: Store,
+        *,
+        realm: str,
+        commands: AgentQueue,
+        taker: Callable[[], str],
+        withdraw: Callable[[frozenset[str]], None],
     ) -> None:
         self._store = store
+        self._withdraw = withdraw
         self._realm = realm
         self._commands = commands
         self._taker = taker
@@ -55,10 +63,13 @@ class RevokeParked:
     def deliver(self, command: DeliverRevoked) -> None:
         """Deliver the parked messages of revoked tasks, so that a worker ends them.
 
+        Those that were granted their lock and wait for a slot are included.
+
         Raises:
             BackendError: Redis did not answer.
         """
         for_each(self._store.locate_tasks(command.task_ids), self._deliver)
+        self._withdraw(frozenset(command.task_ids))
 
     def _deliver(self, found: tuple[str, str]) -> None:
         name, token = found

@@ -624,8 +624,26 @@ MUTANTS = (
     Mutant(
         "another broker's message is revoked",
         "lock/deliver_revoked.lua",
-        " and rec.realm == realm",
+        "waits and rec.parked and rec.realm == realm",
+        "waits and rec.parked",
+    ),
+    Mutant(
+        "another broker's granted message is revoked",
+        "lock/deliver_revoked.lua",
+        "unbegun = unbegun and rec.realm == realm\n",
         "",
+    ),
+    Mutant(
+        "who has begun loses its lock when it is revoked",
+        "lock/deliver_revoked.lua",
+        " and rec.state == 'granted'",
+        "",
+    ),
+    Mutant(
+        "a granted message that is revoked keeps its lock",
+        "lock/deliver_revoked.lua",
+        "if unbegun then",
+        "if false then",
     ),
     Mutant(
         "a revoke takes who holds the lock",

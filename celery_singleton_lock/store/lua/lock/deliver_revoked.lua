@@ -1,14 +1,26 @@
--- deliver_revoked: deliver the waiting message of a revoked task with the verdict revoked.
+-- deliver_revoked: deliver the message of a revoked task that waits, or was granted its lock and has not begun, with
+-- the verdict revoked.
 -- KEYS: lock
 -- ARGV: name token realm worker claim_ms
 -- REPLY: answer RELEASED ABSENT
 lock = name
 check()
 write_though_full()
-sweep(worker)
 
 local rec = load(token)
 local where = standing(token, rec)
+-- A claim at the first of several locks deletes the message there, and leaves the state.
+local unbegun = where == 'holder' and rec.state == 'granted' and rec.parked and has_body(base_of(token))
+unbegun = unbegun and rec.realm == realm
+if unbegun then
+  leave_holders(token, rec)
+  rec.revoked = '1'
+  end_delivery(token, rec) -- its deadline has passed then: the sweep delivers it until a worker has ended its task
+end
+sweep(worker)
+
+rec = load(token)
+where = standing(token, rec)
 local waits = where == 'queue' or where == 'adrift' or where == 'overdue' and rec.delayed
 waits = waits and rec.parked and rec.realm == realm
 if waits then
@@ -19,4 +31,4 @@ if waits then
 end
 grant_waiters(worker)
 finish()
-return answer(waits and 'released' or 'absent', token, rec)
+return answer((waits or unbegun) and 'released' or 'absent', token, rec)

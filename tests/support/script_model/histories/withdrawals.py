@@ -162,6 +162,35 @@ def a_revoke_that_finds_a_lapsed_lease_grants_to_the_next(world):
 
 
 @history
+def a_granted_message_that_has_not_begun_is_revoked(world):
+    """Its lock goes to the next one at once. A worker of another broker leaves it alone."""
+    world.beat("w1")
+    runs, gone, waits = (world.new_asker(ONE, lease=30.0) for _ in range(3))
+    world.acquire(runs)
+    for asker in (gone, waits):
+        world.park(asker)
+    world.release(ONE, runs.token, worker="w1")
+    assert world.receive("w1").token == gone.token
+    assert world.revoke(ONE, gone.token, "w3").verdict is Verdict.ABSENT
+    assert world.revoke(ONE, gone.token, "w1").verdict is Verdict.RELEASED
+    found = {got.verdict for got in (world.receive("w1"), world.receive("w1"))}
+    assert found == {"revoked", "granted"}
+
+
+@history
+def a_message_that_has_begun_is_not_revoked(world):
+    """It is acknowledged late, so its message is stored while it runs."""
+    world.beat("w1")
+    runs, gone = (world.new_asker(ONE, lease=30.0) for _ in range(2))
+    world.acquire(runs)
+    world.park(gone)
+    world.release(ONE, runs.token, worker="w1")
+    got = world.receive("w1")
+    assert world.claim(ONE, got.token).verdict is Verdict.GRANTED
+    assert world.revoke(ONE, got.token, "w1").verdict is Verdict.ABSENT
+
+
+@history
 def a_message_adrift_is_revoked(world):
     gone = world.new_asker(ONE)
     world.park(gone)

@@ -138,7 +138,7 @@ def who_is_replaced_makes_room_and_does_not_run(  # noqa: C901  # a list of fact
 def who_is_revoked_does_not_run(  # noqa: C901  # a list of facts
     world: World, step: Step
 ) -> None:
-    """A message that waits leaves the line when its task is revoked, and is ended by a worker."""
+    """A message that has not begun frees its lock when its task is revoked; a worker ends it."""
     for name, ledger, before, after in touched(world, step):
         for token in grants(before, after):
             if base_of(token) in ledger.revoked:
@@ -157,8 +157,14 @@ def who_is_revoked_does_not_run(  # noqa: C901  # a list of facts
 
 
 def _waits_as_a_message(world: World, step: Step, state: LockState) -> bool:
-    """Whether the step's token is a message of its realm that waits, and not for too long."""
+    """Whether the step's token is a message of its realm that waits, and not for too long.
+
+    Or it was granted, and has not begun: then its message is still stored.
+    """
     rec = state.record.get(step.token, {})
+    is_stored = bool(rec.get("parked")) and base_of(step.token) in state.bodies
+    if step.token in state.holders and rec.get("state") == "granted" and is_stored:
+        return rec["realm"] == step.asked[0]
     lines = {*state.queue, *state.adrift, *state.delayed}
     waits = step.token in lines and bool(rec.get("parked"))
     if step.token in state.delayed:
@@ -176,7 +182,8 @@ def consumed(world: World, step: Step, state: LockState, token: str) -> bool:
 def _told(step: Step) -> bool:
     """Whether an inbox has a verdict on the step's token that was not there before."""
     heads = [json.loads(entry.partition(b"\n")[0]) for _, entry in news(step)]
-    return any((h["token"], h["verdict"]) == (step.token, "revoked") for h in heads)
+    told = [(base_of(head["token"]), head["verdict"]) for head in heads]
+    return (base_of(step.token), "revoked") in told
 
 
 def its_like(state: LockState, asker: Asker) -> list[str]:
