@@ -131,6 +131,11 @@ def forced_release_warning(name: str, who: str, state: str = "running") -> str:
             f"{who} has succeeded and does not run. The next task of {name!r} will start before "
             "lock_hold_for is over."
         )
+    if state == "granted":
+        return (
+            f"{who} has not begun, as far as Redis knows. Its message queues again, and may be "
+            f"granted {name!r} again. If it begins at this moment, the next task runs beside it."
+        )
     return (
         f"{who} may still be running. It will not be stopped. The next task of {name!r} will run "
         "at the same time. Only a resource that refuses lower fencing tokens is safe."

@@ -236,4 +236,6 @@ def promote(target: Target, name: str, who: str, why_text: str, *, machine: bool
     """Move a waiter of NAME to the head of the queue."""
     by = target.operator(why=why_text)
     waiter = change_lock.promote(target.store, name, who, by)
-    done(target, by, machine, "promote", name, f"{waiter.task}[{waiter.task_id}] is next.")
+    of_group = " of its group" if waiter.group else ""
+    told = f"{waiter.task}[{waiter.task_id}] is next{of_group}."
+    done(target, by, machine, "promote", name, told)

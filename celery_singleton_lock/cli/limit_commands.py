@@ -26,7 +26,7 @@ from celery_singleton_lock.cli.options import (
     reason,
 )
 from celery_singleton_lock.cli.target import Target, with_target
-from celery_singleton_lock.config.limits import MAX_COUNT
+from celery_singleton_lock.config.limits import MAX_COUNT, NO_LIMIT
 from celery_singleton_lock.core.rate import SLIDING, SMOOTH, Rate, rates_of
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.message_text import number_of, printable
@@ -115,7 +115,8 @@ def limit(target: Target, words: tuple[str, ...], seconds: float | None, **how: 
     def change(name: str, by: Operator) -> str:
         store, force = target.store, how["force"]
         now = change_lock.set_limit(store, name, permits, by, force=force, seconds=seconds)
-        return f"The limit is {now}{_for(seconds)}."
+        told = "none" if now == NO_LIMIT else now
+        return f"The limit is {told}{_for(seconds)}."
 
     _change(target, names, change, "limit", "", how, (str(permits or ""), seconds))
 

@@ -164,6 +164,8 @@ def _who(lock: Glance) -> str:
         told.append(f"and {lock.held - len(told):,} more")
     if lock.adrift:
         told.insert(0, f"{lock.adrift} without a worker")
+    if lock.rated and not lock.holders:
+        told.insert(0, "its rate may be reached")
     if lock.closed_for:
         told.insert(0, f"CLOSED for {seconds(lock.closed_for)}")
     if lock.paused:

@@ -19,6 +19,7 @@ from celery_singleton_lock.cli.change_commands import done
 from celery_singleton_lock.cli.declared_tasks import DeclaredTask, declared_tasks
 from celery_singleton_lock.cli.options import Command, as_json, reason
 from celery_singleton_lock.cli.target import LONGEST_SHOWN, Target, with_target
+from celery_singleton_lock.config.limits import NO_LIMIT
 from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.core.lock_mode import ENFORCE, Modes
 from celery_singleton_lock.core.lock_name_template import Sent
@@ -46,7 +47,7 @@ _TASKS: Final = ("TASK", "KEY", "POLICY", "LIMIT", "LEASE", "MODE", "SHARES ITS 
 
 def _task_rows(tasks: Iterable[DeclaredTask]) -> Iterable[Sequence[object]]:
     for task in tasks:
-        limits = [str(key.limit) for key in task.keys]
+        limits = ["none" if key.limit == NO_LIMIT else str(key.limit) for key in task.keys]
         yield (
             task.name,
             ", ".join(map(str, task.keys)),
@@ -195,7 +196,8 @@ def _fields(forecast: Forecast) -> dict[str, Any]:
 
 
 def _lock_row(lock: LockNow) -> Sequence[object]:
-    return lock.name, f"{lock.held}/{lock.limit}", lock.waiting, lock.told
+    held = f"{lock.held}/{lock.limit}" if lock.limit < NO_LIMIT else str(lock.held)
+    return lock.name, held, lock.waiting, lock.told
 
 
 _KINDS: Final[Mapping[str, tuple[type, str]]] = {

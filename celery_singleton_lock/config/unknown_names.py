@@ -37,17 +37,28 @@ _SAME_OPTION: Final = 0.8
 """Similarity from which what follows such a prefix is taken for an option."""
 
 
+_PLAIN: Final = {option.replace("_", ""): option for option in TASK_OPTIONS}
+"""Options without underscores: ``lockkey``, ``LOCK_KEY`` and ``singleton_lock_key`` mean them."""
+
+
+def _plain(name: str) -> str:
+    return name.lower().removeprefix("singleton_").replace("_", "")
+
+
 def check_unknown(task_name: str, attributes: Iterable[str]) -> None:
-    """Refuse ``lock_…`` attributes of a task that are not options.
+    """Refuse attributes of a task that are misspelt options.
 
     Args:
         task_name: name of the task.
-        attributes: names of its attributes; those that do not begin with ``lock_`` are ignored.
+        attributes: names of its attributes; those that are not similar are ignored.
 
     Raises:
         ConfigurationError: there is one; the message suggests a similar name.
     """
     for name in attributes:
+        if name not in TASK_OPTIONS and _plain(name) in _PLAIN:
+            msg = f"task {task_name}: there is no option {name!r}. Write {_PLAIN[_plain(name)]!r}."
+            raise ConfigurationError(msg)
         if name.startswith("lock_") and name not in TASK_OPTIONS:
             hint = _nearest(name, "lock_", TASK_OPTIONS)
             if name.removeprefix("lock_") in OPTIONS:

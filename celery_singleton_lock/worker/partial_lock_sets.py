@@ -206,13 +206,15 @@ class PartialLockSets:
         again = begun_again(entry.lock_header, lock_set, frees=())
         first, limit = singles(again)[0], options_of(again, 0, entry.options).limit
         kept = pack(unpack(body), again.lock_set.header() if again.lock_set else {})
-        self._store.park(
+        reply = self._store.park(
             Owner(first.token, first.attempt, first.task),
             Claim(
                 first.name, entry.options.lease, limit, lock_set.place, copy=True, flow=first.flow
             ),
             MessageToPark(kept, waiting.realm, waiting.queue, waiting.wait),
         )
+        if reply.verdict not in {Verdict.WAITING, Verdict.TWIN}:
+            return  # taken for a copy of an ended message: the original stays
         if self._store.release(waits_for, token, Ending.CANCEL).verdict is Verdict.RELEASED:
             for part in reversed(lock_set.kept):
                 self._store.release(part.name, part.token, Ending.AGAIN)

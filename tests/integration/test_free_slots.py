@@ -62,6 +62,31 @@ def ended_well(book, parked, plugs):
     eventually(nothing_left)
 
 
+def test_a_revoked_task_that_waits_for_a_slot_frees_its_lock(own_book, held):
+    """It kept the lock until the slot was free, and the next task waited for that."""
+    book = own_book
+    with (
+        book.worker(concurrency=1) as busy,
+        book.worker(queues="other", name="idle"),
+    ):
+        gone = book.send("act", "a", 1)
+        book.await_waiting("a", 1)
+        following = book.send("act", "a", 2, queue="other")
+        book.await_waiting("a", 2)
+        plugs = fill(book, busy)
+        held.release()
+        eventually(lambda: book.view("a").holders, 10, "it is granted")
+        book.app.control.revoke(gone)
+        assert book.value(following, 20) == 2
+        result = book.app.AsyncResult(gone)
+        eventually(lambda: result.state == "REVOKED", 20, lambda: result.state)
+        book.open("plug")
+        for plug in plugs:
+            book.value(plug)
+        book.await_free("a", 10)
+    assert book.order("a") == [2]
+
+
 @pytest.mark.full
 def test_a_granted_task_begins_in_the_idle_worker_not_behind_long_tasks(own_book, pool, held):
     book, slots = own_book, 1 if pool == "solo" else 2

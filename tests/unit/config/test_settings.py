@@ -303,6 +303,10 @@ def test_ends_are_remembered_for_one_visibility_timeout(options, seconds):
         ("lock_expiry", "Did you mean lock_lease?"),
         ("lock_ttl", "Did you mean lock_lease?"),
         ("lock_concurrency", "Did you mean lock_limit?"),
+        ("lockkey", "Write 'lock_key'."),
+        ("LOCK_KEY", "Write 'lock_key'."),
+        ("singleton_lock_on_conflict", "Write 'lock_on_conflict'."),
+        ("lock_onconflict", "Write 'lock_on_conflict'."),
         ("lock_qqqqqqqq", "There are: lock_key, lock_keys, lock_args"),
     ],
 )

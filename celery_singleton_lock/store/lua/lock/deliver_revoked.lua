@@ -1,5 +1,4 @@
--- deliver_revoked: deliver the message of a revoked task that waits, or was granted its lock and has not begun, with
--- the verdict revoked.
+-- deliver_revoked: deliver the message of a revoked task that has not begun with the verdict revoked.
 -- KEYS: lock
 -- ARGV: name token realm worker claim_ms
 -- REPLY: answer RELEASED ABSENT
