@@ -87,6 +87,26 @@ def test_a_revoked_task_that_waits_for_a_slot_frees_its_lock(own_book, held):
     assert book.order("a") == [2]
 
 
+@pytest.mark.parametrize("kind", ["prefork", "threads"])
+def test_a_task_that_runs_keeps_its_lock_when_it_is_revoked(own_book, held, kind):
+    """Its lease of 2 s was not renewed any more, and the next task ran beside it."""
+    book = own_book
+    with book.worker(pool=kind, concurrency=2):
+        revoked = book.send("act_again", "a", 1, hold="a-1")
+        book.await_waiting("a", 1)
+        following = book.send("act_again", "a", 2)
+        book.await_waiting("a", 2)
+        held.release()
+        book.started(revoked)
+        book.app.control.revoke(revoked, reply=True)
+        never(lambda: len(book.starts("a")) > 1, 5.0)
+        book.open("a-1")
+        assert book.value(revoked) == 1
+        assert book.value(following) == 2
+        book.await_free("a", 10)
+    assert book.order("a") == [1, 2]
+
+
 @pytest.mark.full
 def test_a_granted_task_begins_in_the_idle_worker_not_behind_long_tasks(own_book, pool, held):
     book, slots = own_book, 1 if pool == "solo" else 2

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from celery.worker.state import revoked as revoked_tasks
 
 from celery_singleton_lock.core.clock import Clock
-from celery_singleton_lock.core.model import Ending
+from celery_singleton_lock.core.model import Ending, Verdict
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.worker.agent_commands import DeliverRevoked, TrackReservation
 from celery_singleton_lock.worker.agent_queue import AgentQueue
@@ -22,7 +22,8 @@ class RevokeParked:
         realm: hash of the broker's URL.
         commands: the queue of the agent.
         taker: returns the id of the worker to which a release may grant; empty if there is none.
-        withdraw: takes granted messages of these tasks back that have not been started here.
+        withdraw: called with the token of each message that a revoke has taken out of its queue,
+            or has taken its grant from: a request with that token does not begin any more.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class RevokeParked:
         realm: str,
         commands: AgentQueue,
         taker: Callable[[], str],
-        withdraw: Callable[[frozenset[str]], None],
+        withdraw: Callable[[str], None],
     ) -> None:
         self._store = store
         self._withdraw = withdraw
@@ -69,11 +70,12 @@ class RevokeParked:
             BackendError: Redis did not answer.
         """
         for_each(self._store.locate_tasks(command.task_ids), self._deliver)
-        self._withdraw(frozenset(command.task_ids))
 
     def _deliver(self, found: tuple[str, str]) -> None:
         name, token = found
-        self._store.deliver_revoked(name, token, realm=self._realm, worker=self._taker())
+        reply = self._store.deliver_revoked(name, token, realm=self._realm, worker=self._taker())
+        if reply.verdict is Verdict.RELEASED:
+            self._withdraw(token)
 
     def free(self) -> None:
         """End the reservations of tasks that were revoked before their next attempt.

@@ -103,11 +103,14 @@ class Deliveries:
             task_ready(request)
             self._pool_exit.leave(request, OFFERED, Stage.WITHDRAWN, gone=False)
 
-    def withdraw_revoked(self, task_ids: frozenset[str]) -> None:
-        """End granted requests of revoked tasks that wait here: Redis delivers their messages."""
-        for request in self._in_flight.requests():
-            if request.id in task_ids and request.lock_header.granted:
-                self.withdraw(request)
+    def withdraw_revoked(self, token: str) -> None:
+        """End the request of a revoked task that has lost its grant: Redis delivers its message.
+
+        It has not claimed the grant, so it has not begun, whatever its stage is.
+        """
+        request = self._in_flight.of(token)
+        if request is not None and request.lock_header.granted:
+            self.withdraw(request)
 
     def undelivered(self, delivery: Delivery) -> None:
         """Stop tracking a delivery for which no request could be created."""
