@@ -29,18 +29,17 @@ from celery_singleton_lock.core.fair_option import GroupOf, compile_group
 from celery_singleton_lock.core.lock_mode import ENFORCE, OFF
 from celery_singleton_lock.core.lock_name_template import (
     Namer,
-    NotComputable,
     Sent,
     compile_name,
-    compile_value,
 )
 from celery_singleton_lock.core.model import FLOW_SCHEMA, SCHEMA
 from celery_singleton_lock.core.native_threads import patched_by
 from celery_singleton_lock.core.priority import PriorityOf, PriorityOption, compile_priority
-from celery_singleton_lock.core.redis_keys import Keyspace, key_name
+from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.core.shared_attribute import SharedAttribute
 from celery_singleton_lock.core.start_cost import RatesOf, compile_costs
-from celery_singleton_lock.errors import ConfigurationError, LockNameError
+from celery_singleton_lock.core.unique_key import KeyOf, compile_unique_key
+from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.events import (
     LockAdmin,
     Observers,
@@ -104,7 +103,7 @@ class Extension:
         self._costs: dict[str, RatesOf] = {}
         self._computers: dict[str, Computer] = {}
         self._groups: dict[str, GroupOf] = {}
-        self._unique_keys: dict[str, Callable[..., object]] = {}
+        self._unique_keys: dict[str, KeyOf] = {}
         self._options: dict[str, LockOptions] = {}
         self._clamped: set[str] = set()
         self._store: RedisStore | TaskQuorum | None = None
@@ -123,9 +122,7 @@ class Extension:
         options = resolve_options(task.name, declared, None)
         if options.share:
             self._groups[task.name] = compile_group(task.name, task.run, options.share)
-        if options.unique_key is not None:
-            compiled = compile_value(task.name, task.run, options.unique_key, "lock_unique_key")
-            self._unique_keys[task.name] = compiled
+        self._unique_keys[task.name] = compile_unique_key(task.name, task.run, options.unique_key)
         limit = options.limit
         computer = compile_options(task.name, task.run, declared)
         if computer is not None:
@@ -286,16 +283,8 @@ class Extension:
         """
         headers = sending.get("headers") or {}
         sent = Sent(lambda: ("", headers), headers.get(HEADER))
-        name, compute = self.name_of(task, args, kwargs, sent), self._unique_keys.get(task.name)
-        if compute is None:
-            return name, str(task.name)
-        try:
-            return name, key_name(f"{task.name} {compute(args, kwargs, sent)}")
-        except NotComputable as error:
-            raise LockNameError(str(error)) from error
-        except UnicodeEncodeError as error:
-            msg = f"task {task.name}: lock_unique_key holds a lone surrogate. Send valid Unicode."
-            raise LockNameError(msg) from error
+        name = self.name_of(task, args, kwargs, sent)
+        return name, self._unique_keys[task.name](args, kwargs, sent)
 
     # -- settings and connections -----------------------------------------------------------------
 

@@ -30,12 +30,12 @@ from celery_singleton_lock.worker.dispatch.deliveries import Deliveries
 from celery_singleton_lock.worker.dispatch.header_factory import HeaderFactory
 from celery_singleton_lock.worker.dispatch.held_messages import HeldMessages
 from celery_singleton_lock.worker.dispatch.in_flight import InFlight
+from celery_singleton_lock.worker.dispatch.late_parks import LateParks
 from celery_singleton_lock.worker.dispatch.notifier import Notifier
 from celery_singleton_lock.worker.dispatch.pool_callbacks import PoolCallbacks
 from celery_singleton_lock.worker.dispatch.pool_exit import PoolExit
 from celery_singleton_lock.worker.dispatch.requeued_messages import RequeuedMessages
 from celery_singleton_lock.worker.dispatch.task_leases import TaskLeases
-from celery_singleton_lock.worker.dispatch.wait_for_redis import LateParks
 from celery_singleton_lock.worker.lock_header import HEADER_KEY, NO_HEADER, LockHeader, options_of
 from celery_singleton_lock.worker.loop_channel import guarded
 from celery_singleton_lock.worker.message_stage import (
