@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-if TYPE_CHECKING:
-    from celery import Celery
+from celery import Celery
 
 _ATTRIBUTE: Final = "_celery_singleton_lock_by_name"
+
+_POSITIONAL: Final = tuple(inspect.signature(Celery.send_task).parameters)[1:]
+"""Parameters of Celery's ``send_task``, in their order; the first is the name."""
 
 
 def install(app: Celery) -> None:
@@ -25,20 +28,38 @@ def install(app: Celery) -> None:
     """
     if hasattr(app, _ATTRIBUTE):
         return
-    original: Any = app.send_task
-    following = tuple(inspect.signature(original).parameters)[3:]  # after name, args and kwargs
+    own = vars(app).get("send_task")
 
-    @wraps(original)
-    def send_task(
-        name: str, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any
-    ) -> Any:
-        send = partial(original, name, args, kwargs)
-        task = None if options.get("task_type") is not None else app.tasks.get(name)
-        send_by_name = getattr(task, "_lock_send", None)
-        if send_by_name is None:  # `task.apply_async` has called, or the task has no lock
-            return send(*rest, **options)
-        given = dict(zip(following, rest, strict=False))
-        return send_by_name(send, args, kwargs, {**given, **options})
+    @wraps(app.send_task)
+    def send_task(*args: Any, **options: Any) -> Any:
+        original = _of_class(app) if own is None else own
+        given = {**dict(zip(_POSITIONAL, args, strict=False)), **options}
+        send_by_name = _sender(app, given)
+        if send_by_name is None or len(args) > len(_POSITIONAL):
+            return original(*args, **options)
+        name, task_args, task_kwargs = (given.pop(key, None) for key in _POSITIONAL[:3])
+        send = partial(original, name, task_args, task_kwargs)
+        return send_by_name(send, task_args, task_kwargs, given)
 
     app.send_task = send_task
     setattr(app, _ATTRIBUTE, True)
+
+
+def _sender(app: Celery, given: dict[str, Any]) -> Callable[..., Any] | None:
+    """Return what sends a call with its lock options.
+
+    None if ``task.apply_async`` has called, or if the task has no lock.
+    """
+    if given.get("task_type") is not None or not isinstance(given.get("name"), str):
+        return None
+    found: Callable[..., Any] | None = getattr(app.tasks.get(given["name"]), "_lock_send", None)
+    return found
+
+
+def _of_class(app: Celery) -> Callable[..., Any]:
+    """Return the method of the app's class, which may have been replaced since."""
+    found: Any = inspect.getattr_static(type(app), "send_task")
+    bound: Callable[..., Any] = found
+    if hasattr(type(found), "__get__"):
+        bound = found.__get__(app, type(app))
+    return bound

@@ -90,6 +90,18 @@ class Check(NamedTuple):
     told: str
 
 
+class Consumer(NamedTuple):
+    """What a worker has answered about itself.
+
+    Args:
+        queues: the queues that it consumes.
+        tasks: the tasks that it has.
+    """
+
+    queues: frozenset[str]
+    tasks: frozenset[str]
+
+
 def examine(store: RedisAdminStore, *, deep: bool = True) -> Iterator[Check]:
     """Run the checks, one after the other. If the connection fails, no other check runs.
 
@@ -453,7 +465,7 @@ def consumers_check(
     store: RedisAdminStore,
     realm: str,
     tasks: Mapping[str, Collection[str]],
-    consumed: Mapping[str, Collection[str]],
+    consumers: Mapping[str, Consumer],
 ) -> Check:
     """Check that each worker that may get a locked task takes its lock in this Redis.
 
@@ -461,18 +473,20 @@ def consumers_check(
         store: the store of the locks.
         realm: hash of the app's broker.
         tasks: queue -> the locked tasks of the app that are sent there.
-        consumed: worker name -> the queues that it consumes, as the workers answer.
+        consumers: what each worker consumes, and which tasks it has, as the workers answer. A
+            worker without a task cannot run it.
     """
     known = {worker_name(worker) for worker in store.workers()}
     unknown, lax = list[str](), list[str]()
-    for worker, queues in sorted(consumed.items()):
-        shared = sorted(set(queues) & tasks.keys())
+    for worker, consumer in sorted(consumers.items()):
+        runs = {q: consumer.tasks & set(tasks.get(q, ())) for q in sorted(consumer.queues)}
+        shared = [queue for queue, names in runs.items() if names]
         if shared and worker not in known:
             unknown.append(f"{worker} (queue {', '.join(shared[:NAMED])})")
     for queue, names in sorted(tasks.items()):
         for name in sorted(names):
-            found = store.consumers(realm, queue, name)
-            lax += [f"{worker_name(w)} ({name})" for w, locks in found.items() if not locks]
+            found = map(worker_name, _without_lock(store, realm, queue, name))
+            lax += [f"{w} ({name})" for w in found if name in _tasks_of(consumers, w)]
     if not unknown and not lax:
         told = "each worker that consumes the queue of a locked task takes its lock"
         return Check("consumers", Health.OK, told)
@@ -485,6 +499,15 @@ def consumers_check(
     if lax:
         told += f"{_some(lax)}: the task is no LockedTask there. "
     return Check("consumers", Health.WARN, printable(f"{told}Locked tasks may overlap there"))
+
+
+def _without_lock(store: RedisAdminStore, realm: str, queue: str, task: str) -> list[str]:
+    """Return the live workers that consume a queue and do not lock a task."""
+    return [worker for worker, locks in store.consumers(realm, queue, task).items() if not locks]
+
+
+def _tasks_of(consumers: Mapping[str, Consumer], worker: str) -> frozenset[str]:
+    return consumers[worker].tasks if worker in consumers else frozenset()
 
 
 def _some(names: Sequence[str]) -> str:

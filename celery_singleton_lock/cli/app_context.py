@@ -11,6 +11,7 @@ from typing import Any, Final
 from celery import states
 from click import ClickException
 
+from celery_singleton_lock.admin.doctor import Consumer
 from celery_singleton_lock.core.lock_mode import ENFORCE
 from celery_singleton_lock.errors import BackendError, SingletonLockError
 from celery_singleton_lock.message_text import named, natural, number_of
@@ -201,27 +202,27 @@ class AppSide(OperatorActions):
         except Exception:  # noqa: BLE001  # any transport's error: the broker does not answer
             return {}
 
-    def broker_address(self) -> str:
-        """Return the URL of the broker, without credentials."""
-        return str(self.app.connection_for_read().as_uri())
-
-    def broker_error(self) -> Exception | None:
-        """Return the error of connecting to the broker; None if it answers."""
-        try:
-            with self.app.connection_for_read() as connection:
+    def broker(self) -> tuple[str, Exception | None]:
+        """Return the URL of the broker without credentials, and why it does not answer, or None."""
+        with self.app.connection_for_read() as connection:
+            try:
                 connection.ensure_connection(max_retries=1, timeout=ANSWER)
-        except Exception as error:  # noqa: BLE001  # an error of any transport
-            return error
-        return None
+            except Exception as error:  # noqa: BLE001  # an error of any transport
+                return str(connection.as_uri()), error
+            return str(connection.as_uri()), None
 
-    def consumed_by_worker(self) -> Mapping[str, frozenset[str]]:
-        """Return the queues that each worker consumes; nothing if none answers."""
+    def consumers_by_worker(self) -> Mapping[str, Consumer]:
+        """Return what each worker consumes, and which tasks it has; nothing if none answers."""
+        inspect: Any = self.app.control.inspect(timeout=ANSWER)
         try:
-            active = self.app.control.inspect(timeout=ANSWER).active_queues() or {}
+            active, tasks = inspect.active_queues() or {}, inspect.registered() or {}
         except Exception:  # noqa: BLE001  # an error of any transport: the broker does not answer
             return {}
         return {
-            worker: frozenset(str(queue.get("name", "")) for queue in queues)
+            worker: Consumer(
+                frozenset(str(queue.get("name", "")) for queue in queues),
+                frozenset(str(task).partition(" ")[0] for task in tasks.get(worker) or ()),
+            )
             for worker, queues in active.items()
         }
 

@@ -68,7 +68,7 @@ def doctor(target: Target, *, quick: bool, machine: bool) -> None:
         reports, live = target.app.reports(), _live(target)
         found = [with_reports(check, reports) for check in found]
         found += [threads_check(reports, live), versions_check(reports, installed_version())]
-        found.append(broker_check(target.app.broker_address(), target.app.broker_error()))
+        found.append(broker_check(*target.app.broker()))
         found += _consumers(target)
         found.append(alerts_check(target.settings.metrics_port))
     if machine:
@@ -113,11 +113,11 @@ def _check_table(checks: Sequence[Check]) -> list[str]:
 def _consumers(target: Target) -> Iterator[Check]:
     """Yield the check of the workers that may get locked tasks, unless Redis does not tell."""
     app = target.need_app("doctor")
-    consumed = app.consumed_by_worker()
-    if not consumed:  # the check of the threads says so
+    consumers = app.consumers_by_worker()
+    if not consumers:  # the check of the threads says so
         return
     with suppress(SingletonLockError, RedisError):
-        yield consumers_check(target.store, app.realm, app.locked_tasks(), consumed)
+        yield consumers_check(target.store, app.realm, app.locked_tasks(), consumers)
 
 
 def _live(target: Target) -> list[str]:

@@ -55,9 +55,11 @@ def check_unknown(task_name: str, attributes: Iterable[str]) -> None:
     Raises:
         ConfigurationError: there is one; the message suggests a similar name.
     """
-    for name in attributes:
-        if name not in TASK_OPTIONS and _plain(name) in _PLAIN:
-            msg = f"task {task_name}: there is no option {name!r}. Write {_PLAIN[_plain(name)]!r}."
+    given = frozenset(attributes)
+    for name in sorted(given):
+        meant = _PLAIN.get(_plain(name), name)
+        if meant not in given and not name.startswith("_"):  # else it may be a constant
+            msg = f"task {task_name}: there is no option {name!r}. Write {meant!r}."
             raise ConfigurationError(msg)
         if name.startswith("lock_") and name not in TASK_OPTIONS:
             hint = _nearest(name, "lock_", TASK_OPTIONS)

@@ -114,9 +114,11 @@ class ParkedMessage(NamedTuple):
         token: owner token under which it was parked.
         task: name of the task.
         task_id: id of the task.
+        moved: whether it was parked before, and has been at the broker since.
     """
 
     lock: str
     token: str
     task: str
     task_id: str
+    moved: bool = False

@@ -267,7 +267,8 @@ class MessageOperations(ScriptRunner):
 
     def _sent_of(self, message: ParkedMessage) -> Command:
         key = self.keyspace.lock(message.lock).done
-        return Command(("ZSCORE", key, f"sent:{base_of(message.token)}"))
+        sent = "" if message.moved else f"sent:{base_of(message.token)}"  # it has come back since
+        return Command(("ZSCORE", key, sent))
 
     def _first_of(self, message: ParkedMessage) -> Command:
         key = self.keyspace.lock(message.lock).index

@@ -118,7 +118,7 @@ class Extension:
             ConfigurationError: an option is invalid.
         """
         declared = declared_options(task)
-        check_unknown(task.name, sorted({name for cls in type(task).__mro__ for name in vars(cls)}))
+        check_unknown(task.name, {name for cls in type(task).__mro__ for name in vars(cls)})
         options = resolve_options(task.name, declared, None)
         if options.share:
             self._groups[task.name] = compile_group(task.name, task.run, options.share)

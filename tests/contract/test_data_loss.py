@@ -114,6 +114,8 @@ def test_a_message_that_the_broker_has_is_not_lost(store):
     store.record_publish_result("a", stray.seal, [stray.token], sent=True)
     assert list(store.has_messages([first, second])) == [False, True]
     assert list(store.has_traces([first, second])) == [True, True]
+    back = first._replace(moved=True)
+    assert list(store.has_traces([back])) == [False], "it has come back, and was parked again"
 
 
 def lost_check(store):

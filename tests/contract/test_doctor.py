@@ -267,19 +267,25 @@ def test_doctor_names_drain_for_parked_tasks_that_live_workers_know_as_plain_one
 def test_doctor_names_workers_that_may_run_locked_tasks_without_their_locks(store):
     """It was content while tasks of one lock ran at the same time."""
     store.worker_heartbeat("good#a1", "R", ["q"], 600, tasks=["app.task"])
-    tasks, alone = {"q": {"app.task"}}, {"good": {"q"}, "mail": {"mails"}}
+    tasks = {"q": {"app.task"}}
 
-    def checked(consumed):
-        return doctor.consumers_check(store, "R", tasks, consumed)
+    def worker(queue, task="app.task"):
+        return doctor.Consumer(frozenset({queue}), frozenset({task}))
 
-    assert checked(alone).health is Health.OK, "the other one gets no locked task"
-    found = checked({**alone, "without": {"q"}})
+    well = {"good": worker("q"), "mail": worker("mails"), "other": worker("q", "app.other")}
+
+    def checked(**more):
+        return doctor.consumers_check(store, "R", tasks, {**well, **more})
+
+    assert checked().health is Health.OK, "the others cannot run it, or do not get it"
+    found = checked(without=worker("q"))
     assert found.health is Health.WARN
     assert found.told.startswith("without (queue q): no heartbeat in this Redis.")
     store.worker_heartbeat("plain#a1", "R", ["q"], 600, tasks=["app.other"])
-    found = checked({**alone, "plain": {"q"}})
+    found = checked(plain=worker("q"))
     assert found.told.startswith("plain (app.task): the task is no LockedTask there.")
     assert found.health is Health.WARN
+    assert checked(plain=worker("q", "app.other")).health is Health.OK
 
 
 def test_doctor_says_whether_the_broker_answers():

@@ -87,6 +87,28 @@ def test_a_revoked_task_that_waits_for_a_slot_frees_its_lock(own_book, held):
     assert book.order("a") == [2]
 
 
+def test_a_revoked_task_that_waits_for_a_slot_frees_all_of_its_locks(own_book):
+    """Those that it had kept stayed held until their leases had ended."""
+    book = own_book
+    other = Lock(book.client, "k:b", lease=60, thread_local=False)
+    other.acquire()
+    with book.worker(concurrency=1) as busy:
+        gone = book.send("pair", "a", "b")
+        book.await_waiting("b", 1)
+        plugs = fill(book, busy)
+        other.release()
+        eventually(lambda: book.view("b").holders, 10, "it is granted")
+        book.app.control.revoke(gone)
+        eventually(lambda: not book.view("a").holders, 5, lambda: str(book.view("a")))
+        book.open("plug")
+        for plug in plugs:
+            book.value(plug)
+        result = book.app.AsyncResult(gone)
+        eventually(lambda: result.state == "REVOKED", 20, lambda: result.state)
+        book.await_free("a", 10)
+        book.await_free("b", 10)
+
+
 @pytest.mark.parametrize("kind", ["prefork", "threads"])
 def test_a_task_that_runs_keeps_its_lock_when_it_is_revoked(own_book, held, kind):
     """Its lease of 2 s was not renewed any more, and the next task ran beside it."""

@@ -9,9 +9,10 @@ import signal
 import threading
 import warnings
 from enum import Enum
+from unittest import mock
 
 import pytest
-from celery import chain
+from celery import Celery, chain
 from celery.beat import ScheduleEntry, Scheduler
 from celery.exceptions import TaskRevokedError
 
@@ -375,6 +376,26 @@ def test_a_program_that_only_sends_installs_it(redis_url, client):
         assert not app.send_task("done", ("may", "a")).duplicate
         assert app.send_task("done", ("may", "b")).duplicate
         assert not hasattr(app.send_task("elsewhere", ("may",)), "duplicate")
+
+
+def test_a_replaced_send_task_of_the_class_is_called(app):
+    """As users' tests do it; their messages were sent."""
+    app.tasks["done"]
+    with mock.patch.object(Celery, "send_task", return_value="mocked"):
+        assert app.send_task("elsewhere") == app.tasks["replaced"].delay("may") == "mocked"
+
+
+def test_another_send_task_gets_what_it_was_given(redis_url):
+    """Its signature may be another one."""
+
+    class App(Celery):
+        def send_task(self, task_name, *args, **options):
+            return task_name, args, options
+
+    app = App("other", broker=redis_url, set_as_current=False)
+    install(app)
+    assert app.send_task("plain", (1,), {}, 30) == ("plain", ((1,), {}, 30), {})
+    assert app.send_task(task_name="plain", countdown=3) == ("plain", (), {"countdown": 3})
 
 
 # -- a task that has ended does not count ----------------------------------------------------------

@@ -164,7 +164,8 @@ class Parking:
         self._timers.note(answer.lock, reply)
         if reply.verdict is Verdict.WAITING:
             token, task = answer.arguments[0].token, answer.arguments[0].task
-            self._data_loss.track(ParkedMessage(answer.lock, token, task, request.id))
+            moved = request.lock_header.moved
+            self._data_loss.track(ParkedMessage(answer.lock, token, task, request.id, moved))
         if request.lock_header.lock_set is not None and reply.verdict in _KEPT | {Verdict.DONE}:
             self.leave_previous_queue(LeavePreviousQueue(request))
 

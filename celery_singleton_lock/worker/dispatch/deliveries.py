@@ -109,8 +109,12 @@ class Deliveries:
         It has not claimed the grant, so it has not begun, whatever its stage is.
         """
         request = self._in_flight.of(token)
-        if request is not None and request.lock_header.granted:
-            self.withdraw(request)
+        if request is None or not request.lock_header.granted:
+            return
+        header, accepted = request.lock_header, request.stage is Stage.ACCEPTED
+        self.withdraw(request)
+        if header.lock_set is not None and not accepted:  # else the pool gives the others back
+            self._commands.put(Release(header, Ending.FINAL))
 
     def undelivered(self, delivery: Delivery) -> None:
         """Stop tracking a delivery for which no request could be created."""

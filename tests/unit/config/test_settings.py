@@ -313,7 +313,7 @@ def test_ends_are_remembered_for_one_visibility_timeout(options, seconds):
 def test_an_unknown_option_is_refused_with_the_one_that_was_meant(name, says):
     """A typo would lock nothing."""
     with pytest.raises(ConfigurationError) as caught:
-        check_unknown("shop.settle", ["name", "lock_key", name])
+        check_unknown("shop.settle", ["name", "lock_limit", name])
     assert str(caught.value).startswith(f"task shop.settle: there is no option {name!r}. ")
     assert says in str(caught.value)
 
@@ -322,6 +322,7 @@ def test_known_options_and_other_attributes_pass():
     """Every option of the table, and whatever else a task class has."""
     options = [f"lock_{field.name}" for field in dataclasses.fields(LockOptions)]
     check_unknown("t", ["lock_key", "lock_args", "lock", "locked", "rate_limit", *options])
+    check_unknown("t", ["lock_lease", "LOCK_LEASE", "_lock_limit", "_T__lock_args"])
 
 
 @pytest.mark.parametrize(
