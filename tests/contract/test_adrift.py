@@ -120,6 +120,22 @@ def test_a_worker_takes_no_message_before_its_tasks_are_known(store):
     assert adrift(store) == 1
 
 
+def test_only_a_worker_that_consumes_the_queue_sends_a_message_back_to_it(store):
+    """Another one cannot know whether those have the task: they discarded what it sent."""
+    token, _ = park(store)
+    store.worker_heartbeat("plain", "R", ["q"], 600, tasks=["app.other"])
+    store.worker_heartbeat("far", "R", ["far"], 600, tasks=["app.other"])
+    for worker in ("far", ""):
+        assert list(store.sweep_and_grant(NAME, worker=worker, realm="R")) == []
+    (sent,) = store.sweep_and_grant(NAME, worker="plain", realm="R")
+    assert sent.token == token
+    store.record_publish_result(NAME, sent.seal, [token], sent=False)
+    store.leave("plain", "R", ["q"])
+    let_pass(store, 5)
+    (sent,) = store.sweep_and_grant(NAME, worker="far", realm="R")
+    assert base_of(sent.token) == base_of(token), "no worker with locks consumes it"
+
+
 def test_the_oldest_of_a_task_is_replaced_although_many_of_another_are_older(store):
     store.worker_heartbeat("w", "R", ["q"], 600)
     store.acquire(Owner(new_token()), Claim(NAME))

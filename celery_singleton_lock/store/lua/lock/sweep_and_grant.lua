@@ -12,13 +12,22 @@ local granted_before = grants
 sweep(worker)
 grant_waiters(worker)
 
+-- Whether live workers with locks consume the queue of a message, and the caller is none of them. They know whether they
+-- have its task. If none of them has it, they would discard what the broker sends them.
+local function is_for_others(rec)
+  local route = route_of(rec)
+  if #live_of(route, 0) == 0 then return false end
+  local till = worker ~= '' and redis.call('ZSCORE', fleet .. ':route:' .. route, worker)
+  return not till or tonumber(till) <= now
+end
+
 local LOAD = 4194304 -- most bytes of messages in one reply, unless one message alone is longer
 
 local untaken, looked, load_left = {}, 0, LOAD
 local function send_due(token, rec)
   local since, at = tonumber(rec.since), tonumber(rec.publish_at)
   if rec.realm ~= realm or since + tonumber(patience_ms) > now or at > now then return end
-  if worker_for(rec, worker) then return end -- a later sweep queues it again
+  if worker_for(rec, worker) or is_for_others(rec) then return end -- a later sweep queues it again, or sends it
   local body = redis.call('HGET', bodies, base_of(token)) or ''
   if #untaken > 0 and #body > load_left then return end
   load_left = load_left - #body
