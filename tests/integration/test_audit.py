@@ -90,7 +90,7 @@ STEPS = {
     "limit": (["limit", NAME, "3"], NAME, 1),
     "rate": (["rate", NAME, "9/s"], NAME, 1),
     "report": (["report", "--reset", "--yes"], "(report of what was observed)", 1),
-    "mode": (["mode", "observe"], "(all tasks: observe)", 1),
+    "mode": (["mode", "observe", "--yes"], "(all tasks: observe)", 1),
     "sweep": (["sweep"], "(all locks)", 1),
 }
 
