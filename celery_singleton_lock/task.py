@@ -121,6 +121,9 @@ class LockedTask(_Task):  # type: ignore[misc]  # celery is untyped
         self, send: Callable[..., Any], args: Any, kwargs: Any, options: dict[str, Any]
     ) -> Any:
         """Send a call by ``send``, with its lock options in a header, unless it is a duplicate."""
+        headers = options.get("headers")
+        if headers is not None and not isinstance(headers, Mapping):
+            options["headers"] = dict(headers)  # Celery takes pairs, too
         options, extension = self._with_call(options), self._lock_extension
         if extension is None or not self._lock_may_be_unique(options):
             return send(**options)
@@ -174,9 +177,6 @@ class LockedTask(_Task):  # type: ignore[misc]  # celery is untyped
 
     def _with_call(self, options: dict[str, Any]) -> dict[str, Any]:
         """Return the options of a call, with its lock options in a header."""
-        headers = options.get("headers")
-        if headers is not None and not isinstance(headers, Mapping):
-            options["headers"] = dict(headers)  # Celery takes pairs, too
         given = take_given(options)
         if given and self._lock_extension is not None:
             headers = options.get("headers") or {}

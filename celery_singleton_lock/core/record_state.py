@@ -101,7 +101,7 @@ RECORD_MOVES: Final[Mapping[RecordState | None, Mapping[RecordState | None, str]
     RecordState.ABOVE_RATE: {None: "ends as REVOKED, or fails with LockConflict"},
     RecordState.GRANTED: {
         RecordState.RUNNING: "claim",
-        RecordState.PARKED: "not claimed in 5 seconds, or its worker gives it back",
+        RecordState.PARKED: "not claimed in 5 seconds, given back by its worker, or revoked",
         None: "it ends without having begun",
     },
     RecordState.RUNNING: {
