@@ -17,6 +17,15 @@ from celery_singleton_lock.store.redis.sync import RedisStore
 pytestmark = pytest.mark.contract
 
 REALM, QUEUE = "r", "q"
+FOREIGN = (
+    "[]",
+    "7",
+    '{"id": 7, "state": "sent", "retries": 0}',
+    '{"id": "b", "state": "sent"}',
+    '{"id": "b", "retries": 0}',
+    '{"id": "b", "state": "here", "retries": 0}',
+)
+"""What another program may store under the key of an entry."""
 
 
 @pytest.fixture(params=[False, True], ids=["by redis-py", "direct"])
@@ -230,17 +239,7 @@ def test_the_key_of_another_program_does_not_stop_a_lock(store, redis_client):
     assert store.release("k", "a.0", Ending.FINAL).verdict is Verdict.RELEASED
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        "[]",
-        "7",
-        '{"id": 7, "state": "sent", "retries": 0}',
-        '{"id": "b", "state": "sent"}',
-        '{"id": "b", "retries": 0}',
-        '{"id": "b", "state": "here", "retries": 0}',
-    ],
-)
+@pytest.mark.parametrize("value", FOREIGN)
 def test_what_another_program_has_stored_does_not_count(store, redis_client, value):
     admin = RedisAdminStore(redis_client)
     key = f"{store.keyspace.lock('k').holders.removesuffix('holders')}unique:report:call"

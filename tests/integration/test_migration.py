@@ -6,8 +6,8 @@ docstring. Write the tables anew with ``PYTHONPATH=tests python -m support.migra
 
 from __future__ import annotations
 
-import time
 import uuid
+from functools import partial
 
 import pytest
 from celery import Celery, chain
@@ -17,6 +17,7 @@ from celery_singleton_lock.store.connect import in_memory
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from celery_singleton_lock.testing import SingletonLocks, worker_in_thread
 from support.migration_tables import PAGES, written
+from support.waiting import eventually
 
 SINGLETON, ONCE, HEIMDALL = "celery-singleton", "celery-once", "celery-heimdall"
 
@@ -190,10 +191,12 @@ def ended(result):
 
 def sent_again(task, *args):
     """Send a call until it is no duplicate: the worker ends the entry after the task."""
-    until = time.monotonic() + 20
-    while (result := task.delay(*args)).duplicate and time.monotonic() < until:
-        time.sleep(0.01)
-    return result
+
+    def sent():
+        result = task.delay(*args)
+        return None if result.duplicate else result
+
+    return eventually(sent, 20)
 
 
 @asserts(
@@ -347,11 +350,15 @@ def test_rates(app, lock_time):
             ran.clear()
             results = [task.delay(n) for n in range(6)]
             for so_far in (2, 4, 6):
-                locks.assert_parked(lock=task.name, count=6 - so_far) if so_far < 6 else None
-                while sum(each.ready() for each in results) < so_far:
-                    time.sleep(0.01)
+                if so_far < 6:
+                    locks.assert_parked(lock=task.name, count=6 - so_far)
+                eventually(partial(has_run, results, so_far), 20)
                 assert len(ran) == so_far
                 lock_time.advance(10)
+
+
+def has_run(results, number):
+    return sum(each.ready() for each in results) >= number
 
 
 @asserts((HEIMDALL, "`only_after(key, 5)`: a block runs at most once in five seconds."))

@@ -31,15 +31,11 @@ ANNOUNCE = "lock/announce.lua"
 CONFIRM = "lock/confirm_sent.lua"
 WITHDRAW = "lock/withdraw.lua"
 DEATH = "rec.unique[4] == 1 or rec.state == 'waiting'"
-FOREIGN = (
-    "[]",
-    "7",
-    '{"id": 7, "state": "sent", "retries": 0}',
-    '{"id": "b", "state": "sent"}',
-    '{"id": "b", "retries": 0}',
-    '{"id": "b", "state": "here", "retries": 0}',
-)
-VALUES = {"value": FOREIGN, "until_start": (False, True), "ends": ("confirm", "withdraw")}
+VALUES = {
+    "value": test_unique.FOREIGN,
+    "until_start": (False, True),
+    "ends": ("confirm", "withdraw"),
+}
 """Parameters of the scenes."""
 
 MUTANTS = (
