@@ -431,11 +431,9 @@ def threads_check(reports: Mapping[str, Mapping[str, Any]], live: Collection[str
         told = f"all {len(rounds)} threads of {number_of(answered, 'worker')} are running"
         if not silent:
             return Check("threads", Health.OK, told)
-        more = f" and {len(silent) - NAMED} more" if len(silent) > NAMED else ""
-        named = f"{', '.join(silent[:NAMED])}{more}"
         told = (
-            f"{told}. No answer from {named}, of which Redis has a heartbeat: a worker with a busy "
-            "solo pool does not answer; else see its log"
+            f"{told}. No answer from {_some(silent)}, of which Redis has a heartbeat: a worker "
+            "with a busy solo pool does not answer; else see its log"
         )
         return Check("threads", Health.UNKNOWN, printable(told))
     named = "; ".join(
