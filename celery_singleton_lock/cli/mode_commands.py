@@ -50,7 +50,7 @@ def report(target: Target, most: int, *, reset: bool, yes: bool, machine: bool) 
 @reason
 @as_json
 @with_target
-def mode(  # its options
+def mode(
     target: Target,
     mode: str | None,
     task: str,

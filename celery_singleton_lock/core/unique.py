@@ -45,7 +45,7 @@ class UniqueCall(NamedTuple):
 
 
 def unpacked(header: object) -> UniqueCall | None:
-    """Return the value of a message header, None if it is not valid."""
+    """Return the value of a message header, or None if it is not valid."""
     match header:
         case [str(lock), str(key), int(until_start), int(most_ms), int(late)]:
             most = min(max(1, most_ms), MOST_KEPT * 1000) / 1000

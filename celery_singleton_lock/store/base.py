@@ -195,8 +195,8 @@ class RatedStore(Protocol):
             rates: keys of the rates, see :attr:`Rate.key`.
 
         Returns:
-            CHARGED, or ABSENT if the lock has none of the rates. ``next_look``
-            is when the next waiter may start.
+            CHARGED, or ABSENT if the lock has none of the rates. ``next_look`` is when the next
+            waiter may start.
         """
         ...
 

@@ -261,9 +261,8 @@ class PoolCallbacks:
         self.on_ran(request)
         self._notifier.closed(request, not_started)
         self._pool_exit.left(request, began=True, gone=False)
-        if (
-            header.granted and not header.acks_early
-        ):  # Redis has it: the release has queued it again
+        # If Redis has the message, the release has queued it again.
+        if header.granted and not header.acks_early:
             request.move(Stage.ENDED)
             task_ready(request)
         else:

@@ -1,4 +1,4 @@
--- deliver_revoked: deliver the message of a revoked task that has not begun with the verdict revoked.
+-- deliver_revoked: deliver, with the verdict revoked, the message of a revoked task that has not started.
 -- KEYS: lock
 -- ARGV: name token realm worker claim_ms
 -- REPLY: answer RELEASED ABSENT
