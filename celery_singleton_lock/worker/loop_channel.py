@@ -44,6 +44,9 @@ NOTICE_POLL: Final = 0.05
 LATER: Final = 0.5
 """Delay of the calls of :meth:`LoopChannel.later`, in seconds."""
 
+AFTER_POOL: Final = 0.0005
+"""Delay of the calls of :meth:`LoopChannel.after_pool`, in seconds."""
+
 STILL: Final = 1.0
 """Seconds that a call may wait before the loop counts as standing still."""
 
@@ -73,6 +76,7 @@ class LoopChannel:
         self._closes_files = self._finalizer()
         self._calls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._later: deque[tuple[float, Callable[[], None]]] = deque()
+        self._after_pool: deque[Callable[[], None]] = deque()
         # `thread` and the thread that ends the worker
         self._one_at_a_time = threading.RLock()
         self._rest = b""
@@ -130,6 +134,18 @@ class LoopChannel:
         if self._listens:
             self._hush()
             self._hub.call_later(NOTICE_POLL, self._look, self._loops)
+
+    def after_pool(self, call: Callable[[], None]) -> None:
+        """Run ``call()`` after the main loop has sent the pool the tasks that are ready.
+
+        Only the main loop itself may call this. While it does not run, the call is made at once.
+        """
+        if self._hub is None or self._away:
+            return guarded(call)
+        self._after_pool.append(call)
+        if len(self._after_pool) == 1:
+            self._hub.call_later(AFTER_POOL, self._make_calls_after_pool)
+        return None
 
     def announce(self, token: str) -> None:
         """Send a notice to the main loop: a token that holds its lock, or one of :data:`MARKS`.
@@ -236,7 +252,12 @@ class LoopChannel:
 
     def hurry(self) -> None:
         """Make all delayed calls now, since the loop or the connection ends."""
+        self._make_calls_after_pool()
         self._make_later_calls(math.inf)
+
+    def _make_calls_after_pool(self) -> None:
+        while self._after_pool:
+            guarded(self._after_pool.popleft())
 
     def _make_later_calls(self, now: float) -> None:
         with self._one_at_a_time:

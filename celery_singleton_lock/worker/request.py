@@ -166,6 +166,7 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
     ack: AckState = AckState.LEFT_TO_CELERY
     """The acknowledgement of the message."""
     job: Any = None
+    _on_ack: Callable[..., Any]
     execute_using_pool: Callable[..., Any]
     on_success: Callable[..., Any]
     own_options: LockOptions | None = None
@@ -186,6 +187,8 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
     """Monotonic time at which its acquisition was reported; None if it was not."""
     cancelled: bool = False
     """Whether Celery cancels it: after a lost connection, or in a cold shutdown."""
+    after_pool: Callable[[Callable[[], None]], None] | None = None
+    """Makes a call after the pool has its next task. None: acknowledge a success at once."""
     _delayed_calls: list[Callable[[], None]] | None = None
 
     def __init__(self, message: Any, **kwargs: Any) -> None:
@@ -353,12 +356,24 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
         """Acknowledge, or note that it is due if the acknowledgement is held back."""
         if self._move_ack(_HELD_BACK, AckState.DUE) or self.ack is AckState.DUE:
             return
-        try:
-            super().acknowledge()
-        except self._connection_errors as error:  # raised by callbacks that Celery has added
-            logger.warning("%s may be delivered again, it was not acknowledged: %r", self, error)
+        self._tell_broker(super().acknowledge)
         if self.acknowledged:
             self._move_ack(_LEFT_TO_CELERY, AckState.ACKNOWLEDGED)
+
+    def acknowledge_after_pool(self) -> None:
+        """Let the acknowledgement reach the broker after the pool has its next task.
+
+        With a Redis broker it takes a round trip. The slot of this task would be idle meanwhile.
+        """
+        if self.after_pool is not None:
+            after_pool, on_ack = self.after_pool, self._on_ack
+            self._on_ack = lambda *args: after_pool(partial(self._tell_broker, on_ack, *args))
+
+    def _tell_broker(self, acknowledge: Callable[..., None], *args: Any) -> None:
+        try:
+            acknowledge(*args)
+        except self._connection_errors as error:  # raised by callbacks that Celery has added
+            logger.warning("%s may be delivered again, it was not acknowledged: %r", self, error)
 
     def reject(self, requeue: bool = False) -> None:  # Celery's signature
         """Reject, and record whether the broker redelivers the message."""
@@ -563,6 +578,7 @@ def _ending(original: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(result, tuple):
             self.ran_for = result[2]
         if reported and not failed:
+            self.acknowledge_after_pool()
             self.dispatcher.on_ran(self)
         if not failed and self.stage is not Stage.RUNNING:
             self.decided()

@@ -186,8 +186,22 @@ class Runtime:
             publish_at_exit=self._publish_at_exit,
             notifier=self.notifier,
             prefetch=self.prefetch,
+            after_pool=self._after_pool(),
             children=self.kind == "prefork",
         )
+
+    def _after_pool(self) -> Callable[[Callable[[], None]], None] | None:
+        """Return what makes a call after the pool has its next task; None without an event loop."""
+        if self.kind != "prefork" or self.consumer.hub is None:
+            return None
+
+        def after_pool(call: Callable[[], None]) -> None:
+            if self.free_slots() < 0:  # the task that has ended is still counted
+                self.loop_channel.after_pool(call)
+            else:
+                call()
+
+        return after_pool
 
     def _lease_lost(self, name: str, token: str) -> None:
         self.agent.lost_leases.noticed(name, token)

@@ -63,6 +63,7 @@ class Dispatcher:
         publish_at_exit: sends a message to the broker at once, since Redis may not have it.
         notifier: sends events.
         prefetch: raises (+1) or lowers (-1) the worker's prefetch count.
+        after_pool: makes a call after the pool has its next task; None if it has no event loop.
         children: whether tasks run in child processes, which may die. In other pools Celery's pid
             of a task may be the number of a greenlet.
 
@@ -93,9 +94,11 @@ class Dispatcher:
         publish_at_exit: Callable[[LockedRequest], None],
         notifier: Notifier,
         prefetch: Callable[[int], None],
+        after_pool: Callable[[Callable[[], None]], None] | None = None,
         children: bool = True,
     ) -> None:
         self._header_factory = header_factory
+        self._after_pool = after_pool
         self._rules = rules
         self._forward = forward
         self._commands = commands
@@ -193,7 +196,7 @@ class Dispatcher:
         if request.lock_header is NO_HEADER:
             if self._header_factory.is_to_reject(request):
                 return self._reject(request)
-            request.dispatcher = self.pool_callbacks
+            request.dispatcher, request.after_pool = self.pool_callbacks, self._after_pool
             copy_of = self._header_factory.add_header(request)
             if copy_of is not None and request.lock_header.name:
                 request.move(Stage.LOOKED_UP)

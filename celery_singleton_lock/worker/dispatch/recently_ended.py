@@ -6,6 +6,7 @@ If Redis loses the record of these ends and delivers a message again, it does no
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from typing import Final, NamedTuple
 
 from celery_singleton_lock.core.clock import Clock
@@ -33,7 +34,8 @@ class RecentEnds:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._ends: dict[str, _End] = {}
+        # A dict is slow to find its first entry after many of its first ones were deleted.
+        self._ends: OrderedDict[str, _End] = OrderedDict()
         self._doubted_at = 0.0
         # Reentrant: Celery's cold shutdown ends tasks in a signal handler of the main thread.
         self._mutex = threading.RLock()

@@ -279,6 +279,12 @@ def test_a_later_call_that_fails_keeps_none_of_the_others(loop_channel):
     assert told == [1]
 
 
+def test_without_a_loop_a_call_after_the_pool_is_made_at_once(loop_channel):
+    told = []
+    loop_channel.after_pool(partial(told.append, 1))
+    assert told == [1]
+
+
 def test_serving_without_a_loop_makes_later_calls_too(loop_channel):
     """Nothing else wakes it meanwhile."""
     told = threading.Event()
@@ -315,6 +321,32 @@ def run_until(hub, predicate):
         return predicate()
 
     eventually(come, 5)
+
+
+def test_calls_after_the_pool_are_made_soon_and_one_that_fails_keeps_none_of_the_others(
+    hub, loop_channel
+):
+    told = []
+    for call in (partial(told.append, 1), lambda: 1 / 0, partial(told.append, 2)):
+        loop_channel.after_pool(call)
+    assert told == []
+    run_until(hub, lambda: told == [1, 2])
+    loop_channel.after_pool(partial(told.append, 3))
+    run_until(hub, lambda: told == [1, 2, 3])
+
+
+def test_calls_after_the_pool_are_made_before_the_connection_ends(hub, loop_channel):
+    """Celery clears the timers of its loop then, and messages could not be acknowledged."""
+    told = []
+    loop_channel.after_pool(partial(told.append, 1))
+    loop_channel.hurry()
+    assert told == [1]
+    hub.timer.clear()
+    loop_channel.after_pool(partial(told.append, 2))
+    run_until(hub, lambda: told == [1, 2])
+    loop_channel.detach()
+    loop_channel.after_pool(partial(told.append, 3))
+    assert told == [1, 2, 3]
 
 
 def test_an_idle_loop_sleeps_until_a_notice_wakes_it(hub, loop_channel):

@@ -51,6 +51,7 @@ def app():
 def parts(app):
     """A dispatcher, its agent, and what was sent to the pool."""
     extension, agent, sent, prefetch = install(app), CallRecorder(), [], []
+    later = []
     place, notifier = ServerClock(), Notifier(Observers())
     header_factory = HeaderFactory(
         worker="w#1",
@@ -77,6 +78,7 @@ def parts(app):
         publish_at_exit=agent.publish_at_exit,
         notifier=notifier,
         prefetch=prefetch.append,
+        after_pool=lambda call: later.append(call) if parts.waits_for_slot else call(),
     )
 
     def message(task, *args, request_id=None, canvas=None, **headers):
@@ -98,8 +100,10 @@ def parts(app):
         return request
 
     made, acked, rejected = [], [], []
-    return SimpleNamespace(
+    parts = SimpleNamespace(
+        waits_for_slot=False, later=later,
         dispatcher=dispatcher, agent=agent, sent=sent, prefetch=prefetch, message=message,
         acked=acked,
         rejected=rejected, place=place, notifier=notifier, header_factory=header_factory,
     )  # fmt: skip
+    return parts

@@ -221,6 +221,22 @@ def test_a_task_whose_end_overtakes_its_notice_starts_once_for_monitors(parts):
     assert events == ["task-started"]
 
 
+@pytest.mark.parametrize("name", ["early", "late"])
+def test_the_next_task_need_not_wait_for_the_acknowledgement_of_the_last_one(parts, name):
+    """Its slot would be idle for a round trip to the broker. All else has happened by then."""
+    parts.waits_for_slot = True
+    request = parts.message(name, 1)
+    parts.dispatcher(request)
+    request.on_accepted(7, 0.0)
+    request.on_success((0, 1, 0.1))
+    assert parts.acked == []
+    assert (request.stage, request.ending()) == (Stage.ENDED, Ending.FINAL)
+    assert request.acknowledged
+    for call in parts.later:
+        call()
+    assert parts.acked == [request.id]
+
+
 def test_a_task_that_ends_while_it_is_acknowledged_has_started_before_for_monitors(parts):
     """In a pool of threads. A monitor would show a task that was blocked as started forever."""
     request, events = accepted_with_events(parts)
