@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +23,9 @@ from support.redis_cluster import RedisCluster
 from support.variants import Shard, left_out, words_of_no_test
 from support.workers import CeleryWorker
 
+# Each module is compiled once, not by each of some hundreds of processes, as where this is set.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 os.environ[message_stage.STRICT] = "1"  # here, and in all workers that tests start
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")  # an example may take seconds on a busy machine
@@ -42,6 +47,12 @@ def pytest_configure(config):
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if in_ci() and terminal is not None:
         config.pluginmanager.register(FailuresAtOnce(terminal))
+
+
+def pytest_collection_finish():
+    """Let the garbage collector look at what tests make, not at some thousands of tests again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
