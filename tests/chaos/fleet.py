@@ -22,12 +22,11 @@ from celery_singleton_lock.store.redis.sync import RedisStore
 from chaos.broker import BROKERS, RedisBroker
 from chaos.fault_plan import LEASE
 from chaos.tasks import build
-from integration.book import QUICK
 from integration.taskbook import Journal
 from support.older_version import OlderVersion
 from support.proxy import Proxy
 from support.waiting import eventually
-from support.workers import CeleryWorker
+from support.workers import QUICK, CeleryWorker
 
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 SHUTDOWN = 15.0

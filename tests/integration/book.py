@@ -25,13 +25,10 @@ from integration.taskbook import Journal, build
 from support import fork_server
 from support.ci import skip_or_fail
 from support.waiting import eventually
-from support.workers import CeleryWorker
+from support.workers import QUICK, CeleryWorker
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-QUICK = ("--without-mingle", "--without-gossip")
-"""Saves a second per start."""
 
 
 def only(*pools: str) -> pytest.MarkDecorator:

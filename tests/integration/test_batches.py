@@ -12,9 +12,8 @@ from celery import chord, states
 
 from celery_singleton_lock import ConfigurationError, Lock
 from celery_singleton_lock.config.call_options import HEADER
-from integration.book import QUICK
 from support.waiting import eventually
-from support.workers import CeleryWorker
+from support.workers import QUICK, CeleryWorker
 
 pytest.importorskip("celery_batches")
 

@@ -24,8 +24,7 @@ def send(sending_app):
 
 @pytest.fixture
 def worker(redis_url, pool):
-    with CeleryWorker("integration.costs_app", redis_url, pool=pool, concurrency=3) as worker:
-        yield worker
+    return CeleryWorker("integration.costs_app", redis_url, pool=pool, concurrency=3).start()
 
 
 @pytest.fixture

@@ -25,8 +25,7 @@ def send(sending_app):
 
 @pytest.fixture
 def worker(redis_url, pool):
-    with CeleryWorker("integration.debounce_app", redis_url, pool=pool, concurrency=2) as worker:
-        yield worker
+    return CeleryWorker("integration.debounce_app", redis_url, pool=pool, concurrency=2).start()
 
 
 def ran(redis_client):

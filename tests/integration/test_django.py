@@ -43,6 +43,7 @@ class Site:
 
     def worker(self, **options):
         """Return a worker of the site, not started."""
+        options["args"] = ()  # with mingle and gossip, as Celery starts it
         return CeleryWorker("integration.site", self._url, env=self._env, **options)
 
     def start(self, *args):

@@ -19,7 +19,6 @@ from support.waiting import eventually
 from support.workers import CeleryWorker
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-QUICK = ("--without-mingle", "--without-gossip")
 
 
 @pytest.fixture
@@ -43,7 +42,7 @@ def worker(environment, redis_url):
 
     def start(example, **options):
         return CeleryWorker(
-            "tasks", redis_url, cwd=EXAMPLES / example, env=environment, args=QUICK, **options
+            "tasks", redis_url, cwd=EXAMPLES / example, env=environment, **options
         ).start()
 
     return start

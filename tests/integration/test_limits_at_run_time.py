@@ -26,8 +26,7 @@ def send(sending_app):
 
 @pytest.fixture
 def worker(redis_url, pool):
-    with CeleryWorker("integration.limits_app", redis_url, pool=pool, concurrency=4) as worker:
-        yield worker
+    return CeleryWorker("integration.limits_app", redis_url, pool=pool, concurrency=4).start()
 
 
 @pytest.fixture

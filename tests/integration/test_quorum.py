@@ -21,8 +21,6 @@ from support.workers import CeleryWorker
 
 pytestmark = [pytest.mark.needs_real_redis("five servers")]
 
-QUICK = ("--without-mingle", "--without-gossip")
-
 
 @pytest.fixture
 def servers(redis_provider):
@@ -40,7 +38,7 @@ def make_worker(servers, redis_url):
     def make(urls=None, **env):
         env["QUORUM_SERVERS"] = " ".join(urls or [server.url for server in servers])
         return CeleryWorker(
-            "integration.quorum_app", redis_url, backend=redis_url, args=QUICK, env=env,
+            "integration.quorum_app", redis_url, backend=redis_url, env=env,
             concurrency=2,
         )  # fmt: skip
 

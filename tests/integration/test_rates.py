@@ -27,8 +27,7 @@ def send(sending_app):
 
 @pytest.fixture
 def worker(redis_url, pool):
-    with CeleryWorker("integration.rates_app", redis_url, pool=pool, concurrency=3) as worker:
-        yield worker
+    return CeleryWorker("integration.rates_app", redis_url, pool=pool, concurrency=3).start()
 
 
 def starts(client, name):

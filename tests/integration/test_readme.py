@@ -33,7 +33,6 @@ else:
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-QUICK = ("--without-mingle", "--without-gossip")
 
 URLS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
 FILES = f"{URLS['Source']}/blob/main/"
@@ -65,7 +64,7 @@ def test_the_ten_line_example_runs_as_in_the_readme(redis_url, redis_client, tmp
     assert len(example.splitlines()) <= 10
     (tmp_path / "tasks.py").write_text(example)
     (tmp_path / "send.py").write_text(sender)
-    worker = CeleryWorker("tasks", redis_url, cwd=tmp_path, concurrency=4, args=QUICK).start()
+    worker = CeleryWorker("tasks", redis_url, cwd=tmp_path, concurrency=4).start()
     environment = {"CELERY_BROKER_URL": redis_url, "CELERY_RESULT_BACKEND": redis_url}
     # Held by the test until account 7 is settled: the order of the two does not depend on speed.
     with Lock(redis_client, "account:42", lease=60) as held:
@@ -214,7 +213,7 @@ def shop(redis_provider, tmp_path_factory):
     (folder / "tasks.py").write_text("\n".join(code))
     with RedisServer(redis_provider) as server:
         url, env = server.url, {"README_FOLDER": str(folder)}
-        worker = CeleryWorker("tasks", url, cwd=folder, concurrency=6, args=QUICK, env=env)
+        worker = CeleryWorker("tasks", url, cwd=folder, concurrency=6, env=env)
         with standing(worker):
             app = Celery("client", broker=url, backend=url, set_as_current=False)
             yield Shop(app, folder)

@@ -27,14 +27,12 @@ def send(sending_app):
 
 @pytest.fixture
 def worker(redis_url, pool):
-    with CeleryWorker("integration.later_app", redis_url, pool=pool, concurrency=2) as worker:
-        yield worker
+    return CeleryWorker("integration.later_app", redis_url, pool=pool, concurrency=2).start()
 
 
 @pytest.fixture
 def prefork_worker(redis_url):
-    with CeleryWorker("integration.later_app", redis_url, pool="prefork", concurrency=2) as worker:
-        yield worker
+    return CeleryWorker("integration.later_app", redis_url, pool="prefork", concurrency=2).start()
 
 
 def order(client):
