@@ -49,10 +49,15 @@ def pytest_configure(config):
         config.pluginmanager.register(FailuresAtOnce(terminal))
 
 
-def pytest_collection_finish():
-    """Let the garbage collector look at what tests make, not at some thousands of tests again."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Keep the garbage collector from some thousands of tests, which stay until the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session")
@@ -205,8 +210,8 @@ def pytest_runtest_makereport(item, call):
 
 
 LONGEST = (
-    *("test_pools", "test_brokers", "test_lock", "test_store"),
-    *("chaos", "property", "integration", "contract"),
+    *("test_pools", "test_brokers", "test_lock", "test_store", "test_adrift", "test_cluster"),
+    *("test_lease_watchdog", "chaos", "property", "integration", "contract"),
 )
 """The longest files, and folders of such: they begin, so that no process ends alone with one."""
 

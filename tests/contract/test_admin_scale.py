@@ -70,7 +70,6 @@ def program(server, group, arguments, app=False):
         group=group, arguments=given
     )
     env = {**os.environ, "CELERY_SINGLETON_LOCK_BACKEND": server.url}
-    env.pop("PYTHONDONTWRITEBYTECODE", None)  # compiled, as it is once pip has installed it
     began = time.monotonic()
     ran = subprocess.run(
         [sys.executable, "-c", text], env=env, capture_output=True, text=True, check=False
