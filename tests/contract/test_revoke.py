@@ -67,10 +67,33 @@ def test_a_granted_task_that_has_not_begun_frees_the_lock_when_it_is_revoked(sto
     (again,) = (each for verdict, _, each in told if verdict == "revoked")
     assert store.claim(Owner(token), NAME, 30.0).verdict is Verdict.ABSENT
     assert store.claim(Owner(following), NAME, 30.0).verdict is Verdict.GRANTED
-    assert revoke(store, token, worker="W") is Verdict.ABSENT, "the call is repeated"
+    assert revoke(store, again, worker="W") is Verdict.ABSENT, "it holds nothing"
     store.release(NAME, again, Ending.FINAL)
     store.release(NAME, following, Ending.FINAL)
     assert store.inspect(NAME).bodies == 0
+
+
+def test_a_worker_that_hears_of_a_revoke_later_learns_that_its_grant_was_taken(store):
+    """Else it would keep the other locks of that task until it has a free slot."""
+    held = hold(store)
+    token = park(store, "id1/0/0")
+    store.release(NAME, held, Ending.FINAL)
+    assert revoke(store, token, worker="W") is Verdict.RELEASED
+    assert revoke(store, token, worker="W") is Verdict.RELEASED, "the call is repeated"
+    (found,) = store.locate_tasks(["id1"])
+    store.release(*found, Ending.FINAL)
+    assert revoke(store, token, worker="W") is Verdict.RELEASED, "another worker has ended it"
+    let_pass(store, 121)
+    assert revoke(store, token, worker="W") is Verdict.ABSENT
+
+
+def test_a_worker_does_not_hear_that_a_grant_was_taken_which_has_lapsed(store):
+    """Its message is delivered again, and runs."""
+    held = hold(store)
+    token = park(store, "id1/0/0")
+    store.release(NAME, held, Ending.FINAL)
+    lapse(store)
+    assert revoke(store, token, worker="W") is Verdict.ABSENT
 
 
 def test_a_task_that_has_begun_keeps_its_lock_when_it_is_revoked(store):

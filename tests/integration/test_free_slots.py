@@ -5,12 +5,14 @@ Two workers consume one queue; long tasks fill the slots of one of them.
 
 from __future__ import annotations
 
+import socket
 import time
 
 import pytest
 
 from celery_singleton_lock import Lock
 from integration.book import LONG_LEASE, needs_pool, pools
+from support.events import EventLog
 from support.waiting import eventually, in_time, never
 
 LEASE = LONG_LEASE
@@ -113,6 +115,38 @@ def test_a_revoked_task_that_waits_for_a_slot_frees_all_of_its_locks(own_book):
         eventually(lambda: result.state == "REVOKED", 20, lambda: result.state)
         book.await_free("a", 10)
         book.await_free("b", 10)
+
+
+@pytest.mark.parametrize("kind", ["prefork", "threads"])
+def test_a_task_whose_revoke_another_worker_hears_first_frees_all_of_its_locks(own_book, kind):
+    """The worker with the grant kept the others until its slot was free, and ended it once more."""
+    book = own_book
+    needs_pool(kind)
+    other = Lock(book.client, "k:b", lease=60, thread_local=False)
+    other.acquire()
+    with (
+        book.worker(concurrency=1, pool=kind, args=("-E",)) as busy,
+        book.worker(queues="other", name="idle") as idle,
+        EventLog(book.app) as log,
+    ):
+        gone = book.send("pair_lost", "a", "b")
+        book.await_waiting("b", 1)
+        plugs = fill(book, busy)
+        other.release()
+        eventually(lambda: book.view("b").holders, 10, "it is granted")
+        book.app.control.revoke(gone, destination=[f"{idle.name}@{socket.gethostname()}"])
+        revoked_at = time.monotonic()
+        result = book.app.AsyncResult(gone)
+        eventually(lambda: result.state == "REVOKED", 20, lambda: result.state)
+        eventually(lambda: not book.view("a").holders, 80, lambda: str(book.view("a")))
+        assert time.monotonic() - revoked_at < LEASE / 2, "and not when the lease has ended"
+        book.open("plug")
+        for plug in plugs:
+            book.value(plug)
+        book.await_free("a", 10)
+        book.await_free("b", 10)
+        eventually(lambda: log.counts(gone).get("task-revoked"), 5)
+        never(lambda: log.counts(gone)["task-revoked"] > 1, 0.5)
 
 
 @pytest.mark.parametrize("kind", ["prefork", "threads"])

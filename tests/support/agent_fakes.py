@@ -171,6 +171,9 @@ class FakeInFlight:
     def has(self, token):
         return token in self.tokens
 
+    def granted(self, task_ids):
+        return []
+
     def has_begun(self, token):
         return token in (self.tokens if self.begun is None else self.begun)
 

@@ -226,6 +226,7 @@ class Agent:
             realm=realm,
             commands=commands,
             taker=self.inbox.taker,
+            granted=dispatcher.in_flight.granted,
             withdraw=partial(post, dispatcher.deliveries.withdraw_revoked),
         )
         self._data_loss = DataLoss(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 
 from celery.worker.state import revoked as revoked_tasks
 
@@ -22,6 +22,7 @@ class RevokeParked:
         realm: hash of the broker's URL.
         commands: the queue of the agent.
         taker: returns the id of the worker to which a release may grant; empty if there is none.
+        granted: task ids -> lock name and token of each grant that this worker has for them.
         withdraw: called with the token of each message that a revoke has taken out of its queue,
             or has taken its grant from: a request with that token does not begin any more.
     """
@@ -33,9 +34,11 @@ class RevokeParked:
         realm: str,
         commands: AgentQueue,
         taker: Callable[[], str],
+        granted: Callable[[Collection[str]], Iterable[tuple[str, str]]],
         withdraw: Callable[[str], None],
     ) -> None:
         self._store = store
+        self._granted = granted
         self._withdraw = withdraw
         self._realm = realm
         self._commands = commands
@@ -64,12 +67,14 @@ class RevokeParked:
     def deliver(self, command: DeliverRevoked) -> None:
         """Deliver the parked messages of revoked tasks, so that a worker ends them.
 
-        Those that were granted their lock and wait for a slot are included.
+        Those that were granted their lock and wait for a slot are included. If another worker
+        has heard of the revoke first, the grants of this one are found only here.
 
         Raises:
             BackendError: Redis did not answer.
         """
-        for_each(self._store.locate_tasks(command.task_ids), self._deliver)
+        found = (*self._store.locate_tasks(command.task_ids), *self._granted(command.task_ids))
+        for_each(list(dict.fromkeys(found)), self._deliver)
 
     def _deliver(self, found: tuple[str, str]) -> None:
         name, token = found

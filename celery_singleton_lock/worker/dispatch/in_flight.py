@@ -209,6 +209,14 @@ class InFlight:
         """Return the requests that are in the pool, or on their way there or back."""
         return list(self.by_token.values())
 
+    def granted(self, task_ids: Collection[str]) -> list[tuple[str, str]]:
+        """Return lock name and token of each granted message of these tasks."""
+        return [
+            (request.lock_header.name, request.lock_header.token)
+            for request in self.in_hand()
+            if request.id in task_ids and request.lock_header.granted
+        ]
+
     def requests(self) -> list[LockedRequest]:
         """Return the requests that hold their locks, or are on their way to them."""
         return [request for request in self.in_hand() if request.lock_header.name]

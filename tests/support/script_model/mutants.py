@@ -657,6 +657,18 @@ MUTANTS = (
         " or where == 'overdue' and rec.delayed",
         "",
     ),
+    Mutant(
+        "a revoke does not know the grant that it has taken",
+        "lock/deliver_revoked.lua",
+        "remember(now + TAKEN_MS, 'taken:' .. token)",
+        "",
+    ),
+    Mutant(
+        "who asks whether a revoke took a grant is told so for ever",
+        "lock/deliver_revoked.lua",
+        "now + TAKEN_MS",
+        "now + 2 * TAKEN_MS",
+    ),
     Mutant("no grant on revoke", "lock/deliver_revoked.lua", "grant_waiters(worker)\n", ""),
     Mutant(
         "a reset drops the parked",

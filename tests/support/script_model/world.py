@@ -127,6 +127,7 @@ class Ledger:
     passing: set[str] = field(default_factory=set)  # attempts that this step lets pass the line
     replaced: set[str] = field(default_factory=set)  # bases that made room, and may not run
     revoked: set[str] = field(default_factory=set)  # bases whose tasks were revoked, likewise
+    taken: dict[str, int] = field(default_factory=dict)  # granted token that a revoke took -> ms
     rejected: set[str] = field(default_factory=set)  # bases that their tasks rejected, likewise
     waits: dict[str, tuple[int, int]] = field(
         default_factory=dict
@@ -643,6 +644,7 @@ class World:
             ledger.held_after.clear()
             ledger.replaced.clear()
             ledger.revoked.clear()
+            ledger.taken.clear()
             ledger.rejected.clear()
             ledger.waits.clear()
             ledger.refused.clear()

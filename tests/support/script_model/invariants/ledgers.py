@@ -26,6 +26,9 @@ from support.script_model.invariants.tasks import first_in_queue, its_like
 from support.script_model.snapshot import LockState
 from support.script_model.world import Ledger, Step, World
 
+TAKEN_MS = 120_000
+"""How long it is remembered that a revoke has taken a grant."""
+
 
 def note(world: World, step: Step) -> None:
     """Bring the ledger of the step's lock up to date."""
@@ -292,8 +295,11 @@ def _note_extend(world, step, ledger, before, after) -> None:
 
 
 def _note_revoke(world, step, ledger, before, after) -> None:
-    if step.reply.verdict is Verdict.RELEASED:
-        ledger.revoked.add(base_of(step.token))
+    if step.reply.verdict is not Verdict.RELEASED or step.token not in before.record:
+        return
+    ledger.revoked.add(base_of(step.token))
+    if step.token in before.holders:
+        ledger.taken[step.token] = world.now + TAKEN_MS
 
 
 def _note_pause(world, step, ledger, before, after) -> None:
