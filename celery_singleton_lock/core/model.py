@@ -215,6 +215,8 @@ class Claim(NamedTuple):
         copy: whether this may be a second delivery of a message that waits, runs or has ended: the
             broker marks it as redelivered, or a worker published it. :data:`CLAIM_UNANSWERED` for a
             granted message that is parked again: its delivery ends, and it queues at its old place.
+            Server microseconds: it may be one, and the message is known to have arrived first
+            then; an earlier end is that of another call with its task id.
         replace: if the queue is full, the message takes the room of the oldest of its task.
         flow: flow options, see :func:`celery_singleton_lock.core.rate.packed`; empty for none.
         later: the task acquires other locks before it starts. A later

@@ -35,6 +35,11 @@ REQUEUED: Final = "csl-requeued"
 """Message header of a task that was requeued: the number of requeues, and the time of its first
 arrival (server microseconds)."""
 
+FIRST: Final = "csl-first"
+"""Message header of a requeued task: its attempt, if the first arrival in ``REQUEUED`` was the
+first delivery of the message. A retry may copy the header, so the attempt identifies the
+message."""
+
 UNANSWERED: Final = "csl-unanswered"
 """Message header of a parked task that a stopping worker sent to the broker, since Redis did not
 answer its claim; see ``UnansweredClaim``."""
@@ -88,6 +93,8 @@ class LockHeader(NamedTuple):
         later: the task acquires other locks before it starts: a rate of this one counts the start
             when all are held.
         computed: options that were computed from its arguments; None if none is.
+        first_place: server microseconds of its first delivery; 0 if that is not known, as the
+            broker may have delivered it before.
     """
 
     name: str
@@ -109,6 +116,7 @@ class LockHeader(NamedTuple):
     flow: str = ""
     later: bool = False
     computed: Computed | None = None
+    first_place: int = 0
 
     def concerns(self, name: str) -> bool:
         """Return whether this delivery takes the lock of this name."""

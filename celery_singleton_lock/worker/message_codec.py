@@ -14,12 +14,19 @@ from kombu.message import Message
 from kombu.utils import json
 
 from celery_singleton_lock.core.lock_set import KEPT
-from celery_singleton_lock.worker.lock_header import COPY, HEADER_KEY, MOVED, REQUEUED, UNANSWERED
+from celery_singleton_lock.worker.lock_header import (
+    COPY,
+    FIRST,
+    HEADER_KEY,
+    MOVED,
+    REQUEUED,
+    UNANSWERED,
+)
 from celery_singleton_lock.worker.redelivery import REJECT
 
 _ROUTE: Final = ("exchange", "routing_key")
 _STRIPPED: Final = frozenset(
-    {HEADER_KEY, COPY, MOVED, REQUEUED, UNANSWERED, REJECT, KEPT, "redelivered"}
+    {HEADER_KEY, COPY, FIRST, MOVED, REQUEUED, UNANSWERED, REJECT, KEPT, "redelivered"}
 )
 
 

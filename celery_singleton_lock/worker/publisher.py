@@ -14,7 +14,7 @@ from kombu.transport.pyamqp import Transport as PyAMQP
 from celery_singleton_lock.core.lock_set import KEPT
 from celery_singleton_lock.core.owner_token import base_of
 from celery_singleton_lock.worker.background_thread import BackgroundThread
-from celery_singleton_lock.worker.lock_header import MOVED, REQUEUED, UNANSWERED
+from celery_singleton_lock.worker.lock_header import FIRST, MOVED, REQUEUED, UNANSWERED
 from celery_singleton_lock.worker.message_codec import unpack
 from celery_singleton_lock.worker.message_stage import UnansweredClaim
 from celery_singleton_lock.worker.redelivery import DEATHS, REJECT, has_dead_letters, rejection_of
@@ -79,6 +79,8 @@ class Publisher:
         requeues: int,
         first_place: int,
         claim: UnansweredClaim | None = None,
+        *,
+        first: str = "",
     ) -> None:
         """Send a message to the end of its queue.
 
@@ -88,6 +90,7 @@ class Publisher:
             requeues: number of its requeues, with this one.
             first_place: server microseconds of its first arrival.
             claim: its claim that Redis did not answer; None if there is none.
+            first: its attempt, if that arrival was its first delivery; else empty.
 
         Raises:
             Exception: an error of the broker's transport. The message may have been sent.
@@ -95,6 +98,8 @@ class Publisher:
         ours: dict[str, Any] = {REQUEUED: [requeues, first_place]}
         if claim is not None:
             ours[UNANSWERED] = claim
+        if first:
+            ours[FIRST] = first
         self._publish(kept, queue, ours)
 
     def has_dead_letters(self) -> bool:

@@ -560,6 +560,45 @@ def test_l13_a_repeated_call_takes_no_lock_from_a_message_that_was_parked_after_
 
 
 @NO_MESSAGES
+def test_a_call_whose_id_is_used_again_runs_though_its_message_may_be_a_copy(store):
+    """It was requeued, or has waited for its ETA, and was acknowledged unrun."""
+    store.worker_heartbeat("w", "R", ["q"], LEASE)
+    holder = held_by(store)
+    before = round(store.time() * 1e6)
+    first = parked(store)
+    store.release(NAME, holder.token, Ending.FINAL)
+    assert store.claim(first, NAME, LEASE).verdict is Verdict.GRANTED
+    store.release(NAME, first.token, Ending.FINAL, done_for=3600.0)
+    lapse(store)
+
+    def verdicts(copy):
+        """Of both calls with which a worker asks."""
+        asked = claim(copy=copy)
+        taken = store.acquire(owner("id/0/0"), asked).verdict
+        return taken, store.park(owner("id/0/0"), asked, to_park()).verdict
+
+    assert verdicts(1) == (Verdict.DONE, Verdict.DONE), "the broker delivers it again"
+    assert verdicts(before) == (Verdict.DONE, Verdict.DONE), "it came before the first one ended"
+    arrived = round(store.time() * 1e6)
+    assert store.acquire(owner("id/0/0"), claim(copy=arrived)).verdict is Verdict.GRANTED
+
+
+@NO_MESSAGES
+def test_a_parked_call_whose_id_is_used_again_waits_though_its_message_may_be_a_copy(store):
+    store.worker_heartbeat("w", "R", ["q"], LEASE)
+    holder = held_by(store)
+    first = parked(store)
+    store.release(NAME, holder.token, Ending.FINAL)
+    store.claim(first, NAME, LEASE)
+    store.release(NAME, first.token, Ending.FINAL, done_for=3600.0)
+    lapse(store)
+    arrived = round(store.time() * 1e6)
+    held_by(store)
+    asked = store.park(owner("id/0/0"), claim(copy=arrived), to_park())
+    assert asked.verdict is Verdict.WAITING
+
+
+@NO_MESSAGES
 def test_t5_a_message_that_is_parked_again_shares_no_token_with_a_late_holder(store):
     """Two copies of it come from the broker, each after the lease of the delivery before."""
     store.worker_heartbeat("w", "R", ["q"], LEASE)

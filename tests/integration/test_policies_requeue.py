@@ -25,6 +25,13 @@ def held_back(book, worker):
     return stats[name]["singleton_lock"]["held_back"]
 
 
+def requeued(book, worker):
+    """Return how many messages a worker has requeued, by its statistics."""
+    name = f"{worker.name}@{socket.gethostname()}"
+    stats = book.app.control.inspect([name], timeout=20).stats()
+    return stats[name]["singleton_lock"]["requeued"]
+
+
 @pytest.mark.parametrize("task", ["act_requeue", "act_requeue_late"])
 def test_a_requeued_task_runs_with_what_it_was_sent_with(book, worker, key, task):
     """With the same id, retries, headers and priority, and without a lock header."""
@@ -52,6 +59,26 @@ def test_ten_requeued_tasks_run_one_at_a_time_and_occupy_no_slots(book, worker, 
     assert book.peak(key) == 1
     book.await_free(key)
     eventually(lambda: book.unacked() == 0 and book.queued() == 0)
+
+
+def requeued_and_run(book, worker, key, number):
+    """Send a call with an id that is used twice; it is requeued, and then runs."""
+    holder = book.start_holder(key, 10 * number, task="act_requeue")
+    requeues = requeued(book, worker)
+    book.send("act_requeue", key, number, task_id=f"{key}-again")
+    eventually(lambda: requeued(book, worker) > requeues, 10, "it is requeued")
+    book.open(f"{key}-{10 * number}")
+    book.value(holder)
+    eventually(lambda: number in book.order(key), 15, lambda: str(book.order(key)))
+    book.await_free(key)
+    eventually(lambda: book.unacked() == 0 and book.queued() == 0)
+
+
+def test_a_call_whose_id_is_used_again_runs_although_it_was_requeued(book, worker, key):
+    """It was taken for a copy of the ended one, and acknowledged unrun."""
+    requeued_and_run(book, worker, key, 1)
+    never(lambda: book.view(key).holders, 1.1)  # more than clocks may differ
+    requeued_and_run(book, worker, key, 2)
 
 
 def test_the_deadline_counts_from_the_first_arrival(book, worker, key):

@@ -108,9 +108,12 @@ class Republisher:
     def _send_back(self, request: LockedRequest, told: Callable[[Exception | None], None]) -> None:
         kept, route = pack(request.message), self._queues.queue_of(request)
         requeues, place = request.arrival.requeues + 1, request.first_place
-        claim = claim_in(request.lock_header) if request.is_only_copy else None
+        header = request.lock_header
+        claim = claim_in(header) if request.is_only_copy else None
+        first = header.attempt if header.first_place else ""
         self._outbox.put(
-            lambda publisher: publisher.requeue(kept, route, requeues, place, claim), told
+            lambda publisher: publisher.requeue(kept, route, requeues, place, claim, first=first),
+            told,
         )
 
     def _requeued(self, command: Requeue, error: Exception | None) -> None:

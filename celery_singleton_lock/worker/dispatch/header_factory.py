@@ -28,6 +28,7 @@ from celery_singleton_lock.errors import (
 )
 from celery_singleton_lock.worker.lock_header import (
     COPY,
+    FIRST,
     MOVED,
     REQUEUED,
     UNANSWERED,
@@ -43,7 +44,7 @@ from celery_singleton_lock.worker.not_started import (
     too_costly,
     waited_in_vain,
 )
-from celery_singleton_lock.worker.redelivery import REJECT, rejection_of
+from celery_singleton_lock.worker.redelivery import REJECT, history_of, rejection_of
 from celery_singleton_lock.worker.request import LockedRequest
 
 logger: Final = logging.getLogger(__name__)
@@ -111,8 +112,8 @@ class HeaderFactory:
         Returns:
             Lock name and token of the parked original, if this is a copy; else None.
         """
-        copy_of, requeued, moved, claim, call, unique = taken_from(
-            request, COPY, REQUEUED, MOVED, UNANSWERED, HEADER, UNIQUE
+        copy_of, requeued, first, moved, claim, call, unique = taken_from(
+            request, COPY, REQUEUED, FIRST, MOVED, UNANSWERED, HEADER, UNIQUE
         )
         request.unique = unpacked(unique)
         wrong = self._call_of(request, call)
@@ -128,9 +129,10 @@ class HeaderFactory:
             header = request.lock_header = self.unlocked(request, wrong)
         elif self.takes_lock(request):
             copy = request.arrival.copy or requeued is not None
-            header = request.lock_header = self._locked(
-                request, copy=copy, before=_before(request, moved)
-            )
+            header = self._locked(request, copy=copy, before=_before(request, moved))
+            if requeued is None or first == header.attempt:
+                header = header._replace(first_place=self._first_place(request, header))
+            request.lock_header = header
         else:
             header = request.lock_header = self.relaxed(request)
         if request.call:
@@ -138,6 +140,23 @@ class HeaderFactory:
         if header.copy or moved is not None:
             request.was_blocked = True  # another worker may have reported it as blocked
         return copy_of
+
+    def _first_place(self, request: LockedRequest, header: LockHeader) -> int:
+        """Return when a message was delivered first; 0 if it may have been delivered before.
+
+        Args:
+            request: of a message that was not requeued, or was delivered first before that.
+            header: its lock header.
+        """
+        arrival, message = request.arrival, request.message
+        known = (
+            not (arrival.copy or header.moved)
+            and arrival.claim is None
+            and (arrival.requeues > 0 or not message.delivery_info.get("redelivered"))
+            and not self._identify(message)  # such a broker marks no redelivery
+            and not history_of(message.headers)
+        )
+        return (arrival.first_place or header.place) if known else 0
 
     @staticmethod
     def is_to_reject(request: LockedRequest) -> bool:

@@ -399,7 +399,7 @@ def claim_of(header: LockHeader, options: LockOptions) -> Claim:
         options.declared_limit,
         header.place,
         options.max_waiting,
-        header.copy,
+        header.copy and (header.first_place or 1),
         options.on_full == "replace",
         flow if options.on_rate == "park" or not flow else ending_at_rate(flow),
         header.later,

@@ -157,22 +157,24 @@ def is_parked_late(world, lock, who, lost):
     3,
     lock=LOCKS,
     who=WHO,
-    marked=(1, 1, 0, 2, "same"),
+    marked=(1, 1, 0, 2, "same", "new", "old"),
     then=("", "park", "end", "park"),
     lost=LOST,
 )
 def copy_arrives(world, lock, who, marked, then, lost):
     """Another message of an attempt; its first may end between its two calls.
 
-    It is marked as redelivered, or has the base of the first; else it is another call of that id.
+    It is marked as redelivered, or has the base of the first, or is known to have arrived first now
+    or 30 s ago; else it is another call of that id.
     """
+    first_at = {"same": 0, "new": world.now_us, "old": world.now_us - 30_000_000}
     first = asker_of(world, lock, who)
     if not first or not first.owner.attempt:
         return
     copy = world.new_asker(
         lock,
         attempt=first.owner.attempt,
-        copy=0 if marked == "same" else marked,
+        copy=first_at.get(marked, marked),
         base=first.base if marked == "same" else "",
         realm=first.to_park.realm,
         queue=first.to_park.queue,

@@ -543,8 +543,20 @@ MUTANTS = (
     Mutant(
         "the end of a rejected message is remembered",
         LIBRARY,
-        "if not rec.rejected or rec.publish_at then remember",
-        "if true then remember",
+        "  if rec.rejected and not rec.publish_at then return end\n",
+        "",
+    ),
+    Mutant(
+        "a later call is taken for a copy of the ended one with its id",
+        LIBRARY,
+        "if first < FIRST_PLACE or not later then return true end",
+        "if true then return true end",
+    ),
+    Mutant(
+        "a copy whose first arrival is known runs after its end",
+        LIBRARY,
+        "return ended >= math.floor(first / 1000) - CLOCK_MS",
+        "return false",
     ),
     Mutant(
         "a marked delivery runs beside its message",

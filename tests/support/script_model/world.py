@@ -117,6 +117,7 @@ class Ledger:
     leases: dict[str, int] = field(default_factory=dict)  # base -> longest lease asked for, ms
     kept: dict[str, str] = field(default_factory=dict)  # base -> attempt, of bodies to be kept
     settled: dict[str, int] = field(default_factory=dict)  # attempt or base -> ms until remembered
+    ended: dict[str, int] = field(default_factory=dict)  # attempt -> ms of the end, if remembered
     granted: set[str] = field(default_factory=set)  # tokens of parked messages
     # Keys that expire leave entries in the bucket's index and due, for others to tidy up.
     expired: set[tuple[str, str]] = field(default_factory=set)

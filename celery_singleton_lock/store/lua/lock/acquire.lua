@@ -56,7 +56,7 @@ end
 -- A message that is stored under a later token, or whose task has ended, does not run a second time.
 local verdict
 if not where then
-  if is_done(base_of(token)) or copy == '1' and is_done(attempt) then
+  if is_done(base_of(token)) or has_ended(attempt, copy) then
     verdict = 'done'
   elseif is_stored(token, attempt) then
     verdict = 'twin'

@@ -3,7 +3,8 @@
 -- ARGV: name token lease_ms limit_arg place_us max_waiting copy attempt task worker host pid claim_ms body realm route wait_ms on_full returns
 --   place_us = time of arrival, 0 = now; wait_ms empty = wait for ever; on_full replace = replace the
 --   oldest message of this task; copy 1 = this may be a duplicate delivery, 3 = the delivery `token` was
---   claimed without an answer, and has not begun: it ends, else 0; realm and route = broker and queue;
+--   claimed without an answer, and has not begun: it ends, a time in microseconds = this may be a duplicate
+--   delivery of a message that arrived first then, else 0; realm and route = broker and queue;
 --   returns = deliveries that came back
 -- REPLY: answer WAITING FULL DONE TWIN TOO_COSTLY
 lock = name
@@ -25,7 +26,7 @@ if copy == '3' and where == 'holder' then -- its claim may have deleted the stor
   leave_holders(token, rec)
   redis.call('HSET', bodies, base, body)
   end_delivery(token, rec)
-elseif is_done(base) or (copy == '1' or copy == '3') and is_done(attempt) then
+elseif is_done(base) or has_ended(attempt, copy) then
   verdict = 'done'
 elseif is_stored(token, attempt) then
   verdict = 'waiting' -- asked again after a lost reply

@@ -51,11 +51,13 @@ local function return_delivery(token, rec, unread)
   end_delivery(token, rec, before >= 0 and math.min(DELAY_MS * 2 ^ before, MOST_DELAY_MS) or nil)
 end
 
+local END_SHARE = 1024 -- a power of 2: the division is exact
+
 local function remember(till, ...)
   redis.call('ZREMRANGEBYSCORE', done, '-inf', now)
   for _, member in ipairs({...}) do redis.call('ZADD', done, till, member) end
   local last = redis.call('ZRANGE', done, -1, -1, 'WITHSCORES')[2]
-  redis.call('PEXPIRE', done, tonumber(last) - now + GRACE_MS)
+  redis.call('PEXPIRE', done, math.ceil(last - now) + GRACE_MS)
 end
 
 -- Remember the end of an attempt, if copies of its message exist or, with `feared`, may exist.
@@ -64,7 +66,9 @@ local function remember_end(token, rec, done_ms, feared)
   local till = now + done_ms
   remember(till, base_of(token))
   -- A broker may redeliver a rejected message, which then must run.
-  if not rec.rejected or rec.publish_at then remember(till, rec.attempt) end
+  if rec.rejected and not rec.publish_at then return end
+  remember(till, rec.attempt)
+  remember(till + done_ms / END_SHARE, 'end:' .. rec.attempt) -- the two scores tell when: see has_ended
 end
 
 local SENT_MS = 120000 -- a worker that has parked a message finds out within this time that it is no longer stored

@@ -109,6 +109,21 @@ local function is_done(member)
   return till and tonumber(till) > now
 end
 
+local FIRST_PLACE = 4 -- `copy` has lower values that are no time
+local CLOCK_MS = 1000 -- more than the clocks of a worker and of this server differ
+
+-- Whether the attempt of a message that may be a copy has ended. If `copy` is a time in microseconds, the
+-- message is known to have arrived first then. An end before that is the end of another call with its id.
+local function has_ended(attempt, copy)
+  local first = tonumber(copy)
+  if copy ~= '1' and copy ~= '3' and first < FIRST_PLACE or not is_done(attempt) then return false end
+  local later = redis.call('ZSCORE', done, 'end:' .. attempt)
+  if first < FIRST_PLACE or not later then return true end
+  local till = tonumber(redis.call('ZSCORE', done, attempt))
+  local ended = till - END_SHARE * (later - till)
+  return ended >= math.floor(first / 1000) - CLOCK_MS
+end
+
 -- Whether the queue has reached its limit.
 local function is_full(most)
   if most == '' or alone and tonumber(most) > 0 then return false end

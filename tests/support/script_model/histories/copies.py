@@ -279,3 +279,23 @@ def a_message_comes_back_before_it_is_forgotten_beside_another_with_its_task_id(
         world.acknowledged.add((stray.seal, stray.token))
         world.left(stray, sent=True)
     assert len(world.state(ONE).bodies) == 2
+
+
+@history
+def the_id_of_an_ended_task_is_used_again(world):
+    world.beat("w1")
+    holder, first = world.new_asker(ONE), world.new_asker(ONE, attempt="id/0/0")
+    world.acquire(holder)
+    world.park(first)
+    world.release(ONE, holder.token, worker="w1")
+    world.claim(ONE, world.receive("w1").token)
+    begun = world.now_us
+    world.release(ONE, first.token)
+    world.advance(5.0)
+    late = world.new_asker(ONE, attempt="id/0/0", copy=begun)
+    world.acquire(late)
+    world.park(late)
+    again = world.new_asker(ONE, attempt="id/0/0", copy=world.now_us)
+    world.acquire(again)
+    world.release(ONE, again.token)
+    world.park(world.new_asker(ONE, attempt="id/0/0", copy=world.now_us))

@@ -263,3 +263,17 @@ def a_message_that_is_reset_goes_behind_who_waits(world):
     world.park(waits)
     world.reset(ONE)
     assert world.receive("w1").token == waits.token
+
+
+@history
+def another_worker_takes_the_grant_of_a_revoked_message_first(world):
+    world.beat("w1")
+    parked = world.new_asker(ONE)
+    world.park(parked)
+    granted = world.receive("w1").token
+    world.revoke(ONE, granted, "w2", realm="R")
+    world.revoke(ONE, granted, "w1", lost=True)
+    world.release(ONE, world.receive("w1").token)
+    world.revoke(ONE, granted, "w1")
+    world.advance(121.0)
+    world.revoke(ONE, granted, "w1")

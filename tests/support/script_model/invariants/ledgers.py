@@ -250,14 +250,16 @@ def _note_release(world, step, ledger, before, after) -> None:
     if twin:
         _is_settled(ledger, base_of(twin))
     if attempt and (mark or rec.get("parked") or twin or rec.get("copied")):
-        _note_remembered(ledger, rec, base, world.now + round(done_for * 1000))
+        _note_remembered(world, ledger, rec, base, done_for)
 
 
-def _note_remembered(ledger, rec, base, until) -> None:
+def _note_remembered(world, ledger, rec, base, done_for) -> None:
     """A rejected message may come back from its broker: its attempt is not remembered."""
+    until = world.now + round(done_for * 1000)
     ledger.settled[base] = until
     if not rec.get("rejected") or rec.get("publish_at"):
         ledger.settled[rec["attempt"]] = until
+        ledger.ended[rec["attempt"]] = world.now
 
 
 def _note_rejected(ledger, before, *bases) -> None:

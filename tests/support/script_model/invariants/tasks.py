@@ -23,6 +23,9 @@ from support.script_model.invariants.locks import is_closed
 from support.script_model.snapshot import LockState
 from support.script_model.world import Asker, Ledger, Step, World
 
+CLOCK_MS = 1000
+"""Most milliseconds by which the clocks of a worker and of the server are taken to differ."""
+
 
 def every_token_is_granted_once(world: World, step: Step) -> None:
     """A token is granted once, so a late holder of a former delivery owns nothing (I10, T5)."""
@@ -44,11 +47,18 @@ def settled_attempts_do_not_come_back(world: World, step: Step) -> None:
         if step.token in before.standing:
             continue
         done = ledger.settled.get(base, 0) > world.now or (
-            step.asker.claim.copy in {1, CLAIM_UNANSWERED}
+            _may_be_copy_of_ended(ledger, attempt, step.asker.claim.copy)
             and ledger.settled.get(attempt, 0) > world.now
         )
         if done != (step.reply.verdict is Verdict.DONE):
             broken("I8", f"{step.token} of {attempt} at {name} was told {step.reply.verdict}")
+
+
+def _may_be_copy_of_ended(ledger: Ledger, attempt: str, copy: int) -> bool:
+    """Whether a message can be a copy of the ended one: if it is known to be later, it is not."""
+    if copy > CLAIM_UNANSWERED:
+        return ledger.ended.get(attempt, 0) >= copy // 1000 - CLOCK_MS
+    return copy in {1, CLAIM_UNANSWERED}
 
 
 def an_attempt_is_here_once(world: World, step: Step) -> None:

@@ -12,6 +12,7 @@ from celery_singleton_lock.worker.agent_commands import LookUp
 from celery_singleton_lock.worker.dispatch.dispatcher import worker_id
 from celery_singleton_lock.worker.lock_header import (
     COPY,
+    FIRST,
     HEADER_KEY,
     MOVED,
     REQUEUED,
@@ -81,6 +82,38 @@ def test_a_redelivered_message_is_marked_as_a_copy(parts):
     request = parts.message("late", "a", redelivered=True)
     parts.dispatcher(request)
     assert request.lock_header.copy
+
+
+@pytest.mark.parametrize(
+    ("known", "sent"),
+    [
+        (True, {}),
+        (True, {REQUEUED: [1, 12], FIRST: "x/0/0"}),
+        (True, {REQUEUED: [1, 12], FIRST: "x/0/0", "redelivered": True}),
+        (False, {"redelivered": True}),
+        (False, {REQUEUED: [1, 12]}),
+        (False, {REQUEUED: [1, 12], FIRST: "y/0/0"}),
+        (False, {MOVED: ["x/0/0", 12, "base"]}),
+        (False, {"x-death": [{"queue": "q", "reason": "rejected", "count": 1}]}),
+    ],
+)
+def test_the_first_arrival_is_known_unless_the_broker_may_have_delivered_it_before(
+    parts, known, sent
+):
+    """Else the end of its own first delivery would be taken for that of another call."""
+    parts.place.sync(1000.0, 0.0, 0.0)
+    request = parts.message("late", "a", request_id="x", **sent)
+    parts.dispatcher(request)
+    header = request.lock_header
+    assert header.first_place == (sent.get(REQUEUED, [1, header.place])[1] if known else 0)
+
+
+def test_the_first_arrival_is_not_known_where_the_broker_marks_no_redelivery(parts):
+    parts.place.sync(1000.0, 0.0, 0.0)
+    parts.dispatcher._header_factory._identify = lambda _message: "identity"
+    request = parts.message("late", "a")
+    parts.dispatcher(request)
+    assert request.lock_header.first_place == 0
 
 
 def test_a_copy_that_we_published_is_looked_up(parts):
