@@ -95,11 +95,11 @@ class Consumer(NamedTuple):
 
     Args:
         queues: the queues that it consumes.
-        tasks: the tasks that it has.
+        tasks: the tasks that it has; None if it has not said.
     """
 
     queues: frozenset[str]
-    tasks: frozenset[str]
+    tasks: frozenset[str] | None
 
 
 def examine(store: RedisAdminStore, *, deep: bool = True) -> Iterator[Check]:
@@ -477,7 +477,8 @@ def consumers_check(
     known = {worker_name(worker) for worker in store.workers()}
     unknown, lax = list[str](), list[str]()
     for worker, consumer in sorted(consumers.items()):
-        runs = {q: consumer.tasks & set(tasks.get(q, ())) for q in sorted(consumer.queues)}
+        has = consumer.tasks or frozenset()
+        runs = {q: has & set(tasks.get(q, ())) for q in sorted(consumer.queues)}
         shared = [queue for queue, names in runs.items() if names]
         if shared and worker not in known:
             unknown.append(f"{worker} (queue {', '.join(shared[:NAMED])})")
@@ -486,8 +487,7 @@ def consumers_check(
             found = map(worker_name, _without_lock(store, realm, queue, name))
             lax += [f"{w} ({name})" for w in found if name in _tasks_of(consumers, w)]
     if not unknown and not lax:
-        told = "each worker that consumes the queue of a locked task takes its lock"
-        return Check("consumers", Health.OK, told)
+        return _no_consumer_overlaps(consumers)
     told = ""
     if unknown:
         told = (
@@ -499,13 +499,22 @@ def consumers_check(
     return Check("consumers", Health.WARN, printable(f"{told}Locked tasks may overlap there"))
 
 
+def _no_consumer_overlaps(consumers: Mapping[str, Consumer]) -> Check:
+    silent = sorted(worker for worker, consumer in consumers.items() if consumer.tasks is None)
+    if silent:
+        told = f"{_some(silent)}: no answer to inspect registered. Run doctor again"
+        return Check("consumers", Health.UNKNOWN, printable(told))
+    told = "each worker that consumes the queue of a locked task takes its lock"
+    return Check("consumers", Health.OK, told)
+
+
 def _without_lock(store: RedisAdminStore, realm: str, queue: str, task: str) -> list[str]:
     """Return the live workers that consume a queue and do not lock a task."""
     return [worker for worker, locks in store.consumers(realm, queue, task).items() if not locks]
 
 
 def _tasks_of(consumers: Mapping[str, Consumer], worker: str) -> frozenset[str]:
-    return consumers[worker].tasks if worker in consumers else frozenset()
+    return (consumers[worker].tasks if worker in consumers else None) or frozenset()
 
 
 def _some(names: Sequence[str]) -> str:

@@ -221,7 +221,7 @@ class AppSide(OperatorActions):
         return {
             worker: Consumer(
                 frozenset(str(queue.get("name", "")) for queue in queues),
-                frozenset(str(task).partition(" ")[0] for task in tasks.get(worker) or ()),
+                _names(tasks[worker]) if worker in tasks else None,
             )
             for worker, queues in active.items()
         }
@@ -273,3 +273,8 @@ def sent(send: Callable[..., None], *args: Any) -> None:
             "command again."
         )
         raise BrokerError(msg) from error
+
+
+def _names(registered: Iterable[Any]) -> frozenset[str]:
+    """Return the names in an answer to ``inspect registered``, which may have options behind."""
+    return frozenset(str(task).partition(" ")[0] for task in registered)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from celery_singleton_lock.config.limits import LONGEST_LEASE
@@ -376,3 +377,13 @@ def _warn_of_idle_locks(task_name: str, lock_keys: Any) -> None:
 
 
 _LEAVE_OUT: Final = ". Leave one of the two out"
+
+
+def warn_of_coroutine(task_name: str, body: Callable[..., Any]) -> None:
+    """Warn of a task with ``async def``: Celery calls it, and awaits nothing."""
+    if inspect.iscoroutinefunction(inspect.unwrap(body)):
+        msg = (
+            f"task {task_name}: it is declared with async def. Celery awaits no coroutine, so the "
+            "body does not run under the lock. Use a plain function that calls asyncio.run()."
+        )
+        warnings.warn(msg, ConfigurationWarning, stacklevel=4)

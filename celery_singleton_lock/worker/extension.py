@@ -22,7 +22,7 @@ from celery_singleton_lock.config.multi_lock_option import (
     rates_in,
 )
 from celery_singleton_lock.config.settings import LockOptions, Settings
-from celery_singleton_lock.config.task_options import resolve_options
+from celery_singleton_lock.config.task_options import resolve_options, warn_of_coroutine
 from celery_singleton_lock.config.unknown_names import check_unknown
 from celery_singleton_lock.config.url_text import realm_of
 from celery_singleton_lock.core.fair_option import GroupOf, compile_group
@@ -120,6 +120,7 @@ class Extension:
         declared = declared_options(task)
         check_unknown(task.name, {name for cls in type(task).__mro__ for name in vars(cls)})
         options = resolve_options(task.name, declared, None)
+        warn_of_coroutine(task.name, task.run)
         if options.share:
             self._groups[task.name] = compile_group(task.name, task.run, options.share)
         self._unique_keys[task.name] = compile_unique_key(task.name, task.run, options.unique_key)

@@ -288,6 +288,16 @@ def test_doctor_names_workers_that_may_run_locked_tasks_without_their_locks(stor
     assert checked(plain=worker("q", "app.other")).health is Health.OK
 
 
+def test_doctor_does_not_call_workers_well_that_have_not_said_which_tasks_they_have(store):
+    """It answered ok after a lost answer to inspect registered."""
+    silent = {"w": doctor.Consumer(frozenset({"q"}), None)}
+    found = doctor.consumers_check(store, "R", {"q": {"app.task"}}, silent)
+    assert (found.health, found.told) == (
+        Health.UNKNOWN,
+        "w: no answer to inspect registered. Run doctor again",
+    )
+
+
 def test_doctor_says_whether_the_broker_answers():
     """During its outage a granted task went from worker to worker, and doctor was content."""
     assert doctor.broker_check("amqp://h//", None).health is Health.OK
