@@ -39,7 +39,8 @@ the server and its quarantine),
 ``fleet:parked:<realm>:<queue>`` (ZSET, token of a parked message -> place) with ``fleet:parked``
 (SET of these routes) and ``fleet:parked_bytes`` (HASH, route -> bytes of these messages),
 ``fleet:audit`` (LIST of changes by operators, the last thousand),
-``fleet:drained`` (HASH, ``<realm>:<queue>`` -> when a drain last removed a message of it, ms),
+``fleet:drained`` (HASH, ``<realm>:<queue>`` -> when a drain last removed a message of it, ms;
+expires a year after the last drain),
 ``fleet:running:<worker>`` (ZSET of task id, lock and token, one a line: tasks that the worker has
 had for seconds) with ``fleet:running`` (ZSET, worker -> until when its list is read, ms),
 ``fleet:mode`` (HASH, task or ``*`` -> mode), ``fleet:marker`` (string, random: if it changes, data

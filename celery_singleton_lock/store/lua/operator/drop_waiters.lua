@@ -11,6 +11,7 @@ check_audit()
 write_though_full()
 
 local ASKED_MS = 60000 -- a call is repeated within this time
+local DRAINED_MS = 31536000000 -- a year: nobody imports an older file
 
 local dropped, steps, last, last_token = {}, 0, nil, nil
 for i = 7, #ARGV do
@@ -29,7 +30,10 @@ for i = 7, #ARGV do
       remember(now + tonumber(done_ms), drop_of(token), marks and drop_of_attempt(rec.attempt) or nil)
     end
     -- For imports, which refuse older files. No decision about the lock depends on it.
-    if sealed == '1' then redis.pcall('HSET', fleet .. ':drained', route_of(rec), digits(now)) end
+    if sealed == '1' then
+      redis.pcall('HSET', fleet .. ':drained', route_of(rec), digits(now))
+      redis.pcall('PEXPIRE', fleet .. ':drained', DRAINED_MS)
+    end
     forget(token, rec, sealed == '1')
     remember(now + ASKED_MS, call .. ':' .. token)
     dropped[#dropped + 1] = token
