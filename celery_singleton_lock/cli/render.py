@@ -15,7 +15,13 @@ import click
 from celery_singleton_lock.admin.lock_views import Detail, Ranking
 from celery_singleton_lock.admin.why_sentences import named, seconds, short
 from celery_singleton_lock.config.limits import NO_LIMIT
-from celery_singleton_lock.core.lock_view import Holder, LockView, RateInForce, WaitsFor
+from celery_singleton_lock.core.lock_view import (
+    Holder,
+    LockView,
+    RateInForce,
+    WaitingGroup,
+    WaitsFor,
+)
 from celery_singleton_lock.message_text import number_of, printable
 from celery_singleton_lock.store.operator.base import Glance, Waiting
 
@@ -166,6 +172,8 @@ def _who(lock: Glance) -> str:
         told.insert(0, f"{lock.adrift} without a worker")
     if lock.rated and not lock.holders:
         told.insert(0, "its rate may be reached")
+    if lock.groups:
+        told.append(f"{number_of(lock.groups, 'group')} waiting")
     if lock.closed_for:
         told.insert(0, f"CLOSED for {seconds(lock.closed_for)}")
     if lock.paused:
@@ -196,11 +204,13 @@ def detail(found: Detail) -> list[str]:
         *(f"rate     {_rate(rate)}{rates_by}" for rate in view.rates),
         f"fence    {view.fencing_token}",
         f"waiting  {waiting}; {number_of(view.bodies, 'message')} stored",
+        *_groups(view),
     ]
     for holder in view.holders:
         state = "silent" if holder.silent else holder.state
         state = "kept" if holder.token in found.elsewhere else state
-        lines.append(f"holder   {named((holder,), found.elsewhere)}, {state}")
+        group = f", group {holder.group}" if holder.group else ""
+        lines.append(f"holder   {named((holder,), found.elsewhere)}, {state}{group}")
         lines.append(f"token    {holder.token}")
         if holder.pid:
             lines.append(f"process  pid {holder.pid} on {holder.host}")
@@ -212,6 +222,21 @@ def detail(found: Detail) -> list[str]:
         ]
         lines += ["", *table((*_WAITING, *more), rows)]
     return lines
+
+
+def _groups(view: LockView) -> list[str]:
+    """Return how many groups wait, and a line for each of the largest."""
+    if not view.groups_waiting:
+        return []
+    left = view.groups_waiting - len(view.groups)
+    more = f", of which {left:,} are not shown" if left else ""
+    return [f"groups   {view.groups_waiting:,} waiting{more}", *map(_group, view.groups)]
+
+
+def _group(group: WaitingGroup) -> str:
+    name = group.name or "(tasks without a group)"
+    full = ", at its limit" if group.is_at_limit else ""
+    return f"group    {name}: {group.waiting:,} waiting, {group.held:,} held{full}"
 
 
 def _state(view: LockView) -> str:

@@ -7,6 +7,7 @@ starts by its weight, whatever the others have parked. ``open_groups`` in ``grou
 from __future__ import annotations
 
 import hashlib
+import json
 from typing import Final, NamedTuple
 
 LONGEST_GROUP: Final = 100
@@ -44,3 +45,9 @@ def group_name(value: str) -> str:
         return value
     start = encoded[:32].decode(errors="ignore")
     return f"{start}-sha256-{hashlib.sha256(encoded).hexdigest()[:48]}"
+
+
+def group_in(flow: str) -> str:
+    """Return the name of the group in the flow options of a caller; empty if it has none."""
+    group = json.loads(flow).get("group") if flow else None
+    return str(group[0]) if group else ""

@@ -70,6 +70,7 @@ class Holder(NamedTuple):
         lease: length of its lease in seconds; 0 if unknown.
         silent: seconds since the last heartbeat or renewal of its worker; 0 if that was recent or
             was not examined, or if a client holds the lock.
+        group: its group, if the lock is shared fairly (``lock_fair_by``).
     """
 
     token: str
@@ -84,6 +85,7 @@ class Holder(NamedTuple):
     since: float = 0.0
     lease: float = 0.0
     silent: float = 0.0
+    group: str = ""
 
     def __str__(self) -> str:
         """``settle[3f…] on worker-2``, or the client's host and pid; printable."""
@@ -122,6 +124,22 @@ class RateInForce:
         return f"{self.rate}, {self.started:,} used" if self.by_cost else self.rate
 
 
+class WaitingGroup(NamedTuple):
+    """A group of tasks that wait for a lock (``lock_fair_by``).
+
+    Args:
+        name: its name; empty for all waiters without a group.
+        waiting: number of its waiters.
+        held: number of permits that it holds.
+        is_at_limit: whether it holds as many as it may (``lock_fair_limit``).
+    """
+
+    name: str
+    waiting: int
+    held: int = 0
+    is_at_limit: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class LockView:
     """The state of a lock.
@@ -150,6 +168,9 @@ class LockView:
         closed: who has closed it, and why.
         rates_set: whether an operator has set the rates, in place of the tasks' own.
         rates_left: seconds until the tasks' rates are in force again; 0: until an operator acts.
+        groups_waiting: number of groups that have a waiter.
+        groups: at most ten of them, those with most waiters first. Of the groups that are below
+            their limits, and of those at their limits, the first 500 are compared.
     """
 
     name: str
@@ -173,6 +194,8 @@ class LockView:
     limit_computed: bool = False
     rates_set: bool = False
     rates_left: float = 0.0
+    groups_waiting: int = 0
+    groups: tuple[WaitingGroup, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ def holder_values(holder: Holder, now: float) -> dict[str, Any]:
         "state": "silent" if holder.silent else holder.state,
         "silent_for": holder.silent,
         "left": holder.expires_in,
+        "group": visible(holder.group, SHORT),
         "held_for": max(0.0, now - holder.since) if holder.since else 0.0,
         "fence": str(holder.fencing_token),  # has more digits than a number in JavaScript
     }
@@ -66,6 +67,7 @@ def waiter_values(waiter: Waiting, rank: int) -> dict[str, Any]:
         "age": waiter.age,
         "head_start": waiter.head_start,
         "queue": visible(waiter.queue, SHORT),
+        "group": visible(waiter.group.name, SHORT) if waiter.group else "",
     }
 
 
@@ -112,6 +114,10 @@ def totals(view: LockView) -> dict[str, Any]:
         "waiting": view.waiting,
         "adrift": view.adrift,
         "counters": dict(view.counters),
+        "groups_waiting": view.groups_waiting,
+        "groups": [
+            {**group._asdict(), "name": visible(group.name, SHORT)} for group in view.groups
+        ],
     }
 
 
@@ -144,6 +150,7 @@ def glance_of(view: LockView, now: float) -> Glance:
         grouped=view.waits_for is WaitsFor.GROUP,
         paused_for=view.pause_left,
         closed_for=view.closed_for,
+        groups=view.groups_waiting,
     )
 
 

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from celery_singleton_lock.core.lock_view import Holder, LockView, Observed, RateInForce, WaitsFor
+from celery_singleton_lock.core.lock_view import (
+    Holder,
+    LockView,
+    Observed,
+    RateInForce,
+    WaitingGroup,
+    WaitsFor,
+)
 from celery_singleton_lock.core.model import Reply, Verdict
 from celery_singleton_lock.core.parked_message import Delivery, SweepReply, UntakenMessage
 from celery_singleton_lock.core.rate import described
@@ -41,6 +49,7 @@ def holder_of(token: str, rec: Mapping[str, Any], expires_in: float = 0.0) -> Ho
         state_of(rec),
         seconds(rec.get("since") or 0),
         seconds(rec.get("lease") or 0),
+        group=rec.get("group", ""),
     )
 
 
@@ -173,15 +182,16 @@ def _untaken_message(
 def view(name: str, raw: Sequence[Any]) -> LockView:
     """Return the answer of inspect."""
     now, found, held, queued, waiting, adrift, bodies, reason, till, rates, *more = raw
-    closed, why, rates_till, own = more
+    closed, why, rates_till, own, groups = more
     meta, ms = pairs(found), float(now)
     paused, limit_set = (_is_in_force(meta, what, ms) for what in ("paused", "ruled"))
+    holders = tuple(
+        holder(text(held[i]), text(held[i + 2]), seconds(float(held[i + 1]) - ms))
+        for i in range(0, len(held), 3)
+    )
     return LockView(
         name=name,
-        holders=tuple(
-            holder(text(held[i]), text(held[i + 2]), seconds(float(held[i + 1]) - ms))
-            for i in range(0, len(held), 3)
-        ),
+        holders=holders,
         waiters=tuple(
             holder(text(queued[i]), text(queued[i + 1])) for i in range(0, len(queued), 2)
         ),
@@ -203,6 +213,16 @@ def view(name: str, raw: Sequence[Any]) -> LockView:
         closed=(text(why) or _UNKNOWN) if float(closed) else "",
         rates_set=text(rates_till) != "",
         rates_left=_left(rates_till, ms),
+        groups_waiting=int(groups[0]) if groups else 0,
+        groups=_groups(groups[1:], holders),
+    )
+
+
+def _groups(listed: Sequence[Any], holders: Iterable[Holder]) -> tuple[WaitingGroup, ...]:
+    held = Counter(each.group for each in holders)
+    return tuple(
+        WaitingGroup(text(name), int(waiting), held[text(name)], int(at_limit) == 1)
+        for name, waiting, at_limit in zip(listed[::3], listed[1::3], listed[2::3], strict=True)
     )
 
 

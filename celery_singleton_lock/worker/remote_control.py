@@ -14,6 +14,7 @@ from celery.worker.control import control_command, inspect_command
 
 from celery_singleton_lock.admin.force_release import force_release
 from celery_singleton_lock.core.clock import SystemClock
+from celery_singleton_lock.core.fair_group import group_in
 from celery_singleton_lock.core.lock_mode import ALL, MODES
 from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.message_text import printable
@@ -88,6 +89,7 @@ def _shown(request: LockedRequest) -> dict[str, Any]:
         "locks": _names(request),
         "token": header.token,
         "task": header.task,
+        "group": group_in(header.flow),
         "id": request.id,
         "state": _state(request),
         "pid": request.worker_pid if request.stage in BEGUN else None,

@@ -57,13 +57,19 @@ def test_no_group_holds_more_than_its_limit_and_others_pass(send, worker, redis_
         assert most == [1] * 6
 
 
-def test_a_task_waits_for_its_group_while_another_group_starts(send, worker, redis_client):
+def test_a_task_waits_for_its_group_while_another_group_starts(
+    send, worker, redis_client, sending_app
+):
     store = RedisStore(redis_client)
     results = [send("held", "a", "open"), send("held", "a", "open")]
     view = eventually(
         lambda: (v := store.inspect("shared2")).waiting == 1 and v.holders and v, message="waits"
     )
     assert view.waits_for.value == "group"
+    assert [(group.name, group.waiting, group.held) for group in view.groups] == [("a", 1, 1)]
+    asked = sending_app.control.inspect(timeout=20, limit=1)._request("locks")
+    (told,) = asked.values()
+    assert {each["group"] for each in told["locks"]} == {"a"}
     results.append(send("held", "b", "open"))
     eventually(lambda: len(store.inspect("shared2").holders) == 2, message="b runs")
     redis_client.set("open", 1)

@@ -280,6 +280,14 @@
             release(lock, holder);
           }) : ""];
       });
+    if (lock.groups.length) {
+      table(node, "Groups", ["Group", "Waiting", "Held", "Limit"], lock.groups, function (group) {
+        return [group.name ? name(group.name) : "(tasks without a group)", String(group.waiting), String(group.held),
+          group.is_at_limit ? "reached" : ""];
+      });
+      var rest = lock.groups_waiting - lock.groups.length;
+      if (rest > 0) node.appendChild(el("p", "csl-small", "and " + rest + " more groups"));
+    }
     queue(node, lock);
     var left = lock.waiting + lock.adrift - lock.queue.length;
     if (left > 0) node.appendChild(el("p", "csl-small", "and " + left + " more waiters"));
@@ -324,6 +332,7 @@
         age += waiter.head_start > 0 ? ", head start " : ", lets pass for ";
         age += duration(Math.abs(waiter.head_start));
       }
+      if (waiter.group) age += ", group " + waiter.group;
       return [rank, what, waiter.state, age, name(waiter.queue), cell];
     });
     if (!mayChange || lock.queue.length < 2) return;

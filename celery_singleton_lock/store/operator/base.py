@@ -88,6 +88,7 @@ class Glance(NamedTuple):
         grouped: likewise, and it has groups, whose limits may hold them back.
         closed_for: seconds for which a task or client has closed it; 0 if it is not closed.
         paused_for: seconds until the pause ends by itself; 0 if it does not.
+        groups: number of groups that have a waiter (``lock_fair_by``).
     """
 
     name: str
@@ -104,6 +105,7 @@ class Glance(NamedTuple):
     grouped: bool = False
     closed_for: float = 0.0
     paused_for: float = 0.0
+    groups: int = 0
 
     @property
     def is_idle(self) -> bool:

@@ -59,6 +59,7 @@ def _glance(  # noqa: PLR0917  # in the order of view/summarise_locks.lua
     oldest: float,
     rated: int,
     closed: float,
+    groups: int,
     name: str,
     *holders: Any,
 ) -> Glance:
@@ -80,6 +81,7 @@ def _glance(  # noqa: PLR0917  # in the order of view/summarise_locks.lua
         grouped=rated == 2,  # noqa: PLR2004  # see held_back() there
         closed_for=closed / 1000,
         paused_for=max(0.0, paused / 1000),
+        groups=groups,
     )
 
 

@@ -10,8 +10,9 @@ from celery_singleton_lock import ConfigurationError
 from celery_singleton_lock.config.option_checks import ConfigurationWarning
 from celery_singleton_lock.config.settings import Settings
 from celery_singleton_lock.config.task_options import resolve_options
-from celery_singleton_lock.core.fair_group import Group
+from celery_singleton_lock.core.fair_group import Group, group_in
 from celery_singleton_lock.core.fair_option import Share, compile_group
+from celery_singleton_lock.core.rate import packed, rates_of
 
 
 def resolved(settings=None, **declared):
@@ -103,3 +104,10 @@ def test_a_quorum_refuses_groups():
 def test_an_option_for_groups_without_groups_is_reported():
     with pytest.warns(ConfigurationWarning, match='Add lock_fair_by="{tenant}"'):
         resolved(Settings(), lock_fair_limit=2)
+
+
+def test_the_group_is_read_from_the_flow_options():
+    """``inspect locks`` shows it."""
+    assert group_in(packed((), group=Group("é" * 3, 2, 0.5))) == "ééé"
+    assert group_in(packed(rates_of("5/m"))) == ""
+    assert group_in("") == ""

@@ -171,9 +171,26 @@ local function open_groups(vt)
       end
     end
   end
+  -- How many groups have a waiter, then name, waiters and 1 for a group at its limit, the largest first. Of very many
+  -- groups only those are read that are next, so that Redis is not blocked.
+  local function view()
+    local READ, SHOWN = 500, 10
+    local found, shown = {}, {call('ZCARD', groups) + call('ZCARD', full)}
+    local function add(group, is_at_limit) found[#found + 1] = {group, call('ZCARD', line_of(group)), is_at_limit} end
+    local function larger(one, other)
+      return one[2] > other[2] or one[2] == other[2] and one[1] < other[1]
+    end
+    for _, member in ipairs(call('ZRANGE', groups, 0, READ - 1)) do add(string.sub(member, 18), 0) end
+    for _, group in ipairs(call('ZRANGE', full, 0, READ - 1)) do add(group, 1) end
+    table.sort(found, larger)
+    for i = 1, math.min(#found, SHOWN) do
+      for _, value in ipairs(found[i]) do shown[#shown + 1] = value end
+    end
+    return shown
+  end
   local function assign(rec, of) rec.group, rec.group_limit, rec.group_weight = of.group, of.group_limit, of.group_weight end
   return {
-    join = join, leave = leave, hold = hold, end_hold = end_hold, choose = choose, peek = peek, is_full = is_full, repair = repair,
+    join = join, leave = leave, hold = hold, end_hold = end_hold, choose = choose, peek = peek, is_full = is_full, repair = repair, view = view,
     all_full = function() return call('ZCARD', groups) == 0 end, begin = begin, keep = keep, assign = assign, line_of = function(rec) return line_of(rec.group or '') end,
     renew = function(rec, lease)
       local running = running_of(rec.group or '')

@@ -1,7 +1,7 @@
 -- inspect: return the current state of a lock, without lapsed leases. Only a quarantine may write.
 -- KEYS: lock
 -- ARGV: name waiters
--- REPLY: now_ms, meta pairs, holders (token, till_ms, record), waiters (token, record), waiting, adrift, bodies, what the next one waits for (empty: a permit is free), and until when (ms) at the earliest (0: only a call can end it), rates as JSON (empty: none): id, n, per us, burst, starts that count, until when (ms) it is closed for a time (0: it is not), why, when an operator's rates end (ms; 0: only by a call; empty: there are none), 1 if the limit is computed
+-- REPLY: now_ms, meta pairs, holders (token, till_ms, record), waiters (token, record), waiting, adrift, bodies, what the next one waits for (empty: a permit is free), and until when (ms) at the earliest (0: only a call can end it), rates as JSON (empty: none): id, n, per us, burst, starts that count, until when (ms) it is closed for a time (0: it is not), why, when an operator's rates end (ms; 0: only by a call; empty: there are none), 1 if the limit is computed, number of groups that wait, then name, waiters and 1 if it is at its limit, for the largest groups (empty: no groups)
 lock = name
 check()
 local held = {}
@@ -26,4 +26,5 @@ return {
   digits(rates and rates.reopens_at() or 0), rates and rates.closed_why() or '',
   rates and rates.ruled() and digits(rates.ruling_ends() < math.huge and rates.ruling_ends() or 0) or '',
   rates and rates.newest.limit and limit == rates.newest.limit[1] and 1 or 0,
+  fair and fair.view() or {},
 }

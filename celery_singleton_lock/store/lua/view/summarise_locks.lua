@@ -27,10 +27,11 @@ local function glance(meta)
   local held = redis.call('ZRANGEBYSCORE', holders, '(' .. now, '+inf', 'WITHSCORES', 'LIMIT', 0, most + 1)
   local holding, shown = #held / 2, math.min(#held / 2, most)
   if holding > most then holding = redis.call('ZCOUNT', holders, '(' .. now, '+inf') end
-  local waiting, adrift, bodies, oldest = 0, 0, 0, 0
+  local waiting, adrift, bodies, oldest, groups = 0, 0, 0, 0, 0
   if redis.call('EXISTS', queue, base .. 'bodies', base .. 'adrift') > 0 then
     waiting, adrift = redis.call('ZCARD', queue), redis.call('ZCARD', base .. 'adrift')
     bodies = redis.call('HLEN', base .. 'bodies')
+    groups = redis.call('ZCARD', base .. 'flow:groups') + redis.call('ZCARD', base .. 'flow:full')
     local first = redis.call('ZRANGE', queue, 0, 0, 'WITHSCORES')
     local raw = first[1] and redis.call('HGET', record, first[1]) or ''
     local arrived = string.match(raw, '"arrived":"(%d+)"') or first[2] -- of a waiter with priority, or promoted
@@ -42,7 +43,7 @@ local function glance(meta)
   local paused_ms = m[4] and (m[6] and tonumber(m[6]) - now or -1) or 0
   local closed_ms = math.max(0, tonumber(m[7] or 0) - now)
   local told = { -- joined once: each concatenation would copy all holders before it
-    holding, waiting, adrift, bodies, limit, paused_ms, oldest, rated, closed_ms, cjson.encode(m[1]),
+    holding, waiting, adrift, bodies, limit, paused_ms, oldest, rated, closed_ms, groups, cjson.encode(m[1]),
   }
   for i = 1, 2 * shown, 2 do
     told[#told + 1] = cjson.encode(held[i])
