@@ -184,7 +184,8 @@ def set_rates(
     Args:
         store: the store of the locks.
         name: the lock's name.
-        rates: all its rates; empty: return to those that the tasks declare.
+        rates: all that an operator sets; empty: return to those that the tasks declare. Declared
+            rates stay in force if none of these counts the same, starts or costs.
         by: the operator, for the audit.
         force: accept a name that no known lock has.
         seconds: after which the tasks' rates are in force again; None: not before a call.

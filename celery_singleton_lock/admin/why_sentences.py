@@ -245,8 +245,9 @@ def _beside_a_free_permit(view: LockView, rank: int) -> str:
             f"(lock_fair_limit), {ordinal(rank)} by arrival"
         )
     later = f"; the next one may start in {seconds(view.next_look)}" if view.next_look else ""
-    by = ", set by an operator" if view.rates_set else ""
-    rates = ", ".join(map(str, view.rates)) + by
+    rates = ", ".join(
+        f"{rate}, set by an operator" if rate.by_operator else str(rate) for rate in view.rates
+    )
     return f"{view.name!r} has reached its rate ({rates}), {ordinal(rank)}{later}"
 
 

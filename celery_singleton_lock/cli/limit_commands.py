@@ -125,15 +125,19 @@ def limit(target: Target, words: tuple[str, ...], seconds: float | None, **how: 
 @_of_one_or_many("[NAME] [RATE…]")
 @click.option("--clear", is_flag=True, help="Return to the rates that the tasks declare.")
 @click.option("--burst", type=int, help="Space the starts evenly; so many may come at once.")
+@click.option("--by-cost", is_flag=True, help="Count the costs of starts, as a Rate with a cost.")
 @for_a_time
 @with_target
 def rate(
     target: Target, words: tuple[str, ...], seconds: float | None, burst: int | None, **how: Any
 ) -> None:
-    """Set the RATE of a lock, such as 100/m, for ever or for a time, whatever its tasks declare."""
+    """Set the RATE of a lock, such as 100/m, for ever or for a time, whatever its tasks declare.
+
+    It replaces the rates that count starts. With --by-cost it replaces those that count costs.
+    """
     named, values = _split(words, how)
     _refuse_both(how["clear"], values, seconds, "a rate, such as 100/m")
-    rates = _rates(values, burst)
+    rates = _rates(values, burst, by_cost=how["by_cost"])
     names = _names(target, named, how, "Set the rate of")
 
     shown = ", ".join(map(str, rates))
@@ -173,10 +177,10 @@ def _permits(values: Sequence[str]) -> int | None:
     return int(permits)
 
 
-def _rates(values: Sequence[str], burst: int | None) -> tuple[Rate, ...]:
-    kind = SLIDING if burst is None else SMOOTH
+def _rates(values: Sequence[str], burst: int | None, *, by_cost: bool) -> tuple[Rate, ...]:
+    kind, cost = SLIDING if burst is None else SMOOTH, 1 if by_cost else None
     try:
-        return rates_of([Rate(each, kind=kind, burst=burst) for each in values] or None)
+        return rates_of([Rate(each, kind=kind, burst=burst, cost=cost) for each in values] or None)
     except ConfigurationError as error:
         raise click.UsageError(str(error).removesuffix(".")) from None
 

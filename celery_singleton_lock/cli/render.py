@@ -193,7 +193,7 @@ def detail(found: Detail) -> list[str]:
     set_by = ", computed by a task" if view.limit_computed else ""
     if view.limit_set:
         set_by = _by_operator(view.limit_left)
-    rates_by = _by_operator(view.rates_left) if view.rates_set else ""
+    rates_by = _by_operator(view.rates_left)
     waiting = f"{view.waiting:,} in the queue"
     if view.adrift:
         waiting += f", {view.adrift:,} that no live worker takes"
@@ -201,7 +201,7 @@ def detail(found: Detail) -> list[str]:
         f"lock     {view.name}",
         f"state    {_state(view)}",
         f"limit    {_limit(view.limit)}{set_by}",
-        *(f"rate     {_rate(rate)}{rates_by}" for rate in view.rates),
+        *(f"rate     {_rate(rate)}{rates_by if rate.by_operator else ''}" for rate in view.rates),
         f"fence    {view.fencing_token}",
         f"waiting  {waiting}; {number_of(view.bodies, 'message')} stored",
         *_groups(view),

@@ -109,6 +109,7 @@ class RateInForce:
         by_cost: whether it counts the costs of starts.
         key: its id in the data of the lock.
         most: the highest cost that it allows at all.
+        by_operator: whether an operator has set it, in place of the tasks' own.
     """
 
     rate: str
@@ -118,6 +119,7 @@ class RateInForce:
     by_cost: bool = False
     key: str = ""
     most: int = 0
+    by_operator: bool = False
 
     def __str__(self) -> str:
         """``100/m``; if it counts costs, with what it counts now: ``1000/m, 900 used``."""
@@ -166,7 +168,7 @@ class LockView:
         closed_for: seconds for which it is closed by a task or client; 0 if it is not. Beside that
             it may be paused.
         closed: who has closed it, and why.
-        rates_set: whether an operator has set the rates, in place of the tasks' own.
+        rates_set: whether an operator has set rates, in place of the tasks' own.
         rates_left: seconds until the tasks' rates are in force again; 0: until an operator acts.
         groups_waiting: number of groups that have a waiter.
         groups: at most ten of them, those with most waiters first. Of the groups that are below

@@ -102,6 +102,7 @@ def totals(view: LockView) -> dict[str, Any]:
     return {
         "limit": view.limit,
         "rates": [str(rate) for rate in view.rates],
+        "operator_rates": [rate.by_operator for rate in view.rates],
         "paused": view.paused,
         "closed": view.closed,
         "closed_for": view.closed_for,

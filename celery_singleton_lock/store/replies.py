@@ -238,7 +238,7 @@ def _left(till_ms: Any, now_ms: float) -> float:
 
 
 def _rate(listed: Sequence[Any]) -> RateInForce:
-    key, number, period_us, burst, started, by_cost = listed
+    key, number, period_us, burst, started, by_cost, by_operator = listed
     return RateInForce(
         described(number, period_us // 1_000_000, burst),
         number,
@@ -247,6 +247,7 @@ def _rate(listed: Sequence[Any]) -> RateInForce:
         by_cost=bool(by_cost),
         key=key,
         most=burst or number,
+        by_operator=bool(by_operator),
     )
 
 

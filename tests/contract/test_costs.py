@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 
 import pytest
@@ -345,6 +346,89 @@ def test_grants_count_before_they_are_claimed_if_an_operator_adds_a_cost(redis_c
         claim = Claim("k", limit=9, flow=packed(rates_of("100/h")))
         store.park(Owner(f"t{number}.0", task="t"), claim, MessageToPark(b"body", "R", "q"))
     assert len(store.inspect("k").holders) == 3
+
+
+def start(store, *rates):
+    """Whether a new task starts at once."""
+    claim = Claim("k", limit=99, flow=packed(rates_of(rates)))
+    return store.acquire(Owner(new_token()), claim).verdict is Verdict.GRANTED
+
+
+def of_operator(store):
+    return [(str(rate), rate.by_operator) for rate in store.inspect("k").rates]
+
+
+COSTED = Rate("100/h", cost=40)
+
+
+@pytest.mark.parametrize("kind", ["redis", "in_memory", "cluster"], indirect=True)
+def test_an_operators_rate_of_starts_leaves_the_budget_of_the_tasks(make_store):
+    """It is not meant to let a fleet spend more than it pays for."""
+    store = make_store()
+    assert start(store, "1/h", COSTED)
+    assert not start(store, "1/h", COSTED)
+    store.set_rates("k", [Rate("50/h")], Operator("test"))
+    assert start(store, "1/h", COSTED)
+    assert not start(store, "1/h", COSTED)
+    assert of_operator(store) == [("50/h", True), ("100/h, 80 used", False)]
+    store.set_rates("k", [], Operator("test"))
+    assert of_operator(store) == [("1/h", False), ("100/h, 80 used", False)]
+
+
+@pytest.mark.parametrize("kind", ["redis", "in_memory", "cluster"], indirect=True)
+def test_an_operators_rate_of_costs_leaves_the_rates_of_starts(make_store):
+    """It replaces those of costs, with what was used."""
+    store = make_store()
+    assert start(store, "3/h", COSTED)
+    assert start(store, "3/h", COSTED)
+    assert not start(store, "3/h", COSTED)
+    store.set_rates("k", [Rate("1000/h", cost=1)], Operator("test"))
+    assert start(store, "3/h", COSTED)
+    assert not start(store, "3/h", COSTED)
+    assert of_operator(store) == [("1000/h, 120 used", True), ("3/h", False)]
+    store.set_rates("k", [Rate("1000/h", cost=1), Rate("9/h")], Operator("test"))
+    assert of_operator(store) == [("1000/h, 120 used", True), ("9/h", True)]
+    assert start(store, "3/h", COSTED)
+
+
+def test_a_task_that_costs_more_than_the_budget_ends_beside_an_operators_rate(redis_client):
+    store = RedisAdminStore(redis_client)
+    assert start(store, COSTED)
+    store.set_rates("k", [Rate("50/h")], Operator("test"))
+    costly = Claim("k", limit=99, flow=packed(rates_of([Rate("1000/h", cost=101)])))
+    assert store.acquire(Owner(new_token()), costly).verdict is Verdict.TOO_COSTLY
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("if not units[counts_costs(rate)] then", "if false then"),
+        ("if not units[counts_costs(rate)] then", "if true then"),
+        ("units[counts_costs(rate)] = true", "units[false] = true"),
+        ("rate[5] and 1 or 0, set and i <= #set and 1 or 0", "rate[5] and 1 or 0, 0"),
+        ("rate[5] and 1 or 0, set and i <= #set and 1 or 0", "rate[5] and 1 or 0, set and 1 or 0"),
+    ],
+)
+def test_a_wrong_line_about_an_operators_rates_is_noticed(make_store, old, new):
+    store = make_store()
+    scripts = store.operations.scripts
+    changed = {
+        verb: dataclasses.replace(each, text=each.text.replace(old, new))
+        for verb, each in scripts.items()
+        if old in each.text
+    }
+    assert changed
+    scripts |= changed
+    for verb in ("acquire", "claim", "release"):
+        setattr(store.operations, f"_{verb}", scripts[verb])
+    with pytest.raises(AssertionError):
+        play_operators_rates(store)
+
+
+def play_operators_rates(store):
+    test_an_operators_rate_of_starts_leaves_the_budget_of_the_tasks(lambda: store)
+    store.client.flushall()
+    test_an_operators_rate_of_costs_leaves_the_rates_of_starts(lambda: store)
 
 
 @on_all_stores

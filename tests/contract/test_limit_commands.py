@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from celery_singleton_lock.cli.main import main
 from celery_singleton_lock.core.model import Claim, Owner, Verdict
 from celery_singleton_lock.core.owner_token import new_token
+from celery_singleton_lock.core.rate import Rate, packed, rates_of
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
 
 pytestmark = [pytest.mark.contract, pytest.mark.needs_real_redis("the command line opens a URL")]
@@ -139,3 +140,16 @@ def test_a_name_or_pattern_that_no_lock_has_is_refused(run, names):
         in run("rate", "tenant:9", "5/m", code=1).output
     )
     assert "no lock has a name with 'nobody'" in run("pause", "--match", "nobody", code=1).output
+
+
+def test_a_rate_by_cost_is_set_beside_a_rate_of_starts(run, store, names):
+    """Of the tasks: `show` tells them apart."""
+    claim = Claim("other", 300.0, 9, flow=packed(rates_of(["7/h", Rate("100/h", cost=40)])))
+    assert store.acquire(Owner(new_token()), claim).verdict is Verdict.BLOCKED
+    assert "The rate is 500/h." in run("rate", "other", "500/h", "--by-cost").output
+    shown = run("show", "other").output
+    assert "500/h, 0 used, set by an operator\n" in shown
+    assert "rate     7/h: 0 in the last period\n" in shown
+    assert "100/h" not in shown
+    run("rate", "other", "--clear")
+    assert "100/h, 0 used\n" in run("show", "other").output

@@ -253,7 +253,9 @@
     }
     if ((lock.rates || []).length) {
       var by = lock.rates_set ? ", set by an operator" + left(lock.rates_left) : "";
-      node.appendChild(el("p", "", "Rate: " + lock.rates.join(", ") + by));
+      node.appendChild(el("p", "", "Rate: " + lock.rates.map(function (rate, i) {
+        return rate + (lock.operator_rates[i] ? by : "");
+      }).join(", ")));
     }
     if (lock.sentence) node.appendChild(shared.reasonNode(lock.waits_for, "First waiter: " + lock.sentence));
     if (mayChange) {

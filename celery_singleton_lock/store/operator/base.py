@@ -474,11 +474,12 @@ class AdminStore(Store, Protocol):
     ) -> bool:
         """Override the declared rates, or (empty) use them again.
 
-        Starts that were counted still count.
+        Rates that count starts replace the declared ones that do, and rates with costs those with
+        costs; the others stay in force. Starts that were counted still count.
 
         Args:
             name: the lock's name.
-            rates: all rates of the lock; empty: those that the tasks declare.
+            rates: all that an operator sets; empty: those that the tasks declare.
             by: who does it.
             seconds: after which the declared rates are in force again; None: not before a call.
 

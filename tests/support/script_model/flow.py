@@ -73,7 +73,9 @@ def known_rates(state: LockState, now: int) -> tuple[list[Any], list[Any]]:
     ruled = json.loads(fields.get("ruled_rates", "[]"))
     if int(float(fields.get("rates_until", now + 1))) <= now:
         ruled = []
-    return ruled or own, [*ruled, *own]
+    units = {len(rate) > 4 for rate in ruled}
+    beside = [rate for rate in own if (len(rate) > 4) not in units]
+    return [*ruled, *beside], [*ruled, *own]
 
 
 def log_of(rate: list[Any]) -> str:

@@ -34,16 +34,22 @@ local function open_rates()
     end
     to[#to + 1] = {unpack(rate)}
   end
+  -- An operator's rates replace those that count the same: starts, or costs. The others stay in force.
+  local function counts_costs(rate) return rate[5] and true or false end
   local function choose_rates()
     list = {}
     for _, rate in ipairs(own) do add(list, rate) end
     for _, rate in ipairs(newest.rates and newest.rates[1] or {}) do add(list, rate) end
     known = list
     if not set and #past == 0 then return end
-    known = {unpack(set or list)}
-    for _, rate in ipairs(set and list or {}) do known[#known + 1] = rate end
+    local declared, units = list, {}
+    list, known = {unpack(set or declared)}, {unpack(set or declared)}
+    for _, rate in ipairs(set or {}) do units[counts_costs(rate)] = true end
+    for _, rate in ipairs(set and declared or {}) do
+      known[#known + 1] = rate
+      if not units[counts_costs(rate)] then list[#list + 1] = rate end
+    end
     for _, each in ipairs(past) do known[#known + 1] = each[1] end
-    list = set or list
   end
   choose_rates()
   local at = math.max(now_us, tonumber(kept.seen or 0)) -- a clock that was set back allows no start
@@ -440,13 +446,13 @@ local function open_rates()
     if found and not repeated then live(flow) end
     return found
   end
-  -- The rates, each with what it counts now, and whether it counts costs.
+  -- The rates, each with what it counts now, whether it counts costs, and whether an operator has set it.
   local function view_rates()
     local seen = {}
     for i, rate in ipairs(list) do
       local level = rate[4] > 0 and rate[5] and math.ceil((on_time(rate) - at) / gap_of(rate)) or 0
       local used = rate[5] and used_by(rate) or rate[4] > 0 and unclaimed() or in_window(rate)
-      seen[i] = {rate[1], rate[2], rate[3], rate[4], used + level, rate[5] and 1 or 0}
+      seen[i] = {rate[1], rate[2], rate[3], rate[4], used + level, rate[5] and 1 or 0, set and i <= #set and 1 or 0}
     end
     return #list > 0 and cjson.encode(seen) or ''
   end
