@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -557,6 +558,87 @@ def test_observe_mode_reports_the_waits_that_a_rate_would_have_caused(store):
     assert observe(store, "g", Rate("1/10s", kind="smooth"), 3) == [None, rate, rate]
     waited = {lock.name: round(lock.waited) for lock in store.observations().locks}
     assert waited == {"s": 10 + 10 + 20, "g": 10 + 20}
+
+
+def test_observe_mode_adds_up_the_costs_of_starts(store):
+    """A rate of tokens is no rate of starts; a smooth one has its burst."""
+    rate = WaitsFor.RATE
+    costed = Rate("100/10s", cost=40)
+    assert observe(store, "s", costed, 5) == [None, None, rate, rate, rate]
+    smooth = Rate("100/100s", kind="smooth", burst=100, cost=40)
+    assert observe(store, "g", smooth, 3) == [None, None, rate]
+    both = ["1/10s", costed]
+    assert observe(store, "b", both, 2) == [None, rate]
+    waited = {lock.name: round(lock.waited) for lock in store.observations().locks}
+    assert waited == {"s": 10 + 10 + 20, "g": 20, "b": 10}
+
+
+def test_observe_mode_counts_each_run_with_its_own_cost(store):
+    rate = WaitsFor.RATE
+    found = [observe(store, "s", Rate("100/10s", cost=cost), 1) for cost in (90, 10, 0, 1)]
+    assert found == [[None], [None], [None], [rate]]
+    assert observe(store, "free", Rate("2/10s", cost=0), 3) == [None, None, None]
+
+
+def test_observe_mode_reports_a_run_that_would_have_cost_too_much(store):
+    """It would have failed, so it uses nothing, and no later one waits for it."""
+    RedisAdminStore(store.client).set_rates("k", [Rate("10/h", cost=1)], Operator("test"))
+    costed = Rate("100/h", cost=40)
+    assert observe(store, "k", costed, 2) == [WaitsFor.RATE, WaitsFor.RATE]
+    assert observe(store, "k", Rate("100/h", cost=10), 1) == [None]
+    (lock,) = store.observations().locks
+    assert (lock.blocked, lock.waited) == (2, 0)
+
+
+def test_observe_mode_sees_the_limit_and_rates_of_an_operator(store):
+    """They are in force as soon as locks are enforced, whatever the tasks declare."""
+    rate, by, admin = WaitsFor.RATE, Operator("test"), RedisAdminStore(store.client)
+    admin.set_rates("r", [Rate("2/10s")], by)
+    assert observe(store, "r", None, 3) == [None, None, rate]
+    admin.set_rates("h", [Rate("9/10s")], by)
+    assert observe(store, "h", "1/10s", 3) == [None, None, None]
+    admin.set_limit("n", 1, by)
+    owners = [Owner(new_token(), f"{number}/0/0", "t", "w") for number in range(2)]
+    found = [store.record_observation(owner, Claim("n", 30.0, 9), waits=True) for owner in owners]
+    assert [each and each.waits_for for each in found] == [None, WaitsFor.HOLDER]
+
+
+OBSERVATION_MUTANTS = [
+    ("if rate[5] then from = allowed_by_costs(entry, from, rate) end", ""),
+    ("local nth = not rate[5] and", "local nth ="),
+    ("left = left - tonumber(string.match(seen[i], '^%d+'))", "left = left - 1"),
+    ("local left, since = most - cost", "local left, since = most"),
+    ("on_time(rate) + (cost - most) * gap_ms(rate)", "on_time(rate)"),
+    ("digits(math.max(on_time(rate), entry.begins) + cost * gap_ms(rate))", "entry.begins"),
+    ("if rates then rates_in_force = rates.in_force(rates_in_force) end", ""),
+    ("limit_arg = ruled or limit_arg", ""),
+    ("(waits == '0' or never)", "waits == '0'"),
+    ("local never = me and costs_too_much(me)", "local never = false"),
+]
+
+
+@pytest.mark.parametrize(("old", "new"), OBSERVATION_MUTANTS)
+def test_a_wrong_line_of_observe_mode_is_noticed(redis_client, old, new):
+    store = RedisAdminStore(redis_client)
+    scripts = store.operations.scripts
+    script = scripts["record_observation"]
+    assert old in script.text
+    changed = dataclasses.replace(script, text=script.text.replace(old, new))
+    scripts["record_observation"] = changed
+    with pytest.raises(AssertionError):
+        play_observations(store)
+
+
+def play_observations(store):
+    for play in (
+        test_observe_mode_reports_the_waits_that_a_rate_would_have_caused,
+        test_observe_mode_adds_up_the_costs_of_starts,
+        test_observe_mode_counts_each_run_with_its_own_cost,
+        test_observe_mode_reports_a_run_that_would_have_cost_too_much,
+        test_observe_mode_sees_the_limit_and_rates_of_an_operator,
+    ):
+        store.client.flushall()
+        play(store)
 
 
 def test_observe_mode_sees_the_rate_of_callers_that_lock(store):

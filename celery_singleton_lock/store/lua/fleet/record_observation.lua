@@ -23,20 +23,60 @@ local BEGUN = 10000        -- most of these times: a sliding rate needs no more
 local begun = runs .. ':begun'
 local options = rates_arg ~= '' and cjson.decode(rates_arg) or {}
 local computed = options.newest or {}
-local declared_rates = options.rates or computed.rates or {}
+local rates_in_force = options.rates or computed.rates or {}
 limit_arg = computed.limit or limit_arg
-local function allowed_from(from)
-  for _, rate in ipairs(declared_rates) do
-    local most, per_ms = rate[2], rate[3] / 1000
-    if rate[4] > 0 then most, per_ms = rate[4], rate[4] * rate[3] / rate[2] / 1000 end
-    local nth = redis.call('ZREVRANGE', begun, most - 1, most - 1, 'WITHSCORES')[2]
+local costs = {}
+for _, rate in ipairs(rates_in_force) do costs[rate[1]] = rate[5] end
+-- A pause, a limit and rates that an operator has set count, although no task takes this lock.
+read_rulings(unpack(redis.call('HMGET', meta, 'paused', 'paused_until', 'ruled', 'ruled_until'), 1, 4))
+rates = redis.call('EXISTS', flow) == 1 and open_rates() or nil
+if rates then rates_in_force = rates.in_force(rates_in_force) end
+limit_arg = ruled or limit_arg
+local MOST_COSTS = 1000    -- most starts whose costs are added up
+local function cost_of(entry, rate) return entry.costs and entry.costs[rate[1]] or 1 end
+local function begun_at(rate) return begun .. ':' .. rate[1] end
+local function burst_of(rate) return rate[4] > 0 and rate[4] or rate[2] end
+local function costs_too_much(entry)
+  for _, rate in ipairs(rates_in_force) do
+    if rate[5] and cost_of(entry, rate) > burst_of(rate) then return true end
+  end
+end
+local function gap_ms(rate) return rate[3] / rate[2] / 1000 end
+local function on_time(rate) return tonumber(redis.call('GET', begun_at(rate)) or 0) end -- of a smooth rate, as in rates.lua
+local function allowed_by_costs(entry, from, rate)
+  local cost, most, per_ms = cost_of(entry, rate), burst_of(rate), rate[3] / 1000
+  if rate[4] > 0 then return math.max(from, math.ceil(on_time(rate) + (cost - most) * gap_ms(rate))) end
+  local left, since = most - cost, '(' .. digits(from - per_ms)
+  local seen = redis.call('ZREVRANGEBYSCORE', begun_at(rate), '+inf', since, 'WITHSCORES', 'LIMIT', 0, MOST_COSTS)
+  for i = 1, #seen, 2 do
+    left = left - tonumber(string.match(seen[i], '^%d+'))
+    if left < 0 then return math.max(from, math.ceil(tonumber(seen[i + 1]) + per_ms)) end
+  end
+  return from
+end
+local function allowed_from(entry, from)
+  for _, rate in ipairs(rates_in_force) do
+    local most, per_ms = burst_of(rate), rate[3] / 1000
+    if rate[4] > 0 then per_ms = rate[4] * rate[3] / rate[2] / 1000 end
+    if rate[5] then from = allowed_by_costs(entry, from, rate) end
+    local nth = not rate[5] and redis.call('ZREVRANGE', begun, most - 1, most - 1, 'WITHSCORES')[2]
     if nth then from = math.max(from, math.ceil(tonumber(nth) + per_ms)) end
   end
   return from
 end
 
 local function note_begin(entry)
-  if #declared_rates == 0 then return end
+  if #rates_in_force == 0 then return end
+  for _, rate in ipairs(rates_in_force) do
+    local cost = cost_of(entry, rate)
+    if rate[5] and rate[4] > 0 then
+      redis.call('SET', begun_at(rate), digits(math.max(on_time(rate), entry.begins) + cost * gap_ms(rate)), 'PX', KEPT_MS)
+    elseif rate[5] then
+      redis.call('ZADD', begun_at(rate), entry.begins, digits(cost) .. ' ' .. entry.token)
+      redis.call('ZREMRANGEBYRANK', begun_at(rate), 0, -MOST_COSTS - 1)
+      redis.call('PEXPIRE', begun_at(rate), KEPT_MS)
+    end
+  end
   redis.call('ZADD', begun, entry.begins, entry.token)
   redis.call('ZREMRANGEBYRANK', begun, 0, -BEGUN - 1)
   redis.call('PEXPIRE', begun, KEPT_MS)
@@ -114,11 +154,8 @@ end
 local me
 if took_ms == '' then
   me = {token = token, task = task, attempt = attempt, worker = worker, start = now}
-  me.ahead = options.head_start and options.head_start / 1000
-  -- A pause and a limit that an operator has set count, although no task takes this lock.
-  read_rulings(unpack(redis.call('HMGET', meta, 'paused', 'paused_until', 'ruled', 'ruled_until'), 1, 4))
-  limit, declared = ruled or tonumber(limit_arg), tonumber(limit_arg)
-  rates = redis.call('EXISTS', flow) == 1 and open_rates() or nil
+  me.ahead, me.costs = options.head_start and options.head_start / 1000, #rates_in_force > 0 and costs or nil
+  limit, declared = tonumber(limit_arg), tonumber(limit_arg)
   me.met = waits_for(redis.call('ZCOUNT', holders, '(' .. now, '+inf'))
   add_up(by_task, task, MOST_TASKS, 0, 0, 1)
   kept[#kept + 1] = me
@@ -136,21 +173,22 @@ local function who()
 end
 
 local answer, left, undecided = '', {}, false
+local never = me and costs_too_much(me) -- it would fail
 for _, entry in ipairs(kept) do
   local permit = entry.begins
   if not permit and not undecided then permit = take_permit(kept) end
-  local begins = permit and (entry.begins or allowed_from(math.max(permit, entry.start)))
-  local late = permit and not entry.begins and begins > entry.start or not permit or entry.met
+  local begins = permit and (entry.begins or allowed_from(entry, math.max(permit, entry.start)))
+  local late = permit and not entry.begins and begins > entry.start or not permit or entry.met or entry == me and never
   if entry == me and late then
     local holder = who()
     answer = cjson.encode({
       task = holder.task or '', attempt = holder.attempt or '', worker = holder.worker or '',
-      waits_for = entry.met or permit and permit <= entry.start and 'rate' or 'holder',
+      waits_for = entry.met or (never or permit and permit <= entry.start) and 'rate' or 'holder',
     })
   end
   if entry.begins then
     left[#left + 1] = entry
-  elseif late and waits == '0' and entry == me then
+  elseif late and (waits == '0' or never) and entry == me then
     if permit then in_use = in_use - 1; free[#free + 1] = permit end
     blocked(entry, 0)
   elseif permit then

@@ -36,20 +36,25 @@ local function open_rates()
   end
   -- An operator's rates replace those that count the same: starts, or costs. The others stay in force.
   local function counts_costs(rate) return rate[5] and true or false end
+  local function in_force(declared)
+    if not set then return declared end
+    local found, units = {unpack(set)}, {}
+    for _, rate in ipairs(set) do units[counts_costs(rate)] = true end
+    for _, rate in ipairs(declared) do
+      if not units[counts_costs(rate)] then found[#found + 1] = rate end
+    end
+    return found
+  end
   local function choose_rates()
     list = {}
     for _, rate in ipairs(own) do add(list, rate) end
     for _, rate in ipairs(newest.rates and newest.rates[1] or {}) do add(list, rate) end
     known = list
     if not set and #past == 0 then return end
-    local declared, units = list, {}
-    list, known = {unpack(set or declared)}, {unpack(set or declared)}
-    for _, rate in ipairs(set or {}) do units[counts_costs(rate)] = true end
-    for _, rate in ipairs(set and declared or {}) do
-      known[#known + 1] = rate
-      if not units[counts_costs(rate)] then list[#list + 1] = rate end
-    end
+    known = {unpack(set or list)}
+    for _, rate in ipairs(set and list or {}) do known[#known + 1] = rate end
     for _, each in ipairs(past) do known[#known + 1] = each[1] end
+    list = in_force(list)
   end
   choose_rates()
   local at = math.max(now_us, tonumber(kept.seen or 0)) -- a clock that was set back allows no start
@@ -460,7 +465,7 @@ local function open_rates()
     waits = waits, note_grant = note_grant, note_start = note_start, drop = drop, drop_ended = drop_ended,
     declare = declare_rates, keep = keep, view = view_rates, static_limit = static_limit, bounded = bounded,
     rule = rule, ruling_ends = ruling_ends, drop_ruling = drop_ruling,
-    ruled = function() return set end, newest = newest,
+    ruled = function() return set end, newest = newest, in_force = in_force,
     note_asker = note_asker, excess = excess, charge = charge, expect_charges = expect_charges,
     close = close_until, reopen = reopen, reopens_at = reopens_at,
     note_settling = note_settling, note_arrival = note_arrival, next_settled = next_settled,
