@@ -6,9 +6,11 @@ import pytest
 from celery import states
 from celery.exceptions import TaskRevokedError
 
-from celery_singleton_lock import LockConflict
+from celery_singleton_lock import LockConflict, Rate
 from celery_singleton_lock.core.lock_view import WaitsFor
 from celery_singleton_lock.core.redis_keys import Keyspace
+from celery_singleton_lock.store.operator.base import Operator
+from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from celery_singleton_lock.store.redis.sync import RedisStore
 from support.waiting import eventually
 from support.workers import CeleryWorker
@@ -79,6 +81,25 @@ def test_a_task_waits_for_the_rate_and_why_says_so(send, worker, redis_client):
     assert redis_client.pttl(Keyspace().lock("daily").flow) == -1
     second.revoke()
     eventually(lambda: not store.inspect("daily").waiting, message="it is revoked")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("stopped", ["prefork", "threads", "solo"])
+def test_a_worker_that_waits_for_a_rate_stops_at_once(send, redis_url, redis_client, stopped):
+    """It has a timer for the next start, in a day. What it has parked runs in another worker."""
+    with CeleryWorker("integration.rates_app", redis_url, pool=stopped) as first:
+        assert send("daily", 1).get(timeout=30) == 1
+        waits = send("daily", 2)
+        store = RedisAdminStore(redis_client)
+        eventually(lambda: store.inspect("daily").waiting == 1, message="it is parked")
+        first.terminate()
+        assert first.wait(15) == 0
+    assert store.inspect("daily").waiting == 1
+    assert not waits.ready()
+    with CeleryWorker("integration.rates_app", redis_url):
+        store.set_rates("daily", [Rate("9/s")], Operator("test"))
+        assert waits.get(timeout=30) == 2
+    assert len(starts(redis_client, "daily")) == 2
 
 
 def test_a_cool_down_skips_and_a_failing_rate_fails(send, worker):
