@@ -26,9 +26,12 @@ from celery_singleton_lock.admin.force_release import Refused
 from celery_singleton_lock.admin.select_parked import Filter
 from celery_singleton_lock.cli.main import main
 from celery_singleton_lock.config.redis_url import parse_backend_url
+from celery_singleton_lock.core.fair_group import Group
+from celery_singleton_lock.core.lock_view import WaitsFor
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
 from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.core.parked_message import MessageToPark
+from celery_singleton_lock.core.rate import Rate, packed, rates_of
 from celery_singleton_lock.core.redis_keys import BUCKETS, Keyspace, bucket_of
 from celery_singleton_lock.errors import BackendRefused, BackendUnreachable
 from celery_singleton_lock.lock.lease_watchdog import Watchdog
@@ -453,6 +456,47 @@ def test_t24_a_failover_of_one_master_loses_nothing_that_was_replicated(changing
         assert store.release(NAME, first.token, Ending.FINAL).verdict is Verdict.RELEASED
         assert woken.result()
     assert store.acquire(second, Claim(NAME)).fencing_token > fence
+
+
+def test_t24_rates_groups_and_a_pause_outlive_a_failover(changing):
+    """The starts still count, the quiet group is next, and the lock stays paused until then."""
+    cluster, store = changing
+    admin, by = admin_of(store), Operator("test")
+    store.worker_heartbeat("w", "R", ["q"], 300.0, 9)
+
+    def flow(group):
+        return packed(rates_of(["3/h", Rate("100/h", cost=30)]), group=Group(group))
+
+    def parked(group):
+        me, message = owner(), MessageToPark(b"body", "R", "q")
+        store.park(me, Claim(NAME, flow=flow(group)), message)
+        return me.token
+
+    first = owner()
+    store.acquire(first, Claim(NAME, 120.0, flow=flow("large")))
+    large, small = [parked("large") for _ in range(3)], parked("small")
+    admin.pause(NAME, by)
+    old = cluster.owner(store.keyspace.lock(NAME).meta)
+    with old.client() as client:
+        eventually(lambda: client.wait(1, 100) == 1, 10, "it is replicated")
+    before = admin.inspect(NAME)
+    cluster.failover(old)
+    after = admin.inspect(NAME)
+    for what in ("rates", "groups", "groups_waiting", "paused", "waiting", "waits_for"):
+        assert getattr(after, what) == getattr(before, what), what
+    store.release(NAME, first.token, Ending.FINAL, worker="w")
+    assert admin.inspect(NAME).holders == ()
+    admin.resume(NAME, by)
+    started = []
+    for _ in range(2):
+        delivery = store.receive("w", 5.0)
+        started.append(delivery.token)
+        assert store.claim(Owner(delivery.token, worker="w"), NAME, 60.0).fencing_token
+        store.release(NAME, delivery.token, Ending.FINAL, worker="w")
+    assert started == [small, large[0]]
+    view = admin.inspect(NAME)
+    assert (view.waits_for, view.waiting) == (WaitsFor.RATE, 2)
+    assert [rate.started for rate in view.rates] == [3, 90]
 
 
 def test_t24_a_task_keeps_its_lock_through_a_failover(changing):
