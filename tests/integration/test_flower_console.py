@@ -12,8 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from celery_singleton_lock.core.fair_group import Group
 from celery_singleton_lock.core.model import Claim, Ending, Owner
 from celery_singleton_lock.core.owner_token import new_token
+from celery_singleton_lock.core.rate import Rate, packed, rates_of
 from celery_singleton_lock.demo.redis_server import RedisServer
 from celery_singleton_lock.store.operator.base import Operator
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
@@ -457,6 +459,31 @@ def test_the_page_allows_no_script_style_or_request_of_others(flower):
     assert "<style" not in body
     assert " style=" not in body
     assert body.count("<script") == body.count("<script src=") + body.count("<script defer")
+
+
+def test_the_groups_that_wait_are_listed_and_an_operators_rates_are_marked(view, store):
+    """Names of groups come from arguments, so markup in them is text."""
+    hostile = "<img src=x onerror=alert(1)>"
+
+    def flow(group):
+        rates = rates_of(["9/h", Rate("100/h", cost=10)])
+        return packed(rates, group=Group(group))
+
+    owner = Owner(new_token(), "first/0/0", "shop.settle", ALIVE, "host", 7)
+    store.acquire(owner, Claim("account:1", 120.0, flow=flow("acme")))
+    for number, group in enumerate((hostile, hostile, "acme")):
+        park(store, "account:1", f"waits-{number}", flow=flow(group))
+    store.set_rates("account:1", [Rate("5/h")], Operator("jane"))
+    open_page(view)
+    view.locator("tbody tr", has_text="2 groups wait").wait_for()
+    unfold(view, "account:1")
+    listed = view.get_by_role("region", name="Groups").locator("tbody tr")
+    assert [row.inner_text().split("\t") for row in listed.all()] == [
+        [hostile, "2", "0", ""],
+        ["acme", "1", "1", ""],
+    ]
+    assert "Rate: 5/h, set by an operator, 100/h, 10 used" in view.inner_text("body")
+    assert f"group {hostile}" in view.get_by_role("region", name="Queue").inner_text()
 
 
 def test_names_with_markup_are_text_in_every_part_of_the_page(view, store):

@@ -93,6 +93,7 @@
     }
     if (!lock.held) node.appendChild(el("span", "csl-small", lock.paused ? "paused" : "not held"));
     else if (lock.limit > 1 && lock.limit < 2147483647) node.appendChild(el("span", "csl-small", lock.held + " of " + lock.limit + " permits"));
+    if (lock.groups) node.appendChild(el("span", "csl-small", lock.groups + (lock.groups === 1 ? " group waits" : " groups wait")));
     return node;
   }
 
