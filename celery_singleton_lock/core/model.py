@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import shlex
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from celery_singleton_lock.core.lock_view import HELD_AFTER, Holder, LockView, WaitsFor
 from celery_singleton_lock.core.rate import Rate
@@ -177,6 +177,20 @@ class Ending(str, enum.Enum):
     OFFER = "offer"
     """A granted message goes to another worker. If it has begun, or no other worker has a free
     slot, it keeps the grant: the reply says so."""
+
+
+class Preempted(NamedTuple):
+    """The answer to a renewal of a holder that must end; it still holds the lock.
+
+    Args:
+        by: the attempt for which it must end (``lock_on_conflict="preempt"``).
+    """
+
+    by: str
+
+
+Renewal: TypeAlias = bool | Preempted | None
+"""The answer to a renewal: whether the lock is held; None if the server refused this lock."""
 
 
 class Owner(NamedTuple):

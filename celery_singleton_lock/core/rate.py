@@ -336,6 +336,7 @@ def packed(
     group: Group | None = None,
     settle: Settle | None = None,
     unique: UniqueCall | None = None,
+    preempt: tuple[int, bool] | None = None,
 ) -> str:
     """Return the flow options of a caller for the scripts; empty if there are none.
 
@@ -346,6 +347,8 @@ def packed(
         group: its group, if the lock is shared fairly.
         settle: how its message settles before it queues.
         unique: its entry among the unique calls.
+        preempt: how many calls of its task are preempted in a row at most, and whether it may
+            preempt one: not if it is a retry or a copy. None: none is preempted.
     """
     options: dict[str, object] = {}
     if rates:
@@ -358,6 +361,8 @@ def packed(
         options["settle"] = settle.packed
     if unique:
         options["unique"] = unique.packed
+    if preempt:
+        options["preempt"] = [preempt[0], int(preempt[1])]
     return json.dumps(options, separators=(",", ":")) if options else ""
 
 

@@ -23,6 +23,7 @@ from celery_singleton_lock.core.model import (
     Ending,
     Identity,
     Owner,
+    Renewal,
     Reply,
     Reservation,
 )
@@ -125,15 +126,16 @@ class LockStore(Protocol):
         """
         ...
 
-    def extend(self, leases: Iterable[tuple[str, str, float]]) -> Sequence[bool | None]:
+    def extend(self, leases: Iterable[tuple[str, str, float]]) -> Sequence[Renewal]:
         """Renew many leases; never create one, never revive a lapsed one.
 
         Args:
             leases: (name, token, seconds).
 
         Returns:
-            For each whether it is held; None if the server refused this lock (its keys are of
-            another type), but answered for others.
+            For each whether it is held; :class:`Preempted`, which is true, if it is, and must be
+            released for a newer call; None if the server refused this lock (its keys are of another
+            type), but answered for others.
         """
         ...
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 from redis import exceptions as failures
 
 from celery_singleton_lock.core.lock_view import LockView
-from celery_singleton_lock.core.model import Claim, Ending, Owner, Reply, Reservation
+from celery_singleton_lock.core.model import Claim, Ending, Owner, Renewal, Reply, Reservation
 from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.core.rate import logged_later
 from celery_singleton_lock.store import replies
@@ -124,7 +124,7 @@ class LockOperations(ScriptRunner):
         )
         return replies.reply((yield from self.run(call)))
 
-    def extend(self, leases: Iterable[tuple[str, str, float]]) -> Steps[Sequence[bool | None]]:
+    def extend(self, leases: Iterable[tuple[str, str, float]]) -> Steps[Sequence[Renewal]]:
         """Renew many leases; see :meth:`LockStore.extend`."""
         asked = list(leases)
         if not asked:
@@ -133,10 +133,10 @@ class LockOperations(ScriptRunner):
         for start in range(0, len(asked), AT_ONCE):
             call = self.extend_call(asked[start : start + AT_ONCE])
             answers += yield from self.run(call)
-        refused = [answer for answer in answers if not isinstance(answer, int)]
+        refused = [answer for answer in answers if not isinstance(answer, (int, list))]
         if len(refused) == len(asked):
             raise explain(failures.ResponseError(replies.text(refused[0])))
-        return [answer == 1 if isinstance(answer, int) else None for answer in answers]
+        return [replies.renewal(answer) for answer in answers]
 
     def extend_call(self, leases: Iterable[tuple[str, str, float]]) -> Call:
         """Return the call of the script ``extend``."""

@@ -15,7 +15,7 @@ from celery_singleton_lock.core.lock_view import (
     WaitingGroup,
     WaitsFor,
 )
-from celery_singleton_lock.core.model import Reply, Verdict
+from celery_singleton_lock.core.model import Preempted, Renewal, Reply, Verdict
 from celery_singleton_lock.core.parked_message import Delivery, SweepReply, UntakenMessage
 from celery_singleton_lock.core.rate import described
 
@@ -55,6 +55,8 @@ def holder_of(token: str, rec: Mapping[str, Any], expires_in: float = 0.0) -> Ho
 
 def state_of(rec: Mapping[str, Any]) -> str:
     """Return the state of a record as users see it."""
+    if rec.get("preempted_by"):
+        return "preempted"
     if rec.get("delayed"):
         return "settling" if rec.get("settles") else "delayed"
     return str(rec.get("state", ""))
@@ -100,6 +102,13 @@ _CLOSED: Final = "closed"
 """Reason of a lock that is closed for a time. To users it is a pause, which ends by itself."""
 _UNKNOWN: Final = "by an unknown caller"
 _REASONS: Final = {**{reason.value: reason for reason in WaitsFor}, _CLOSED: WaitsFor.PAUSE}
+
+
+def renewal(raw: Any) -> Renewal:
+    """Return the answer of ``extend`` for one lock."""
+    if isinstance(raw, list):
+        return Preempted(text(raw[0]))
+    return raw == 1 if isinstance(raw, int) else None
 
 
 def pairs(raw: Sequence[Any]) -> dict[str, str]:
@@ -254,6 +263,6 @@ def _rate(listed: Sequence[Any]) -> RateInForce:
 def _counters(meta: Mapping[str, str]) -> dict[str, int]:
     return {
         key: int(meta[key])
-        for key in ("grants", "lapses", "resets", "forced", "replaced", "too_costly")
+        for key in ("grants", "lapses", "resets", "forced", "replaced", "preempted", "too_costly")
         if key in meta
     }

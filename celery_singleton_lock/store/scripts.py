@@ -96,11 +96,12 @@ _SHARED_FILES: Final = (
     "holders",
     "stored",
     "ends",
+    "search",
     "deadlines",
+    "preempt",
     "sweep",
     "finish",
     "replies",
-    "search",
     "reservations",
 )
 """Its files. A block uses only what stands before it."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from redis import exceptions as failures
 
-from celery_singleton_lock.core.model import Claim, Ending, Owner
+from celery_singleton_lock.core.model import Claim, Ending, Owner, Renewal
 from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.core.parked_message import Delivery
 from celery_singleton_lock.core.redis_keys import BUCKETS
@@ -33,7 +33,7 @@ renewal. So leases on other masters are renewed in time while one master is sile
 class ClusterOperations(Operations):
     """All operations on a Redis Cluster; arguments as of :class:`ScriptRunner`."""
 
-    def extend(self, leases: Iterable[tuple[str, str, float]]) -> Steps[Sequence[bool | None]]:
+    def extend(self, leases: Iterable[tuple[str, str, float]]) -> Steps[Sequence[Renewal]]:
         """Renew many leases; see :meth:`LockStore.extend`.
 
         A dead or silent master does not prevent the renewal of leases on other masters: it must
@@ -109,12 +109,12 @@ class ClusterOperations(Operations):
             yield from self.release(name, owner.token, Ending.FINAL)
 
 
-def _renewed(answer: Any) -> bool | BackendError:
+def _renewed(answer: Any) -> Renewal | BackendError:
     """Return whether a lease was renewed, or the error of its master."""
     if isinstance(answer, BackendError):
         return answer
-    if isinstance(answer[0], int):
-        return answer[0] == 1
+    if isinstance(answer[0], (int, list)):
+        return replies.renewal(answer[0])
     return explain(failures.ResponseError(replies.text(answer[0])))
 
 

@@ -17,7 +17,15 @@ from typing import Final, TypeAlias, TypeVar
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.lock_steps import Plan
 from celery_singleton_lock.core.lock_view import Holder, LockView, WaitsFor
-from celery_singleton_lock.core.model import Claim, Ending, Owner, Reply, Reservation, Verdict
+from celery_singleton_lock.core.model import (
+    Claim,
+    Ending,
+    Owner,
+    Renewal,
+    Reply,
+    Reservation,
+    Verdict,
+)
 from celery_singleton_lock.errors import BackendError, BackendUnreachable, ConfigurationError
 from celery_singleton_lock.store.operations import PROBE
 from celery_singleton_lock.store.quorum.availability import Availability
@@ -159,7 +167,7 @@ class QuorumOperations:
         owned = had > 0 and had + self.votes.count - len(heard) >= self.votes.majority
         return Reply(Verdict.RELEASED if owned else Verdict.ABSENT)
 
-    def extend(self, leases: Iterable[tuple[str, str, float]]) -> Steps[Sequence[bool | None]]:
+    def extend(self, leases: Iterable[tuple[str, str, float]]) -> Steps[Sequence[Renewal]]:
         """Renew many leases, each by a majority; see :meth:`LockStore.extend`."""
         asked = list(leases)
         if not asked:

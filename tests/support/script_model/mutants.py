@@ -462,8 +462,8 @@ MUTANTS = (
     Mutant(
         "a replaced message is dropped",
         LIBRARY,
-        "  deliver_to_end(oldest, own)\n",
-        "  forget(oldest, first)\n",
+        "  replace(oldest, first, attempt, own)\n",
+        "  unqueue(oldest, first)\n  forget(oldest, first)\n",
     ),
     Mutant(
         "the newest is replaced",

@@ -81,7 +81,7 @@ if not rec then
   rec.attempt = attempt
   place_at(rec, tonumber(place_us))
   rec.copy = copy ~= '0' and '1' or nil
-  rec.unique = wanted_flow and wanted_flow.unique
+  rec.unique, rec.preempt = wanted_flow and wanted_flow.unique, wanted_flow and wanted_flow.preempt
   if fair and fair.mine then fair.assign(rec, fair.mine) end
 end
 if rates then rates.note_asker(token, rec) end

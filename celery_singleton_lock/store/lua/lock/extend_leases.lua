@@ -1,7 +1,7 @@
 -- extend: renew many leases. It never creates a lease, and never revives a lapsed one.
 -- KEYS: lock*
 -- ARGV: (name token lease_ms)*
--- REPLY: list of 1 (held), 0 (not held) or the error of that lock
+-- REPLY: list of 1 (held), 0 (not held), the error of that lock, or if the holder is preempted, a list of the attempt that preempts it
 local function renew(offset, lock_name, token, lease_ms)
   use(offset, lock_name)
   local till = lease_end(token)
@@ -12,9 +12,10 @@ local function renew(offset, lock_name, token, lease_ms)
   if unwanted then paused, ruled, rates, fair = nil, nil, nil, nil else check() end -- not those of the lock before
   write_though_full()
   note_lease(lease_ms)
+  local rec
   if held then
     redis.call('ZADD', holders, math.max(till, now + lease_ms), token)
-    local rec = (fair or rates) and load(token)
+    rec = (fair or rates) and load(token)
     if rec and fair then fair.renew(rec, lease_ms) end
     if rec and rates and rec.costs then rates.expect_charges(lease_ms) end
   elseif standing(token, load(token)) == 'overdue' then -- a worker has it, and has no free slot yet to end its task
@@ -22,6 +23,7 @@ local function renew(offset, lock_name, token, lease_ms)
     held = true
   end
   if unwanted then finish_alone() else finish() end
+  if rec and rec.preempted_by then return {rec.preempted_by} end
   return held and 1 or 0
 end
 

@@ -55,7 +55,8 @@ end
 if not verdict then
   if not where then reserved, first = take_reservation(attempt, true, about) end
   if fair and fair.mine then fair.assign(about, fair.mine) end
-  local room = reserved or first or not waiter_waits_for(about, worker) or settles
+  local takes_room = rates and wanted_flow and wanted_flow.preempt and call_that_waits(about)
+  local room = reserved or first or not waiter_waits_for(about, worker) or settles or takes_room
   if not where and not room and is_full(max_waiting) then
     verdict = (on_full ~= 'replace' or not replace_oldest(task, attempt, realm, route, worker)) and 'full' or nil
   end
@@ -70,7 +71,7 @@ if not verdict then
   rec = rec or {
     attempt = attempt, task = task, worker = '', host = host, pid = pid, lease = lease_ms,
     copy = copy ~= '0' and '1' or nil, costs = about.costs, unique = wanted_flow and wanted_flow.unique,
-    ends_at_rate = wanted_flow and wanted_flow.ends_at_rate,
+    ends_at_rate = wanted_flow and wanted_flow.ends_at_rate, preempt = wanted_flow and wanted_flow.preempt,
   }
   if not rec.place then place_at(rec, tonumber(place_us)) end
   if first then move_to(rec, first) end
@@ -89,7 +90,8 @@ if not verdict then
     grant(token, rec, worker)
   else
     unqueue(token, rec)
-    if not (settles and let_settle(token, rec, worker)) then enqueue(token, rec, 'parked') end
+    local replaced = rec.preempt and not where and take_place(token, rec, worker)
+    if not replaced and not (settles and let_settle(token, rec, worker)) then enqueue(token, rec, 'parked') end
   end
 end
 

@@ -53,6 +53,10 @@ if held_it and (ending == 'cancel' or returns and (begun or not taken)) then
   verdict = 'granted'
 elseif where then
   if where == 'holder' then leave_holders(token, rec) else unqueue(token, rec) end
+  local by_itself = ending == 'final' or ending == 'keep' or ending == 'hold' or ending == 'reject'
+  if by_itself and held_it and rates and rec.preempt and rec.state == 'running' and not rec.preempted_by then
+    rates.note_in_a_row(rec.task, 0)
+  end
   if ending == 'again' or ending == 'unread' or returns then
     return_delivery(token, rec, ending == 'unread')
   elseif ending == 'later' then

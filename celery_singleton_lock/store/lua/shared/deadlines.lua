@@ -55,10 +55,11 @@ local function deliver_to_end(token, own)
   redis.call('ZADD', deadlines, now + pause, token)
 end
 
--- End a message that has not settled: `by` is the attempt of a later one.
-local function replace_settling(token, rec, by, own)
+-- End a stored message: `by` is the attempt of a later one. It does not run: it is delivered with the verdict
+-- 'replaced' until a worker has ended its task.
+local function replace(token, rec, by, own)
   unqueue(token, rec)
-  rec.by, rec.settles, rec.delayed, rec.state = by, '1', nil, 'parked'
+  rec.by, rec.delayed, rec.state = by, nil, 'parked'
   put_in_index(token, rec)
   save(token, rec)
   count('replaced')
@@ -79,10 +80,11 @@ local function let_settle(token, rec, own)
   if not (older and older.settles and older.delayed) then older = nil end
   if not older and run_first == 1 and last + quiet_ms <= now then return false end
   if older and (rec.copy and not older.copy or arrival_of(rec) < arrival_of(older)) then
-    replace_settling(token, rec, older.attempt, own)
+    rec.settles = '1'
+    replace(token, rec, older.attempt, own)
     return true
   end
-  if older then replace_settling(other, older, rec.attempt, own) end
+  if older then replace(other, older, rec.attempt, own) end
   rec.settles, rec.delayed, rec.settles_from = '1', '1', older and older.settles_from or digits(now)
   rec.ahead = wanted_flow.head_start and digits(wanted_flow.head_start)
   local till = now + quiet_ms

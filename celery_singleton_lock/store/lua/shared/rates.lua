@@ -125,6 +125,17 @@ local function open_rates()
     if quiet_ms > tonumber(kept.quiet or 0) then store('quiet', digits(quiet_ms)) end
     return last
   end
+  -- Preemption: `newest:<source>` is the attempt of the newest call, while that waits. `in_a_row:<task>` is how many
+  -- calls of a task were preempted since one has ended by itself.
+  local function note_newest_call(source, attempt)
+    store('preempts', '1')
+    store('newest:' .. source, attempt)
+  end
+  local function note_in_a_row(task, number)
+    if number > 0 then return store('in_a_row:' .. task, digits(number)) end
+    kept['in_a_row:' .. task] = nil
+    redis.call('HDEL', flow, 'in_a_row:' .. task)
+  end
   -- When the first of the messages that settle may queue (ms); nil if none settles.
   local function next_settled()
     local first
@@ -408,9 +419,9 @@ local function open_rates()
   local function drop_ruling() if set_ended then rule(nil) end end
   -- While a message is stored, the rates do not expire: it does not declare them again, as a client does.
   -- Nor does the log, since a grant may wait for its claim longer than the log lives. While a holder of
-  -- several locks waits for another one, both live until its lease ends.
+  -- several locks waits for another one, or a call that can be preempted runs, both live until its lease ends.
   local function keep(stored)
-    local ends = not stored and unclaimed() > 0 and redis.call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2]
+    local ends = not stored and (kept.preempts or unclaimed() > 0) and redis.call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2]
     local left = ends and tonumber(ends) - now
     if stored or left then live(log, left) end
     if stored or left then each_costed(function(rate) live(log_of(rate), left) end) end
@@ -470,6 +481,10 @@ local function open_rates()
     close = close_until, reopen = reopen, reopens_at = reopens_at,
     note_settling = note_settling, note_arrival = note_arrival, next_settled = next_settled,
     settling = function(source) return kept['settling:' .. source] end,
+    preempts = function() return kept.preempts end,
+    note_newest_call = note_newest_call, newest_call = function(source) return kept['newest:' .. source] end,
+    note_in_a_row = note_in_a_row,
+    preempted_in_a_row = function(task) return tonumber(kept['in_a_row:' .. task] or 0) end,
     closed_why = function() return reopens_at() and kept.closed_why or '' end,
     vt = kept.vt,
   }

@@ -23,9 +23,8 @@ local function refuse_cost(token, rec, own)
   if not rec.parked then wake(token) end
 end
 
--- Remove the oldest message of a task and broker from the queue, to make room for a later one. It does
--- not run: it is delivered with the verdict 'replaced' until a worker has ended its task. Without
--- priorities, the first in the queue is the oldest.
+-- Replace the oldest message of a task and broker, to make room for a later one. Without priorities, the first in the
+-- queue is the oldest.
 local function replace_oldest(task, attempt, realm, queue_name, own)
   local name_of_task = '"task":' .. cjson.encode(task)
   local prioritised = redis.call('HGET', meta, 'prioritised')
@@ -49,11 +48,7 @@ local function replace_oldest(task, attempt, realm, queue_name, own)
   local other, rec = oldest_in(function(skip) return adrift_of(route, skip, BATCH) end)
   if other and not (first and arrival_of(first) <= arrival_of(rec)) then oldest, first = other, rec end
   if not oldest then return false end
-  unqueue(oldest, first)
-  first.by = attempt
-  save(oldest, first)
-  deliver_to_end(oldest, own)
-  count('replaced')
+  replace(oldest, first, attempt, own)
   return true
 end
 
@@ -103,6 +98,7 @@ local function next_may_start(own)
     ended_above_rate = ended_above_rate + 1
     reason = waits_for()
   end
+  if reason == 'holder' and rates and rates.preempts() and preempt_for_next(own) then reason = waits_for() end
   return not reason
 end
 
@@ -129,6 +125,8 @@ local function grant_waiters(own, me, my_record)
       moved = moved + 1
     elseif rates and rates.excess(rec) then
       refuse_cost(head, rec, own)
+      moved = moved + 1
+    elseif rates and rec.preempt and rec.parked and end_replaced(head, rec, own) then
       moved = moved + 1
     elseif waiter_waits_for(rec, own) == 'worker' then
       set_adrift(head, rec)

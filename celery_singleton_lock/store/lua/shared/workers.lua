@@ -79,22 +79,25 @@ local function waiter_waits_for(rec, own)
   return reason, till
 end
 
+local function tell_worker(worker, head, body)
+  local inbox = fleet .. ':inbox:' .. worker
+  redis.pcall('RPUSH', inbox, cjson.encode(head) .. '\n' .. body)
+  redis.pcall('PEXPIRE', inbox, INBOX_MS)
+  local prefix, bucket = string.match(fleet, '^(.*):{b(%d%d)}:fleet$')
+  if bucket then redis.pcall('PUBLISH', prefix .. ':fleet:bell:' .. worker, bucket) end -- Cluster
+end
+
 -- Put a stored message into the inbox of a live worker that takes it, if there is one.
 local function deliver(token, rec, verdict, own)
   local worker = worker_for(rec, own)
   if not worker then return end
   local body = redis.call('HGET', bodies, base_of(token)) or ''
-  local head = cjson.encode({
+  tell_worker(worker, {
     lock = lock, token = token, fence = rec.fence or '0', verdict = verdict, by = rec.by or '',
     whole = #body <= INBOX_BODY and '1' or '0',
     waited = digits(math.max(0, now_us - arrival_of(rec)) / 1000),
     returns = rec.returns, queue = rec.queue, excess = rec.excess, settles = rec.by and rec.settles,
-  })
-  local inbox = fleet .. ':inbox:' .. worker
-  redis.pcall('RPUSH', inbox, head .. '\n' .. (#body <= INBOX_BODY and body or ''))
-  redis.pcall('PEXPIRE', inbox, INBOX_MS)
-  local prefix, bucket = string.match(fleet, '^(.*):{b(%d%d)}:fleet$')
-  if bucket then redis.pcall('PUBLISH', prefix .. ':fleet:bell:' .. worker, bucket) end -- Cluster
+  }, #body <= INBOX_BODY and body or '')
   take_slot(worker, own)
   rec.worker = worker
 end

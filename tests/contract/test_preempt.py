@@ -1,0 +1,415 @@
+"""The newest call replaces the one that waits and the one that runs (``lock_on_conflict``)."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_singleton_lock.core.model import Claim, Ending, Owner, Preempted, Verdict
+from celery_singleton_lock.core.parked_message import MessageToPark
+from celery_singleton_lock.core.rate import packed
+from celery_singleton_lock.core.redis_keys import Keyspace
+from celery_singleton_lock.store.operator.base import Operator
+from celery_singleton_lock.store.operator.redis import ClusterAdminStore, RedisAdminStore
+from support.passing_time import let_pass
+
+pytestmark = pytest.mark.contract
+
+on_all_stores = pytest.mark.parametrize("kind", ["redis", "in_memory", "cluster"], indirect=True)
+REALM = "f" * 16
+JANE = Operator("jane")
+LEASE = 1000
+MOST = 5
+KEYS = Keyspace().lock("k")
+
+
+@pytest.fixture
+def store(lock_client, kind):
+    if kind == "cluster":
+        store = ClusterAdminStore(lock_client, claim_lease=50_000.0)
+    else:
+        store = RedisAdminStore(lock_client, claim_lease=50_000.0)
+    store.worker_heartbeat("w", REALM, ["q"], 60_000.0, 99)
+    return store
+
+
+def asks(who, *, new=True, most=MOST, task="app.task", retries=0, **more):
+    flow = packed((), more.pop("head_start", 0), preempt=(most, new) if most else None)
+    owner = Owner(f"{who}{retries or ''}.0", f"{who}/{retries}/0", task, "w")
+    return owner, Claim("k", LEASE, flow=flow, **more)
+
+
+def acquire(store, who, **options):
+    return store.acquire(*asks(who, **options)).verdict
+
+
+def park(store, who, *, realm=REALM, queue="q", deadline=None, **options):
+    message = MessageToPark(b"body", realm, queue, deadline)
+    return store.park(*asks(who, **options), message).verdict
+
+
+def delivered(store, worker="w"):
+    """Return what has come to the worker: verdict, whose, and by whom."""
+    found = []
+    while (each := store.receive(worker, 0.05)) is not None:
+        found.append((each.verdict, each.token.partition(".")[0], each.by.partition("/")[0]))
+    return found
+
+
+def renewed(store, who):
+    return store.extend([("k", f"{who}.0", LEASE)])[0]
+
+
+def end(store, who, ending=Ending.FINAL):
+    token = next(h.token for h in store.inspect("k").holders if h.token.split(".")[0] == who)
+    return store.release("k", token, ending, worker="w").verdict
+
+
+def claim(store, who):
+    token = next(h.token for h in store.inspect("k").holders if h.token.split(".")[0] == who)
+    owner = Owner(token, f"{who}/0/0", "app.task", "w")
+    assert store.claim(owner, "k", LEASE).verdict is Verdict.GRANTED
+    return token
+
+
+def states(store):
+    view = store.inspect("k")
+    return (
+        {h.token.split(".")[0]: h.state for h in view.holders},
+        {w.token.split(".")[0]: w.state for w in view.waiters},
+    )
+
+
+# --- the run is told, and the newest call is next -------------------------------------------------
+
+
+@on_all_stores
+def test_a_newer_call_tells_the_run_that_it_must_end_and_starts_only_after_its_release(store):
+    acquire(store, "a")
+    assert renewed(store, "a") is True
+    assert park(store, "b") is Verdict.WAITING
+    assert delivered(store) == [("preempted", "a", "b")]
+    assert states(store) == ({"a": "preempted"}, {"b": "parked"})
+    assert renewed(store, "a") == Preempted("b/0/0")
+    assert end(store, "a") is Verdict.RELEASED
+    assert delivered(store) == [("granted", "b", "")]
+    assert store.inspect("k").counters["preempted"] == 1
+
+
+@on_all_stores
+def test_it_is_told_once_although_the_lock_is_swept_and_renewed(store):
+    acquire(store, "a")
+    park(store, "b")
+    for _ in range(3):
+        store.sweep_and_grant("k", worker="w")
+        park(store, "b")  # asked again, after a lost reply
+    assert delivered(store) == [("preempted", "a", "b")]
+    assert renewed(store, "a") == Preempted("b/0/0")
+
+
+@on_all_stores
+def test_a_run_that_was_parked_before_is_told_too(store):
+    acquire(store, "x", task="other", most=0)
+    park(store, "a")
+    end(store, "x")
+    claim(store, "a")
+    park(store, "b")
+    assert delivered(store) == [("granted", "a", ""), ("preempted", "a", "b")]
+    end(store, "a")
+    assert delivered(store) == [("granted", "b", "")]
+
+
+@on_all_stores
+def test_of_the_calls_that_wait_only_the_newest_one_stays(store):
+    acquire(store, "a")
+    for who in "bcd":
+        park(store, who)
+    assert delivered(store) == [
+        ("preempted", "a", "b"),
+        ("replaced", "b", "c"),
+        ("replaced", "c", "d"),
+    ]
+    assert states(store)[1] == {"d": "parked"}
+    end(store, "a")
+    assert delivered(store) == [("granted", "d", "")]
+
+
+@on_all_stores
+def test_the_message_of_a_preempted_run_whose_worker_dies_ends_as_replaced(store):
+    acquire(store, "x", task="other", most=0)
+    park(store, "a")
+    end(store, "x")
+    claim(store, "a")
+    park(store, "b")
+    delivered(store)
+    let_pass(store, LEASE + 1)
+    store.worker_heartbeat("w", REALM, ["q"], 60_000.0, 99)
+    store.sweep_and_grant("k", worker="w")
+    assert sorted(delivered(store)) == [("granted", "b", ""), ("replaced", "a", "b")]
+
+
+@on_all_stores
+def test_the_message_of_a_preempted_run_that_is_given_back_ends_as_replaced(store):
+    acquire(store, "x", task="other", most=0)
+    park(store, "a")
+    end(store, "x")
+    claim(store, "a")
+    park(store, "b")
+    delivered(store)
+    end(store, "a", Ending.AGAIN)
+    assert sorted(delivered(store)) == [("granted", "b", ""), ("replaced", "a", "b")]
+
+
+# --- who is preempted, and by whom ----------------------------------------------------------------
+
+
+@on_all_stores
+@pytest.mark.parametrize(
+    ("holder", "caller"),
+    [
+        ({"task": "other"}, {}),
+        ({"most": 0}, {}),  # a Lock, or a task that was declared otherwise
+        ({}, {"task": "other"}),
+        ({}, {"most": 0}),
+        ({}, {"new": False}),  # a retry or a copy
+    ],
+    ids=["other task", "no option", "by another task", "by one without it", "by a retry"],
+)
+def test_a_holder_is_not_preempted(store, holder, caller):
+    if holder.get("most") == 0:
+        holder = {**holder, "task": ""}
+    acquire(store, "a", **holder)
+    park(store, "b", **caller)
+    assert [each for each in delivered(store) if each[0] == "preempted"] == []
+    assert states(store)[0] == {"a": "running"}
+    assert renewed(store, "a") is True
+
+
+@on_all_stores
+def test_nothing_is_preempted_while_a_message_of_another_task_is_before_it(store):
+    acquire(store, "a")
+    park(store, "x", task="other", most=0)
+    park(store, "b")
+    assert delivered(store) == []
+    assert renewed(store, "a") is True
+    store.drop_waiters("k", ["x.0"], JANE)
+    store.sweep_and_grant("k", worker="w")
+    assert delivered(store) == [("preempted", "a", "b")]
+
+
+@on_all_stores
+def test_a_newer_call_takes_the_place_of_the_one_that_waits(store):
+    """Else other tasks would pass a steady stream for ever."""
+    acquire(store, "a", task="other", most=0)
+    park(store, "b")
+    park(store, "x", task="other", most=0)
+    park(store, "c")
+    assert delivered(store) == [("replaced", "b", "c")]
+    end(store, "a")
+    assert delivered(store) == [("granted", "c", "")]
+
+
+@on_all_stores
+def test_a_newer_call_takes_the_room_of_the_one_that_waits(store):
+    acquire(store, "a")
+    assert park(store, "b", max_waiting=1) is Verdict.WAITING
+    assert park(store, "c", max_waiting=1) is Verdict.WAITING
+    assert park(store, "x", max_waiting=1, task="other", most=0) is Verdict.FULL
+
+
+@on_all_stores
+def test_a_call_that_came_before_the_one_that_runs_ends(store):
+    """It has asked later: its worker was slower."""
+    now = int(store.time() * 1e6)
+    acquire(store, "b", place=now - 1_000_000)
+    park(store, "a", place=now - 2_000_000)
+    assert delivered(store) == [("replaced", "a", "b")]
+    assert states(store) == ({"b": "running"}, {})
+
+
+@on_all_stores
+def test_a_call_that_came_before_the_one_that_waits_ends(store):
+    now = int(store.time() * 1e6)
+    acquire(store, "x", task="other", most=0)
+    park(store, "b", place=now - 1_000_000)
+    park(store, "a", place=now - 2_000_000)
+    assert delivered(store) == [("replaced", "a", "b")]
+    assert states(store)[1] == {"b": "parked"}
+
+
+@on_all_stores
+def test_a_retry_that_meets_a_newer_call_ends(store):
+    acquire(store, "a")
+    end(store, "a")
+    acquire(store, "b")
+    park(store, "a", retries=1, new=False)
+    assert delivered(store) == [("replaced", "a1", "b")]
+
+
+@on_all_stores
+def test_a_retry_that_is_sent_before_its_first_attempt_has_ended_waits(store):
+    acquire(store, "a")
+    park(store, "a", retries=1, new=False)
+    assert delivered(store) == []
+    end(store, "a")
+    assert delivered(store) == [("granted", "a1", "")]
+
+
+@on_all_stores
+def test_a_call_of_another_broker_replaces_none_that_waits(store):
+    acquire(store, "x", task="other", most=0)
+    park(store, "a")
+    park(store, "b", realm="e" * 16)
+    assert delivered(store) == []
+    assert states(store)[1] == {"a": "parked", "b": "parked"}
+
+
+@on_all_stores
+def test_a_call_that_was_granted_and_has_not_begun_gives_its_permit_back_at_once(store):
+    acquire(store, "x", task="other", most=0)
+    park(store, "a")
+    end(store, "x")
+    assert delivered(store) == [("granted", "a", "")]
+    park(store, "b")
+    assert sorted(delivered(store)) == [("granted", "b", ""), ("replaced", "a", "b")]
+    late = store.claim(Owner("a.0", "a/0/0", "app.task", "w"), "k", LEASE)
+    assert late.verdict is Verdict.ABSENT
+
+
+@on_all_stores
+def test_a_call_that_comes_back_behind_a_newer_one_ends(store):
+    acquire(store, "x", task="other", most=0)
+    park(store, "a")
+    end(store, "x")
+    claim(store, "a")
+    store.pause("k", JANE)
+    park(store, "b")
+    end(store, "a", Ending.AGAIN)
+    delivered(store)
+    store.resume("k", JANE)
+    store.sweep_and_grant("k", worker="w")
+    assert ("granted", "b", "") in delivered(store)
+    assert states(store)[1] == {}
+
+
+# --- when nothing would be gained -----------------------------------------------------------------
+
+
+@on_all_stores
+def test_nothing_is_preempted_for_a_call_that_may_not_start(store):
+    acquire(store, "a")
+    store.pause("k", JANE)
+    park(store, "b")
+    assert delivered(store) == []
+    store.resume("k", JANE)
+    store.sweep_and_grant("k", worker="w")
+    assert delivered(store) == [("preempted", "a", "b")]
+
+
+@on_all_stores
+def test_nothing_is_preempted_for_a_call_that_no_live_worker_takes(store):
+    acquire(store, "a")
+    park(store, "b", queue="nobody")
+    assert delivered(store) == []
+    assert renewed(store, "a") is True
+
+
+@on_all_stores
+def test_with_two_permits_the_first_run_is_preempted_and_only_if_none_is_free(store):
+    acquire(store, "a", limit=2)
+    assert park(store, "b", limit=2) is Verdict.WAITING
+    assert delivered(store) == [("granted", "b", "")]
+    claim(store, "b")
+    park(store, "c", limit=2)
+    park(store, "d", limit=2)
+    assert delivered(store) == [("preempted", "a", "c"), ("replaced", "c", "d")]
+    end(store, "a")
+    assert delivered(store) == [("granted", "d", "")]
+    claim(store, "d")
+    park(store, "e", limit=2)
+    assert delivered(store) == [("preempted", "b", "e")]
+
+
+# --- a steady stream makes progress ---------------------------------------------------------------
+
+
+def preempt_all(store, first, number):
+    """Let each of so many calls preempt the one before; return the last one, which runs."""
+    acquire(store, f"{first}0", most=2)
+    for n in range(1, number + 1):
+        park(store, f"{first}{n}", most=2)
+        assert delivered(store) == [("preempted", f"{first}{n - 1}", f"{first}{n}")]
+        end(store, f"{first}{n - 1}")
+        assert delivered(store) == [("granted", f"{first}{n}", "")]
+        claim(store, f"{first}{n}")
+    return f"{first}{number}"
+
+
+@on_all_stores
+def test_after_as_many_in_a_row_the_next_one_waits_and_a_run_that_ends_resets_that(store):
+    last = preempt_all(store, "a", 2)
+    park(store, "b", most=2)
+    park(store, "c", most=2)
+    assert delivered(store) == [("replaced", "b", "c")]
+    assert renewed(store, last) in {True, False}
+    end(store, last)
+    assert delivered(store) == [("granted", "c", "")]
+    claim(store, "c")
+    park(store, "d", most=2)
+    assert delivered(store) == [("preempted", "c", "d")]
+
+
+@on_all_stores
+def test_the_row_is_remembered_while_a_run_goes_on(store):
+    """Also if it lasts longer than the keys of an idle lock live."""
+    last = preempt_all(store, "a", 2)
+    token = store.inspect("k").holders[0].token
+    for _ in range(4):
+        let_pass(store, LEASE // 3)
+        assert store.extend([("k", token, LEASE)]) == [True]
+    store.worker_heartbeat("w", REALM, ["q"], 60_000.0, 99)
+    park(store, "b", most=2)
+    assert delivered(store) == []
+    end(store, last)
+    assert delivered(store) == [("granted", "b", "")]
+
+
+@on_all_stores
+def test_runs_of_other_tasks_do_not_reset_the_row(store):
+    last = preempt_all(store, "a", 2)
+    end(store, last, Ending.AGAIN)
+    delivered(store)
+    end(store, last)
+    acquire(store, "x", task="other", most=5)
+    park(store, "y", task="other", most=5)
+    delivered(store)
+    end(store, "x")
+    end(store, "y")
+    delivered(store)
+    acquire(store, "b", most=2)
+    park(store, "c", most=2)
+    assert delivered(store) == []
+
+
+@on_all_stores
+def test_a_run_that_is_given_back_does_not_reset_the_row(store, lock_client):
+    preempt_all(store, "a", 2)
+    store.release("k", store.inspect("k").holders[0].token, Ending.AGAIN, worker="w")
+    row = {k.decode(): v for k, v in lock_client.hgetall(KEYS.flow).items() if b"in_a_row" in k}
+    assert row == {"in_a_row:app.task": b"2"}
+
+
+@on_all_stores
+def test_calls_that_have_not_begun_count_in_the_row(store):
+    """Else a stream would give the permit back for ever while all slots are busy."""
+    acquire(store, "x", task="other", most=0)
+    for n in range(4):
+        park(store, f"a{n}", most=2)
+        if n == 0:
+            end(store, "x")
+    found = delivered(store)
+    assert [each for each in found if each[0] == "granted"] == [
+        ("granted", "a0", ""),
+        ("granted", "a1", ""),
+        ("granted", "a2", ""),
+    ]
+    assert states(store) == ({"a2": "granted"}, {"a3": "parked"})
