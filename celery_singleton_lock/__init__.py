@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from celery_singleton_lock.task import LockedTask
     from celery_singleton_lock.worker.execution.task_lock import current_lock, current_locks
     from celery_singleton_lock.worker.install import observe
+    from celery_singleton_lock.worker.preempted import LockPreempted
     from celery_singleton_lock.worker.retry_later import RetryLater
 
 __all__ = [
@@ -66,6 +67,7 @@ __all__ = [
     "LockLost",
     "LockNameError",
     "LockNotOwned",
+    "LockPreempted",
     "LockQueueFull",
     "LockReentered",
     "LockTimeout",
@@ -98,6 +100,7 @@ _HOMES: Final = {
     "CurrentLock": "core.model",
     "Limit": "config.multi_lock_option",
     "Lock": "lock.sync",
+    "LockPreempted": "worker.preempted",
     "LockedTask": "task",
     "QuorumStore": "store.quorum.sync",
     "Rate": "core.rate",

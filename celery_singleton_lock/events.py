@@ -83,11 +83,21 @@ class CallNotSent(TaskEvent):
 class TaskReplaced(TaskEvent):
     """A later task replaced a parked one, which ends as REVOKED.
 
-    See `lock_on_full="replace"` and `lock_debounce`.
+    See `lock_on_full="replace"`, `lock_debounce` and `lock_on_conflict="preempt"`.
     """
 
     by: str = _field("", "id of the later task")
     waited: float = _field(0.0, "since it arrived at a worker", "s")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPreempted(TaskEvent):
+    """A later task waits for the lock of a running one, which must end; then it is REVOKED.
+
+    See `lock_on_conflict="preempt"`.
+    """
+
+    by: str = _field("", "id of the later task")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +114,9 @@ class LockRefused(TaskEvent):
     policy: str = _field(
         "fail",
         "`skip` or `fail`: its policy; `full`: the queue is full; `debounce`: a later task "
-        "came before it had settled; `timeout`: its wait has timed "
-        "out; `cost`: its start costs more than the rate of the lock; `returned`: it has returned "
-        "too often; `undecodable`: its message cannot be read",
+        "came before it had settled; `preempt`: a later task of its name waits or runs; "
+        "`timeout`: its wait has timed out; `cost`: its start costs more than the rate of the "
+        "lock; `returned`: it has returned too often; `undecodable`: its message cannot be read",
     )
     waits_for: str = _field("", _WAITS_FOR)
 
@@ -208,6 +218,7 @@ CELERY_EVENTS: Final[dict[type[Event], str]] = {
     TaskBlocked: "task-blocked",
     TaskDelivered: "task-delivered",
     TaskReplaced: "task-replaced",
+    TaskPreempted: "task-preempted",
     LockAcquired: "lock-acquired",
     LockRefused: "lock-refused",
     LockReleased: "lock-released",

@@ -30,6 +30,7 @@ from celery_singleton_lock.events import (
     TaskDelivered,
     TaskDuplicate,
     TaskEvent,
+    TaskPreempted,
     TaskReplaced,
     log_keys,
 )
@@ -51,6 +52,7 @@ COUNTERS: Final = {
     "celery_lock_blocked": "Tasks that found their lock busy: what became of them, and why.",
     "celery_lock_delivered": "Parked tasks that went to a pool, by verdict.",
     "celery_lock_replaced": "Parked tasks that a later one replaced.",
+    "celery_lock_preempted": "Running tasks that had to end for a later one.",
     "celery_lock_not_sent": "Calls that were not sent, since one like it was sent before.",
     "celery_lock_duplicates": "Copies of a task, stored (twin) or dropped (done).",
     "celery_lock_lost": "Locks that were lost while their task ran.",
@@ -66,6 +68,7 @@ COUNTED: Final[dict[type[Event], str]] = {
     TaskDelivered: "delivered",
     TaskDuplicate: "duplicates",
     TaskReplaced: "replaced",
+    TaskPreempted: "preempted",
     CallNotSent: "not_sent",
     LeaseLost: "lost",
     LockClosed: "closed",
@@ -179,7 +182,9 @@ class TaskMetrics:
                 self._count("blocked", event, event.policy, event.waits_for or UNKNOWN)
             case TaskDelivered() | TaskDuplicate():
                 self._count(COUNTED[type(event)], event, event.verdict)
-            case TaskReplaced() | CallNotSent() | LeaseLost() | LockClosed() | ParkedLost():
+            case TaskReplaced() | TaskPreempted() | CallNotSent() | LeaseLost() | LockClosed():
+                self._count(COUNTED[type(event)], event)
+            case ParkedLost():
                 self._count(COUNTED[type(event)], event)
             case _:
                 pass

@@ -120,6 +120,10 @@ def _hold_for(place: Place, value: Any) -> float | None:
     return None if value is None else _seconds(place, value, MAX_WAIT, hint)
 
 
+def _grace(place: Place, value: Any) -> float:
+    return _seconds(place, value, MAX_WAIT, "the task that replaces it waits meanwhile, so use 10")
+
+
 def _delay(place: Place, value: Any) -> float:
     return _seconds(
         place, value, LONGEST_DELAY, "the broker may redeliver a message that is held back longer"
@@ -182,7 +186,7 @@ def _choice(*now: str) -> Check:
     return check
 
 
-_any_conflict: Final = _choice("park", "skip", "fail", "wait", "requeue")
+_any_conflict: Final = _choice("park", "skip", "fail", "wait", "requeue", "preempt")
 
 
 def _on_conflict(place: Place, value: Any) -> str:
@@ -351,6 +355,10 @@ OPTIONS: Final[Mapping[str, Check]] = {
     "on_backend_error": _choice("retry", "fail", "run"),
     "requeue_delay": _delay,
     "requeue_max": _delay,
+    "preempt_grace": _grace,
+    "preempt_max": _count(
+        1, "the next one runs to its end, so that a steady stream makes progress"
+    ),
     "hold_for": _hold_for,
     "eager": checked_bool,
     "mode": _choice("enforce", "observe", "off"),

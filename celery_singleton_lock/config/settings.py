@@ -29,8 +29,9 @@ class SharedOptions:
 
     Args:
         lease: seconds for which the lock is held without a renewal.
-        on_conflict: what a blocked task does: ``park``, ``skip``, ``fail``, ``wait`` (in its pool
-            slot) or ``requeue`` (through the broker).
+        on_conflict: what a blocked task does: ``park``, ``preempt`` (park, and end the older calls
+            of the task), ``skip``, ``fail``, ``wait`` (in its pool slot) or ``requeue`` (through
+            the broker).
         wait_timeout: longest wait in seconds; None for no limit.
         max_waiting: how many tasks may wait for the lock; None for no limit.
         on_full: what a task does if ``max_waiting`` tasks wait: ``fail``, ``skip`` or ``replace``
@@ -41,6 +42,10 @@ class SharedOptions:
             (without the lock).
         requeue_delay: delay of the first requeue in seconds; it doubles each time.
         requeue_max: longest delay of a requeue in seconds.
+        preempt_grace: seconds for which a preempted task may clean up; then its child process is
+            killed.
+        preempt_max: how many calls of a task may be preempted in a row; the next one runs to its
+            end.
         hold_for: seconds, from the start of a run, for which the lock stays held after a success;
             None: it is released at the end.
         unique_max: seconds for which ``lock_unique`` counts a call whose message the broker has,
@@ -59,6 +64,8 @@ class SharedOptions:
     on_backend_error: str = "retry"
     requeue_delay: float = 1.0
     requeue_max: float = 60.0
+    preempt_grace: float = 10.0
+    preempt_max: int = 5
     hold_for: float | None = None
     unique_max: float = 3600.0
     mode: str = "enforce"
@@ -104,6 +111,16 @@ class LockOptions(SharedOptions):
     unique: str | float | UniqueCall | None = None
     unique_key: Any = None
     on_duplicate: str = "existing"
+
+    @property
+    def parks(self) -> bool:
+        """Whether a task that must wait is parked, whatever it waits for."""
+        return self.on_conflict in {"park", "preempt"} and self.on_rate == "park"
+
+    @property
+    def preempts(self) -> bool:
+        """Whether a call ends the older ones of its task."""
+        return self.on_conflict == "preempt"
 
     @property
     def computed(self) -> Any:
@@ -172,7 +189,8 @@ class LockOptions(SharedOptions):
 def flow_of(options: LockOptions) -> str:
     """Return the flow options of claims with these options, without computed limits and rates."""
     unique = options.unique if isinstance(options.unique, UniqueCall) else None
-    if not (options.rate or options.priority or options.group or options.settle or unique):
+    own = (options.rate, options.priority, options.group, options.settle, unique, options.preempts)
+    if not any(own):
         return ""
     return packed(
         options.rate,
@@ -180,6 +198,7 @@ def flow_of(options: LockOptions) -> str:
         group=options.group,
         settle=options.settle,
         unique=unique,
+        preempt=options.preempt_max if options.preempts else None,
     )
 
 

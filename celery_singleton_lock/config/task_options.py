@@ -56,7 +56,7 @@ def resolve_options(
         _check_for_quorum(task_name, attributes, options, settings)
     if warns:
         _warn_of_idle(task_name, attributes, options)
-        if options.on_conflict == options.on_rate == "park":
+        if options.parks:
             _warn_of_idle_locks(task_name, attributes.get("lock_keys"))
     return options
 
@@ -97,6 +97,7 @@ def _check_together(
     _check_fairness(task_name, attributes, options)
     _check_debounce(task_name, attributes, options, settings)
     _check_unique(task_name, attributes, options, settings)
+    _check_preempt(task_name, attributes, options)
     if options.requeue_delay > options.requeue_max:
         Place("lock_requeue_delay", task_name).refuse(
             options.requeue_delay,
@@ -194,6 +195,36 @@ def _check_unique(
         )
 
 
+def _check_preempt(task_name: str, attributes: Mapping[str, Any], options: LockOptions) -> None:
+    if not options.preempts:
+        return
+    one_key = 'Use lock_key, or lock_on_conflict="park"'
+    for option, is_given, reason in (
+        ("keys", attributes.get("lock_keys") is not None, f"may free one lock only. {one_key}"),
+        (
+            "rate",
+            options.rate or is_computed(attributes.get("lock_rate")),
+            'may not start when the older one has ended. Leave it out, or use "park"',
+        ),
+        ("fair_by", options.fair_by is not None, f"may be of another group. {_LEAVE_ONE}"),
+        ("debounce", options.debounce is not None, f"settles first. {_LEAVE_ONE}"),
+        ("unique", options.unique is not None, f"is not sent. {_LEAVE_ONE}"),
+        ("on_full", options.on_full == "replace", 'replaces the one that waits. Use "fail"'),
+        (
+            "on_retry",
+            options.on_retry == "keep",
+            'waits for a retry of the older one. Use "release"',
+        ),
+    ):
+        if is_given:
+            given = attributes.get(f"lock_{option}", getattr(options, option, None))
+            Place(f"lock_{option}", task_name).refuse(
+                given,
+                f'with lock_on_conflict="preempt" the newest call replaces the older ones, '
+                f"and with this it {reason}",
+            )
+
+
 def _check_for_several(
     task_name: str, attributes: Mapping[str, Any], options: LockOptions, settings: Settings | None
 ) -> None:
@@ -260,9 +291,9 @@ def _check_for_quorum(
 ) -> None:
     several = "with several servers in singleton_lock_backend "
     longest = settings.backend_options.get("longest_lease", LONGEST_LEASE)
-    if options.on_conflict == "park":
+    if options.on_conflict in {"park", "preempt"}:
         Place("lock_on_conflict", task_name).refuse(
-            "park",
+            options.on_conflict,
             f"{several}messages cannot be parked: one server would be the only one that has them. "
             'Use "requeue", which returns them to the broker (singleton_lock_on_conflict for all '
             "tasks)",
@@ -333,6 +364,9 @@ def _warn_of_idle(task_name: str, attributes: Mapping[str, Any], options: LockOp
     if options.on_conflict != "requeue":
         reason = 'it needs lock_on_conflict="requeue". Add that, or leave this out'
         idle |= dict.fromkeys(("lock_requeue_delay", "lock_requeue_max"), reason)
+    if not options.preempts:
+        reason = 'it needs lock_on_conflict="preempt". Add that, or leave this out'
+        idle |= dict.fromkeys(("lock_preempt_grace", "lock_preempt_max"), reason)
     rates = options.rate or rates_in(attributes.get("lock_keys"))
     has_rate = bool(rates) or is_computed(attributes.get("lock_rate"))
     idle |= _idle_flow(options, has_rate=has_rate)
@@ -355,7 +389,7 @@ def _idle_flow(options: LockOptions, *, has_rate: bool) -> dict[str, str]:
         reason = "without lock_debounce no call settles. Add lock_debounce=5"
         idle |= dict.fromkeys(("lock_debounce_max", "lock_debounce_first"), reason)
     parks_above_rate = has_rate and options.on_rate == "park"
-    if options.on_conflict not in {"park", "wait"} and not parks_above_rate:
+    if options.on_conflict not in {"park", "preempt", "wait"} and not parks_above_rate:
         reason = f'with lock_on_conflict="{options.on_conflict}" it is in no queue{_LEAVE_OUT}'
         idle["lock_priority"] = reason
     if not has_rate:
@@ -376,7 +410,8 @@ def _warn_of_idle_locks(task_name: str, lock_keys: Any) -> None:
         warnings.warn(msg, ConfigurationWarning, stacklevel=4)
 
 
-_LEAVE_OUT: Final = ". Leave one of the two out"
+_LEAVE_ONE: Final = "Leave one of the two out"
+_LEAVE_OUT: Final = f". {_LEAVE_ONE}"
 
 
 def warn_of_coroutine(task_name: str, body: Callable[..., Any]) -> None:

@@ -37,6 +37,8 @@ class Outcome(enum.Enum):
     """It ends as REVOKED: there is no room to wait, or a later message took its room."""
     SKIP_DEBOUNCED = "skip-debounced"
     """It ends as REVOKED: a later message came before it had settled (``lock_debounce``)."""
+    SKIP_PREEMPTED = "skip-preempted"
+    """It ends as REVOKED: a later call of its task waits or runs (``preempt``)."""
     FAIL = "fail"
     """It fails with ``LockConflict`` (``lock_on_conflict="fail"``)."""
     FAIL_FULL = "fail-full"
@@ -61,7 +63,9 @@ class Outcome(enum.Enum):
     """Redis refuses this lock and serves others. Its worker holds the message and tries again."""
 
 
-SKIPPED: Final = frozenset({Outcome.SKIP, Outcome.SKIP_FULL, Outcome.SKIP_DEBOUNCED})
+SKIPPED: Final = frozenset(
+    {Outcome.SKIP, Outcome.SKIP_FULL, Outcome.SKIP_DEBOUNCED, Outcome.SKIP_PREEMPTED}
+)
 """The task ends as REVOKED, without an error."""
 
 TWINS: Final = frozenset({Outcome.TWIN, Outcome.REQUEUE_TWIN})
@@ -105,7 +109,7 @@ class Policy(Protocol):
 
     @property
     def on_conflict(self) -> str:
-        """``park``, ``wait``, ``requeue``, ``skip`` or ``fail``."""
+        """``park``, ``preempt``, ``wait``, ``requeue``, ``skip`` or ``fail``."""
         ...
 
     @property

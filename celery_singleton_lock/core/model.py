@@ -60,6 +60,14 @@ class CurrentLock(Protocol):
         ...
 
     @property
+    def preempted(self) -> bool:
+        """Whether a newer call replaces this run (``lock_on_conflict="preempt"``).
+
+        The run still holds the lock, and should end.
+        """
+        ...
+
+    @property
     def fencing_token(self) -> int:
         """Number of the grant; it grows with each grant. 0 without a lock."""
         ...
@@ -91,6 +99,7 @@ class CurrentLock(Protocol):
 
         Raises:
             LockLost: the lock was lost; stop writing.
+            LockPreempted: a newer call replaces this run; clean up and end.
             BackendError: Redis did not answer, or refused.
         """
         ...

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from celery_singleton_lock.core.fair_group import Group
+from celery_singleton_lock.core.preempt import packed_preempt
 from celery_singleton_lock.core.settle import Settle
 from celery_singleton_lock.core.unique import UniqueCall
 from celery_singleton_lock.errors import ConfigurationError
@@ -336,7 +337,7 @@ def packed(
     group: Group | None = None,
     settle: Settle | None = None,
     unique: UniqueCall | None = None,
-    preempt: tuple[int, bool] | None = None,
+    preempt: int | None = None,
 ) -> str:
     """Return the flow options of a caller for the scripts; empty if there are none.
 
@@ -347,8 +348,7 @@ def packed(
         group: its group, if the lock is shared fairly.
         settle: how its message settles before it queues.
         unique: its entry among the unique calls.
-        preempt: how many calls of its task are preempted in a row at most, and whether it may
-            preempt one: not if it is a retry or a copy. None: none is preempted.
+        preempt: how many calls of its task are preempted in a row at most; None: none is.
     """
     options: dict[str, object] = {}
     if rates:
@@ -362,7 +362,7 @@ def packed(
     if unique:
         options["unique"] = unique.packed
     if preempt:
-        options["preempt"] = [preempt[0], int(preempt[1])]
+        options["preempt"] = packed_preempt(preempt)
     return json.dumps(options, separators=(",", ":")) if options else ""
 
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from celery_singleton_lock.core import loop_tasks
 from celery_singleton_lock.core.lock_steps import carry_out_async
+from celery_singleton_lock.core.model import Renewal
 from celery_singleton_lock.lock.lease import Lease
 from celery_singleton_lock.lock.lease_watchdog import PATIENCE
 from celery_singleton_lock.lock.renewals import Renewals
@@ -86,9 +87,9 @@ class AsyncWatchdog(Renewals):
             self._complain("the watchdog continues after an error", error=error)
             self._back_off()
 
-    async def _ask(self, leases: Sequence[Lease]) -> Sequence[bool | None]:
+    async def _ask(self, leases: Sequence[Lease]) -> Sequence[Renewal]:
         self._renewals_ended.clear()
-        answers: Sequence[bool | None] = await self.store.extend([each.asked for each in leases])
+        answers: Sequence[Renewal] = await self.store.extend([each.asked for each in leases])
         return answers
 
     def _end_renewals(self, batch: Iterable[tuple[Lease, bool]]) -> None:

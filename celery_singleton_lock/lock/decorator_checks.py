@@ -13,7 +13,7 @@ from celery_singleton_lock.message_text import a_kind
 CONFLICTS: Final = ("wait", "skip", "fail")
 """What a call does if its lock is busy."""
 
-_OF_TASKS: Final = ("park", "requeue")
+_OF_TASKS: Final = ("park", "requeue", "preempt")
 
 
 def check_arguments(key: object, backend: object) -> None:
@@ -55,7 +55,9 @@ def checked_conflict(on_conflict: object, wait_timeout: object) -> str:
         ConfigurationError: one of them is invalid, or they contradict each other.
     """
     if on_conflict not in CONFLICTS:
-        hint = " Only a task can be parked or requeued." if on_conflict in _OF_TASKS else ""
+        hint = (
+            " Only a task can be parked, requeued or preempted." if on_conflict in _OF_TASKS else ""
+        )
         msg = f"on_conflict is {on_conflict!r}: use one of {', '.join(CONFLICTS)}.{hint}"
         raise ConfigurationError(msg)
     if wait_timeout is not None:

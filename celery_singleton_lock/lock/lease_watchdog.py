@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.lock_steps import carry_out
+from celery_singleton_lock.core.model import Renewal
 from celery_singleton_lock.lock.lease import Lease, OnLost
 from celery_singleton_lock.lock.renewals import QUICK_RETRY, Renewals, Round, instances, run_here
 
@@ -178,8 +179,8 @@ class Watchdog(Renewals):
         """Renew the leases that are due, and report the lost ones."""
         return carry_out(self.round(), self._ask)
 
-    def _ask(self, leases: Sequence[Lease]) -> Sequence[bool | None]:
-        answers: Sequence[bool | None] = self.store.extend([each.asked for each in leases])
+    def _ask(self, leases: Sequence[Lease]) -> Sequence[Renewal]:
+        answers: Sequence[Renewal] = self.store.extend([each.asked for each in leases])
         return answers
 
     def _make_all_due(self) -> None:

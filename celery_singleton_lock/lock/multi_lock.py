@@ -51,6 +51,9 @@ class MultiLock:
         clock: source of monotonic seconds.
     """
 
+    preempted: bool = False
+    """No newer call preempts a task with several locks."""
+
     def __init__(self, locks: Sequence[Lock], clock: Clock) -> None:
         self.locks: Final = tuple(locks)
         self._clock = clock

@@ -27,6 +27,7 @@ from typing import Any, Final
 
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.lock_steps import Plan
+from celery_singleton_lock.core.model import Preempted, Renewal
 from celery_singleton_lock.errors import BackendError, BackendRefused
 from celery_singleton_lock.lock.lease import SLOW_RETRY, Lease, OnLost
 
@@ -66,14 +67,17 @@ class _Seen:
     unknown: int = 0
     failed: int = 0
     gone: list[Lease] = field(default_factory=list)
+    preempted: list[tuple[str, str]] = field(default_factory=list)
 
-    def note(self, lease: Lease, asked: float, *, held: bool | None, was_held: bool) -> None:
+    def note(self, lease: Lease, asked: float, *, held: Renewal, was_held: bool) -> None:
         """Count one answer. An unknown token is a loss only if it was held before the request."""
         if held is None:
             self.failed += 1
         elif held:
             lease.renewed(asked)
             self.renewed += 1
+            if isinstance(held, Preempted):
+                self.preempted.append((lease.token, held.by))
         elif was_held:
             self.gone.append(lease)
         else:
@@ -94,6 +98,8 @@ class Renewals:
     Attributes:
         renewed: number of renewals so far.
         failed: number of leases that were due when Redis did not answer, so far.
+        on_preempted: called with a token, and the attempt for which its holder must end, with each
+            renewal that says so.
     """
 
     def __init__(
@@ -110,6 +116,7 @@ class Renewals:
         self._tell: Final = tell
         self.renewed: int = 0
         self.failed: int = 0
+        self.on_preempted: Callable[[str, str], None] = _ignore
         self._begin()
         _instances.add(self)
 
@@ -236,6 +243,8 @@ class Renewals:
         lost = self._lapsed() + seen.gone
         for lease in lost:
             self._tell(lease.report)
+        for token, by in seen.preempted:
+            self._tell(self.on_preempted, token, by)
         return Round(seen.renewed, seen.unknown, len(lost), seen.failed)
 
     def _collect_due(self, now: float) -> list[tuple[Lease, bool]]:
@@ -285,14 +294,14 @@ class Renewals:
                     left,
                 )
 
-    def _extend(self, leases: Sequence[Lease]) -> Plan[Sequence[Lease], Sequence[bool | None]]:
+    def _extend(self, leases: Sequence[Lease]) -> Plan[Sequence[Lease], Sequence[Renewal]]:
         """Return the answer for each lease; None if there was none."""
         try:
             answers = (yield leases) if leases else ()
             return _one_each(leases, answers)
         except BackendRefused as error:
             if len(leases) > 1:  # perhaps one lock's keys are refused: renew each by itself
-                apart: list[bool | None] = []
+                apart: list[Renewal] = []
                 for lease in leases:
                     apart += yield from self._extend([lease])
                 return apart
@@ -316,7 +325,7 @@ class Renewals:
         self._tell(partial(logger.error, sentence, *args, exc_info=error))
 
     def _apply_answers(
-        self, batch: Sequence[tuple[Lease, bool]], answers: Sequence[bool | None], asked: float
+        self, batch: Sequence[tuple[Lease, bool]], answers: Sequence[Renewal], asked: float
     ) -> _Seen:
         """Apply the answers; ignore those for leases that are no longer watched."""
         seen = _Seen()
@@ -381,7 +390,11 @@ class Renewals:
         return self._wakes_at - self.clock.monotonic()
 
 
-def _one_each(leases: Sequence[Lease], answers: Sequence[bool | None]) -> Sequence[bool | None]:
+def _ignore(_token: str, _by: str) -> None:
+    """Do nothing: only workers let a holder end."""
+
+
+def _one_each(leases: Sequence[Lease], answers: Sequence[Renewal]) -> Sequence[Renewal]:
     """Return the answers.
 
     Raises:

@@ -12,7 +12,7 @@ from celery.signals import worker_shutdown
 from celery_singleton_lock.core.clock import Clock, ServerClock
 from celery_singleton_lock.worker.event_dispatcher import open_buffers
 from celery_singleton_lock.worker.execution import batches, interrupt
-from celery_singleton_lock.worker.execution.interrupt import LostTokens, SignalHandler
+from celery_singleton_lock.worker.execution.interrupt import Interrupts, LostTokens
 from celery_singleton_lock.worker.extension import Extension
 from celery_singleton_lock.worker.install import install
 from celery_singleton_lock.worker.loop_channel import PATH, LoopChannel
@@ -43,8 +43,8 @@ class WorkerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is un
             refuse_forks(worker, extension)
         # before the pool forks: its children inherit the pipes
         self.link: Link = Link(LoopChannel(), ServerClock(clock_of(extension)), LostTokens())
-        if "prefork" in getattr(worker.pool_cls, "__module__", str(worker.pool_cls)):
-            extension.install_signal_handler = SignalHandler(self.link.lost_tokens).install
+        forks = "prefork" in getattr(worker.pool_cls, "__module__", str(worker.pool_cls))
+        extension.interrupts = Interrupts(self.link.lost_tokens, signals=forks)
         extension.announce = self.link.loop_channel.announce
         worker.singleton_lock_link = self.link
         if extension.active() and spawns(worker):

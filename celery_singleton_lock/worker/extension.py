@@ -63,7 +63,7 @@ from celery_singleton_lock.worker.execution.celery_outcome import (
     take_out,
 )
 from celery_singleton_lock.worker.execution.eager import EagerTracer
-from celery_singleton_lock.worker.execution.interrupt import signal_installer
+from celery_singleton_lock.worker.execution.interrupt import Interrupts, interrupts_of_process
 from celery_singleton_lock.worker.execution.multi_lock_tracer import MultiLockTracer
 from celery_singleton_lock.worker.execution.tracer import LockTracer
 from celery_singleton_lock.worker.execution.undispatched import UndispatchedTracer
@@ -96,7 +96,7 @@ class Extension:
     def __init__(self, app: Celery) -> None:
         self.app = app
         self.announce: Callable[[str], None] = announcer()
-        self.install_signal_handler: Callable[[], None] = signal_installer()
+        self.interrupts: Interrupts = interrupts_of_process()
         self.has_child_processes = True
         self.observers: Observers = Observers()
         self._namers: dict[str, Namer | SeveralNamer] = {}
@@ -421,7 +421,7 @@ class Extension:
             self._announced,
             done_for,
             self.name_of,
-            self._install_signal_handler,
+            lambda: self.interrupts,
             may_defer=lambda: self.has_child_processes,
             keeps_messages=not self.settings.is_quorum,
         )
@@ -432,10 +432,6 @@ class Extension:
     def undispatched(self) -> UndispatchedTracer:
         """Acquires and releases the locks of tasks whose messages passed no dispatcher."""
         return UndispatchedTracer(self.store, self.tracer.observe)
-
-    def _install_signal_handler(self) -> None:
-        """Call :attr:`install_signal_handler`, which a worker sets after the tracer was created."""
-        self.install_signal_handler()
 
     def _announced(self, token: str) -> None:
         """Call :attr:`announce`, which a worker sets after the tracer was created."""

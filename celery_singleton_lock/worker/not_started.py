@@ -99,6 +99,7 @@ def refusal(
             | Outcome.REFUSED
             | Outcome.LATER
             | Outcome.SKIP_DEBOUNCED
+            | Outcome.SKIP_PREEMPTED
         ):
             raise unexpected(outcome)
 

@@ -20,7 +20,7 @@ from celery.exceptions import TaskRevokedError
 from celery.worker.request import Request
 
 from celery_singleton_lock.core.clock import SystemClock, wall_time
-from celery_singleton_lock.core.model import Ending
+from celery_singleton_lock.core.model import Ending, Preempted
 from celery_singleton_lock.errors import (
     BackendError,
     LockConflict,
@@ -46,6 +46,7 @@ from celery_singleton_lock.worker.message_stage import (
     mutex,
 )
 from celery_singleton_lock.worker.not_started import NotStarted
+from celery_singleton_lock.worker.preempted import LockPreempted, preempted_at
 
 if TYPE_CHECKING:
     from celery_singleton_lock.config.call_options import Call
@@ -137,6 +138,10 @@ class DispatcherCallbacks(Protocol):
         """Note that the task lost its lock while it ran."""
         ...
 
+    def on_preempted(self, request: LockedRequest, error: LockPreempted) -> None:
+        """Note that the task has ended, since a newer call replaces it."""
+        ...
+
     def on_interrupted(self, request: LockedRequest) -> None:
         """Note that an asynchronous exception has ended the task."""
         ...
@@ -181,6 +186,8 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
     """Whether it was reported that Redis refuses its lock."""
     runs_later = False
     """Whether the task has run and raised ``RetryLater``, so that its message waits again."""
+    preempted_by: str = ""
+    """The attempt for which its task must end; empty if it need not."""
     ran_for: float | None = None
     """Run time of the task in seconds, measured by its process."""
     acquired_at: float | None = None
@@ -446,13 +453,33 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
                 self.dispatcher.on_refused(self, error)
             self.decided()
             try:
-                super().on_failure(exc_info, *args, **kwargs)
+                if not self._ends_killed(error):
+                    super().on_failure(exc_info, *args, **kwargs)
             finally:
-                if isinstance(error, LockLost) and self.lock_header.concerns(error.name):
-                    self.dispatcher.on_lost(self)
-                self.dispatcher.on_ended(self, gone=isinstance(error, _PROCESS_GONE))
-                if isinstance(error, SoftTimeLimitExceeded):
-                    self.dispatcher.on_interrupted(self)
+                self._report_end(self.dispatcher, error)
+
+    def _report_end(self, dispatcher: DispatcherCallbacks, error: BaseException) -> None:
+        if isinstance(error, LockPreempted):
+            dispatcher.on_preempted(self, error)
+        if isinstance(error, LockLost) and self.lock_header.concerns(error.name):
+            dispatcher.on_lost(self)
+        dispatcher.on_ended(self, gone=isinstance(error, _PROCESS_GONE))
+        if isinstance(error, SoftTimeLimitExceeded):
+            dispatcher.on_interrupted(self)
+
+    def _ends_killed(self, error: BaseException) -> bool:
+        """End a preempted task as REVOKED whose process has died, whatever its options say.
+
+        Returns:
+            Whether this is such a task.
+        """
+        died = self.preempted_by and isinstance(error, (WorkerLostError, Terminated))
+        if not died or self.cancelled or self._already_revoked:
+            return False
+        name = self.lock_header.name
+        reason = preempted_at(name, Preempted(self.preempted_by)).message
+        self._announce_revoked(reason, terminated=True, signum="SIGKILL", expired=False)
+        return True
 
     def cancel(self, *args: Any, **kwargs: Any) -> None:
         """Note it first: a killed greenlet reports its end before Celery's method returns."""

@@ -31,6 +31,7 @@ from celery_singleton_lock.worker.consumed_queues import Consumed
 from celery_singleton_lock.worker.dispatch.dispatcher import Dispatcher, worker_id
 from celery_singleton_lock.worker.dispatch.header_factory import HeaderFactory
 from celery_singleton_lock.worker.dispatch.notifier import Notifier
+from celery_singleton_lock.worker.dispatch.preemption import Preemption
 from celery_singleton_lock.worker.dispatch.task_leases import TaskLeases
 from celery_singleton_lock.worker.event_dispatcher import enable_lock_events
 from celery_singleton_lock.worker.execution.interrupt import LostTokens
@@ -120,6 +121,18 @@ class Runtime:
             store, self.watchdog, worker, lambda *parked: admin_of(store).locate_token(*parked)
         )
         self.dispatcher: Dispatcher = self._new_dispatcher()
+        self.preemption: Preemption = Preemption(
+            rules=extension.options,
+            in_flight=self.dispatcher.in_flight,
+            lost_tokens=self.lost_tokens,
+            notifier=self.notifier,
+            children=self.kind == "prefork",
+            post=self.loop_channel.post,
+            later=self.loop_channel.later,
+            after=self._after,
+            terminate=self._terminate,
+        )
+        self.watchdog.on_preempted = self.preemption.told
         self.queue_stops: QueueStops = QueueStops(consumer, self.loop_channel.post)
         self.agent: Agent = Agent(
             store,
@@ -134,6 +147,7 @@ class Runtime:
             post=self.loop_channel.post,
             reap=self.reap,
             abort=self.abort,
+            preempt=self.preemption.told,
             publisher=Publisher(extension.app.connection_for_write),
             watchdog=self.watchdog,
             partial_lock_sets=self._partial_lock_sets,
@@ -279,6 +293,14 @@ class Runtime:
         else:
             self.lost_tokens.interrupt(request.worker_pid, request.lock_header.token)
 
+    def _after(self, seconds: float, call: Callable[[], None]) -> None:
+        """Make a call in the main loop after a number of seconds."""
+        self.consumer.timer.call_after(seconds, self.loop_channel.post, (call,))
+
+    def _terminate(self, pid: int, signum: int) -> None:
+        """Kill a child process of the pool, which has started by now. Runs in the main loop."""
+        self.consumer.pool.terminate_job(pid, signum)
+
     def send_event(self, name: str, /, **fields: Any) -> None:
         """Send a Celery event, if this worker sends task events. Runs in the main loop."""
         if self.sends_events():
@@ -359,6 +381,8 @@ class Runtime:
             "queues_stopped": len(stopped),
             **self.dispatcher.counts(),
             "keeping": len(self._partial_lock_sets),
+            "preempted": self.preemption.preempted,
+            "killed": self.preemption.killed,
             "threads": self.agent.last_rounds(),
             "renewed": self.watchdog.renewed,
             "renewals_failed": self.watchdog.failed,

@@ -187,7 +187,8 @@ def _by_shared_key(extension: Extension) -> dict[Any, dict[str, list[str]]]:
 
 def _way_to_wait(extension: Extension, task: Any) -> str:
     """Return the policy of a task; a batch cannot be parked, so it waits."""
-    policy = extension.options(task).on_conflict
+    options = extension.options(task)
+    policy = PARKS if options.preempts else options.on_conflict
     return WAITS if policy == PARKS and is_batches(task) else policy
 
 

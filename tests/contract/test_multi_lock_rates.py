@@ -13,6 +13,7 @@ from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.rate import Rate, packed
 from celery_singleton_lock.errors import LockConflict
+from celery_singleton_lock.worker.execution.interrupt import Interrupts
 from celery_singleton_lock.worker.execution.multi_lock_tracer import MultiLockTracer
 from celery_singleton_lock.worker.execution.task_lock import in_place
 from celery_singleton_lock.worker.execution.tracer import LockTracer
@@ -43,7 +44,7 @@ def told():
 
 @pytest.fixture
 def tracer(store, told):
-    tracer = LockTracer(lambda: store, told.append, 3600.0, lambda *_: "a", lambda: None)
+    tracer = LockTracer(lambda: store, told.append, 3600.0, lambda *_: "a", Interrupts)
     tracer.multi_lock_tracer = MultiLockTracer(tracer, lambda: store, told.append, 3600.0)
     return tracer
 

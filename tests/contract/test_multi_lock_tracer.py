@@ -10,6 +10,7 @@ from celery_singleton_lock.core.lock_set import LockSet, Part
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
 from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.core.parked_message import MessageToPark
+from celery_singleton_lock.worker.execution.interrupt import Interrupts
 from celery_singleton_lock.worker.execution.multi_lock_tracer import MultiLockTracer
 from celery_singleton_lock.worker.execution.tracer import LockTracer
 from celery_singleton_lock.worker.lock_header import LockHeader, singles
@@ -31,7 +32,7 @@ def store(make_store):
 @pytest.fixture
 def enter(store):
     """A function that has the process of a worker enter the locks of a delivery."""
-    tracer = LockTracer(lambda: store, print, 3600.0, lambda *_: "a", lambda: None)
+    tracer = LockTracer(lambda: store, print, 3600.0, lambda *_: "a", Interrupts)
     tracer.multi_lock_tracer = MultiLockTracer(tracer, lambda: store, print, 3600.0)
     return lambda header: tracer.multi_lock_tracer.enter(header, LockOptions())
 

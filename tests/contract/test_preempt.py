@@ -6,6 +6,7 @@ import pytest
 
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Preempted, Verdict
 from celery_singleton_lock.core.parked_message import MessageToPark
+from celery_singleton_lock.core.preempt import Age, aged
 from celery_singleton_lock.core.rate import packed
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.store.operator.base import Operator
@@ -32,8 +33,8 @@ def store(lock_client, kind):
     return store
 
 
-def asks(who, *, new=True, most=MOST, task="app.task", retries=0, **more):
-    flow = packed((), more.pop("head_start", 0), preempt=(most, new) if most else None)
+def asks(who, *, age=Age.NEW, most=MOST, task="app.task", retries=0, **more):
+    flow = aged(packed((), more.pop("head_start", 0), preempt=most or None), age)
     owner = Owner(f"{who}{retries or ''}.0", f"{who}/{retries}/0", task, "w")
     return owner, Claim("k", LEASE, flow=flow, **more)
 
@@ -170,9 +171,9 @@ def test_the_message_of_a_preempted_run_that_is_given_back_ends_as_replaced(stor
         ({"most": 0}, {}),  # a Lock, or a task that was declared otherwise
         ({}, {"task": "other"}),
         ({}, {"most": 0}),
-        ({}, {"new": False}),  # a retry or a copy
+        ({}, {"age": Age.COPY}),
     ],
-    ids=["other task", "no option", "by another task", "by one without it", "by a retry"],
+    ids=["other task", "no option", "by another task", "by one without it", "by a copy"],
 )
 def test_a_holder_is_not_preempted(store, holder, caller):
     if holder.get("most") == 0:
@@ -241,17 +242,47 @@ def test_a_retry_that_meets_a_newer_call_ends(store):
     acquire(store, "a")
     end(store, "a")
     acquire(store, "b")
-    park(store, "a", retries=1, new=False)
+    park(store, "a", retries=1, age=Age.RETRY)
     assert delivered(store) == [("replaced", "a1", "b")]
 
 
 @on_all_stores
 def test_a_retry_that_is_sent_before_its_first_attempt_has_ended_waits(store):
     acquire(store, "a")
-    park(store, "a", retries=1, new=False)
+    park(store, "a", retries=1, age=Age.RETRY)
     assert delivered(store) == []
     end(store, "a")
     assert delivered(store) == [("granted", "a1", "")]
+
+
+@on_all_stores
+def test_a_copy_waits_beside_an_earlier_call_since_it_may_be_the_newest(store):
+    """As after a lost connection: the broker delivers again what no worker has begun."""
+    acquire(store, "x", task="other", most=0)
+    park(store, "a")
+    park(store, "b", age=Age.COPY)
+    assert delivered(store) == []
+    end(store, "x")
+    assert delivered(store) == [("granted", "a", "")]
+    claim(store, "a")
+    end(store, "a")
+    assert delivered(store) == [("granted", "b", "")]
+
+
+@on_all_stores
+def test_a_later_call_replaces_a_copy_that_waits(store):
+    acquire(store, "x", task="other", most=0)
+    park(store, "a", age=Age.COPY)
+    park(store, "b")
+    end(store, "x")
+    assert delivered(store) == [("granted", "a", ""), ("replaced", "a", "b"), ("granted", "b", "")]
+
+
+@on_all_stores
+def test_a_copy_that_runs_is_preempted(store):
+    acquire(store, "a", age=Age.COPY)
+    park(store, "b")
+    assert delivered(store) == [("preempted", "a", "b")]
 
 
 @on_all_stores

@@ -38,6 +38,7 @@ class GrantInbox:
         stands_still: returns whether the main loop makes no calls at present.
         reject: lets the broker dead-letter a message that its task has rejected, then calls the
             given function to drop it.
+        preempt: lets the task with a token end for an attempt.
 
     Attributes:
         delivered: number of grants that were passed to the main loop.
@@ -56,6 +57,7 @@ class GrantInbox:
         post: Callable[..., None],
         stands_still: Callable[[], bool],
         reject: Callable[[Delivery, Callable[[Delivery], None]], None],
+        preempt: Callable[[str, str], None],
     ) -> None:
         self.delivered: int = 0
         self.replaced: int = 0
@@ -69,6 +71,7 @@ class GrantInbox:
         self._stands_still = stands_still
         self._arrived: dict[str, Delivery] = {}
         self._reject = reject
+        self._preempt = preempt
         self._retired = threading.Event()
 
     # -- receiving --------------------------------------------------------------------------------
@@ -155,7 +158,7 @@ class GrantInbox:
         Raises:
             BackendError: Redis did not answer. The lease expires, and Redis grants again.
         """
-        if self._retired.is_set():
+        if self._retired.is_set() or delivery.verdict == "preempted":
             self._return(delivery)
             return
         if delivery.body is None:
@@ -230,6 +233,9 @@ class GrantInbox:
         for_each(iter(lambda: self._store.receive(self._worker, 0.01), None), self._return)
 
     def _return(self, delivery: Delivery) -> None:
-        """Return a grant that this worker does not use."""
+        """Return a grant that this worker does not use. A notice of a preemption is no grant."""
+        if delivery.verdict == "preempted":
+            self._preempt(delivery.token, delivery.by)
+            return
         self._partial_lock_sets.give_back(delivery)
         self._store.release(delivery.name, delivery.token, Ending.AGAIN)

@@ -107,6 +107,7 @@ class Agent:
         reap: lets the pool check for children that have ended; runs in the main loop.
         abort: interrupts the task that holds a token, if its options and the pool allow that; runs
             in the main loop.
+        preempt: lets the task with a token end for an attempt that is newer.
         publisher: sends messages to the broker.
         watchdog: renews the leases of tasks that run here, or are about to.
         partial_lock_sets: renews the locks that parked messages hold.
@@ -151,6 +152,7 @@ class Agent:
         post: Callable[..., None],
         reap: Callable[[], None],
         abort: Callable[[str], None],
+        preempt: Callable[[str, str], None],
         publisher: Publisher,
         watchdog: Watchdog,
         partial_lock_sets: PartialLockSets,
@@ -212,6 +214,7 @@ class Agent:
             post=post,
             stands_still=stands_still,
             reject=self.republisher.reject,
+            preempt=preempt,
         )
         self._releases = ReleaseAfterProcessDeath(
             store,

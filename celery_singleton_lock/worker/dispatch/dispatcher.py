@@ -229,7 +229,7 @@ class Dispatcher:
             return None
         own = options if header.lock_set is None else options_of(header, 0, options)
         can_park = not header.granted and not self.held.redis_is_down
-        parks = can_park and options.on_conflict == options.on_rate == "park"
+        parks = can_park and options.parks
         settles = can_park and options.debounce is not None
         if settles or (parks and self.waits_for_rate(header.name)):
             return self._wait(request)

@@ -20,6 +20,7 @@ from celery_singleton_lock.core.lock_name_template import ArgumentsDoNotBind, Se
 from celery_singleton_lock.core.lock_set import KEPT, LockSet, Names, read
 from celery_singleton_lock.core.owner_token import new_token, token_for, token_on
 from celery_singleton_lock.core.parked_message import Delivery
+from celery_singleton_lock.core.preempt import Age, aged
 from celery_singleton_lock.core.unique import HEADER as UNIQUE
 from celery_singleton_lock.core.unique import unpacked
 from celery_singleton_lock.errors import (
@@ -204,7 +205,7 @@ class HeaderFactory:
             copy=copy or bool(request.delivery_info.get("redelivered")),
             acks_early=not task.acks_late,
             announce=True,
-            flow=options.flow,
+            flow=aged(options.flow, _age(request, copy=copy)),
             computed=options.computed,
         )
         if not isinstance(name, Names):
@@ -238,7 +239,7 @@ class HeaderFactory:
     def _flow_again(self, request: LockedRequest) -> str:
         """Return the flow options of a message that was parked; it need not be parked again."""
         with suppress(Exception):
-            return self._options(request).flow
+            return aged(self._options(request).flow, _age(request))
         return ""
 
     def takes_lock(self, request: LockedRequest) -> bool:
@@ -289,7 +290,9 @@ class HeaderFactory:
             created_at=_clock.monotonic() - delivery.waited,
             granted=True,
             acks_early=not request.task.acks_late,
-            announce=lock_set is not None or request.options(self._rules).on_lost == "abort",
+            announce=lock_set is not None
+            or request.options(self._rules).on_lost == "abort"
+            or request.options(self._rules).preempts,
             error=_verdict(delivery, request.options(self._rules))
             or self._returned(delivery)
             or wrong,
@@ -336,17 +339,24 @@ def _verdict(delivery: Delivery, options: LockOptions) -> Exception | None:
     if delivery.verdict in {"granted", "revoked"}:
         return None
     if delivery.verdict == "replaced":
-        by = task_id_of(delivery.by)
-        if delivery.settled:
-            reason = f"task {by} came before it had settled at the lock {delivery.name!r}"
-            return NotStarted(Outcome.SKIP_DEBOUNCED, f"{reason} (lock_debounce)")
-        reason = f"task {by} took its place in the queue of lock {delivery.name!r}"
-        return NotStarted(Outcome.SKIP_FULL, reason)
+        return _replaced(delivery, options)
     if delivery.verdict == "above_rate":
         return above_rate(delivery.name, options)
     if delivery.verdict == "too_costly":
         return too_costly(delivery.name, delivery.excess)
     return waited_in_vain(delivery.name, f"{delivery.waited:.1f}")
+
+
+def _replaced(delivery: Delivery, options: LockOptions) -> NotStarted:
+    """Return the exception with which a task ends that a later one has replaced."""
+    by, where = task_id_of(delivery.by), f"lock {delivery.name!r}"
+    if delivery.settled:
+        reason = f"task {by} came before it had settled at the {where}"
+        return NotStarted(Outcome.SKIP_DEBOUNCED, f"{reason} (lock_debounce)")
+    if options.preempts:
+        reason = f"task {by} is newer and replaces it at the {where}"
+        return NotStarted(Outcome.SKIP_PREEMPTED, f'{reason} (lock_on_conflict="preempt")')
+    return NotStarted(Outcome.SKIP_FULL, f"task {by} took its place in the queue of {where}")
 
 
 class _Before(NamedTuple):
@@ -370,6 +380,14 @@ def _settles(request: LockedRequest, before: _Before | None) -> bool:
     came_before = before is not None or request.arrival.copy or request.arrival.requeues > 0
     is_retry = bool(request.request_dict.get("retries"))
     return not (came_before or is_retry or request.arrival.claim is not None)
+
+
+def _age(request: LockedRequest, *, copy: bool = False) -> Age:
+    """Return what is known about the age of a call, for ``lock_on_conflict="preempt"``."""
+    if request.request_dict.get("retries"):
+        return Age.RETRY
+    again = copy or request.arrival.copy or request.delivery_info.get("redelivered")
+    return Age.COPY if again else Age.NEW
 
 
 def _place_before(request: LockedRequest, before: _Before | None, options: LockOptions) -> int:

@@ -25,6 +25,7 @@ from celery_singleton_lock.events import (
     TaskBlocked,
     TaskDelivered,
     TaskEvent,
+    TaskPreempted,
     TaskReplaced,
     celery_event,
     log_keys,
@@ -141,7 +142,15 @@ class Notifier:
         self.tell(request, event)
 
     def skipped(self, request: LockedRequest, not_started: NotStarted, policy: str) -> None:
-        """Report that a task was skipped, as Celery reports a revoked task."""
+        """Report that a task was skipped."""
+        self._revoked(request)
+        event = LockRefused(*about(request), policy=policy, waits_for=not_started.waits_for)
+        self.tell(request, event)
+        logger.info("Task %s was skipped: %s", request, not_started.reason, extra=log_keys(event))
+
+    @staticmethod
+    def _revoked(request: LockedRequest) -> None:
+        """Report the end of a task as Celery reports a revoked task."""
         request.send_event("task-revoked", terminated=False, signum=None, expired=False)
         signals.task_revoked.send(
             request.task,
@@ -150,9 +159,23 @@ class Notifier:
             signum=None,
             expired=False,
         )
-        event = LockRefused(*about(request), policy=policy, waits_for=not_started.waits_for)
+
+    def preempted(self, request: LockedRequest) -> None:
+        """Report that a task must end, since a newer call waits for its lock."""
+        event = TaskPreempted(*about(request), by=task_id_of(request.preempted_by))
         self.tell(request, event)
-        logger.info("Task %s was skipped: %s", request, not_started.reason, extra=log_keys(event))
+        logger.info(
+            "Task %s must end: task %s is newer and waits for the lock %r",
+            request,
+            printable(event.by),
+            event.lock,
+            extra=log_keys(event),
+        )
+
+    def ended_for_newer(self, request: LockedRequest, reason: str) -> None:
+        """Report the end of a task that a newer call has preempted."""
+        self._revoked(request)
+        logger.info("Task %s was preempted: %s", request, reason)
 
     def debounced(self, request: LockedRequest) -> None:
         """Warn once for each task that a replaced call was a member of a canvas."""

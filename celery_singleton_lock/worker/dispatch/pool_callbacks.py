@@ -31,12 +31,14 @@ from celery_singleton_lock.worker.lock_header import MARKS, close_in, end_in, lo
 from celery_singleton_lock.worker.lock_set_header import at_first_lock, onward, unanswered
 from celery_singleton_lock.worker.message_stage import UNACCEPTED, Stage
 from celery_singleton_lock.worker.not_started import NotStarted
+from celery_singleton_lock.worker.preempted import LockPreempted
 from celery_singleton_lock.worker.request import LockedRequest
 
 _SKIPPED_BY: Final = {
     Outcome.SKIP: "skip",
     Outcome.SKIP_FULL: "full",
     Outcome.SKIP_DEBOUNCED: "debounce",
+    Outcome.SKIP_PREEMPTED: "preempt",
 }
 """Outcome of a skipped task -> the policy in its event."""
 
@@ -195,6 +197,10 @@ class PoolCallbacks:
         """Report a task that has ended with LockLost."""
         self._commands.put(loss_of(request.lock_header, "The task has ended with LockLost."))
 
+    def on_preempted(self, request: LockedRequest, error: LockPreempted) -> None:
+        """Report a task that has ended as REVOKED, since a newer call replaces it."""
+        self._notifier.ended_for_newer(request, error.message)
+
     def on_interrupted(self, request: LockedRequest) -> None:
         """Release the locks of a task that its soft time limit has ended.
 
@@ -297,6 +303,7 @@ class PoolCallbacks:
                 | Outcome.SKIP
                 | Outcome.SKIP_FULL
                 | Outcome.SKIP_DEBOUNCED
+                | Outcome.SKIP_PREEMPTED
                 | Outcome.FAIL
                 | Outcome.FAIL_FULL
                 | Outcome.FAIL_TIMEOUT

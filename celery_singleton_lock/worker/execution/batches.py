@@ -70,7 +70,11 @@ def refuse_unsupported(task_name: str, declared: Mapping[str, Any], options: Loc
         )
         raise ImproperlyConfigured(msg)
     for option, is_wrong, remedy in (
-        ("on_conflict", options.on_conflict == "requeue", '"wait", "park", "skip" or "fail"'),
+        (
+            "on_conflict",
+            options.on_conflict in {"requeue", "preempt"},
+            '"wait", "park", "skip" or "fail"',
+        ),
         ("max_waiting", options.max_waiting is not None, "None"),
         ("on_retry", options.on_retry == "keep", '"release"'),
         ("on_lost", options.on_lost == "abort", '"report"'),

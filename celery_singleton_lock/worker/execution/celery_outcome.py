@@ -22,6 +22,7 @@ from celery_singleton_lock.worker.lock_header import (
     LockHeader,
     attempt_of,
 )
+from celery_singleton_lock.worker.preempted import LockPreempted
 from celery_singleton_lock.worker.retry_later import RetryLater
 
 logger: Final = logging.getLogger(__name__)
@@ -67,6 +68,21 @@ def later_in(outcome: Any) -> RetryLater | None:
     if info is None or info.state != states.IGNORED:
         return None
     return info.retval if isinstance(info.retval, RetryLater) else None
+
+
+def preempted_in(outcome: Any) -> LockPreempted | None:
+    """Return the exception of a task that a newer call has preempted, else None.
+
+    It may have been raised in Celery's tracer, before or after the body. Then the tracer has stored
+    no end of the task.
+    """
+    error = bare(getattr(outcome.retval, "exception", None))
+    return error if isinstance(error, LockPreempted) else None
+
+
+def bare(error: Any) -> Any:
+    """Return an exception without its traceback, which billiard may have wrapped around it."""
+    return getattr(error, "exc", error)
 
 
 def run_again(run: Run, later: RetryLater, outcome: Any) -> Any:

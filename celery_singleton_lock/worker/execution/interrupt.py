@@ -1,9 +1,9 @@
-"""Interrupts the task of a pool child whose lock was lost.
+"""Interrupts the task of a pool child whose lock was lost, or which a newer call preempts.
 
 The main process writes the token into memory that it shares with its children, and sends a signal.
-The handler raises :class:`~celery_singleton_lock.errors.LockLost` in the task if the task has this
-token. So a late signal, which arrives while the child runs another task, has no effect. (The signal
-of Celery's soft time limit has no such check.)
+The handler raises :class:`~celery_singleton_lock.errors.LockLost` or ``LockPreempted`` in the task
+if the task has this token. So a late signal, which arrives while the child runs another task, has
+no effect. (The signal of Celery's soft time limit has no such check.)
 
 A spawned child does not inherit the memory. It opens it by name (:meth:`LostTokens.publish`).
 """
@@ -17,11 +17,14 @@ import signal
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
+from billiard.process import current_process
+
+from celery_singleton_lock.core.model import Preempted
 from celery_singleton_lock.worker.execution.task_lock import TaskLock, current_lock
 from celery_singleton_lock.worker.loop_channel import PROC
 
@@ -35,15 +38,19 @@ PATH: Final = "CELERY_SINGLETON_LOCK_LOST_LOCKS"
 
 _LINES: Final = 64
 _WIDTH: Final = 160
-_SIZE: Final = _LINES * _WIDTH
+_LOST: Final = _LINES * _WIDTH
+_CHILDREN: Final = 512
+"""Most child processes whose running task is shown."""
+_SIZE: Final = _LOST + _CHILDREN * _WIDTH
 _NAME: Final = "lost-locks"
 
 
 class LostTokens:
-    """Tokens of lost locks in shared memory. The main process writes them; its children read them.
+    """Tokens of tasks to interrupt, in memory that the main process shares with its children.
 
-    Create it before the pool forks. It has room for the last 64 losses. That is enough, since a
-    child reads them as soon as it receives the signal.
+    Create it before the pool forks. It has room for the last 64 tokens. That is enough, since a
+    child reads them as soon as it receives the signal. Behind them, each child shows the token of
+    its task if that can be preempted.
 
     Args:
         memory: the shared memory; default: a new one.
@@ -52,6 +59,7 @@ class LostTokens:
     def __init__(self, memory: mmap.mmap | None = None) -> None:
         self._memory = mmap.mmap(-1, _SIZE) if memory is None else memory
         self._line = 0
+        self._mutex = threading.Lock()
 
     def publish(self, channel: str) -> str:
         """Replace the memory by a file, and return its name for children that do not inherit it.
@@ -73,59 +81,112 @@ class LostTokens:
         return name
 
     def interrupt(self, pid: int, token: str) -> None:
-        """Write a token, and send the signal to the process whose task has it."""
-        start = self._line * _WIDTH
-        line = _as_line(token)
-        self._memory[start : start + _WIDTH] = line.ljust(_WIDTH, b"\0")
-        self._line = (self._line + 1) % _LINES
+        """Write the token of a lost lock, and send the signal to the process whose task has it."""
+        self.note(token)
+        self.signal(pid)
+
+    def note(self, token: str, by: str = "") -> None:
+        """Write a token: of a lost lock, or of a task that the attempt ``by`` preempts."""
+        with self._mutex:
+            self._write(self._line * _WIDTH, _as_line(f"{token}\t{by}" if by else token))
+            self._line = (self._line + 1) % _LINES
+
+    @staticmethod
+    def signal(pid: int) -> None:
+        """Send the signal to a process."""
         if SIGNAL is not None:
             with suppress(ProcessLookupError):
                 os.kill(pid, SIGNAL)
 
     def shows(self, token: str) -> bool:
-        """Return whether a token is among the last that were written."""
-        return _as_line(token) in self._memory[:]
+        """Return whether the token of a lost lock is among the last that were written."""
+        return self._memory.find(_as_line(token), 0, _LOST) >= 0
+
+    def preempted_by(self, token: str) -> str:
+        """Return the attempt that preempts the task with this token; empty if none is known."""
+        start = b"\n" + token.encode() + b"\t"
+        at = self._memory.find(start, 0, _LOST)
+        if at < 0:
+            return ""
+        line = self._memory[at + len(start) : at + _WIDTH]
+        return line.partition(b"\n")[0].decode(errors="replace")
+
+    def show_task(self, child: int, token: str) -> None:
+        """Show the task that this child process runs; with an empty token, that it runs none."""
+        if 0 <= child < _CHILDREN:
+            line = _as_line(f"{os.getpid()} {token}") if token else b""
+            self._write(_LOST + child * _WIDTH, line)
+
+    def runs(self, pid: int, token: str) -> bool:
+        """Return whether a process shows that it runs the task with this token."""
+        return self._memory.find(_as_line(f"{pid} {token}"), _LOST) >= 0
+
+    def _write(self, start: int, line: bytes) -> None:
+        self._memory[start : start + _WIDTH] = line.ljust(_WIDTH, b"\0")
 
 
-def _as_line(token: str) -> bytes:
-    return b"\n" + token.encode()[: _WIDTH - 2] + b"\n"
+def _as_line(text: str) -> bytes:
+    return b"\n" + text.encode()[: _WIDTH - 2] + b"\n"
 
 
-class SignalHandler:
-    """Handles the signal in a pool child.
+class Interrupts:
+    """How the tasks of a process learn that they must end.
 
     Args:
-        lost_tokens: the shared memory of the main process.
+        lost_tokens: the shared memory of the main process; None outside of a worker.
+        signals: whether a signal interrupts them: in the child processes of a pool.
     """
 
-    def __init__(self, lost_tokens: LostTokens) -> None:
+    def __init__(self, lost_tokens: LostTokens | None = None, *, signals: bool = False) -> None:
         self._lost_tokens = lost_tokens
+        self._signals = signals
         self._pid = 0
         self._before: Any = None
 
     def install(self) -> None:
         """Install the handler, once per process. For other tokens it calls the previous handler."""
         alone = threading.current_thread() is threading.main_thread()
-        if SIGNAL is None or self._pid == os.getpid() or not alone:
+        if not self._signals or SIGNAL is None or self._pid == os.getpid() or not alone:
             return
         self._before = signal.signal(SIGNAL, self._on_signal)
         self._pid = os.getpid()
 
+    def preempted_by(self, token: str) -> str:
+        """Return the attempt that preempts the task with this token; empty if none is known."""
+        return self._lost_tokens.preempted_by(token) if self._lost_tokens else ""
+
+    @contextmanager
+    def showing(self, token: str) -> Iterator[None]:
+        """Show the main process that this one runs a task, which it may then kill."""
+        child = getattr(current_process(), "index", None)
+        if not self._signals or self._lost_tokens is None or child is None:
+            yield
+            return
+        self._lost_tokens.show_task(child, token)
+        try:
+            yield
+        finally:
+            self._lost_tokens.show_task(child, "")
+
     def _on_signal(self, signum: int, frame: Any) -> None:
-        lock = current_lock()
-        if isinstance(lock, TaskLock) and self._lost_tokens.shows(lock.token):
-            raise lock.lose()
+        lock, tokens = current_lock(), self._lost_tokens
+        if isinstance(lock, TaskLock) and tokens is not None:
+            if tokens.shows(lock.token):
+                raise lock.lose()
+            by = tokens.preempted_by(lock.token)
+            if by and not lock.interrupted:
+                raise lock.must_end(Preempted(by))
         if callable(self._before):
             self._before(signum, frame)
 
 
-def signal_installer() -> Callable[[], None]:
-    """Return the function that lets a spawned child be interrupted.
+def interrupts_of_process() -> Interrupts:
+    """Return how tasks are interrupted in a spawned child.
 
-    In other processes it does nothing: a forked child has the memory of its parent.
+    In other processes they are not: a forked child has the memory of its parent.
     """
     name = os.environ.get(PATH)
-    return _install_nothing if name is None else SignalHandler(_opened(name)).install
+    return Interrupts() if name is None else Interrupts(_opened(name), signals=True)
 
 
 def _opened(name: str) -> LostTokens:
@@ -136,7 +197,3 @@ def _opened(name: str) -> LostTokens:
     except (OSError, ValueError) as error:
         logger.warning("celery-singleton-lock: the worker's file %s is closed: %s", name, error)
         return LostTokens()
-
-
-def _install_nothing() -> None:
-    """Do nothing: tasks cannot be interrupted here."""

@@ -15,7 +15,15 @@ from celery_singleton_lock.config.timed_close import checked_close, described, n
 from celery_singleton_lock.core.charge import charged_rates, checked_amount, checked_id, one_named
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.lock_set import Key, Names
-from celery_singleton_lock.core.model import Claim, CurrentLock, Ending, Owner, Reply, Reservation
+from celery_singleton_lock.core.model import (
+    Claim,
+    CurrentLock,
+    Ending,
+    Owner,
+    Preempted,
+    Reply,
+    Reservation,
+)
 from celery_singleton_lock.core.rate import Rate, ending_at_rate
 from celery_singleton_lock.errors import (
     BackendError,
@@ -30,6 +38,7 @@ from celery_singleton_lock.worker.execution.celery_outcome import (
     Run,
 )
 from celery_singleton_lock.worker.lock_header import LockHeader, notice_of_close, whose
+from celery_singleton_lock.worker.preempted import LockPreempted, preempted_at
 
 T = TypeVar("T")
 
@@ -51,6 +60,11 @@ def _announce_nothing(_notice: str) -> None:
     """Send no notice: no main process tracks the task."""
 
 
+def _preempted_by_none(_token: str) -> str:
+    """Return that no newer call preempts the task."""
+    return ""
+
+
 class TaskLock:
     """The lock of the running task, as the task sees it (``self.lock``, :func:`current_lock`).
 
@@ -61,6 +75,11 @@ class TaskLock:
         lease: the lease in seconds.
         valid_until: monotonic time up to which the lock is known to be held.
         rates: those that its task declares.
+        announce: sends a notice to the main process.
+        preempted_by: token -> the attempt that preempts its task; empty if none is known.
+
+    Attributes:
+        interrupted: whether ``LockPreempted`` was raised in the task.
     """
 
     __slots__ = (
@@ -70,9 +89,12 @@ class TaskLock:
         "_charges",
         "_lease",
         "_lost",
+        "_preempted",
+        "_preempted_by",
         "_store",
         "_valid_until",
         "fencing_token",
+        "interrupted",
         "name",
         "rates",
         "token",
@@ -88,7 +110,11 @@ class TaskLock:
         *,
         rates: tuple[Rate, ...] = (),
         announce: Callable[[str], None] = _announce_nothing,
+        preempted_by: Callable[[str], str] = _preempted_by_none,
     ) -> None:
+        self.interrupted: bool = False
+        self._preempted: Preempted | None = None
+        self._preempted_by = preempted_by
         self.rates: tuple[Rate, ...] = rates
         self._announce = announce
         self._charges = 0
@@ -105,7 +131,7 @@ class TaskLock:
     @property
     def held(self) -> bool:
         """Whether the lock is held, as Redis replied at most a third of a lease ago."""
-        if not self._lost and self._store.clock.monotonic() - self._asked_at > self._lease / 3:
+        if not self._lost and self._renewal_is_old():
             self._refresh()
         return not self._lost and self._store.clock.monotonic() < self._valid_until
 
@@ -121,15 +147,37 @@ class TaskLock:
             max(0.0, self._valid_until - self._store.clock.monotonic()) if not self._lost else 0.0
         )
 
+    @property
+    def preempted(self) -> bool:
+        """Whether a newer call replaces this run, so that it should end; it still holds the lock.
+
+        The worker knows at once; if its notice was lost, Redis says so with the next renewal.
+        """
+        if self._preempted is None:
+            by = self._preempted_by(self.token)
+            if by:
+                self._preempted = Preempted(by)
+            elif not self._lost and self._renewal_is_old():
+                self._refresh()
+        return self._preempted is not None
+
+    def must_end(self, by: Preempted) -> LockPreempted:
+        """Note that a newer call replaces this run. Return the exception to raise."""
+        self._preempted, self.interrupted = by, True
+        return preempted_at(self.name, by)
+
     def ensure_held(self) -> None:
-        """Renew the lock, and raise if it is no longer held.
+        """Renew the lock, and raise if it is no longer held, or if a newer call replaces this run.
 
         Raises:
             LockLost: the lock is lost. Stop writing.
+            LockPreempted: a newer call replaces this run (``lock_on_conflict="preempt"``).
             BackendError: Redis did not answer, so it is not known whether the lock is held.
         """
         if not self._extend():
             raise self.lose()
+        if self.preempted and self._preempted is not None:
+            raise self.must_end(self._preempted)
 
     def pause(self, seconds: float, why: str = "", *, name: str = "") -> float:
         """Close the lock for everybody for a time; see :meth:`Lock.pause`. The task goes on.
@@ -185,6 +233,9 @@ class TaskLock:
         msg = f"The lock {self.name!r} was lost: its lease ended or it was taken away."
         return LockLost(msg, self.name)
 
+    def _renewal_is_old(self) -> bool:
+        return self._store.clock.monotonic() - self._asked_at > self._lease / 3
+
     def _refresh(self) -> None:
         try:
             self._extend()
@@ -195,9 +246,11 @@ class TaskLock:
         if self._lost:
             return False
         asked = self._store.clock.monotonic()
-        held = bool(self._store.extend([(self.name, self.token, self._lease)])[0])
-        self.heard(asked, held=held)
-        return held
+        renewal = self._store.extend([(self.name, self.token, self._lease)])[0]
+        if isinstance(renewal, Preempted):
+            self._preempted = renewal
+        self.heard(asked, held=bool(renewal))
+        return bool(renewal)
 
     def heard(self, asked: float, *, held: bool) -> None:
         """Note the reply to a renewal that was sent at ``asked``."""
@@ -212,6 +265,7 @@ class NoLock:
     name = ""
     held = False
     lost = False
+    preempted = False
     fencing_token = 0
     expires_in: float = 0.0
 
@@ -284,6 +338,9 @@ def owner_of(header: LockHeader) -> Owner:
 
 class PlacedLock(MemberLock):
     """The lock of a task that did not pass a dispatcher, and acquires it where it runs."""
+
+    preempted = False
+    """No worker watches it, so no newer call preempts it."""
 
     kept: Reservation | None = None
     """The reservation with which the permit stays held after the release; None for none."""

@@ -44,8 +44,10 @@ from celery_singleton_lock.worker.execution.celery_outcome import (
     ignored,
     later_in,
     mark_skipped,
+    preempted_in,
     reservation_for,
 )
+from celery_singleton_lock.worker.execution.interrupt import Interrupts
 from celery_singleton_lock.worker.execution.late_releases import LateReleases
 from celery_singleton_lock.worker.execution.observe_mode import ObserveMode
 from celery_singleton_lock.worker.execution.task_lock import (
@@ -68,6 +70,7 @@ from celery_singleton_lock.worker.lock_header import (
     whose,
 )
 from celery_singleton_lock.worker.not_started import NotStarted, refusal
+from celery_singleton_lock.worker.preempted import LockPreempted
 from celery_singleton_lock.worker.retry_later import RetryLater
 
 logger: Final = logging.getLogger(__name__)
@@ -102,7 +105,7 @@ class LockTracer:
             released.
         done_for: seconds for which an ended attempt is remembered, so that its copies are dropped.
         name_of: task, args, kwargs -> lock name.
-        listen: installs the handler for lost locks, if the pool supports it.
+        interrupts: returns how the tasks of this process learn that they must end.
         may_defer: returns whether a release may be sent without waiting for its reply.
         keeps_messages: whether messages can be parked: not with a quorum of servers.
     """
@@ -116,7 +119,7 @@ class LockTracer:
         announce: Callable[[str], None],
         done_for: float,
         name_of: Callable[[Any, Any, Any], str],
-        listen: Callable[[], None],
+        interrupts: Callable[[], Interrupts],
         *,
         may_defer: Callable[[], bool] = lambda: False,
         keeps_messages: bool = True,
@@ -127,7 +130,7 @@ class LockTracer:
         self._announce = announce
         self._done_for = done_for
         self._name_of = name_of
-        self._listen = listen
+        self._interrupts = interrupts
         self._keeps_messages = keeps_messages
         self._warned: set[str] = set()
         self._observe_mode = ObserveMode(store)
@@ -140,8 +143,8 @@ class LockTracer:
         """
         if header.observed:
             return self.observe(run, header, options)
-        if options.on_lost == "abort":
-            self._listen()
+        if options.on_lost == "abort" or options.preempts:
+            self._interrupts().install()
         try:
             lock = self._enter(header, options)
         except NotStarted as not_started:
@@ -216,6 +219,7 @@ class LockTracer:
             valid_until,
             rates=options.rate,
             announce=self._announce,
+            preempted_by=self._interrupts().preempted_by,
         )
 
     def interrupted(self, header: LockHeader, error: BaseException) -> None:
@@ -294,7 +298,7 @@ class LockTracer:
         ending, kept, began = Ending.FINAL, None, _clock.monotonic()
         hold = Held(options.hold_for, self._store().clock) if options.hold_for else None
         try:
-            outcome = under(lock, run)
+            outcome = self._run(run, lock, options)
             if outcome.runtime is None:  # Celery measures only successes
                 outcome = outcome._replace(runtime=_clock.monotonic() - began)
             later = later_in(outcome)
@@ -316,6 +320,22 @@ class LockTracer:
             raise
         self.leave(header, ending, lock, kept)
         return outcome
+
+    def _run(self, run: Run, lock: TaskLock, options: LockOptions) -> Any:
+        """Run the task. If a newer call preempts it, it ends as REVOKED."""
+        if not options.preempts:
+            return under(lock, run)
+        outcome, preempted = None, None
+        try:
+            with self._interrupts().showing(lock.token):
+                outcome = under(lock, run)
+        except LockPreempted as error:  # raised outside of the body
+            preempted = error
+        preempted = preempted or preempted_in(outcome)
+        if preempted is None:
+            return outcome
+        mark_skipped(run, preempted.message)
+        return ignored(preempted)
 
     def _run_later(self, run: Run, header: LockHeader, lock: TaskLock, later: RetryLater) -> Any:
         """Release the locks and close one. The main process parks the message, unless it is stored.

@@ -90,7 +90,7 @@ if not verdict then
     grant(token, rec, worker)
   else
     unqueue(token, rec)
-    local replaced = rec.preempt and not where and take_place(token, rec, worker)
+    local replaced = rec.preempt and rec.preempt[2] >= 0 and not where and take_place(token, rec, worker)
     if not replaced and not (settles and let_settle(token, rec, worker)) then enqueue(token, rec, 'parked') end
   end
 end

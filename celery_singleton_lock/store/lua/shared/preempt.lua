@@ -1,9 +1,11 @@
 -- Preemption: the newest call of a task replaces the one that waits, and the one that runs.
 
--- `rec.preempt` is {most, new} (lock_on_conflict="preempt"): at most so many calls of the task are preempted in a row,
--- and new is 1 for the first delivery of a call. A retry or copy is older than those, whenever it came.
+-- `rec.preempt` is {most, age} (lock_on_conflict="preempt"): at most so many calls of the task are preempted in a row.
+-- age 1 = a new call; 0 = a retry, which is older than all others, whenever it came; -1 = a copy: it may be older or
+-- newer than those that came before it, so it replaces none of them, and none of them replaces it.
 local function is_older(rec, than)
-  if rec.preempt[2] ~= than.preempt[2] then return than.preempt[2] == 1 end
+  local retry, other = rec.preempt[2] == 0, than.preempt[2] == 0
+  if retry ~= other then return retry end
   return arrival_of(rec) < arrival_of(than)
 end
 

@@ -35,7 +35,7 @@
 --   seal       id of the call that took the message out of the queue for publishing
 --   settles    1: it settles, or was replaced while it did; delayed and in the state leaving. See let_settle()
 --   settles_from   when the first message of this burst came, milliseconds; ahead = its head start, microseconds
---   preempt    most calls of its task that are preempted in a row, and 1 if it preempts others; see is_older()
+--   preempt    most calls of its task that are preempted in a row, and its age; see is_older()
 --   preempted_by   attempt for which its holder must end
 --   offer_every   after how many ms a replaced message is delivered again; it doubles
 --   publish_at, publish_every   earliest time of the next attempt to publish, and the interval

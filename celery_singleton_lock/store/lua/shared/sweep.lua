@@ -126,7 +126,7 @@ local function grant_waiters(own, me, my_record)
     elseif rates and rates.excess(rec) then
       refuse_cost(head, rec, own)
       moved = moved + 1
-    elseif rates and rec.preempt and rec.parked and end_replaced(head, rec, own) then
+    elseif rates and rec.preempt and rec.preempt[2] >= 0 and rec.parked and end_replaced(head, rec, own) then
       moved = moved + 1
     elseif waiter_waits_for(rec, own) == 'worker' then
       set_adrift(head, rec)

@@ -85,6 +85,7 @@ def agent(clock, store, dispatcher, seen):
         post=post,
         reap=lambda: None,
         abort=lambda _token: None,
+        preempt=lambda _token, _by: None,
         publisher=SimpleNamespace(send_back=send_back, close=lambda: None),
         watchdog=watchdog,
         partial_lock_sets=PartialLockSets(store, watchdog, "w#1", lambda name, token: None),

@@ -21,8 +21,8 @@ LINUX = Path("/proc/self/fd").exists()
 
 READ_AND_BE_SIGNALLED = """
 import os, signal
-from celery_singleton_lock.worker.execution.interrupt import _opened, signal_installer, PATH
-signal_installer()()
+from celery_singleton_lock.worker.execution.interrupt import _opened, interrupts_of_process, PATH
+interrupts_of_process().install()
 os.kill(os.getpid(), signal.SIGUSR2)
 print(_opened(os.environ[PATH]).shows("token"))
 """
@@ -78,7 +78,7 @@ def test_without_the_board_a_child_survives_the_signal_and_logs_why(caplog, monk
     assert shown_elsewhere(missing) == "False"
     monkeypatch.setenv(interrupt.PATH, missing)
     with caplog.at_level(logging.WARNING):
-        interrupt.signal_installer()
+        interrupt.interrupts_of_process()
     assert missing in caplog.text
 
 
@@ -86,5 +86,5 @@ def test_a_process_without_a_worker_installs_no_handler(monkeypatch):
     """Such as a client, or a child that was forked."""
     monkeypatch.delenv(interrupt.PATH, raising=False)
     before = signal.getsignal(signal.SIGUSR2)
-    interrupt.signal_installer()()
+    interrupt.interrupts_of_process().install()
     assert signal.getsignal(signal.SIGUSR2) is before

@@ -10,6 +10,7 @@ from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.lock_set import LockSet, Part
 from celery_singleton_lock.core.model import Ending, Reply, Verdict
 from celery_singleton_lock.worker.execution.celery_outcome import Run
+from celery_singleton_lock.worker.execution.interrupt import Interrupts
 from celery_singleton_lock.worker.execution.multi_lock_tracer import MultiLockTracer
 from celery_singleton_lock.worker.execution.tracer import LockTracer
 from celery_singleton_lock.worker.lock_header import LockHeader
@@ -45,7 +46,7 @@ def enter(request):
     """A function that has an interrupted process enter the locks of a task."""
 
     def call(store, *, parked=True):
-        tracer = LockTracer(lambda: store, print, 3600.0, lambda *_: "a", lambda: None)
+        tracer = LockTracer(lambda: store, print, 3600.0, lambda *_: "a", Interrupts)
         tracer.multi_lock_tracer = MultiLockTracer(tracer, lambda: store, print, 3600.0)
         run = Run(None, None, "id", (), {}, {})
         return tracer.trace(run, request.param._replace(granted=parked), LockOptions())

@@ -1,0 +1,142 @@
+"""Tasks whose newest call replaces the one that runs."""
+
+import os
+import re
+import time
+
+import redis
+from celery import Celery, chord
+
+from celery_singleton_lock import LockedTask, LockPreempted
+
+URL = os.environ["CELERY_RESULT_BACKEND"]
+app = Celery("preempt", broker=os.environ["CELERY_BROKER_URL"], backend=URL)
+app.conf.singleton_lock_backend = URL
+app.conf.broker_transport_options = {"visibility_timeout": 60}
+client = redis.Redis.from_url(URL)
+
+NEWEST = {"base": LockedTask, "bind": True, "lock_on_conflict": "preempt", "lock_preempt_max": 1000}
+
+
+def body(task, version, seconds):
+    """Note begin and end of a run. It ends when ``go:<version>`` is set, or after a time."""
+    inside = client.incr("inside")
+    client.rpush("began", f"{version}:{inside}")
+    try:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not client.exists(f"go:{version}"):
+            time.sleep(0.005)
+    except LockPreempted as error:
+        client.rpush("preempted", f"{version}:{error.by}")
+        raise
+    finally:
+        client.decr("inside")
+        client.rpush("ended", version)
+    return version
+
+
+@app.task(**NEWEST, lock_key="build:{branch}")
+def build(self, branch, version, seconds=60.0):
+    return body(self, version, seconds)
+
+
+@app.task(**NEWEST, lock_key="late:{branch}", acks_late=True, reject_on_worker_lost=True)
+def late(self, branch, version, seconds=60.0):
+    return body(self, version, seconds)
+
+
+@app.task(
+    **NEWEST, lock_key="auto:{branch}", autoretry_for=(Exception,), retry_kwargs={"countdown": 0}
+)
+def auto(self, branch, version, seconds=60.0):
+    client.incr("attempts")
+    return body(self, version, seconds)
+
+
+@app.task(**NEWEST, lock_key="again:{branch}")
+def again(self, branch, version, seconds=60.0):
+    try:
+        return body(self, version, seconds)
+    except LockPreempted as error:
+        raise self.retry(exc=error, countdown=0) from None
+
+
+@app.task(**NEWEST, lock_key="clean:{branch}")
+def clean(self, branch, version):
+    """Ends with a result, although it was preempted."""
+    try:
+        body(self, version, 60.0)
+    except LockPreempted:
+        return "cleaned up"
+    return "ran"
+
+
+def stubborn_body(version):
+    """Neither returns nor lets the exception out."""
+    client.rpush("began", f"{version}:{client.incr('inside')}")
+    while not client.exists(f"go:{version}"):
+        try:
+            time.sleep(0.05)
+        except LockPreempted:
+            client.rpush("preempted", version)
+    client.decr("inside")
+    return version
+
+
+@app.task(**NEWEST, lock_key="stubborn", lock_preempt_grace=0.3)
+def stubborn(self, version):
+    return stubborn_body(version)
+
+
+@app.task(
+    **NEWEST,
+    lock_key="stubborn late",
+    lock_preempt_grace=0.3,
+    acks_late=True,
+    reject_on_worker_lost=True,
+)
+def stubborn_late(self, version):
+    return stubborn_body(version)
+
+
+@app.task(**NEWEST, lock_key="native", lock_preempt_grace=0.3)
+def native(self, version):
+    """Stays in C code, which holds the GIL, if it is the first one."""
+    client.rpush("began", f"{version}:1")
+    if version == 1:
+        re.match(r"(a+)+$", "a" * 60 + "b")
+    return version
+
+
+@app.task(**NEWEST, lock_key="watch")
+def watch(self, version):
+    """Looks by itself, as a task in a thread must."""
+    inside = client.incr("inside")
+    client.rpush("began", f"{version}:{inside}")
+    try:
+        while not client.exists(f"go:{version}"):
+            if self.lock.preempted:
+                client.rpush("preempted", version)
+                self.lock.ensure_held()
+            time.sleep(0.01)
+    finally:
+        client.decr("inside")
+    return version
+
+
+@app.task(base=LockedTask, lock_key="build:{branch}")
+def other(branch, version):
+    """Shares the lock, and parks."""
+    client.rpush("began", f"{version}:{client.incr('inside')}")
+    client.decr("inside")
+    return version
+
+
+@app.task
+def collect(results):
+    return results
+
+
+@app.task(ignore_result=True)
+def send_chord():
+    client.set("body", chord([build.s("c", 1), collect.s([])])(collect.s()).id)
