@@ -140,3 +140,40 @@ def collect(results):
 @app.task(ignore_result=True)
 def send_chord():
     client.set("body", chord([build.s("c", 1), collect.s([])])(collect.s()).id)
+
+
+TAKE_OUT = client.register_script(
+    "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('DEL', KEYS[1])"
+)
+"""Deletes the key of a body that has ended."""
+
+
+@app.task(
+    base=LockedTask,
+    lock_key="storm:{key}",
+    lock_on_conflict="preempt",
+    lock_preempt_max=1_000_000,
+    lock_preempt_grace=0.2,
+    ignore_result=True,
+)
+def storm(key, version, stubborn):
+    """Note each other body of the same key whose process lives."""
+    own, name = f"{version}:{os.getpid()}", f"body:{key}"
+    try:
+        before = client.set(name, own, get=True)
+        if before and os.path.exists(f"/proc/{before.decode().partition(':')[2]}"):
+            client.rpush("overlaps", f"{before.decode()} {own}")
+        client.rpush(f"began:{key}", version)
+        stay(key, stubborn=stubborn)
+    finally:
+        TAKE_OUT([name], [own])
+
+
+def stay(key, *, stubborn):
+    """Stay until the storm is over; if stubborn, whatever is raised."""
+    while not client.exists(f"over:{key}"):
+        try:
+            time.sleep(0.05)
+        except LockPreempted:
+            if not stubborn:
+                raise
