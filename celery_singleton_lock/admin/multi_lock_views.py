@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from celery_singleton_lock.core.lock_set import lock_set_in
-from celery_singleton_lock.core.lock_view import Holder
+from celery_singleton_lock.core.lock_view import RUNS, Holder
 from celery_singleton_lock.core.model import Ending
 from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.store.operator.base import AdminStore, Waiting
@@ -177,5 +177,5 @@ def with_running_pid(holder: Holder, elsewhere: Elsewhere) -> Holder:
         holder: a holder of a lock.
         elsewhere: what the holders of this lock do at other locks.
     """
-    runs = holder.state == "running" and holder.token not in elsewhere.known
+    runs = holder.state in RUNS and holder.token not in elsewhere.known
     return holder if runs or not holder.task_id else holder._replace(host="", pid=0)

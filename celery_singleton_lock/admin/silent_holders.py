@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Final
 
-from celery_singleton_lock.core.lock_view import Holder, LockView
+from celery_singleton_lock.core.lock_view import RUNS, Holder, LockView
 from celery_singleton_lock.core.model import ALIVE
 from celery_singleton_lock.store.operator.base import AdminStore, Glance
 
@@ -82,7 +82,7 @@ def _workers(holders: Iterable[Holder]) -> set[str]:
 
 
 def _is_asked_of(holder: Holder) -> bool:
-    return bool(holder.worker) and holder.state == "running"
+    return bool(holder.worker) and holder.state in RUNS
 
 
 def _marked(holders: tuple[Holder, ...], beats: Mapping[str, float]) -> tuple[Holder, ...]:
@@ -99,7 +99,7 @@ def silent_for(holder: Holder, beats: Mapping[str, float]) -> float:
         holder: the holder.
         beats: worker -> seconds since its last heartbeat; infinity if none is known.
     """
-    silence = beats.get(holder.worker, 0.0) if holder.state == "running" else 0.0
+    silence = beats.get(holder.worker, 0.0) if holder.state in RUNS else 0.0
     if silence <= ALIVE:
         return 0.0
     renewed = max(0.0, holder.lease - holder.expires_in)

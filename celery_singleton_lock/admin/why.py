@@ -48,12 +48,12 @@ class Answer:
     Args:
         task_id: its whole id.
         state: a record state (``parked``, ``waiting``, ``adrift``, ``granted``, ``reserved``,
-            ``running``, ``held_after``, ``delayed``, ``settling``, ``leaving``, ``overdue``,
-            ``replaced``, ``revoked``, ``rejected``, ``too_costly``, ``above_rate``), or one of:
-            ``silent``: it ran, and its worker shows no sign of life; ``eta``, ``received``,
-            ``finished``: as the app reports; ``lost``: it was parked, and Redis has lost its
-            message; ``ambiguous``: several ids begin with the given text; ``unseen``: no worker,
-            lock or result has the id.
+            ``running``, ``preempted``, ``held_after``, ``delayed``, ``settling``, ``leaving``,
+            ``overdue``, ``replaced``, ``revoked``, ``rejected``, ``too_costly``, ``above_rate``),
+            or one of: ``silent``: it ran, and its worker shows no sign of life; ``eta``,
+            ``received``, ``finished``: as the app reports; ``lost``: it was parked, and Redis has
+            lost its message; ``ambiguous``: several ids begin with the given text; ``unseen``: no
+            worker, lock or result has the id.
         sentence: the explanation, with what to do if something can be done.
         lock: name of its lock, if known.
         token: its owner token, if known.

@@ -42,6 +42,10 @@ def of_holder(view: LockView, holder: Holder) -> tuple[str, str]:
         "reserved": f"waits for its retry, for which {view.name!r} is reserved, {left}",
         HELD_AFTER: f"has succeeded; {view.name!r} stays held {_for_another(holder)}",
         "running": f"runs{_on(holder)}, holds {view.name!r}, {left}",
+        "preempted": (
+            f"runs{_on(holder)}, holds {view.name!r}, and must end, since a newer call of its task "
+            f'waits for {view.name!r} (lock_on_conflict="preempt"); {left}'
+        ),
         "silent": (
             f"ran{_on(holder)}, which has shown no sign of life for {seconds(holder.silent)}; if "
             f"it is dead, {view.name!r} is free in {seconds(holder.expires_in)} at the latest"

@@ -94,10 +94,10 @@ def _check_together(
             f'with lock_on_conflict="{options.on_conflict}" a task above its rate would occupy a '
             'pool slot, or go back to the broker again and again. Use "park", "skip" or "fail"',
         )
+    _check_preempt(task_name, attributes, options)
     _check_fairness(task_name, attributes, options)
     _check_debounce(task_name, attributes, options, settings)
     _check_unique(task_name, attributes, options, settings)
-    _check_preempt(task_name, attributes, options)
     if options.requeue_delay > options.requeue_max:
         Place("lock_requeue_delay", task_name).refuse(
             options.requeue_delay,

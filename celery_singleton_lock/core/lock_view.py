@@ -16,6 +16,10 @@ HELD_AFTER: Final = "held_after"
 """State of a holder whose task has succeeded and whose lock stays held (``lock_hold_for``)."""
 
 
+RUNS: Final = frozenset({"running", "preempted"})
+"""States of a holder whose task runs."""
+
+
 class WaitsFor(str, enum.Enum):
     """What a task waits for before it may start; ``waits_for`` in admission.lua decides it."""
 
@@ -63,9 +67,10 @@ class Holder(NamedTuple):
         pid: process.
         expires_in: seconds left of the lease; 0 for a waiter.
         fencing_token: number of the grant; 0 for a waiter.
-        state: ``running``, ``granted``, ``reserved``, ``held_after`` (its task has ended),
-            ``waiting``, ``parked``, ``adrift``, ``delayed``, ``settling``, ``overdue``,
-            ``replaced``, ``revoked``, ``rejected``, ``too_costly`` or ``above_rate``.
+        state: ``running``, ``preempted`` (it must end), ``granted``, ``reserved``,
+            ``held_after`` (its task has ended), ``waiting``, ``parked``, ``adrift``, ``delayed``,
+            ``settling``, ``overdue``, ``replaced``, ``revoked``, ``rejected``, ``too_costly`` or
+            ``above_rate``.
         since: server seconds at which this state began.
         lease: length of its lease in seconds; 0 if unknown.
         silent: seconds since the last heartbeat or renewal of its worker; 0 if that was recent or

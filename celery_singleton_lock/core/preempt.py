@@ -31,6 +31,12 @@ def packed_preempt(most: int, age: Age = Age.NEW) -> list[int]:
 
 
 @functools.lru_cache(maxsize=1024)
+def is_preempting(flow: str) -> bool:
+    """Return whether flow options are of a call that preempts older ones."""
+    return '"preempt":' in flow and json.loads(flow).get("preempt", [0, 0])[1] == Age.NEW
+
+
+@functools.lru_cache(maxsize=1024)
 def aged(flow: str, age: Age) -> str:
     """Return the flow options of a call of this age; see ``packed``."""
     options = json.loads(flow) if age is not Age.NEW and '"preempt":' in flow else {}

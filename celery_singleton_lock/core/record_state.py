@@ -22,7 +22,8 @@ class RecordState(str, enum.Enum):
     LEAVING = "leaving"
     """A stored message is on its way back to the broker.
 
-    In Redis, delayed and settling messages have this state, too; other fields tell them apart."""
+    In Redis, delayed and settling messages have this state, too; other fields tell them apart.
+    Likewise, a preempted holder has the state running there."""
     DELAYED = "delayed"
     """A stored message has returned more than once. It joins the queue again after a delay."""
     SETTLING = "settling"
@@ -45,6 +46,8 @@ class RecordState(str, enum.Enum):
     waits for the others."""
     RUNNING = "running"
     """It holds the lock, and has claimed the grant or needed no claim."""
+    PREEMPTED = "preempted"
+    """Its task runs and must end for a newer call of it (``lock_on_conflict="preempt"``)."""
     RESERVED = "reserved"
     """The permit of a task is reserved for its next attempt."""
     HELD_AFTER = "held_after"
@@ -67,7 +70,7 @@ RECORD_MOVES: Final[Mapping[RecordState | None, Mapping[RecordState | None, str]
         RecordState.GRANTED: "a permit is free, it is first, a worker consumes its queue",
         RecordState.ADRIFT: "it is first, no live worker takes it",
         RecordState.OVERDUE: "lock_wait_timeout",
-        RecordState.REPLACED: "a later message takes its room",
+        RecordState.REPLACED: "a later message takes its room, or preempts",
         RecordState.REVOKED: "its task is revoked",
         RecordState.TOO_COSTLY: "it is first, and costs more than the rate in force",
         RecordState.ABOVE_RATE: 'it is first, above the rate, with lock_on_rate="skip" or "fail"',
@@ -102,6 +105,7 @@ RECORD_MOVES: Final[Mapping[RecordState | None, Mapping[RecordState | None, str]
     RecordState.GRANTED: {
         RecordState.RUNNING: "claim",
         RecordState.PARKED: "not claimed in 5 seconds, given back by its worker, or revoked",
+        RecordState.REPLACED: "a newer call of its task preempts it before it has begun",
         None: "it ends without having begun",
     },
     RecordState.RUNNING: {
@@ -110,8 +114,13 @@ RECORD_MOVES: Final[Mapping[RecordState | None, Mapping[RecordState | None, str]
         ),
         RecordState.DELAYED: "likewise, and not for the first time",
         RecordState.REJECTED: "its task rejects it, and its message is stored",
+        RecordState.PREEMPTED: 'a newer call of its task is next, with lock_on_conflict="preempt"',
         RecordState.RESERVED: 'retried, with lock_on_retry="keep"',
         RecordState.HELD_AFTER: "succeeds, with lock_hold_for",
+        None: "release",
+    },
+    RecordState.PREEMPTED: {
+        RecordState.REPLACED: "its lease ends or it is requeued, with a stored message",
         None: "release",
     },
     RecordState.RESERVED: {

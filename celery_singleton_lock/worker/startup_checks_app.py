@@ -230,6 +230,19 @@ def check_messages_pass_dispatcher(runtime: Runtime) -> None:
         )
     if runtime.dispatcher.alone:
         tell_of_idle_debounce(runtime.extension)
+        tell_of_idle_preempt(runtime.extension)
+
+
+def tell_of_idle_preempt(extension: Extension) -> None:
+    """Log which tasks preempt none, since the pool acquires their locks."""
+    declared = sorted(extension.declared())
+    idle = [n for n in declared if extension.options(extension.app.tasks[n]).preempts]
+    if idle:
+        logger.warning(
+            'celery-singleton-lock: lock_on_conflict="preempt" waits here as "wait" does, and no '
+            "running task is interrupted: %s",
+            ", ".join(idle),
+        )
 
 
 def tell_of_idle_debounce(extension: Extension) -> None:

@@ -3,6 +3,7 @@
 import os
 import re
 import time
+from pathlib import Path
 
 import redis
 from celery import Celery, chord
@@ -69,6 +70,21 @@ def clean(self, branch, version):
     except LockPreempted:
         return "cleaned up"
     return "ran"
+
+
+@app.task(**NEWEST, lock_key="short", lock_lease=1.5)
+def short(self, version):
+    return body(self, version, 60.0)
+
+
+@app.task(**NEWEST, lock_key="slow")
+def slow(self, version):
+    """Cleans up until ``clean`` is set."""
+    try:
+        return body(self, version, 60.0)
+    finally:
+        while version == 1 and not client.exists("clean"):
+            time.sleep(0.01)
 
 
 def stubborn_body(version):
@@ -161,7 +177,7 @@ def storm(key, version, stubborn):
     own, name = f"{version}:{os.getpid()}", f"body:{key}"
     try:
         before = client.set(name, own, get=True)
-        if before and os.path.exists(f"/proc/{before.decode().partition(':')[2]}"):
+        if before and Path(f"/proc/{before.decode().partition(':')[2]}").exists():
             client.rpush("overlaps", f"{before.decode()} {own}")
         client.rpush(f"began:{key}", version)
         stay(key, stubborn=stubborn)

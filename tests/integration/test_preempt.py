@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
-from celery import states
+from celery import Celery, states
 from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock.admin.why import why
+from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from support.waiting import eventually
 from support.workers import CeleryWorker
@@ -196,20 +199,72 @@ def test_a_chord_hears_of_a_run_that_was_preempted(send, worker, redis_client, b
 
 
 @only_prefork
-def test_while_the_run_cleans_up_why_and_the_views_tell(send, worker, redis_client, began):
-    store = RedisAdminStore(redis_client)
-    first = send("stubborn", 1)
+def test_a_lost_notice_is_found_by_the_next_renewal(send, worker, redis_client, began):
+    first = send("short", 1)
     began(1)
-    redis_client.set("celery-singleton-lock-test", 1)
-    second = send("stubborn", 2)
+    keys = Keyspace().lock("short")
+    token, record = next(iter(redis_client.hgetall(keys.record).items()))
+    preempted = {**json.loads(record), "preempted_by": "newer/0/0"}
+    with redis_client.pipeline() as pipe:
+        pipe.hset(keys.flow, "preempts", "1")
+        pipe.hset(keys.record, token, json.dumps(preempted, separators=(",", ":")))
+        pipe.execute()
+    with pytest.raises(TaskRevokedError, match="newer is newer"):
+        first.get(timeout=60)
+    assert listed(redis_client, "preempted") == ["1:newer"]
+
+
+@only_prefork
+def test_while_the_run_cleans_up_why_and_the_views_tell(
+    send, sending_app, worker, redis_client, began
+):
+    store = RedisAdminStore(redis_client)
+    first = send("slow", 1)
+    began(1)
+    second = send("slow", 2)
     eventually(
-        lambda: [h.state for h in store.inspect("stubborn").holders] == ["preempted"],
+        lambda: [h.state for h in store.inspect("slow").holders] == ["preempted"],
         message="it must end",
     )
     told = why(store, first.id)
-    assert "must end" in told.sentence or told.state != "preempted"
+    assert told.state == "preempted"
+    assert "and must end, since a newer call of its task waits for 'slow'" in told.sentence
+    assert why(store, second.id).rank == 1
+    (report,) = sending_app.control.inspect(timeout=20, limit=1)._request("locks").values()
+    assert (report["preempted"], report["killed"]) == (1, 0)
+    redis_client.set("clean", 1)
     assert_revoked_for(first, second)
     end(redis_client, second, 2)
+
+
+@pytest.fixture
+def with_rabbitmq(rabbit_url, redis_url, monkeypatch):
+    """A worker whose broker is RabbitMQ, and an app that sends to it."""
+    app = Celery(broker=rabbit_url, backend=redis_url)
+    with CeleryWorker("integration.preempt_app", rabbit_url, backend=redis_url) as worker:
+        yield app, worker
+    app.close()
+
+
+@pytest.mark.parametrize("task", ["late", "stubborn_late"])
+def test_rabbitmq_has_no_message_of_a_preempted_run(
+    with_rabbitmq, rabbit_vhost, redis_client, began, task
+):
+    """It is acknowledged, also if its process was killed with ``reject_on_worker_lost``."""
+    app, _ = with_rabbitmq
+    key = () if task == "stubborn_late" else ("main",)
+    first = app.send_task(f"integration.preempt_app.{task}", (*key, 1))
+    began(1)
+    second = app.send_task(f"integration.preempt_app.{task}", (*key, 2))
+    assert_revoked_for(first, second)
+    began(2)
+    end(redis_client, second, 2)
+
+    def left():
+        return {(depth.ready, depth.unacked) for depth in rabbit_vhost.depths().values()}
+
+    eventually(lambda: left() == {(0, 0)}, message="RabbitMQ has no message")
+    assert [e.partition(":")[0] for e in listed(redis_client, "began")] == ["1", "2"]
 
 
 @where_it_must_look

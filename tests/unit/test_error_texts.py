@@ -197,14 +197,14 @@ SENTENCES = [
         lambda: resolved(lock_on_conflict="parc"),
         (
             'task shop.settle: lock_on_conflict is \'parc\': it must be "park" or "skip" '
-            'or "fail" or "wait" or "requeue". Did you mean "park"?'
+            'or "fail" or "wait" or "requeue" or "preempt". Did you mean "park"?'
         ),
     ),
     (
         lambda: resolved(lock_on_conflict=7),
         (
             'task shop.settle: lock_on_conflict is 7: it must be "park" or "skip" or '
-            '"fail" or "wait" or "requeue".'
+            '"fail" or "wait" or "requeue" or "preempt".'
         ),
     ),
     (

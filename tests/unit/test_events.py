@@ -18,6 +18,7 @@ from celery_singleton_lock.events import (
     TaskBlocked,
     TaskDelivered,
     TaskDuplicate,
+    TaskPreempted,
     TaskReplaced,
     _field,
     celery_event,
@@ -67,6 +68,7 @@ def test_a_blocked_task_is_shown_as_blocked_with_holder_and_rank():
         (TaskDelivered("a:1", "settle", "id-1"), "task-delivered"),
         (TaskDuplicate("a:1", "settle", "id-1"), "lock-duplicate"),
         (TaskReplaced("a:1", "settle", "id-1", by="id-2"), "task-replaced"),
+        (TaskPreempted("a:1", "settle", "id-1", by="id-2"), "task-preempted"),
         (LeaseLost("a:1"), "lock-lost"),
     ],
 )

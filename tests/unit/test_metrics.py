@@ -21,6 +21,7 @@ from celery_singleton_lock.events import (
     TaskBlocked,
     TaskDelivered,
     TaskDuplicate,
+    TaskPreempted,
     TaskReplaced,
     log_keys,
 )
@@ -64,6 +65,7 @@ NOT_KNOWN = {"waits_for": "unknown"}
         (TaskDelivered, "celery_lock_delivered_total", {"verdict": "granted"}),
         (TaskDuplicate, "celery_lock_duplicates_total", {"verdict": "twin"}),
         (TaskReplaced, "celery_lock_replaced_total", {}),
+        (TaskPreempted, "celery_lock_preempted_total", {}),
         (LeaseLost, "celery_lock_lost_total", {}),
         (LockClosed, "celery_lock_closed_total", {}),
         (LockAcquired, "celery_lock_wait_seconds_count", {}),

@@ -14,6 +14,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.core.lock_view import WaitsFor, reason_in
 from celery_singleton_lock.core.model import Claim, Owner, Reply
+from celery_singleton_lock.core.preempt import is_preempting
 from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.message_text import printable
 from celery_singleton_lock.store.base import WorkerStore
@@ -71,24 +72,26 @@ class ObserveMode:
         except BackendError as error:
             return self._pause_observing(error)
         if blocked is not None:
-            self._tell(owner, claim.name, blocked)
+            self._tell(owner, claim, blocked)
         return None
 
     @staticmethod
-    def _tell(owner: Owner, name: str, blocked: Reply) -> None:
+    def _tell(owner: Owner, claim: Claim, blocked: Reply) -> None:
         holder = str(blocked.holder) if blocked.holder and blocked.holder.task else ""
         would = f"be held by {holder or 'those before it'}"
         if blocked.waits_for in _NOT_GRANTED:
             would = _NOT_GRANTED[blocked.waits_for]
+        elif is_preempting(claim.flow) and blocked.holder and blocked.holder.task == owner.task:
+            would += ", which it would have preempted"
         logger.info(
             "%s[%s] would have been blocked: lock %r would %s",
             owner.task,
             printable(owner.attempt.split("/", 1)[0]),
-            name,
+            claim.name,
             would,
             extra={
                 "lock_event": "observed-blocked",
-                "lock_name": name,
+                "lock_name": claim.name,
                 "lock_task": owner.task,
                 "lock_task_id": owner.attempt.split("/", 1)[0],
                 "lock_holder": holder,

@@ -153,6 +153,15 @@ def test_a_blocked_task_waits_unless_it_is_skipped_or_fails():
     assert waiting == ["park", "wait", "requeue"]
 
 
+@pytest.mark.parametrize("verdict", [Verdict.BLOCKED, Verdict.FULL, Verdict.TWIN, Verdict.DONE])
+def test_a_task_that_preempts_is_parked_as_any_other(verdict):
+    """The script that parks it decides what it replaces."""
+    for facts in (POOL, GRANTED, SLOT, CALLER, PARKING):
+        policies = (LockOptions(on_conflict=each) for each in ("park", "preempt"))
+        park, preempt = (outcome_of(each, Reply(verdict), facts) for each in policies)
+        assert park is preempt
+
+
 RUNS_OR_WAITS = [
     Outcome.RUN,
     Outcome.RUN_UNLOCKED,
@@ -162,6 +171,7 @@ RUNS_OR_WAITS = [
     Outcome.REFUSED,
     Outcome.LATER,
     Outcome.SKIP_DEBOUNCED,
+    Outcome.SKIP_PREEMPTED,
 ]
 
 
