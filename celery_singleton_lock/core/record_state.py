@@ -120,7 +120,7 @@ RECORD_MOVES: Final[Mapping[RecordState | None, Mapping[RecordState | None, str]
         None: "release",
     },
     RecordState.PREEMPTED: {
-        RecordState.REPLACED: "its lease ends or it is requeued, with a stored message",
+        RecordState.PARKED: "its lease ends or it is requeued, with a stored message",
         None: "release",
     },
     RecordState.RESERVED: {

@@ -7,7 +7,7 @@ import pytest
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Preempted, Verdict
 from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.preempt import Age, aged
-from celery_singleton_lock.core.rate import packed
+from celery_singleton_lock.core.rate import Rate, packed, rates_of
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.store.operator.base import Operator
 from celery_singleton_lock.store.operator.redis import ClusterAdminStore, RedisAdminStore
@@ -33,8 +33,8 @@ def store(lock_client, kind):
     return store
 
 
-def asks(who, *, age=Age.NEW, most=MOST, task="app.task", retries=0, **more):
-    flow = aged(packed((), more.pop("head_start", 0), preempt=most or None), age)
+def asks(who, *, age=Age.NEW, most=MOST, task="app.task", retries=0, rates=(), **more):
+    flow = aged(packed(rates, preempt=most or None), age)
     owner = Owner(f"{who}{retries or ''}.0", f"{who}/{retries}/0", task, "w")
     return owner, Claim("k", LEASE, flow=flow, **more)
 
@@ -158,6 +158,33 @@ def test_the_message_of_a_preempted_run_that_is_given_back_ends_as_replaced(stor
     delivered(store)
     end(store, "a", Ending.AGAIN)
     assert sorted(delivered(store)) == [("granted", "b", ""), ("replaced", "a", "b")]
+
+
+@on_all_stores
+def test_a_run_that_comes_back_after_the_newer_call_has_gone_runs_on(store):
+    """Its worker has died, and the newer one was dropped."""
+    acquire(store, "x", task="other", most=0)
+    park(store, "a")
+    end(store, "x")
+    claim(store, "a")
+    park(store, "b")
+    store.drop_waiters("k", ["b.0"], JANE)
+    end(store, "a", Ending.AGAIN)
+    assert delivered(store)[-1] == ("granted", "a", "")
+    token = claim(store, "a")
+    assert store.extend([("k", token, LEASE)]) == [True]
+    assert states(store)[0] == {"a": "running"}
+
+
+@on_all_stores
+def test_a_newer_call_does_not_take_the_place_of_a_revoked_one(store):
+    acquire(store, "x", task="other", most=0)
+    park(store, "a")
+    park(store, "y", task="other", most=0)
+    store.deliver_revoked("k", "a.0", realm=REALM, worker="w")
+    park(store, "b")
+    end(store, "x")
+    assert delivered(store) == [("revoked", "a", ""), ("granted", "y", "")]
 
 
 # --- who is preempted, and by whom ----------------------------------------------------------------
@@ -302,6 +329,7 @@ def test_a_call_that_was_granted_and_has_not_begun_gives_its_permit_back_at_once
     assert delivered(store) == [("granted", "a", "")]
     park(store, "b")
     assert sorted(delivered(store)) == [("granted", "b", ""), ("replaced", "a", "b")]
+    assert store.inspect("k").counters["replaced"] == 1
     late = store.claim(Owner("a.0", "a/0/0", "app.task", "w"), "k", LEASE)
     assert late.verdict is Verdict.ABSENT
 
@@ -318,8 +346,61 @@ def test_a_call_that_comes_back_behind_a_newer_one_ends(store):
     delivered(store)
     store.resume("k", JANE)
     store.sweep_and_grant("k", worker="w")
-    assert ("granted", "b", "") in delivered(store)
+    assert delivered(store) == [("replaced", "a", "b"), ("granted", "b", "")]
     assert states(store)[1] == {}
+
+
+@on_all_stores
+def test_a_call_that_waits_for_its_delay_is_replaced(store):
+    """It has begun twice, and has come back each time."""
+    acquire(store, "x", task="other", most=0)
+    park(store, "a")
+    end(store, "x")
+    for _ in range(2):
+        claim(store, "a")
+        end(store, "a", Ending.AGAIN)
+    acquire(store, "x", task="other", most=0)
+    delivered(store)
+    park(store, "b")
+    assert delivered(store) == [("replaced", "a", "b")]
+
+
+@on_all_stores
+def test_a_call_that_no_live_worker_takes_is_replaced(store):
+    acquire(store, "x", task="other", most=0)
+    park(store, "a", queue="nobody")
+    end(store, "x")
+    assert states(store) == ({}, {})  # it is adrift
+    park(store, "b")
+    assert delivered(store) == [("granted", "b", "")]
+    assert store.locate_token("k", "a.0").waiting.state == "replaced"
+    let_pass(store, 60_000)
+    store.worker_heartbeat("v", REALM, ["nobody"], 60_000.0, 9)
+    store.sweep_and_grant("k", worker="v")
+    assert delivered(store, "v") == [("replaced", "a", "b")]
+
+
+@on_all_stores
+def test_with_a_free_permit_an_older_call_runs(store):
+    now = int(store.time() * 1e6)
+    acquire(store, "b", limit=2, place=now - 1_000_000)
+    park(store, "a", limit=2, place=now - 2_000_000)
+    assert delivered(store) == [("granted", "a", "")]
+
+
+@on_all_stores
+def test_a_run_without_a_message_that_waits_in_its_place_is_not_concerned(store):
+    """As an eager task: no worker could tell it, and none could wait for it."""
+    acquire(store, "a")
+    owner, claimed = asks("b")
+    assert store.acquire(owner, claimed, wait=5000.0).verdict is Verdict.WAITING
+    store.sweep_and_grant("k", worker="w")
+    assert delivered(store) == []
+    end(store, "a")
+    assert states(store) == ({"b": "granted"}, {})
+    park(store, "c")
+    assert delivered(store) == []
+    assert states(store) == ({"b": "granted"}, {"c": "parked"})
 
 
 # --- when nothing would be gained -----------------------------------------------------------------
@@ -334,6 +415,32 @@ def test_nothing_is_preempted_for_a_call_that_may_not_start(store):
     store.resume("k", JANE)
     store.sweep_and_grant("k", worker="w")
     assert delivered(store) == [("preempted", "a", "b")]
+
+
+@on_all_stores
+def test_nothing_is_preempted_for_a_call_above_a_rate(store):
+    """Another task of the lock, or an operator, has set it."""
+    acquire(store, "a")
+    store.set_rates("k", rates_of("1/h"), JANE)
+    end(store, "a")
+    acquire(store, "b")
+    park(store, "c")
+    assert delivered(store) == []
+    assert renewed(store, "b") is True
+
+
+@on_all_stores
+def test_nothing_is_preempted_for_a_call_that_costs_too_much(store):
+    """Since an operator has lowered the rate: it ends when it is next."""
+    costly = {"rates": (Rate("9/m", cost=5),)}
+    acquire(store, "a", **costly)
+    store.pause("k", JANE)
+    park(store, "b", **costly)
+    store.set_rates("k", [Rate("3/m", cost=1)], JANE)
+    store.resume("k", JANE)
+    store.sweep_and_grant("k", worker="w")
+    assert delivered(store) == []
+    assert states(store)[0] == {"a": "running"}
 
 
 @on_all_stores
@@ -402,6 +509,16 @@ def test_the_row_is_remembered_while_a_run_goes_on(store):
     assert delivered(store) == []
     end(store, last)
     assert delivered(store) == [("granted", "b", "")]
+
+
+def test_the_row_lives_as_long_as_the_lease(lock_client):
+    store = RedisAdminStore(lock_client, claim_lease=50_000.0)
+    store.worker_heartbeat("w", REALM, ["q"], 60_000.0, 99)
+    preempt_all(store, "a", 2)
+    token = store.inspect("k").holders[0].token
+    store.claim(Owner(token, "a2/0/0", "app.task", "w"), "k", LEASE, acks_early=True)
+    store.extend([("k", token, LEASE)])
+    assert lock_client.pttl(KEYS.flow) > 0.9 * LEASE * 1000
 
 
 @on_all_stores

@@ -1,7 +1,7 @@
 """Each script mutant still applies to the scripts as they are."""
 
 import pytest
-from property import test_close_mutants, test_unique_mutants
+from property import test_close_mutants, test_preempt_mutants, test_unique_mutants
 
 from support import (
     cost_simulation,
@@ -19,6 +19,7 @@ from support.script_model import mutants
 SUITES = {
     "model": (mutants.MUTANTS, mutants.Mutant.scripts),
     "close": (test_close_mutants.MUTANTS, mutants.Mutant.patched),
+    "preempt": (test_preempt_mutants.MUTANTS, mutants.Mutant.patched),
     "unique": (test_unique_mutants.MUTANTS, mutants.Mutant.patched),
     "cost": (cost_simulation.MUTANTS, mutants.Mutant.patched),
     "debounce": (debounce_simulation.MUTANTS, mutants.Mutant.patched),

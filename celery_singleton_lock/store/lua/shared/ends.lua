@@ -12,7 +12,7 @@ local function next_stored(token, rec)
   local stored = own and token or rec.twin and has_body(base_of(rec.twin)) and rec.twin
   if not stored then return nil end
   if not own then rec.twin = nil end
-  rec.fence, rec.worker, rec.parked, rec.delayed = nil, '', '1', nil
+  rec.fence, rec.worker, rec.parked, rec.delayed, rec.preempted_by = nil, '', '1', nil, nil
   return next_token(stored), not own
 end
 
@@ -31,7 +31,6 @@ local function end_delivery(token, rec, delay, wait_goes_on)
     if not (wait_goes_on and was_parked) then rec.deadline = rec.wait and digits(from + tonumber(rec.wait)) or nil end
     rec.publish_at, rec.publish_every = nil, nil
   end
-  rec.by = rec.by or rec.preempted_by
   if rec.by or rec.revoked or rec.rejected or rec.excess or rec.above_rate then rec.deadline, delay = digits(now), nil end -- it may not run
   if not delay then return enqueue(following, rec, 'parked') end
   alone, rec.delayed = false, '1'

@@ -57,8 +57,8 @@ end
 
 -- A call that came back queues at its old place. Returns whether it ends, since a newer one waits.
 local function end_replaced(token, rec, own)
-  local other, waits = call_that_waits(rec)
-  if not other or other == token or not is_older(rec, waits) then return false end
+  local other, waits = call_that_waits(rec) -- itself, if it is the newest
+  if not other or not is_older(rec, waits) then return false end
   replace(token, rec, waits.attempt, own)
   return true
 end
@@ -73,7 +73,7 @@ local function preempt_for_next(own)
   local first, older, _, ends = calls_that_run(rec)
   local row = rates.preempted_in_a_row(rec.task)
   if ends or not older or row >= rec.preempt[1] then return false end
-  local unbegun = older.state == 'granted' and older.parked and has_body(base_of(first))
+  local unbegun = older.state == 'granted' and older.parked
   if not unbegun and older.state ~= 'running' then return false end
   rates.note_in_a_row(rec.task, row + 1)
   if unbegun then
