@@ -391,6 +391,10 @@ def test_with_a_free_permit_an_older_call_runs(store):
 @on_all_stores
 def test_a_run_without_a_message_that_waits_in_its_place_is_not_concerned(store):
     """As an eager task: no worker could tell it, and none could wait for it."""
+    acquire(store, "x", task="other", most=0)
+    park(store, "before")
+    store.drop_waiters("k", ["before.0"], JANE)
+    end(store, "x")
     acquire(store, "a")
     owner, claimed = asks("b")
     assert store.acquire(owner, claimed, wait=5000.0).verdict is Verdict.WAITING

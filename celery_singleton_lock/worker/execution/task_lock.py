@@ -176,6 +176,14 @@ class TaskLock:
         """
         if not self._extend():
             raise self.lose()
+        self.end_if_preempted()
+
+    def end_if_preempted(self) -> None:
+        """Raise if a newer call replaces this run.
+
+        Raises:
+            LockPreempted: one does.
+        """
         if self.preempted and self._preempted is not None:
             raise self.must_end(self._preempted)
 

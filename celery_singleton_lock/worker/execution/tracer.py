@@ -54,6 +54,7 @@ from celery_singleton_lock.worker.execution.task_lock import (
     Held,
     TaskLock,
     ask,
+    entered,
     owner_of,
     under,
 )
@@ -327,8 +328,9 @@ class LockTracer:
             return under(lock, run)
         outcome, preempted = None, None
         try:
-            with self._interrupts().showing(lock.token):
-                outcome = under(lock, run)
+            with self._interrupts().showing(lock.token), entered(lock):
+                lock.end_if_preempted()  # a signal that came before found no current lock
+                outcome = run.go()
         except LockPreempted as error:  # raised outside of the body
             preempted = error
         preempted = preempted or preempted_in(outcome)

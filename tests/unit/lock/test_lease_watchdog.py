@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from celery_singleton_lock.core.clock import SystemClock
+from celery_singleton_lock.core.model import Preempted
 from celery_singleton_lock.errors import BackendRefused, BackendUnreachable
 from celery_singleton_lock.lock import lease, lease_watchdog, renewals
 from celery_singleton_lock.lock.lease_watchdog import Watchdog
@@ -113,6 +114,18 @@ def test_a_lease_is_renewed_once_it_is_older_than_a_third(dog, store, clock):
     clock.turn(9.9)
     assert dog.run_once() == Round()
     assert store.calls == [["a"]]
+
+
+def test_a_renewal_that_tells_of_a_preemption_is_passed_on_and_keeps_the_lease(dog, store, clock):
+    told = []
+    dog.on_preempted = lambda *what: told.append(what)
+    dog.watch("lock", "a", 30)
+    store.extend = lambda leases: [Preempted("newer/0/0") for _ in leases]
+    for _ in range(2):
+        clock.turn(10.1)
+        assert dog.run_once() == Round(renewed=1)
+    assert told == [("a", "newer/0/0")] * 2
+    assert dog.watching() == ("a",)
 
 
 def test_all_leases_go_in_one_call_also_those_that_are_due_soon(dog, store, clock):

@@ -47,7 +47,14 @@ def dispatcher(clock):
 def seen():
     """What observers, Celery's side and the publisher were given; whether the main loop turns."""
     return SimpleNamespace(
-        events=[], received=[], published=[], refuse=None, still=False, later=[], forgotten=[]
+        events=[],
+        received=[],
+        published=[],
+        refuse=None,
+        still=False,
+        later=[],
+        forgotten=[],
+        preempted=[],
     )
 
 
@@ -85,7 +92,7 @@ def agent(clock, store, dispatcher, seen):
         post=post,
         reap=lambda: None,
         abort=lambda _token: None,
-        preempt=lambda _token, _by: None,
+        preempt=lambda token, by: seen.preempted.append((token, by)),
         publisher=SimpleNamespace(send_back=send_back, close=lambda: None),
         watchdog=watchdog,
         partial_lock_sets=PartialLockSets(store, watchdog, "w#1", lambda name, token: None),

@@ -60,6 +60,24 @@ def test_a_worker_that_retires_gives_back_what_is_in_its_inbox(agent, store, see
     assert seen.received == []
 
 
+def notice(token):
+    return replace(delivery(token, body=b""), verdict="preempted", by="newer/0/0")
+
+
+def test_a_notice_of_a_preemption_gives_no_lock_back_whenever_it_comes(agent, store, seen):
+    """It has the token of a task that runs: a release would free the lock beside its body."""
+    agent._commands.put(notice("now"))
+    agent.run_once()
+    store.inbox = [notice("last")]
+    agent.retire()
+    agent.run_once()
+    agent._commands.put(notice("late"))
+    agent.run_once()
+    assert seen.preempted == [(token, "newer/0/0") for token in ("now", "last", "late")]
+    assert store.asked("release") == []
+    assert seen.received == []
+
+
 def test_a_delivery_that_arrives_after_retirement_is_given_back(agent, store, seen):
     """Nobody would run it here; the next worker does, in its old place."""
     agent.retire()
