@@ -19,11 +19,16 @@ client = redis.Redis.from_url(URL)
 NEWEST = {"base": LockedTask, "bind": True, "lock_on_conflict": "preempt", "lock_preempt_max": 1000}
 
 
+def begin(version):
+    """Note how many bodies run. Call it in a ``try``: a body may be interrupted at any line."""
+    client.sadd("inside", version)
+    client.rpush("began", f"{version}:{client.scard('inside')}")
+
+
 def body(task, version, seconds):
     """Note begin and end of a run. It ends when ``go:<version>`` is set, or after a time."""
-    inside = client.incr("inside")
-    client.rpush("began", f"{version}:{inside}")
     try:
+        begin(version)
         until = time.monotonic() + seconds
         while time.monotonic() < until and not client.exists(f"go:{version}"):
             time.sleep(0.005)
@@ -31,7 +36,7 @@ def body(task, version, seconds):
         client.rpush("preempted", f"{version}:{error.by}")
         raise
     finally:
-        client.decr("inside")
+        client.srem("inside", version)
         client.rpush("ended", version)
     return version
 
@@ -89,13 +94,13 @@ def slow(self, version):
 
 def stubborn_body(version):
     """Neither returns nor lets the exception out."""
-    client.rpush("began", f"{version}:{client.incr('inside')}")
+    begin(version)
     while not client.exists(f"go:{version}"):
         try:
             time.sleep(0.05)
         except LockPreempted:
             client.rpush("preempted", version)
-    client.decr("inside")
+    client.srem("inside", version)
     return version
 
 
@@ -127,24 +132,23 @@ def native(self, version):
 @app.task(**NEWEST, lock_key="watch")
 def watch(self, version):
     """Looks by itself, as a task in a thread must."""
-    inside = client.incr("inside")
-    client.rpush("began", f"{version}:{inside}")
     try:
+        begin(version)
         while not client.exists(f"go:{version}"):
             if self.lock.preempted:
                 client.rpush("preempted", version)
                 self.lock.ensure_held()
             time.sleep(0.01)
     finally:
-        client.decr("inside")
+        client.srem("inside", version)
     return version
 
 
 @app.task(base=LockedTask, lock_key="build:{branch}")
 def other(branch, version):
     """Shares the lock, and parks."""
-    client.rpush("began", f"{version}:{client.incr('inside')}")
-    client.decr("inside")
+    begin(version)
+    client.srem("inside", version)
     return version
 
 
