@@ -76,6 +76,7 @@ SCENES: Final = {
     "One runs, and one waits with the newest arguments": Scene(
         "replace", _of("0 0.5 1 1.5 5"), 3, 10
     ),
+    "The newest call replaces the one that runs": Scene("preempt", _of("0 1 2.2 7"), 3, 11),
     "Three at a time": Scene("limit", _of("0 0.3 0.6 0.9 1.2 1.5"), 2, 6),
     "At most two starts in five seconds for each customer": Scene(
         "rate", _each("customer", "0:A 0.4:A 0.8:A 1.2:A 1.6:B 2:A"), 0.5, 12
@@ -248,7 +249,10 @@ class Play:
             (fate,) = (each for each in self.fates if each.token.startswith(base))
             fate.token = told.token
             owner = Owner(told.token, f"{fate.name}/0/0", self.task.name, WORKER)
-            if told.verdict != "granted":
+            if told.verdict == "preempted":
+                self.store.release(told.name, told.token, Ending.FINAL, worker=WORKER)
+                self._without_run(fate, told.verdict)
+            elif told.verdict != "granted":
                 self.store.release(told.name, told.token, Ending.FINAL)
                 self._without_run(fate, told.verdict)
             elif self.store.claim(owner, told.name, 60.0).verdict is Verdict.GRANTED:
@@ -329,7 +333,7 @@ def _row(scene: Scene, fate: Fate, y: int, x: Any) -> Iterator[str]:
         )
     yield f'<circle class="sent" cx="{x(fate.sent)}" cy="{y}" r="4"/>'
     if fate.verdict:
-        at = int(x(until))
+        at = int(x(until if fate.start is None else fate.end))
         yield f'<path class="not" d="M{at + 8} {y - 4}l8 8m0 -8l-8 8"/>'
         yield f'<text class="why" x="{at + 22}" y="{y + 4}">{fate.verdict}</text>'
 
