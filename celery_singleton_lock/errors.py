@@ -82,7 +82,13 @@ class BackendRefused(BackendError):
 
 
 class LockUnusable(BackendRefused):
-    """The keys of one lock hold data of another type or format. Other locks work."""
+    """The keys of one lock hold data of another type or format. Other locks work.
+
+    Attributes:
+        name: the lock's name; empty if only one lock was concerned.
+    """
+
+    name: str = ""
 
 
 class SchemaMismatch(BackendError):

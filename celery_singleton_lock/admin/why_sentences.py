@@ -161,8 +161,10 @@ def _out_of_queue_for_a_time(view: LockView, me: Waiting) -> str:
             f"has settled for {seconds(me.age)}: it queues for {view.name!r} when no later call of "
             "its task has come for lock_debounce, at the latest at lock_debounce_max"
         )
-    times = "time" if me.returns == 1 else "times"
     again = "it is back in the queue within a minute, behind other waiters"
+    if me.refused:
+        return f"does not start, since Redis refuses {me.refused!r}, which it takes, too: {again}"
+    times = "time" if me.returns == 1 else "times"
     return f"has started and returned unfinished {me.returns} {times}: {again}"
 
 

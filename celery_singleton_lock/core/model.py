@@ -166,6 +166,8 @@ class Ending(str, enum.Enum):
     """
     UNREAD = "unread"
     """No worker could read the message. It returns after a delay, and the return is counted."""
+    REFUSED = "refused"
+    """Redis refuses another lock of the task. Its message returns after a delay, not counted."""
     REJECT = "reject"
     """The task has rejected its message. A stored message is delivered to be dead-lettered."""
     KEEP = "keep"
@@ -260,12 +262,12 @@ class Claim(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """A permit that stays taken after a task, or with LATER the time for which a lock is closed.
+    """A permit that stays taken after a task, or a time that another ending needs.
 
     Args:
         attempt: the attempt that may use it, if the task is retried; empty if none may. With LATER:
-            who closes the lock, and why, for people.
-        seconds: how long it stays taken at most, or the lock is closed.
+            who closes the lock, and why, for people. With REFUSED: the name of the refused lock.
+        seconds: how long it stays taken at most, or the lock is closed, or the message is delayed.
     """
 
     attempt: str

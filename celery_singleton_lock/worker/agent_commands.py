@@ -87,10 +87,10 @@ class RetryRefused:
     """Let the dispatcher try a lock again that Redis has refused.
 
     Args:
-        subject: name of the lock, or token of a message with several locks.
+        name: name of the lock.
     """
 
-    subject: str
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Release:
         pid: id of the process; None if the command does not wait for its end.
         since: monotonic time of the command.
         until: monotonic time at which the lease ends; None if that is unknown.
-        kept: the reservation, if the ending is KEEP or HOLD.
+        kept: the reservation, if the ending is KEEP, HOLD, LATER or REFUSED.
         logged: whether it was logged that the process still exists.
     """
 

@@ -183,7 +183,9 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
     was_blocked = False
     """Whether monitors may show BLOCKED or DELIVERED, which only an explicit state replaces."""
     lock_refused = False
-    """Whether it was reported that Redis refuses its lock."""
+    """Whether it was reported that Redis refuses its lock, or one of its locks."""
+    refused_lock = ""
+    """The name of that lock, while the message is held for it."""
     runs_later = False
     """Whether the task has run and raised ``RetryLater``, so that its message waits again."""
     preempted_by: str = ""

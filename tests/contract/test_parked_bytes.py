@@ -24,7 +24,7 @@ QUEUES = ("q", "other")
 PARTS = ("queue", "adrift")
 ENDINGS = (
     *(Ending.FINAL, Ending.AGAIN, Ending.LATER, Ending.UNREAD, Ending.REJECT, Ending.CANCEL),
-    *(Ending.RETURN, Ending.OFFER),
+    *(Ending.RETURN, Ending.OFFER, Ending.REFUSED),
 )
 STEPS, FULL_STEPS = 100, 1000
 on_all_stores = pytest.mark.parametrize("kind", ["redis", "in_memory", "cluster"], indirect=True)

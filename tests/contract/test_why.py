@@ -537,6 +537,18 @@ def test_a_task_that_is_returned_often_is_explained(store):
     )
 
 
+def test_a_task_one_of_whose_locks_redis_refuses_is_explained(store):
+    """The sentence names that lock, until the task is back in the queue of this one."""
+    who = park(store, "c1")
+    store.release(NAME, who.token, Ending.REFUSED, reserve=Reservation("b", 30.0))
+    answer = why(store, "c1")
+    assert answer.state == "delayed"
+    assert answer.sentence == (
+        "does not start, since Redis refuses 'b', which it takes, too: it is back in the queue "
+        "within a minute, behind other waiters"
+    )
+
+
 def test_a_rejected_task_names_the_queue_that_ends_it(store):
     """Its message is kept until a worker has sent it to its dead letters."""
     who = park(store, "c1")

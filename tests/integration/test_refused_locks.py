@@ -17,7 +17,11 @@ OTHERS = 8
 
 @pytest.fixture(scope="module")
 def book_conf():
-    return {"worker_prefetch_multiplier": 1, "singleton_lock_lease": 3.0}
+    return {
+        "worker_prefetch_multiplier": 1,
+        "singleton_lock_lease": 3.0,
+        "singleton_lock_max_returns": 0,
+    }
 
 
 @contextmanager
@@ -33,6 +37,12 @@ def foreign(book, key, part):
         yield
     finally:
         book.client.delete(name)
+
+
+def refusals(worker, key):
+    """Return the lines of the worker's log that name the lock as refused."""
+    sign = f"Redis refuses the lock 'k:{key}'"
+    return [line for line in worker.log().splitlines() if sign in line]
 
 
 def lines(worker, key):
@@ -86,10 +96,37 @@ def test_a_task_with_several_locks_holds_none_while_redis_refuses_one(book, work
     told = worker.log().count("WRONGTYPE")
     with foreign(book, f"{key}-2", "meta"):
         pair = book.send("pair", key, f"{key}-2")
-        eventually(lambda: worker.log().count("WRONGTYPE") > told)
+        (line,) = eventually(lambda: refusals(worker, f"{key}-2"))
+        assert "ERROR" in line
+        assert "WRONGTYPE" in line
         others = [book.send("act", key, n) for n in range(3)]
         assert [book.value(each) for each in others] == [0, 1, 2]
         assert not book.starts(task="pair", id=pair)
     assert book.value(pair) == f"{key}-2"
     book.await_free(key)
     assert worker.log().count("WRONGTYPE") == told + 1
+
+
+@only("prefork", "threads", "gevent", "solo")
+def test_a_parked_task_one_of_whose_locks_redis_refuses_waits_and_does_not_fail(
+    book, worker, key, locked
+):
+    """Its first lock was busy, so Redis has its message, which comes back again and again."""
+    pair = book.send("pair", key, f"{key}-2")
+    book.await_waiting(key, 1)
+    with foreign(book, f"{key}-2", "meta"):
+        locked.release()
+        (line,) = eventually(lambda: refusals(worker, f"{key}-2"))
+        assert "ERROR" in line
+        assert "WRONGTYPE" in line
+        assert not refusals(worker, key)
+        told = eventually(lambda: "refuses" in (out := run(book, "why", pair)) and out)
+        assert f"Redis refuses 'k:{key}-2'" in told
+        assert book.value(book.send("act", key, 7)) == 7  # the other lock is free meanwhile
+        grants = book.view(key).counters["grants"]
+        eventually(lambda: book.view(key).counters["grants"] > grants, 20)  # it is tried again
+        eventually(lambda: "Redis refuses" in run(book, "why", pair))
+        assert not book.has_ended(pair)
+    assert book.value(pair, 60) == f"{key}-2"
+    book.await_free(key)
+    assert len(refusals(worker, f"{key}-2")) == 1

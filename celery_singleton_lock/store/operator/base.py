@@ -139,6 +139,7 @@ class Waiting(NamedTuple):
         arrived: time of arrival in microseconds of the server; 0: its place.
         costs: id of a rate -> what its start costs; None if it has no costs.
         group: its group, if its task has one (``lock_fair_by``).
+        refused: another lock of its task, which Redis refuses, so that it is delayed.
     """
 
     lock: str
@@ -161,6 +162,7 @@ class Waiting(NamedTuple):
     arrived: int = 0
     costs: Mapping[str, int] | None = None
     group: Group | None = None
+    refused: str = ""
 
     @property
     def arrival(self) -> int:

@@ -113,6 +113,7 @@ def waiting_of(  # noqa: PLR0917  # in the order of a page
         arrived=arrived,
         costs=rec.get("costs"),
         group=_group_of(rec),
+        refused=rec.get("refused", ""),
     )
 
 

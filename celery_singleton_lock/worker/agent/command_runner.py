@@ -99,7 +99,7 @@ class CommandRunner:
                 "celery-singleton-lock: Redis refuses the lock %r. %s Look at the keys of this "
                 "lock, and delete those of other programs. The worker tries again every %.0f s "
                 "(%s).",
-                lock_of(batch[0]),
+                getattr(error, "name", "") or lock_of(batch[0]),
                 error,
                 REFUSED_RETRY,
                 type(batch[0]).__name__,

@@ -517,7 +517,7 @@ class Agent:
             case Requeue() as command:
                 self.republisher.requeue(command)
             case RetryRefused() as command:
-                self._post(self._dispatcher.try_again, command.subject)
+                self._post(self._dispatcher.try_again, command.name)
             case EndUnique() as command:
                 unique = command.unique
                 self.store.withdraw(unique.lock, unique.key, command.task_id, command.retries)

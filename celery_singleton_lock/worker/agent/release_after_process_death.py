@@ -16,6 +16,7 @@ from typing import Final
 
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.model import Ending, Reply, Verdict
+from celery_singleton_lock.errors import LockUnusable
 from celery_singleton_lock.store.base import LockStore
 from celery_singleton_lock.worker.agent_commands import Release
 from celery_singleton_lock.worker.agent_queue import AgentQueue
@@ -92,6 +93,8 @@ class ReleaseAfterProcessDeath:
         The lock at which its message is parked shows this, since the task claims that one last.
         """
         each = in_order_of_release(command.lock_header)
+        if command.ending is Ending.REFUSED and command.kept:  # it is not held
+            each = [one for one in each if one.name != command.kept.attempt]
         if command.ending is Ending.RETURN:
             if self._release(command, each.pop()).verdict is Verdict.GRANTED:
                 return
@@ -99,15 +102,19 @@ class ReleaseAfterProcessDeath:
         for_each(each, partial(self._release, command))
 
     def _release(self, command: Release, header: LockHeader) -> Reply:
-        return self._store.release(
-            header.name,
-            header.token,
-            command.ending,
-            worker=self._taker(),
-            done_for=self._done_for,
-            mark=may_be_copied(header, self._clock.monotonic(), self._done_for),
-            reserve=command.kept,
-        )
+        try:
+            return self._store.release(
+                header.name,
+                header.token,
+                command.ending,
+                worker=self._taker(),
+                done_for=self._done_for,
+                mark=may_be_copied(header, self._clock.monotonic(), self._done_for),
+                reserve=command.kept,
+            )
+        except LockUnusable as error:
+            error.name = header.name
+            raise
 
     def _wait_for_process(self, command: Release, until: float, now: float) -> None:
         """Check again later: a killed process may hang in the kernel and still exist.

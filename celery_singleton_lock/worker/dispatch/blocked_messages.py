@@ -189,5 +189,5 @@ class BlockedMessages:
 
     def hold_refused(self, request: LockedRequest, reason: str) -> None:
         """Hold a message for which Redis has refused the ``park`` script, and try again later."""
-        self._held.hold_refused(request, reason)
+        self._held.hold_refused(request, reason, request.lock_header.name)
         self._in_flight.parked(request)  # last: it dispatches the messages that arrived later

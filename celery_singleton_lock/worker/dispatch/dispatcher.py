@@ -285,9 +285,9 @@ class Dispatcher:
         for request in self.held.answered():
             guarded(self, request)
 
-    def try_again(self, subject: str) -> None:
+    def try_again(self, name: str) -> None:
         """Dispatch the messages that are held since Redis refused their lock."""
-        for request in self.held.tried_again(subject):
+        for request in self.held.tried_again(name):
             guarded(self, request)
 
     def make_room(self) -> None:

@@ -11,7 +11,7 @@ from celery_singleton_lock.events import TaskBlocked
 from celery_singleton_lock.worker.agent_commands import RetryRefused
 from celery_singleton_lock.worker.agent_queue import AgentQueue
 from celery_singleton_lock.worker.dispatch.notifier import Notifier
-from celery_singleton_lock.worker.dispatch.wait_for_redis import RefusedLocks, WaitForRedis
+from celery_singleton_lock.worker.dispatch.wait_for_redis import RefusedLocks, Retry, WaitForRedis
 from celery_singleton_lock.worker.request import LockedRequest, about
 
 logger: Final = logging.getLogger(__name__)
@@ -82,13 +82,27 @@ class HeldMessages:
         # last: when Redis answers, the agent dispatches all messages that are held
         self._backend_failed()
 
-    def hold_refused(self, request: LockedRequest, reason: str) -> None:
-        """Hold a message whose lock Redis refuses, and plan the next try."""
-        name = request.lock_header.name
-        retry = self._refused.begin(request)
+    def hold_refused(self, request: LockedRequest, reason: str, name: str) -> None:
+        """Hold a message since Redis refuses its lock ``name``, and plan the next try."""
+        retry = self._refused.begin(request, name)
         self._tell_refused(request)
-        if retry is None:
-            return
+        if retry is not None:
+            self._log_refused(name, reason, retry)
+            self._commands.put_off(RetryRefused(name), retry.delay)
+
+    def refused_stored(self, request: LockedRequest, reason: str, name: str) -> float:
+        """Report that Redis refuses the lock ``name`` of a message that another lock stores.
+
+        Returns:
+            The seconds until the next try.
+        """
+        retry = self._refused.plan(name)
+        self._tell_refused(request)
+        self._log_refused(name, reason, retry)
+        return retry.delay
+
+    @staticmethod
+    def _log_refused(name: str, reason: str, retry: Retry) -> None:
         if retry.is_first:
             logger.error(
                 "celery-singleton-lock: Redis refuses the lock %r. Its tasks wait; other tasks "
@@ -99,7 +113,6 @@ class HeldMessages:
                 reason,
                 retry.delay,
             )
-        self._commands.put_off(RetryRefused(retry.subject), retry.delay)
 
     def _tell_refused(self, request: LockedRequest) -> None:
         """Report once that a message waits since Redis refuses its lock."""
@@ -117,9 +130,9 @@ class HeldMessages:
         """Return the held messages in the order of arrival: Redis answers again."""
         return self._unanswered.end()
 
-    def tried_again(self, subject: str) -> list[LockedRequest]:
+    def tried_again(self, name: str) -> list[LockedRequest]:
         """Return the messages of a refused lock, which is tried again."""
-        return self._refused.end(subject)
+        return self._refused.end(name)
 
     def free(self, keeps: Callable[[LockedRequest], bool]) -> list[LockedRequest]:
         """Stop holding the messages for which ``keeps`` returns False; return them."""

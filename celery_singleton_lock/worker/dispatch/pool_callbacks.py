@@ -322,9 +322,11 @@ class PoolCallbacks:
             # If it were held here, its grant would expire and be repeated. In Redis it is delayed.
             request.move(Stage.ENDED)
             task_ready(request)
-            return self._commands.put(Release(header, Ending.UNREAD))
+            name, reason = not_started.refused, not_started.reason
+            again = Reservation(name, self._held.refused_stored(request, reason, name))
+            return self._commands.put(Release(header, Ending.REFUSED, kept=again))
         if header.granted:  # it is not known whether the claim reached Redis
             request.lock_header = unanswered(header)
         if refused:
-            return self._held.hold_refused(request, not_started.reason)
+            return self._held.hold_refused(request, not_started.reason, not_started.refused)
         return self._held.hold_unanswered(request, not_started.reason)

@@ -27,12 +27,10 @@ class Retry(NamedTuple):
     """When a lock that Redis has refused is tried again.
 
     Args:
-        subject: what to try; for :meth:`RefusedLocks.end`.
         delay: seconds until then.
         is_first: whether this is the first refusal in a row.
     """
 
-    subject: str
     delay: float
     is_first: bool
 
@@ -173,55 +171,68 @@ class RefusedLocks(Suspended):
         self._refusals: dict[str, Refusal] = {}
 
     def suspend(self, request: LockedRequest) -> bool:
-        """Hold a message if other messages of its lock are held.
+        """Hold a message if other messages are held for one of its locks.
 
         Returns:
             Whether it is held.
         """
         with self._mutex:
-            refusal = self._refusals.get(_subject(request))
-            held = refusal is not None and refusal.waits
-            if held:
+            if not self._refusals:
+                return False
+            names = (name for name in _names(request) if self._waits(name))
+            request.refused_lock = next(names, "")
+            if request.refused_lock:
                 self._hold(request)
-            return held
+            return bool(request.refused_lock)
 
-    def begin(self, request: LockedRequest) -> Retry | None:
-        """Hold a message whose lock Redis has refused.
+    def _waits(self, name: str) -> bool:
+        refusal = self._refusals.get(name)
+        return refusal is not None and refusal.waits
+
+    def begin(self, request: LockedRequest, name: str) -> Retry | None:
+        """Hold a message since Redis has refused its lock ``name``.
 
         Returns:
-            When to try again; None if a try is already planned.
+            When to try again; None if :meth:`end` will be called anyway.
         """
-        subject, now = _subject(request), self._clock.monotonic()
         with self._mutex:
+            request.refused_lock = name
             self._hold(request)
-            refusal = self._known(subject, now)
-            if refusal.waits:
+            if self._waits(name):
                 return None
+            retry = self.plan(name)
+            self._refusals[name].waits = True
+            return retry
+
+    def plan(self, name: str) -> Retry:
+        """Return when to try a lock again that Redis has refused."""
+        now = self._clock.monotonic()
+        with self._mutex:
+            refusal = self._known(name, now)
+            if now < refusal.asked_at:
+                return Retry(refusal.asked_at - now, is_first=False)
             delay = min(REFUSED_RETRY * 2.0 ** min(refusal.tries, 10), LONGEST_RETRY)
             refusal.tries += 1
-            refusal.waits, refusal.asked_at = True, now + delay
-            return Retry(subject, delay, is_first=refusal.tries == 1)
+            refusal.asked_at = now + delay
+            return Retry(delay, is_first=refusal.tries == 1)
 
-    def _known(self, subject: str, now: float) -> Refusal:
+    def _known(self, name: str, now: float) -> Refusal:
         """Return the refusal of a lock, and delete those that ended long ago."""
-        for name, each in list(self._refusals.items()):
+        for known, each in list(self._refusals.items()):
             if not each.waits and now - each.asked_at > FORGOTTEN:
-                del self._refusals[name]
-        return self._refusals.setdefault(subject, Refusal())
+                del self._refusals[known]
+        return self._refusals.setdefault(name, Refusal())
 
-    def end(self, subject: str) -> list[LockedRequest]:
+    def end(self, name: str) -> list[LockedRequest]:
         """Stop holding the messages of a lock, which is tried again; return them in order."""
         with self._mutex:
-            refusal = self._refusals.get(subject)
+            refusal = self._refusals.get(name)
             if refusal is not None:
                 refusal.waits = False
-        return self.free(lambda request: _subject(request) != subject)
+        return self.free(lambda request: request.refused_lock != name)
 
 
-def _subject(request: LockedRequest) -> str:
-    """Return the lock name of a message; for a message with several locks, its token.
-
-    It is not known which of the several locks Redis refuses, so only this message is held.
-    """
-    header = request.lock_header
-    return header.name if header.lock_set is None else header.token
+def _names(request: LockedRequest) -> list[str]:
+    """Return the names of the locks of a message."""
+    lock_set = request.lock_header.lock_set
+    return [request.lock_header.name] if lock_set is None else [p.name for p in lock_set.parts]

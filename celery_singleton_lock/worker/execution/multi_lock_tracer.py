@@ -7,8 +7,8 @@ tasks acquire their locks in the same order; see :mod:`celery_singleton_lock.cor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
@@ -174,7 +174,8 @@ class MultiLockTracer:
         """
         for number, one in enumerate(each):
             if one.later and not one.granted:
-                reply = store.claim(owner_of(one), one.name, options.lease)
+                with _naming(one):
+                    reply = store.claim(owner_of(one), one.name, options.lease)
                 if reply.verdict is not Verdict.GRANTED:  # its lease ended meanwhile
                     self._give_back([other for other in each[number + 1 :] if not other.granted])
                     return Taken(locks, number, reply)
@@ -209,7 +210,8 @@ class MultiLockTracer:
             return []
         asked = store.clock.monotonic()
         kept = each[: lock_set.at]
-        answers = store.extend([(one.name, one.token, options.lease) for one in kept])
+        with _naming(kept[0]):  # raised only if Redis refuses all of them
+            answers = store.extend([(one.name, one.token, options.lease) for one in kept])
         if not all(answers):
             return None
         return [
@@ -231,7 +233,8 @@ class MultiLockTracer:
         asked = store.clock.monotonic()
         if options.on_conflict == "wait":
             options = replace(options, wait_timeout=left)
-        reply = ask(store, one, options)
+        with _naming(one):
+            reply = ask(store, one, options)
         if reply.verdict is not Verdict.GRANTED:
             return reply
         if reply.limit != options.limit and not one.granted:
@@ -336,6 +339,16 @@ class TaskLocks(TaskLock):
             lock.heard(asked, held=bool(held))
         self.heard(asked, held=all(answers))
         return all(answers)
+
+
+@contextmanager
+def _naming(one: LockHeader) -> Iterator[None]:
+    """Name this lock in the error if Redis refuses it."""
+    try:
+        yield
+    except LockUnusable as error:
+        error.name = one.name
+        raise
 
 
 def _ack_recorded(store: LockStore, first: LockHeader, options: LockOptions) -> bool:

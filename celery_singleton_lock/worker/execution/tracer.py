@@ -258,13 +258,14 @@ class LockTracer:
             BackendError: the task fails with the error.
             NotStarted: the message waits until Redis answers, or accepts the lock.
         """
-        outcome = self.outcome(header, options, error)
+        outcome, name = self.outcome(header, options, error), getattr(error, "name", "")
+        name = name or header.name
         if outcome is Outcome.RUN_UNLOCKED:
-            logger.warning("%s runs without its lock %r: %s", header.task, header.name, error)
+            logger.warning("%s runs without its lock %r: %s", header.task, name, error)
             return None
         if outcome is Outcome.FAIL_BACKEND:
             raise error
-        raise NotStarted(outcome, str(error)) from error
+        raise NotStarted(outcome, str(error), refused=name) from error
 
     def outcome(
         self,

@@ -198,14 +198,16 @@ def claims(world, lock, who, settle, lease, lost):
     who=(0, 0, 0, *WHO),
     ending=(
         *(Ending.FINAL, Ending.FINAL, Ending.AGAIN, Ending.AGAIN),
-        *(Ending.CANCEL, Ending.REJECT, Ending.UNREAD),
+        *(Ending.CANCEL, Ending.REJECT, Ending.UNREAD, Ending.REFUSED),
     ),
     worker=("", *WORKERS),
     mark=(False, True),
     lost=LOST,
 )
 def ends(world, lock, who, ending, worker, mark, lost):
-    world.release(lock, token_of(world, lock, who), ending, worker=worker, mark=mark, lost=lost)
+    token, refused = token_of(world, lock, who), ending is Ending.REFUSED
+    delay = Reservation("another lock", 3.0) if refused else None
+    world.release(lock, token, ending, worker=worker, mark=mark, reserve=delay, lost=lost)
 
 
 @move(

@@ -516,6 +516,18 @@ MUTANTS = (
         "local before = times - 1",
     ),
     Mutant(
+        "a task one of whose locks is refused is not delayed",
+        "lock/release_and_grant_next.lua",
+        "end_delivery(token, rec, tonumber(keep_ms))",
+        "end_delivery(token, rec)",
+    ),
+    Mutant(
+        "a task one of whose locks is refused comes back too often",
+        "lock/release_and_grant_next.lua",
+        "end_delivery(token, rec, tonumber(keep_ms))",
+        "return_delivery(token, rec, true)",
+    ),
+    Mutant(
         "a delay has no bound",
         LIBRARY,
         "math.min(DELAY_MS * 2 ^ before, MOST_DELAY_MS)",

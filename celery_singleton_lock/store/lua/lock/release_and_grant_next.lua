@@ -2,7 +2,8 @@
 -- KEYS: lock
 -- ARGV: name token ending mark keep_ms keep_for worker done_ms claim_ms
 --   ending final = the task has ended; again = its message queues again; unread = likewise, since no
---   worker could decode it; reject = the task rejects its message; cancel = end the wait only; keep =
+--   worker could decode it; refused = its message queues again after keep_ms, since the lock keep_for, which its
+--   task takes too, is refused; reject = the task rejects its message; cancel = end the wait only; keep =
 --   reserve the permit for the attempt keep_for, for keep_ms; hold = reserve it for nobody, for keep_ms;
 --   later = its message queues again at its place, its wait goes on, and unless keep_ms is empty, the lock is
 --   closed for keep_ms, as keep_for says why;
@@ -61,6 +62,9 @@ elseif where then
     return_delivery(token, rec, ending == 'unread')
   elseif ending == 'later' then
     end_delivery(token, rec, nil, true)
+  elseif ending == 'refused' then
+    rec.refused = keep_for
+    end_delivery(token, rec, tonumber(keep_ms))
   elseif ending ~= 'reject' then
     remember_end(token, rec, tonumber(done_ms), mark == '1')
     forget(token, rec)

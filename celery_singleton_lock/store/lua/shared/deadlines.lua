@@ -18,7 +18,7 @@ end
 local function queue_again(token, rec)
   rec.seal = nil
   if rec.delayed then
-    rec.delayed = nil
+    rec.delayed, rec.refused = nil, nil
     if rec.settles then end_settling(token, rec) else move_behind_all(rec) end
     rec.deadline = rec.wait and digits(now + tonumber(rec.wait)) or nil
   end

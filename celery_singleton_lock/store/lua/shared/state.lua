@@ -27,6 +27,7 @@
 --   by         attempt whose message replaced this one
 --   bytes      of its stored message, while they count in the sum of its route
 --   returns    how many deliveries of the message came back
+--   refused    another lock of its task, which Redis refuses, so that it is delayed
 --   costs      cost of its start, by the id of a rate that counts costs; started = when it counted;
 --              given = what charges have given back of it since then, by that id
 --   excess     why it costs too much ever to start: cost, number, period and burst of a rate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from celery_singleton_lock.core.model import Ending, Verdict
+from celery_singleton_lock.core.model import Ending, Reservation, Verdict
 from support.script_model.histories.registry import history
 from support.script_model.histories.steps import comes_back
 from support.script_model.world import ONE
@@ -212,6 +212,26 @@ def a_message_that_was_delayed_is_revoked(world):
     comes_back(world, gone, Ending.UNREAD)
     assert world.revoke(ONE, f"{gone.base}.1").verdict is Verdict.RELEASED
     assert world.receive("w1").verdict == "revoked"
+
+
+@history
+def a_message_waits_while_another_lock_of_its_task_is_refused(world):
+    world.beat("w1")
+    parked = world.new_asker(ONE)
+    world.park(parked)
+    for _ in range(3):
+        got = world.receive("w1")
+        assert got.returns == 0
+        refused = Reservation("other", 3.0)
+        world.release(ONE, got.token, Ending.REFUSED, worker="w1", reserve=refused, lost=True)
+        world.advance(2.0)
+        world.beat("w1")
+        world.sweep()
+        assert world.state(ONE).record
+        world.advance(1.5)
+        world.beat("w1")
+        world.sweep()
+    world.claim(ONE, world.receive("w1").token)
 
 
 @history

@@ -236,6 +236,9 @@ def who_is_rejected_does_not_run(world: World, step: Step) -> None:
                 broken("reject", f"{token} of {name} is rejected, and its task has not done that")
 
 
+_UNCOUNTED = {Ending.REJECT, Ending.LATER, Ending.REFUSED}
+
+
 def who_keeps_coming_back_lets_others_pass(  # noqa: C901  # a list of facts
     world: World, step: Step
 ) -> None:
@@ -253,20 +256,22 @@ def who_keeps_coming_back_lets_others_pass(  # noqa: C901  # a list of facts
             was, rec = before.record[former[0]], after.record[token]
             unread = step.ending is Ending.UNREAD and step.token == former[0]
             counts = was["state"] == "running" or unread
+            refused = step.ending is Ending.REFUSED and step.token == former[0]
             if step.token == former[0] and (
-                step.ending in {Ending.REJECT, Ending.LATER} or ends_unanswered(world, step, before)
+                step.ending in _UNCOUNTED or ends_unanswered(world, step, before)
             ):
                 counts = False
             returns = int(was.get("returns", 0)) + counts
             if int(rec.get("returns", 0)) != returns:
                 broken("returns", f"{token} of {name} has come back {returns} times: {rec}")
             doublings = returns - (1 if unread else 2)
-            delays = (
-                counts
-                and doublings >= 0
-                and not any(was.get(end) for end in ("by", "revoked", "rejected"))
+            delays = (refused or (counts and doublings >= 0)) and not any(
+                was.get(end) for end in ("by", "revoked", "rejected")
             )
-            until = world.now + min(DELAY * 2**doublings, MOST_DELAY) if delays else None
+            delay = min(DELAY * 2**doublings, MOST_DELAY)
+            if refused:
+                delay = round(step.asked[2].seconds * 1000)
+            until = world.now + delay if delays else None
             if (after.deadlines.get(token) if token in after.delayed else None) != until:
                 broken("returns", f"{token} of {name} is to be delayed until {until}: {rec}")
 
