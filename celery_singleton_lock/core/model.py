@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from celery_singleton_lock.core.lock_view import HELD_AFTER, Holder, LockView, WaitsFor
@@ -260,6 +260,10 @@ class Claim(NamedTuple):
     later: bool = False
 
 
+SHORTEST: Final = 0.001
+"""Shortest reservation, in seconds: the scripts count in milliseconds."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reservation:
     """A permit that stays taken after a task, or a time that another ending needs.
@@ -268,10 +272,17 @@ class Reservation:
         attempt: the attempt that may use it, if the task is retried; empty if none may. With LATER:
             who closes the lock, and why, for people. With REFUSED: the name of the refused lock.
         seconds: how long it stays taken at most, or the lock is closed, or the message is delayed.
+        since: monotonic time from which on the seconds count; 0: from the release on.
     """
 
     attempt: str
     seconds: float
+    since: float = field(default=0.0, compare=False)
+
+    def left(self, now: float) -> Reservation | None:
+        """Return what is left of it, if it is released as late as ``now``; None if it is over."""
+        left = self.seconds - (now - self.since) if self.since else self.seconds
+        return replace(self, seconds=left, since=now) if left >= SHORTEST else None
 
     @property
     def token(self) -> str:

@@ -190,13 +190,13 @@ def notice_of_end(header: LockHeader, ending: Ending, kept: Reservation | None =
     Args:
         header: the header of one lock.
         ending: how its task has ended.
-        kept: the reservation, if the ending is KEEP or HOLD.
+        kept: the reservation, if the ending is KEEP, HOLD or LATER.
 
     Returns:
         The notice; empty if the lock's name is too long for one. Then the lease expires.
     """
-    attempt, seconds = (kept.attempt, kept.seconds) if kept else ("", 0.0)
-    told = [*header[: LockHeader._fields.index("copy") + 1], ending, attempt, seconds]
+    reserved = (kept.attempt, kept.seconds, kept.since) if kept else ("", 0.0, 0.0)
+    told = [*header[: LockHeader._fields.index("copy") + 1], ending, *reserved]
     notice = _UNHEARD + json.dumps(told)
     return notice if len(notice.encode()) <= MOST_OF_NOTICE else ""
 
@@ -205,8 +205,8 @@ def end_in(notice: str) -> tuple[LockHeader, Ending, Reservation | None] | None:
     """Return header, ending and reservation in a notice of a release; None for any other notice."""
     if not notice.startswith(_UNHEARD):
         return None
-    *header, ending, attempt, seconds = json.loads(notice.removeprefix(_UNHEARD))
-    kept = Reservation(attempt, seconds) if seconds else None
+    *header, ending, attempt, seconds, since = json.loads(notice.removeprefix(_UNHEARD))
+    kept = Reservation(attempt, seconds, since) if seconds else None
     return LockHeader(*header), Ending(ending), kept
 
 

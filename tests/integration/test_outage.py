@@ -83,6 +83,33 @@ def test_the_last_task_of_a_process_leaves_its_lock_although_redis_is_silent(
             eventually(lambda: not book.view("a").holders, 20, worker.log_tail)
 
 
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_an_outage_at_the_end_of_a_task_does_not_prolong_lock_hold_for(
+    redis_url, locks, tmp_path, pool
+):
+    """It counts from the start of the task, however late Redis hears of the end."""
+    with Proxy(locks.port) as proxy:
+        conf = {"singleton_lock_backend": proxy.url, "singleton_lock_lease": 600.0}
+        with (
+            Book(redis_url, tmp_path, lock_url=locks.url, conf=conf) as book,
+            book.worker(pool=pool) as worker,
+        ):
+            task = book.start_holder("a", 1, task="act_hold_long")
+            started = time.monotonic()
+            proxy.stalled = True
+            book.open("a-1")
+            assert book.value(task) == 1
+            worker.await_log("could not release", 30)
+            proxy.cut()
+            proxy.stalled = False
+            eventually(
+                lambda: [each.state for each in book.view("a").holders] == ["held_after"], 20
+            )
+            asked = time.monotonic()
+            (holder,) = book.view("a").holders
+            assert holder.expires_in <= 60 - (asked - started) + 0.05
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("how", ["restarted empty", "flushed"])
 def test_parked_tasks_that_redis_has_lost_are_reported(book, locks, how):

@@ -47,6 +47,7 @@ class FakeStore:
     def __init__(self, clock):
         self.clock = clock
         self.calls = []
+        self.reserved = []
         self.fails = {}
         self.replies = {}
         self.bodies = {}
@@ -76,8 +77,9 @@ class FakeStore:
         self._note("park_many", *tokens)
         return [self.replies.get(token, Reply(Verdict.WAITING, rank=1)) for token in tokens]
 
-    def release(self, name, token, ending, **_):
+    def release(self, name, token, ending, *, reserve=None, **_):
         self._note("release", token, ending)
+        self.reserved.append(reserve)
         return self.replies.get(token, Reply(Verdict.RELEASED))
 
     def sweep_and_grant_many(self, names, **_):

@@ -81,7 +81,7 @@ class ReleaseAfterProcessDeath:
         if command.pid and now < until and not gone(command.pid):
             self._wait_for_process(command, until, now)
             return
-        self._release_all(command)
+        self._release_all(_with_what_is_left(command, now))
         self._partial_lock_sets.drop(command.lock_header.token)
         self.done += command.pid is not None
         self._released(command.lock_header.token)
@@ -135,6 +135,15 @@ class ReleaseAfterProcessDeath:
                 until - now,
             )
         self._commands.put_off(replace(command, logged=True), min(RARE_LOOK, until - now))
+
+
+def _with_what_is_left(command: Release, now: float) -> Release:
+    """Return the command with the rest of its reservation: Redis may have been away for long."""
+    if command.kept is None:
+        return command
+    left = command.kept.left(now)
+    over = left is None and command.ending in {Ending.KEEP, Ending.HOLD}
+    return replace(command, kept=left, ending=Ending.FINAL if over else command.ending)
 
 
 def gone(pid: int) -> bool:

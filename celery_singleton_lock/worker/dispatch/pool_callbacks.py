@@ -323,7 +323,8 @@ class PoolCallbacks:
             request.move(Stage.ENDED)
             task_ready(request)
             name, reason = not_started.refused, not_started.reason
-            again = Reservation(name, self._held.refused_stored(request, reason, name))
+            delay = self._held.refused_stored(request, reason, name)
+            again = Reservation(name, delay, self._clock.monotonic())
             return self._commands.put(Release(header, Ending.REFUSED, kept=again))
         if header.granted:  # it is not known whether the claim reached Redis
             request.lock_header = unanswered(header)

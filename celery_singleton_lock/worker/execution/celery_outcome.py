@@ -14,7 +14,7 @@ from celery.app.trace import TraceInfo, report_internal_error, task_has_custom, 
 from celery.exceptions import Ignore, Reject
 
 from celery_singleton_lock.config.limits import MAX_WAIT
-from celery_singleton_lock.core.clock import seconds_until
+from celery_singleton_lock.core.clock import SystemClock, seconds_until
 from celery_singleton_lock.core.model import Ending, Reservation
 from celery_singleton_lock.message_text import printable
 from celery_singleton_lock.worker.lock_header import (
@@ -26,6 +26,7 @@ from celery_singleton_lock.worker.preempted import LockPreempted
 from celery_singleton_lock.worker.retry_later import RetryLater
 
 logger: Final = logging.getLogger(__name__)
+_clock: Final = SystemClock()
 
 
 class Run(NamedTuple):
@@ -59,7 +60,8 @@ def reservation_for(request: Mapping[str, Any], retry: Any, lease: float) -> Res
     if isinstance(when, datetime):
         when = seconds_until(when)
     following = {**request, "retries": (request.get("retries") or 0) + 1}
-    return Reservation(attempt_of(following), min(max(when, 0.0) + lease, MAX_WAIT))
+    seconds = min(max(when, 0.0) + lease, MAX_WAIT)
+    return Reservation(attempt_of(following), seconds, _clock.monotonic())
 
 
 def later_in(outcome: Any) -> RetryLater | None:

@@ -47,10 +47,6 @@ logger: Final = logging.getLogger(__name__)
 _HOST: Final = os.uname().nodename
 
 
-LEAST_HOLD: Final = 0.001
-"""Shortest hold after a success, in seconds: the scripts count in milliseconds."""
-
-
 _current: ContextVar[TaskLock | PlacedLock | MultiLock | None] = ContextVar(
     "celery_singleton_lock", default=None
 )
@@ -395,12 +391,11 @@ class Held:
 
     def __init__(self, hold_for: float | None, clock: Clock) -> None:
         self._clock = clock
-        self._until = clock.monotonic() + (hold_for or 0.0)
+        self._hold = Reservation("", hold_for or 0.0, clock.monotonic())
 
     def left(self) -> Reservation | None:
         """Return the reservation for the rest of the time; None if nothing is left."""
-        left = self._until - self._clock.monotonic()
-        return Reservation("", left) if left >= LEAST_HOLD else None
+        return self._hold.left(self._clock.monotonic())
 
     def put_on(self, lock: PlacedLock | MultiLock) -> None:
         """Set the reservation of locks, so that they stay held after their release."""

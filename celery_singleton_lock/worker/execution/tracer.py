@@ -356,7 +356,8 @@ class LockTracer:
         if not self._keeps_messages:
             self.leave(header, Ending.AGAIN, lock)
             return ignored(later)
-        close = Reservation(described(whose(header), later.why), later.seconds)
+        told, ended = described(whose(header), later.why), _clock.monotonic()
+        close = Reservation(told, later.seconds, ended)
         locks = {one.name: one for one in getattr(lock, "locks", (lock,))}
         for one in each:
             closes = close if one.name == name else None

@@ -86,6 +86,8 @@ def test_a_notice_of_an_end_has_the_locks_to_release_and_the_ending():
     assert (end_in(notice), loss_in(notice)) == ((header, Ending.AGAIN, None), None)
     for kept in (Reservation("", 3.5), Reservation("id/1/0", 3.5)):
         assert end_in(notice_of_end(header, Ending.HOLD, kept)) == (header, Ending.HOLD, kept)
+    _, _, kept = end_in(notice_of_end(header, Ending.HOLD, Reservation("", 3.5, since=90.0)))
+    assert kept.since == 90.0
     assert end_in(notice_of_loss(header)) is None
 
 

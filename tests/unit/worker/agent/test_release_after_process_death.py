@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 
-from celery_singleton_lock.core.model import Ending
+import pytest
+
+from celery_singleton_lock.core.model import Ending, Reservation
 from celery_singleton_lock.worker.agent.release_after_process_death import GONE, gone
 from celery_singleton_lock.worker.agent_commands import Release
 from support.agent_fakes import (
@@ -54,3 +56,26 @@ def test_a_lock_of_a_process_that_is_gone_is_released_at_once(agent, store, cloc
         agent._commands.put(Release(header("a"), Ending.AGAIN, child.pid, clock.now))
         agent.run_once()
     assert store.asked("release") == [("release", "a", Ending.AGAIN)]
+
+
+@pytest.mark.parametrize(
+    ("ending", "passed", "expected"),
+    [
+        (Ending.HOLD, 40.0, (Ending.HOLD, 20.0)),
+        (Ending.HOLD, 70.0, (Ending.FINAL, None)),
+        (Ending.KEEP, 70.0, (Ending.FINAL, None)),
+        (Ending.LATER, 40.0, (Ending.LATER, 20.0)),
+        (Ending.LATER, 70.0, (Ending.LATER, None)),
+    ],
+)
+def test_a_lock_stays_taken_no_longer_if_redis_hears_late_of_the_end(
+    agent, store, clock, ending, passed, expected
+):
+    """The time counts from the end of the task, not of the outage."""
+    kept = Reservation("id/1/0", 60.0, clock.now)
+    clock.now += passed
+    agent._commands.put(Release(header("a"), ending, kept=kept))
+    agent.run_once()
+    assert store.asked("release") == [("release", "a", expected[0])]
+    (reserved,) = store.reserved
+    assert (reserved and reserved.seconds) == expected[1]
