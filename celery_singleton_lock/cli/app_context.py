@@ -98,6 +98,13 @@ class AppSide(OperatorActions):
                     else f"waits until the locks' Redis answers, to acquire {names}"
                 )
                 return "received", f"was received by {worker}, which {because}"
+            for each in report.get("to_park", ()):
+                names = " or ".join(map(repr, each["locks"]))
+                return "received", (
+                    f"was received by {worker} and did not get {names}: that worker waits until "
+                    "the locks' Redis has stored its message. If it is full, or does not answer, "
+                    "the worker's log says so. It is not lost"
+                )
         return None
 
     def _received(self, worker: str, state: str, info: Mapping[str, Any]) -> tuple[str, str]:
@@ -194,7 +201,7 @@ class AppSide(OperatorActions):
 
         Args:
             task_id: the replies show the messages of this task that wait for Redis, or that are
-                held back until they are requeued.
+                held back until they are requeued or stored.
         """
         inspect: Any = self.app.control.inspect(timeout=ANSWER)
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -19,10 +20,10 @@ from celery_singleton_lock.admin.lock_views import (
     show_lock,
     shown_of,
 )
-from celery_singleton_lock.admin.why import why
+from celery_singleton_lock.admin.why import Answer, why
 from celery_singleton_lock.cli import render
 from celery_singleton_lock.cli.options import FiniteRange, as_json, lock_name
-from celery_singleton_lock.cli.target import Target, with_target
+from celery_singleton_lock.cli.target import REFUSED, Target, with_target
 from celery_singleton_lock.cli.watch import watch
 from celery_singleton_lock.config.limits import MAX_COUNT
 from celery_singleton_lock.core.lock_mode import relaxed_by
@@ -138,13 +139,20 @@ def why_command(target: Target, task_id: str, *, every: bool, machine: bool) -> 
         raise click.UsageError(msg)
     answer = why(target.store, task_id, target.witness(), every=every)
     if machine:
-        return render.as_json(answer)
+        render.as_json(answer)
+    else:
+        _say(answer, task_id)
+    if answer.state in {"unseen", "ambiguous"}:
+        sys.exit(REFUSED)
+
+
+def _say(answer: Answer, task_id: str) -> None:
+    """Print an answer, with the answers for further messages with the same id."""
     whole = "" if answer.task_id == task_id else f" (task {answer.task_id})"
     if answer.others:
         render.say(f"{len(answer.others) + 1} messages have this id:")
     for each in (answer, *answer.others):
         render.say(f"{each.state}: {each.sentence}{whole}")
-    return None
 
 
 @click.command("watch")

@@ -58,7 +58,8 @@ def locks(
         name: part of the lock's name; empty for all locks.
         most: most locks to list.
         id: id of a task. ``waits_for_redis`` has its messages that wait here for the locks' Redis,
-            and ``held_back`` those that wait here to be requeued.
+            ``to_park`` those that it has not stored yet, and ``held_back`` those that wait here to
+            be requeued.
     """
     runtime = getattr(state.consumer, "singleton_lock_runtime", None)
     if runtime is None:
@@ -74,6 +75,11 @@ def locks(
         told["waits_for_redis"] = [
             {"locks": _names(request), "refused": refused}
             for request, refused in runtime.dispatcher.held.find(id)
+        ]
+        told["to_park"] = [
+            {"locks": _names(request)}
+            for request in runtime.dispatcher.in_flight.parking()
+            if request.id == id
         ]
         told["held_back"] = [
             {"locks": _names(request)} for request in runtime.dispatcher.requeues.find(id)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import pytest
 from celery import states
+from click.testing import CliRunner
 
 from celery_singleton_lock import Lock
 from celery_singleton_lock.admin.doctor import Health, examine
 from celery_singleton_lock.admin.why import why
+from celery_singleton_lock.cli import locks as locks_command
 from celery_singleton_lock.core.model import SCHEMA
 from celery_singleton_lock.errors import BackendUnreachable
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
@@ -318,6 +321,25 @@ def test_a_burst_for_a_busy_lock_in_an_outage_stalls_no_other_task(book, locks, 
         assert [book.value(each) for each in (holder, *burst)] == list(range(7))
         assert len(book.starts("a")) == 7
         eventually(lambda: book.unacked() == 0, 10)
+
+
+def test_why_finds_a_task_that_a_full_redis_has_not_stored(book):
+    """It is neither in a lock nor lost: its worker has it."""
+    with book.worker(pool="threads", concurrency=2) as worker:
+        holder = book.start_holder("a")
+        book.client.config_set("maxmemory", 1)
+        try:
+            task = book.send("act", "a", 1)
+            worker.await_log("stays with the broker", 20)
+            asked = SimpleNamespace(app=book.app)
+            ran = CliRunner().invoke(locks_command, ("why", task), obj=asked)
+            assert ran.exit_code == 0, ran.output
+            assert ran.output.startswith(f"received: It was received by {worker.name}@")
+            assert "did not get 'k:a'" in ran.output
+        finally:
+            book.client.config_set("maxmemory", 0)
+            book.open("a-0")
+        assert [book.value(each) for each in (holder, task)] == [0, 1]
 
 
 @pytest.mark.full
