@@ -173,6 +173,9 @@ class FakeInFlight:
     def has(self, token):
         return token in self.tokens
 
+    def of(self, token):
+        return self.by_token.get(token)
+
     def granted(self, task_ids):
         return []
 

@@ -39,6 +39,7 @@ class GrantInbox:
         reject: lets the broker dead-letter a message that its task has rejected, then calls the
             given function to drop it.
         preempt: lets the task with a token end for an attempt.
+        is_here: returns whether a request with a token is in the pool, or on its way there.
 
     Attributes:
         delivered: number of grants that were passed to the main loop.
@@ -58,6 +59,7 @@ class GrantInbox:
         stands_still: Callable[[], bool],
         reject: Callable[[Delivery, Callable[[Delivery], None]], None],
         preempt: Callable[[str, str], None],
+        is_here: Callable[[str], bool],
     ) -> None:
         self.delivered: int = 0
         self.replaced: int = 0
@@ -72,6 +74,7 @@ class GrantInbox:
         self._arrived: dict[str, Delivery] = {}
         self._reject = reject
         self._preempt = preempt
+        self._is_here = is_here
         self._retired = threading.Event()
 
     # -- receiving --------------------------------------------------------------------------------
@@ -172,8 +175,18 @@ class GrantInbox:
         self.offer_arrived()
 
     def _arrive(self, delivery: Delivery) -> None:
-        self._arrived[base_of(delivery.token)] = delivery  # replaces an expired one
+        base = base_of(delivery.token)
+        replaced = self._arrived.pop(base, None)  # its grant has expired, or a revoke has taken it
+        self._arrived[base] = delivery
+        if replaced is not None and replaced.token != delivery.token:
+            self._post(self._give_up, replaced)
         self._post(self._receive_arrived)
+
+    def _give_up(self, delivery: Delivery) -> None:
+        """Release the other locks of a grant that nobody uses. Runs in the main loop."""
+        if own_lock_set(delivery) is not None and not self._is_here(delivery.token):
+            self._partial_lock_sets.drop(delivery.token)
+            self.give_back(delivery)
 
     def _receive_arrived(self) -> None:
         """Receive the grants that have arrived. Runs in the main loop."""

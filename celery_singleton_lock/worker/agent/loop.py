@@ -215,6 +215,7 @@ class Agent:
             stands_still=stands_still,
             reject=self.republisher.reject,
             preempt=preempt,
+            is_here=lambda token: dispatcher.in_flight.of(token) is not None,
         )
         self._releases = ReleaseAfterProcessDeath(
             store,

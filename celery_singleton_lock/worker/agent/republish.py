@@ -23,6 +23,9 @@ from celery_singleton_lock.worker.request import LockedRequest
 
 logger: Final = logging.getLogger(__name__)
 
+_SECOND: Final = 1_000_000
+"""In microseconds."""
+
 
 class Republisher:
     """Publishes messages in its own thread, and reports the results.
@@ -110,7 +113,7 @@ class Republisher:
         requeues, place = request.arrival.requeues + 1, request.first_place
         header = request.lock_header
         claim = claim_in(header) if request.is_only_copy else None
-        first = header.attempt if header.first_place else ""
+        first = header.attempt if _is_known(header.first_place, place) else ""
         self._outbox.put(
             lambda publisher: publisher.requeue(kept, route, requeues, place, claim, first=first),
             told,
@@ -247,3 +250,13 @@ class Republisher:
 
 def _delivered_again(_name: str, _token: str) -> None:
     """Do nothing: Redis delivers the message again, and it may be rejected twice."""
+
+
+def _is_known(first_place: int, place: int) -> bool:
+    """Return whether a message arrived first at its place: not if it waited for its ETA after that.
+
+    Args:
+        first_place: when it arrived first; 0 if that is not known.
+        place: its place in the order of arrival.
+    """
+    return bool(first_place) and place - first_place < _SECOND

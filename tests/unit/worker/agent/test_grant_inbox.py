@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from dataclasses import replace
 
+import pytest
+
+from celery_singleton_lock.core.lock_set import LockSet, Part
 from celery_singleton_lock.core.model import Ending, Reply, Verdict
 from celery_singleton_lock.errors import BackendUnreachable
 from celery_singleton_lock.worker.agent_commands import LookUp, Park
@@ -100,6 +104,28 @@ def test_a_grant_that_waits_for_the_main_loop_at_its_end_is_given_back(agent, st
     for call, args in seen.later:
         call(*args)
     assert seen.received == []
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_a_grant_that_a_revoke_takes_before_it_is_received_keeps_no_other_lock(
+    agent, store, seen, dispatcher, runs
+):
+    """The other lock stayed held until its lease had ended, although the task was REVOKED."""
+    parts = (Part("k:first", "first.0"), Part("k:b", "beefbeef.0"))
+    body = json.dumps({"headers": LockSet(parts, at=1).header()}).encode() + b"\n[]"
+    seen.still = True  # the main loop has not received the first one when the second one comes
+    store.replies["beefbeef.0"] = Reply(Verdict.GRANTED)
+    if runs:
+        dispatcher.in_flight.by_token["beefbeef.0"] = request("beefbeef.0")
+    for token, verdict in (("beefbeef.0", "granted"), ("beefbeef.1", "revoked")):
+        agent._commands.put(replace(delivery("b"), token=token, verdict=verdict, body=body))
+    agent.run_once()
+    for call, args in seen.later:
+        call(*args)
+    assert [found.token for found in seen.received] == ["beefbeef.1"]
+    agent.run_once()
+    released = ("release", "first.0", Ending.AGAIN) in store.asked("release")
+    assert released is not runs
 
 
 def test_a_grant_does_not_wait_for_the_agent_if_it_is_idle(agent, store, seen):
