@@ -200,6 +200,24 @@ def test_T14_an_eta_message_that_two_workers_have_runs_once(book, pool):
 
 
 @pytest.mark.full
+@only_kind("redis")
+def test_T14_an_eta_message_whose_copy_has_run_elsewhere_does_not_run(kind, make_book):
+    """A solo worker that is busy at the ETA dispatches its message after the copy has ended."""
+    patient = {"broker_transport_options": redelivery_after(8)}
+    book = make_book("celery", "one", "two", conf=patient)
+    with book.worker(pool="solo", queues=["celery", "one"]) as one:
+        sent, due = book.send("act_late", "a", 1, countdown=25), time.monotonic() + 25
+        received = f"[{sent}] received"
+        eventually(lambda: received in one.log(), 10, "the first one has it")
+        with book.worker(pool="solo", queues=["celery", "two"]) as two:
+            eventually(lambda: received in two.log(), 20, "the second one has a copy")
+            busy = book.send("plain", "b", 2, hold=due + 5 - time.monotonic(), queue="one")
+            assert book.value(sent, 40) == 1
+            assert book.value(busy, 20) == 2
+            never(lambda: len(book.starts("a")) > 1, 3)
+
+
+@pytest.mark.full
 @only_kind("classic")
 def test_T14_an_eta_message_that_a_cut_delivers_again_runs_once(book, pool):
     """Its timer dies with the connection; the copy that comes again runs at its time, once."""

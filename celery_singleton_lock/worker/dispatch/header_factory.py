@@ -157,7 +157,10 @@ class HeaderFactory:
             and not self._identify(message)  # such a broker marks no redelivery
             and not history_of(message.headers)
         )
-        return (arrival.first_place or header.place) if known else 0
+        if not known:
+            return 0
+        waited = _clock.monotonic() - request.received_at  # for its ETA, or for Celery's rate_limit
+        return arrival.first_place or header.place - round(waited * 1_000_000)
 
     @staticmethod
     def is_to_reject(request: LockedRequest) -> bool:
