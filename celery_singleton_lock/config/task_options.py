@@ -416,7 +416,7 @@ _LEAVE_OUT: Final = f". {_LEAVE_ONE}"
 
 def warn_of_coroutine(task_name: str, body: Callable[..., Any]) -> None:
     """Warn of a task with ``async def``: Celery calls it, and awaits nothing."""
-    if inspect.iscoroutinefunction(inspect.unwrap(body)):
+    if inspect.iscoroutinefunction(body):
         msg = (
             f"task {task_name}: it is declared with async def. Celery awaits no coroutine, so the "
             "body does not run under the lock. Use a plain function that calls asyncio.run()."

@@ -120,7 +120,8 @@ class Extension:
         declared = declared_options(task)
         check_unknown(task.name, {name for cls in type(task).__mro__ for name in vars(cls)})
         options = resolve_options(task.name, declared, None)
-        warn_of_coroutine(task.name, task.run)
+        # Celery wraps the body of a task with autoretry_for
+        warn_of_coroutine(task.name, getattr(task, "_orig_run", task.run))
         if options.share:
             self._groups[task.name] = compile_group(task.name, task.run, options.share)
         self._unique_keys[task.name] = compile_unique_key(task.name, task.run, options.unique_key)

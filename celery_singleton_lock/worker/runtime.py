@@ -210,7 +210,7 @@ class Runtime:
             return None
 
         def after_pool(call: Callable[[], None]) -> None:
-            if self.free_slots() < 0:  # the task that has ended is still counted
+            if self.free_slots() < 0:  # the ended task is counted, except if it acknowledges late
                 self.loop_channel.after_pool(call)
             else:
                 call()
