@@ -70,7 +70,7 @@ def test_no_command_prints_a_task_id_raw(alone, store):
         many = {"show": [lock], "why": [f"{SENT}-w"], "watch": ["--count", "1"]}.get(command, [])
         alone(command, *many, code=4 if command == "doctor" else 0)
     alone("why", f"{SENT}-h")
-    alone("why", SENT)
+    alone("why", SENT, code=1)
     alone("show", f"no {SENT}", code=1)
     assert json.loads(alone("show", lock, "--json"))["view"]["name"] == lock
     for flags in ([], ["--token", SENT], ["--token", holder.token], ["--token", waiter.token]):
