@@ -478,9 +478,10 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
         died = self.preempted_by and isinstance(error, (WorkerLostError, Terminated))
         if not died or self.cancelled or self._already_revoked:
             return False
-        name = self.lock_header.name
-        reason = preempted_at(name, Preempted(self.preempted_by)).message
-        self._announce_revoked(reason, terminated=True, signum="SIGKILL", expired=False)
+        ended = preempted_at(self.lock_header.name, Preempted(self.preempted_by))
+        self._announce_revoked(ended.message, terminated=True, signum="SIGKILL", expired=False)
+        if self.dispatcher is not None:
+            self.dispatcher.on_preempted(self, ended)
         return True
 
     def cancel(self, *args: Any, **kwargs: Any) -> None:

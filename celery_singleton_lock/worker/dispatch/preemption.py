@@ -21,6 +21,10 @@ from celery_singleton_lock.worker.request import LockedRequest
 
 logger: Final = logging.getLogger(__name__)
 
+SIGNAL_AGAIN: Final = 0.25
+"""Seconds after which a task is interrupted again, then twice as many: until now it may have run
+another function than its own, such as Celery's that store results."""
+
 KILL_AGAIN: Final = 1.0
 """Seconds after which a process that could not be stopped is tried again."""
 
@@ -102,9 +106,20 @@ class Preemption:
         if request.stage is not Stage.RUNNING or request.worker_pid is None:
             self._later(partial(self._interrupt, request))  # the pool has not reported it yet
             return
-        self._lost_tokens.signal(request.worker_pid)
         grace = request.options(self._rules).preempt_grace
         self._after(grace, partial(self._kill, request, grace))
+        self._signal(request, SIGNAL_AGAIN, grace)
+
+    def _signal(self, request: LockedRequest, pause: float, left: float) -> None:
+        """Interrupt a task, and again after a pause that doubles, until its grace has passed."""
+        pid, token = request.worker_pid, request.lock_header.token
+        if request.stage is not Stage.RUNNING or pid is None:
+            return
+        if not self._lost_tokens.preempted_by(token):  # others have replaced it
+            self._lost_tokens.note(token, request.preempted_by)
+        self._lost_tokens.signal(pid)
+        if pause < left:
+            self._after(pause, partial(self._signal, request, 2 * pause, left - pause))
 
     def _kill(self, request: LockedRequest, grace: float) -> None:
         """Kill the process of a task that goes on after the grace.

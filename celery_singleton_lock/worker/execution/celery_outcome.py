@@ -73,12 +73,10 @@ def later_in(outcome: Any) -> RetryLater | None:
 
 
 def preempted_in(outcome: Any) -> LockPreempted | None:
-    """Return the exception of a task that a newer call has preempted, else None.
-
-    It may have been raised in Celery's tracer, before or after the body. Then the tracer has stored
-    no end of the task.
-    """
+    """Return the exception of a task that a newer call has preempted, else None."""
     error = bare(getattr(outcome.retval, "exception", None))
+    if isinstance(error, Reject):
+        error = error.reason  # Celery's retry() turns each error of its publish into a Reject
     return error if isinstance(error, LockPreempted) else None
 
 

@@ -174,8 +174,10 @@ class Interrupts:
             if tokens.shows(lock.token):
                 raise lock.lose()
             by = tokens.preempted_by(lock.token)
-            if by and not lock.interrupted:
-                raise lock.must_end(Preempted(by))
+            if by:
+                if not lock.interrupted and _runs_body(frame):
+                    raise lock.must_end(Preempted(by))
+                return
         if callable(self._before):
             self._before(signum, frame)
 
@@ -197,3 +199,37 @@ def _opened(name: str) -> LostTokens:
     except (OSError, ValueError) as error:
         logger.warning("celery-singleton-lock: the worker's file %s is closed: %s", name, error)
         return LostTokens()
+
+
+def _runs_body(frame: Any) -> bool:
+    """Return whether the function of a task runs, not Celery's code before and after it.
+
+    That code stores results and sends the next task of a chain. If it is interrupted, the task ends
+    a second time.
+    """
+    called = None
+    while frame is not None:
+        if frame.f_code.co_name == "trace_task" and _module_of(frame) == "celery.app.trace":
+            return called is not None and _is_body(called)
+        called, frame = frame, frame.f_back
+    return False
+
+
+def _is_body(called: Any) -> bool:
+    """Return whether Celery's tracer calls the function of a task in this frame."""
+    name, module = called.f_code.co_name, _module_of(called)
+    if module.partition(".")[0] in _AROUND:
+        return name in _CALLS or module == "celery.app.autoretry"
+    return name not in _HOOKS
+
+
+def _module_of(frame: Any) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+_HOOKS: Final = frozenset({"before_start", "on_success", "after_return"})
+"""Methods of a task that Celery's tracer calls before and after the function."""
+
+_AROUND: Final = frozenset({"celery", "kombu", "billiard", "vine"})
+_CALLS: Final = frozenset({"__call__", "__protected_call__"})
+"""Functions of Celery that call the one of the task; those of ``celery.app.autoretry`` do, too."""

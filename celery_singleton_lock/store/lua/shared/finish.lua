@@ -23,6 +23,8 @@ local function next_look(first)
     local reason, till = queue_waits_for()
     if not reason then till = now end -- one script may not move more
     look = math.min(look, till or look)
+    -- No worker may have been live that takes the next call; then no holder was told to end.
+    if reason == 'holder' and rates and rates.preempts() then look = math.min(look, now + ADRIFT_MS) end
   end
   return look
 end

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from celery_singleton_lock.config.settings import LockOptions
-from celery_singleton_lock.worker.dispatch.preemption import Preemption
+from celery_singleton_lock.worker.dispatch.preemption import SIGNAL_AGAIN, Preemption
 from celery_singleton_lock.worker.execution.interrupt import LostTokens
 from celery_singleton_lock.worker.message_stage import Stage
 from support.waiting import eventually
@@ -46,6 +46,11 @@ class Scene:
     def tell(self):
         self.preemption.told("t.0", "newer/0/0")
 
+    def end_grace(self):
+        """Make the call that is due at the end of the grace."""
+        self.after, (kill,) = [], [call for seconds, call in self.after if seconds == 3.0]
+        kill()
+
     def show(self, token="t.0"):
         """Show in the shared memory which task the process of the request runs."""
         own = self.request.worker_pid
@@ -69,7 +74,32 @@ def test_a_task_is_told_once_however_often_the_notice_comes():
         scene.tell()
     assert (scene.told, scene.signals) == ([scene.request], [7])
     assert scene.request.preempted_by == "newer/0/0"
-    assert [seconds for seconds, _ in scene.after] == [3.0]
+    assert sorted(seconds for seconds, _ in scene.after) == [SIGNAL_AGAIN, 3.0]
+
+
+def test_a_task_that_was_not_in_its_body_is_interrupted_again_until_the_grace_has_passed():
+    """Else its process is killed, and it could not clean up."""
+    scene = Scene(pid=7)
+    scene.tell()
+    for number in range(64):  # other tasks are told to end before this one looks
+        scene.tokens.note(f"other{number}.0", "newer/0/0")
+    pauses = []
+    while again := [each for each in scene.after if each[0] != 3.0]:
+        scene.after.clear()
+        pauses.append(again[0][0])
+        again[0][1]()
+        assert scene.tokens.preempted_by("t.0") == "newer/0/0"
+    assert pauses == [0.25, 0.5, 1.0]
+    assert scene.signals == [7] * 4
+
+
+def test_a_task_that_has_ended_is_not_interrupted_again():
+    scene = Scene(pid=7)
+    scene.tell()
+    scene.request.stage = Stage.ENDED
+    for _, call in scene.after:
+        call()
+    assert scene.signals == [7]
 
 
 def test_a_task_that_is_not_here_is_not_told():
@@ -108,7 +138,7 @@ def test_after_the_grace_the_process_that_still_runs_it_is_killed(process):
     scene = Scene(pid=process.pid)
     scene.tell()
     scene.show()
-    scene.after.pop()[1]()
+    scene.end_grace()
     assert scene.killed == [(process.pid, signal.SIGKILL)]
     assert (scene.preemption.killed, state(process)) == (1, "T")
 
@@ -118,7 +148,7 @@ def test_a_process_that_runs_the_next_task_is_not_killed(process):
     scene = Scene(pid=process.pid)
     scene.tell()
     scene.show("next.0")
-    scene.after.pop()[1]()
+    scene.end_grace()
     assert (scene.killed, scene.after) == ([], [])
     assert state(process) != "T"
 
@@ -134,7 +164,7 @@ def test_a_process_that_begins_the_next_task_until_it_stands_still_goes_on(proce
         return len(asked) == 1
 
     scene.tokens.runs = runs
-    scene.after.pop()[1]()
+    scene.end_grace()
     assert (scene.killed, scene.after, len(asked)) == ([], [], 2)
     eventually(lambda: state(process) != "T", message="it goes on")
 
@@ -146,7 +176,7 @@ def test_a_process_that_cannot_be_stopped_is_tried_again(monkeypatch):
     sent = []
     monkeypatch.setattr(os, "kill", lambda *what: sent.append(what))
     monkeypatch.setattr("celery_singleton_lock.worker.dispatch.preemption._LOOKS", 2)
-    scene.after.pop()[1]()
+    scene.end_grace()
     assert scene.killed == []
     assert [number for _, number in sent] == [signal.SIGSTOP, signal.SIGCONT]
     assert [seconds for seconds, _ in scene.after] == [1.0]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import pytest
-from celery import states
-from celery.app.trace import trace_ok_t
+from celery import Celery, states
+from celery.app.trace import build_tracer, trace_ok_t
+from celery.signals import task_prerun
 
 from celery_singleton_lock import LockPreempted
 from celery_singleton_lock.config.settings import LockOptions
@@ -119,7 +121,8 @@ def lock(store=None, **options):
     return TaskLock(store or Store(), HEADER, reply, 30.0, until, **options)
 
 
-def test_the_signal_interrupts_once_and_only_the_run_with_the_token():
+def test_the_signal_interrupts_once_and_only_the_run_with_the_token(monkeypatch):
+    monkeypatch.setattr(interrupt, "_runs_body", lambda frame: frame is None)
     tokens = LostTokens()
     interrupts = Interrupts(tokens, signals=True)
     tokens.note("other.0", "newer/0/0")
@@ -130,10 +133,41 @@ def test_the_signal_interrupts_once_and_only_the_run_with_the_token():
         with pytest.raises(LockPreempted) as caught:
             interrupts._on_signal(12, None)
         interrupts._on_signal(12, None)
+        interrupts._on_signal(12, "elsewhere")
         assert (caught.value.by, own.preempted) == ("newer", True)
         tokens.note("t.0")
         with pytest.raises(LockLost):
             interrupts._on_signal(12, None)
+
+
+@pytest.mark.parametrize("where", ["body", "retried", "signal", "hook"])
+def test_only_the_body_of_a_task_is_interrupted(where):
+    """Celery's code around it would store a second end, and send the next task of a chain."""
+    app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
+    seen = {}
+
+    def look():
+        seen[where] = interrupt._runs_body(sys._getframe())
+
+    class Hooked(app.Task):
+        def before_start(self, *_):
+            look()
+
+    @app.task(
+        shared=False,
+        base=Hooked if where == "hook" else app.Task,
+        autoretry_for=(KeyError,) if where == "retried" else (),
+    )
+    def run():
+        if where in ("body", "retried"):
+            look()
+
+    app.finalize()
+    if where == "signal":
+        task_prerun.connect(lambda **_: look(), sender=run, weak=False)
+    trace = build_tracer(run.name, run, app=app)
+    trace("id", (), {}, {"id": "id"})
+    assert seen == {where: where in ("body", "retried")}
 
 
 def test_memory_holds_the_last_tokens_and_the_task_of_each_child(monkeypatch):
