@@ -29,7 +29,8 @@ _WAITS_FOR: Final = (
     "why the lock was not granted: `holder`: all permits are held; `rate`: it has reached its "
     "rate; `pause`: an operator has paused it, or a task has closed it for a time; `redis`: its "
     "Redis was replaced or restarted, and grants nothing yet; `group`: its group holds as many "
-    "permits as it may; `settling`: a later call may replace it; `queue`: others are next; "
+    "permits as it may; `settling`: a later call may replace it; `following`: it waits for "
+    "the result of the call that was sent before it; `queue`: others are next; "
     "`worker`: no live worker takes the task; empty: not known"
 )
 
@@ -64,7 +65,8 @@ class TaskDelivered(TaskEvent):
     verdict: str = _field(
         "granted",
         "`granted`; or it goes there to fail: `overdue`: its wait has timed out; `too_costly`: its "
-        "start costs more than the rate of its lock; `above_rate`: it does not wait for the rate",
+        "start costs more than the rate of its lock; `above_rate`: it does not wait for the rate; "
+        "or `following`: the task whose result it has has ended",
     )
     waited: float = _field(0.0, "since it arrived at a worker", "s")
 
@@ -115,6 +117,7 @@ class LockRefused(TaskEvent):
         "fail",
         "`skip` or `fail`: its policy; `full`: the queue is full; `debounce`: a later task "
         "came before it had settled; `preempt`: a later task of its name waits or runs; "
+        "`follow`: the task whose result it has was revoked; "
         "`timeout`: its wait has timed out; `cost`: its start costs more than the rate of the "
         "lock; `returned`: it has returned too often; `undecodable`: its message cannot be read",
     )

@@ -104,7 +104,12 @@ class Call(NamedTuple):
         is the body of a chord.
         """
         canvas = any(self.sending.get(option) is not None for option in _CANVAS)
-        return self.retries > 0 or self.has_own_id or canvas
+        return self.retries > 0 or (not self.follows and (self.has_own_id or canvas))
+
+    @property
+    def follows(self) -> bool:
+        """Whether a duplicate is sent, and ends with the result of the first task."""
+        return self.options.on_duplicate == "follow"
 
     @property
     def kept(self) -> float:
@@ -124,11 +129,16 @@ class Call(NamedTuple):
     @property
     def header(self) -> list[Any] | None:
         """The message header by which the worker keeps or ends the entry."""
+        return self.header_after("")
+
+    def header_after(self, first: str) -> list[Any] | None:
+        """Return the header of a call that follows a task; empty: it is the first one."""
         unique = self.options.unique
         if isinstance(unique, float):
             return None
         late = bool(self.task.acks_late)
-        return UniqueCall(self.name, self.key, unique == "until_started", self.kept, late).header
+        until_started = unique == "until_started"
+        return UniqueCall(self.name, self.key, until_started, self.kept, late, first).header
 
 
 def named(rest: tuple[Any, ...]) -> dict[str, Any]:
@@ -174,14 +184,14 @@ def send_unique(
         return _send_and_confirm(unique, header, store(), send)
     if unique.must_be_sent:
         return _marked(send(**sending), duplicate=False)
-    return _duplicate(unique, found.task_id, observers)
+    return _duplicate(unique, found.task_id, send, observers)
 
 
 def _announced(call: Call, store: SendingStore) -> Announced:
     """Announce a call, and wait for others that are being sent at the same time."""
     until = _clock.monotonic() + LONGEST_WAIT
     found = store.announce(call.name, call.key, call.task_id)
-    while found.state is EntryState.PENDING and not call.must_be_sent:
+    while found.state is EntryState.PENDING and not (call.must_be_sent or call.follows):
         if _clock.monotonic() >= until:
             return Announced(EntryState.ANNOUNCED, call.task_id)
         confirmed = store.wait(call.name, f"unique:{found.task_id}", PENDING_WAIT)
@@ -193,9 +203,7 @@ def _announced(call: Call, store: SendingStore) -> Announced:
 def _send_and_confirm(
     call: Call, header: list[Any] | None, store: SendingStore, send: Callable[..., Any]
 ) -> Any:
-    sending = call.sending
-    if header is not None:
-        sending = {**sending, "headers": {**(sending.get("headers") or {}), HEADER: header}}
+    sending = _with_header(call.sending, header)
     about, outer = (call.name, call.key, call.task_id), sys.exc_info()[1]
     try:
         result = send(**sending)
@@ -205,6 +213,24 @@ def _send_and_confirm(
         raise
     _try(lambda: store.confirm_soon(*about, call.retries, call.kept))
     return _marked(result, duplicate=False)
+
+
+def _with_header(sending: dict[str, Any], header: list[Any] | None) -> dict[str, Any]:
+    if header is None:
+        return sending
+    return {**sending, "headers": {**(sending.get("headers") or {}), HEADER: header}}
+
+
+def _send_follower(call: Call, first: str, send: Callable[..., Any]) -> Any:
+    """Send a duplicate. The workers decide whether the first task has ended meanwhile."""
+    logger.info(
+        "%s[%s] is sent to have the result of task %s (lock_on_duplicate, lock %r).",
+        *_shown(call),
+        first,
+        call.name,
+    )
+    result = send(**_with_header(call.sending, call.header_after(first)))
+    return _marked(result, duplicate=True)
 
 
 def _was_not_sent(error: BaseException | None, outer: BaseException | None) -> bool:
@@ -235,7 +261,9 @@ def _try(tell: Callable[[], object]) -> None:
         )
 
 
-def _duplicate(call: Call, first: str, observers: Observers) -> Any:
+def _duplicate(call: Call, first: str, send: Callable[..., Any], observers: Observers) -> Any:
+    if call.follows:
+        return _send_follower(call, first, send)
     logger.info(
         "%s[%s] is not sent: task %s was sent before, and still counts (lock_unique, lock %r).",
         *_shown(call),

@@ -14,7 +14,7 @@ from celery_singleton_lock.store.operator.base import AdminStore, Waiting
 
 WAITS = frozenset(
     {
-        *("parked", "adrift", "waiting", "delayed", "settling"),
+        *("parked", "adrift", "waiting", "delayed", "settling", "following"),
         *("overdue", "replaced", "revoked", "rejected", "too_costly", "above_rate", "leaving"),
     }
 )

@@ -25,6 +25,9 @@ REPLACE: Final = "replace"
 DUPLICATE: Final = "duplicate"
 """Outcome of a call that its sender would not send."""
 
+FOLLOW: Final = "follow"
+"""Outcome of a call that would be sent, and would end with the result of an earlier one."""
+
 
 @dataclass(frozen=True, slots=True)
 class LockNow:
@@ -56,12 +59,13 @@ class Forecast:
 
     Args:
         outcome: ``run``, ``run-unlocked``, ``park``, ``wait``, ``requeue``, ``skip``, ``fail``,
-            ``skip-full``, ``fail-full``, ``replace`` or ``duplicate``.
+            ``skip-full``, ``fail-full``, ``replace``, ``duplicate`` or ``follow``.
         sentence: the same as a sentence.
         lock: the lock for which it would wait; empty if all are free.
         rank: the rank that it would have in the queue of that lock; 0 if it would not queue.
         locks: all its locks, in the order in which it would acquire them.
-        duplicate_of: id of the task that was sent before, with the outcome ``duplicate``.
+        duplicate_of: id of the task that was sent before, with the outcome ``duplicate`` or
+            ``follow``.
     """
 
     outcome: str
@@ -82,16 +86,21 @@ def not_sent(forecast: Forecast, call: SentCall, options: LockOptions) -> Foreca
     """
     raised = ": DuplicateTask would be raised" if options.on_duplicate == "raise" else ""
     told = f"It would not be sent{raised}. Task {call.task_id} "
+    follows = options.on_duplicate == "follow"
+    if follows:
+        told = f"It would be sent to have the result of task {call.task_id}, which "
     match call.state:
         case EntryState.PENDING:
-            told += "is being sent. If its sender has died, this call is sent after a second"
+            sender_died = "runs itself" if follows else "is sent after a second"
+            told += f"is being sent. If its sender has died, this call {sender_died}"
         case EntryState.PARKED_OR_HELD:
             told += "is parked, or holds the lock"
         case _:
             told += f"was sent before, and counts for another {seconds(call.expires_in or 0.0)}"
     told += " (lock_unique)."
+    outcome = FOLLOW if follows else DUPLICATE
     return replace(
-        forecast, outcome=DUPLICATE, sentence=told, lock="", rank=0, duplicate_of=call.task_id
+        forecast, outcome=outcome, sentence=told, lock="", rank=0, duplicate_of=call.task_id
     )
 
 

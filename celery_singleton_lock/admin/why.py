@@ -48,12 +48,12 @@ class Answer:
     Args:
         task_id: its whole id.
         state: a record state (``parked``, ``waiting``, ``adrift``, ``granted``, ``reserved``,
-            ``running``, ``preempted``, ``held_after``, ``delayed``, ``settling``, ``leaving``,
-            ``overdue``, ``replaced``, ``revoked``, ``rejected``, ``too_costly``, ``above_rate``),
-            or one of: ``silent``: it ran, and its worker shows no sign of life; ``eta``,
-            ``received``, ``finished``: as the app reports; ``lost``: it was parked, and Redis has
-            lost its message; ``ambiguous``: several ids begin with the given text; ``unseen``: no
-            worker, lock or result has the id.
+            ``running``, ``preempted``, ``held_after``, ``delayed``, ``settling``, ``following``,
+            ``leaving``, ``overdue``, ``replaced``, ``revoked``, ``rejected``, ``too_costly``,
+            ``above_rate``), or one of: ``silent``: it ran, and its worker shows no sign of life;
+            ``eta``, ``received``, ``finished``: as the app reports; ``lost``: it was parked,
+            and Redis has lost its message; ``ambiguous``: several ids begin with the given
+            text; ``unseen``: no worker, lock or result has the id.
         sentence: the explanation, with what to do if something can be done.
         lock: name of its lock, if known.
         token: its owner token, if known.
@@ -434,6 +434,8 @@ def _reason(view: LockView, me: Waiting, rank: int) -> str:
     """Return what a waiter waits for."""
     if me.state == "settling":
         return WaitsFor.SETTLING.value
+    if me.state == "following":
+        return WaitsFor.FOLLOWING.value
     if me.state in _NEED_A_WORKER:
         return WaitsFor.WORKER.value
     if rank > 1 and view.waits_for is None:

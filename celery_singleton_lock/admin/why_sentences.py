@@ -137,7 +137,7 @@ def of_waiter(
         takers: the workers that could take its message.
     """
     match me.state:
-        case "delayed" | "settling":
+        case "delayed" | "settling" | "following":
             return _out_of_queue_for_a_time(view, me)
         case "overdue" | "replaced" | "revoked" | "rejected" | "too_costly" | "above_rate":
             return _to_be_ended(me, takers)
@@ -156,6 +156,12 @@ def of_waiter(
 
 
 def _out_of_queue_for_a_time(view: LockView, me: Waiting) -> str:
+    if me.state == "following":
+        return (
+            f"follows {me.follows}, which was sent before and has the lock {view.name!r} or waits "
+            f"for it, for {seconds(me.age)}: it ends with its result, or runs itself if there is "
+            "none (lock_on_duplicate)"
+        )
     if me.state == "settling":
         return (
             f"has settled for {seconds(me.age)}: it queues for {view.name!r} when no later call of "

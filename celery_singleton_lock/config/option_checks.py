@@ -345,7 +345,7 @@ OPTIONS: Final[Mapping[str, Check]] = {
     "unique": _unique,
     "unique_key": _unique_key,
     "unique_max": _unique_max,
-    "on_duplicate": _choice("existing", "raise"),
+    "on_duplicate": _choice("existing", "raise", "follow"),
     "on_conflict": _on_conflict,
     "wait_timeout": _wait,
     "max_waiting": _max_waiting,

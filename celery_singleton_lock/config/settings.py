@@ -123,6 +123,11 @@ class LockOptions(SharedOptions):
         return self.on_conflict == "preempt"
 
     @property
+    def follows(self) -> bool:
+        """Whether this call is a duplicate that has the result of the first one."""
+        return isinstance(self.unique, UniqueCall) and bool(self.unique.follows)
+
+    @property
     def computed(self) -> Any:
         """The values that the arguments of a call have given; None if there are none."""
         return None

@@ -185,6 +185,12 @@ def _check_unique(
             "with lock_debounce the newest call counts, and with lock_unique the first one. Use "
             "one of the two",
         )
+    if options.on_duplicate == "follow" and options.unique != "until_done":
+        place.refuse(
+            options.unique,
+            'with lock_on_duplicate="follow" a call must count until its task has its result. Use '
+            '"until_done"',
+        )
     templates = {option: str(attributes.get(option)) for option in ("lock_key", "lock_unique_key")}
     of_queue = [option for option, text in templates.items() if "{__queue__" in text]
     if of_queue:

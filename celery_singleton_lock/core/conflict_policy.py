@@ -39,6 +39,10 @@ class Outcome(enum.Enum):
     """It ends as REVOKED: a later message came before it had settled (``lock_debounce``)."""
     SKIP_PREEMPTED = "skip-preempted"
     """It ends as REVOKED: a later call of its task waits or runs (``preempt``)."""
+    SKIP_FOLLOWING = "skip-following"
+    """It ends as REVOKED: so did the task whose result it has (``follow``)."""
+    FOLLOW = "follow"
+    """It ends with the result of another task; without one, its message queues."""
     FAIL = "fail"
     """It fails with ``LockConflict`` (``lock_on_conflict="fail"``)."""
     FAIL_FULL = "fail-full"
@@ -64,7 +68,13 @@ class Outcome(enum.Enum):
 
 
 SKIPPED: Final = frozenset(
-    {Outcome.SKIP, Outcome.SKIP_FULL, Outcome.SKIP_DEBOUNCED, Outcome.SKIP_PREEMPTED}
+    {
+        Outcome.SKIP,
+        Outcome.SKIP_FULL,
+        Outcome.SKIP_DEBOUNCED,
+        Outcome.SKIP_PREEMPTED,
+        Outcome.SKIP_FOLLOWING,
+    }
 )
 """The task ends as REVOKED, without an error."""
 

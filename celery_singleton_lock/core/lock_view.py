@@ -35,6 +35,8 @@ class WaitsFor(str, enum.Enum):
     """A permit is free, and its group holds as many as it may (``lock_fair_limit``)."""
     SETTLING = "settling"
     """A later call may replace it until its quiet period ends (``lock_debounce``)."""
+    FOLLOWING = "following"
+    """It waits for the result of the task that was sent first (``lock_on_duplicate``)."""
     QUEUE = "queue"
     """Others are before it."""
     WORKER = "worker"
@@ -69,8 +71,8 @@ class Holder(NamedTuple):
         fencing_token: number of the grant; 0 for a waiter.
         state: ``running``, ``preempted`` (it must end), ``granted``, ``reserved``,
             ``held_after`` (its task has ended), ``waiting``, ``parked``, ``adrift``, ``delayed``,
-            ``settling``, ``overdue``, ``replaced``, ``revoked``, ``rejected``, ``too_costly`` or
-            ``above_rate``.
+            ``settling``, ``following``, ``overdue``, ``replaced``, ``revoked``, ``rejected``,
+            ``too_costly`` or ``above_rate``.
         since: server seconds at which this state began.
         lease: length of its lease in seconds; 0 if unknown.
         silent: seconds since the last heartbeat or renewal of its worker; 0 if that was recent or

@@ -41,10 +41,11 @@ class Delivery:
         verdict: ``granted``, or why it must end without having run: ``overdue`` (it has waited too
             long), ``replaced`` (by a later message), ``revoked`` or ``rejected`` (by its task),
             ``too_costly`` (its start costs more than the lock's rate) or ``above_rate`` (it does
-            not wait for the rate). Or ``preempted``: it is no message, but tells that the task
-            which runs under this token must end.
+            not wait for the rate). ``following``: the task that it follows has ended. Or
+            ``preempted``: it is no message, but tells that the task which runs under this token
+            must end.
         waited: seconds since it arrived.
-        by: the attempt that replaced or preempts it.
+        by: the attempt that replaced or preempts it, or the id of the task that it follows.
         returns: how often it has returned unfinished or unread.
         queue: the queue from which it came.
         excess: why it is ``too_costly``, see :func:`celery_singleton_lock.core.rate.why_never`.

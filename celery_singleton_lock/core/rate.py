@@ -347,7 +347,7 @@ def packed(
             :mod:`celery_singleton_lock.core.priority`.
         group: its group, if the lock is shared fairly.
         settle: how its message settles before it queues.
-        unique: its entry among the unique calls.
+        unique: its entry among the unique calls, or that of the task which it follows.
         preempt: how many calls of its task are preempted in a row at most; None: none is.
     """
     options: dict[str, object] = {}
@@ -359,7 +359,9 @@ def packed(
         options["group"] = group.packed
     if settle:
         options["settle"] = settle.packed
-    if unique:
+    if unique and unique.follows:
+        options["follow"] = unique.packed_follow
+    elif unique:
         options["unique"] = unique.packed
     if preempt:
         options["preempt"] = packed_preempt(preempt)

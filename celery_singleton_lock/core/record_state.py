@@ -22,12 +22,15 @@ class RecordState(str, enum.Enum):
     LEAVING = "leaving"
     """A stored message is on its way back to the broker.
 
-    In Redis, delayed and settling messages have this state, too; other fields tell them apart.
-    Likewise, a preempted holder has the state running there."""
+    In Redis, delayed, settling and following messages have this state, too; other fields tell
+    them apart. Likewise, a preempted holder has the state running there."""
     DELAYED = "delayed"
     """A stored message has returned more than once. It joins the queue again after a delay."""
     SETTLING = "settling"
     """A stored message joins the queue unless a later one replaces it (``lock_debounce``)."""
+    FOLLOWING = "following"
+    """A stored message of a duplicate waits for the end of the first task, and has its result
+    then (``lock_on_duplicate="follow"``)."""
     OVERDUE = "overdue"
     """A stored message has waited too long. It is delivered so that its task fails."""
     REPLACED = "replaced"
@@ -60,6 +63,7 @@ RECORD_MOVES: Final[Mapping[RecordState | None, Mapping[RecordState | None, str]
         RecordState.GRANTED: "likewise, with a rate and further locks",
         RecordState.PARKED: "park",
         RecordState.SETTLING: "park, with lock_debounce",
+        RecordState.FOLLOWING: 'park, with lock_on_duplicate="follow"',
         RecordState.WAITING: "a Lock blocks",
     },
     RecordState.WAITING: {
@@ -95,6 +99,12 @@ RECORD_MOVES: Final[Mapping[RecordState | None, Mapping[RecordState | None, str]
         RecordState.REPLACED: "a later message of its task comes",
         RecordState.REVOKED: "its task is revoked",
         None: "it is dropped",
+    },
+    RecordState.FOLLOWING: {
+        RecordState.PARKED: "the first task has ended without a result",
+        RecordState.OVERDUE: "lock_wait_timeout",
+        RecordState.REVOKED: "its task is revoked",
+        None: "it has ended with the result of the first task, or is dropped",
     },
     RecordState.OVERDUE: {None: "fails with LockWaitTimeout"},
     RecordState.REPLACED: {None: "ends as REVOKED"},

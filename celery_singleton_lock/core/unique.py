@@ -25,6 +25,7 @@ class UniqueCall(NamedTuple):
         until_start: whether the next one may be sent once the task has started.
         most: seconds for which the entry stays while the broker has the message.
         late: whether the broker has the message until the task has ended.
+        follows: id of the first task, if this call is a duplicate that has its result.
     """
 
     lock: str
@@ -32,6 +33,7 @@ class UniqueCall(NamedTuple):
     until_start: bool
     most: float
     late: bool = False
+    follows: str = ""
 
     @property
     def packed(self) -> list[Any]:
@@ -41,17 +43,26 @@ class UniqueCall(NamedTuple):
     @property
     def header(self) -> list[Any]:
         """The value of the message header."""
-        return [self.lock, *self.packed]
+        return [self.lock, *self.packed, *([self.follows] if self.follows else [])]
+
+    @property
+    def packed_follow(self) -> list[str]:
+        """What a follower waits for, for the scripts."""
+        return [self.key, self.follows]
 
 
 def unpacked(header: object) -> UniqueCall | None:
     """Return the value of a message header, or None if it is not valid."""
+    follows = ""
     match header:
         case [str(lock), str(key), int(until_start), int(most_ms), int(late)]:
-            most = min(max(1, most_ms), MOST_KEPT * 1000) / 1000
-            return UniqueCall(lock, key, until_start == 1, most, late == 1)
+            pass
+        case [str(lock), str(key), int(until_start), int(most_ms), int(late), str(follows)]:
+            pass
         case _:
             return None
+    most = min(max(1, most_ms), MOST_KEPT * 1000) / 1000
+    return UniqueCall(lock, key, until_start == 1, most, late == 1, follows)
 
 
 class EntryState(Enum):

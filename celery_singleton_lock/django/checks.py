@@ -30,6 +30,7 @@ from celery_singleton_lock.config.option_checks import OPTIONS, ConfigurationWar
 from celery_singleton_lock.config.settings import Settings
 from celery_singleton_lock.config.unknown_names import spelled_in, wrong_settings
 from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.worker.execution.follow import check_results
 from celery_singleton_lock.worker.install import install
 
 TAG: Final = "celery_singleton_lock"
@@ -67,7 +68,7 @@ def _options(app: Any) -> Iterator[CheckMessage]:
     extension = install(app)
     for name in sorted(extension.declared()):
         try:
-            extension.options(app.tasks[name])
+            check_results(app.tasks[name], extension.options(app.tasks[name]))
         except ConfigurationError as error:
             yield _error("E004", error)
 

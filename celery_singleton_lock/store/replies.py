@@ -58,6 +58,8 @@ def state_of(rec: Mapping[str, Any]) -> str:
     if rec.get("preempted_by"):
         return "preempted"
     if rec.get("delayed"):
+        if rec.get("follows"):
+            return "following"
         return "settling" if rec.get("settles") else "delayed"
     return str(rec.get("state", ""))
 

@@ -103,6 +103,8 @@ def refusal(
             | Outcome.LATER
             | Outcome.SKIP_DEBOUNCED
             | Outcome.SKIP_PREEMPTED
+            | Outcome.SKIP_FOLLOWING
+            | Outcome.FOLLOW
         ):
             raise unexpected(outcome)
 

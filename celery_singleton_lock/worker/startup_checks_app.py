@@ -16,6 +16,7 @@ from celery_singleton_lock.core.lock_mode import ENFORCE, OFF
 from celery_singleton_lock.core.native_threads import patched_by
 from celery_singleton_lock.worker.consumed_queues import refuse_broadcast
 from celery_singleton_lock.worker.execution.batches import is_batches, refuse_unsupported
+from celery_singleton_lock.worker.execution.follow import check_results
 from celery_singleton_lock.worker.extension import Extension, declared_options
 from celery_singleton_lock.worker.install import install
 from celery_singleton_lock.worker.pools import GREEN, POOLS, pool_kind
@@ -73,6 +74,7 @@ def check_app(extension: Extension) -> None:
             elif options.mode != OFF:
                 refuse_own_strategy(task)
             refuse_broadcast(app, task)
+            check_results(task, options)
     refuse_unlocked(app)
     if extension.active():
         extension.settings.addresses()
@@ -231,6 +233,7 @@ def check_messages_pass_dispatcher(runtime: Runtime) -> None:
     if runtime.dispatcher.alone:
         tell_of_idle_debounce(runtime.extension)
         tell_of_idle_preempt(runtime.extension)
+        tell_of_idle_follow(runtime.extension)
 
 
 def tell_of_idle_preempt(extension: Extension) -> None:
@@ -241,6 +244,20 @@ def tell_of_idle_preempt(extension: Extension) -> None:
         logger.warning(
             'celery-singleton-lock: lock_on_conflict="preempt" waits here as "wait" does, and no '
             "running task is interrupted: %s",
+            ", ".join(idle),
+        )
+
+
+def tell_of_idle_follow(extension: Extension) -> None:
+    """Log whose duplicates run themselves, since the pool acquires their locks."""
+    declared = sorted(extension.declared())
+    idle = [
+        n for n in declared if extension.options(extension.app.tasks[n]).on_duplicate == "follow"
+    ]
+    if idle:
+        logger.warning(
+            'celery-singleton-lock: lock_on_duplicate="follow" has no effect here, so each '
+            "duplicate runs itself when it has the lock: %s",
             ", ".join(idle),
         )
 

@@ -72,7 +72,7 @@ MUTANTS = (
     Mutant("a running task is withdrawn", WITHDRAW, " or entry.state == 'here'", ""),
     Mutant("a sent retry is withdrawn", WITHDRAW, " or entry.retries > tonumber(retries)", ""),
     Mutant("a withdrawal wakes nobody", WITHDRAW, "end_pending(entry)\n", ""),
-    Mutant("a withdrawn call stays", WITHDRAW, "redis.call('DEL', unique_entry(unique_key))\n", ""),
+    Mutant("a withdrawn call stays", WITHDRAW, "drop_unique(unique_key, entry.id)\n", ""),
     Mutant("a granted task has no entry", LIBRARY,
            "  if rec.unique then keep_unique(rec) end\n  if rec.unique and not starts_later",
            "  if rec.unique and not starts_later"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from celery import Celery
 
 from celery_singleton_lock import LockedTask
-from celery_singleton_lock.core.unique import Announced, EntryState
+from celery_singleton_lock.core.unique import Announced, EntryState, unpacked
 from celery_singleton_lock.events import Observers
 from celery_singleton_lock.send_unique import Call, send_unique
 
@@ -71,4 +73,47 @@ def test_an_error_that_the_caller_handles_proves_nothing(store, send):
     except ConnectionRefusedError:
         with pytest.raises(TimeoutError):
             send(TimeoutError())
+    assert store.told == ["announce"]
+
+
+class Following(Store):
+    """Knows of a first call."""
+
+    def announce(self, name, key, task_id, *, instead_of=""):
+        super().announce(name, key, task_id)
+        return Announced(EntryState.PENDING, "first")
+
+
+@pytest.mark.parametrize(
+    ("sending", "own_id", "first"),
+    [
+        ({}, False, "first"),
+        ({"link": []}, False, "first"),
+        ({"chord": {}}, True, "first"),
+        ({"retries": 1}, False, None),
+    ],
+)
+def test_a_duplicate_that_follows_is_sent_at_once_with_the_id_of_the_first(sending, own_id, first):
+    """Also in a canvas. A retry is no duplicate."""
+    app = Celery(set_as_current=False)
+    options = {"lock_key": "report", "lock_unique": "until_done", "lock_on_duplicate": "follow"}
+
+    @app.task(base=LockedTask, shared=False, **options)
+    def report(): ...
+
+    given = {"task_id": "a", "headers": {"tenant": "x"}, **sending}
+    task = app.tasks[report.name]
+    call = Call(task, task._lock_extension.options(task), "report", "key", given, own_id)
+    store, sent = Following(), []
+
+    def send(**options):
+        sent.append(options)
+        return SimpleNamespace()
+
+    found = send_unique(lambda: call, lambda: store, send, given, Observers())
+    (options,) = sent
+    header = unpacked(options["headers"].get("csl-unique"))
+    assert (header and header.follows) == first
+    assert options["headers"]["tenant"] == "x"
+    assert found.duplicate is (first is not None)
     assert store.told == ["announce"]

@@ -51,14 +51,14 @@
   var REASONS = {
     holder: "waits for its holder", pause: "waits for the end of a pause", redis: "waits for Redis",
     queue: "waits for others", worker: "waits for a worker", rate: "waits for its rate",
-    group: "waits for its group", settling: "settles"
+    group: "waits for its group", settling: "settles", following: "follows another task"
   };
 
   // Why a task does not run: the reason as a badge, and the sentence. Later reasons are shown as they are.
   function reasonNode(waitsFor, sentence) {
     var node = el("p", "csl-sentence");
     if (waitsFor) {
-      node.appendChild(el("span", "csl-state csl-state-" + (/^(holder|queue|rate|group|settling)$/.test(waitsFor) ? "waiting" : "stuck"), REASONS[waitsFor] || "waits for " + waitsFor));
+      node.appendChild(el("span", "csl-state csl-state-" + (/^(holder|queue|rate|group|settling|following)$/.test(waitsFor) ? "waiting" : "stuck"), REASONS[waitsFor] || "waits for " + waitsFor));
       node.appendChild(document.createTextNode(" "));
     }
     node.appendChild(el("span", "", sentence));

@@ -140,6 +140,7 @@ class Waiting(NamedTuple):
         costs: id of a rate -> what its start costs; None if it has no costs.
         group: its group, if its task has one (``lock_fair_by``).
         refused: another lock of its task, which Redis refuses, so that it is delayed.
+        follows: id of the task for whose result it waits (``lock_on_duplicate``), if any.
     """
 
     lock: str
@@ -163,6 +164,7 @@ class Waiting(NamedTuple):
     costs: Mapping[str, int] | None = None
     group: Group | None = None
     refused: str = ""
+    follows: str = ""
 
     @property
     def arrival(self) -> int:

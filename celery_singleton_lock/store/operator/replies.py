@@ -114,6 +114,7 @@ def waiting_of(  # noqa: PLR0917  # in the order of a page
         costs=rec.get("costs"),
         group=_group_of(rec),
         refused=rec.get("refused", ""),
+        follows=rec["follows"][1] if rec.get("follows") else "",
     )
 
 

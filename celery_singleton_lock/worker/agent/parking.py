@@ -203,8 +203,10 @@ class Parking:
             header = singles(header)[header.lock_set.at]
         if request.runs_later:
             deadline = self._rest_of_wait(header, options.wait_timeout)
-            settled = options.debounce is not None
-            options = replace(options, debounce=None, on_rate="park")  # it has started before
+            settled = options.debounce is not None or options.follows
+            unique = None if options.follows else options.unique
+            # It has started before.
+            options = replace(options, debounce=None, unique=unique, on_rate="park")
             if settled:
                 header = header._replace(flow=options.flow)
         message = MessageToPark(

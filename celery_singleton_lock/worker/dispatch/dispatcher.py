@@ -230,8 +230,8 @@ class Dispatcher:
         own = options if header.lock_set is None else options_of(header, 0, options)
         can_park = not header.granted and not self.held.redis_is_down
         parks = can_park and options.parks
-        settles = can_park and options.debounce is not None
-        if settles or (parks and self.waits_for_rate(header.name)):
+        settles = options.debounce is not None or options.follows
+        if (can_park and settles) or (parks and self.waits_for_rate(header.name)):
             return self._wait(request)
         if self.in_flight.admit(request, own.limit, parks=parks):
             self._send(request, header)

@@ -341,6 +341,8 @@ def _verdict(delivery: Delivery, options: LockOptions) -> Exception | None:
     """Return the exception with which a delivered task ends; None if it runs or is revoked."""
     if delivery.verdict in {"granted", "revoked"}:
         return None
+    if delivery.verdict == "following":
+        return NotStarted(Outcome.FOLLOW, delivery.by)
     if delivery.verdict == "replaced":
         return _replaced(delivery, options)
     if delivery.verdict == "above_rate":

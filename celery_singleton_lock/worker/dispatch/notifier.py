@@ -49,6 +49,7 @@ much, so that they follow those of the worker that parked it.
 _BESIDES: Final = {
     WaitsFor.RATE.value: ", which has reached its rate",
     WaitsFor.SETTLING.value: ", and settles until no later call has come for its lock_debounce",
+    WaitsFor.FOLLOWING.value: ", and waits for the result of the call that was sent before it",
     WaitsFor.GROUP.value: ", and its group holds as many permits as it may",
     WaitsFor.PAUSE.value: ", which is paused, or closed for a time",
     WaitsFor.REDIS.value: ", which a new Redis server does not grant yet",
@@ -240,6 +241,20 @@ class Notifier:
         else:
             verdict, waited = delivery.verdict, delivery.waited
             self.tell(request, TaskDelivered(*about(request), verdict=verdict, waited=waited))
+
+    @staticmethod
+    def followed(request: LockedRequest, first: str) -> None:
+        """Report that a duplicate has ended with the result of the first task."""
+        told = "Task %s has ended with the result of task %s, and did not run (lock_on_duplicate)"
+        logger.info(told, request, printable(first))
+
+    @staticmethod
+    def runs_itself(request: LockedRequest) -> None:
+        """Report that the first task of a duplicate has ended without a result."""
+        error = request.lock_header.error
+        first = printable(getattr(error, "reason", ""))
+        told = "Task %s queues to run itself: task %s has no stored result (lock_on_duplicate)"
+        logger.info(told, request, first)
 
     def delay_events(self, request: LockedRequest) -> None:
         """Delay the events of a request, so that those of the worker that parked it are first.

@@ -39,6 +39,7 @@ _SKIPPED_BY: Final = {
     Outcome.SKIP_FULL: "full",
     Outcome.SKIP_DEBOUNCED: "debounce",
     Outcome.SKIP_PREEMPTED: "preempt",
+    Outcome.SKIP_FOLLOWING: "follow",
 }
 """Outcome of a skipped task -> the policy in its event."""
 
@@ -168,8 +169,12 @@ class PoolCallbacks:
         The notice of a short task may arrive later. If the task may run without its lock
         (``lock_on_backend_error="run"``), only the notice proves that it had the lock.
         """
+        error = request.lock_header.error
+        if isinstance(error, NotStarted):
+            return self._notifier.followed(request, error.reason)
         if request.lock_header.name and request.options(self._rules).on_backend_error != "run":
             self._notifier.acquired(request)
+        return None
 
     def on_retried(self, request: LockedRequest, retry: BaseException) -> None:
         """Track the reservation for the next attempt of a task, if it has one."""
@@ -235,7 +240,7 @@ class PoolCallbacks:
                 self._notifier.debounced(request)
             return False
         request.undecide()
-        if outcome is Outcome.LATER:
+        if outcome in {Outcome.LATER, Outcome.FOLLOW}:
             self._run_later(request, not_started)
             return True
         again = outcome is Outcome.AGAIN
@@ -261,9 +266,19 @@ class PoolCallbacks:
             retries = int(request.request_dict.get("retries") or 0)
             self._commands.put(EndUnique(request.unique, request.id, retries))
 
+    def _queue_follower(self, request: LockedRequest) -> None:
+        """Queue a duplicate in Redis, since the first task has no result: it runs itself."""
+        self._notifier.runs_itself(request)
+        self._pool_exit.left(request, began=True, gone=False, ending=Ending.LATER)
+        self._in_flight.leave(request.lock_header)
+        request.move(Stage.ENDED)
+        task_ready(request)
+
     def _run_later(self, request: LockedRequest, not_started: NotStarted) -> None:
         """Let the message of a task that has run wait in Redis until its lock is open again."""
         header = request.lock_header
+        if not_started.outcome is Outcome.FOLLOW:
+            return self._queue_follower(request)
         self.on_ran(request)
         self._notifier.closed(request, not_started)
         self._pool_exit.left(request, began=True, gone=False)
@@ -275,6 +290,7 @@ class PoolCallbacks:
             request.runs_later, request.lock_header = True, at_first_lock(header)
             self._blocked.park(request)
         self._in_flight.leave(header)
+        return None
 
     def _got_elsewhere(self, request: LockedRequest) -> bool:
         """End a message here that another worker has, whatever Redis answered."""
@@ -304,6 +320,8 @@ class PoolCallbacks:
                 | Outcome.SKIP_FULL
                 | Outcome.SKIP_DEBOUNCED
                 | Outcome.SKIP_PREEMPTED
+                | Outcome.SKIP_FOLLOWING
+                | Outcome.FOLLOW
                 | Outcome.FAIL
                 | Outcome.FAIL_FULL
                 | Outcome.FAIL_TIMEOUT

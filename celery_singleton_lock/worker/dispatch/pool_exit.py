@@ -90,15 +90,24 @@ class PoolExit:
         self._in_flight.leave(header)
         return True
 
-    def left(self, request: LockedRequest, *, began: bool, gone: bool) -> None:
-        """Stop tracking a delivery, and release its lock if its process cannot."""
+    def left(
+        self, request: LockedRequest, *, began: bool, gone: bool, ending: Ending | None = None
+    ) -> None:
+        """Stop tracking a delivery, and release its lock if its process cannot.
+
+        Args:
+            request: the message.
+            began: whether its process had received it.
+            gone: whether its process has died.
+            ending: how it has ended; None: as its acknowledgement says.
+        """
         header = request.lock_header
         self._in_flight.remove(header)
         unclaimed = header.error is not None and (header.granted or bool(kept_parts(header)))
         if unclaimed or (gone and (began or header.granted)):
             dying = request.worker_pid if gone and self.children else None
             self._releasing[header.token] = request
-            self.release(header, _ending_of(request, began=began), dying)
+            self.release(header, ending or _ending_of(request, began=began), dying)
         elif request.acquired_at is not None:
             self._notifier.released(request)
         self._leases.forget(header)  # after release(), which asks when the lease ends

@@ -47,6 +47,7 @@ from celery_singleton_lock.worker.execution.celery_outcome import (
     preempted_in,
     reservation_for,
 )
+from celery_singleton_lock.worker.execution.follow import follow
 from celery_singleton_lock.worker.execution.interrupt import Interrupts
 from celery_singleton_lock.worker.execution.late_releases import LateReleases
 from celery_singleton_lock.worker.execution.observe_mode import ObserveMode
@@ -149,6 +150,8 @@ class LockTracer:
         try:
             lock = self._enter(header, options)
         except NotStarted as not_started:
+            if not_started.outcome is Outcome.FOLLOW:
+                return follow(run, not_started)
             return end_not_started(run, not_started)
         except Exception as error:  # noqa: BLE001  # ours, a time limit, or a key callable's
             return fail(run, error)

@@ -32,7 +32,9 @@ def test_uniqueness_ends_at_the_start_at_the_end_or_after_seconds(until):
         ({"lock_unique": 0}, "must be above 0"),
         ({"lock_unique": float("nan")}, "must be above 0"),
         ({"lock_unique": 5, "lock_unique_key": 7}, 'a template such as "{user}"'),
-        ({"lock_unique": 5, "lock_on_duplicate": "skip"}, '"existing" or "raise"'),
+        ({"lock_unique": 5, "lock_on_duplicate": "skip"}, '"existing" or "raise" or "follow"'),
+        ({"lock_unique": 5, "lock_on_duplicate": "follow"}, 'Use "until_done"'),
+        ({"lock_unique": "until_started", "lock_on_duplicate": "follow"}, 'Use "until_done"'),
         ({"lock_unique": 5, "lock_unique_max": 0}, "must be above 0"),
         ({"lock_unique": 5, "lock_keys": ["a"]}, "Use lock_key"),
         ({"lock_unique": 5, "lock_debounce": 5}, "Use one of the two"),
@@ -80,3 +82,14 @@ def test_a_header_survives_its_message(late):
 @pytest.mark.parametrize("header", [None, "a", [], ["a", "k", 1, 5], ["a", 1, 1, 5, 1], {"a": 1}])
 def test_a_header_of_somebody_else_is_no_header(header):
     assert unpacked(header) is None
+
+
+def test_the_header_of_a_follower_names_its_first_task():
+    call = UniqueCall("a", "k", until_start=False, most=60.0, follows="first")
+    assert unpacked(call.header) == call
+    assert unpacked([*call.header, "more"]) is None
+    assert unpacked([*call.header[:5], 7]) is None
+    options = LockOptions(unique=call)
+    assert options.follows
+    assert options.flow == '{"follow":["k","first"]}'
+    assert not LockOptions(unique=call._replace(follows="")).follows

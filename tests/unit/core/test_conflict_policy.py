@@ -172,6 +172,8 @@ RUNS_OR_WAITS = [
     Outcome.LATER,
     Outcome.SKIP_DEBOUNCED,
     Outcome.SKIP_PREEMPTED,
+    Outcome.SKIP_FOLLOWING,
+    Outcome.FOLLOW,
 ]
 
 

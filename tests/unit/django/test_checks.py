@@ -106,6 +106,10 @@ def messages_of(app, monkeypatch):
         ({"lock_rate": "ten per minute"}, "app.settle: lock_rate: Rate 'ten per minute' cannot"),
         ({"lock_limit": 0}, "app.settle: lock_limit is 0"),
         ({"lock_fair_by": "{tenant}"}, "app.settle: "),
+        (
+            {"lock_unique": "until_done", "lock_on_duplicate": "follow"},
+            "lock_on_duplicate is 'follow': a duplicate ends with the first task's stored result",
+        ),
     ],
 )
 def test_a_wrong_option_of_a_task_is_reported_before_a_deploy(monkeypatch, options, says):

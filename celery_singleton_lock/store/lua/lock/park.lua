@@ -18,6 +18,7 @@ local rec = load(token)
 local where = standing(token, rec)
 local verdict, reserved, first
 local settles = wanted_flow and wanted_flow.settle
+local follows = wanted_flow and wanted_flow.follow
 local about = {parked = '1', realm = realm, queue = route, task = task}
 if copy == '3' and where == 'holder' then -- its claim may have deleted the stored message
   verdict, alone, rec.settled = 'waiting', false, nil
@@ -56,7 +57,7 @@ if not verdict then
   if not where then reserved, first = take_reservation(attempt, true, about) end
   if fair and fair.mine then fair.assign(about, fair.mine) end
   local takes_room = rates and wanted_flow and wanted_flow.preempt and call_that_waits(about)
-  local room = reserved or first or not waiter_waits_for(about, worker) or settles or takes_room
+  local room = reserved or first or not waiter_waits_for(about, worker) or follows or settles or takes_room
   if not where and not room and is_full(max_waiting) then
     verdict = (on_full ~= 'replace' or not replace_oldest(task, attempt, realm, route, worker)) and 'full' or nil
   end
@@ -71,7 +72,7 @@ if not verdict then
   rec = rec or {
     attempt = attempt, task = task, worker = '', host = host, pid = pid, lease = lease_ms,
     copy = copy ~= '0' and '1' or nil, costs = about.costs, unique = wanted_flow and wanted_flow.unique,
-    ends_at_rate = wanted_flow and wanted_flow.ends_at_rate, preempt = wanted_flow and wanted_flow.preempt,
+    ends_at_rate = wanted_flow and wanted_flow.ends_at_rate, preempt = wanted_flow and wanted_flow.preempt, follows = follows,
   }
   if not rec.place then place_at(rec, tonumber(place_us)) end
   if first then move_to(rec, first) end
@@ -91,7 +92,11 @@ if not verdict then
   else
     unqueue(token, rec)
     local replaced = rec.preempt and rec.preempt[2] >= 0 and not where and take_place(token, rec, worker)
-    if not replaced and not (settles and let_settle(token, rec, worker)) then enqueue(token, rec, 'parked') end
+    if rec.follows and not where then
+      follow(token, rec, worker)
+    elseif not replaced and not (settles and let_settle(token, rec, worker)) then
+      enqueue(token, rec, 'parked')
+    end
   end
 end
 

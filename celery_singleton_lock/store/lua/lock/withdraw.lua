@@ -8,5 +8,5 @@ local entry = read_unique(unique_key)
 if not entry or entry.state == 'here' then return 0 end
 if task_id ~= '' and (entry.id ~= task_id or entry.retries > tonumber(retries)) then return 0 end
 end_pending(entry)
-redis.call('DEL', unique_entry(unique_key))
+drop_unique(unique_key, entry.id)
 return 1

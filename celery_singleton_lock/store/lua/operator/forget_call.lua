@@ -9,7 +9,7 @@ local entry = read_unique(unique_key)
 if not entry or entry.state == 'here' then return 0 end
 write_though_full()
 end_pending(entry)
-redis.call('DEL', unique_entry(unique_key))
+drop_unique(unique_key, entry.id)
 note(1)
 finish()
 return 1

@@ -29,10 +29,42 @@ end
 -- slot, and there may be thousands: they are delivered ever more rarely.
 local function offered_again_in(rec)
   local pause = tonumber(claim_ms)
-  if not rec.by then return pause end
+  if not (rec.by or rec.follows) then return pause end
   local longer = math.max(pause, math.min(tonumber(rec.offer_every or 0), MOST_DELAY_MS))
   rec.offer_every = digits(2 * longer)
   return longer
+end
+
+-- Whether the first task of a follower counts still: it waits or runs, or its message is in the broker.
+local function first_counts(rec)
+  local key, first = unpack(rec.follows)
+  local entry = read_unique(key)
+  return entry and entry.id == first and (entry.state ~= 'here' or find(entry.attempt) ~= nil)
+end
+
+local FOLLOW_MS = 10000 -- pause between two looks of a follower, if nothing wakes it
+
+-- A follower waits, out of the queue, while its first task counts. Then it is delivered with the verdict 'following',
+-- until a worker has given it the result of the first one, or has found none. Then it queues: see release.
+-- Its state is that of a delayed message, since scripts of an older version queue such a message, too.
+local function follow(token, rec, own)
+  local first, list = rec.follows[2], followers_of(rec.follows[2])
+  rec.delayed = '1'
+  set_state(rec, 'leaving')
+  put_in_index(token, rec)
+  list_parked(token, rec)
+  local pause = FOLLOW_MS
+  if first_counts(rec) then
+    redis.pcall('ZADD', list, rec.place, token)
+    redis.pcall('PEXPIRE', list, 3 * FOLLOW_MS)
+  else
+    deliver(token, rec, 'following', own)
+    pause = offered_again_in(rec)
+    wake_followers(first, 1)
+  end
+  save(token, rec)
+  local till = now + pause
+  redis.call('ZADD', deadlines, digits(math.min(till, tonumber(rec.deadline or till))), token)
 end
 
 -- End the wait of a waiter. A client is removed. A stored message is never removed: it is
@@ -42,7 +74,9 @@ local function deliver_to_end(token, own)
   unqueue(token, rec)
   if not rec then return end
   if not rec.parked then return end_delivery(token, rec) end
-  if rec.state == 'leaving' then
+  local follows = rec.follows and rec.delayed
+  if follows and (not rec.deadline or tonumber(rec.deadline) > now) then return follow(token, rec, own) end
+  if rec.state == 'leaving' and not follows then
     queue_again(token, rec)
     if not rec.deadline or tonumber(rec.deadline) > now then return end
     unqueue(token, rec)

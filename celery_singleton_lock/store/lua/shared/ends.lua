@@ -31,6 +31,7 @@ local function end_delivery(token, rec, delay, wait_goes_on)
     if not (wait_goes_on and was_parked) then rec.deadline = rec.wait and digits(from + tonumber(rec.wait)) or nil end
     rec.publish_at, rec.publish_every = nil, nil
   end
+  if rec.follows then delay = DELAY_MS end -- it goes on following
   if rec.by or rec.revoked or rec.rejected or rec.excess or rec.above_rate then rec.deadline, delay = digits(now), nil end -- it may not run
   if not delay then return enqueue(following, rec, 'parked') end
   alone, rec.delayed = false, '1'

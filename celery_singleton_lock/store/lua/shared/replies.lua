@@ -43,6 +43,7 @@ local function answer(verdict, token, rec)
       local settled = tonumber(redis.call('ZSCORE', deadlines, token))
       return line(verdict, '0', 0, 0, settled - now, 'settling', '')
     end
+    if mine and mine.follows and mine.delayed then return line(verdict, '0', 0, 0, 0, 'following', '') end
     if not mine or mine.state ~= 'adrift' then reason = '' elseif reason == 'queue' then reason = 'worker' end
   end
   if till then next_look_ms = till - now end

@@ -26,6 +26,28 @@ local function write_unique(key, entry, ms)
   redis.call('SET', unique_entry(key), raw)
 end
 
+-- Followers of a task: stored messages that are out of the queue until it has ended. See follow().
+local function followers_of(id) return string.sub(holders, 1, -8) .. 'unique:' .. id .. ':followers' end
+
+-- Followers look again now: the next sweep reads them, in order of arrival.
+local function wake_followers(id, most)
+  if alone then return end
+  local tokens = redis.pcall('ZRANGE', followers_of(id), 0, most - 1)
+  if #tokens == 0 then return end -- also if another program uses the key
+  redis.call('ZREM', followers_of(id), unpack(tokens))
+  for _, token in ipairs(tokens) do
+    local rec = load(token)
+    if rec and rec.follows and rec.delayed then redis.call('ZADD', deadlines, 'XX', now, token) end
+  end
+  redis.call('ZADD', due, now, lock)
+end
+
+-- The call does not count any more. One script wakes only some of its followers: each of them wakes the next one.
+local function drop_unique(key, id)
+  redis.call('DEL', unique_entry(key))
+  wake_followers(id, BATCH)
+end
+
 -- Senders wait for it as clients wait for a lock.
 local function end_pending(entry)
   local list = string.sub(holders, 1, -8) .. 'wake:unique:' .. entry.id
@@ -64,7 +86,7 @@ local function end_unique(rec, left)
   rec.unique = nil
   -- Its retry may be parked already.
   if not entry or entry.id ~= id or entry.state ~= 'here' or entry.attempt ~= rec.attempt then return end
-  if not left and not entry.again then return redis.call('DEL', unique_entry(key)) end
+  if not left and not entry.again then return drop_unique(key, id) end
   entry.state, entry.retries = 'sent', entry.again and retries + 1 or retries
   entry.attempt = nil
   write_unique(key, entry, tonumber(entry.again or most))

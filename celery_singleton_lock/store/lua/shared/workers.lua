@@ -93,7 +93,7 @@ local function deliver(token, rec, verdict, own)
   if not worker then return end
   local body = redis.call('HGET', bodies, base_of(token)) or ''
   tell_worker(worker, {
-    lock = lock, token = token, fence = rec.fence or '0', verdict = verdict, by = rec.by or '',
+    lock = lock, token = token, fence = rec.fence or '0', verdict = verdict, by = rec.by or verdict == 'following' and rec.follows[2] or '',
     whole = #body <= INBOX_BODY and '1' or '0',
     waited = digits(math.max(0, now_us - arrival_of(rec)) / 1000),
     returns = rec.returns, queue = rec.queue, excess = rec.excess, settles = rec.by and rec.settles,

@@ -1,0 +1,103 @@
+"""Ends a duplicate with the result of the first task (``lock_on_duplicate="follow"``)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from celery import states
+from celery.app.trace import build_tracer
+from celery.backends.base import DisabledBackend
+from celery.exceptions import SoftTimeLimitExceeded
+
+from celery_singleton_lock.config.option_checks import Place
+from celery_singleton_lock.config.settings import LockOptions
+from celery_singleton_lock.core.conflict_policy import Outcome
+from celery_singleton_lock.worker.execution.celery_outcome import Run, ignored, mark_skipped
+from celery_singleton_lock.worker.not_started import NotStarted
+
+logger = logging.getLogger(__name__)
+
+
+def why_no_results(task: Any) -> str:
+    """Return why the results of a task are not stored where others read them; empty if they are."""
+    if task.ignore_result:
+        return "ignore_result=True stores no result. Leave it out"
+    backend = task.backend
+    if isinstance(backend, DisabledBackend):
+        return 'there is no result backend. Set result_backend, such as "redis://…"'
+    if any(cls.__module__ == "celery.backends.rpc" for cls in type(backend).__mro__):
+        return (
+            "the result backend rpc:// sends each result to its caller only. Set result_backend to "
+            'one that stores results, such as "redis://…"'
+        )
+    return ""
+
+
+def check_results(task: Any, options: LockOptions) -> None:
+    """Refuse a task whose duplicates could not find the result of the first one.
+
+    Args:
+        task: the task.
+        options: its options.
+
+    Raises:
+        ConfigurationError: its results are not stored.
+    """
+    follows = options.unique is not None and options.on_duplicate == "follow"
+    reason = follows and why_no_results(task)
+    if reason:
+        told = f"a duplicate ends with the first task's stored result, and {reason}"
+        Place("lock_on_duplicate", task.name).refuse("follow", f'{told}, or use "existing"')
+
+
+def follow(run: Run, not_started: NotStarted) -> Any:
+    """End a run with the result of the first task, if there is one.
+
+    Args:
+        run: of the follower.
+        not_started: says which task is the first one.
+
+    Returns:
+        What Celery's tracer returns. Without a result, the main process queues the message.
+    """
+    first = not_started.reason
+    try:
+        found = (
+            {} if why_no_results(run.task) else run.task.backend.get_task_meta(first, cache=False)
+        )
+    except SoftTimeLimitExceeded:
+        raise
+    except Exception as error:  # noqa: BLE001  # whatever the client of the result backend raises
+        logger.warning(
+            "%s[%s] cannot read the result of task %s yet: %r",
+            *(run.task.name, run.uuid, first, error),
+        )
+        return ignored(NotStarted(Outcome.GONE))
+    result = found.get("result")
+    match found.get("status"):
+        case states.SUCCESS:
+            return _end_as_celery_does(run, lambda: result)
+        case states.FAILURE if isinstance(result, Exception):
+            return _end_as_celery_does(run, lambda: _raise(result))
+        case states.REVOKED:
+            reason = f"task {first}, whose result it has, was revoked (lock_on_duplicate)"
+            mark_skipped(run, reason)
+            return ignored(NotStarted(Outcome.SKIP_FOLLOWING, reason))
+        case _:
+            return ignored(not_started)
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def _end_as_celery_does(run: Run, body: Callable[[], Any]) -> Any:
+    """Call Celery's tracer with another body, so that links, chain and chord go on."""
+    task = object.__new__(type(run.task))
+    vars(task).update(vars(run.task))
+    task.run = lambda *_args, **_kwargs: body()
+    app, hostname = task.app, run.request.get("hostname")
+    trace = build_tracer(task.name, task, app.loader, hostname, app=app)
+    return trace(run.uuid, run.args, run.kwargs, run.request)

@@ -1,0 +1,294 @@
+"""Messages of duplicates that wait for the result of the first task (``lock_on_duplicate``)."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_singleton_lock.core.lock_view import WaitsFor
+from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
+from celery_singleton_lock.core.parked_message import MessageToPark
+from celery_singleton_lock.core.rate import packed
+from celery_singleton_lock.core.unique import EntryState, UniqueCall
+from celery_singleton_lock.store.operator.base import Operator
+from celery_singleton_lock.store.operator.redis import ClusterAdminStore, RedisAdminStore
+from support.passing_time import let_pass
+
+pytestmark = pytest.mark.contract
+
+on_all_stores = pytest.mark.parametrize("kind", ["redis", "in_memory", "cluster"], indirect=True)
+REALM = "f" * 16
+LOOK = 10
+"""Seconds after which a follower looks by itself."""
+
+
+@pytest.fixture
+def store(lock_client, kind):
+    made = ClusterAdminStore if kind == "cluster" else RedisAdminStore
+    store = made(lock_client, claim_lease=50_000.0)
+    store.worker_heartbeat("w", REALM, ["q"], 60_000.0, 99)
+    return store
+
+
+def owner(who, retries=0):
+    return Owner(f"{who}.{retries}", f"{who}/{retries}/0", "app.task", "w")
+
+
+def start(store, who="first", *, is_sent=True):
+    """Let the first call be sent, and its task hold the lock."""
+    send(store, who)
+    return acquire(store, who)
+
+
+def send(store, who="first"):
+    assert store.announce("k", "key", who).state is EntryState.ANNOUNCED
+    assert store.confirm_sent("k", "key", who, 0, 600.0)
+
+
+def acquire(store, who="first", retries=0):
+    unique = UniqueCall("k", "key", until_start=False, most=60.0, late=False)
+    claim = Claim("k", 60_000.0, flow=packed((), unique=unique))
+    assert store.acquire(owner(who, retries), claim).verdict is Verdict.GRANTED
+
+
+def park(store, who="b", *, of="first", deadline=None, **more):
+    unique = UniqueCall("k", "key", until_start=False, most=60.0, late=False, follows=of)
+    claim = Claim("k", 60_000.0, flow=packed((), unique=unique), **more)
+    return store.park(owner(who), claim, MessageToPark(b"body", REALM, "q", deadline))
+
+
+def end(store, who="first", ending=Ending.FINAL, retries=0):
+    return store.release("k", f"{who}.{retries}", ending, worker="w")
+
+
+def sweep(store):
+    store.sweep_and_grant("k", worker="w")
+
+
+def assert_delivered(store, *expected):
+    """Assert what has come to the worker: (verdict, who, whom it follows)."""
+    found = []
+    while (each := store.receive("w", 10.0 if len(found) < len(expected) else 0.01)) is not None:
+        found.append((each.verdict, each.token.partition(".")[0], each.by))
+    assert found == list(expected)
+
+
+def waiter(store, who="b"):
+    found = [each for each in store.waiters("k") if each.token.startswith(who)]
+    return found[0] if found else None
+
+
+def state(store, token="b.0"):
+    found = store.locate_token("k", token).waiting
+    return found and (found.state, found.follows)
+
+
+@on_all_stores
+def test_a_follower_waits_out_of_the_queue_and_is_delivered_when_the_first_task_ends(store):
+    start(store)
+    reply = park(store)
+    assert (reply.verdict, reply.rank, reply.waits_for) == (
+        Verdict.WAITING,
+        0,
+        WaitsFor.FOLLOWING,
+    )
+    assert state(store) == ("following", "first")
+    assert store.inspect("k").waiting == 0
+    assert_delivered(store)
+    end(store)
+    assert_delivered(store, ("following", "b", "first"))
+    assert end(store, "b").verdict is Verdict.RELEASED
+    assert state(store) is None
+    assert store.inspect("k").bodies == 0
+
+
+@on_all_stores
+def test_a_follower_takes_no_lock_and_no_room(store):
+    start(store)
+    park(store, max_waiting=0)
+    assert state(store) == ("following", "first")
+    end(store)
+    assert_delivered(store, ("following", "b", "first"))
+    assert store.inspect("k").holders == ()
+
+
+@on_all_stores
+def test_a_follower_that_comes_when_the_first_task_has_ended_is_delivered_at_once(store):
+    start(store)
+    end(store)
+    park(store)
+    assert_delivered(store, ("following", "b", "first"))
+
+
+@on_all_stores
+def test_a_follower_waits_while_the_broker_has_the_message_of_the_first_task(store):
+    send(store)
+    park(store)
+    let_pass(store, LOOK + 1)
+    sweep(store)
+    assert_delivered(store)
+    acquire(store)
+    end(store)
+    assert_delivered(store, ("following", "b", "first"))
+
+
+@on_all_stores
+def test_a_follower_is_not_lost_if_the_message_of_the_first_task_is(store, lock_client):
+    """The entry expires. Without a result the follower runs itself."""
+    send(store)
+    park(store)
+    (entry,) = lock_client.keys("*:call")
+    lock_client.delete(entry)
+    let_pass(store, LOOK + 1)
+    sweep(store)
+    assert_delivered(store, ("following", "b", "first"))
+    end(store, "b", Ending.LATER)
+    assert_delivered(store, ("granted", "b", ""))
+
+
+@on_all_stores
+def test_followers_wait_while_the_first_task_is_retried(store):
+    start(store)
+    park(store)
+    assert store.announce("k", "key", "first").state is EntryState.ANNOUNCED
+    store.confirm_sent("k", "key", "first", 1, 600.0)
+    end(store)
+    assert_delivered(store)
+    acquire(store, retries=1)
+    assert_delivered(store)
+    end(store, retries=1)
+    assert_delivered(store, ("following", "b", "first"))
+
+
+@on_all_stores
+def test_a_follower_without_a_result_queues_behind_those_who_hold_the_lock(store):
+    start(store)
+    park(store)
+    end(store)
+    assert_delivered(store, ("following", "b", "first"))
+    assert store.acquire(owner("x"), Claim("k", 60_000.0)).verdict is Verdict.GRANTED
+    end(store, "b", Ending.LATER)
+    assert state(store, "b.1")[0] == "parked"
+    end(store, "x")
+    assert_delivered(store, ("granted", "b", ""))
+
+
+@on_all_stores
+def test_a_follower_whose_worker_stops_follows_on(store):
+    start(store)
+    park(store)
+    end(store)
+    assert_delivered(store, ("following", "b", "first"))
+    end(store, "b", Ending.AGAIN)
+    assert_delivered(store)
+    let_pass(store, 1.1)
+    sweep(store)
+    assert_delivered(store, ("following", "b", "first"))
+
+
+@on_all_stores
+def test_a_follower_is_delivered_again_if_no_worker_ends_it(store):
+    start(store)
+    park(store)
+    end(store)
+    assert_delivered(store, ("following", "b", "first"))
+    let_pass(store, 50_001)
+    store.worker_heartbeat("w", REALM, ["q"], 60_000.0, 99)
+    sweep(store)
+    assert_delivered(store, ("following", "b", "first"))
+
+
+@on_all_stores
+def test_a_follower_whose_wait_has_timed_out_fails(store):
+    start(store)
+    park(store, deadline=3.0)
+    let_pass(store, 3.1)
+    sweep(store)
+    assert_delivered(store, ("overdue", "b", ""))
+
+
+@on_all_stores
+def test_a_revoked_follower_ends(store):
+    start(store)
+    park(store)
+    reply = store.deliver_revoked("k", "b.0", realm=REALM, worker="w")
+    assert reply.verdict is Verdict.RELEASED
+    assert_delivered(store, ("revoked", "b", ""))
+    end(store)
+    assert_delivered(store)
+
+
+@on_all_stores
+def test_a_withdrawn_call_wakes_its_followers(store):
+    """Its sending has failed, or it was skipped or revoked before its start."""
+    send(store)
+    park(store)
+    assert store.withdraw("k", "key", "first", 0)
+    sweep(store)
+    assert_delivered(store, ("following", "b", "first"))
+
+
+@on_all_stores
+def test_a_forgotten_call_wakes_its_followers(store):
+    send(store)
+    park(store)
+    assert store.forget_call("k", "key", by=Operator("ann"))
+    sweep(store)
+    assert_delivered(store, ("following", "b", "first"))
+
+
+@on_all_stores
+def test_followers_of_another_first_task_stay(store):
+    start(store)
+    park(store)
+    end(store)
+    assert_delivered(store, ("following", "b", "first"))
+    send(store, "second")
+    park(store, "c", of="second")
+    assert state(store, "c.0") == ("following", "second")
+    assert_delivered(store)
+
+
+@on_all_stores
+def test_a_follower_does_not_wait_for_the_next_call_of_its_kind(store):
+    """It came late: its first task has ended, and another call counts now."""
+    start(store)
+    end(store)
+    start(store, "second")
+    park(store)
+    assert_delivered(store, ("following", "b", "first"))
+
+
+@on_all_stores
+def test_a_repeated_request_and_a_copy_change_nothing(store):
+    start(store)
+    assert park(store).verdict is Verdict.WAITING
+    assert park(store).verdict is Verdict.WAITING
+    assert store.inspect("k").bodies == 1
+    end(store)
+    assert_delivered(store, ("following", "b", "first"))
+
+
+@on_all_stores
+def test_one_script_wakes_some_of_many_followers_and_the_next_ones_wake_the_others(store):
+    start(store)
+    many = [f"f{number:03}" for number in range(250)]
+    for each in many:
+        park(store, each)
+    end(store)
+    assert_delivered(store, *[("following", each, "first") for each in many[:100]])
+    for _ in range(2):
+        sweep(store)
+    found = []
+    while (each := store.receive("w", 0.01)) is not None:
+        found.append(each.token.partition(".")[0])
+    assert found == many[100:]
+
+
+@on_all_stores
+def test_nothing_is_left_when_all_has_ended(store, lock_client):
+    start(store)
+    park(store)
+    end(store)
+    end(store, "b")
+    left = [key for key in lock_client.keys("*") if b"followers" in key]
+    assert left == []

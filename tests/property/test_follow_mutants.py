@@ -1,0 +1,69 @@
+"""Each line of the scripts for duplicates that follow matters: without it a scene fails."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+from contract import test_follow
+from property.test_preempt_mutants import load  # noqa: F401  # a fixture
+
+from celery_singleton_lock.errors import SingletonLockError
+from celery_singleton_lock.store.operator.redis import RedisAdminStore
+from support.script_model.mutants import Mutant
+
+pytestmark = [
+    pytest.mark.property,
+    pytest.mark.full,
+    pytest.mark.needs_real_redis("the scenes are those of the contract"),
+]
+LIBRARY = "shared"
+MUTANTS = (
+    Mutant("it queues", "lock/park.lua", "if rec.follows and not where then", "if false then"),
+    Mutant("it needs room", "lock/park.lua", " or follows or settles", " or settles"),
+    Mutant("nothing wakes it", LIBRARY, "  wake_followers(id, BATCH)\n", ""),
+    Mutant("a sweep does not come", LIBRARY,
+           "then redis.call('ZADD', deadlines, 'XX', now, token) end", "then end"),
+    Mutant("none wakes the next one", LIBRARY, "    wake_followers(first, 1)\n", ""),
+    Mutant("what is to be ended is woken", LIBRARY, "rec.follows and rec.delayed then redis.call(",
+           "rec.follows then redis.call("),
+    Mutant("any call counts as the first one", LIBRARY, "entry.id == first and", "entry.id and"),
+    Mutant("a running task has ended", LIBRARY,
+           "(entry.state ~= 'here' or find(entry.attempt) ~= nil)", "entry.state ~= 'here'"),
+    Mutant("it waits beyond its timeout", LIBRARY,
+           "digits(math.min(till, tonumber(rec.deadline or till)))", "digits(till)"),
+    Mutant("a timeout is no end", LIBRARY,
+           "if follows and (not rec.deadline or tonumber(rec.deadline) > now) then",
+           "if follows then"),
+    Mutant("it is delivered once", LIBRARY, "    pause = offered_again_in(rec)\n",
+           "    pause = 1e12\n"),
+    Mutant("a stopped worker lets it run", LIBRARY,
+           "  if rec.follows then delay = DELAY_MS end -- it goes on following\n", ""),
+    Mutant("it never runs itself", "lock/release_and_grant_next.lua",
+           "    rec.follows = nil -- there was no result: it runs\n", ""),
+    Mutant("its worker does not know whom it follows", LIBRARY,
+           "verdict == 'following' and rec.follows[2] or ''", "''"),
+    Mutant("nobody is told why it waits", LIBRARY,
+           "if mine and mine.follows and mine.delayed then", "if false then"),
+    Mutant("the set stays", LIBRARY,
+           "  redis.call('ZREM', followers_of(id), unpack(tokens))\n", ""),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_wrong_line_is_found_by_a_scene(mutant, redis_client, load):  # noqa: F811  # the fixture
+    load(mutant)
+
+    def fails(scene):
+        redis_client.flushall()
+        store = RedisAdminStore(redis_client, claim_lease=50_000.0)
+        store.worker_heartbeat("w", test_follow.REALM, ["q"], 60_000.0, 99)
+        given = {"store": store, "lock_client": redis_client}
+        try:
+            scene(**{name: given[name] for name in inspect.signature(scene).parameters})
+        except (AssertionError, TypeError, ValueError, SingletonLockError):
+            return True
+        return False
+
+    scenes = [scene for name, scene in vars(test_follow).items() if name.startswith("test_")]
+    assert any(map(fails, scenes))
