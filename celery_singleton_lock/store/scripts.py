@@ -17,11 +17,12 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cache, lru_cache
 from importlib import resources
 from typing import Final, NamedTuple
 
 from celery_singleton_lock.core.redis_keys import LockKeys, bucket_of, encoded_in, key_name
+from celery_singleton_lock.core.shared_attribute import SharedAttribute
 
 VERBS: Final = {
     "acquire": "lock/acquire.lua",
@@ -140,12 +141,12 @@ class Script:
     keys: str
     arguments: tuple[str, ...]
 
-    @cached_property
+    @SharedAttribute  # no lock, which a process that is forked meanwhile would find taken
     def sha(self) -> str:
         """Digest by which Redis knows the script."""
         return hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
-    @cached_property
+    @SharedAttribute  # no lock, which a process that is forked meanwhile would find taken
     def head(self) -> bytes:
         """Start of the EVALSHA of a lock's script in the Redis protocol, up to its keys."""
         keys = len(LockKeys.__slots__)
