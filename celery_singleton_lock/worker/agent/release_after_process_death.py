@@ -92,9 +92,11 @@ class ReleaseAfterProcessDeath:
         With RETURN, release none if the task has started, although no report of that has arrived.
         The lock at which its message is parked shows this, since the task claims that one last.
         """
-        each = in_order_of_release(command.lock_header)
-        if command.ending is Ending.REFUSED and command.kept:  # it is not held
-            each = [one for one in each if one.name != command.kept.attempt]
+        each, lock_set = in_order_of_release(command.lock_header), command.lock_header.lock_set
+        if command.ending is Ending.REFUSED and command.kept and lock_set is not None:
+            # It is not held, unless the message is stored there.
+            unheld = {command.kept.attempt} - {lock_set.here.name}
+            each = [one for one in each if one.name not in unheld]
         if command.ending is Ending.RETURN:
             if self._release(command, each.pop()).verdict is Verdict.GRANTED:
                 return

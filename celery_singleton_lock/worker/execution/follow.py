@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from celery import states
 from celery.app.trace import build_tracer
@@ -17,7 +17,7 @@ from celery_singleton_lock.core.conflict_policy import Outcome
 from celery_singleton_lock.worker.execution.celery_outcome import Run, ignored, mark_skipped
 from celery_singleton_lock.worker.not_started import NotStarted
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 
 def why_no_results(task: Any) -> str:
