@@ -132,11 +132,11 @@ def test_a_follower_waits_while_the_broker_has_the_message_of_the_first_task(sto
 
 
 @on_all_stores
-def test_a_follower_is_not_lost_if_the_message_of_the_first_task_is(store, lock_client):
+def test_a_follower_is_not_lost_if_the_message_of_the_first_task_is(store, lock_client, all_keys):
     """The entry expires. Without a result the follower runs itself."""
     send(store)
     park(store)
-    (entry,) = lock_client.keys("*:call")
+    (entry,) = all_keys("*:call")
     lock_client.delete(entry)
     let_pass(store, LOOK + 1)
     sweep(store)
