@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import warnings
 from contextlib import ExitStack
 
 import pytest
@@ -95,6 +97,11 @@ def sending_app(redis_url):
     with Celery("client", broker=redis_url, backend=redis_url, set_as_current=False) as app:
         yield app
         app.backend.result_consumer.stop()  # else its subscription stays open
+        app.backend.client.connection_pool.disconnect()
+    del app
+    with warnings.catch_warnings():  # an error that get() has raised keeps sockets of the client
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 from celery import states
 
@@ -29,7 +31,8 @@ def worker(redis_url, pool):
 
 @pytest.fixture
 def store(redis_client):
-    return RedisStore(redis_client)
+    with closing(RedisStore(redis_client)) as store:
+        yield store
 
 
 def used(store, name):

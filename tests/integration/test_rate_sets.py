@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 from celery.exceptions import TaskRevokedError
 
@@ -30,7 +32,8 @@ def send(sending_app):
 
 @pytest.fixture
 def store(redis_client):
-    return RedisStore(redis_client)
+    with closing(RedisStore(redis_client)) as store:
+        yield store
 
 
 @pytest.fixture
