@@ -480,8 +480,7 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
             return False
         ended = preempted_at(self.lock_header.name, Preempted(self.preempted_by))
         self._announce_revoked(ended.message, terminated=True, signum="SIGKILL", expired=False)
-        if self.dispatcher is not None:
-            self.dispatcher.on_preempted(self, ended)
+        logger.info("Task %s was preempted: %s", self, ended.message)
         return True
 
     def cancel(self, *args: Any, **kwargs: Any) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 from billiard.einfo import ExceptionWithTraceback
 from billiard.exceptions import SoftTimeLimitExceeded, Terminated, WorkerLostError
+from celery.signals import task_revoked
 
 from celery_singleton_lock.core.conflict_policy import Outcome
 from celery_singleton_lock.core.model import Ending
@@ -105,6 +107,28 @@ def test_the_agent_releases_for_a_dead_child(parts, error):
         Ending.FINAL,
         4711,
     )
+
+
+@pytest.mark.parametrize("error", [WorkerLostError("gone"), Terminated(9)])
+def test_a_preempted_task_that_was_killed_ends_as_revoked_once(parts, error, caplog):
+    """Its monitors and its log say so once, and its message is acknowledged."""
+    caplog.set_level("INFO")
+    request, told = parts.message("late", "a"), []
+    parts.dispatcher(request)
+    take(parts, request)
+    request.preempted_by = "newer/0/0"
+    with listening(task_revoked, lambda **sent: told.append(sent["terminated"])):
+        die(request, error)
+    assert (told, parts.acked) == ([True], [request.id])
+    assert caplog.text.count("was preempted: Task newer is newer") == 1
+    assert len(parts.agent.commands(Release)) == 1
+
+
+@contextmanager
+def listening(signal, receiver):
+    signal.connect(receiver, weak=False)
+    yield
+    signal.disconnect(receiver)
 
 
 def test_a_notice_with_an_unknown_token_is_ignored(parts):
