@@ -456,6 +456,22 @@ def test_nothing_is_preempted_for_a_call_that_no_live_worker_takes(store):
 
 
 @on_all_stores
+def test_a_run_is_preempted_soon_after_a_worker_that_takes_the_newest_call_is_live_again(store):
+    """It had missed its heartbeats. Each renewal of the run put the next look at the lock off."""
+    acquire(store, "a")
+    park(store, "b", queue="later")
+    store.worker_heartbeat("back", REALM, ["later"], 60_000.0, 99)
+    for _ in range(2):
+        assert renewed(store, "a") is True
+        let_pass(store, 3.0)
+    renewed(store, "a")
+    let_pass(store, 5.1)
+    assert store.take_due_locks() == ["k"]
+    store.sweep_and_grant("k", worker="back")
+    assert delivered(store) == [("preempted", "a", "b")]
+
+
+@on_all_stores
 def test_with_two_permits_the_first_run_is_preempted_and_only_if_none_is_free(store):
     acquire(store, "a", limit=2)
     assert park(store, "b", limit=2) is Verdict.WAITING

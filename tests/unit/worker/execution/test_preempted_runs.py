@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from celery import Celery, states
 from celery.app.trace import build_tracer, trace_ok_t
+from celery.exceptions import Reject
 from celery.signals import task_prerun
 
 from celery_singleton_lock import LockPreempted
@@ -97,6 +98,14 @@ def test_a_run_that_is_interrupted_in_celerys_tracer_ends_as_revoked(play, monke
         return trace_ok_t(SimpleNamespace(exception=error), None, 0.1, None)
 
     outcome, revoked, _ = play(lambda: traced().retval, LostTokens())
+    assert (outcome.info.retval, revoked) == (error, ["gone"])
+
+
+def test_a_run_that_is_interrupted_while_it_sends_its_retry_ends_as_revoked(play):
+    """Celery's retry() turns each error of its publish into a Reject: it ended as FAILURE."""
+    error = LockPreempted("gone", "k", "newer")
+    rejected = SimpleNamespace(exception=Reject(error, requeue=False))
+    outcome, revoked, _ = play(lambda: rejected, LostTokens())
     assert (outcome.info.retval, revoked) == (error, ["gone"])
 
 
