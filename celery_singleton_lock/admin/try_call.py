@@ -199,7 +199,8 @@ def _fate(outcome: str, lock: LockNow, options: LockOptions) -> str:
     full = f", since {lock.waiting:,} of at most {most} wait already (lock_max_waiting)"
     timeout = options.wait_timeout
     in_time = f" for at most {seconds(timeout)}" if timeout is not None else ""
-    older = ", and replace the older calls of its task that wait or run" * options.preempts
+    replaces = ", and replace the older calls of its task that wait or run"
+    older = replaces if options.preempts else ""
     return {
         "park": f"be parked{in_time}, as the {nth(lock.waiting + 1)} in the queue{older}",
         "wait": f"wait in its pool slot{in_time}",

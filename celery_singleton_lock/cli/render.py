@@ -229,7 +229,7 @@ def _groups(view: LockView) -> list[str]:
     if not view.groups_waiting:
         return []
     left = view.groups_waiting - len(view.groups)
-    more = f", of which {left:,} are not shown" if left else ""
+    more = f"; {left:,} are not shown" if left else ""
     return [f"groups   {view.groups_waiting:,} waiting{more}", *map(_group, view.groups)]
 
 

@@ -124,7 +124,7 @@ def test_show_says_how_many_groups_it_leaves_out(admin):
     for number in range(12):
         park(admin, "k", flow=of(f"g{number:02}"))
     lines = render.detail(show_lock(admin, "k"))
-    assert "groups   12 waiting, of which 2 are not shown" in lines
+    assert "groups   12 waiting; 2 are not shown" in lines
 
 
 def test_a_lock_without_groups_is_shown_as_before(admin):
