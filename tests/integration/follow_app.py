@@ -14,7 +14,7 @@ class OutOfStock(Exception):
 
 
 def redis_of_task():
-    return redis.Redis.from_url(current_task.app.conf.result_backend)
+    return redis.Redis.from_url(current_task.app.conf.result_backend, socket_timeout=None)
 
 
 def note(name, *values):

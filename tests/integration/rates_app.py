@@ -11,7 +11,7 @@ from celery_singleton_lock import LockedTask, Rate
 URL = os.environ["CELERY_RESULT_BACKEND"]
 app = Celery("rates", broker=os.environ["CELERY_BROKER_URL"], backend=URL)
 app.conf.singleton_lock_backend = URL
-client = redis.Redis.from_url(URL)
+client = redis.Redis.from_url(URL, socket_timeout=None)
 
 
 def began(name):

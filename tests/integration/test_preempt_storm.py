@@ -6,6 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import redis
 
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from support.waiting import eventually
@@ -21,11 +22,12 @@ def test_calls_that_preempt_each_other_never_overlap(sending_app, redis_url, red
     """Two workers; most bodies let the exception out, and a few must be killed."""
     each = number // KEYS
     name = "integration.preempt_app.storm"
+    patient = redis.Redis.from_url(redis_url, socket_timeout=None)
 
     def play(key):
         for version in range(each + 1):
             sending_app.send_task(name, (key, version, version % STUBBORN == 7))
-            began = redis_client.blpop(f"began:{key}", 60)
+            began = patient.blpop(f"began:{key}", 60)
             assert began is not None, f"{version} of {key} does not begin"
             assert int(began[1]) == version
         redis_client.set(f"over:{key}", 1)
@@ -36,6 +38,7 @@ def test_calls_that_preempt_each_other_never_overlap(sending_app, redis_url, red
         CeleryWorker("integration.preempt_app", redis_url, **options),
         CeleryWorker("integration.preempt_app", redis_url, **options),
         ThreadPoolExecutor(KEYS) as threads,
+        patient,
     ):
         list(threads.map(play, range(KEYS)))
         took = time.monotonic() - started

@@ -11,7 +11,7 @@ from celery_singleton_lock import LockedTask
 
 
 def redis_of_task():
-    return redis.Redis.from_url(current_task.app.conf.result_backend)
+    return redis.Redis.from_url(current_task.app.conf.result_backend, socket_timeout=None)
 
 
 def run(month, what):

@@ -58,7 +58,7 @@ def test_a_wrong_line_is_found_by_a_scene(mutant, redis_client, load):  # noqa: 
         redis_client.flushall()
         store = RedisAdminStore(redis_client, claim_lease=50_000.0)
         store.worker_heartbeat("w", test_follow.REALM, ["q"], 60_000.0, 99)
-        given = {"store": store, "lock_client": redis_client}
+        given = {"store": store, "lock_client": redis_client, "all_keys": redis_client.keys}
         try:
             scene(**{name: given[name] for name in inspect.signature(scene).parameters})
         except (AssertionError, TypeError, ValueError, SingletonLockError):
