@@ -4,7 +4,8 @@ Rows (``--only`` selects; each is described in its module):
 
 - ``rates``: tasks that start at a rate, beside what one would use instead.
 - ``backlog``: 100,000 messages that wait for a rate.
-- ``fairness``: a small group of a lock beside 100,000 messages of another.
+- ``fairness``: a small group of a lock beside 100,000 messages of another, in the scripts.
+- ``tenants``: a small group of a lock beside a large one, with real workers.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from benchmarks.backlog import backlog, backlog_table, backlog_targets
 from benchmarks.fairness import fairness, fairness_table, fairness_targets
 from benchmarks.peers import TITLES, add_peers, taking_part
 from benchmarks.rates import PEERS, RATES, rate_table, rate_targets, rates
+from benchmarks.tenants import tenant_table, tenant_targets, tenants
 from celery_singleton_lock.demo.redis_server import RedisServer
 
 Found = dict[str, Any]
@@ -39,6 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=3, help="rounds of the row rates")
     parser.add_argument("--parked", type=int, default=100_000, help="messages in Redis")
     parser.add_argument("--published", type=int, default=10_000, help="messages in the broker")
+    parser.add_argument("--backlog", type=int, default=1_000, help="tasks of the large tenant")
     add_peers(parser, PEERS)
     asked = parser.parse_args(arguments)
     peers, skipped = taking_part(asked.peers, PEERS)
@@ -63,6 +66,7 @@ ROWS: Final[dict[str, tuple[Measure, Callable[[Found], list[Found]], Callable[[F
     "rates": (rates, rate_targets, rate_table),
     "backlog": (lambda asked, _: backlog(asked), backlog_targets, backlog_table),
     "fairness": (lambda asked, _: fairness(asked.parked), fairness_targets, fairness_table),
+    "tenants": (lambda asked, _: tenants(asked), tenant_targets, tenant_table),
 }
 
 

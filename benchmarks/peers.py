@@ -63,6 +63,8 @@ TITLES = {
     "rate_limit": "Celery's rate_limit, divided by the workers",
     "throttle": "INCR a period, and self.retry",
     "cool_down": "python-redis-lock left to expire, and self.retry",
+    "fair": "LockedTask(lock_fair_by)",
+    "in_order": "LockedTask, in the order of arrival",
 }
 
 
@@ -228,6 +230,22 @@ def _cool_down(app: Celery, setup: Setup) -> None:
         work(slot, hold)
 
 
+def _fair(app: Celery, setup: Setup) -> None:
+    work = _worker_body(setup)
+
+    @app.task(name=setup.task(), base=LockedTask, lock_key="bench", lock_fair_by="{key}")
+    def fair(slot: int, key: str, hold: float) -> None:  # noqa: ARG001
+        work(slot, hold)
+
+
+def _in_order(app: Celery, setup: Setup) -> None:
+    work = _worker_body(setup)
+
+    @app.task(name=setup.task(), base=LockedTask, lock_key="bench")
+    def in_order(slot: int, key: str, hold: float) -> None:  # noqa: ARG001
+        work(slot, hold)
+
+
 def _other(app: Celery, setup: Setup) -> None:
     work = _worker_body(setup)
 
@@ -260,6 +278,8 @@ _DECLARE: dict[str, Callable[[Celery, Setup], None]] = {
     "rate_limit": _rate_limit,
     "throttle": _throttle,
     "cool_down": _cool_down,
+    "fair": _fair,
+    "in_order": _in_order,
 }
 
 if ENVIRONMENT in os.environ:
