@@ -47,7 +47,8 @@ def note(world: World, step: Step) -> None:
     # Successors of a delivery keep the place of the first; a twin takes the place of its attempt.
     for token, rec in after.record.items():
         base = base_of(token)
-        if token not in before.record and token.startswith(("keep:", "held:")):
+        kept = token.startswith(("keep:", "held:"))
+        if kept and (token not in before.record or token == f"held:{step.token}"):
             ledger.places.pop(base, None)  # made anew, at the place of who keeps it
         ledger.leases[base] = max(ledger.leases.get(base, 0), int(rec["lease"]))
         if base not in ledger.places:
