@@ -118,7 +118,7 @@ def messages_leave_for_their_own_broker(  # noqa: C901  # a list of facts
     """Those that nobody takes, to the broker they came from, neither too soon nor late (T38)."""
     if verb(step) != "kick":
         return
-    _, realm, patience = step.asked
+    worker, realm, patience = step.asked
     for name, ledger, _, after in touched(world, step):
         for stray in step.reply:
             rec = after.record.get(stray.token, {})
@@ -138,6 +138,8 @@ def messages_leave_for_their_own_broker(  # noqa: C901  # a list of facts
             rec = after.record[token]
             refused = base_of(token) in ledger.refused
             waits = int(rec["since"]) + patience * 1000 > world.now or is_closed(world, ledger)
+            live = {w for w, till in step.before.routes.get(route, {}).items() if till > world.now}
+            waits = waits or (live and worker not in live)  # these know whether they have its task
             if route.startswith(f"{realm}:") and not (waits or refused):
                 broken("T38", f"nobody takes {token} of {name}, and it does not leave")
 
