@@ -16,6 +16,7 @@ from benchmarks.what_happens.scene import Scene, Seen
 from benchmarks.what_happens.stage import Call, Run, Stage, when
 
 MANY: Final = 30
+FEW: Final = 5
 WAY: Final = 0.1
 """Most seconds from the decision that a task may start to the start of its body."""
 
@@ -94,14 +95,33 @@ def urgent(stage: Stage) -> Seen:
     return _behind(stage, call, time.monotonic(), 2)
 
 
-def _behind(stage: Stage, call: Call, since: float, running: int) -> Seen:
+def small_tenant(stage: Stage) -> Seen:
+    """5 tasks of a small tenant behind 30 of a large one.
+
+    Two slots. Two tasks of the large tenant run, and 30 others wait. Then 5 of the small tenant are
+    called; a second later the two end. All later tasks take 0.1 s.
+
+    Here two tasks of the lock run at a time, and `lock_fair_by="{key}"` makes a group of each
+    tenant. The others run the tasks in the order of the broker's queue.
+    """
+    for n in range(2 + MANY):
+        stage.call("large", n, "first" if n < 2 else 0.1)
+    when(lambda: len(stage.runs()) == 2)
+    calls = [stage.call("small", n, 0.1) for n in range(2 + MANY, 2 + MANY + FEW)]
+    time.sleep(SETTLED)
+    stage.journal.open_gate("first")
+    return _behind(stage, calls[-1], time.monotonic(), 2, "The last one")
+
+
+def _behind(stage: Stage, call: Call, since: float, running: int, it: str = "It") -> Seen:
     """Tell how many tasks of others started before one, not counting those that ran already."""
     run = when(lambda: stage.run_of(call.id), LONG)
     if not run:
-        return Seen("does not run", "It does not run")
-    before = [other for other in stage.runs() if other.began < run.began]
+        return Seen("does not run", f"{it} does not run")
+    earlier = [other for other in stage.runs() if other.began < run.began]
+    before = [other for other in earlier if other.key != run.key]
     told = f"after {len(before) - running} of {MANY} others, after {run.began - since:.1f} s"
-    return Seen(f"starts {told}", f"It starts {told}")
+    return Seen(f"starts {told}", f"{it} starts {told}")
 
 
 def _sent(calls: Sequence[Call]) -> list[Call]:
@@ -120,4 +140,5 @@ FLOW_SCENES: Final = [
     Scene("rate", rate, Wanted(seconds=60, flow="rate"), workers=2),
     Scene("asked-to-wait", asked_to_wait, Wanted(flow="closed")),
     Scene("urgent", urgent, Wanted(seconds=60, flow="priority")),
+    Scene("small-tenant", small_tenant, Wanted(seconds=60, flow="fair")),
 ]

@@ -29,6 +29,7 @@ FLOW: Final[Mapping[str, Mapping[str, Any]]] = {
     "rate": {"lock_key": "work:{key}", "lock_limit": None, "lock_rate": f"{STARTS}/{PERIOD}s"},
     "closed": {"lock_key": "work:{key}"},
     "priority": {"lock_key": "api", "lock_limit": 2, "lock_priority": _head_start},
+    "fair": {"lock_key": "api", "lock_limit": 2, "lock_fair_by": "{key}"},
 }
 """Options of this package, by what starts the tasks."""
 
