@@ -230,6 +230,21 @@ def test_drained_messages_are_published_in_order_and_dropped(store):
     assert answers == {Verdict.BLOCKED}, "the message is to run"
 
 
+def test_a_drain_sends_the_tasks_of_all_groups_in_the_order_of_arrival(store, redis_client):
+    groups = ["a", "a", "a", "b", "a", "b"]
+    held = hold(store, "k", flow=packed((), group=Group("a", 1)))
+    for number, group in enumerate(groups):
+        park(store, "k", f"t{number}", flow=packed((), group=Group(group, 1)))
+    sent = []
+    tally = drain(store, Filter(), by("drain"), realm="R", publish=sent.append, pace=Pace(0))
+    assert ids(sent) == [f"t{number}" for number in range(len(groups))]
+    assert tally.done == {"k": len(groups)}
+    store.release("k", held.token, Ending.FINAL)
+    assert not redis_client.keys("*:flow:line:*"), "no group has a waiter"
+    next_one = hold(store, "k", flow=packed((), group=Group("b", 1)))
+    assert [each.token for each in store.inspect("k").holders] == [next_one.token]
+
+
 def test_a_drain_sends_the_tasks_of_killed_workers_too(store):
     """No worker sweeps any more; their stored messages would stay in Redis after an uninstall."""
     for name in ("a", "b"):

@@ -432,6 +432,7 @@ def walk(world: World, seed: int, steps: int = 80) -> None:
         (1, world.worker_dies),
         (4, lambda: world.advance(chance.choice([0.01, 0.3, 1.0, 2.5]))),
         (1, lambda: world.advance(31.0)),
+        (1, lambda: world.advance(-chance.choice([0.01, 1.0, 40.0]))),
     ]
     weights, calls = zip(*moves, strict=True)
     for _ in range(steps):
