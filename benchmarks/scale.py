@@ -320,12 +320,14 @@ def filled(keys: int, count: int) -> Found:
         length = crowd.park(store, names, ids, count)
         took = time.monotonic() - began
         each = (used_memory(client) - memory) / count
+        parts = {what: round(size / (few + count)) for what, size in size_of_keys(client).items()}
         cost = release_cost(client, store, owners, count)
     return {
         "parked": count,
         "bytes_of_a_body": length,
         "bytes_in_redis": round(each),
         "bytes_beyond": round(each - length),
+        **{f"bytes_of_{what}": size for what, size in parts.items()},
         "usec_of_a_release": cost,
         "usec_of_a_release_at_few": cost_at_few,
         "few": few,
@@ -369,6 +371,26 @@ def release_cost(
 
 def used_memory(client: redis.Redis) -> int:
     return int(client.info("memory")["used_memory"])
+
+
+KEYS: Final = {
+    ":bodies": "bodies",
+    ":record": "records",
+    ":queue": "queues",
+    "fleet:parked:": "list_of_the_route",
+    ":index": "index_of_task_ids",
+}
+"""Part of a key -> what is in it: one entry a message."""
+
+
+def size_of_keys(client: redis.Redis) -> dict[str, int]:
+    """Return the bytes of all keys of each kind."""
+    sizes = dict.fromkeys(KEYS.values(), 0)
+    for key in map(bytes.decode, client.scan_iter(count=1000)):
+        for part, what in KEYS.items():
+            if part in key:
+                sizes[what] += client.memory_usage(key, samples=0)
+    return sizes
 
 
 def parked_targets(found: Found) -> list[Found]:
